@@ -1,0 +1,1 @@
+"""Networks, and the flat vectors that travel."""
