@@ -61,7 +61,9 @@ def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
     try:
         graph = fx.symbolic_trace(module).graph
     except Exception as why:  # torch.fx raises many kinds for what it cannot trace
-        raise BadInput(f"{type(module).__name__} cannot be traced by torch.fx ({_line(why)}); use a plain chain") from why
+        raise BadInput(
+            f"{type(module).__name__} cannot be traced by torch.fx ({_line(why)}); use a plain chain"
+        ) from why
     modules, layers, previous = dict(module.named_modules()), [], None
     x = torch.zeros(2, *shape)
     training = module.training
@@ -77,11 +79,15 @@ def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
                 kind, name, options, call = _read(node, modules, type(module).__name__)
                 inputs = [a for a in node.all_input_nodes]
                 if inputs != [previous]:
-                    raise BadInput(f"{type(module).__name__} branches at {node.name!r}; a chain feeds each layer from the last")
+                    raise BadInput(
+                        f"{type(module).__name__} branches at {node.name!r}; a chain feeds each layer from the last"
+                    )
                 with torch.no_grad():
                     y = call(x)
                 if kind not in ("identity",):
-                    layers.append(Layer(kind, name, tuple(x.shape[1:]), tuple(y.shape[1:]), tuple(sorted(options.items()))))
+                    layers.append(
+                        Layer(kind, name, tuple(x.shape[1:]), tuple(y.shape[1:]), tuple(sorted(options.items())))
+                    )
                 x = y
             previous = node
     finally:
@@ -134,7 +140,9 @@ def _read(node: fx.Node, modules: dict[str, nn.Module], owner: str) -> tuple[str
 def _options(kind: str, layer: Any) -> dict[str, Any]:
     if kind == "conv":
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            raise BadInput(f"Conv2d with padding={layer.padding!r}, mode {layer.padding_mode!r}; use integers and zeros")
+            raise BadInput(
+                f"Conv2d with padding={layer.padding!r}, mode {layer.padding_mode!r}; use integers and zeros"
+            )
         return {
             "bias": layer.bias is not None, "kernel": _pair(layer.kernel_size), "stride": _pair(layer.stride),
             "padding": _pair(layer.padding), "dilation": _pair(layer.dilation), "groups": layer.groups,
@@ -142,7 +150,12 @@ def _options(kind: str, layer: Any) -> dict[str, Any]:
     if kind == "linear":
         return {"bias": layer.bias is not None}
     if kind == "batchnorm":
-        return {"eps": layer.eps, "momentum": layer.momentum, "affine": layer.affine, "running": layer.track_running_stats}
+        return {
+            "eps": layer.eps,
+            "momentum": layer.momentum,
+            "affine": layer.affine,
+            "running": layer.track_running_stats,
+        }
     if kind == "maxpool":
         return {
             "kernel": _pair(layer.kernel_size), "stride": _pair(layer.stride), "padding": _pair(layer.padding),

@@ -1,0 +1,53 @@
+"""flrce compare cifar10.toml --recipes fedavg,flrce --seeds 0-4 --out runs/all"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flrce import runs
+from flrce.apps.options import Device, File, Json, Resume, Seeds, Set, experiment, seeds
+from flrce.apps.run import COLUMNS, row
+from flrce.apps.show import Progress, table
+from flrce.checkpoint import write_through
+from flrce.errors import BadInput, nearest
+from flrce.recipes import CATALOGUE
+
+
+def compare(
+    out: Annotated[Path, typer.Option("--out", help="Folder for all runs, the table and the report.")],
+    names: Annotated[str, typer.Option("--recipes", help="Names from `flrce recipes list`, or all.")] = "fedavg,flrce",
+    file: File = None, overrides: Set = None, seed_list: Seeds = "0", resume: Resume = False, device: Device = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Run several recipes on the same data, seeds and costs; one table, one report."""
+    exp = experiment(file, overrides, device)
+    wanted = list(CATALOGUE) if names == "all" else [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in CATALOGUE:
+            raise BadInput(f"--recipes {name!r} is unknown; {nearest(name, CATALOGUE)}")
+    aggregates: dict[str, dict[str, Any]] = {}
+    experiments = {name: exp.__class__.of(exp.model_dump() | {"recipe": settings(exp.recipe, name)}) for name in wanted}
+    with Progress("", exp.rounds) as progress:
+        for name, each in experiments.items():
+            progress.restart(name)
+            aggregates[name] = runs.run_seeds(
+                each,
+                seeds(seed_list) or [0],
+                out / name,
+                resume,
+                lambda s, d, name=name: progress(d, f"{name} seed {s}"),
+            )
+    write_through(out / "compare.json", json.dumps(aggregates, indent=1).encode())
+    if as_json:
+        print(json.dumps(aggregates, indent=1))
+    else:
+        count = len(seeds(seed_list) or [0])
+        title = f"{exp.data.path or exp.data.name}, {exp.data.partition}, {count} seeds, 95 % intervals"
+        table(title, COLUMNS, [row(name, aggregate) for name, aggregate in aggregates.items()])
+
+
+def settings(recipe: dict[str, Any], name: str) -> dict[str, Any]:
+    """The experiment's own settings for the recipe it names; the others run as the catalogue has them."""
+    return {**recipe, "name": name} if recipe.get("name", "flrce") == name else {"name": name}

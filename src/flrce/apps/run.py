@@ -1,0 +1,46 @@
+"""flrce run cifar10.toml --set recipe.psi=5 --out runs/a"""
+
+import json
+
+from flrce import runs
+from flrce.apps.options import Device, File, Json, Out, Resume, Seeds, Set, experiment, seeds
+from flrce.apps.show import Progress, figure, table
+from flrce.errors import BadInput
+
+COLUMNS = ("recipe", "accuracy %", "rounds", "MB", "joules", "acc/kJ", "acc/GB")
+
+
+def run(
+    file: File = None, overrides: Set = None, out: Out = None, seed_list: Seeds = None, resume: Resume = False,
+    device: Device = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Run one experiment; several seeds give means with 95 % intervals."""
+    exp = experiment(file, overrides, device)
+    many, name = seeds(seed_list), exp.recipe.get("name", "flrce")
+    if resume and out is None:
+        raise BadInput("--resume needs --out: which run shall go on?")
+    with Progress(name, exp.rounds) as progress:
+        if many is None:
+            summary = runs.run(exp, out, resume, watch=progress).summary
+            aggregate = runs.intervals([summary])
+        else:
+            if out is None:
+                raise BadInput("--seeds needs --out: several runs need a folder to live in")
+            summary = aggregate = runs.run_seeds(exp, many, out, resume, lambda s, d: progress(d, f"{name} seed {s}"))
+    if as_json:
+        print(json.dumps(summary, indent=1))
+    else:
+        table(f"{name} on {exp.data.path or exp.data.name}", COLUMNS, [row(name, aggregate)])
+        if out:
+            print(f"run directory: {out}")
+
+
+def row(name: str, aggregate: dict) -> list[str]:  # type: ignore[type-arg]
+    """One recipe's line of the headline table."""
+    up, down = aggregate["bytes_up"], aggregate["bytes_down"]
+    half = None if up["half"] is None else up["half"] + down["half"]
+    return [
+        name, figure(aggregate["accuracy"], 100), figure(aggregate["rounds"]),
+        figure({"mean": up["mean"] + down["mean"], "half": half}, 1e-6, 2), figure(aggregate["joules"]),
+        figure(aggregate["computation_efficiency"], 1, 2), figure(aggregate["communication_efficiency"], 1, 2),
+    ]  # fmt: skip

@@ -1,0 +1,222 @@
+"""The experiment file: TOML -> checked settings -> recipe, data, model, engine. Everything is refused before data loads."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from flrce import recipes
+from flrce.compose import compose
+from flrce.costs import profile
+from flrce.data.partition import SCHEMES
+from flrce.data.sources import NAMES as DATA
+from flrce.errors import BadInput, nearest
+from flrce.models.nets import NAMES as MODELS
+from flrce.pieces import Recipe
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Data(Section):
+    name: str = "digits"
+    path: str | None = None
+    partition: str = "dirichlet"
+    alpha: Positive = 0.1
+    holdout: Share = 0.3
+    minimum: Annotated[int, Field(ge=2)] = 5
+
+    @field_validator("partition")
+    @classmethod
+    def _scheme(cls, value: str) -> str:
+        return _one_of(value, SCHEMES)
+
+    @field_validator("name")
+    @classmethod
+    def _source(cls, value: str) -> str:
+        return _one_of(value, DATA)
+
+
+class Model(Section):
+    name: str = "auto"
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return value if ":" in value else _one_of(value, MODELS, 'or "package.module:Class"')
+
+
+class Train(Section):
+    batch: Count = 16
+    epochs: Count = 5
+    lr: Positive = 0.1
+
+
+class EngineTable(Section):
+    name: Literal["simulator", "flower"] = "simulator"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    workers: Count | Literal["auto"] = "auto"
+    eval_every: Count = 1
+
+
+class Fleet(Section):
+    profile: str | dict[str, Positive] = "jetson-nano"
+
+    @field_validator("profile")
+    @classmethod
+    def _shipped(cls, value: str | dict[str, float]) -> str | dict[str, float]:
+        for name in [value] if isinstance(value, str) else value:
+            profile(name)
+        if not value:
+            raise ValueError("an empty mix has no devices; name at least one profile")
+        return value
+
+
+class Stop(Section):
+    """Budgets that end any recipe's run."""
+
+    rounds: Count | None = None
+    bytes: Positive | None = None
+    joules: Positive | None = None
+    seconds: Positive | None = None
+
+
+class Experiment(Section):
+    """One run, or one per seed. `Experiment.load` reads a file; `Experiment(**tables)` works from Python."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: Count = 100
+    clients: Count = 100
+    per_round: Count = 10
+    data: Data = Data()
+    model: Model = Model()
+    train: Train = Train()
+    recipe: dict[str, Any] = Field(default_factory=lambda: {"name": "flrce"})
+    engine: EngineTable = EngineTable()
+    fleet: Fleet = Fleet()
+    stop: Stop = Stop()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Experiment":
+        if self.per_round > self.clients:
+            raise ValueError(f"per_round must be at most clients = {self.clients}, got {self.per_round}; lower it")
+        if self.data.path is not None and self.data.name != "digits":
+            raise ValueError(f"data.name {self.data.name!r} and data.path exclude each other; drop one")
+        self.build_recipe()
+        return self
+
+    @classmethod
+    def load(cls, path: Path | str | None = None, overrides: tuple[str, ...] | list[str] = ()) -> "Experiment":
+        """An experiment file with `key=value` overrides; without a path, the defaults."""
+        tables: dict[str, Any] = {}
+        if path is not None:
+            try:
+                tables = tomllib.loads(Path(path).read_text())
+            except OSError as why:
+                raise BadInput(f"{path} cannot be read: {why.strerror}; give an experiment file (TOML)") from why
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
+                raise BadInput(f"{path} is not valid TOML: {why}") from why
+        for override in overrides:
+            _set(tables, override)
+        return cls.of(tables, str(path) if path else "experiment")
+
+    @classmethod
+    def of(cls, tables: dict[str, Any], where: str = "experiment") -> "Experiment":
+        """Checked settings, or BadInput with one line."""
+        try:
+            return cls(**tables)
+        except ValidationError as error:
+            raise BadInput(f"{where}: {_explain(error)}") from error
+
+    def with_seed(self, seed: int) -> "Experiment":
+        return self.model_copy(update={"seed": seed})
+
+    def toml(self) -> str:
+        """The resolved experiment, as it is kept in the run directory."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+    def build_recipe(self) -> Recipe:
+        local = {"P": self.per_round, **self.train.model_dump()}
+        return compose(self.recipe, local, self.stop.model_dump(exclude_none=True))
+
+
+def _one_of(value: str, valid: Any, more: str = "") -> str:
+    if value not in valid:
+        raise ValueError(f"{nearest(value, valid)} {more}".strip())
+    return value
+
+
+def _set(tables: dict[str, Any], override: str) -> None:
+    """Apply `a.b=value`; the value is TOML, or else a plain string."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise BadInput(f"--set {override!r} is no key=value; write for example --set recipe.psi=5")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = key.strip().split(".")
+    table = tables
+    for name in path:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise BadInput(f"--set {override!r}: {name!r} is a value, not a table; drop what follows it")
+    table[last] = value
+
+
+def _explain(error: ValidationError) -> str:
+    """The first problem, as `key = value: rule; remedy`."""
+    first = error.errors()[0]
+    key = ".".join(
+        str(part) for part in first["loc"] if part not in ("int", "str", "float") and "literal" not in str(part)
+    )
+    key = key.replace("dict[str,constrained-float]", "").strip(".")
+    if first["type"] == "extra_forbidden":
+        section: Any = Experiment
+        for part in first["loc"][:-1]:
+            section = section.model_fields[str(part)].annotation
+        return f"{key} is no known key; {nearest(str(first['loc'][-1]), section.model_fields)}"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not key:
+        return message
+    shown = repr(first["input"])
+    return f"{key} = {shown if len(shown) < 60 else shown[:57] + '...'}: {message}"
+
+
+def build_net(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Any:
+    """The network an experiment names; a class of the user's gets `shape` and `classes` if it asks for them."""
+    import inspect
+
+    import torch
+
+    from flrce.compose import imported
+    from flrce.models.nets import CNNS, build
+
+    if ":" not in name:
+        if name in CNNS and CNNS[name][0] != shape:
+            raise BadInput(
+                f"model.name {name!r} wants samples of shape {CNNS[name][0]}, the data has {shape}; use auto"
+            )
+        return build(name, shape, classes, seed)
+    make = imported(name, "model.name")
+    wanted = inspect.signature(make).parameters
+    given = {key: value for key, value in {"shape": shape, "classes": classes}.items() if key in wanted}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            net = make(**given)
+        except TypeError as why:
+            raise BadInput(f"model.name {name!r} cannot be built: {why}; accept shape and classes, or nothing") from why
+    if not isinstance(net, torch.nn.Module):
+        raise BadInput(f"model.name {name!r} gives a {type(net).__name__}; it must be a torch.nn.Module")
+    return net
+
+
+__all__ = ["Experiment", "build_net", "recipes"]

@@ -1,0 +1,229 @@
+"""The prepared form of a data set: plain .npy arrays to map into memory, and meta.json to check them by.
+
+meta.json holds names, counts, scale and the length and SHA-256 of every array, and is sealed by a SHA-256 of its own:
+a flipped byte anywhere is found. Nothing here is pickled, and only the three file names below are ever opened.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flrce.data.readers import read
+from flrce.data.readers.files import read_bytes, shown
+from flrce.data.sources import Source
+from flrce.errors import BadInput
+
+VERSION = 1
+META = "meta.json"
+META_LIMIT = 256 << 20
+REMEDY = "prepare the data set again"
+
+ArrayFile = Literal["x.npy", "y.npy", "group.npy"]
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Meta(BaseModel):
+    """meta.json; `seal` is the SHA-256 of the same text with an empty seal."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    version: int
+    name: str
+    classes: list[str]
+    groups: list[str]
+    counts: list[int]  # samples of each class
+    shape: list[int]  # of x
+    scale: float = Field(allow_inf_nan=False)
+    shift: float = Field(allow_inf_nan=False)
+    files: dict[ArrayFile, Entry]
+    seal: str = ""
+
+    def text(self) -> str:
+        return json.dumps(self.model_dump(), indent=1) + "\n"
+
+    def sealed(self) -> "Meta":
+        blank = self.model_copy(update={"seal": ""})
+        return self.model_copy(update={"seal": hashlib.sha256(blank.text().encode()).hexdigest()})
+
+
+def home() -> Path:
+    """Where prepared sets live: $FLRCE_DATA, else flrce/data in the user's cache."""
+    if named := os.environ.get("FLRCE_DATA"):
+        return Path(named).expanduser()
+    caches = os.environ.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path.home() / ".cache") / "flrce" / "data"
+
+
+def prepare(name: str, source_dir: Path, folder: Path | None = None, progress: bool = False) -> Path:
+    """Reads a data set's public files and writes its prepared form, to home()/name unless told where."""
+    return write(read(name, source_dir, progress), folder or home() / name)
+
+
+def write(source: Source, folder: Path) -> Path:
+    """Writes a source aside, flushes it to disk, and moves it into place; an earlier cache there is replaced."""
+    _check(source, "the source")
+    folder = folder.resolve()  # a link keeps pointing to where it points
+    if folder.exists() and not (folder / META).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{shown(folder)} exists and is no prepared data set; name another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        aside.chmod(0o755)  # mkdtemp's 0700 would lock out other users of a shared cache
+        arrays = {"x.npy": source.x, "y.npy": source.y, "group.npy": source.group}
+        files = {name: _save(aside / name, array) for name, array in arrays.items() if array is not None}
+        _flush(aside / META, _meta(source, files).sealed().text().encode())
+        _sync(aside)
+        _replace(folder, aside)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def load(folder: Path, verify: bool = True) -> Source:
+    """The source in a prepared folder, mapped into memory; `verify=False` skips reading it all for the checksums."""
+    meta = _read_meta(folder)
+    for name, entry in meta.files.items():
+        _check_file(folder / name, entry, verify)
+    x, y = _map(folder / "x.npy"), _map(folder / "y.npy")
+    group = _map(folder / "group.npy") if "group.npy" in meta.files else None
+    source = Source(meta.name, x, y, tuple(meta.classes), group, tuple(meta.groups), scale=meta.scale, shift=meta.shift)
+    if verify:
+        _check(source, shown(folder))
+    if list(x.shape) != meta.shape or len(y) != len(x) or sum(meta.counts) != len(x):
+        raise BadInput(f"{shown(folder)} has arrays of other shapes than {META} says; {REMEDY}")
+    return source
+
+
+def _meta(source: Source, files: dict[str, Entry]) -> Meta:
+    try:
+        return Meta.model_validate(
+            {
+                "version": VERSION,
+                "name": source.name,
+                "classes": list(source.classes),
+                "groups": list(source.groups),
+                "counts": np.bincount(source.y, minlength=len(source.classes)).tolist(),
+                "shape": list(source.x.shape),
+                "scale": float(source.scale),
+                "shift": float(source.shift),
+                "files": files,
+            }
+        )
+    except ValidationError as why:
+        raise BadInput(f"the source cannot be described: {_first(why)}; correct that field") from why
+
+
+def _read_meta(folder: Path) -> Meta:
+    path = folder / META
+    raw = read_bytes(path, META_LIMIT, f"it is no prepared data set, or damaged: {REMEDY}")
+    try:
+        meta = Meta.model_validate(json.loads(raw))
+    except ValidationError as why:
+        raise BadInput(f"{shown(path)} is not of schema version {VERSION}: {_first(why)}; {REMEDY}") from why
+    except (ValueError, RecursionError) as why:
+        raise BadInput(f"{shown(path)} is no complete json; {REMEDY}") from why
+    if meta.version != VERSION:
+        raise BadInput(f"{shown(path)} has schema version {meta.version}, this flrce reads {VERSION}; {REMEDY}")
+    if meta.sealed().text().encode() != raw:
+        raise BadInput(f"{shown(path)} was changed since it was written; {REMEDY}")
+    if not {"x.npy", "y.npy"} <= set(meta.files):
+        raise BadInput(f"{shown(path)} names no x.npy and y.npy; {REMEDY}")
+    return meta
+
+
+def _first(why: ValidationError) -> str:
+    error = why.errors()[0]
+    return f"{'.'.join(map(ascii, error['loc']))}: {error['msg']}"
+
+
+def _check(source: Source, where: str) -> None:
+    """Refuses arrays that training would trip over."""
+    x, y, group = source.x, source.y, source.group
+    if x.dtype not in (np.uint8, np.float32) or y.dtype != np.int64 or y.shape != x.shape[:1]:
+        raise BadInput(
+            f"{where} needs x (N, ...) uint8 or float32 and y (N,) int64, got {x.dtype} {x.shape}, {y.dtype}"
+        )
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(source.classes):
+        raise BadInput(f"{where} has labels beyond its {len(source.classes)} classes; {REMEDY}")
+    if group is None:
+        return
+    if group.dtype != np.int64 or group.shape != y.shape:
+        raise BadInput(f"{where} needs group (N,) int64, got {group.dtype} {group.shape}; {REMEDY}")
+    if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(source.groups):
+        raise BadInput(f"{where} has group codes beyond its {len(source.groups)} groups; {REMEDY}")
+
+
+def _check_file(path: Path, entry: Entry, verify: bool) -> None:
+    try:
+        size = path.stat().st_size
+        if size != entry.bytes:
+            raise BadInput(f"{shown(path)} has {size:,} bytes instead of {entry.bytes:,}; {REMEDY}")
+        if not verify:
+            return
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as why:
+        raise BadInput(f"{shown(path)} cannot be read ({why.strerror}); {REMEDY}") from why
+    if found != entry.sha256:
+        raise BadInput(f"{shown(path)} was changed since it was written (SHA-256 differs); {REMEDY}")
+
+
+def _map(path: Path) -> Any:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as why:
+        raise BadInput(f"{shown(path)} is no plain .npy; {REMEDY}") from why
+
+
+def _save(path: Path, array: np.ndarray[Any, Any]) -> Entry:
+    with path.open("wb") as file:
+        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+    with path.open("rb") as file:
+        return Entry(bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _flush(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(folder: Path, aside: Path) -> None:
+    """One rename when nothing or an empty folder is in the way; an old cache first steps aside, and is then removed."""
+    if not folder.exists() or not any(folder.iterdir()):
+        os.rename(aside, folder)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
+    os.rename(folder, old)
+    try:
+        os.rename(aside, folder)
+    except OSError:
+        os.rename(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

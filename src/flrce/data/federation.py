@@ -1,0 +1,83 @@
+"""Samples shared out among clients, each with a hold-out of its own."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flrce.data.partition import partition
+from flrce.data.sources import Source
+from flrce.rng import stream
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """One pool of samples; clients hold indices into it, so nothing is copied."""
+
+    source: Source
+    clients: tuple[str, ...]
+    train: tuple[Index, ...]
+    held: tuple[Index, ...]
+
+    @cached_property
+    def x(self) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self.source.x))
+
+    @cached_property
+    def y(self) -> Tensor:
+        return torch.from_numpy(self.source.y)
+
+    @cached_property
+    def row(self) -> dict[str, int]:
+        return {client: k for k, client in enumerate(self.clients)}
+
+    @cached_property
+    def n(self) -> Index:
+        """(M,) training samples."""
+        return np.array([len(part) for part in self.train])
+
+    @cached_property
+    def judges(self) -> tuple[Index, Index]:
+        """All hold-outs in one pass: sample indices, and the row of the client each belongs to."""
+        rows = np.repeat(np.arange(len(self.clients)), [len(part) for part in self.held])
+        return np.concatenate([*self.held, np.empty(0, np.int64)]).astype(np.int64), rows
+
+    def describe(self) -> dict[str, Any]:
+        """Sizes and label histogram per client, for the run directory."""
+        labels = len(self.source.classes)
+        return {
+            "data": self.source.name,
+            "classes": list(self.source.classes),
+            "clients": list(self.clients),
+            "train": [len(part) for part in self.train],
+            "held": [len(part) for part in self.held],
+            "labels": [np.bincount(self.source.y[part], minlength=labels).tolist() for part in self.train],
+        }
+
+
+def federate(
+    source: Source, scheme: str, M: int, seed: int, alpha: float = 0.1, holdout: float = 0.3, minimum: int = 5
+) -> Federation:
+    """Share the samples out, then hold some of each client's own back for validation; at least two stay to train on."""
+    parts = partition(source, scheme, M, alpha, minimum, stream(seed, "partition"))
+    held = [min(round(holdout * len(part)), max(len(part) - 2, 0)) for part in parts]
+    names = [str(k) for k in range(M)]
+    if scheme == "natural":
+        assert source.group is not None
+        names = [_name(source, int(source.group[part[0]])) for part in parts]
+    return Federation(
+        source,
+        tuple(names),
+        tuple(np.sort(part[h:]) for part, h in zip(parts, held, strict=True)),
+        tuple(np.sort(part[:h]) for part, h in zip(parts, held, strict=True)),
+    )
+
+
+def _name(source: Source, code: int) -> str:
+    return source.groups[code] if source.groups else str(code)

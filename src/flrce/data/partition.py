@@ -1,0 +1,107 @@
+"""Who holds which samples. Each scheme is seeded and gives every client at least `minimum` samples."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from flrce.data.sources import Source
+from flrce.errors import BadInput
+
+Index = NDArray[np.int64]
+BIG, SHARE, JITTER = 0.2, 0.8, 0.25  # quantity: a fifth of the clients hold four fifths of the samples
+
+
+def dirichlet(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
+    """Label skew: each class is shared out in proportions drawn from Dir(alpha) (the paper's CIFAR setting)."""
+    parts: list[list[Index]] = [[] for _ in range(M)]
+    for label in range(len(source.classes)):
+        index = rng.permutation(np.flatnonzero(source.y == label))
+        cuts = (np.cumsum(rng.dirichlet(np.full(M, alpha)))[:-1] * len(index)).round().astype(int)
+        for k, part in enumerate(np.split(index, cuts)):
+            parts[k].append(part)
+    return [np.concatenate(part) for part in parts]
+
+
+def by_group(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
+    """Client k gets a share p_k ~ Dir(alpha) of the writers or speakers, at least one (the paper's EMNIST, Speech)."""
+    group = _groups(source, M)
+    order = rng.permutation(int(group.max()) + 1)
+    extra = rng.multinomial(len(order) - M, rng.dirichlet(np.full(M, alpha)))
+    owner = np.empty(len(order), np.int64)
+    owner[order] = np.repeat(np.arange(M), 1 + extra)
+    return _split(owner[group], M)
+
+
+def natural(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
+    """One group, one client: M of them at random."""
+    group = _groups(source, M)
+    picked = rng.permutation(int(group.max()) + 1)[:M]
+    return [np.flatnonzero(group == g) for g in np.sort(picked)]
+
+
+def quantity(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
+    """Size skew with IID labels, as in the client files the paper's authors released: 20 % hold 80 %."""
+    big = max(1, round(BIG * M)) if M > 1 else 0
+    weight = np.full(M, (1 - SHARE) / max(M - big, 1))
+    weight[rng.permutation(M)[:big]] = SHARE / max(big, 1)
+    weight *= rng.uniform(1 - JITTER, 1 + JITTER, M)
+    cuts = (np.cumsum(weight / weight.sum())[:-1] * len(source.y)).round().astype(int)
+    return np.split(rng.permutation(len(source.y)), cuts)
+
+
+def iid(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
+    """Equal sizes, labels at random."""
+    return np.array_split(rng.permutation(len(source.y)), M)
+
+
+SCHEMES: dict[str, Callable[[Source, int, float, Generator], list[Index]]] = {
+    "dirichlet": dirichlet, "by-group": by_group, "natural": natural, "quantity": quantity, "iid": iid,
+}  # fmt: skip
+
+
+def partition(source: Source, scheme: str, M: int, alpha: float, minimum: int, rng: Generator) -> list[Index]:
+    """Each client's sample indices, in random order."""
+    if M * minimum > len(source.y):
+        raise BadInput(
+            f"clients = {M} with data.minimum = {minimum} needs {M * minimum} samples, {source.name} has "
+            f"{len(source.y)}; lower one of them"
+        )
+    parts = SCHEMES[scheme](source, M, alpha, rng)
+    if scheme == "natural":
+        small = min(map(len, parts))
+        if small < minimum:
+            raise BadInput(f"data.minimum = {minimum}, but a group of {source.name} has {small} samples; lower it")
+        return [rng.permutation(part) for part in parts]
+    return [rng.permutation(part) for part in _top_up(parts, minimum, rng)]
+
+
+def _top_up(parts: list[Index], minimum: int, rng: Generator) -> list[Index]:
+    """Give clients with too few what others hold beyond the minimum, at random, so that the skew stays."""
+    parts = [rng.permutation(part) for part in parts]
+    surplus = rng.permutation([(k, i) for k, part in enumerate(parts) for i in part[minimum:]])
+    moved: list[Index] = []
+    for k, part in enumerate(parts):
+        lack = max(minimum - len(part), 0)
+        parts[k] = np.concatenate([part, surplus[:lack, 1]]) if lack else part
+        moved.append(surplus[:lack, 1])
+        surplus = surplus[lack:]
+    gone = np.concatenate(moved)
+    return [part if len(part) <= minimum else part[~np.isin(part, gone)] for part in parts]
+
+
+def _groups(source: Source, M: int) -> Index:
+    if source.group is None:
+        raise BadInput(f"data.partition by group needs groups, {source.name} has none; use dirichlet, quantity or iid")
+    count = int(source.group.max()) + 1
+    if count < M:
+        raise BadInput(
+            f"clients = {M}, but {source.name} has only {count} groups; lower clients or change data.partition"
+        )
+    return source.group
+
+
+def _split(owner: Index, M: int) -> list[Index]:
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.searchsorted(owner[order], np.arange(1, M)))

@@ -1,0 +1,173 @@
+"""CIFAR-10 and CIFAR-100 as their author publishes them (python batches, binary version), or as folders of images.
+
+Only the 50,000 training images are read, as in the paper: a federation makes its own hold-out from them, and the test
+batch stays out of the pool. CIFAR-100 gets its fine labels.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.data.readers import images, inert
+from flrce.data.readers.files import check_labels, read_bytes, shown, steps
+from flrce.data.sources import Source
+from flrce.errors import BadInput
+
+PIXELS = 3 * 32 * 32
+LIMIT = 512 << 20  # bytes of one file; CIFAR-100's training batch has 155 MB
+
+Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]  # (N, 3, 32, 32), (N,)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the public archives of one set contain."""
+
+    name: str
+    classes: int
+    python_folder: str
+    python: tuple[str, ...]
+    label_key: str
+    meta: str
+    names_key: str
+    binary_folder: str
+    binary: tuple[str, ...]
+    label_bytes: int  # in a binary record; the last one is the label wanted
+    names: str
+
+    @property
+    def remedy(self) -> str:
+        return f"unpack {self.name.replace('cifar', 'cifar-')}-python.tar.gz afresh"
+
+
+CIFAR10 = Layout(
+    name="cifar10",
+    classes=10,
+    python_folder="cifar-10-batches-py",
+    python=tuple(f"data_batch_{i}" for i in range(1, 6)),
+    label_key="labels",
+    meta="batches.meta",
+    names_key="label_names",
+    binary_folder="cifar-10-batches-bin",
+    binary=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+    label_bytes=1,
+    names="batches.meta.txt",
+)
+CIFAR100 = Layout(
+    name="cifar100",
+    classes=100,
+    python_folder="cifar-100-python",
+    python=("train",),
+    label_key="fine_labels",
+    meta="meta",
+    names_key="fine_label_names",
+    binary_folder="cifar-100-binary",
+    binary=("train.bin",),
+    label_bytes=2,  # coarse, fine
+    names="fine_label_names.txt",
+)
+
+
+def cifar10(folder: Path, progress: bool = False) -> Source:
+    return _read(CIFAR10, folder, progress)
+
+
+def cifar100(folder: Path, progress: bool = False) -> Source:
+    return _read(CIFAR100, folder, progress)
+
+
+def _read(layout: Layout, folder: Path, progress: bool) -> Source:
+    for root in (folder, folder / layout.python_folder):
+        if any((root / name).is_file() for name in layout.python):
+            files = [root / name for name in layout.python]
+            return _join(layout, files, _python_batch, _python_names(layout, root), progress)
+    for root in (folder, folder / layout.binary_folder):
+        if any((root / name).is_file() for name in layout.binary):
+            files = [root / name for name in layout.binary]
+            return _join(layout, files, _binary_batch, _binary_names(layout, root), progress)
+    for root in (folder / "train", folder / layout.name / "train"):
+        if found := images.class_folders(root, depth=2):
+            return _from_images(layout, root, found, progress)
+    raise BadInput(
+        f"{shown(folder)} holds no {layout.name}; unpack {layout.name.replace('cifar', 'cifar-')}-python.tar.gz or "
+        f"-binary.tar.gz there, or images as train/CLASS/*.png"
+    )
+
+
+def _join(
+    layout: Layout, files: list[Path], read: Callable[[Layout, Path], Batch], names: tuple[str, ...], progress: bool
+) -> Source:
+    batches = [read(layout, path) for path in steps(files, layout.name, progress)]
+    most = max(len(x) for x, _ in batches)
+    for path, (x, _) in zip(files, batches, strict=True):
+        if len(x) != most:  # cut between two records
+            raise BadInput(f"{shown(path)} has {len(x):,} images where its fellows have {most:,}; {layout.remedy}")
+    x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
+    return _source(layout, x, y, names)
+
+
+def _source(layout: Layout, x: NDArray[np.uint8], y: NDArray[np.int64], names: tuple[str, ...]) -> Source:
+    return Source(layout.name, x, y, names, scale=2 / 255, shift=-1.0)  # (x / 255 - 0.5) / 0.5
+
+
+def _parsed(layout: Layout, path: Path) -> dict[str, object]:
+    try:
+        return inert.parse(read_bytes(path, LIMIT, layout.remedy))
+    except inert.Refused as why:
+        raise BadInput(f"{shown(path)} is not a {layout.name} file: {why}; {layout.remedy}") from why
+
+
+def _python_names(layout: Layout, root: Path) -> tuple[str, ...]:
+    names = _parsed(layout, root / layout.meta).get(layout.names_key)
+    if not isinstance(names, list):
+        raise BadInput(f"{shown(root / layout.meta)} lacks {layout.names_key!r}; {layout.remedy}")
+    return _checked(layout, root / layout.meta, [n.decode("latin-1") if isinstance(n, bytes) else n for n in names])
+
+
+def _binary_names(layout: Layout, root: Path) -> tuple[str, ...]:
+    text = read_bytes(root / layout.names, 1 << 16, layout.remedy).decode("utf-8", "replace")
+    return _checked(layout, root / layout.names, text.split())
+
+
+def _checked(layout: Layout, path: Path, names: Sequence[object]) -> tuple[str, ...]:
+    words = tuple(name for name in names if isinstance(name, str) and name)
+    if len(words) != len(names) or len(words) != layout.classes:
+        raise BadInput(f"{shown(path)} names {len(words)} classes instead of {layout.classes}; {layout.remedy}")
+    return words
+
+
+def _python_batch(layout: Layout, path: Path) -> Batch:
+    content = _parsed(layout, path)
+    labels = content.get(layout.label_key)
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
+        raise BadInput(f"{shown(path)} lacks {layout.label_key!r}, one small integer an image; {layout.remedy}")
+    try:
+        x = inert.array(content.get("data"))
+    except inert.Refused as why:
+        raise BadInput(f"{shown(path)} is not a {layout.name} file: {why}; {layout.remedy}") from why
+    if x.ndim != 2 or x.shape[1] != PIXELS:
+        raise BadInput(f"{shown(path)} has an array of shape {x.shape} instead of (N, {PIXELS}); {layout.remedy}")
+    y = np.array(labels, np.int64)
+    check_labels(path, y, len(x), layout.classes, layout.remedy)
+    return np.ascontiguousarray(x).reshape(-1, 3, 32, 32), y
+
+
+def _binary_batch(layout: Layout, path: Path) -> Batch:
+    raw = np.frombuffer(read_bytes(path, LIMIT, layout.remedy), np.uint8)
+    record = layout.label_bytes + PIXELS
+    if not raw.size or raw.size % record:
+        raise BadInput(f"{shown(path)} has {raw.size:,} bytes, no multiple of {record:,}; {layout.remedy}")
+    rows = raw.reshape(-1, record)
+    y = rows[:, layout.label_bytes - 1].astype(np.int64)
+    check_labels(path, y, len(rows), layout.classes, layout.remedy)
+    return rows[:, layout.label_bytes :].reshape(-1, 3, 32, 32), y
+
+
+def _from_images(layout: Layout, root: Path, found: dict[str, list[Path]], progress: bool) -> Source:
+    if len(found) != layout.classes:
+        raise BadInput(f"{shown(root)} has {len(found)} class folders instead of {layout.classes}; {layout.remedy}")
+    x, y = images.load(found, progress, label=layout.name, shape=(3, 32, 32))
+    return _source(layout, x, y, tuple(found))

@@ -1,0 +1,53 @@
+"""Opening files that others made: bounded, and named in one line when they will not do."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.errors import BadInput
+
+T = TypeVar("T")
+
+
+def shown(path: Path) -> str:
+    """A path fit for one line of a message; file names are untrusted text."""
+    text = str(path)
+    return text if text.isprintable() else ascii(text)
+
+
+def read_bytes(path: Path, limit: int, remedy: str) -> bytes:
+    """The whole file, refused before reading when it is missing or larger than `limit` bytes."""
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise BadInput(f"{shown(path)} is not a plain file; {remedy}")
+        if size > limit:
+            raise BadInput(f"{shown(path)} has {size:,} bytes where at most {limit:,} are expected; {remedy}")
+        return path.read_bytes()
+    except OSError as why:
+        raise BadInput(f"{shown(path)} cannot be read ({why.strerror}); {remedy}") from why
+
+
+def locate(folder: Path, roots: Sequence[str], names: Sequence[str]) -> Path | None:
+    """The first of `names` that exists in the folder or in one of the folders that unpacking makes there."""
+    return next((path for root in roots for name in names if (path := folder / root / name).exists()), None)
+
+
+def check_labels(path: Path, y: NDArray[np.int64], samples: int, classes: int, remedy: str) -> None:
+    if y.shape != (samples,):
+        raise BadInput(f"{shown(path)} has {y.size:,} labels for {samples:,} samples; {remedy}")
+    if samples and not 0 <= int(y.min()) <= int(y.max()) < classes:
+        wrong = int(y.max()) if int(y.max()) >= classes else int(y.min())
+        raise BadInput(f"{shown(path)} has label {wrong} where 0 to {classes - 1} are possible; {remedy}")
+
+
+def steps(items: Sequence[T], label: str, progress: bool) -> Iterable[T]:
+    """The items, behind a progress bar when one is wanted."""
+    if not progress:
+        return items
+    from rich.progress import track
+
+    return track(items, description=label)

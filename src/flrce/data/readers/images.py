@@ -1,0 +1,98 @@
+"""Folders of images, one folder a class. Needs Pillow."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.data.readers.files import read_bytes, shown, steps
+from flrce.data.sources import Source
+from flrce.errors import BadInput
+
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
+FILE_LIMIT = 64 << 20  # bytes of one file
+POOL_LIMIT = 16 << 30  # bytes of all pixels
+GREY, COLOUR = {"1", "L"}, {"P", "LA", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
+REMEDY = "give images of one size, in PNG, JPEG, BMP or WebP"
+
+
+def images(folder: Path, progress: bool = False) -> Source:
+    """FOLDER/CLASS/*.png: grey when every image is grey, else RGB; classes in alphabetical order."""
+    found = class_folders(folder, depth=1)
+    if not found:
+        raise BadInput(f"{shown(folder)} has no folders of images; give one folder a class, as FOLDER/CLASS/*.png")
+    x, y = load(found, progress, label="images")
+    return Source("images", x, y, tuple(found), scale=1 / 255)
+
+
+def class_folders(root: Path, depth: int) -> dict[str, list[Path]]:
+    """Images by the name of the folder that holds them, at most `depth` folders down (CIFAR-100: coarse/fine)."""
+    found: dict[str, list[Path]] = {}
+    level = [root] if root.is_dir() else []
+    for _ in range(depth):
+        level = [entry for parent in level for entry in sorted(parent.iterdir()) if entry.is_dir()]
+        for folder in level:
+            files = sorted(path for path in folder.iterdir() if path.suffix.lower() in FORMATS)
+            if files:
+                found.setdefault(folder.name, []).extend(files)
+    return dict(sorted(found.items()))
+
+
+def load(
+    found: dict[str, list[Path]], progress: bool, label: str, shape: tuple[int, int, int] | None = None
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Pixels (N, C, H, W) and labels; `shape` is demanded of each image, else the first image sets it."""
+    paths = [path for files in found.values() for path in files]
+    shape = shape or _common_shape(paths)
+    if len(paths) * np.prod(shape, dtype=float) > POOL_LIMIT:
+        raise BadInput(f"{len(paths):,} images of shape {shape} need over {POOL_LIMIT >> 30} GiB; make them smaller")
+    x = np.empty((len(paths), *shape), np.uint8)
+    for row, path in enumerate(steps(paths, label, progress)):
+        x[row] = _pixels(path, shape)
+    return x, np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
+
+
+def _common_shape(paths: list[Path]) -> tuple[int, int, int]:
+    with _opened(paths[0]) as image:
+        width, height = image.size
+    grey = all(_mode(path) in GREY for path in paths)
+    return (1 if grey else 3, height, width)
+
+
+def _mode(path: Path) -> str:
+    with _opened(path) as image:
+        return str(image.mode)
+
+
+def _pixels(path: Path, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    channels, height, width = shape
+    with _opened(path) as image:
+        if image.size != (width, height):  # known from the header, before any pixel is decoded
+            got = f"{image.size[0]}x{image.size[1]}"
+            raise BadInput(f"{shown(path)} is {got} where {width}x{height} is expected; {REMEDY}")
+        if image.mode not in GREY | COLOUR:  # 16 bits a channel would be clipped in silence
+            raise BadInput(
+                f"{shown(path)} has pixels of kind {image.mode} where 8 bits a channel are expected; {REMEDY}"
+            )
+        try:
+            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+        except (OSError, ValueError, SyntaxError) as why:
+            raise BadInput(f"{shown(path)} is cut short or damaged; {REMEDY}") from why
+    return pixels.reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _opened(path: Path) -> Any:
+    """A Pillow image of which only the header is read; the format must be the one that the suffix names."""
+    try:
+        from PIL import Image
+    except ImportError as why:
+        raise BadInput("image folders need Pillow; pip install pillow") from why
+    from io import BytesIO
+
+    try:
+        return Image.open(BytesIO(read_bytes(path, FILE_LIMIT, REMEDY)), formats=[FORMATS[path.suffix.lower()]])
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as why:
+        if isinstance(why, BadInput):
+            raise
+        raise BadInput(f"{shown(path)} is no {FORMATS[path.suffix.lower()]} image; {REMEDY}") from why

@@ -1,0 +1,119 @@
+"""Hands for the simulator: worker processes with one thread each, or threads where the work leaves Python.
+
+Jobs are independent and results come back in the order of the jobs, so their number never shows in a result.
+"""
+
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+Job = tuple[Any, ...]
+Work = Callable[..., Any]
+#: fork shares the samples without a copy and knows any user's class; macOS cannot fork safely
+START = "fork" if sys.platform == "linux" else "spawn"
+
+
+class Dead(RuntimeError):
+    """The worker that had this job died, twice."""
+
+
+class Threads:
+    """For work that releases the interpreter lock."""
+
+    def __init__(self, work: Work, count: int) -> None:
+        self.work, self.pool = work, ThreadPoolExecutor(count)
+
+    def run(self, jobs: Sequence[Job]) -> list[Any]:
+        return list(self.pool.map(lambda job: self.work(*job), jobs))
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+
+class Processes:
+    """Workers with a pipe each. One that dies is replaced and its job given out once more; then the job is `Dead`."""
+
+    def __init__(self, work: Work, count: int) -> None:
+        self.work, self.context = work, get_context(START)
+        self.workers = [self._start() for _ in range(count)]
+
+    def run(self, jobs: Sequence[Job]) -> list[Any]:
+        results: list[Any] = [None] * len(jobs)
+        todo, tries = list(range(len(jobs)))[::-1], [0] * len(jobs)
+        busy: dict[int, int] = {}  # worker -> job
+        while todo or busy:
+            for slot in range(len(self.workers)):
+                if todo and slot not in busy:
+                    busy[slot] = todo.pop()
+                    self._send(slot, jobs[busy[slot]])
+            ready = wait([self.workers[slot][1] for slot in busy])
+            for slot in [slot for slot in busy if self.workers[slot][1] in ready]:
+                job = busy.pop(slot)
+                try:
+                    results[job] = pickle.loads(self.workers[slot][1].recv_bytes())  # our own worker's bytes
+                except (EOFError, OSError):
+                    self._replace(slot)
+                    tries[job] += 1
+                    if tries[job] < 2:
+                        todo.append(job)
+                    else:
+                        results[job] = Dead(f"its worker died twice (exit code {self.exit_code})")
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, Dead):
+                raise result
+        return results
+
+    def close(self) -> None:
+        for process, pipe in self.workers:
+            pipe.close()
+            process.terminate()
+        for process, _ in self.workers:
+            process.join()
+
+    def _start(self) -> tuple[Any, Connection]:
+        here, there = self.context.Pipe()
+        process = self.context.Process(target=_serve, args=(self.work, there, os.getpid()), daemon=True)
+        process.start()
+        there.close()
+        return process, here
+
+    def _send(self, slot: int, job: Job) -> None:
+        try:
+            self.workers[slot][1].send_bytes(pickle.dumps(job))
+        except (BrokenPipeError, OSError):
+            pass  # it is dead: its pipe reads as closed, and run() replaces it
+
+    def _replace(self, slot: int) -> None:
+        process, pipe = self.workers[slot]
+        pipe.close()
+        process.join()
+        self.exit_code = process.exitcode
+        self.workers[slot] = self._start()
+
+
+def _serve(work: Work, pipe: Connection, parent: int) -> None:
+    """A worker's life: one thread, one job at a time, until the parent goes away."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    while True:
+        while not pipe.poll(1.0):
+            if os.getppid() != parent:
+                return
+        try:
+            job = pickle.loads(pipe.recv_bytes())
+        except (EOFError, OSError):
+            return
+        try:
+            result = work(*job)
+        except Exception as why:
+            result = why
+        pipe.send_bytes(pickle.dumps(result))

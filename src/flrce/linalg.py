@@ -1,0 +1,41 @@
+"""Norms, cosines and sums whose result does not depend on the order of replies."""
+
+import torch
+from torch import Tensor
+
+
+def gram(U: Tensor) -> Tensor:
+    """(P, P) dot products in float64: signs decide, so they must not be rounded away."""
+    U = U.double()
+    return U @ U.T
+
+
+def cosines(U: Tensor) -> Tensor:
+    """(P, P) cosine similarities; 0 wherever a vector is zero."""
+    G = gram(U)
+    norm = G.diagonal().sqrt()
+    scale = torch.outer(norm, norm)
+    return torch.where(scale > 0, G / scale.clamp(min=torch.finfo(G.dtype).tiny), 0.0).clamp(-1, 1)
+
+
+def conflicts(U: Tensor) -> float:
+    """Mean number of peers whose update points against a client's own (Algorithm 3, lines 2-11)."""
+    if len(U) < 2:
+        return 0.0
+    G = gram(U)
+    return int((G < 0).sum()) / len(U)  # the diagonal is never negative
+
+
+def consensus(U: Tensor, n: Tensor) -> float:
+    """|sum p_k u_k| / sum p_k |u_k|: 1 when all pull one way, 0 when they cancel out."""
+    G, p = gram(U), (n / n.sum()).double()
+    pulls = float(p @ G.diagonal().clamp(min=0).sqrt())
+    return float((p @ G @ p).clamp(min=0).sqrt()) / pulls if pulls > 0 else 1.0
+
+
+def grown(table: Tensor, rows: int, fill: float = 0.0) -> Tensor:
+    """The table with at least this many rows."""
+    if len(table) >= rows:
+        return table
+    more = table.new_full((rows - len(table), *table.shape[1:]), fill)
+    return torch.cat([table, more])

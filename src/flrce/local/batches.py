@@ -1,0 +1,29 @@
+"""Which samples a client trains on, in which order: computed ahead, the same for every engine."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.rng import stream
+from flrce.types import Task
+
+Index = NDArray[np.int64]
+
+
+def sizes_of(n: int, batch: int, normalised: bool) -> Index:
+    """Batch sizes of one epoch; a last batch of one sample is left out where BatchNorm could not train on it."""
+    full, rest = divmod(n, batch)
+    sizes = [batch] * full + ([rest] if rest else [])
+    if normalised and sizes and sizes[-1] == 1:
+        sizes.pop()
+    return np.array(sizes, np.int64)
+
+
+def batches(task: Task, n: int, normalised: bool) -> tuple[Index, Index]:
+    """(positions 0..n-1 of all batches concatenated, batch sizes); reshuffled every epoch."""
+    epoch = sizes_of(n, task.batch, normalised)
+    steps = task.epochs * len(epoch) if task.steps is None else task.steps if len(epoch) else 0
+    epochs = -(-steps // max(len(epoch), 1))
+    rng = stream(task.seed, "batches", task.t, task.client)
+    order = np.concatenate([rng.permutation(n)[: epoch.sum()] for _ in range(epochs)] or [np.empty(0, np.int64)])
+    sizes = np.tile(epoch, epochs)[:steps]
+    return order[: sizes.sum()].astype(np.int64), sizes

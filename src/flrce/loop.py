@@ -1,0 +1,128 @@
+"""The paper's Algorithm 4 for any recipe and engine. A generator: whoever iterates logs, saves or quits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flrce.booking import book
+from flrce.gate import gate
+from flrce.linalg import conflicts, consensus
+from flrce.pieces import Engine, Recipe, View
+from flrce.rng import stream
+from flrce.stops.conflict import shadows
+from flrce.types import Event, Record, Reply, Round, Selection, Spent, State, Task
+
+GIVE_UP = 3  # abandoned rounds in a row that end a run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Round t before it is run."""
+
+    state: State
+    t: int
+    chosen: Selection
+    tasks: tuple[Task, ...]
+    asked: tuple[str, ...] = ()  # clients that were only asked for their loss
+    refused: str = ""  # why the round is not started
+
+
+def rounds(recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Iterator[Round]:
+    """Algorithm 4: yields after every round, until T, a stop, or too many abandoned rounds in a row."""
+    while state.t < T and not over(state):
+        plan = begin(recipe, engine, state, seed)
+        replies = () if plan.refused else engine.train(state.w, plan.tasks, state.carry)
+        done = finish(recipe, engine, plan, replies)
+        yield done
+        if done.record.stop:
+            return
+        state = done.state
+
+
+def over(state: State) -> bool:
+    """Whether the run was stopped; one that only ran out of clients may be resumed."""
+    return bool(state.history) and bool(state.history[-1].stop) and state.history[-1].outcome != "abandoned"
+
+
+def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
+    """Before the first round."""
+    clients = tuple(engine.clients())
+    return State(0, w, recipe.init(len(clients), engine.trainable, len(w)), clients)
+
+
+def begin(recipe: Recipe, engine: Engine, state: State, seed: int) -> Plan:
+    """Choose C_t and say what each client is to do."""
+    t, purpose = state.t + 1, f"select{state.attempt or ''}"
+    present = set(engine.clients())
+    state = replace(state, roster=state.roster + tuple(sorted(present - set(state.roster))))
+    roster, asked = state.roster, []
+
+    def draft(k: int) -> Task:
+        trainer = recipe.trainer
+        return Task(roster[k], k, t, seed, trainer.epochs, trainer.batch, trainer.lr, compressor=recipe.compressor)
+
+    def loss(rows: Sequence[int]) -> Tensor:
+        asked.extend(rows)
+        return engine.losses(state.w, [roster[k] for k in rows])
+
+    pool = tuple(k for k, client in enumerate(roster) if client in present)
+    n = torch.tensor([engine.samples(client) for client in roster], dtype=torch.float64)
+    view = View(t, recipe.P, pool, n, engine.estimate, draft, loss, state.history)
+    chosen = (
+        recipe.selector.select(state.memory.get("selector"), view, stream(seed, purpose, t)) if pool else Selection(())
+    )
+    tasks = tuple(recipe.tasks(chosen, state.memory, view))
+    before = getattr(recipe.stop, "before", None)
+    refused = before(state.history, [engine.estimate(task) for task in tasks]) if before else ""
+    return Plan(state, t, chosen, tasks, tuple(roster[k] for k in asked if k not in chosen.k), refused)
+
+
+def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply]) -> Round:
+    """Check the replies, aggregate, remember, judge; or abandon the round with everything as it was."""
+    state, t = plan.state, plan.t
+    if plan.refused:
+        return _end(state, Record(t, "not started", plan.chosen.exploit, stop=plan.refused))
+    updates, rejected = gate(plan.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.chosen.keep)
+    clients, costs = book(t, plan.tasks, replies, rejected, [Spent(4 * len(state.w), framing=4)] * len(plan.asked))
+    record = Record(
+        t=t, exploit=plan.chosen.exploit, chosen=tuple(task.client for task in plan.tasks),
+        replied=tuple(state.roster[k] for k in updates.k.tolist()), rejected=rejected, why=plan.chosen.why, **costs,
+    )  # fmt: skip
+    if len(updates) < recipe.minimum:
+        tries = state.attempt + 1
+        stop = f"abandoned {tries} times in a row: {_reasons(rejected)}" if tries % GIVE_UP == 0 else ""
+        return replace(_end(state, replace(record, outcome="abandoned", stop=stop)), clients=clients)
+    w = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
+    memory = recipe.observe(state.memory, Event(t, state.w, w, updates, len(state.roster)))
+    model = recipe.average.model(memory.get("average"), w)
+    record = replace(record, conflicts=conflicts(updates.u), consensus=consensus(updates.u, updates.n))
+    record = _judged(record, engine, w, model)
+    record = replace(record, shadow=shadows((*state.history, record), recipe.P))
+    record = replace(record, stop=recipe.stop((*state.history, record)))  # Algorithm 3
+    carry = {**state.carry, **{reply.client: reply.carry for reply in replies if reply.carry}}
+    after = State(t, w, memory, state.roster, carry, (*state.history, record))
+    return Round(after, record, clients, tuple(task.k for task in plan.tasks), model)
+
+
+def _judged(record: Record, engine: Engine, w: Tensor, model: Tensor) -> Record:
+    """The record with the accuracy of w and, where it differs, of the server average."""
+    seen = engine.evaluate(w, record.t)
+    if seen is None:
+        return record
+    averaged = None if model is w else engine.evaluate(model, record.t)
+    return replace(
+        record, accuracy=seen.accuracy, accuracy_weighted=seen.weighted, loss=seen.loss,
+        averaged=averaged.accuracy if averaged else None, bytes_evaluation=seen.nbytes,
+    )  # fmt: skip
+
+
+def _end(state: State, record: Record) -> Round:
+    """A round that changed nothing but the record."""
+    after = replace(state, history=(*state.history, record), attempt=state.attempt + (record.outcome == "abandoned"))
+    return Round(after, record, (), (), None)
+
+
+def _reasons(rejected: dict[str, str]) -> str:
+    return "; ".join(f"{client}: {why}" for client, why in sorted(rejected.items())[:3]) or "nobody is reachable"

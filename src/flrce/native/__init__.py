@@ -1,0 +1,26 @@
+"""Fused kernels for small feed-forward CNNs on the CPU: one C file per net, compiled at first use and cached.
+
+`kernel(net, shape)` gives a `Kernel`, or one line that says why there is none; torch then does the work.
+"""
+
+from torch import nn
+
+from flrce.native import build
+from flrce.native.emit import source
+from flrce.native.plan import Unsupported, plan
+from flrce.native.trainer import Kernel
+
+__all__ = ["Kernel", "kernel"]
+
+
+def kernel(net: nn.Module, shape: tuple[int, ...]) -> Kernel | str:
+    """A compiled trainer for this net and sample shape, or one line saying why there is none."""
+    try:
+        stages = plan(net, tuple(shape))
+        command, macros, machine = build.tools()
+        path = build.library(source(stages, machine), command, macros)
+        return Kernel(stages, tuple(shape), machine.lanes, path)
+    except Unsupported as why:
+        return str(why)
+    except OSError as why:  # the object does not load, as on a disk mounted without execution
+        return f"the compiled kernel does not load ({why}); set FLRCE_CACHE to another folder"

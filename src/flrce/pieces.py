@@ -1,0 +1,205 @@
+"""The seven questions that make a method, as protocols; the do-nothing answers; and Recipe, which holds one of each.
+
+A piece is a frozen dataclass: its fields are hyper-parameters. What changes over a run lives in State.memory under
+the piece's role: `init(M, d, D)` makes it (M clients, d trained floats, D that travel), `observe(memory, event)` takes it
+past a committed round. Both are optional.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.types import Evaluation, Event, Payload, Record, Reply, Selection, Spent, Task, Updates
+
+
+@dataclass(frozen=True)
+class View:
+    """What a server knows when it plans a round."""
+
+    t: int
+    P: int
+    pool: tuple[int, ...]  # rows of the clients that are reachable now
+    n: Tensor  # (M,) training samples, 0 where unknown
+    estimate: Callable[[Task], Spent]  # modelled cost of a task before it is run
+    draft: Callable[[int], Task]  # row -> the plain task it would get
+    loss: Callable[[Sequence[int]], Tensor]  # asks clients for their loss at w; its bytes are booked
+    history: tuple[Record, ...] = ()
+
+
+@runtime_checkable
+class Selector(Protocol):
+    """Who trains?"""
+
+    def select(self, memory: Any, view: View, rng: Generator) -> Selection: ...
+
+
+@runtime_checkable
+class LocalTrainer(Protocol):
+    """How much and how? Fills in epochs, steps, proximal term, frozen blocks, deadlines."""
+
+    epochs: int
+    batch: int
+    lr: float
+
+    def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]: ...
+
+
+@runtime_checkable
+class SubModel(Protocol):
+    """Which coordinates? Sets the share of units that each client holds."""
+
+    def assign(self, tasks: list[Task], view: View) -> list[Task]: ...
+
+
+@runtime_checkable
+class Compressor(Protocol):
+    """What travels? `layout` is the (name, size) list of the tensors that u concatenates."""
+
+    def encode(
+        self, u: Tensor, layout: Sequence[tuple[str, int]], rng: Generator, carry: Mapping[str, Tensor]
+    ) -> tuple[Payload, Mapping[str, Tensor]]: ...
+
+    def decode(self, payload: Payload, layout: Sequence[tuple[str, int]]) -> Tensor: ...
+
+
+@runtime_checkable
+class Aggregator(Protocol):
+    """What do replies become?"""
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor: ...
+
+
+@runtime_checkable
+class StopRule(Protocol):
+    """Enough? A pure function of the record so far, so that it can be replayed. Returns the reason, or ""."""
+
+    def __call__(self, history: Sequence[Record]) -> str: ...
+
+
+@runtime_checkable
+class ServerAverage(Protocol):
+    """What is handed back?"""
+
+    def model(self, memory: Any, w: Tensor) -> Tensor: ...
+
+
+class Malformed(ValueError):
+    """A payload that is not what its task asked for."""
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every client holds the whole model."""
+
+    def assign(self, tasks: list[Task], view: View) -> list[Task]:
+        return tasks
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Every coordinate travels as float32."""
+
+    def encode(
+        self, u: Tensor, layout: Sequence[tuple[str, int]], rng: Generator, carry: Mapping[str, Tensor]
+    ) -> tuple[Payload, Mapping[str, Tensor]]:
+        return Payload({"u": u.float()}), carry
+
+    def decode(self, payload: Payload, layout: Sequence[tuple[str, int]]) -> Tensor:
+        return take(payload, "u", torch.float32, sum(size for _, size in layout))
+
+
+@dataclass(frozen=True)
+class Never:
+    """Only T ends the run."""
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last model is handed back."""
+
+    def model(self, memory: Any, w: Tensor) -> Tensor:
+        return w
+
+
+def take(payload: Payload, name: str, dtype: torch.dtype, size: int) -> Tensor:
+    """One buffer of a payload, checked; Malformed says what is wrong with it."""
+    buffer = payload.buffers.get(name)
+    if buffer is None:
+        raise Malformed(f"no buffer {name!r}; got {', '.join(map(repr, sorted(payload.buffers)))[:80] or 'none'}")
+    if buffer.dtype != dtype:
+        raise Malformed(f"buffer {name!r} is {buffer.dtype}, not {dtype}")
+    if tuple(buffer.shape) != (size,):
+        raise Malformed(f"buffer {name!r} has shape {tuple(buffer.shape)}, not ({size},)")
+    return buffer
+
+
+ROLES = ("selector", "trainer", "submodel", "compressor", "aggregator", "stop", "average")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method: one answer to each question."""
+
+    P: int
+    selector: Selector
+    trainer: LocalTrainer
+    aggregator: Aggregator
+    submodel: SubModel = Full()
+    compressor: Compressor = Dense()
+    stop: StopRule = Never()
+    average: ServerAverage = Last()
+    minimum: int = 1  # fewer replies than this abandon the round
+    name: str = ""
+
+    def pieces(self) -> Iterator[tuple[str, Any]]:
+        for role in ROLES:
+            yield role, getattr(self, role)
+
+    def init(self, M: int, d: int, D: int) -> dict[str, Any]:
+        """What the pieces remember before the first round; d floats are trained, D travel."""
+        return {role: piece.init(M, d, D) for role, piece in self.pieces() if hasattr(piece, "init")}
+
+    def observe(self, memory: Mapping[str, Any], event: Event) -> dict[str, Any]:
+        """Every piece's memory after a committed round."""
+        return {
+            role: piece.observe(memory[role], event) if hasattr(piece, "observe") else memory[role]
+            for role, piece in self.pieces()
+            if role in memory
+        }
+
+    def tasks(self, chosen: Selection, memory: Mapping[str, Any], view: View) -> list[Task]:
+        """What each chosen client is told."""
+        tasks = [view.draft(k) for k in chosen.k]
+        tasks = self.submodel.assign(tasks, view)
+        tasks = [replace(task, compressor=self.compressor) for task in tasks]
+        return self.trainer.assign(tasks, memory.get("trainer"), view)
+
+
+class Engine(Protocol):
+    """Where clients run."""
+
+    trainable: int  # trained floats at the front of w
+
+    def clients(self) -> Sequence[str]: ...  # who is reachable now
+    def samples(self, client: str) -> int: ...  # training samples, 0 where unknown
+    def estimate(self, task: Task) -> Spent: ...
+    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor: ...
+    def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> Sequence[Reply]: ...
+    def evaluate(self, w: Tensor, t: int) -> Evaluation | None: ...  # None: not in this round
+    def holdings(self, task: Task) -> tuple[Tensor | None, Sequence[tuple[str, int]]]: ...  # coordinates, layout
+
+
+def describe(piece: Any) -> dict[str, Any]:
+    """A piece as plain data: its class and fields, for the ledger and for `flrce recipes show`."""
+    described: dict[str, Any] = {"piece": type(piece).__name__}
+    for f in fields(piece):
+        value = getattr(piece, f.name)
+        described[f.name] = describe(value) if hasattr(value, "__dataclass_fields__") else value
+    return described

@@ -1,0 +1,169 @@
+"""One experiment, one or many seeds: builds the parts, drives the loop, keeps the run directory."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flrce import loop
+from flrce.checkpoint import write_through
+from flrce.config import Experiment, build_net
+from flrce.costs import fleet
+from flrce.data.federation import Federation, federate
+from flrce.data.sources import Source, source
+from flrce.engines.simulator import Simulator
+from flrce.errors import BadInput
+from flrce.ledger import Ledger, summarise
+from flrce.models.flat import layout, pack
+from flrce.pieces import Recipe
+from flrce.types import Record, Round, State
+
+Watch = Callable[[Round], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run."""
+
+    summary: dict[str, Any]
+    history: tuple[Record, ...]
+    model: dict[str, Tensor]  # name -> tensor, as handed back
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An experiment's parts, built."""
+
+    recipe: Recipe
+    federation: Federation
+    net: nn.Module
+    engine: Simulator
+
+    def rounds(self, experiment: Experiment, state: State | None = None) -> Iterator[Round]:
+        start = state or loop.initial(self.recipe, self.engine, pack(self.net))
+        return loop.rounds(self.recipe, self.engine, start, experiment.rounds, experiment.seed)
+
+
+def parts(experiment: Experiment, data: Source | None = None, model: nn.Module | None = None) -> Parts:
+    """Build recipe, federation, network and engine; `data` and `model` replace what the experiment names."""
+    recipe, d = experiment.build_recipe(), experiment.data
+    pool = data or source(d.name, d.path)
+    federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
+    net = model or build_net(experiment.model.name, pool.shape, len(pool.classes), experiment.seed)
+    devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed)
+    if experiment.engine.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("engine.device = 'cuda': torch sees no CUDA device; use auto or cpu")
+    workers = experiment.engine.workers
+    count = (os.cpu_count() or 1) if workers == "auto" else workers
+    return Parts(recipe, federation, net, Simulator(federation, net, devices, count, experiment.engine.eval_every))
+
+
+def rounds(experiment: Experiment, data: Source | None = None, model: nn.Module | None = None) -> Iterator[Round]:
+    """The rounds of an experiment, one by one; nothing is written.
+
+    >>> quick = Experiment(rounds=2, clients=10, per_round=2)
+    >>> [r.record.t for r in rounds(quick)]
+    [1, 2]
+    """
+    built = parts(experiment, data, model)
+    with closing(built.engine):
+        yield from built.rounds(experiment)
+
+
+def run(
+    experiment: Experiment | None = None, out: Path | str | None = None, resume: bool = False,
+    data: Source | None = None, model: nn.Module | None = None, watch: Watch | None = None,
+) -> Result:  # fmt: skip
+    """Run one experiment to its end; with `out`, keep a run directory that can be resumed.
+
+    >>> result = run(Experiment(rounds=2, clients=10, per_round=2))
+    >>> result.summary["rounds"]
+    2
+    """
+    experiment = experiment or Experiment()
+    built = parts(experiment, data, model)
+    with closing(built.engine):
+        start = loop.initial(built.recipe, built.engine, pack(built.net))
+        if out is None:
+            state = _drive(built, experiment, start, watch, None)
+            return _result(built, state, None)
+        with Ledger(Path(out), experiment.toml(), built.federation.describe(), resume) as ledger:
+            state = ledger.restore(start)
+            try:
+                state = _drive(built, experiment, state, watch, ledger)
+            finally:  # interrupted or not, what is committed can be read
+                _keep(built, ledger)
+            return _result(built, state, ledger)
+
+
+def _drive(built: Parts, experiment: Experiment, state: State, watch: Watch | None, ledger: Ledger | None) -> State:
+    for done in built.rounds(experiment, state):
+        if ledger:
+            ledger.append(done)
+        if watch:
+            watch(done)
+        state = done.state
+    return state
+
+
+def _keep(built: Parts, ledger: Ledger) -> None:
+    state = ledger.committed
+    if state is not None:
+        ledger.finish(state, built.engine.trainable, named(built, handed_back(built.recipe, state)))
+
+
+def handed_back(recipe: Recipe, state: State) -> Tensor:
+    return recipe.average.model(state.memory.get("average"), state.w)
+
+
+def named(built: Parts, w: Tensor) -> dict[str, Tensor]:
+    """The model as named tensors."""
+    return {name: view.clone() for name, view in layout(built.net).views(w).items()}
+
+
+def _result(built: Parts, state: State, ledger: Ledger | None) -> Result:
+    summary = summarise(state.history, built.engine.size, built.engine.trainable)
+    return Result(
+        summary, state.history, named(built, handed_back(built.recipe, state)), ledger.folder if ledger else None
+    )
+
+
+def run_seeds(
+    experiment: Experiment, seeds: Sequence[int], out: Path, resume: bool = False,
+    watch: Callable[[int, Round], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """One run per seed in `out/seed-N`, and their means with 95 % intervals in `out/summary.json`."""
+    summaries = []
+    for seed in seeds:
+        each = None if watch is None else (lambda done, seed=seed: watch(seed, done))  # type: ignore[misc]
+        result = run(experiment.with_seed(seed), out / f"seed-{seed}", resume, watch=each)
+        summaries.append(result.summary)
+    table = {"seeds": list(seeds), **intervals(summaries)}
+    write_through(out / "summary.json", json.dumps(table, indent=1).encode())
+    return table
+
+
+FIGURES = (
+    "accuracy", "accuracy_last", "rounds", "joules", "bytes_up", "bytes_down", "seconds", "computation_efficiency",
+    "communication_efficiency",
+)  # fmt: skip
+
+
+def intervals(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and half-width of the 95 % interval (Student's t) of each figure over the seeds."""
+    from scipy.stats import t as student
+
+    table: dict[str, Any] = {}
+    for name in FIGURES:
+        values = torch.tensor([s[name] for s in summaries if s[name] is not None], dtype=torch.float64)
+        n = len(values)
+        half = float(student.ppf(0.975, n - 1) * values.std() / n**0.5) if n > 1 else None
+        table[name] = {"mean": float(values.mean()) if n else None, "half": half, "n": n}
+    return table

@@ -1,0 +1,74 @@
+"""Budgets and patience: enough rounds, bytes, joules or seconds; no progress; or any of several rules."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flrce.types import Record, Spent
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Stop when a budget is used up; a round that it cannot pay for is not even started."""
+
+    rounds: int | None = None
+    bytes: float | None = None
+    joules: float | None = None
+    seconds: float | None = None
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        return self._over(history, 0, 0.0, 0.0)
+
+    def before(self, history: Sequence[Record], estimates: Sequence[Spent]) -> str:
+        """Why the next round, estimated so, is not affordable; "" if it is."""
+        if self.rounds is not None and sum(h.outcome == "committed" for h in history) >= self.rounds:
+            return f"budget of {self.rounds} rounds"
+        slowest = max((s.seconds for s in estimates), default=0.0)
+        joules = sum(s.joules + s.idle_watts * (slowest - s.seconds) for s in estimates)
+        return self._over(
+            history, sum(s.bytes_up + s.bytes_down for s in estimates), joules, slowest, "next round would pass "
+        )
+
+    def _over(self, history: Sequence[Record], nbytes: int, joules: float, seconds: float, how: str = "") -> str:
+        spent = {
+            "bytes": nbytes + sum(h.bytes_up + h.bytes_down for h in history),
+            "joules": joules + sum(h.joules for h in history),
+            "seconds": seconds + sum(h.seconds for h in history),
+        }
+        for name, used in spent.items():
+            limit = getattr(self, name)
+            if limit is not None and (used > limit if how else used >= limit):
+                return f"{how}budget of {limit:g} {name} ({used:.6g})"
+        return ""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Stop when accuracy has not risen by `least` over the best of before for `rounds` evaluations."""
+
+    rounds: int = 10
+    least: float = 0.0
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        seen = [h.averaged if h.averaged is not None else h.accuracy for h in history]
+        values = [value for value in seen if value is not None]
+        if len(values) <= self.rounds or history[-1].accuracy is None:
+            return ""
+        best = max(values[: -self.rounds])
+        if max(values[-self.rounds :]) > best + self.least:
+            return ""
+        return f"no gain of {self.least:g} over {best:.4f} in {self.rounds} evaluations"
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """The first rule that says stop."""
+
+    rules: tuple[Any, ...]
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        return next((why for rule in self.rules if (why := rule(history))), "")
+
+    def before(self, history: Sequence[Record], estimates: Sequence[Spent]) -> str:
+        checks = [rule.before for rule in self.rules if hasattr(rule, "before")]
+        return next((why for check in checks if (why := check(history, estimates))), "")

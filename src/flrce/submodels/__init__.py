@@ -1,0 +1,1 @@
+"""Which coordinates does a client hold?"""

@@ -1,0 +1,195 @@
+"""What flows through a round: Selection -> Task -> Reply -> Updates -> Record, and the State between rounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Selection:
+    """C_t: rows of the chosen clients, and whether the round exploits what is known."""
+
+    k: tuple[int, ...]
+    exploit: bool = False
+    keep: int | None = None  # with over-commitment: only this many replies, the fastest, count
+    why: Mapping[str, Any] = field(default_factory=dict)  # figures behind the choice, for the ledger
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a client is told besides the model; numbers and names only, so it serialises."""
+
+    client: str
+    k: int  # the client's row in the server's maps
+    t: int
+    seed: int
+    epochs: int = 5
+    batch: int = 128
+    lr: float = 0.1
+    steps: int | None = None  # stop after so many batches, or go on past `epochs` up to them
+    mu: float = 0.0  # proximal term
+    squared: bool = True  # its norm squared (FedProx), or not (its authors' later code)
+    first: int = 0  # first trained block; those before it are frozen
+    rate: float = 1.0  # share of hidden units in the client's sub-model
+    ordered: bool = False  # the first units (HeteroFL) instead of random ones (Federated Dropout)
+    compressor: Any = None
+    deadline: float = float("inf")  # seconds; a later reply is refused
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors sent along
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Encoded buffers as they travel; `nbytes` is what they really weigh."""
+
+    buffers: Mapping[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(b.numel() * b.element_size() for b in self.buffers.values())
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one client's part of a round cost; modelled unless `measured`."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    framing: int = 0  # scalars, seeds and headers, both directions
+    flops: float = 0.0
+    batches: int = 0
+    compute_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    joules: float = 0.0
+    idle_watts: float = 0.0  # drawn while waiting for the round to end
+    measured: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.transfer_seconds
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's answer, not yet checked; `error` says why there is none."""
+
+    client: str
+    t: int
+    payload: Payload | None = None
+    n: int = 0  # training samples
+    loss: float = 0.0  # mean over the first epoch
+    loss_square: float = 0.0  # mean squared per-sample loss, smoothed over the first epoch (Oort)
+    spent: Spent = Spent()
+    carry: Mapping[str, Tensor] = field(default_factory=dict)  # stays with the client; a simulator keeps it for it
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The replies that passed the gate, one row each, ordered by k."""
+
+    k: Tensor  # (P,) rows
+    U: Tensor  # (P, d) u_k over everything that travels
+    n: Tensor  # (P,) float64 samples
+    trainable: int  # the first floats of a row are trained parameters, the rest BatchNorm statistics
+    covered: Tensor | None = None  # (P, d) bool: coordinates a client held; None: all
+    loss: Tensor | None = None  # (P,)
+    loss_square: Tensor | None = None  # (P,)
+    seconds: Tensor | None = None  # (P,) modelled or measured duration
+    spent: tuple[Spent, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.k)
+
+    @property
+    def u(self) -> Tensor:
+        """(P, trainable) the paper's vectors."""
+        return self.U[:, : self.trainable]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model on every client's hold-out."""
+
+    accuracy: float  # mean over clients, as in the paper
+    weighted: float  # mean over samples
+    loss: float
+    nbytes: int = 0  # what sending the model to every client that judges it would cost
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round in the ledger: small, and all that a stop rule may look at."""
+
+    t: int
+    outcome: str = "committed"  # or "abandoned"
+    exploit: bool = False
+    chosen: tuple[str, ...] = ()
+    replied: tuple[str, ...] = ()
+    rejected: Mapping[str, str] = field(default_factory=dict)  # client -> reason
+    conflicts: float = 0.0  # mean number of conflicting peers (Algorithm 3)
+    consensus: float = 1.0  # |sum p u| / sum p |u|
+    accuracy: float | None = None
+    accuracy_weighted: float | None = None
+    loss: float | None = None
+    averaged: float | None = None  # accuracy of the server average, where it is not the last model
+    bytes_up: int = 0
+    bytes_down: int = 0
+    bytes_framing: int = 0
+    bytes_evaluation: int = 0  # what sending the model to every hold-out would cost; apart
+    bytes_wasted: int = 0  # up and down, of replies that did not count
+    joules: float = 0.0
+    joules_wasted: float = 0.0
+    seconds: float = 0.0
+    measured: bool = False
+    shadow: tuple[float, ...] = ()  # thresholds psi that would have stopped the run by now
+    why: Mapping[str, Any] = field(default_factory=dict)
+    stop: str = ""  # the reason, in the round that ends the run
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a piece may learn from a committed round."""
+
+    t: int
+    w: Tensor  # before the round: eq. 5 and 6 measure from it
+    w_next: Tensor
+    updates: Updates
+    M: int  # rows in the roster
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that survives a round. A piece's tables may be written in place, so keep no old state."""
+
+    t: int  # rounds committed
+    w: Tensor  # (d,)
+    memory: Mapping[str, Any]  # role of a piece -> what it remembers
+    roster: tuple[str, ...] = ()  # row -> client
+    carry: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # client -> what it keeps
+    history: tuple[Record, ...] = ()
+    attempt: int = 0  # abandoned tries at the round that comes next
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """One client's part of a round in the ledger."""
+
+    t: int
+    client: str
+    outcome: str  # "useful", or why it did not count
+    n: int
+    loss: float
+    spent: Spent
+
+
+@dataclass(frozen=True)
+class Round:
+    """What `rounds` yields."""
+
+    state: State
+    record: Record
+    clients: tuple[ClientRecord, ...]
+    touched: tuple[int, ...] = ()  # rows whose tables changed
+    model: Tensor | None = None  # what would be handed back now: the server average
