@@ -1,28 +1,41 @@
 """State on disk: one commit point a round, cost proportional to the round's P clients, and proof of every byte.
 
-A round writes two files: `T.state` (the model and what is small) and `T.rows` (the rows of the server's tables that the
-round touched, and what its clients keep). The manifest names every file still needed with its length and SHA-256; it is
-written aside, fsynced and renamed: that rename is the commit. The previous manifest and its files stay as a spare.
+A commit writes `N.state` (the model and what is small), `N.rows` (the rows of the server's tables that the round
+touched, and what its clients keep) and, when clients have appeared, `N.roster`. The manifest names every file still
+needed and the ledger's length, each with its SHA-256, and bears its own; it is written aside, fsynced and renamed: that
+rename is the commit. The previous manifest and its files stay as a spare.
+
+A row's newest file counts. Files of which less than half is still current are emptied bit by bit: their last rows
+move into the next commit, so the folder holds at most about twice the tables' size.
 """
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
 
+from flrce import snapshot
+from flrce.disk import sync_folder, write_through
 from flrce.errors import BadInput
-from flrce.types import Record, Round, State
+from flrce.failpoint import failpoint
+from flrce.snapshot import Assembly, Tensors
+from flrce.types import Round, State
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST, SPARE = "manifest.json", "manifest.previous.json"
+OURS = (".state", ".rows", ".roster", ".part")
+Marks = Mapping[str, Mapping[str, Any]]  # ledger file -> bytes, sha256
+log = logging.getLogger("flrce")
+
+__all__ = ["Commit", "Journal", "write_through"]
 
 
 @dataclass(frozen=True)
@@ -31,194 +44,182 @@ class Commit:
 
     t: int
     attempt: int
-    roster: tuple[str, ...]
     files: dict[str, dict[str, Any]]  # name -> sha256, bytes
     latest: str  # stem of the newest state file
-    rows: dict[str, str]  # row of the tables -> file that holds it
-    rounds: dict[str, str]  # "table/key" of tables by round -> file
+    roster: str  # file with the clients' names
+    rounds: dict[str, str]  # "table/round" of tables by round -> file
     scalars: dict[str, Any]  # what the pieces remember besides tensors
-    ledger: dict[str, int]  # length of each ledger file at the commit
+    ledger: dict[str, dict[str, Any]]  # length and SHA-256 of each ledger file at the commit
     experiment: str  # fingerprint of the configuration
+    versions: dict[str, str]
     schema: int = SCHEMA
 
 
-def save_round(folder: Path, done: Round, ledger: Mapping[str, int], experiment: str) -> None:
-    """Commit one round."""
-    folder.mkdir(parents=True, exist_ok=True)
-    before, state = _read(folder / MANIFEST), done.state
-    stem = f"{len(state.history):06d}"
-    whole, rows, rounds, scalars = _flatten(state, done.touched, before.rounds if before else {}, stem)
-    where = (before.rows if before else {}) | {str(k): f"{stem}.rows" for k in done.touched}
-    files = {f"{stem}.state": _write(folder / f"{stem}.state", whole)}
-    if rows:
-        files[f"{stem}.rows"] = _write(folder / f"{stem}.rows", rows)
-    needed = {*where.values(), *rounds.values()}
-    kept = {name: entry for name, entry in (before.files if before else {}).items() if name in needed}
-    commit = Commit(
-        state.t, state.attempt, state.roster, kept | files, stem, where, rounds, scalars, dict(ledger), experiment
-    )
-    _commit(folder, commit, before)
+class Journal:
+    """The checkpoint folder of one run."""
 
+    def __init__(self, folder: Path, experiment: str, versions: Mapping[str, str]) -> None:
+        self.folder, self.experiment, self.versions = folder, experiment, dict(versions)
+        self.last: Commit | None = None
+        self.roster: tuple[str, ...] = ()
+        self.owner: dict[int, str] = {}  # row of the tables -> file with its newest version
+        self.content: dict[str, tuple[int, ...]] = {}  # file -> rows in it, current or not
+        self.live: Counter[str] = Counter()  # file -> rows of which it has the newest version
 
-def restore(folder: Path, state: State, history: Mapping[str, Path], experiment: str) -> State | None:
-    """The last committed state; `state` is the initial one of the same recipe. None: nothing was committed.
+    def save(self, done: Round, ledger: Marks, guard: Callable[[], None]) -> None:
+        """Commit one round; `guard` raises if the folder is no longer this run's."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        state, stem = done.state, f"{len(done.state.history):06d}"
+        touched = sorted({*done.touched, *self._stragglers(set(done.touched))})
+        shot, before = snapshot.take(state, touched), self.last
+        old = {name: file for name, file in (before.rounds if before else {}).items() if name in shot.rounds}
+        files = {f"{stem}.state": self._write(f"{stem}.state", snapshot.contiguous(shot.whole))}
+        extra = snapshot.contiguous(shot.rounds, but=old)
+        if touched or extra:
+            files[f"{stem}.rows"] = self._write(f"{stem}.rows", snapshot.contiguous(shot.rows) | extra)
+        roster = before.roster if before else ""
+        if state.roster != self.roster or not roster:
+            roster = f"{stem}.roster"
+            files[roster] = self._store(roster, json.dumps(state.roster).encode())
+        live = self._live_without(touched)
+        rounds = {name: old.get(name, f"{stem}.rows") for name in shot.rounds}
+        needed = {*live, *rounds.values(), roster}
+        kept = {name: entry for name, entry in (before.files if before else {}).items() if name in needed}
+        commit = Commit(
+            state.t, state.attempt, kept | files, stem, roster, rounds, shot.scalars,
+            {name: dict(mark) for name, mark in ledger.items()}, self.experiment, self.versions,
+        )  # fmt: skip
+        self._commit(commit, guard)
+        self.last, self.roster = commit, state.roster
+        self._note(f"{stem}.rows", touched, live)
 
-    A damaged newest checkpoint falls back on the spare. The ledger files are cut to their length at that commit.
-    """
-    problems = []
-    for name in (MANIFEST, SPARE):
-        path = folder / name
-        if not path.exists():
-            continue
-        try:
-            commit = _read(path)
-            assert commit is not None
-            restored = _load(folder, commit, state)
-        except (ValueError, KeyError, OSError, TypeError, AssertionError, SafetensorError) as why:
-            problems.append(f"{path}: {why}")
-            continue
-        if commit.experiment != experiment:
-            raise BadInput(f"{path.parent.parent} was made by another experiment file; use its own, or another --out")
-        if name == SPARE:
-            os.replace(path, folder / MANIFEST)
-        _cut(commit, history)
-        return replace(restored, history=_history(history["rounds.jsonl"]))
-    if problems:
-        raise BadInput(f"checkpoint is damaged beyond its spare ({'; '.join(problems)}); start anew with another --out")
-    return None
+    def restore(self, start: State, verify: Callable[[Marks], None]) -> State | None:
+        """The last committed state without its history; `start` is the initial one of the same recipe.
 
-
-def _flatten(
-    state: State, touched: tuple[int, ...], old: Mapping[str, str], stem: str
-) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str], dict[str, Any]]:
-    """State as (whole tensors, touched rows, tables by round and the file of each entry, everything else)."""
-    whole, rows, rounds, scalars = {"w": state.w}, {}, {}, {}
-    index = torch.tensor(touched, dtype=torch.long)
-    for role, memory in state.memory.items():
-        for f in fields(memory):
-            key, value = f"{role}.{f.name}", getattr(memory, f.name)
-            if isinstance(value, Tensor) and f.metadata.get("rows"):
-                if len(touched):
-                    rows[key] = value[index]
-            elif isinstance(value, Tensor):
-                whole[key] = value
-            elif isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values()):
-                for r, tensor in value.items():
-                    rounds[f"{key}/{r}"] = old.get(f"{key}/{r}", f"{stem}.rows")
-                    if rounds[f"{key}/{r}"] == f"{stem}.rows":
-                        rows[f"{key}/{r}"] = tensor
-            else:
-                scalars[key] = value
-    for k in touched:
-        for name, tensor in state.carry.get(state.roster[k], {}).items():
-            rows[f"carry/{k}/{name}"] = tensor
-    if len(touched):
-        rows["k"] = index
-    return whole, {key: value.contiguous() for key, value in rows.items()}, rounds, scalars
-
-
-def _load(folder: Path, commit: Commit, state: State) -> State:
-    """A State as the manifest describes it."""
-    loaded = {name: _checked(folder / name, entry) for name, entry in commit.files.items()}
-    whole = loaded[f"{commit.latest}.state"]
-    memory = {}
-    for role, start in state.memory.items():
-        values: dict[str, Any] = {}
-        for f in fields(start):
-            key, template = f"{role}.{f.name}", getattr(start, f.name)
-            if f.metadata.get("rows"):
-                values[f.name] = _table(template, key, bool(f.metadata.get("square")), commit, loaded)
-            elif key in whole:
-                values[f.name] = whole[key]
-            elif isinstance(template, dict):
-                mine = {name: file for name, file in commit.rounds.items() if name.startswith(f"{key}/")}
-                values[f.name] = {int(name.rpartition("/")[2]): loaded[file][name] for name, file in mine.items()}
-            else:
-                values[f.name] = type(template)(commit.scalars[key])
-        memory[role] = replace(start, **values)
-    carry: dict[str, dict[str, Tensor]] = {}
-    for k, file in commit.rows.items():
-        prefix = f"carry/{k}/"
-        mine = {name.removeprefix(prefix): x for name, x in loaded[file].items() if name.startswith(prefix)}
-        if mine:
-            carry[commit.roster[int(k)]] = mine
-    return State(commit.t, whole["w"], memory, commit.roster, carry, (), commit.attempt)
-
-
-def _table(
-    template: Tensor, key: str, square: bool, commit: Commit, loaded: Mapping[str, Mapping[str, Tensor]]
-) -> Tensor:
-    """A table over clients, put together from the rows' files; square tables grow with the roster both ways."""
-    M = len(commit.roster)
-    table = template.new_zeros((M, M) if square else (M, *template.shape[1:]))
-    if template.numel() and template.dim() == 1:
-        table.fill_(template[0].item())  # what a row is before it is first written
-    for k, file in commit.rows.items():
-        row = loaded[file][key][int((loaded[file]["k"] == int(k)).nonzero()[0, 0])]
-        table[(int(k), *(slice(size) for size in row.shape))] = row
-    return table
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    data = save({key: value.clone() for key, value in tensors.items()})
-    write_through(path, data)
-    return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-
-
-def write_through(path: Path, data: bytes) -> None:
-    """Write a file aside, make sure it is on disk, and rename it into place."""
-    aside = path.with_name(path.name + ".part")
-    with open(aside, "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(aside, path)
-
-
-def _commit(folder: Path, commit: Commit, before: Commit | None) -> None:
-    if before:
-        write_through(folder / SPARE, (folder / MANIFEST).read_bytes())
-    write_through(folder / MANIFEST, json.dumps(asdict(commit)).encode())
-    handle = os.open(folder, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-    needed = {MANIFEST, SPARE, *commit.files, *(before.files if before else ())}
-    for path in folder.iterdir():
-        if path.name not in needed:
-            path.unlink()
-
-
-def _read(path: Path) -> Commit | None:
-    if not path.exists():
+        A damaged newest checkpoint falls back on the spare; `verify` raises ValueError if the ledger is not as a
+        manifest says. None: nothing was committed.
+        """
+        problems = []
+        for path in (self.folder / MANIFEST, self.folder / SPARE):
+            if not path.exists():
+                continue
+            try:
+                commit, roster = read(path)
+                state = self._load(commit, roster, start)
+                verify(commit.ledger)
+            except BadInput:
+                raise
+            except (ValueError, KeyError, IndexError, OSError, TypeError, RuntimeError, SafetensorError) as why:
+                problems.append(f"{path.name}: {' '.join(str(why).split())[:200]}")
+                continue
+            if commit.experiment != self.experiment:
+                raise BadInput(f"{self.folder.parent} was made by another experiment; use its own, or another --out")
+            if problems:
+                log.warning(f"{self.folder}: {problems[0]}; going on from round {commit.t}, the commit before")
+                os.replace(path, self.folder / MANIFEST)
+            self._warn(commit)
+            self.last, self.roster = commit, state.roster
+            return state
+        if problems:
+            raise BadInput(f"{self.folder} is damaged beyond its spare ({'; '.join(problems)}); use another --out")
         return None
+
+    def _live_without(self, touched: Iterable[int]) -> Counter[str]:
+        """Current rows by file, once these rows have moved on."""
+        return self.live - Counter(self.owner[k] for k in touched if k in self.owner)
+
+    def _note(self, file: str, rows: Sequence[int], live: Counter[str]) -> None:
+        """Remember where rows are now; what this costs does not grow with the number of clients."""
+        self.owner.update(dict.fromkeys(rows, file))
+        self.live = live + Counter({file: len(rows)})
+        self.content = {name: self.content.get(name, tuple(rows)) for name in self.live}
+
+    def _stragglers(self, touched: set[int]) -> list[int]:
+        """Current rows of the emptiest file, once less than half of all stored rows is current."""
+        live = self._live_without(touched)
+        if sum(len(self.content[file]) for file in live) <= 2 * live.total():
+            return []
+        emptiest = min(live, key=lambda file: (live[file] / len(self.content[file]), file))
+        return [k for k in self.content[emptiest] if self.owner[k] == emptiest and k not in touched]
+
+    def _load(self, commit: Commit, roster: tuple[str, ...], start: State) -> State:
+        """The state that a manifest describes, one file in memory at a time."""
+        roster = roster or tuple(json.loads(self._checked(commit.roster, commit)))
+        build, rounds = Assembly(start, roster), {}
+        self.content = {}
+        for name in sorted((name for name in commit.files if name.endswith(".rows")), reverse=True):
+            tensors = load(self._checked(name, commit))
+            build.add(name, tensors)
+            self.content[name] = tuple(tensors["k"].tolist()) if "k" in tensors else ()
+            rounds.update({entry: tensors[entry].clone() for entry, file in commit.rounds.items() if file == name})
+        whole: Tensors = load(self._checked(f"{commit.latest}.state", commit))
+        self.owner, self.live = build.owner, Counter(build.owner.values())
+        return build.state(commit.t, commit.attempt, whole, rounds, commit.scalars)
+
+    def _checked(self, name: str, commit: Commit) -> bytes:
+        data = (self.folder / name).read_bytes()
+        entry = commit.files[name]
+        if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise ValueError(f"{name} is not as it was written")
+        return data
+
+    def _write(self, name: str, tensors: Tensors) -> dict[str, Any]:
+        return self._store(name, save(tensors))
+
+    def _store(self, name: str, data: bytes) -> dict[str, Any]:
+        write_through(self.folder / name, data)
+        return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+    def _commit(self, commit: Commit, guard: Callable[[], None]) -> None:
+        if self.last:
+            old = _sealed(self.last) if self.last.roster else (self.folder / MANIFEST).read_bytes()  # schema 1 as it is
+            write_through(self.folder / SPARE, old)
+        sync_folder(self.folder)
+        failpoint("commit.ready")
+        guard()
+        write_through(self.folder / MANIFEST, _sealed(commit))
+        sync_folder(self.folder)
+        failpoint("commit.done")
+        needed = {*commit.files, *(self.last.files if self.last else ())}
+        for path in self.folder.iterdir():
+            if path.name not in needed and path.suffix in OURS:
+                path.unlink()
+                failpoint("commit.swept")
+
+    def _warn(self, commit: Commit) -> None:
+        """Say which versions have changed since: the same bits are promised only for the same ones."""
+        old = commit.versions
+        drift = [f"{k} {old[k]} -> {v}" for k, v in self.versions.items() if k in old and old[k] != v]
+        if drift:
+            log.warning(f"{self.folder.parent} was begun with other versions ({', '.join(drift)}): bits may differ")
+
+
+def read(path: Path) -> tuple[Commit, tuple[str, ...]]:
+    """A manifest, and the clients' names where an old one lists them; ValueError if it is damaged."""
     raw = json.loads(path.read_bytes())
-    if raw.get("schema") != SCHEMA:
+    if raw.get("schema") == 1 and "commit" not in raw:
+        return _from_first(raw), tuple(raw["roster"])
+    body = raw["commit"]
+    if hashlib.sha256(_canonical(body)).hexdigest() != raw["sha256"]:
+        raise ValueError("the manifest is not as it was written")
+    if body["schema"] != SCHEMA:
         raise BadInput(
-            f"{path} has schema {raw.get('schema')}, this version reads {SCHEMA}; use the version that wrote it"
+            f"{path} has schema {body['schema']}, this version reads {SCHEMA}; use the version that wrote it"
         )
-    return Commit(**{**raw, "roster": tuple(raw["roster"])})
+    return Commit(**body), ()
 
 
-def _checked(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-    data = path.read_bytes()
-    if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise ValueError(f"{path.name} is not as it was written")
-    return load(data)
+def _from_first(raw: Mapping[str, Any]) -> Commit:
+    """Schema 1: names and rows inside the manifest, no SHA-256 of the ledger or of the manifest itself."""
+    ledger = {name: {"bytes": length, "sha256": None} for name, length in raw["ledger"].items()}
+    same = ("t", "attempt", "files", "latest", "rounds", "scalars", "experiment")
+    return Commit(**{key: raw[key] for key in same}, roster="", ledger=ledger, versions={})
 
 
-def _cut(commit: Commit, history: Mapping[str, Path]) -> None:
-    for name, path in history.items():
-        length = commit.ledger[name]
-        if not path.exists() or path.stat().st_size < length:
-            raise BadInput(f"{path} is shorter than the checkpoint says; restore it or start anew with another --out")
-        os.truncate(path, length)
+def _canonical(body: Any) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _history(path: Path) -> tuple[Record, ...]:
-    return tuple(record(json.loads(line)) for line in path.read_text().splitlines())
-
-
-def record(row: Mapping[str, Any]) -> Record:
-    """A ledger line as a Record."""
-    known = {f.name for f in fields(Record)}
-    return Record(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known})
+def _sealed(commit: Commit) -> bytes:
+    body = _canonical(asdict(commit))
+    return b'{"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'","commit":' + body + b"}"

@@ -18,22 +18,22 @@ SURFACE = {
 }  # fmt: skip
 
 
-def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[str, float]) -> Recipe:
-    """A recipe from `[recipe]`: `name`, that recipe's own settings, and pieces by role; plus the budgets of `[stop]`."""
+def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[str, Any]) -> Recipe:
+    """A recipe from `[recipe]`: `name`, that recipe's own settings, pieces by role; plus the budgets of `[stop]`."""
     settings = dict(table)
     name = settings.pop("name", "flrce")
     if name not in CATALOGUE:
         raise BadInput(f"recipe.name = {name!r}: {nearest(str(name), CATALOGUE)}")
     pieces = {role: settings.pop(role) for role in ROLES if role in settings}
-    minimum = settings.pop("minimum", 1)
+    minimum = settings.pop("minimum", None)
     make = CATALOGUE[name]
     _known(settings, keys_of(make), name)
     try:
         recipe = make(**settings, **local)
     except (TypeError, ValueError) as why:
         raise BadInput(f"recipe.{name}: {why}") from why
-    for role, wanted in pieces.items():
-        recipe = replace(recipe, **{role: piece(role, wanted, local)})
+    recipe = replace(recipe, **{role: piece(role, wanted, local) for role, wanted in pieces.items()})
+    minimum = recipe.minimum if minimum is None else minimum
     if type(minimum) is not int or not 1 <= minimum <= recipe.P:
         raise BadInput(f"recipe.minimum = {minimum!r}: must be an integer from 1 to per_round = {recipe.P}")
     if budget:

@@ -1,4 +1,4 @@
-"""The experiment file: TOML -> checked settings -> recipe, data, model, engine. Everything is refused before data loads."""
+"""The experiment file: TOML -> checked settings -> recipe, data, model, engine. All is refused before data loads."""
 
 import tomllib
 from pathlib import Path
@@ -63,6 +63,7 @@ class EngineTable(Section):
     name: Literal["simulator", "flower"] = "simulator"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: Count | Literal["auto"] = "auto"
+    kernel: Literal["auto", "native", "torch"] = "auto"
     eval_every: Count = 1
 
 
@@ -174,15 +175,19 @@ def _set(tables: dict[str, Any], override: str) -> None:
 def _explain(error: ValidationError) -> str:
     """The first problem, as `key = value: rule; remedy`."""
     first = error.errors()[0]
-    key = ".".join(
-        str(part) for part in first["loc"] if part not in ("int", "str", "float") and "literal" not in str(part)
-    )
-    key = key.replace("dict[str,constrained-float]", "").strip(".")
+    path: list[str] = []
+    section: Any = Experiment
+    for part in map(str, first["loc"]):
+        if part not in section.model_fields:
+            break  # pydantic goes on to name the kinds of a union
+        path.append(part)
+        section = section.model_fields[part].annotation
+        if not hasattr(section, "model_fields"):
+            break
+    key = ".".join(path)
     if first["type"] == "extra_forbidden":
-        section: Any = Experiment
-        for part in first["loc"][:-1]:
-            section = section.model_fields[str(part)].annotation
-        return f"{key} is no known key; {nearest(str(first['loc'][-1]), section.model_fields)}"
+        unknown = str(first["loc"][-1])
+        return f"{'.'.join([*path, unknown])} is no known key; {nearest(unknown, section.model_fields)}"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not key:
         return message

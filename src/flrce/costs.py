@@ -4,11 +4,13 @@ E = P_act (a batches + FLOPs / R) + e_up B_up + e_down B_down, and P_idle while 
 small as the paper's the fixed cost `a` of a batch outweighs its FLOPs.
 """
 
+import copy
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from importlib import resources
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -34,6 +36,14 @@ class Profile:
     up_joules: float  # per byte
     down_joules: float
 
+    def __post_init__(self) -> None:
+        for f in fields(self)[1:]:
+            value = getattr(self, f.name)
+            if type(value) not in (int, float) or not 0 <= value < math.inf:
+                raise ValueError(f"{f.name} must be a number, 0 or more, got {value!r}")
+            if f.name in ("flops", "up_bits", "down_bits") and not value:
+                raise ValueError(f"{f.name} must be above 0")
+
     def spend(self, bytes_down: int, bytes_up: int, flops: float, batches: int, framing: int = 0) -> Spent:
         """The modelled cost of one client's part of a round."""
         compute = self.batch_seconds * batches + flops / self.flops
@@ -56,19 +66,15 @@ def profile(name: str) -> Profile:
     """A shipped profile by name, or a TOML file of one's own by path."""
     if name.endswith(".toml"):
         try:
-            text = open(name).read()
-        except OSError as why:
-            raise BadInput(
-                f"fleet.profile {name!r} cannot be read: {why.strerror}; give a shipped name or a file"
-            ) from why
+            text = Path(name).read_text()
+        except (OSError, UnicodeDecodeError) as why:
+            raise BadInput(f"fleet.profile {name!r} cannot be read: {why}; give a shipped name or a TOML file") from why
     elif name in profile_names():
         text = (resources.files("flrce") / "profiles" / f"{name}.toml").read_text()
     else:
-        raise BadInput(f"fleet.profile {name!r} is unknown; {nearest(name, profile_names())}")
+        raise BadInput(f"fleet.profile {name!r} is unknown; {nearest(name, profile_names())}, or a file name.toml")
     try:
-        table: dict[str, Any] = tomllib.loads(text)
-        figures = {key: float(value["value"]) for key, value in table.items() if isinstance(value, dict)}
-        return Profile(name, **figures)
+        return Profile(name, **{key: figure["value"] for key, figure in tomllib.loads(text).items()})
     except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as why:
         raise BadInput(
             f"fleet.profile {name!r} is malformed ({why}); copy a shipped one and change its values"
@@ -95,16 +101,13 @@ def training_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2) -> 
     """FLOPs to train on one sample, forward and backward, of the layers that ask for gradients; torch counts them."""
     x, y = torch.zeros(samples, *shape), torch.zeros(samples, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
-        F.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
-    return counter.get_total_flops() / samples
+        F.cross_entropy(net(x), y).backward()
+    return float(counter.get_total_flops()) / samples
 
 
-def total(spent: Sequence[Spent]) -> Spent:
-    """The sum over clients."""
-    result = Spent()
-    for s in spent:
-        result = replace(
-            result, bytes_down=result.bytes_down + s.bytes_down, bytes_up=result.bytes_up + s.bytes_up,
-            framing=result.framing + s.framing, flops=result.flops + s.flops, joules=result.joules + s.joules,
-        )  # fmt: skip
-    return result
+def inference_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2) -> float:
+    """FLOPs to judge one sample."""
+    net = copy.deepcopy(net).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(torch.zeros(samples, *shape))
+    return float(counter.get_total_flops()) / samples

@@ -8,6 +8,10 @@ class BadInput(ValueError):
     """Raised before any work is lost; the command line prints it and exits with 2."""
 
 
+class Unfinished(RuntimeError):
+    """A run that ended before its time but can be resumed; the command line exits with 130."""
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """A hint naming the closest valid word, or all of them when none is close."""
     valid = sorted(valid)

@@ -1,15 +1,21 @@
-"""The one door between clients and everything else: a reply passes whole, or is that client's failure with a reason."""
+"""The one door between clients and everything else: a reply passes whole, or is that client's failure with a reason.
 
-from collections.abc import Callable, Sequence
+Nothing a client sends raises: what is not as the task asked for it is refused, sizes before contents.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from flrce.payloads import decoded, encoding, number, sound
 from flrce.pieces import Malformed
 from flrce.types import Reply, Task, Updates
 
 MOST_SAMPLES = 10_000_000  # a client that claims more lies, or should be several clients
 Holdings = Callable[[Task], tuple[Tensor | None, Sequence[tuple[str, int]]]]
+Stray = tuple[Reply, str]
 
 
 def gate(
@@ -17,19 +23,16 @@ def gate(
 ) -> tuple[Updates, dict[str, str]]:
     """The updates that passed, ordered by row, and why each other client did not count."""
     asked = {task.client: task for task in tasks}
-    rejected = {task.client: "no reply" for task in tasks}
+    first, strays = answers(tasks, replies)
+    rejected = {task.client: "no reply" for task in tasks if task.client not in first}
+    rejected |= {reply.client: why for reply, why in strays if reply.client in rejected}
     passed: dict[str, tuple[Reply, Tensor]] = {}
-    seen: set[str] = set()
-    for reply in replies:
-        if reply.client not in asked or reply.client in seen:
-            continue  # nobody asked, or the first reply counts
-        seen.add(reply.client)
-        why, u = check(asked[reply.client], reply, holdings)
+    for client, reply in first.items():
+        why, u = check(asked[client], reply, holdings)
         if u is None:
-            rejected[reply.client] = why
+            rejected[client] = why
         else:
-            passed[reply.client] = (reply, u)
-            del rejected[reply.client]
+            passed[client] = (reply, u)
     for client in _slow(passed, keep):
         del passed[client]
         rejected[client] = "slower than the replies that were waited for"
@@ -37,23 +40,55 @@ def gate(
     return _stack([asked[c] for c in ordered], [passed[c] for c in ordered], holdings, d, trainable), rejected
 
 
+def answers(tasks: Sequence[Task], replies: Sequence[Reply]) -> tuple[dict[str, Reply], list[Stray]]:
+    """Each asked client's first reply to this round, and all others with the reason: late, duplicate, or unasked."""
+    asked = {task.client: task.t for task in tasks}
+    first: dict[str, Reply] = {}
+    strays: list[Stray] = []
+    for reply in replies:
+        if not isinstance(reply, Reply) or type(reply.client) is not str:
+            continue  # nothing to hold anybody to
+        if reply.client not in asked:
+            strays.append((reply, "nobody asked"))
+        elif type(reply.t) is not int or reply.t != asked[reply.client]:
+            strays.append((reply, f"late: reply to round {str(reply.t)[:20]} in round {asked[reply.client]}"))
+        elif reply.client in first:
+            strays.append((reply, "duplicate"))
+        else:
+            first[reply.client] = reply
+    return first, strays
+
+
+def kept(tasks: Sequence[Task], replies: Sequence[Reply]) -> dict[str, Mapping[str, Tensor]]:
+    """What each client that answered keeps for its next task; it has moved on even where its reply did not count."""
+    first, _ = answers(tasks, replies)
+    return {client: reply.carry for client, reply in first.items() if reply.carry and _tensors(reply.carry)}
+
+
 def check(task: Task, reply: Reply, holdings: Holdings) -> tuple[str, Tensor | None]:
     """("", the decoded update), or (why not, None)."""
     if reply.error or reply.payload is None:
-        return reply.error or "empty reply", None
-    if reply.t != task.t:
-        return f"late: reply to round {reply.t} in round {task.t}", None
+        return str(reply.error or "empty reply")[:300], None
+    if type(reply.t) is not int or reply.t != task.t:
+        return f"late: reply to round {str(reply.t)[:20]} in round {task.t}", None
     if type(reply.n) is not int or not 1 <= reply.n <= MOST_SAMPLES:
         return f"num_examples {str(reply.n)[:20]!r} is not an integer from 1 to {MOST_SAMPLES}", None
+    if not sound(reply.spent):
+        return "malformed: costs must be finite numbers of at least 0", None
+    if not (number(reply.loss) and number(reply.loss_square)):
+        return f"malformed: loss {str(reply.loss)[:20]}, squared {str(reply.loss_square)[:20]}", None
     if not reply.spent.seconds <= task.deadline:
         return f"late: {reply.spent.seconds:.1f} s past the deadline of {task.deadline:.1f} s", None
     try:
-        u = task.compressor.decode(reply.payload, holdings(task)[1])
+        return decoded(task, reply.payload, holdings(task)[1])
     except Malformed as why:
-        return f"malformed: {why}", None
-    if not torch.isfinite(u).all():
-        return f"{int((~torch.isfinite(u)).sum())} of {u.numel()} values are not finite", None
-    return "", u
+        return f"malformed: {str(why)[:300]}", None
+    except Exception as why:  # a decoder, perhaps a user's, met bytes it did not expect
+        return f"malformed: {type(why).__name__} while decoding", None
+
+
+def _tensors(carry: Any) -> bool:
+    return isinstance(carry, Mapping) and all(type(k) is str and type(x) is Tensor for k, x in carry.items())
 
 
 def _slow(passed: dict[str, tuple[Reply, Tensor]], keep: int | None) -> list[str]:
@@ -67,9 +102,11 @@ def _stack(
     U = torch.zeros(len(passed), d)
     covered = torch.zeros(len(passed), d, dtype=torch.bool)
     for row, (task, (_, u)) in enumerate(zip(tasks, passed, strict=True)):
-        where = holdings(task)[0]
-        U[row, where if where is not None else slice(None)] = u
-        covered[row, where if where is not None else slice(None)] = True
+        held, names = holdings(task)
+        where = held if held is not None else slice(None)
+        covers = getattr(task.compressor, "covers", None)
+        U[row, where] = u
+        covered[row, where] = covers(names, encoding(task)) if covers else True
     replies = [reply for reply, _ in passed]
     return Updates(
         k=torch.tensor([task.k for task in tasks], dtype=torch.long),

@@ -1,82 +1,117 @@
 """The run directory: what was asked, one JSON line per round and per client, and what came of it."""
 
-import fcntl
+import base64
 import hashlib
 import json
+import math
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from flrce import checkpoint
+from flrce.disk import Lines, Lock, sync_folder, write_through
 from flrce.errors import BadInput
+from flrce.failpoint import failpoint
 from flrce.types import Record, Round, State
 from flrce.version import __version__
 
-FILES = ("rounds.jsonl", "clients.jsonl")
+FILES = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
+MAPPED = 300  # clients up to which the rows of Omega are kept round by round, for the report's slider
+FREE = ("engine.workers", "engine.device")  # settings that change no result
 
 
 class Ledger:
     """An open run directory; nobody else can open it meanwhile.
 
     `experiment` is kept as experiment.toml; a run goes on only under the same one, but for lines such as the number of
-    workers, which change no result.
+    workers, which change no result, and on the same data.
     """
 
     def __init__(self, folder: Path, experiment: str, partition: Mapping[str, Any], resume: bool) -> None:
-        self.folder, self.fingerprint = folder, hashlib.sha256("\n".join(_lines(experiment)).encode()).hexdigest()
+        self.folder, self.closed = folder, False
         if (folder / "rounds.jsonl").exists() and not resume:
             raise BadInput(f"--out {folder} holds a run already; add --resume to go on, or name another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        self.lock = _lock(folder / "lock")
-        self._config(experiment)
-        checkpoint.write_through(folder / "partition.json", json.dumps(partition).encode())
-        self.files: dict[str, IO[bytes]] = {}
+        with _reported(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.lock = Lock(folder / "lock")
+            try:
+                _same_experiment(folder / "experiment.toml", experiment)
+                _same_data(folder / "partition.json", partition)
+                write_through(folder / "experiment.toml", experiment.encode())
+                write_through(folder / "partition.json", json.dumps(partition).encode())
+            except BaseException:
+                self.lock.close()
+                raise
+        fingerprint = hashlib.sha256("\n".join(_lines(experiment)).encode()).hexdigest()
+        self.journal = checkpoint.Journal(folder / "checkpoint", fingerprint, versions())
+        self.files = {name: Lines(folder / name) for name in FILES}
         self.committed: State | None = None
 
     def restore(self, state: State) -> State:
         """The state of the last committed round, or the initial one; the ledger is cut to match it."""
-        found = checkpoint.restore(
-            self.folder / "checkpoint", state, {name: self.folder / name for name in FILES}, self.fingerprint
-        )
-        mode = "ab" if found else "wb"
-        self.files = {name: open(self.folder / name, mode) for name in FILES}  # noqa: SIM115: closed in close()
-        self.committed = found
+        with _reported(self.folder):
+            found = self.recover(state)
+            if found is None:
+                self._nothing_lost()
+            marks = self.journal.last.ledger if self.journal.last else {}
+            for name, lines in self.files.items():
+                lines.open(marks.get(name))
+            sync_folder(self.folder)
         return found or state
+
+    def recover(self, start: State) -> State | None:
+        """What is committed, read back from the disk; nothing is changed. `start` is a fresh initial state."""
+        found = self.journal.restore(start, self._verify)
+        if found is not None and self.journal.last is not None:
+            length = self.journal.last.ledger["rounds.jsonl"]["bytes"]
+            lines = (self.folder / "rounds.jsonl").read_bytes()[:length].splitlines()
+            found = replace(found, history=tuple(record(json.loads(line)) for line in lines))
+        self.committed = found
+        return found
 
     def append(self, done: Round) -> None:
         """Write one round's lines, then commit it."""
-        self._line("rounds.jsonl", asdict(done.record))
-        for client in done.clients:
-            row = asdict(client)
-            spent = row.pop("spent")
-            self._line("clients.jsonl", row | spent)
-        for f in self.files.values():
-            f.flush()
-            os.fsync(f.fileno())
-        lengths = {name: f.tell() for name, f in self.files.items()}
-        checkpoint.save_round(self.folder / "checkpoint", done, lengths, self.fingerprint)
+        self.lock.check()
+        failpoint("round.done")
+        rows = [asdict(client) for client in done.clients]
+        clients = [{k: v for k, v in row.items() if k != "spent"} | row["spent"] for row in rows]
+        relation = relations_of(done)
+        with _reported(self.folder):
+            self.files["rounds.jsonl"].append(_jsonl([asdict(done.record)]))
+            self.files["clients.jsonl"].append(_jsonl(clients))
+            self.files["relations.jsonl"].append(_jsonl([relation] if relation else []))
+            for lines in self.files.values():
+                lines.sync()
+            marks = {name: lines.mark for name, lines in self.files.items()}
+            self.journal.save(done, marks, self.lock.check)
         self.committed = done.state
+        failpoint("round.committed")
 
     def finish(self, state: State, trainable: int, model: Mapping[str, Tensor]) -> None:
         """Write the model, the relationship map and the summary."""
-        checkpoint.write_through(self.folder / "model.safetensors", save({k: v.contiguous() for k, v in model.items()}))
+        self.lock.check()
         memory = state.memory.get("selector")
-        if memory is not None and hasattr(memory, "Omega"):
-            tables = {"Omega": memory.Omega, "H": memory.H, "R": memory.R}
-            checkpoint.write_through(self.folder / "relations.safetensors", save(tables))
         summary = summarise(state.history, state.w.numel(), trainable)
-        checkpoint.write_through(self.folder / "summary.json", json.dumps(summary, indent=1).encode())
+        with _reported(self.folder):
+            write_through(self.folder / "model.safetensors", save({k: v.contiguous() for k, v in model.items()}))
+            if memory is not None and hasattr(memory, "Omega"):
+                tables = {"Omega": memory.Omega, "H": memory.H, "R": memory.R}
+                write_through(self.folder / "relations.safetensors", save(tables))
+            write_through(self.folder / "summary.json", json.dumps(finite(summary), indent=1).encode())
+            sync_folder(self.folder)
 
     def close(self) -> None:
-        for f in self.files.values():
-            f.close()
+        for lines in self.files.values():
+            lines.close()
         self.lock.close()
 
     def __enter__(self) -> "Ledger":
@@ -85,16 +120,94 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _line(self, name: str, row: Mapping[str, Any]) -> None:
-        self.files[name].write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+    def _verify(self, marks: checkpoint.Marks) -> None:
+        for name, lines in self.files.items():
+            lines.verify(marks.get(name))
 
-    def _config(self, experiment: str) -> None:
-        path = self.folder / "experiment.toml"
-        if path.exists() and (changes := set(_lines(path.read_text())) ^ set(_lines(experiment))):
-            raise BadInput(
-                f"{path} differs from this experiment in {'; '.join(sorted(changes)[:6])}: use another --out"
-            )
-        checkpoint.write_through(path, experiment.encode())
+    def _nothing_lost(self) -> None:
+        """A crash before the first commit leaves at most one round's line; more of them had a checkpoint once."""
+        path = self.folder / "rounds.jsonl"
+        count = path.read_bytes().count(b"\n") if path.exists() else 0
+        if count > 1:
+            raise BadInput(f"{path} holds {count} rounds but checkpoint/ has none: put it back, or use another --out")
+
+
+@contextmanager
+def _reported(folder: Path) -> Iterator[None]:
+    """A write that fails is the machine's trouble, not a defect: say what to do. What is committed stays."""
+    try:
+        yield
+    except OSError as why:
+        reason = why.strerror or str(why)
+        raise BadInput(
+            f"{folder} cannot be written: {reason}; the last committed round is kept: make room, then use --resume"
+        ) from why
+
+
+def _same_experiment(path: Path, experiment: str) -> None:
+    if not path.exists() or _lines(path.read_text()) == _lines(experiment):
+        return
+    old, new = _flat(tomllib.loads(path.read_text())), _flat(tomllib.loads(experiment))
+    changes = [
+        f"{key} {old.get(key, 'unset')!r} -> {new.get(key, 'unset')!r}"
+        for key in sorted(old | new)
+        if old.get(key) != new.get(key) and key not in FREE
+    ]
+    if changes:
+        raise BadInput(
+            f"{path} differs from this experiment: {'; '.join(changes[:6])}; undo that, or use another --out"
+        )
+
+
+def _same_data(path: Path, partition: Mapping[str, Any]) -> None:
+    if not path.exists():
+        return
+    old, new = json.loads(path.read_bytes()), json.loads(json.dumps(partition))
+    changed = [key for key in sorted(old.keys() & new.keys()) if old[key] != new[key]]
+    if changed:
+        raise BadInput(
+            f"{path} was made from other data ({', '.join(changed)} differ); restore it, or use another --out"
+        )
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as {"a.b": value}."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def _jsonl(rows: Iterable[Any]) -> bytes:
+    return b"".join(json.dumps(finite(row), separators=(",", ":"), allow_nan=False).encode() + b"\n" for row in rows)
+
+
+def finite(value: Any) -> Any:
+    """The same with null for every float that JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def record(row: Mapping[str, Any]) -> Record:
+    """A ledger line as a Record."""
+    known = {f.name for f in fields(Record)}
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known}
+    return Record(**values)
+
+
+def relations_of(done: Round) -> dict[str, Any]:
+    """What the round changed in the relationship map: rows k, their H, and Omega[k] as int8 (value * 127) in base64."""
+    memory, k = done.state.memory.get("selector"), list(done.touched)
+    if memory is None or not k or not hasattr(memory, "H") or not hasattr(memory, "R"):
+        return {}
+    line: dict[str, Any] = {"t": done.record.t, "k": k, "H": memory.H[k].tolist()}
+    if hasattr(memory, "Omega") and len(memory.Omega) <= MAPPED:
+        rows = (memory.Omega[k] * 127).round().to(torch.int8)  # (P, M)
+        line["Omega"] = base64.b64encode(rows.numpy().tobytes()).decode()
+    return line
 
 
 def _lines(experiment: str) -> list[str]:
@@ -102,19 +215,8 @@ def _lines(experiment: str) -> list[str]:
     return [line for line in experiment.splitlines() if line.split(" = ")[0] not in ("workers", "device")]
 
 
-def _lock(path: Path) -> IO[str]:
-    handle = open(path, "a+")  # noqa: SIM115: held while the run lives
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.seek(0)
-        raise BadInput(
-            f"{path.parent} is in use by {handle.read().strip() or 'another run'}; wait, or stop it"
-        ) from None
-    handle.truncate(0)
-    handle.write(f"process {os.getpid()} on {platform.node()}")
-    handle.flush()
-    return handle
+def versions() -> dict[str, str]:
+    return {"flrce": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def summarise(history: tuple[Record, ...], size: int, trainable: int) -> dict[str, Any]:
@@ -146,7 +248,7 @@ def summarise(history: tuple[Record, ...], size: int, trainable: int) -> dict[st
         "exploit_rounds": sum(h.exploit for h in done),
         "parameters": trainable,
         "floats_on_the_wire": size,
-        "versions": {"flrce": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions(),
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
     }
 

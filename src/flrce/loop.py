@@ -1,5 +1,6 @@
 """The paper's Algorithm 4 for any recipe and engine. A generator: whoever iterates logs, saves or quits."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -7,11 +8,13 @@ import torch
 from torch import Tensor
 
 from flrce.booking import book
-from flrce.gate import gate
+from flrce.gate import gate, kept
 from flrce.linalg import conflicts, consensus
+from flrce.memory import preflight
 from flrce.pieces import Engine, Recipe, View
 from flrce.rng import stream
 from flrce.stops.conflict import shadows
+from flrce.trust import flags, silenced, votes
 from flrce.types import Event, Record, Reply, Round, Selection, Spent, State, Task
 
 GIVE_UP = 3  # abandoned rounds in a row that end a run
@@ -25,7 +28,7 @@ class Plan:
     t: int
     chosen: Selection
     tasks: tuple[Task, ...]
-    asked: tuple[str, ...] = ()  # clients that were only asked for their loss
+    asked: tuple[str, ...] = ()  # clients that were asked for their loss
     refused: str = ""  # why the round is not started
 
 
@@ -49,6 +52,7 @@ def over(state: State) -> bool:
 def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
     """Before the first round."""
     clients = tuple(engine.clients())
+    preflight(recipe, len(clients), engine.trainable, len(w))
     return State(0, w, recipe.init(len(clients), engine.trainable, len(w)), clients)
 
 
@@ -57,7 +61,8 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int) -> Plan:
     t, purpose = state.t + 1, f"select{state.attempt or ''}"
     present = set(engine.clients())
     state = replace(state, roster=state.roster + tuple(sorted(present - set(state.roster))))
-    roster, asked = state.roster, []
+    roster = state.roster
+    asked: list[int] = []
 
     def draft(k: int) -> Task:
         trainer = recipe.trainer
@@ -69,23 +74,25 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int) -> Plan:
 
     pool = tuple(k for k, client in enumerate(roster) if client in present)
     n = torch.tensor([engine.samples(client) for client in roster], dtype=torch.float64)
-    view = View(t, recipe.P, pool, n, engine.estimate, draft, loss, state.history)
+    view = View(t, recipe.P, pool, n, engine.estimate, draft, loss, state.history, getattr(engine, "blocks", 1))
     chosen = (
         recipe.selector.select(state.memory.get("selector"), view, stream(seed, purpose, t)) if pool else Selection(())
     )
     tasks = tuple(recipe.tasks(chosen, state.memory, view))
     before = getattr(recipe.stop, "before", None)
     refused = before(state.history, [engine.estimate(task) for task in tasks]) if before else ""
-    return Plan(state, t, chosen, tasks, tuple(roster[k] for k in asked if k not in chosen.k), refused)
+    return Plan(state, t, chosen, tasks, tuple(roster[k] for k in asked), refused)
 
 
 def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply]) -> Round:
     """Check the replies, aggregate, remember, judge; or abandon the round with everything as it was."""
     state, t = plan.state, plan.t
     if plan.refused:
-        return _end(state, Record(t, "not started", plan.chosen.exploit, stop=plan.refused))
+        clients, costs = book(t, (), (), {}, _asked(engine, plan))
+        record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, **costs)
+        return replace(_end(state, record), clients=clients)
     updates, rejected = gate(plan.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.chosen.keep)
-    clients, costs = book(t, plan.tasks, replies, rejected, [Spent(4 * len(state.w), framing=4)] * len(plan.asked))
+    clients, costs = book(t, plan.tasks, replies, rejected, _asked(engine, plan))
     record = Record(
         t=t, exploit=plan.chosen.exploit, chosen=tuple(task.client for task in plan.tasks),
         replied=tuple(state.roster[k] for k in updates.k.tolist()), rejected=rejected, why=plan.chosen.why, **costs,
@@ -95,15 +102,31 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply])
         stop = f"abandoned {tries} times in a row: {_reasons(rejected)}" if tries % GIVE_UP == 0 else ""
         return replace(_end(state, replace(record, outcome="abandoned", stop=stop)), clients=clients)
     w = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
-    memory = recipe.observe(state.memory, Event(t, state.w, w, updates, len(state.roster)))
+    memory = recipe.observe(state.memory, Event(t, state.w, w, updates, len(state.roster), plan.chosen.k))
     model = recipe.average.model(memory.get("average"), w)
-    record = replace(record, conflicts=conflicts(updates.u), consensus=consensus(updates.u, updates.n))
+    odd = flags(updates.u, record.replied)
+    mute = silenced(state.history, odd)
+    record = replace(
+        record, conflicts=conflicts(updates.u), consensus=consensus(updates.u, updates.n), flagged=odd,
+        votes=votes(updates.u, record.replied, mute),
+    )  # fmt: skip
     record = _judged(record, engine, w, model)
     record = replace(record, shadow=shadows((*state.history, record), recipe.P))
     record = replace(record, stop=recipe.stop((*state.history, record)))  # Algorithm 3
-    carry = {**state.carry, **{reply.client: reply.carry for reply in replies if reply.carry}}
+    carry = {**state.carry, **kept(plan.tasks, replies)}
     after = State(t, w, memory, state.roster, carry, (*state.history, record))
     return Round(after, record, clients, tuple(task.k for task in plan.tasks), model)
+
+
+def _asked(engine: Engine, plan: Plan) -> list[tuple[str, Spent]]:
+    """What asking for losses cost: a download and 4 bytes back, unless the client trains and gets w anyway."""
+    chosen = set() if plan.refused else {task.client for task in plan.tasks}
+    inquiry = getattr(engine, "inquiry", lambda client, down: Spent(bytes_down=down))
+    down = 4 * len(plan.state.w)
+    return [
+        (client, inquiry(client, 0) if client in chosen else replace(inquiry(client, down), framing=4))
+        for client in plan.asked
+    ]
 
 
 def _judged(record: Record, engine: Engine, w: Tensor, model: Tensor) -> Record:
@@ -113,7 +136,8 @@ def _judged(record: Record, engine: Engine, w: Tensor, model: Tensor) -> Record:
         return record
     averaged = None if model is w else engine.evaluate(model, record.t)
     return replace(
-        record, accuracy=seen.accuracy, accuracy_weighted=seen.weighted, loss=seen.loss,
+        record, accuracy=seen.accuracy, accuracy_weighted=seen.weighted,
+        loss=seen.loss if math.isfinite(seen.loss) else None,
         averaged=averaged.accuracy if averaged else None, bytes_evaluation=seen.nbytes,
     )  # fmt: skip
 

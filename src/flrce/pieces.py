@@ -1,8 +1,8 @@
 """The seven questions that make a method, as protocols; the do-nothing answers; and Recipe, which holds one of each.
 
 A piece is a frozen dataclass: its fields are hyper-parameters. What changes over a run lives in State.memory under
-the piece's role: `init(M, d, D)` makes it (M clients, d trained floats, D that travel), `observe(memory, event)` takes it
-past a committed round. Both are optional.
+the piece's role: `init(M, d, D)` makes it (M clients, d trained floats, D that travel), `observe(memory, event)`
+takes it past a committed round. Both are optional; so is `objection(recipe)`: why the piece does not go with the rest.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce.errors import BadInput
 from flrce.types import Evaluation, Event, Payload, Record, Reply, Selection, Spent, Task, Updates
 
 
@@ -28,6 +29,7 @@ class View:
     draft: Callable[[int], Task]  # row -> the plain task it would get
     loss: Callable[[Sequence[int]], Tensor]  # asks clients for their loss at w; its bytes are booked
     history: tuple[Record, ...] = ()
+    blocks: int = 1  # of the network, each ready to be frozen; 1: all or nothing
 
 
 @runtime_checkable
@@ -41,9 +43,12 @@ class Selector(Protocol):
 class LocalTrainer(Protocol):
     """How much and how? Fills in epochs, steps, proximal term, frozen blocks, deadlines."""
 
-    epochs: int
-    batch: int
-    lr: float
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
 
     def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]: ...
 
@@ -57,13 +62,17 @@ class SubModel(Protocol):
 
 @runtime_checkable
 class Compressor(Protocol):
-    """What travels? `layout` is the (name, size) list of the tensors that u concatenates."""
+    """What travels? `layout` is the (name, size) list of the tensors that u concatenates.
+
+    `rng` starts alike on both sides, so what is drawn from it need not travel. A compressor that leaves coordinates out
+    of the mean may say which count: `covers(layout, rng)`, (d,) bool.
+    """
 
     def encode(
         self, u: Tensor, layout: Sequence[tuple[str, int]], rng: Generator, carry: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]: ...
 
-    def decode(self, payload: Payload, layout: Sequence[tuple[str, int]]) -> Tensor: ...
+    def decode(self, payload: Payload, layout: Sequence[tuple[str, int]], rng: Generator) -> Tensor: ...
 
 
 @runtime_checkable
@@ -108,7 +117,7 @@ class Dense:
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         return Payload({"u": u.float()}), carry
 
-    def decode(self, payload: Payload, layout: Sequence[tuple[str, int]]) -> Tensor:
+    def decode(self, payload: Payload, layout: Sequence[tuple[str, int]], rng: Generator | None = None) -> Tensor:
         return take(payload, "u", torch.float32, sum(size for _, size in layout))
 
 
@@ -157,6 +166,17 @@ class Recipe:
     average: ServerAverage = Last()
     minimum: int = 1  # fewer replies than this abandon the round
     name: str = ""
+
+    def __post_init__(self) -> None:
+        for _, piece in self.pieces():
+            why = piece.objection(self) if hasattr(piece, "objection") else ""
+            if why:
+                raise BadInput(why)
+
+    @property
+    def partial(self) -> str:
+        """The pieces that let a reply cover only some coordinates, or "" where each covers all."""
+        return " and ".join(type(piece).__name__ for _, piece in self.pieces() if getattr(piece, "partial", False))
 
     def pieces(self) -> Iterator[tuple[str, Any]]:
         for role in ROLES:

@@ -1,18 +1,31 @@
 """Every method on one screen: each is a composition of pieces."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from flrce.aggregators.mean import WeightedMean
+from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
 from flrce.averages import EMA, TailMean
+from flrce.compressors.feedback import ErrorFeedback
+from flrce.compressors.quantize import Quantize
+from flrce.compressors.sparsify import RandomK, TopK
+from flrce.compressors.tensors import DropTensors
 from flrce.errors import BadInput, nearest
-from flrce.local.workload import SGD
+from flrce.local.correction import Corrected
+from flrce.local.pyramid import FewerEpochs, FillTheRound
+from flrce.local.workload import SGD, Deadline, Freeze, Proximal
 from flrce.pieces import Dense, Full, Last, Never, Recipe
+from flrce.selectors.choice import PowerOfChoice
+from flrce.selectors.diverse import DivFL
 from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.uniform import Uniform
+from flrce.selectors.utility import ByUtility
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import Conflicts
+from flrce.submodels.units import PrefixUnits, RandomUnits
+
+T = TypeVar("T")
 
 
 def fedavg(P: int = 10, epochs: int = 5, batch: int = 128, lr: float = 0.1) -> Recipe:
@@ -24,7 +37,11 @@ def flrce(psi: float | str = "50%", preset: str = "default", P: int = 10, **loca
     """FLrce (Niu et al. 2024): relationship-based selection, stop once the chosen clients conflict."""
     if preset not in SELECTIONS:
         raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, SELECTIONS)}")
-    return replace(fedavg(P, **local), selector=SELECTIONS[preset], stop=Conflicts(threshold(psi, P)), name="flrce")
+    base = replace(fedavg(P, **local), selector=SELECTIONS[preset], stop=Conflicts(threshold(psi, P)), name="flrce")
+    if preset != "hardened":
+        return base
+    stop = Conflicts(threshold(psi, P), r=2, n=3, after=10, trusted=True)
+    return replace(base, aggregator=ClippedMean(), stop=stop)
 
 
 def flrce_no_stop(preset: str = "default", P: int = 10, **local: Any) -> Recipe:
@@ -32,30 +49,226 @@ def flrce_no_stop(preset: str = "default", P: int = 10, **local: Any) -> Recipe:
     return replace(flrce(preset=preset, P=P, **local), stop=fedavg().stop, name="flrce-no-stop")
 
 
-#: how each preset selects: `paper` is Algorithm 1 as printed, `authors` the released code (docs/notation.md)
+def oort(overcommit: float = 1.1, percentile: float = 10.0, P: int = 10, **local: Any) -> Recipe:
+    """Oort (Lai et al. 2021): clients with large losses that are fast enough, some unseen ones, spares asked along."""
+    return replace(fedavg(P, **local), selector=ByUtility(overcommit=overcommit, percentile=percentile), name="oort")
+
+
+def pyramidfl(preset: str = "original", overcommit: float = 1.3, P: int = 10, **local: Any) -> Recipe:
+    """PyramidFL (Li et al. 2022): Oort's selection; fast clients train longer, unimportant ones upload less.
+
+    `flrce` is the method as FLrce's authors describe it: slow clients train fewer epochs and everyone uploads all.
+    """
+    selector = ByUtility(overcommit=overcommit)
+    if preset == "original":
+        return replace(
+            fedavg(P, **local), selector=selector, trainer=FillTheRound(**local), compressor=DropTensors(0.0),
+            aggregator=WeightedMean(by="equal"), name="pyramidfl",
+        )  # fmt: skip
+    if preset == "flrce":
+        return replace(fedavg(P, **local), selector=selector, trainer=FewerEpochs(**local), name="pyramidfl")
+    raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, ('original', 'flrce'))}")
+
+
+def power_of_choice(candidates: int = 0, stale: bool = False, P: int = 10, **local: Any) -> Recipe:
+    """Power-of-Choice (Cho et al. 2020): of some candidates, those with the largest loss; 0 candidates: twice P."""
+    return replace(fedavg(P, **local), selector=PowerOfChoice(candidates, stale), name="power-of-choice")
+
+
+def divfl(P: int = 10, **local: Any) -> Recipe:
+    """DivFL (Balakrishnan et al. 2022): P clients whose last updates stand for everyone's."""
+    return replace(fedavg(P, **local), selector=DivFL(), name="divfl")
+
+
+def trimmed_mean(share: float = 0.2, P: int = 10, **local: Any) -> Recipe:
+    """FedAvg by trimmed means (Yin et al. 2018): holds against up to a share of attackers."""
+    return replace(fedavg(P, **local), aggregator=TrimmedMean(share), name="trimmed-mean")
+
+
+def median(P: int = 10, **local: Any) -> Recipe:
+    """FedAvg by medians of each coordinate (Yin et al. 2018)."""
+    return replace(fedavg(P, **local), aggregator=Median(), name="median")
+
+
+def krum(attackers: int = 1, keep: int = 0, P: int = 10, **local: Any) -> Recipe:
+    """FedAvg by Multi-Krum (Blanchard et al. 2017): only updates near their neighbours; keep 0: all but attackers."""
+    return replace(fedavg(P, **local), aggregator=Krum(attackers, keep), minimum=2 * attackers + 3, name="krum")
+
+
+def clipped_mean(norm: float | str = "median", P: int = 10, **local: Any) -> Recipe:
+    """FedAvg with updates clipped to a norm, or to the round's median one: no update dominates by its length."""
+    return replace(fedavg(P, **local), aggregator=ClippedMean(norm), name="clipped-mean")
+
+
+def fedcom(keep: float = 0.6, preset: str = "paper", feedback: bool = False, P: int = 10, **local: Any) -> Recipe:
+    """Fedcom as FLrce runs it: FedAvg with only the largest 60 % of each update; no error feedback unless asked for.
+
+    `authors` averages updates without weights, as their released code does.
+    """
+    by = _preset(preset, {"paper": "samples", "authors": "equal"})
+    compressor = ErrorFeedback(TopK(keep)) if feedback else TopK(keep)
+    return replace(fedavg(P, **local), compressor=compressor, aggregator=WeightedMean(by=by), name="fedcom")
+
+
+def fedcom_quantised(
+    bits: int = 8, stochastic: bool = True, rate: float = 1.0, P: int = 10, **local: Any
+) -> Recipe:  # fmt: skip
+    """FedCOM (Haddadpour et al. 2021): quantised updates, equal weights, a server step of its own."""
+    mean = WeightedMean(rate, "equal")
+    return replace(fedavg(P, **local), compressor=Quantize(bits, stochastic), aggregator=mean, name="fedcom-quantised")
+
+
+def fedcomgate(bits: int = 8, stochastic: bool = True, rate: float = 1.0, P: int = 10, **local: Any) -> Recipe:
+    """FedCOMGATE (Haddadpour et al. 2021): FedCOM with local gradients corrected for their client's drift."""
+    return replace(
+        fedcom_quantised(bits, stochastic, rate, P, **local), trainer=Corrected(**local, rate=rate), name="fedcomgate"
+    )
+
+
+def fedprox(
+    mu: float | None = None, preset: str = "default", epochs_from: Sequence[int] | None = None, stragglers: float = 0.0,
+    P: int = 10, epochs: int = 5, **local: Any,
+) -> Recipe:  # fmt: skip
+    """FedProx (Li et al. 2020): a pull towards w, and uneven epochs (for E = 5: 3, 4 or 5).
+
+    mu is .01 unless given. `authors` is FLrce's released code: the norm unsquared, mu = .05 for CIFAR10 (give .1 for
+    CIFAR100, .5 for the others).
+    """
+    squared = _preset(preset, {"default": True, "authors": False})
+    pull = (0.01 if squared else 0.05) if mu is None else mu
+    some = tuple(range(-(-3 * epochs // 5), epochs + 1)) if epochs_from is None else tuple(epochs_from)
+    trainer = Proximal(epochs, mu=pull, epochs_from=some, squared=squared, stragglers=stragglers, **local)
+    return replace(fedavg(P, epochs, **local), trainer=trainer, name="fedprox")
+
+
+def dropout(rate: float = 0.75, fill: bool = False, P: int = 10, **local: Any) -> Recipe:
+    """Federated Dropout (Caldas et al. 2018): each client trains a random sub-model; mean over those who hold a weight.
+
+    `fill` lets the others vote for the old value (Wen et al. 2022).
+    """
+    return replace(
+        fedavg(P, **local), submodel=RandomUnits(rate), aggregator=WeightedMean(fill=fill), name="dropout"
+    )  # fmt: skip
+
+
+def heterofl(rates: Sequence[float] | None = None, P: int = 10, **local: Any) -> Recipe:
+    """HeteroFL (Diao et al. 2021): nested sub-models, one of several widths for each client (1, 1/2, ... 1/16)."""
+    some = (1.0, 0.5, 0.25, 0.125, 0.0625) if rates is None else tuple(rates)
+    return replace(fedavg(P, **local), submodel=PrefixUnits(rates=some), name="heterofl")
+
+
+def timelyfl(share: float = 0.5, preset: str = "default", P: int = 10, epochs: int = 5, **local: Any) -> Recipe:
+    """TimelyFL (Zhang et al. 2023): a deadline from the faster half; the rest train fewer epochs, or fewer blocks.
+
+    `default` never goes beyond E epochs, as FLrce describes it; `original` plans with one and lets the fast do more.
+    """
+    clip = _preset(preset, {"default": True, "original": False})
+    trainer = Deadline(epochs if clip else 1, share=share, clip=clip, **local)
+    return replace(fedavg(P, epochs, **local), trainer=trainer, name="timelyfl")
+
+
+def flrce_topk(
+    psi: float | str = "50%", keep: float = 0.1, feedback: bool = True, preset: str = "default", P: int = 10,
+    **local: Any,
+) -> Recipe:  # fmt: skip
+    """FLrce with sparse uploads: what is left out is added to a client's next update."""
+    compressor = ErrorFeedback(TopK(keep)) if feedback else TopK(keep)
+    return replace(flrce(psi, preset, P, **local), compressor=compressor, name="flrce-topk")
+
+
+def flrce_dropout(
+    psi: float | str = "50%", rate: float = 0.75, preset: str = "default", P: int = 10, **local: Any
+) -> Recipe:
+    """FLrce with random sub-models; where a client holds no weight, its update counts as zero in comparisons."""
+    return replace(flrce(psi, preset, P, **local), submodel=RandomUnits(rate), name="flrce-dropout")
+
+
+def flrce_freeze(
+    psi: float | str = "50%", first: int = 1, seconds: float = 0.0, preset: str = "default", P: int = 10, **local: Any
+) -> Recipe:
+    """FLrce with the first blocks frozen: for all, or for devices that would need longer than `seconds`."""
+    base = flrce(psi, preset, P, **local)
+    return replace(base, trainer=Freeze(**local, first=first, seconds=seconds), name="flrce-freeze")
+
+
+#: how each preset selects: `paper` is Algorithm 1 as printed, `authors` the released code (docs/notation.md),
+#: `hardened` what attackers cannot capture (docs/robustness.md)
 SELECTIONS = {
     "paper": ByRelationship(anchor="origin"),
     "default": ByRelationship(anchor="origin"),
     "authors": ByRelationship(anchor="model", blend=0.9, space="wire"),
+    "hardened": ByRelationship(anchor="origin", floor=0.2, most=5, window=10),
 }
 
 CATALOGUE: dict[str, Callable[..., Recipe]] = {
     "fedavg": fedavg,
     "flrce": flrce,
     "flrce-no-stop": flrce_no_stop,
+    "oort": oort,
+    "pyramidfl": pyramidfl,
+    "power-of-choice": power_of_choice,
+    "divfl": divfl,
+    "trimmed-mean": trimmed_mean,
+    "median": median,
+    "krum": krum,
+    "clipped-mean": clipped_mean,
+    "fedcom": fedcom,
+    "fedcom-quantised": fedcom_quantised,
+    "fedcomgate": fedcomgate,
+    "fedprox": fedprox,
+    "dropout": dropout,
+    "heterofl": heterofl,
+    "timelyfl": timelyfl,
+    "flrce-topk": flrce_topk,
+    "flrce-dropout": flrce_dropout,
+    "flrce-freeze": flrce_freeze,
 }
 
 
 #: every piece by role and short name, for experiment files
 PIECES: dict[str, dict[str, Callable[..., Any]]] = {
-    "selector": {"uniform": Uniform, "relationship": ByRelationship},
-    "trainer": {"sgd": SGD},
-    "submodel": {"full": Full},
-    "compressor": {"dense": Dense},
-    "aggregator": {"mean": WeightedMean},
+    "selector": {
+        "uniform": Uniform,
+        "relationship": ByRelationship,
+        "utility": ByUtility,
+        "power-of-choice": PowerOfChoice,
+        "divfl": DivFL,
+    },
+    "trainer": {
+        "sgd": SGD,
+        "fill-the-round": FillTheRound,
+        "fewer-epochs": FewerEpochs,
+        "proximal": Proximal,
+        "freeze": Freeze,
+        "deadline": Deadline,
+        "corrected": Corrected,
+    },
+    "submodel": {"full": Full, "random-units": RandomUnits, "prefix-units": PrefixUnits},
+    "compressor": {
+        "dense": Dense,
+        "topk": TopK,
+        "randomk": RandomK,
+        "quantize": Quantize,
+        "drop-tensors": DropTensors,
+        "error-feedback": ErrorFeedback,
+    },
+    "aggregator": {
+        "mean": WeightedMean,
+        "trimmed": TrimmedMean,
+        "median": Median,
+        "krum": Krum,
+        "clipped": ClippedMean,
+    },
     "stop": {"never": Never, "conflicts": Conflicts, "budget": Budget, "patience": Patience},
     "average": {"last": Last, "ema": EMA, "tail": TailMean},
 }
+
+
+def _preset(name: str, meaning: Mapping[str, T]) -> T:
+    """What a preset stands for."""
+    if name not in meaning:
+        raise BadInput(f"recipe.preset = {name!r}: {nearest(name, meaning)}")
+    return meaning[name]
 
 
 def threshold(psi: float | str, P: int) -> float:

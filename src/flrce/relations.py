@@ -53,10 +53,10 @@ def remember(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, anchored: bool)
     """Write round t's updates into V and R (Algorithm 4, lines 9-10); with anchors, keep only the w's still in use."""
     U = U.to(m.V.dtype)
     m.V[k], m.R[k] = U, t
-    m.vv[k] = torch.linalg.vector_norm(U, dim=1, dtype=torch.float64).square()
+    m.vv[k] = torch.linalg.vecdot(U, U).double()
     if not anchored:
         return m
-    m.av[k] = (U.double() @ w.double()) if len(k) else m.av[k]
+    m.av[k] = (U @ w.to(U.dtype)).double()
     used = set(m.R.tolist())
     return replace(m, A={r: a for r, a in {**m.A, t: w}.items() if r in used})
 
@@ -71,8 +71,7 @@ def relate(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, anchored: bool = 
     P = len(k)
     w, U = w.to(m.V.dtype), U.to(m.V.dtype)
     uv, wv = torch.split(torch.cat([U, w[None]]) @ m.V.T, [P, 1])  # (P, M), (1, M)
-    uu = torch.linalg.vector_norm(U, dim=1, keepdim=True, dtype=torch.float64).square()  # (P, 1)
-    vv, uv = m.vv[None], uv.double()
+    uu, vv, uv = m.vv[k, None], m.vv[None], uv.double()  # (P, 1), (1, M), (P, M)
     cossim = uv / (uu * vv).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
     ua, aa = _offsets(m, w, U, anchored)  # (P, M) or (P, 1), (1, M) or (1, 1)
     av = wv.double() - m.av[None] if anchored else wv.double()

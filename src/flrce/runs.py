@@ -1,10 +1,13 @@
 """One experiment, one or many seeds: builds the parts, drives the loop, keeps the run directory."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,18 @@ from flrce.config import Experiment, build_net
 from flrce.costs import fleet
 from flrce.data.federation import Federation, federate
 from flrce.data.sources import Source, source
+from flrce.engines.deck import Decks
+from flrce.engines.hands import hands
 from flrce.engines.simulator import Simulator
 from flrce.errors import BadInput
 from flrce.ledger import Ledger, summarise
 from flrce.models.flat import layout, pack
+from flrce.models.slicing import suits
 from flrce.pieces import Recipe
 from flrce.types import Record, Round, State
 
 Watch = Callable[[Round], None]
+log = logging.getLogger("flrce")
 
 
 @dataclass(frozen=True)
@@ -51,18 +58,23 @@ class Parts:
         return loop.rounds(self.recipe, self.engine, start, experiment.rounds, experiment.seed)
 
 
-def parts(experiment: Experiment, data: Source | None = None, model: nn.Module | None = None) -> Parts:
+def parts(
+    experiment: Experiment, data: Source | None = None, model: nn.Module | None = None, decks: Decks | None = None
+) -> Parts:
     """Build recipe, federation, network and engine; `data` and `model` replace what the experiment names."""
     recipe, d = experiment.build_recipe(), experiment.data
     pool = data or source(d.name, d.path)
     federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
     net = model or build_net(experiment.model.name, pool.shape, len(pool.classes), experiment.seed)
+    suits(recipe, net, pool.shape)
     devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed)
-    if experiment.engine.device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("engine.device = 'cuda': torch sees no CUDA device; use auto or cpu")
+    if decks or device_of(experiment) == "cuda":
+        seats = (decks or Decks("cuda")).hire
+        return Parts(recipe, federation, net, Simulator(federation, net, devices, seats, experiment.engine.eval_every))
     workers = experiment.engine.workers
     count = (os.cpu_count() or 1) if workers == "auto" else workers
-    return Parts(recipe, federation, net, Simulator(federation, net, devices, count, experiment.engine.eval_every))
+    hire = partial(hands, kind=experiment.engine.kernel, workers=count)
+    return Parts(recipe, federation, net, Simulator(federation, net, devices, hire, experiment.engine.eval_every))
 
 
 def rounds(experiment: Experiment, data: Source | None = None, model: nn.Module | None = None) -> Iterator[Round]:
@@ -88,7 +100,45 @@ def run(
     2
     """
     experiment = experiment or Experiment()
-    built = parts(experiment, data, model)
+    return _complete(parts(experiment, data, model), experiment, out, resume, watch)
+
+
+def run_together(
+    jobs: Sequence[tuple[Experiment, Path | None]], resume: bool = False, data: Callable[[str], Source] | None = None,
+    watch: Callable[[int, Round], None] | None = None, device: str = "cuda",
+) -> list[Result]:  # fmt: skip
+    """Run many experiments as one stack on one device; the results in the order of the jobs.
+
+    Each job's model and costs are what it gets alone, up to float tolerance; together they cost little more than one.
+    """
+    decks = Decks(device)
+    find = data or lru_cache(source)
+    built: list[Parts] = []
+    with ExitStack() as seats:
+        for experiment, _ in jobs:  # every seat is taken before the first run starts
+            pool = find(experiment.data.name) if experiment.data.path is None else None
+            built.append(parts(experiment, pool, decks=decks))
+            seats.callback(built[-1].engine.close)
+
+        def drive(i: int) -> Result:
+            each = partial(watch, i) if watch else None
+            return _complete(built[i], jobs[i][0], jobs[i][1], resume, each)
+
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            return list(threads.map(drive, range(len(jobs))))
+
+
+def device_of(experiment: Experiment) -> str:
+    """Where an experiment runs: a GPU where there is one and the experiment does not say otherwise."""
+    wanted = experiment.engine.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        log.warning("engine.device = 'cuda', but torch sees no GPU: going on with the CPU engine")
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _complete(
+    built: Parts, experiment: Experiment, out: Path | str | None, resume: bool, watch: Watch | None
+) -> Result:
     with closing(built.engine):
         start = loop.initial(built.recipe, built.engine, pack(built.net))
         if out is None:
@@ -98,8 +148,10 @@ def run(
             state = ledger.restore(start)
             try:
                 state = _drive(built, experiment, state, watch, ledger)
-            finally:  # interrupted or not, what is committed can be read
-                _keep(built, ledger)
+            except BaseException:
+                _salvage(built, ledger)
+                raise
+            _keep(built, ledger, ledger.committed)
             return _result(built, state, ledger)
 
 
@@ -113,10 +165,15 @@ def _drive(built: Parts, experiment: Experiment, state: State, watch: Watch | No
     return state
 
 
-def _keep(built: Parts, ledger: Ledger) -> None:
-    state = ledger.committed
+def _keep(built: Parts, ledger: Ledger, state: State | None) -> None:
     if state is not None:
         ledger.finish(state, built.engine.trainable, named(built, handed_back(built.recipe, state)))
+
+
+def _salvage(built: Parts, ledger: Ledger) -> None:
+    """After a failure, make what is committed readable. It comes from the disk: the tables in memory are a round on."""
+    with suppress(BadInput, OSError):  # a full disk, or another owner: why the run ended matters more
+        _keep(built, ledger, ledger.recover(loop.initial(built.recipe, built.engine, pack(built.net))))
 
 
 def handed_back(recipe: Recipe, state: State) -> Tensor:
@@ -140,11 +197,12 @@ def run_seeds(
     watch: Callable[[int, Round], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """One run per seed in `out/seed-N`, and their means with 95 % intervals in `out/summary.json`."""
-    summaries = []
-    for seed in seeds:
-        each = None if watch is None else (lambda done, seed=seed: watch(seed, done))  # type: ignore[misc]
-        result = run(experiment.with_seed(seed), out / f"seed-{seed}", resume, watch=each)
-        summaries.append(result.summary)
+    jobs: list[tuple[Experiment, Path | None]] = [(experiment.with_seed(s), out / f"seed-{s}") for s in seeds]
+    if device_of(experiment) == "cuda":
+        found = run_together(jobs, resume, watch=(lambda i, done: watch(seeds[i], done)) if watch else None)
+    else:
+        found = [run(exp, o, resume, watch=partial(watch, exp.seed) if watch else None) for exp, o in jobs]
+    summaries = [result.summary for result in found]
     table = {"seeds": list(seeds), **intervals(summaries)}
     write_through(out / "summary.json", json.dumps(table, indent=1).encode())
     return table

@@ -128,7 +128,9 @@ class Record:
     chosen: tuple[str, ...] = ()
     replied: tuple[str, ...] = ()
     rejected: Mapping[str, str] = field(default_factory=dict)  # client -> reason
+    flagged: Mapping[str, str] = field(default_factory=dict)  # client that counted -> what is odd about its update
     conflicts: float = 0.0  # mean number of conflicting peers (Algorithm 3)
+    votes: float = 0.0  # the same among clients that are not flagged, scaled to all
     consensus: float = 1.0  # |sum p u| / sum p |u|
     accuracy: float | None = None
     accuracy_weighted: float | None = None
@@ -157,6 +159,7 @@ class Event:
     w_next: Tensor
     updates: Updates
     M: int  # rows in the roster
+    chosen: tuple[int, ...] = ()  # rows that were asked to train, whether or not their replies counted
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Annotated
 import click
 import typer
 
-from flrce.apps import compare, data, recipes, run
-from flrce.errors import BadInput
+from flrce.apps import compare, data, deploy, doctor, profile, recipes, report, reproduce, run, verify, whatif, why
+from flrce.errors import BadInput, Unfinished
 from flrce.version import __version__
 
 app = typer.Typer(
@@ -17,8 +17,16 @@ app = typer.Typer(
 )  # fmt: skip
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("reproduce")(reproduce.reproduce)
+app.command("report")(report.report)
+app.command("whatif")(whatif.whatif)
+app.command("why")(why.why)
+app.command("profile")(profile.profile)
+app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 
 
 def _version(wanted: bool) -> None:
@@ -52,11 +60,16 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         code = app(arguments, standalone_mode=False)
+        if code == 130:  # typer makes an exit code of Ctrl-C
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (BadInput, click.ClickException) as why:
         text = why.format_message() if isinstance(why, click.ClickException) else str(why)
         print(f"error: {' '.join(text.split())}", file=sys.stderr)
         return 2
+    except Unfinished as why:
+        print(f"stopped: {' '.join(str(why).split())}", file=sys.stderr)
+        return 130
     except (KeyboardInterrupt, click.Abort):
         print("interrupted; the last committed round is kept, go on with --resume", file=sys.stderr)
         return 130

@@ -1,6 +1,7 @@
 """flrce compare cifar10.toml --recipes fedavg,flrce --seeds 0-4 --out runs/all"""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,8 @@ from flrce.apps.show import Progress, table
 from flrce.checkpoint import write_through
 from flrce.errors import BadInput, nearest
 from flrce.recipes import CATALOGUE
+from flrce.reports import page
+from flrce.types import Round
 
 
 def compare(
@@ -31,21 +34,27 @@ def compare(
     experiments = {name: exp.__class__.of(exp.model_dump() | {"recipe": settings(exp.recipe, name)}) for name in wanted}
     with Progress("", exp.rounds) as progress:
         for name, each in experiments.items():
-            progress.restart(name)
+            progress.restart(name, each.build_recipe().stop)
             aggregates[name] = runs.run_seeds(
                 each,
                 seeds(seed_list) or [0],
                 out / name,
                 resume,
-                lambda s, d, name=name: progress(d, f"{name} seed {s}"),
+                partial(_told, progress, name),
             )
     write_through(out / "compare.json", json.dumps(aggregates, indent=1).encode())
+    page.write([out / name for name in wanted], out / "report.html")
     if as_json:
         print(json.dumps(aggregates, indent=1))
     else:
         count = len(seeds(seed_list) or [0])
         title = f"{exp.data.path or exp.data.name}, {exp.data.partition}, {count} seeds, 95 % intervals"
         table(title, COLUMNS, [row(name, aggregate) for name, aggregate in aggregates.items()])
+        print(f"report: {out / 'report.html'}")
+
+
+def _told(progress: Progress, name: str, seed: int, done: Round) -> None:
+    progress(done, f"{name} seed {seed}")
 
 
 def settings(recipe: dict[str, Any], name: str) -> dict[str, Any]:

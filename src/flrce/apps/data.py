@@ -30,6 +30,7 @@ def list_(as_json: Json = False) -> None:
 def info(
     name: Annotated[str | None, typer.Argument(help="A data set; without one, the experiment's.")] = None,
     file: File = None, overrides: Set = None, as_json: Json = False,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Also draw it into this file (extra: report).")] = None,
 ) -> None:  # fmt: skip
     """How an experiment shares its samples out: sizes and labels per client."""
     from flrce.data.federation import federate
@@ -43,20 +44,24 @@ def info(
     pool = source(d.name, d.path)
     federation = federate(pool, d.partition, exp.clients, exp.seed, d.alpha, d.holdout, d.minimum)
     described = federation.describe()
+    title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {len(pool.classes)} classes; {d.partition}"
+    title += f", seed {exp.seed}"
+    if svg:
+        from flrce.reproduce.figures import partition
+
+        partition(described, title, svg)
     if as_json:
         import json
 
         print(json.dumps(described))
         return
-    title = (
-        f"{pool.name}: {len(pool.y)} samples {pool.shape}, {len(pool.classes)} classes; {d.partition}, seed {exp.seed}"
-    )
-    rows = []
+    most, rows = max(described["train"]), []
     for client, train, held, labels in zip(
         described["clients"], described["train"], described["held"], described["labels"], strict=True
     ):
-        rows.append([client, str(train), str(held), heat(labels)])
-    table(title, ("client", "train", "held out", "labels"), rows)
+        rows.append([client, str(train), str(held), bar(train, most), heat(pooled(labels))])
+    table(title, ("client", "train", "held out", "size", f"labels {labelled(len(pool.classes))}"), rows)
+    print(skew(described["train"], described["labels"]))
 
 
 @app.command()
@@ -70,7 +75,45 @@ def prepare(
     print(f"prepared {cache.prepare(name, folder, progress=True)}")
 
 
+WIDTH = 50  # characters for the labels; more of them are pooled
+
+
+def bar(count: int, most: int, width: int = 12) -> str:
+    """A size as a bar, in eighths of a character."""
+    eighths = round(8 * width * count / max(most, 1)) or 1
+    return ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(width, "·")  # spaces at its end would be cut
+
+
+def pooled(labels: list[int]) -> list[int]:
+    """Neighbouring labels summed, where there are too many for one character each."""
+    step = -(-len(labels) // WIDTH)
+    return [sum(labels[i : i + step]) for i in range(0, len(labels), step)]
+
+
+def labelled(classes: int) -> str:
+    step = -(-classes // WIDTH)
+    return f"0..{classes - 1}" + (f", {step} a character" if step > 1 else "")
+
+
 def heat(labels: list[int]) -> str:
     """A client's label histogram as one character a class, from nothing to its most frequent."""
-    shades, most = " .:-=+*#%@", max([*labels, 1])
+    shades, most = "·░▒▓█", max([*labels, 1])
     return "".join(shades[-(-(len(shades) - 1) * count // most)] for count in labels)
+
+
+def skew(sizes: list[int], labels: list[list[int]]) -> str:
+    """The partition in one line: how uneven the sizes are, and how many labels a client really sees."""
+    ordered = sorted(sizes, reverse=True)
+    top = -(-len(sizes) // 5)
+    seen = sorted(_effective(row) for row in labels)
+    return (
+        f"sizes {min(sizes)} to {max(sizes)}, median {ordered[len(sizes) // 2]}; the largest fifth of the clients "
+        f"holds {sum(ordered[:top]) / max(sum(sizes), 1):.0%}; labels a client effectively sees: median "
+        f"{seen[len(seen) // 2]:.1f} of {len(labels[0])}"
+    )
+
+
+def _effective(labels: list[int]) -> float:
+    """Effective number of labels: the inverse of the chance that two samples share one."""
+    total = sum(labels)
+    return total**2 / sum(count**2 for count in labels) if total else 0.0

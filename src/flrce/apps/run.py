@@ -5,7 +5,7 @@ import json
 from flrce import runs
 from flrce.apps.options import Device, File, Json, Out, Resume, Seeds, Set, experiment, seeds
 from flrce.apps.show import Progress, figure, table
-from flrce.errors import BadInput
+from flrce.errors import BadInput, Unfinished
 
 COLUMNS = ("recipe", "accuracy %", "rounds", "MB", "joules", "acc/kJ", "acc/GB")
 
@@ -19,7 +19,7 @@ def run(
     many, name = seeds(seed_list), exp.recipe.get("name", "flrce")
     if resume and out is None:
         raise BadInput("--resume needs --out: which run shall go on?")
-    with Progress(name, exp.rounds) as progress:
+    with Progress(name, exp.rounds, exp.build_recipe().stop) as progress:
         if many is None:
             summary = runs.run(exp, out, resume, watch=progress).summary
             aggregate = runs.intervals([summary])
@@ -33,6 +33,9 @@ def run(
         table(f"{name} on {exp.data.path or exp.data.name}", COLUMNS, [row(name, aggregate)])
         if out:
             print(f"run directory: {out}")
+    if str(summary.get("stopped", "")).startswith("abandoned"):
+        remedy = "go on with --resume" if out else "nothing was kept without --out"
+        raise Unfinished(f"{summary['stopped']}; {remedy}")
 
 
 def row(name: str, aggregate: dict) -> list[str]:  # type: ignore[type-arg]

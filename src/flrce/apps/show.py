@@ -12,44 +12,76 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flrce.types import Round
+from flrce.types import Record, Round
 
 
 class Progress:
-    """One live line on a terminal, a plain line per round in a pipe."""
+    """A small live board on a terminal, a plain line per round in a pipe. `stop` is the rule whose psi it shows."""
 
-    def __init__(self, title: str, T: int) -> None:
-        self.title, self.T, self.console = title, T, Console(stderr=True)
+    def __init__(self, title: str, T: int, stop: Any = None) -> None:
+        self.T, self.console = T, Console(stderr=True)
         self.live = (
             Live(console=self.console, refresh_per_second=8, transient=True) if self.console.is_terminal else None
         )
-        self.began, self.first, self.joules, self.bytes = time.monotonic(), 0, 0.0, 0
+        self.restart(title, stop)
 
     def __call__(self, done: Round, title: str = "") -> None:
         r = done.record
-        self.first = self.first or r.t
-        self.joules += r.joules
-        self.bytes += r.bytes_up + r.bytes_down
-        left = (self.T - r.t) * (time.monotonic() - self.began) / max(r.t - self.first + 1, 1)
-        accuracy = (
-            "  --  " if r.accuracy is None else f"{100 * (r.accuracy if r.averaged is None else r.averaged):5.1f}%"
-        )
-        line = (
-            f"{title or self.title}  round {r.t:>3}/{self.T}  {'exploit' if r.exploit else 'explore'}  accuracy {accuracy}"
-            f"  conflicts {r.conflicts:3.1f}  {self.bytes / 1e6:8.2f} MB  {self.joules:9.1f} J  {left:4.0f} s left"
-        )
-        if r.stop:
-            line += f"  stop: {r.stop}"
+        if title and title != self.title:  # the next seed
+            self.restart(title, self.stop)
+        self.records.append(r)
+        line = self.line()
         if self.live:
-            self.live.update(Text(line))
+            self.live.update(self.board())
             if r.stop or r.t == self.T:
                 self.live.console.print(Text(line))
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def restart(self, title: str) -> None:
+    def restart(self, title: str, stop: Any = None) -> None:
         """The next run of several."""
-        self.title, self.began, self.first, self.joules, self.bytes = title, time.monotonic(), 0, 0.0, 0
+        self.title, self.stop, self.began = title, stop, time.monotonic()
+        self.records: list[Record] = []
+
+    def line(self) -> str:
+        """The last round in one line."""
+        r = self.records[-1]
+        accuracy = "  --  " if (value := handed(r)) is None else f"{100 * value:5.1f}%"
+        line = (
+            f"{self.title}  round {r.t:>3}/{self.T}  {'exploit' if r.exploit else 'explore'}  accuracy {accuracy}"
+            f"  conflicts {r.conflicts:3.1f}  {self.nbytes / 1e6:8.2f} MB  {self.joules:9.1f} J"
+            f"  {self.left:4.0f} s left"
+        )
+        return f"{line}  stop: {r.stop}" if r.stop else line
+
+    def board(self) -> Table:
+        """The run so far: courses of accuracy and conflicts, what is spent, how long it still takes."""
+        r, psi = self.records[-1], threshold_of(self.stop)
+        accuracies = [value for h in self.records if (value := handed(h)) is not None]
+        against = "" if psi is None else f" of psi {psi:g}"
+        board = Table.grid(padding=(0, 2))
+        board.add_row(Text(self.title, style="bold"), Text(f"round {r.t} of {self.T}, {self.left:.0f} s left"))
+        shown = f"{100 * accuracies[-1]:5.1f} %  {sparkline(accuracies)}" if accuracies else "not judged yet"
+        board.add_row(Text("accuracy"), Text(shown))
+        board.add_row(
+            Text("conflicts"), Text(f"{r.conflicts:5.1f}    {sparkline([h.conflicts for h in self.records])}{against}")
+        )
+        board.add_row(Text("selection"), Text("exploit" if r.exploit else "explore"))
+        board.add_row(Text("spent"), Text(f"{self.nbytes / 1e6:.2f} MB, {self.joules:.1f} J"))
+        return board
+
+    @property
+    def joules(self) -> float:
+        return sum(h.joules for h in self.records)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(h.bytes_up + h.bytes_down for h in self.records)
+
+    @property
+    def left(self) -> float:
+        """Seconds until T at the pace so far."""
+        return (self.T - self.records[-1].t) * (time.monotonic() - self.began) / len(self.records)
 
     def __enter__(self) -> "Progress":
         if self.live:
@@ -61,6 +93,28 @@ class Progress:
     ) -> None:
         if self.live:
             self.live.stop()
+
+
+def handed(r: Record) -> float | None:
+    """Accuracy of the model that would be handed back."""
+    return r.accuracy if r.averaged is None else r.averaged
+
+
+def threshold_of(stop: Any) -> float | None:
+    """The psi of a stop rule, or of one among several."""
+    rules = getattr(stop, "rules", (stop,))
+    return next((rule.psi for rule in rules if hasattr(rule, "psi")), None)
+
+
+def sparkline(values: Sequence[float], most: int = 40) -> str:
+    """The last values as a row of bars, from the lowest to the highest.
+
+    >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7])
+    '▁▂▃▄▅▆▇█'
+    """
+    kept = values[-most:]
+    low, span = min(kept, default=0.0), (max(kept, default=0.0) - min(kept, default=0.0)) or 1.0
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * (value - low) / span)] for value in kept)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], as_json: bool = False) -> None:

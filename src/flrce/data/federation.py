@@ -1,7 +1,8 @@
 """Samples shared out among clients, each with a hold-out of its own."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,12 @@ from flrce.rng import stream
 Index = NDArray[np.int64]
 
 
+@lru_cache(maxsize=2)
+def tensors(source: Source) -> tuple[Tensor, Tensor]:
+    """x and y in memory, once for all federations of a source, which itself may be a read-only map of a file."""
+    return torch.from_numpy(np.array(source.x)), torch.from_numpy(np.array(source.y))
+
+
 @dataclass(frozen=True, eq=False)
 class Federation:
     """One pool of samples; clients hold indices into it, so nothing is copied."""
@@ -25,13 +32,13 @@ class Federation:
     train: tuple[Index, ...]
     held: tuple[Index, ...]
 
-    @cached_property
+    @property
     def x(self) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self.source.x))
+        return tensors(self.source)[0]
 
-    @cached_property
+    @property
     def y(self) -> Tensor:
-        return torch.from_numpy(self.source.y)
+        return tensors(self.source)[1]
 
     @cached_property
     def row(self) -> dict[str, int]:
@@ -53,6 +60,7 @@ class Federation:
         labels = len(self.source.classes)
         return {
             "data": self.source.name,
+            "digest": _digest(self.source),
             "classes": list(self.source.classes),
             "clients": list(self.clients),
             "train": [len(part) for part in self.train],
@@ -77,6 +85,14 @@ def federate(
         tuple(np.sort(part[h:]) for part, h in zip(parts, held, strict=True)),
         tuple(np.sort(part[:h]) for part, h in zip(parts, held, strict=True)),
     )
+
+
+def _digest(source: Source) -> str:
+    """A fingerprint of the samples: a run goes on only on the same ones."""
+    found = blake2b(np.ascontiguousarray(source.y).data, digest_size=16)
+    for start in range(0, len(source.x), 10_000):  # the source may be a map of a large file
+        found.update(np.ascontiguousarray(source.x[start : start + 10_000]).data)
+    return found.hexdigest()
 
 
 def _name(source: Source, code: int) -> str:

@@ -80,14 +80,14 @@ def partition(source: Source, scheme: str, M: int, alpha: float, minimum: int, r
 def _top_up(parts: list[Index], minimum: int, rng: Generator) -> list[Index]:
     """Give clients with too few what others hold beyond the minimum, at random, so that the skew stays."""
     parts = [rng.permutation(part) for part in parts]
-    surplus = rng.permutation([(k, i) for k, part in enumerate(parts) for i in part[minimum:]])
+    surplus = rng.permutation(np.concatenate([part[minimum:] for part in parts]))
     moved: list[Index] = []
     for k, part in enumerate(parts):
         lack = max(minimum - len(part), 0)
-        parts[k] = np.concatenate([part, surplus[:lack, 1]]) if lack else part
-        moved.append(surplus[:lack, 1])
-        surplus = surplus[lack:]
-    gone = np.concatenate(moved)
+        if lack:
+            parts[k], surplus = np.concatenate([part, surplus[:lack]]), surplus[lack:]
+            moved.append(parts[k][len(part) :])
+    gone = np.concatenate([*moved, np.empty(0, np.int64)])
     return [part if len(part) <= minimum else part[~np.isin(part, gone)] for part in parts]
 
 

@@ -1,6 +1,5 @@
-"""Samples before they are shared out: the embedded digits, Debian's Fashion-MNIST, arrays of one's own, prepared sets."""
+"""Samples before they are shared out: embedded digits, Debian's Fashion-MNIST, arrays of one's own, prepared sets."""
 
-import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package da
 NAMES = ("digits", "fashion-mnist", "cifar10", "cifar100", "femnist", "speech", "mnist", "mnist-writers")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
     """Labelled samples; a network sees `x * scale + shift`."""
 
@@ -43,27 +42,11 @@ def digits() -> Source:
 
 def fashion_mnist(folder: Path = FASHION) -> Source:
     """Fashion-MNIST's 60,000 training images from idx files (Debian: apt install dataset-fashion-mnist)."""
+    from flrce.data.readers import read
+
     if not folder.is_dir():
         raise BadInput(f"data.name 'fashion-mnist' needs {folder}: apt install dataset-fashion-mnist, or data.path")
-    x = _idx(folder / "train-images-idx3-ubyte.gz", 3)[:, None]
-    y = _idx(folder / "train-labels-idx1-ubyte.gz", 1).astype(np.int64)
-    names = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-    return Source("fashion-mnist", x, y, names, scale=1 / 255)
-
-
-def _idx(path: Path, dims: int) -> NDArray[np.uint8]:
-    try:
-        raw = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError) as why:
-        raise BadInput(f"{path} cannot be read ({why}); reinstall dataset-fashion-mnist") from why
-    header = np.frombuffer(raw[: 4 + 4 * dims], ">u4")
-    if (
-        len(header) != 1 + dims
-        or header[0] != 0x800 + dims
-        or len(raw) != 4 + 4 * dims + int(np.prod(header[1:], dtype=np.int64))
-    ):
-        raise BadInput(f"{path} is not an idx file of {dims} dimensions; reinstall dataset-fashion-mnist")
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(header[1:].astype(int))
+    return read("fashion-mnist", folder)
 
 
 def arrays(path: Path) -> Source:
@@ -102,7 +85,8 @@ def from_arrays(
         x = x.astype(np.float32)
         if not np.isfinite(x).all():
             raise BadInput(f"{where} x holds NaN or infinity; clean the samples first")
-    codes, names = None, ()
+    codes: NDArray[np.int64] | None = None
+    names: tuple[str, ...] = ()
     if group is not None:
         found, codes = np.unique(group, return_inverse=True)
         names = tuple(str(g) for g in found)

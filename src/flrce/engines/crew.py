@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -42,7 +43,8 @@ class Processes:
     """Workers with a pipe each. One that dies is replaced and its job given out once more; then the job is `Dead`."""
 
     def __init__(self, work: Work, count: int) -> None:
-        self.work, self.context = work, get_context(START)
+        self.work, self.exit_code = work, 0
+        self.context: Any = get_context(START)
         self.workers = [self._start() for _ in range(count)]
 
     def run(self, jobs: Sequence[Job]) -> list[Any]:
@@ -76,7 +78,7 @@ class Processes:
             pipe.close()
             process.terminate()
         for process, _ in self.workers:
-            process.join()
+            _bury(process)
 
     def _start(self) -> tuple[Any, Connection]:
         here, there = self.context.Pipe()
@@ -86,17 +88,23 @@ class Processes:
         return process, here
 
     def _send(self, slot: int, job: Job) -> None:
-        try:
+        with suppress(OSError):  # it is dead: its pipe reads as closed, and run() replaces it
             self.workers[slot][1].send_bytes(pickle.dumps(job))
-        except (BrokenPipeError, OSError):
-            pass  # it is dead: its pipe reads as closed, and run() replaces it
 
     def _replace(self, slot: int) -> None:
         process, pipe = self.workers[slot]
         pipe.close()
-        process.join()
+        _bury(process)
         self.exit_code = process.exitcode
         self.workers[slot] = self._start()
+
+
+def _bury(process: Any, patience: float = 5.0) -> None:
+    """Wait for a worker's end; one that is stuck or stopped does not heed SIGTERM."""
+    process.join(patience)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
 
 
 def _serve(work: Work, pipe: Connection, parent: int) -> None:
@@ -116,4 +124,7 @@ def _serve(work: Work, pipe: Connection, parent: int) -> None:
             result = work(*job)
         except Exception as why:
             result = why
-        pipe.send_bytes(pickle.dumps(result))
+        try:
+            pipe.send_bytes(pickle.dumps(result))
+        except OSError:
+            return  # nobody is left to read it

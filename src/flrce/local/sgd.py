@@ -1,5 +1,7 @@
 """Local SGD in plain PyTorch: the reference for every faster trainer, and their fallback."""
 
+import copy
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,10 +20,9 @@ class Bench:
 
     def __init__(self, net: nn.Module, shape: tuple[int, ...]) -> None:
         self.layout = layout(net)
-        self.net, self.shape = net, shape
         self.w = torch.zeros(self.layout.size)
         self.g = torch.zeros(self.layout.trainable)
-        bind(net, self.w, self.g)
+        self.net, self.shape = bind(copy.deepcopy(net), self.w, self.g), shape
 
     def train(
         self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float, order: NDArray[np.int64],
@@ -44,7 +45,7 @@ class Bench:
         for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
             self.g.zero_()
             loss = F.cross_entropy(self.net(x[index].float().mul_(scale).add_(shift)), y[index], reduction="none")
-            loss.mean().backward()  # type: ignore[no-untyped-call]
+            loss.mean().backward()
             with torch.no_grad():
                 losses[step], squares[step] = loss.mean(), loss.square().mean()
                 if mu:

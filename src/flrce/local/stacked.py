@@ -20,6 +20,7 @@ from flrce.models.chain import chain
 from flrce.models.flat import layout
 
 Index = NDArray[np.int64]
+Plan = NDArray[np.int32]
 CHUNK = 256  # samples of one model evaluated at once
 
 
@@ -43,15 +44,22 @@ def lengths(steps: Index, begin: int, end: int, most: int) -> Iterator[tuple[int
         at = until
 
 
-def batches(order: Index, sizes: Index, begin: int, end: int, batch: int) -> Index:
-    """Steps begin..end of one lane as (steps, batch) sample indices, padded with a sample that is not counted."""
-    ends = np.concatenate([[0], np.cumsum(sizes)])
-    part = sizes[begin:end]
-    rows = np.repeat(np.arange(len(part)), part)
-    columns = np.arange(len(rows)) - np.repeat(ends[begin : begin + len(part)] - ends[begin], part)
-    plan = np.zeros((len(part), batch), dtype=np.int32)
-    plan[rows, columns] = order[ends[begin] : ends[begin + len(part)]]
-    return plan
+def plan(orders: Sequence[Index], sizes: Sequence[Index], begin: int, end: int, batch: int) -> tuple[Plan, Plan]:
+    """Steps begin..end of every lane: (indices (steps, lanes, batch), counts (steps, lanes)), padded with sample 0."""
+    K, parts = len(orders), [size[begin:end] for size in sizes]
+    lengths = np.array([len(part) for part in parts])
+    many = np.concatenate(parts)  # sizes of all batches, lane after lane
+    step = np.arange(len(many)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    slot = step * K + np.repeat(np.arange(K), lengths)
+    counts = np.zeros((end - begin) * K, np.int32)
+    counts[slot] = many
+    at = np.repeat(slot * batch - (np.cumsum(many) - many), many) + np.arange(many.sum())
+    if begin or end < max(len(size) for size in sizes):
+        starts = [int(size[:begin].sum()) for size in sizes]
+        orders = [o[s : s + int(p.sum())] for o, s, p in zip(orders, starts, parts, strict=True)]
+    indices = np.zeros((end - begin) * K * batch, np.int32)
+    indices[at] = np.concatenate(orders)
+    return indices.reshape(end - begin, K, batch), counts.reshape(end - begin, K)
 
 
 class Stack:
@@ -70,6 +78,8 @@ class Stack:
             self.net = FunctionalNet(copy.deepcopy(net).to(device), samples, why)
         else:
             self.net = ChainNet(links, samples)
+        if memory is None:  # asked once: a split that followed the free memory would change bits from call to call
+            memory = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else 2 << 30
         self.memory = memory
         self._benches: dict[Mode, Bench] = {}
 
@@ -89,8 +99,7 @@ class Stack:
         rates = torch.as_tensor(lr, dtype=torch.float32).expand(K)
         pulls = torch.as_tensor(mu, dtype=torch.float32).expand(K)
         prox = (2 if squared else 1) if bool((pulls != 0).any()) else 0
-        out = w.clone()
-        losses = [torch.zeros(2, len(s)) for s in sizes]
+        out, losses = w.clone(), [torch.zeros(2, 0)] * K
         ranked = np.argsort([-len(s) for s in sizes], kind="stable")
         busy = [int(i) for i in ranked if len(sizes[i])]
         most = self._lanes(max((int(s.max()) for s in sizes if len(s)), default=1))
@@ -98,43 +107,33 @@ class Stack:
             for at in range(0, len(busy), most):
                 group = busy[at : at + most]
                 batch = -(-max(int(sizes[i].max()) for i in group) // 16) * 16
-                bench = self._bench(Mode(len(group), batch, first, prox))
+                bench = self._bench(Mode(level(len(group), most), batch, first, prox))
                 bench.load(w[group].to(self.device), rates[group], pulls[group])
-                self._drive(bench, group, orders, sizes, losses)
-                done = torch.empty(len(group), w.shape[1], device=self.device)
-                bench.store(done)
-                out[group] = done.to(out.device)
+                seen = self._drive(bench, [orders[i] for i in group], [sizes[i] for i in group])
+                for lane, i in enumerate(group):
+                    losses[i] = seen[:, : len(sizes[i]), lane].clone()
+                out[group] = bench.store(len(group)).to(out.device)
         return out, [pair[0] for pair in losses], [pair[1] for pair in losses]
 
-    def _drive(self, bench: Bench, group: list[int], orders: Sequence[Index], sizes: Sequence[Index],
-               losses: list[Tensor]) -> None:  # fmt: skip
-        """Run every step of a loaded group, a segment of the plan at a time."""
-        K, B = bench.mode.lanes, bench.mode.batch
-        steps = np.array([len(sizes[i]) for i in group])
+    def _drive(self, bench: Bench, orders: Sequence[Index], sizes: Sequence[Index]) -> Tensor:
+        """Run every step of a loaded group, a segment of the plan at a time; (2, steps, lanes) losses and squares."""
+        steps = np.array([len(size) for size in sizes])
+        seen = []
         for begin in range(0, int(steps[0]), SEGMENT):
             end = min(begin + SEGMENT, int(steps[0]))
-            plan = np.zeros((end - begin, K, B), dtype=np.int32)
-            counts = np.zeros((end - begin, K), dtype=np.int32)
-            for lane, i in enumerate(group[: int((steps > begin).sum())]):
-                part = batches(orders[i], sizes[i], begin, end, B)
-                plan[: len(part), lane] = part
-                counts[: len(part), lane] = sizes[i][begin:end]
-            bench.plan[: end - begin].copy_(torch.from_numpy(plan))
-            bench.counts[: end - begin].copy_(torch.from_numpy(counts))
-            bench.clock.zero_()
-            for k, many in lengths(steps, begin, end, K):
+            indices, counts = plan(orders, sizes, begin, end, bench.mode.batch)
+            bench.lay(indices, counts)
+            for k, many in lengths(steps, begin, end, bench.mode.lanes):
                 bench.run(k, many)
-            seen = bench.losses.cpu()
-            for lane, i in enumerate(group):
-                rows = min(end, int(steps[lane])) - begin
-                if rows > 0:
-                    losses[i][:, begin : begin + rows] = seen[:, :rows, lane]
+            seen.append(bench.losses[:, : end - begin].to("cpu", copy=True))
+        return torch.cat(seen, 1)
 
     def evaluate(self, w: Tensor, index: Index) -> tuple[Tensor, Tensor]:
-        """w (S, d): (correct (S, len(index)) bool, loss (S, len(index)) float32) in eval mode."""
-        S, N = len(w), len(index)
-        correct, loss = torch.zeros(S, N, dtype=torch.bool), torch.zeros(S, N)
-        at = torch.from_numpy(np.ascontiguousarray(index, dtype=np.int32)).to(self.device)
+        """w (S, d), index (N,) or (S, N): (correct (S, N) bool, loss (S, N) float32) in eval mode."""
+        S, N = len(w), index.shape[-1]
+        correct = torch.zeros(S, N, dtype=torch.bool, device=self.device)
+        loss = torch.zeros(S, N, device=self.device)
+        at = torch.from_numpy(np.broadcast_to(index, (S, N)).astype(np.int32)).to(self.device)
         most = self._lanes(CHUNK)
         with exact(), torch.no_grad():
             for lane in range(0, S, most):
@@ -143,28 +142,30 @@ class Stack:
                 tensors = {name: view.contiguous() for name, view in views.items()}
                 k = min(most, S - lane)
                 for begin in range(0, N, CHUNK):
-                    chunk = at[begin : begin + CHUNK].expand(k, -1).contiguous()
+                    chunk = at[lane : lane + k, begin : begin + CHUNK].contiguous()
                     count = torch.full((k,), chunk.shape[1], dtype=torch.int32, device=self.device)
                     logits = self.net.logits(tensors, chunk, count, 0, training=False)
                     y = self.net.samples.labels(chunk)
                     each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").reshape(y.shape)
-                    loss[lane : lane + k, begin : begin + CHUNK] = each.cpu()
-                    correct[lane : lane + k, begin : begin + CHUNK] = (logits.argmax(-1) == y).cpu()
+                    loss[lane : lane + k, begin : begin + CHUNK] = each
+                    correct[lane : lane + k, begin : begin + CHUNK] = logits.argmax(-1) == y
         return correct.to(w.device), loss.to(w.device)
+
+    def _bytes(self, lanes: int, batch: int) -> int:
+        """Estimated memory of a step: per lane w, its start, its gradient and one spare, and per sample activations."""
+        return lanes * (4 * 4 * self.where.size + batch * self.net.bytes())
 
     def _lanes(self, batch: int) -> int:
         """How many lanes fit into the memory budget."""
-        budget = self.memory
-        if budget is None:
-            free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else 4 << 30
-            budget = free // 2
-        each = 4 * 4 * self.where.size + batch * self.net.bytes()  # w, its start, its gradient, one spare
-        return max(1, budget // each)
+        return max(1, self.memory // self._bytes(1, batch))
 
     def _bench(self, mode: Mode) -> Bench:
-        """The buffers of this mode, from the last calls or new; at most four are kept."""
-        if mode not in self._benches:
-            while len(self._benches) >= 4:
+        """Buffers that fit this mode, with room to spare from an earlier call or new; the latest are kept, as they fit."""
+        fits = [m for m in self._benches if m.holds(mode)]
+        if fits:
+            mode = min(fits, key=lambda m: (m.batch, m.lanes))
+        else:
+            while self._benches and sum(self._bytes(m.lanes, m.batch) for m in (mode, *self._benches)) > self.memory:
                 self._benches.pop(next(iter(self._benches)))
             self._benches[mode] = Bench(self.net, self.where, mode, self._trained(mode.first))
         self._benches[mode] = self._benches.pop(mode)  # the latest used last
@@ -189,8 +190,9 @@ class Stack:
         if isinstance(self.net, ChainNet):
             norms = [layer for layer in self.net.links.layers[self.net.cut(first) :] if layer.kind == "batchnorm"]
             least = 2 if any(torch.Size(layer.out[1:]).numel() == 1 for layer in norms) else 1
+        N = len(self.net.samples.y)
         for lane, (order, size) in enumerate(zip(orders, sizes, strict=True)):
             if len(order) != size.sum() or (len(size) and size.min() < least):
                 raise BadInput(f"lane {lane}: batch sizes must be {least} or more and add up to {len(order)} samples")
-            if len(order) and not (order.min() >= 0 and order.max() < len(self.net.samples.y)):
-                raise BadInput(f"lane {lane}: sample indices must lie in 0..{len(self.net.samples.y) - 1}")
+            if len(order) and (order.min() < 0 or order.max() >= N):
+                raise BadInput(f"lane {lane}: sample indices must lie in 0..{N - 1}")

@@ -49,10 +49,10 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer) -> Te
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear layer; x (k, B, ..., I), weight (k, O, I)."""
-    y = x.reshape(len(x), -1, x.shape[-1])
-    y = y @ weight.mT if bias is None else torch.baddbmm(bias[:, None], y, weight.mT)
-    return y.reshape(*x.shape[:-1], -1)
+    """A linear layer; x (k, B, ..., I), weight (k, O, I). W x^T, so that the weight's gradient has its strides."""
+    flat = x.reshape(len(x), -1, x.shape[-1]).mT
+    y = torch.bmm(weight, flat) if bias is None else torch.baddbmm(bias[:, :, None], weight, flat)
+    return y.mT.reshape(*x.shape[:-1], -1)
 
 
 def normalise(x: Tensor, t: Tensors, layer: Layer, count: Tensor, training: bool) -> Tensor:
@@ -126,8 +126,11 @@ class ChainNet:
             live = training and place >= cut
             with torch.set_grad_enabled(live):
                 if isinstance(part, FusedBlock):
-                    source = (samples.x, index, samples.scale, samples.shift) if x is None else (x, None, 1.0, 0.0)
-                    x = part(source, t, count, live)
+                    if x is None:
+                        x = part.inputs(samples.x, index, samples.scale, samples.shift)
+                    elif x.shape[-1] == part.conv.inside[-1]:  # not padded yet by the block before
+                        x = F.pad(x, (part.pad,) * 4)
+                    x = part(x, t, count, live)
                 else:
                     x = apply(part, samples.inputs(index) if x is None else x, t, count, live)
         return samples.inputs(index) if x is None else x

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,6 +29,11 @@ class Mode:
     first: int
     prox: int
 
+    def holds(self, other: "Mode") -> bool:
+        """Whether buffers of this mode serve the other, at less than twice its work."""
+        same = (self.first, self.prox) == (other.first, other.prox)
+        return same and other.lanes <= self.lanes and other.batch <= self.batch < 2 * other.batch
+
 
 @contextmanager
 def exact() -> Iterator[None]:
@@ -41,12 +48,12 @@ def exact() -> Iterator[None]:
 
 
 def pull(now: Tensor, start: Tensor, mu: Tensor, prox: int) -> Tensor:
-    """The proximal term's gradient for one stacked tensor (k, ...); mu (k, 1, ...)."""
-    away = now - start
+    """The proximal term's gradient for one stacked tensor (k, ...); mu (k,)."""
+    away, wide = now - start, (-1,) + (1,) * (now.dim() - 1)
     if prox == 1:  # d||x||/dx = x / ||x||, and 0 at 0
         length = away.reshape(len(away), -1).norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
-        away = away / length.reshape(mu.shape)
-    return mu * away
+        away = away / length.reshape(wide)
+    return mu.reshape(wide) * away
 
 
 class Bench:
@@ -74,10 +81,17 @@ class Bench:
         self.rate[: len(w)].copy_(rate)
         self.mu[: len(w)].copy_(mu)
 
-    def store(self, w: Tensor) -> None:
-        """Write the lanes' present vectors into w (K, d)."""
-        for slot in self.where.slots:
-            w[:, slot.span] = self.now[slot.name][: len(w)].reshape(len(w), -1)
+    def lay(self, indices: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
+        """Set the next steps' plan, (steps, K, batch) and (steps, K), and start from its first; spare lanes rest."""
+        steps, K = counts.shape
+        self.plan[:steps, :K].copy_(torch.from_numpy(indices))
+        self.counts.zero_()
+        self.counts[:steps, :K].copy_(torch.from_numpy(counts))
+        self.clock.zero_()
+
+    def store(self, K: int) -> Tensor:
+        """The first K lanes' present vectors (K, d)."""
+        return torch.cat([self.now[slot.name][:K].flatten(1) for slot in self.where.slots], 1)
 
     def run(self, k: int, steps: int) -> None:
         """`steps` more steps of the first k lanes."""
@@ -110,14 +124,14 @@ class Bench:
         leaves = {name: self.now[name][:k].detach().requires_grad_() for name in sorted(self.trained)}
         tensors = {name: leaves.get(name, value[:k]) for name, value in self.now.items()}
         mean, square = self._losses(tensors, index, count)
-        gradients = torch.autograd.grad(mean.sum(), list(leaves.values()))
         rate = self.rate[:k] * (count > 0)  # a finished lane stands still, its proximal pull too
+        steps = torch.autograd.grad((rate * mean).sum(), list(leaves.values()))
         with torch.no_grad():
-            for (name, leaf), g in zip(leaves.items(), gradients, strict=True):
-                wide = (k,) + (1,) * (g.dim() - 1)
-                if self.mode.prox:
-                    g = g + pull(leaf, self.start[name][:k], self.mu[:k].reshape(wide), self.mode.prox)
-                self.now[name][:k].addcmul_(g, rate.reshape(wide), value=-1)
+            if self.mode.prox:
+                force = rate * self.mu[:k]
+                pulls = [pull(leaf, self.start[name][:k], force, self.mode.prox) for name, leaf in leaves.items()]
+                steps = tuple(torch._foreach_add(steps, pulls))
+            torch._foreach_sub_([self.now[name][:k] for name in leaves], steps)
             self.losses[:, :, :k].index_copy_(1, self.clock, torch.stack([mean, square])[:, None])
             self.clock += 1
 

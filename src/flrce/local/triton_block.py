@@ -1,7 +1,7 @@
 """A convolution, its BatchNorm, ReLU and max-pool as one differentiable step of Triton kernels."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,22 +14,9 @@ try:
 except ImportError:  # torch's CPU builds come without Triton
     kernels = None  # type: ignore[assignment]
 
-
-@dataclass(frozen=True)
-class Tuning:
-    """How the kernels cut their work; the same for any number of lanes, so that a lane's bits do not depend on it."""
-
-    exact: tuple[bool, bool, bool] = (True, True, True)  # forward, weight, input
-    share: int = 128  # weight gradients a thread holds
-    tile: int = 256  # pixels a program convolves
-    warps: int = 4
-    chunks: int = 32  # partial sums of a weight gradient
-    pixels: int = 128  # of a step of them
-    weight_warps: int = 4
-
-
-TUNING = Tuning()
-Source = tuple[Tensor, Tensor | None, float, float]  # input or all samples, index (k, B) into them, scale, shift
+# How the kernels cut their work, as measured on an H200; not by the number of lanes, so that bits do not depend on it.
+FORWARD, BACKWARD = 64, 32  # sums a thread holds in a convolution, and in its transpose
+PIXELS, TILES = 64, 32  # a weight gradient's partial sums are over TILES tiles of PIXELS pixels
 
 
 def usable(device: torch.device) -> bool:
@@ -37,40 +24,56 @@ def usable(device: torch.device) -> bool:
     return kernels is not None and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
 
 
-def _power(n: int, least: int) -> int:
-    return max(least, 1 << (n - 1).bit_length())
+def _power(n: int) -> int:
+    """n rounded up to a power of two."""
+    return 1 << (n - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class FusedBlock:
-    """conv, batchnorm and relu of a chain, with the max-pool behind them if `window` > 1."""
+    """conv, batchnorm and relu of a chain, with the max-pool behind them if `window` > 1.
+
+    Its input has the convolution's border of zeros around it, its output a border of `edge`, for the next block.
+    """
 
     conv: Layer
     norm: Layer
     window: int
+    edge: int = 0
 
     @property
     def floats(self) -> int:
         """Floats a sample's activations take: z and its input's gradient, the pooled values and their winners."""
         z = torch.Size(self.norm.out).numel()
-        return z + torch.Size(self.conv.inside).numel() + 2 * z // self.window**2
+        return z + 2 * torch.Size(self.conv.inside).numel() + 2 * z // self.window**2
+
+    @property
+    def pad(self) -> int:
+        return int(self.conv["padding"][0])
 
     @property
     def shape(self) -> dict[str, int]:
         """The kernels' compile-time constants."""
         C, H, W = self.conv.inside
         O, P, Q = self.conv.out
-        (R, S), STEP, PAD = self.conv["kernel"], self.conv["stride"][0], self.conv["padding"][0]
-        return {"C": C, "H": H, "W": W, "O": O, "P": P, "Q": Q, "R": R, "S": S, "STEP": STEP, "PAD": PAD}
+        (R, S), STEP, E = self.conv["kernel"], self.conv["stride"][0], 2 * self.pad
+        return {"C": C, "H": H + E, "W": W + E, "O": O, "P": P, "Q": Q, "R": R, "S": S, "STEP": STEP}
 
-    def __call__(self, source: Source, t: dict[str, Tensor], count: Tensor, training: bool) -> Tensor:
-        """(k, B, C, H, W) or all samples -> (k, B, O, P // window, Q // window)."""
+    def inputs(self, x: Tensor, index: Tensor, scale: float, shift: float) -> Tensor:
+        """Samples x[index] (k, B, C, H, W) as float32, with the border this block wants."""
+        C, H, W = self.conv.inside
+        out = x.new_empty(*index.shape, C, H + 2 * self.pad, W + 2 * self.pad, dtype=torch.float32)
+        grid = (-(-out[0].numel() // 1024), len(index))
+        kernels.gather[grid](x, index, out, scale, shift, index.shape[1], C=C, H=out.shape[3], W=out.shape[4],
+                             EDGE=self.pad, BLOCK=1024)  # fmt: skip
+        return out
+
+    def __call__(self, x: Tensor, t: dict[str, Tensor], count: Tensor, training: bool) -> Tensor:
+        """(k, B, C, H + 2 pad, W + 2 pad) -> (k, B, O, P // window + 2 edge, Q // window + 2 edge)."""
         names = ("weight", "bias", "running_mean", "running_var")
         norm = [t[f"{self.norm.name}.{name}"] for name in names]
         weight, bias = t[f"{self.conv.name}.weight"], t.get(f"{self.conv.name}.bias")
-        out: Tensor = _Block.apply(  # type: ignore[no-untyped-call]
-            source[0], weight, bias, *norm, self, source[1:], count, training
-        )
+        out: Tensor = _Block.apply(x, weight, bias, *norm, self, count, training)
         return out
 
 
@@ -80,6 +83,8 @@ def fuse(layers: tuple[Layer, ...]) -> list[tuple[int, FusedBlock | Layer]]:
     at = 0
     while at < len(layers):
         block, used = _match(layers[at : at + 4])
+        if block and parts and isinstance(parts[-1][1], FusedBlock):
+            parts[-1] = (parts[-1][0], replace(parts[-1][1], edge=block.pad))
         parts.append((at, block or layers[at]))
         at += used
     return parts
@@ -104,70 +109,63 @@ def _match(layers: tuple[Layer, ...]) -> tuple[FusedBlock | None, int]:
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: Tensor, beta: Tensor, mean: Tensor,
-                var: Tensor, block: FusedBlock, source: tuple[Tensor | None, float, float], count: Tensor,
-                training: bool) -> Tensor:  # fmt: skip
-        shape, (index, scale, shift) = block.shape, source
-        k, B = (x if index is None else index).shape[:2]
-        O, P, Q = block.conv.out
-        z = x.new_empty(k, B, O, P, Q, dtype=torch.float32)
-        tune = TUNING
-        tiles = -(-B * P * Q // tune.tile)
-        moments, facts = z.new_empty(k, 2, O, tiles), z.new_empty(k, 4, O)
-        least = 1 if tune.exact[0] else 16
-        kernels.convolve[(tiles, k)](
-            x, count if index is None else index, weight, weight if bias is None else bias, z, moments, count, scale,
-            shift, B, **shape, GATHER=index is not None, BIAS=bias is not None, EXACT=tune.exact[0],
-            BLOCK_O=_power(O, least), BLOCK_K=min(32, _power(weight[0, 0].numel(), 16)), BLOCK=tune.tile, num_warps=tune.warps,
-        )  # fmt: skip
+                var: Tensor, block: FusedBlock, count: Tensor, training: bool) -> Tensor:  # fmt: skip
+        (k, B), (O, P, Q), u = x.shape[:2], block.conv.out, block.window
+        high = _power(O)
+        tile = 128 * max(1, FORWARD // high)
+        tiles = -(-B * P * Q // tile)
+        z, moments, facts = x.new_empty(k, B, O, P, Q), x.new_empty(k, 2, O, tiles), x.new_empty(k, 4, O)
+        kernels.convolve[(tiles, k)](x, weight, weight if bias is None else bias, z, moments, count, B, **block.shape,
+                                     BIAS=bias is not None, BLOCK_O=high, BLOCK=tile)  # fmt: skip
         if training:
             kernels.merge[(O, k)](
                 moments, count, gamma, beta, mean, var, facts, block.norm["momentum"], block.norm["eps"], tiles,
-                O=O, AREA=P * Q, TILE=tune.tile, BLOCK=_power(tiles, 1),
+                O=O, AREA=P * Q, TILE=tile, BLOCK=_power(tiles),
             )  # fmt: skip
         else:
             inverse = torch.rsqrt(var + block.norm["eps"])
             torch.stack([mean, inverse, gamma * inverse, beta - mean * gamma * inverse], 1, out=facts)
-        u = block.window
-        out = z.new_empty(k, B, O, P // u, Q // u)
+        out = x.new_empty(k, B, O, P // u + 2 * block.edge, Q // u + 2 * block.edge)
         peak, code = (torch.empty_like(out), torch.empty_like(out, dtype=torch.uint8)) if training else (out, out)
-        kernels.pool[(-(-out[0].numel() // 1024), k)](z, facts, count, out, peak, code, B, O=O, P=P, Q=Q, U=u,
-                                                      KEEP=training, BLOCK=1024)  # fmt: skip
-        ctx.block, ctx.source, ctx.bias = block, source, bias
+        kernels.pool[(-(-out[0].numel() // 256), k)](z, facts, count, out, peak, code, B, O=O, P=P, Q=Q, U=u,
+                                                     EDGE=block.edge, KEEP=training, BLOCK=256)  # fmt: skip
+        ctx.block, ctx.bias = block, bias
         ctx.save_for_backward(x, weight, z, peak, code, facts, count)
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         x, weight, z, peak, code, facts, count = ctx.saved_tensors
-        block, (index, scale, shift) = ctx.block, ctx.source
-        (k, B, O, P, Q), u, shape, g = z.shape, block.window, block.shape, g.contiguous()
-        taps = weight[0, 0].numel()
-        sums = z.new_empty(k, 2, O)
-        kernels.reduce[(O, k)](g, peak, code, facts, count, sums, B, O=O, AREA=(P // u) * (Q // u), DEAD=u * u,
-                               BLOCK=1024)  # fmt: skip
-        deeper = ctx.needs_input_grad[0]
-        if deeper:
-            grid = (-(-z[0].numel() // 1024), k)
-            kernels.spread[grid](z, g, code, facts, sums, count, B, O=O, P=P, Q=Q, U=u, BLOCK=1024)
-        tune = TUNING
-        least = 1 if tune.exact[2] else 16
-        CHUNKS = tune.chunks
-        high = _power(O, 1 if tune.exact[1] else 16)
-        wide = max(1, tune.share // high) if tune.exact[1] else min(64, _power(taps, 16))
-        parts = z.new_empty(k, CHUNKS, *weight.shape[1:])
-        kernels.grad_weight[(-(-taps // wide) * CHUNKS, k)](
-            x, count if index is None else index, z, g, code, facts, sums, count, scale, shift, parts, B, CHUNKS,
-            **shape, U=u, GATHER=index is not None, SPREAD=deeper, EXACT=tune.exact[1], BLOCK_O=high,
-            BLOCK_K=wide, BLOCK=tune.pixels, num_warps=tune.weight_warps,
-        )  # fmt: skip
-        dx = None
-        if deeper:
-            C, H, W = block.conv.inside
-            dx = torch.empty_like(x)
-            kernels.grad_input[(-(-B * H * W // tune.tile), k)](
-                z, weight, dx, count, B, **shape, EXACT=tune.exact[2], BLOCK_C=_power(C, least),
-                BLOCK_K=min(32, _power(O * shape["R"] * shape["S"], 16)), BLOCK=tune.tile, num_warps=tune.warps,
-            )  # fmt: skip
+        block, g = ctx.block, g.contiguous()
+        (k, B, O, P, Q), u, edge = z.shape, block.window, block.edge
+        sums, area = z.new_empty(2, k, O), g[0, 0, 0].numel()
+        wide = 4 if B * area > 8192 else 1
+        kernels.reduce[(O, k)](g, peak, code, facts, count, sums, B, O=O, AREA=area, DEAD=u * u, BLOCK=1024 * wide,
+                               num_warps=4 if wide == 1 else 8)  # fmt: skip
+        grid = (-(-z[0].numel() // 1024), k)
+        kernels.spread[grid](z, g, code, facts, sums, count, B, O=O, P=P, Q=Q, U=u, EDGE=edge, BLOCK=1024)
+        dx = _grad_input(block, z, weight, x, count) if ctx.needs_input_grad[0] else None
         # BatchNorm takes the mean away again, so the bias in front of it has no gradient
         flat = None if ctx.bias is None else torch.zeros_like(ctx.bias)
-        return dx, parts.sum(1), flat, sums[:, 1], sums[:, 0], *(None,) * 6
+        return dx, _grad_weight(block, z, weight, x, count), flat, sums[1], sums[0], *(None,) * 5
+
+
+def _grad_weight(block: FusedBlock, dz: Tensor, weight: Tensor, x: Tensor, count: Tensor) -> Tensor:
+    (k, B, O, P, Q), taps = dz.shape, weight[0, 0].numel()
+    wide = min(64, max(16, _power(taps)))
+    chunks = -(-B * P * Q // (PIXELS * TILES))
+    parts = dz.new_empty(k, chunks, *weight.shape[1:])
+    kernels.grad_weight[(-(-taps // wide) * chunks, k)](
+        x, dz, count, parts, B, chunks, **block.shape, BLOCK_O=max(16, _power(O)), BLOCK_K=wide, BLOCK=PIXELS,
+        num_warps=2, num_stages=3,
+    )  # fmt: skip
+    return parts.sum(1)
+
+
+def _grad_input(block: FusedBlock, dz: Tensor, weight: Tensor, x: Tensor, count: Tensor) -> Tensor:
+    (C, H, W), (k, B) = block.conv.inside, x.shape[:2]
+    high, dx = _power(C), torch.empty_like(x)
+    tile = 128 * max(1, BACKWARD // high)
+    kernels.grad_input[(-(-B * H * W // tile), k)](dz, weight, dx, count, B, **block.shape, PAD=block.pad, BLOCK_C=high,
+                                                   BLOCK=tile, UNROLL=4)  # fmt: skip
+    return dx

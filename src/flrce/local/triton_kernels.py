@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """Triton kernels for conv-BatchNorm-ReLU-pool of few channels; the lane is a grid axis, every sum has a fixed order.
 
-Shapes are compile-time constants: C, H, W of the input, O, P, Q (height, width) of the convolution's output,
-R, S of its kernel, U of the pooling window. z is the convolution's output (lane, B, O, P, Q); a pixel is one
-(sample, p, q), numbered sample first, so that the real samples of a padded batch are the first pixels.
+Shapes are compile-time constants: C, H, W of the input with its border of zeros, O, P, Q (height, width) of the
+convolution's output, R, S of its kernel, U of the pooling window. z is the convolution's output (lane, B, O, P, Q); a
+pixel is one (sample, p, q), numbered sample first, so that the real samples of a padded batch are the first pixels.
 """
 
 import triton
@@ -11,69 +11,47 @@ import triton.language as tl
 
 
 @triton.jit
-def _origins(index, lane, b, real, B, SIZE: tl.constexpr, GATHER: tl.constexpr):
-    """Where each pixel's sample begins in the input: in its lane's batch, or among all samples through `index`."""
-    if GATHER:
-        return tl.load(index + lane * B + b, mask=real, other=0).to(tl.int64) * SIZE
-    else:
-        return (lane * B + b).to(tl.int64) * SIZE
+def gather(x, index, out, scale, shift, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, EDGE: tl.constexpr,
+           BLOCK: tl.constexpr):  # fmt: skip
+    """out (lane, B, C, H, W) = the samples in `index`, scaled, with a border of EDGE zeros (counted in H and W)."""
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b, c, h, w = e // (C * H * W), e // (H * W) % C, e // W % H - EDGE, e % W - EDGE
+    lane = tl.program_id(1).to(tl.int64)
+    sample = tl.load(index + lane * B + b, mask=b < B, other=0).to(tl.int64)
+    inside = (b < B) & (h >= 0) & (h < H - 2 * EDGE) & (w >= 0) & (w < W - 2 * EDGE)
+    at = (sample * C + c) * ((H - 2 * EDGE) * (W - 2 * EDGE)) + h * (W - 2 * EDGE) + w
+    v = tl.load(x + at, mask=inside, other=0).to(tl.float32) * scale + shift
+    tl.store(out + lane * B * (C * H * W) + e, tl.where(inside, v, 0.0), mask=b < B)
 
 
 @triton.jit
-def _columns(x, origin, p, q, k, real, scale, shift, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
-             S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, GATHER: tl.constexpr):  # fmt: skip
-    """im2col on the fly: the (len(k), pixels) inputs under tap k of each pixel, 0 outside."""
-    c = k // (R * S)
-    h = (p * STEP - PAD)[None, :] + (k // S % R)[:, None]
-    w = (q * STEP - PAD)[None, :] + (k % S)[:, None]
-    inside = real[None, :] & (c < C)[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    v = tl.load(x + origin[None, :] + (c * (H * W))[:, None] + h * W + w, mask=inside, other=0).to(tl.float32)
-    if GATHER:
-        v = tl.where(inside, v * scale + shift, 0.0)
-    return v
-
-
-@triton.jit
-def convolve(x, index, weight, bias, z, moments, count, scale, shift, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-             O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr,
-             PAD: tl.constexpr, GATHER: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr, BLOCK_O: tl.constexpr,
-             BLOCK_K: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def convolve(x, weight, bias, z, moments, count, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr,
+             P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, BIAS: tl.constexpr,
+             BLOCK_O: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """z = weight * x + bias, and each tile's mean and sum of squared distances from it: moments (lane, 2, O, tiles)."""
     K: tl.constexpr = C * R * S
-    tile, lane = tl.program_id(0), tl.program_id(1)
+    tile, lane = tl.program_id(0), tl.program_id(1).to(tl.int64)
     left = tl.load(count + lane) * (P * Q) - tile * BLOCK  # real pixels from here on
-    o = tl.arange(0, BLOCK_O)
-    note = moments + lane * (2 * O) * tl.num_programs(0) + o * tl.num_programs(0) + tile
     if left > 0:
-        pixel = tile * BLOCK + tl.arange(0, BLOCK)
-        real = tl.arange(0, BLOCK) < left
-        b, p, q = pixel // (P * Q), pixel // Q % P, pixel % Q
-        origin = _origins(index, lane, b, real, B, C * H * W, GATHER)
+        o = tl.arange(0, BLOCK_O)
+        pixel = tile * BLOCK + tl.arange(0, BLOCK)[None, :]
+        real = tl.arange(0, BLOCK)[None, :] < left
+        b, p, q = tl.minimum(pixel // (P * Q), B - 1), pixel // Q % P, pixel % Q
+        inputs = x + lane * B * (C * H * W) + (b * (C * H * W) + p * (STEP * W) + q * STEP)
+        taps = weight + lane * (O * K) + o * K
         z_tile = tl.zeros((BLOCK_O, BLOCK), tl.float32)
-        if EXACT:
-            for r in tl.static_range(R):
-                for s in tl.static_range(S):
-                    h, w = p * STEP + (r - PAD), q * STEP + (s - PAD)
-                    inside = real & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-                    for c in range(C):
-                        v = tl.load(x + origin + (c * (H * W) + h * W + w), mask=inside, other=0).to(tl.float32)
-                        if GATHER:
-                            v = tl.where(inside, v * scale + shift, 0.0)
-                        tap = weight + lane * (O * K) + c * (R * S) + (r * S + s) + o * K
-                        z_tile += tl.load(tap, mask=o < O, other=0)[:, None] * v[None, :]
-        else:
-            for at in range(0, K, BLOCK_K):
-                k = at + tl.arange(0, BLOCK_K)
-                v = _columns(x, origin, p, q, k, real, scale, shift, C, H, W, R, S, STEP, PAD, GATHER)
-                taps = weight + lane * (O * K) + o[:, None] * K + k[None, :]
-                taps = tl.load(taps, mask=(o < O)[:, None] & (k < K)[None, :], other=0)
-                z_tile = tl.dot(taps, v, z_tile, input_precision="tf32x3")
+        for r in tl.static_range(R):
+            for s in tl.static_range(S):
+                for c in range(C):
+                    tap = tl.load(taps + (c * (R * S) + r * S + s), mask=o < O, other=0)
+                    z_tile += tap[:, None] * tl.load(inputs + (c * (H * W) + r * W + s))
         if BIAS:
             z_tile += tl.load(bias + lane * O + o, mask=o < O, other=0)[:, None]
-        out = z + (lane * B + b).to(tl.int64)[None, :] * (O * P * Q) + (o * (P * Q))[:, None] + (p * Q + q)[None, :]
-        tl.store(out, z_tile, mask=(o < O)[:, None] & real[None, :])
-        mean = tl.sum(tl.where(real[None, :], z_tile, 0.0), 1) / tl.minimum(left, BLOCK)
-        away = tl.where(real[None, :], z_tile - mean[:, None], 0.0)
+        out = z + lane * B * (O * P * Q) + (b * (O * P * Q) + p * Q + q) + o[:, None] * (P * Q)
+        tl.store(out, z_tile, mask=(o < O)[:, None] & real)
+        mean = tl.sum(tl.where(real, z_tile, 0.0), 1) / tl.minimum(left, BLOCK)
+        away = tl.where(real, z_tile - mean[:, None], 0.0)
+        note = moments + (lane * (2 * O) + o) * tl.num_programs(0) + tile
         tl.store(note, mean, mask=o < O)
         tl.store(note + O * tl.num_programs(0), tl.sum(away * away, 1), mask=o < O)
 
@@ -81,7 +59,7 @@ def convolve(x, index, weight, bias, z, moments, count, scale, shift, B, C: tl.c
 @triton.jit
 def merge(moments, count, gamma, beta, running_mean, running_var, facts, momentum, eps, TILES, O: tl.constexpr,
           AREA: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Chan's merge of the tiles' moments; facts (lane, 4, O): mean, 1/std, slope, offset; running statistics in place."""
+    """Chan's merge of tiles; facts (lane, 4, O): mean, 1/std, slope, offset. Updates running statistics."""
     o, lane = tl.program_id(0), tl.program_id(1)
     n = tl.load(count + lane) * AREA
     tile = tl.arange(0, BLOCK)
@@ -109,45 +87,46 @@ def merge(moments, count, gamma, beta, running_mean, running_var, facts, momentu
 
 @triton.jit
 def pool(z, facts, count, out, peak, code, B, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, U: tl.constexpr,
-         KEEP: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """out = max over windows of relu(slope z + offset), 0 for padding samples; KEEP: the winner's z, and which it was.
+         EDGE: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """out = max over windows of relu(slope z + offset), in a border of EDGE zeros and 0 for padding samples.
 
-    code is u * U + v of the first maximum, as torch breaks ties, or U * U where ReLU lets nothing through.
+    KEEP: the winner's z, and its place u * U + v in the window: the first maximum, as torch breaks ties, or U * U where
+    ReLU lets nothing through.
     """
-    PP: tl.constexpr = P // U
-    QQ: tl.constexpr = Q // U
-    lane = tl.program_id(1)
+    PP: tl.constexpr = P // U + 2 * EDGE
+    QQ: tl.constexpr = Q // U + 2 * EDGE
+    lane = tl.program_id(1).to(tl.int64)
+    samples = tl.load(count + lane)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b, o = e // (O * PP * QQ), e // (PP * QQ) % O
-    inside, real = e < B * (O * PP * QQ), b < tl.load(count + lane)
+    b, o, p, q = e // (O * PP * QQ), e // (PP * QQ) % O, e // QQ % PP - EDGE, e % QQ - EDGE
+    inside = (b < samples) & (p >= 0) & (p < P // U) & (q >= 0) & (q < Q // U)
     slope = tl.load(facts + lane * 4 * O + 2 * O + o)
     offset = tl.load(facts + lane * 4 * O + 3 * O + o)
-    at = z + ((lane * B + b).to(tl.int64) * O + o) * (P * Q) + (e // QQ % PP) * (U * Q) + e % QQ * U
+    at = z + lane * B * (O * P * Q) + ((b * O + o) * (P * Q) + p * (U * Q) + q * U)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     winner = tl.zeros((BLOCK,), tl.float32)
     which = tl.zeros((BLOCK,), tl.int32)
     for u in tl.static_range(U):
         for v in tl.static_range(U):
-            value = tl.load(at + u * Q + v, mask=inside & real, other=0)
+            value = tl.load(at + (u * Q + v), mask=inside, other=0)
             y = value * slope + offset
             better = (y > best) | (y != y)  # a NaN must not be lost
             best = tl.where(better, y, best)
             winner = tl.where(better, value, winner)
             which = tl.where(better, u * U + v, which)
-    which = tl.where(best <= 0, U * U, which)
-    best = tl.where((best <= 0) | (b >= tl.load(count + lane)), 0.0, best)
-    to = (lane * B).to(tl.int64) * (O * PP * QQ) + e
-    tl.store(out + to, best, mask=inside)
+    dead = (best <= 0) | (inside == 0)
+    to = lane * B * (O * PP * QQ) + e
+    tl.store(out + to, tl.where(dead, 0.0, best), mask=b < B)
     if KEEP:
-        tl.store(peak + to, winner, mask=inside)
-        tl.store(code + to, which.to(tl.uint8), mask=inside)
+        tl.store(peak + to, winner, mask=b < B)
+        tl.store(code + to, tl.where(dead, U * U, which).to(tl.uint8), mask=b < B)
 
 
 @triton.jit
 def reduce(g, peak, code, facts, count, sums, B, O: tl.constexpr, AREA: tl.constexpr, DEAD: tl.constexpr,
            BLOCK: tl.constexpr):  # fmt: skip
-    """Per channel, sum of dy and of dy * xhat (the gradients of beta and gamma), over pooled positions only."""
-    o, lane = tl.program_id(0), tl.program_id(1)
+    """sums (2, lane, O) of dy and of dy * xhat (the gradients of beta and gamma), over pooled positions only."""
+    o, lane = tl.program_id(0), tl.program_id(1).to(tl.int64)
     n = tl.load(count + lane) * AREA
     mean = tl.load(facts + lane * 4 * O + o)
     inverse = tl.load(facts + lane * 4 * O + O + o)
@@ -155,121 +134,89 @@ def reduce(g, peak, code, facts, count, sums, B, O: tl.constexpr, AREA: tl.const
     scaled = tl.zeros((BLOCK,), tl.float32)
     for begin in range(0, n, BLOCK):
         e = begin + tl.arange(0, BLOCK)
-        at = ((lane * B + e // AREA).to(tl.int64) * O + o) * AREA + e % AREA
-        alive = (e < n) & (tl.load(code + at, mask=e < n, other=DEAD) < DEAD)
-        dy = tl.load(g + at, mask=alive, other=0)
+        at = lane * B * (O * AREA) + (e // AREA * O + o) * AREA + e % AREA
+        alive = tl.load(code + at, mask=e < n, other=DEAD) < DEAD
+        dy = tl.where(alive, tl.load(g + at, mask=e < n, other=0), 0.0)  # borders of g were never written
         plain += dy
-        scaled += dy * (tl.load(peak + at, mask=alive, other=0) - mean) * inverse
-    tl.store(sums + lane * 2 * O + o, tl.sum(plain, 0))
-    tl.store(sums + lane * 2 * O + O + o, tl.sum(scaled, 0))
-
-
-@triton.jit
-def _slope(z, g, code, facts, sums, lane, b, o, p, q, ok, B, n, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
-           U: tl.constexpr):  # fmt: skip
-    """dz of BatchNorm-ReLU-pool at (b, o, p, q); n is the number of values behind each mean."""
-    PP: tl.constexpr = P // U
-    QQ: tl.constexpr = Q // U
-    fact = facts + lane * 4 * O + o
-    value = tl.load(z + ((lane * B + b).to(tl.int64) * O + o) * (P * Q) + p * Q + q, mask=ok, other=0)
-    at = ((lane * B + b).to(tl.int64) * O + o) * (PP * QQ) + (p // U) * QQ + q // U
-    pooled = ok & (p // U < PP) & (q // U < QQ)
-    hit = tl.load(code + at, mask=pooled, other=U * U) == p % U * U + q % U
-    dy = tl.load(g + at, mask=pooled & hit, other=0)
-    xhat = (value - tl.load(fact, mask=o < O, other=0)) * tl.load(fact + O, mask=o < O, other=0)
-    plain = tl.load(sums + lane * 2 * O + o, mask=o < O, other=0) / n
-    scaled = tl.load(sums + lane * 2 * O + O + o, mask=o < O, other=0) / n
-    return tl.where(ok, tl.load(fact + 2 * O, mask=o < O, other=0) * (dy - plain - xhat * scaled), 0.0)
+        scaled += dy * (tl.load(peak + at, mask=e < n, other=0) - mean) * inverse
+    tl.store(sums + lane * O + o, tl.sum(plain, 0))
+    tl.store(sums + (tl.num_programs(1) + lane) * O + o, tl.sum(scaled, 0))
 
 
 @triton.jit
 def spread(z, g, code, facts, sums, count, B, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, U: tl.constexpr,
-           BLOCK: tl.constexpr):  # fmt: skip
-    """z becomes dz."""
-    lane = tl.program_id(1)
+           EDGE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """z becomes dz, back through pooling, ReLU and BatchNorm."""
+    PP: tl.constexpr = P // U + 2 * EDGE
+    QQ: tl.constexpr = Q // U + 2 * EDGE
+    lane = tl.program_id(1).to(tl.int64)
     samples = tl.load(count + lane)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, o, p, q = e // (O * P * Q), e // (P * Q) % O, e // Q % P, e % Q
-    dz = _slope(z, g, code, facts, sums, lane, b, o, p, q, b < samples, B, samples * (P * Q), O, P, Q, U)
-    tl.store(z + (lane * B).to(tl.int64) * (O * P * Q) + e, dz, mask=b < samples)
+    real = b < samples
+    at = lane * B * (O * PP * QQ) + ((b * O + o) * (PP * QQ) + (p // U + EDGE) * QQ + q // U + EDGE)
+    pooled = real & (p // U < P // U) & (q // U < Q // U)
+    hit = tl.load(code + at, mask=pooled, other=U * U) == p % U * U + q % U
+    dy = tl.load(g + at, mask=hit, other=0)
+    fact, total = facts + lane * 4 * O + o, sums + lane * O + o
+    z += lane * B * (O * P * Q)
+    xhat = (tl.load(z + e, mask=real, other=0) - tl.load(fact)) * tl.load(fact + O)
+    dz = tl.load(fact + 2 * O) * (
+        dy - (tl.load(total) + xhat * tl.load(total + tl.num_programs(1) * O)) / (samples * (P * Q))
+    )
+    tl.store(z + e, dz, mask=real)
 
 
 @triton.jit
-def grad_weight(x, index, z, g, code, facts, sums, count, scale, shift, out, B, CHUNKS, C: tl.constexpr, H: tl.constexpr,
-                W: tl.constexpr, O: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-                STEP: tl.constexpr, PAD: tl.constexpr, U: tl.constexpr, GATHER: tl.constexpr, SPREAD: tl.constexpr,
-                EXACT: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """out (lane, chunk, O, C*R*S): dz x^T over one chunk of pixels; SPREAD: z holds dz already."""
+def grad_weight(x, dz, count, out, B, CHUNKS, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr,
+                P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr,
+                BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """out (lane, chunk, O, C*R*S): dz x^T over every CHUNKS-th tile of pixels.
+
+    tf32x3 makes each float32 product of three TF32 ones, exact to about 2^-21: as close to float64 as plain float32.
+    """
     K: tl.constexpr = C * R * S
-    chunk, lane = tl.program_id(0) % CHUNKS, tl.program_id(1)
+    chunk, lane = tl.program_id(0) % CHUNKS, tl.program_id(1).to(tl.int64)
     samples = tl.load(count + lane)
-    k = tl.program_id(0) // CHUNKS * BLOCK_K + tl.arange(0, BLOCK_K)
-    o = tl.arange(0, BLOCK_O)
-    if EXACT:  # each thread sums its own pixels
-        acc = tl.zeros((BLOCK_O, BLOCK_K, BLOCK), tl.float32)
-    else:
-        acc = tl.zeros((BLOCK_O, BLOCK_K), tl.float32)
+    o = tl.arange(0, BLOCK_O)[:, None]
+    k = tl.program_id(0) // CHUNKS * BLOCK_K + tl.arange(0, BLOCK_K)[:, None]
+    taps = tl.where(k < K, k // (R * S) * (H * W) + k // S % R * W + k % S, 0)
+    x += lane * B * (C * H * W)
+    dz += lane * B * (O * P * Q)
+    acc = tl.zeros((BLOCK_O, BLOCK_K), tl.float32)
     for begin in range(chunk * BLOCK, samples * (P * Q), CHUNKS * BLOCK):
-        pixel = begin + tl.arange(0, BLOCK)
-        b, p, q = pixel // (P * Q), pixel // Q % P, pixel % Q
-        real = b < samples
-        origin = _origins(index, lane, b, real, B, C * H * W, GATHER)
-        v = _columns(x, origin, p, q, k, real, scale, shift, C, H, W, R, S, STEP, PAD, GATHER)
-        ok = (o < O)[:, None] & real[None, :]
-        if SPREAD:
-            at = z + (lane * B + b).to(tl.int64)[None, :] * (O * P * Q) + (o * (P * Q))[:, None] + (p * Q + q)[None, :]
-            dz = tl.load(at, mask=ok, other=0)
-        else:
-            dz = _slope(z, g, code, facts, sums, lane, b[None, :], o[:, None], p[None, :], q[None, :], ok, B,
-                        samples * (P * Q), O, P, Q, U)  # fmt: skip
-        if EXACT:
-            acc += dz[:, None, :] * v[None, :, :]
-        else:
-            acc = tl.dot(dz, tl.trans(v), acc, input_precision="tf32x3")
-    if EXACT:
-        acc = tl.sum(acc, 2)
-    to = out + (lane * CHUNKS + chunk) * (O * K) + o[:, None] * K + k[None, :]
-    tl.store(to, acc, mask=(o < O)[:, None] & (k < K)[None, :])
+        pixel = begin + tl.arange(0, BLOCK)[None, :]
+        b, p, q = tl.minimum(pixel // (P * Q), B - 1), pixel // Q % P, pixel % Q
+        v = tl.load(x + ((b * (C * H * W) + p * (STEP * W) + q * STEP) + taps))
+        ok = (o < O) & (pixel < samples * (P * Q))
+        d = tl.load(dz + (b * (O * P * Q) + o * (P * Q) + (p * Q + q)), mask=ok, other=0)
+        acc = tl.dot(d, tl.trans(v), acc, input_precision="tf32x3")
+    k = tl.program_id(0) // CHUNKS * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    tl.store(out + (lane * CHUNKS + chunk) * (O * K) + o * K + k, acc, mask=(o < O) & (k < K))
 
 
 @triton.jit
-def grad_input(dz, weight, dx, count, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr,
-               Q: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, EXACT: tl.constexpr,
-               BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """dx = the transposed convolution of dz; 0 for padding samples."""
-    K: tl.constexpr = O * R * S
-    lane = tl.program_id(1)
+def grad_input(dz, weight, dx, count, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr,
+               P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr,
+               PAD: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
+    """dx = the transposed convolution of dz, 0 for padding samples; x's border of PAD (counted in H, W) is left out."""
+    HH: tl.constexpr = H - 2 * PAD
+    WW: tl.constexpr = W - 2 * PAD
+    lane = tl.program_id(1).to(tl.int64)
     samples = tl.load(count + lane)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b, h, w = pixel // (H * W), pixel // W % H, pixel % W
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    b, h, w = pixel // (HH * WW), pixel // WW % HH + PAD, pixel % WW + PAD
     c = tl.arange(0, BLOCK_C)
     acc = tl.zeros((BLOCK_C, BLOCK), tl.float32)
-    if tl.program_id(0) * BLOCK < samples * (H * W):
-        origin = (lane * B + b).to(tl.int64) * (O * P * Q)
-        if EXACT:
-            for r in tl.static_range(R):
-                for s in tl.static_range(S):
-                    up, across = h + (PAD - r), w + (PAD - s)
-                    p, q = up // STEP, across // STEP
-                    ok = (b < samples) & (up >= 0) & (p < P) & (across >= 0) & (q < Q)
-                    ok &= (p * STEP == up) & (q * STEP == across)
-                    for o in range(O):
-                        v = tl.load(dz + origin + (o * (P * Q) + p * Q + q), mask=ok, other=0)
-                        tap = weight + (lane * O + o) * (C * R * S) + (r * S + s) + c * (R * S)
-                        acc += tl.load(tap, mask=c < C, other=0)[:, None] * v[None, :]
-        else:
-            for at in range(0, K, BLOCK_K):
-                k = at + tl.arange(0, BLOCK_K)
-                o, r, s = k // (R * S), k // S % R, k % S
-                up, across = (h + PAD)[None, :] - r[:, None], (w + PAD)[None, :] - s[:, None]
-                p, q = up // STEP, across // STEP
-                ok = (b < samples)[None, :] & (o < O)[:, None] & (up >= 0) & (p < P) & (across >= 0) & (q < Q)
-                ok &= (p * STEP == up) & (q * STEP == across)
-                v = tl.load(dz + origin[None, :] + (o * (P * Q))[:, None] + p * Q + q, mask=ok, other=0)
-                taps = (
-                    weight + lane * (O * C * R * S) + ((o * C)[None, :] + c[:, None]) * (R * S) + (k % (R * S))[None, :]
-                )
-                taps = tl.load(taps, mask=(c < C)[:, None] & (k < K)[None, :], other=0)
-                acc = tl.dot(taps, v, acc, input_precision="tf32x3")
-    to = dx + (lane * B + b).to(tl.int64)[None, :] * (C * H * W) + (c * (H * W))[:, None] + (h * W + w)[None, :]
-    tl.store(to, acc, mask=(c < C)[:, None] & (b < B)[None, :])
+    if tl.program_id(0) * BLOCK < samples * (HH * WW):
+        taps = weight + lane * (O * C * R * S) + c * (R * S)
+        for r in tl.static_range(R):
+            for s in tl.static_range(S):
+                p, q = (h - r) // STEP, (w - s) // STEP
+                ok = (b < samples) & (h >= r) & (p < P) & (w >= s) & (q < Q) & (p * STEP == h - r) & (q * STEP == w - s)
+                at = dz + lane * B * (O * P * Q) + (b * (O * P * Q) + p * Q + q)
+                for o in tl.range(0, O, loop_unroll_factor=UNROLL):
+                    tap = tl.load(taps + (o * (C * R * S) + r * S + s), mask=c < C, other=0)
+                    acc += tap[:, None] * tl.load(at + o * (P * Q), mask=ok, other=0)
+    to = dx + lane * B * (C * H * W) + (b * (C * H * W) + h * W + w) + c[:, None] * (H * W)
+    tl.store(to, acc, mask=(c < C)[:, None] & (b < B))

@@ -1,10 +1,15 @@
 """How much a client trains, and how."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+from flrce.errors import BadInput
+from flrce.models.part import portion
 from flrce.pieces import View
+from flrce.rng import stream
 from flrce.types import Task
+
+SLACK = 1e-9  # share of a second or an epoch by which float arithmetic may miss an exact fit
 
 
 @dataclass(frozen=True)
@@ -17,3 +22,133 @@ class SGD:
 
     def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]:
         return tasks
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """FedProx (Li et al. 2020): SGD on F_k + mu/2 |w_k - w|^2, or mu |.| per tensor where not `squared`.
+
+    Everyone draws an epoch count from `epochs_from` (none: `epochs` for all) by client and round alone, so that methods
+    stay comparable. Of each round's clients the share `stragglers` manages only 1..E-1 epochs, and still counts.
+    """
+
+    epochs: int = 5
+    batch: int = 128
+    lr: float = 0.1
+    mu: float = 0.01
+    epochs_from: tuple[int, ...] = ()
+    squared: bool = True
+    stragglers: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epochs_from", tuple(self.epochs_from))  # experiment files have lists
+        if self.mu < 0:
+            raise BadInput(f"mu = {self.mu!r}: must not be negative; 0 is plain SGD")
+        if any(type(epochs) is not int or epochs < 1 for epochs in self.epochs_from):
+            raise BadInput(f"epochs_from = {list(self.epochs_from)!r}: must be integers from 1, such as [3, 4, 5]")
+        if not 0 <= self.stragglers <= 1:
+            raise BadInput(f"stragglers = {self.stragglers!r}: must be a share between 0 and 1")
+
+    def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]:
+        slow = self._slow(tasks)
+        return [
+            replace(task, mu=self.mu, squared=self.squared, epochs=self._epochs(task, task.client in slow))
+            for task in tasks
+        ]
+
+    def _epochs(self, task: Task, slow: bool) -> int:
+        rng = stream(task.seed, "epochs", task.t, task.client)
+        if slow and self.epochs > 1:
+            return int(rng.integers(1, self.epochs))
+        return int(rng.choice(self.epochs_from)) if self.epochs_from else self.epochs
+
+    def _slow(self, tasks: list[Task]) -> set[str]:
+        """This round's stragglers: an exact share, as in the authors' code."""
+        count = round(self.stragglers * len(tasks))
+        if not count:
+            return set()
+        clients = sorted(task.client for task in tasks)
+        return {clients[i] for i in stream(tasks[0].seed, "stragglers", tasks[0].t).permutation(len(clients))[:count]}
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Blocks before `first` stay as they are: not trained, not sent, their BatchNorms in eval mode.
+
+    With `seconds`, only for clients whose device would take longer than that to train everything.
+    """
+
+    epochs: int = 5
+    batch: int = 128
+    lr: float = 0.1
+    first: int = 1
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if type(self.first) is not int or self.first < 0:
+            raise BadInput(f"first = {self.first!r}: must be the number of a block, from 0 (freezes nothing)")
+
+    @property
+    def chained(self) -> bool:
+        """Whether this needs a network that is a plain chain of layers."""
+        return self.first > 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether a reply may cover only some coordinates."""
+        return self.first > 0
+
+    def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]:
+        if not self.first:
+            return tasks
+        return [
+            replace(task, first=self.first) if not self.seconds or view.estimate(task).seconds > self.seconds else task
+            for task in tasks
+        ]
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """TimelyFL (Zhang et al. 2023): whoever is slow trains less, so that all report by T_k.
+
+    T_k is the k-th shortest estimate of a whole task, k = share * n. A client runs the epochs that fit, at most
+    `epochs` where `clip` is set (as FLrce describes the method) and at least one. One that cannot finish an epoch
+    freezes input-side blocks: as few as bring its FLOPs down to alpha = T_k / (t_cmp + t_com), but never the last, and
+    none of a network that is no chain of layers. Later replies are refused.
+    """
+
+    epochs: int = 5
+    batch: int = 128
+    lr: float = 0.1
+    share: float = 0.5
+    clip: bool = True
+    partial: ClassVar[bool] = True  # a reply may cover only some coordinates
+    changing: ClassVar[bool] = True  # and others in the next round
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise BadInput(f"share = {self.share!r}: must be above 0 and at most 1 (1: wait for all)")
+
+    def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]:
+        if not tasks:
+            return tasks
+        each = [view.estimate(replace(task, epochs=1)) for task in tasks]
+        totals = sorted(self.epochs * one.compute_seconds + one.transfer_seconds for one in each)
+        T_k = totals[portion(self.share, len(totals)) - 1]
+        return [self._fit(task, one.compute_seconds, one.transfer_seconds, T_k, view)
+                for task, one in zip(tasks, each, strict=True)]  # fmt: skip
+
+    def _fit(self, task: Task, t_cmp: float, t_com: float, T_k: float, view: View) -> Task:
+        """The task cut down to T_k."""
+        fits = int((T_k - t_com) / t_cmp + SLACK) if t_cmp else self.epochs
+        alpha = min(T_k / (t_cmp + t_com), 1.0) if t_cmp + t_com else 1.0
+        first = boundary(replace(task, epochs=1), alpha, view) if alpha < 1 else 0
+        epochs = max(min(fits, self.epochs) if self.clip else fits, 1)
+        return replace(task, epochs=epochs, first=first, deadline=T_k * (1 + SLACK))
+
+
+def boundary(task: Task, alpha: float, view: View) -> int:
+    """The first trained block: the lowest whose share of the FLOPs is at most alpha, or else the last one."""
+    full = view.estimate(task).flops
+    fits = (first for first in range(view.blocks) if view.estimate(replace(task, first=first)).flops <= alpha * full)
+    return next(fits, view.blocks - 1)

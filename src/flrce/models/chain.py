@@ -4,7 +4,9 @@ Sub-models, layer freezing and the fused kernels all need to know which tensor f
 and a module that is not a chain (branches, shared layers, unknown operations) is refused with the reason.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ CALLS: dict[Any, str] = {
     F.relu: "relu", torch.relu: "relu", "relu": "relu", torch.tanh: "tanh", F.tanh: "tanh", "tanh": "tanh",
     F.max_pool2d: "maxpool", torch.max_pool2d: "maxpool", torch.flatten: "flatten", "flatten": "flatten",
 }  # fmt: skip
+#: torch.fx patches nn.Module while it traces, so one thread at a time, and none may run a module meanwhile
+TRACING = Lock()
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Chain:
 def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
     """The module's layers for one sample of this shape; BadInput if it is no plain chain of known layers."""
     try:
-        graph = fx.symbolic_trace(module).graph
+        graph = _graph(module)
     except Exception as why:  # torch.fx raises many kinds for what it cannot trace
         raise BadInput(
             f"{type(module).__name__} cannot be traced by torch.fx ({_line(why)}); use a plain chain"
@@ -77,7 +81,7 @@ def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
                 break
             else:
                 kind, name, options, call = _read(node, modules, type(module).__name__)
-                inputs = [a for a in node.all_input_nodes]
+                inputs = node.all_input_nodes
                 if inputs != [previous]:
                     raise BadInput(
                         f"{type(module).__name__} branches at {node.name!r}; a chain feeds each layer from the last"
@@ -96,6 +100,31 @@ def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
     if len(set(names)) < len(names):
         raise BadInput(f"{type(module).__name__} uses a layer twice; a chain uses each once")
     return Chain(tuple(layers))
+
+
+def _graph(module: nn.Module) -> fx.Graph:
+    """What feeds what. A plain sequence is told, not traced: see TRACING."""
+    leaves = list(_leaves(module, ""))
+    known = bool(leaves) and all(type(layer) in KINDS for _, layer in leaves)
+    if not known or len({id(layer) for _, layer in leaves}) < len(leaves):
+        with TRACING:
+            return fx.symbolic_trace(module).graph
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    for path, _ in leaves:
+        x = graph.call_module(path, (x,))
+    graph.output(x)
+    return graph
+
+
+def _leaves(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """(path, layer) of a sequence and the sequences within it, in order; nothing for any other module."""
+    if type(module) is nn.Sequential:
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from _leaves(child, f"{path}.{name}".lstrip("."))
+    elif path:
+        yield path, module
 
 
 def _line(why: Exception) -> str:
@@ -126,7 +155,7 @@ def _read(node: fx.Node, modules: dict[str, nn.Module], owner: str) -> tuple[str
     args = tuple(a for a in node.args[1:])
     if kind == "maxpool":
         names = ("kernel", "stride", "padding", "dilation", "ceil")
-        values = {"stride": None, "padding": 0, "dilation": 1, "ceil": False}
+        values: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil": False}
         values |= dict(zip(names, args, strict=False))
         values |= {("kernel" if k == "kernel_size" else "ceil" if k == "ceil_mode" else k): v for k, v in rest.items()}
         pool = nn.MaxPool2d(values["kernel"], values["stride"] or None, values["padding"], values["dilation"],

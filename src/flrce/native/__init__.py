@@ -18,9 +18,14 @@ def kernel(net: nn.Module, shape: tuple[int, ...]) -> Kernel | str:
     try:
         stages = plan(net, tuple(shape))
         command, macros, machine = build.tools()
-        path = build.library(source(stages, machine), command, macros)
-        return Kernel(stages, tuple(shape), machine.lanes, path)
+        text = source(stages, machine)
+        path = build.library(text, command, macros)
+        try:
+            return Kernel(stages, tuple(shape), machine.lanes, path)
+        except OSError:  # a damaged file, or a disk that may not hold programs: the second try tells
+            path.unlink()
+            return Kernel(stages, tuple(shape), machine.lanes, build.library(text, command, macros))
     except Unsupported as why:
         return str(why)
-    except OSError as why:  # the object does not load, as on a disk mounted without execution
+    except OSError as why:
         return f"the compiled kernel does not load ({why}); set FLRCE_CACHE to another folder"

@@ -1,4 +1,4 @@
-"""Register-blocked inner loops as C text: a block of sums lives in named variables, so that compilers keep it in registers."""
+"""Register-blocked inner loops as C text: sums live in named variables, which compilers keep in registers."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -121,7 +121,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Correlation:
-    """g[r][t] += sum over rows and columns of dy[r] x[tap t]: a convolution's weight gradient, spread over the lanes."""
+    """g[r][t] += sum over rows and columns of dy[r] x[tap t]: a convolution's weight gradient, one sum per lane."""
 
     name: str
     rows: int
@@ -166,7 +166,8 @@ class Outer:
         ]
         lines += [f"vec {', '.join(f'a{r}_{c} = {{0}}' for c in C)};" for r in R]
         lines += [
-            f"for (long n = 0; n < size; n += {L}, dy += {self.outputs * L}) {{ long end = size - n < {L} ? size - n : {L};"
+            f"for (long n = 0; n < size; n += {L}, dy += {self.outputs * L}) {{",
+            f"long end = size - n < {L} ? size - n : {L};",
         ]
         lines += [f"for (long i = 0; i < end; i++, x += {self.cols}) {{"]
         lines += [_outer("a", "d", [f"fill(dy[i + {r * L}])" for r in R], "x", [f"x[{c}]" for c in C])]

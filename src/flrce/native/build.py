@@ -35,7 +35,7 @@ def compiler() -> str:
 
 @lru_cache
 def target(path: str, stamp: float) -> tuple[tuple[str, ...], str, Machine]:
-    """(flags for this processor, everything the compiler says of itself and of it, vectors); `stamp` renews the answer."""
+    """(flags for this processor, what the compiler says of itself and of it, vectors); `stamp` renews the answer."""
     for flags in (("-march=native",), ("-mcpu=native",)):
         said = _run([path, *flags, "-dM", "-E", "-x", "c", os.devnull])
         if said.returncode == 0:
@@ -62,7 +62,7 @@ def tools() -> tuple[list[str], str, Machine]:
 
 
 def library(source: str, command: list[str], macros: str) -> Path:
-    """The shared object for this source, from the cache or built now; safe against others who build it at the same time."""
+    """The shared object for this source, from the cache or built now; others may build it at the same time."""
     key = hashlib.sha256("\0".join([source, *command, macros]).encode()).hexdigest()
     folder = cache()
     done = folder / f"{key}.so"

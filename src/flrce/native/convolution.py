@@ -31,7 +31,7 @@ def forward(stage: Stage, s: int, machine: Machine) -> str:
     weights, width = stage.inside[0] * prod(stage.kernel), max(1, w.dead - w.live)
     most = blocking(C, width, machine)
     kernels: dict[str, str] = {}
-    loops = []
+    loops: list[str] = []
     base = f"x + (h * {h.stride} + {h.before - h.padding}) * {frame.pitch} + {w.position(w.live)}"
     sums = ", sum ? sum + c : 0, square + c" if stage.norm else ""
     for r, c in product(split(C, most[0]), split(width, most[1])):
@@ -40,15 +40,18 @@ def forward(stage: Stage, s: int, machine: Machine) -> str:
             name, r.size, c.size, stage.inside[0], frame.plane, prod(stage.kernel), tuple(taps), weights, w.stride,
             H * W, 1, starts=True, sums=stage.norm is not None,
         ).text()  # fmt: skip
-        call = f"{name}({base} + o * {w.stride}, w + c * {weights}, y + (c * {H} + h) * {W} + {w.live} + o, start + c{sums});"
+        out = f"y + (c * {H} + h) * {W} + {w.live} + o"
+        call = f"{name}({base} + o * {w.stride}, w + c * {weights}, {out}, start + c{sums});"
         loops += each([r], "c", " ".join(each([c], "o", call)))
     body = "\n".join(loops) if w.dead > w.live else ""
     dead = "" if (h.live, h.dead, w.live, w.dead) == (0, H, 0, W) else (
         f"for (int c = 0; c < {C}; c++) for (int h = 0; h < {H}; h++) for (int o = 0; o < {W}; o++)\n"
-        f"if (h < {h.live} || h >= {h.dead} || o < {w.live} || o >= {w.dead}) y[(c * {H} + h) * {W} + o] = fill(start[c]);\n"
+        f"if (h < {h.live} || h >= {h.dead} || o < {w.live} || o >= {w.dead})\n"
+        f"y[(c * {H} + h) * {W} + o] = fill(start[c]);\n"
     )  # fmt: skip
     return "\n".join(kernels.values()) + (
-        f"\nstatic void product_{s}(const vec *x, const float *w, const float *start, vec *y, vec *sum, vec *square) {{\n"
+        f"\nstatic void product_{s}(const vec *x, const float *w, const float *start, vec *y, vec *sum, vec *square) "
+        "{\n"
         f"{dead}for (int h = {h.live}; h < {h.dead}; h++) {{\n{body}\n}}\n}}\n"
     )
 
@@ -91,7 +94,8 @@ def weights(stage: Stage, s: int, machine: Machine, dy: Frame) -> str:
     frame, K = entry(stage), prod(stage.kernel)
     taps = [i * frame.pitch + j for i in range(h.kernel) for j in range(w.kernel)]
     most = blocking(stage.middle[0], K, machine)
-    kernels, loops = {}, []
+    kernels: dict[str, str] = {}
+    loops: list[str] = []
     for r, t in product(split(stage.middle[0], most[0]), split(K, most[1])):
         for at in range(t.start, t.start + t.size * t.count, t.size):
             name = f"correlate{s}_{r.size}_{at}"

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from flrce.native import backward, convolution, forward, linear
 from flrce.native.blocks import Machine
 from flrce.native.frames import Place, entry, places, tight
 from flrce.native.plan import Plan
-from flrce.native.stages import Setting, text
+from flrce.native.setting import Setting
 
 HERE = Path(__file__).parent
 
@@ -19,26 +20,31 @@ def source(plan: Plan, machine: Machine) -> str:
         Setting(s, stage, frames[s + 1], where, machine, any(before.learns for before in plan.stages[:s]))
         for s, stage in enumerate(plan.stages)
     ]
-    widest = max(max(stage.middle[0], stage.inside[0]) for stage in plan.stages)
-    parts = [f"#define LANES {machine.lanes}", f"#define CHANNELS {widest}", _rounds(machine.lanes)]
+    widest = max(stage.middle[0] for stage in plan.stages)
+    parts = [f"#define LANES {machine.lanes}", f"#define CHANNELS {widest}", _interleaved(machine.lanes)]
     parts += [(HERE / name).read_text() for name in ("prelude.h", "normal.h")]
     parts += [_workspace(settings, frames[-1].size, floats), _places(settings[0])]
-    parts += [text(it) for it in settings]
+    parts += [part for it in settings for part in (*_products(it), forward.text(it), backward.text(it))]
     parts += [_slots(where), _step(settings, plan), (HERE / "driver.h").read_text()]
     return "\n".join(parts)
 
 
-def _rounds(lanes: int) -> str:
-    """The exchanges of a transposition: LOW_h takes lanes without bit h from both rows, HIGH_h those with it."""
-    lines, half = [], lanes // 2
-    rounds = []
-    while half:
-        low = [lanes + i - half if i & half else i for i in range(lanes)]
-        high = [lanes + i if i & half else i + half for i in range(lanes)]
-        lines += [f"#define LOW_{half} {', '.join(map(str, low))}", f"#define HIGH_{half} {', '.join(map(str, high))}"]
-        rounds += [f"ROUND({half})"]
-        half //= 2
-    return "\n".join([*lines, f"#define ROUNDS {' '.join(rounds)}"])
+def _products(it: Setting) -> list[str]:
+    stage, s, machine = it.stage, it.s, it.machine
+    if stage.op == "conv":
+        parts = [convolution.forward(stage, s, machine), convolution.weights(stage, s, machine, it.dy)]
+        return [*parts, convolution.backward(stage, s, machine)] if it.deeper else parts
+    if stage.op == "linear":
+        place = it.places[stage.weight]
+        parts = [linear.forward(stage, s, machine, place), linear.weights(stage, s, machine, place)]
+        return [*parts, linear.backward(stage, s, machine, place)] if it.deeper else parts
+    return []
+
+
+def _interleaved(lanes: int) -> str:
+    """The lanes of two rows' first and second halves, interleaved, for transposing."""
+    low, high = (", ".join(f"{at + i}, {lanes + at + i}" for i in range(lanes // 2)) for at in (0, lanes // 2))
+    return f"#define LOW {low}\n#define HIGH {high}\n#define SHUFFLES {lanes.bit_length() - 1}"
 
 
 def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
@@ -47,7 +53,8 @@ def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
     parts += [("float", "pull", str(max(1, len(settings[0].places)))), ("float", "loss", "LANES * tiles")]
     for it in settings:
         s, stage = it.s, it.stage
-        parts += [("vec", f"in{s}", f"{entry(stage).size} * tiles"), ("vec", f"d{s}", f"{it.out} * tiles")]
+        tiles = "1" if s == 0 and stage.op == "conv" else "tiles"
+        parts += [("vec", f"in{s}", f"{entry(stage).size} * {tiles}"), ("vec", f"d{s}", f"{it.out} * tiles")]
         if stage.op != "pool":
             parts += [("struct channel", f"c{s}", "1")]
         if stage.op in ("conv", "linear"):
@@ -62,7 +69,16 @@ def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
         f"    n->{name} = (void *)(base + at);\n    at += ((long)sizeof({kind}) * {count} + 127) / 64 * 64;"
         for kind, name, count in parts
     )
-    return f"struct net {{\n{fields}\n}};\n\nstatic long carve(struct net *n, char *base, long tiles) {{\n    long at = 0;\n{carved}\n    return at;\n}}\n"
+    return f"""struct net {{
+{fields}
+}};
+
+static long carve(struct net *n, char *base, long tiles) {{
+    long at = 0;
+{carved}
+    return at;
+}}
+"""
 
 
 def _places(first: Setting) -> str:
@@ -92,7 +108,9 @@ def _slots(where: dict[str, Place]) -> str:
 def _step(settings: list[Setting], plan: Plan) -> str:
     """forward, backward and what a run starts with."""
     last = len(settings) - 1
-    begin, down, up = [], [], []
+    begin: list[str] = []
+    down: list[str] = []
+    up: list[str] = []
     for it in settings:
         s, stage = it.s, it.stage
         up += [f"forward_{s}(n, b, first <= {stage.index});"]

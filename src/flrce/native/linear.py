@@ -56,7 +56,8 @@ def weights(stage: Stage, s: int, machine: Machine, place: Place) -> str:
     return (
         "\n".join(kernels)
         + f"""
-static void dw_{s}(const vec *x, const float *dy, float *w, const float *origin, vec *strip, long size, float lr, float pull) {{
+static void dw_{s}(const vec *x, const float *dy, float *w, const float *origin, vec *strip, long size, float lr,
+                 float pull) {{
     for (int s = 0; s < {strips}; s++) {{
         for (long t = 0; t * LANES < size; t++)
             for (int half = 0; half < 2; half++) {{

@@ -67,7 +67,9 @@ INLINE void norm_apply(struct channel *c, int C, double count, const float *gamm
 /* The winner of a pooling window: largest a y + b, that is largest or smallest y, or the first where a = 0. */
 INLINE vec winner(const vec *y, int W, int kh, int kw, int sign) {
     vec v = y[0];
+#pragma GCC unroll 4
     for (int i = 0; i < kh; i++)
+#pragma GCC unroll 4
         for (int j = 0; j < kw; j++)
             if (sign) v = sign > 0 ? larger(y[i * W + j], v) : smaller(y[i * W + j], v);
     return v;
@@ -128,14 +130,14 @@ INLINE void norm_slopes(struct channel *c, int C, double count) {
     }
 }
 
+/* One pooling window: its gradient d goes to the first of equals, as in torch, after which nothing of d is left. */
 INLINE void shape_window(const vec *y, vec best, vec d, vec *dy, vec level, vec slope, int norm, int W, int kh, int kw, int pitch) {
-    ivec open = (ivec){0} == 0; /* only the first of equals wins, as in torch */
+#pragma GCC unroll 4
     for (int i = 0; i < kh; i++)
+#pragma GCC unroll 4
         for (int j = 0; j < kw; j++) {
-            vec v = y[i * W + j];
-            ivec hit = (v == best) & open;
-            open &= ~hit;
-            vec g = keep(hit, d);
+            vec v = y[i * W + j], g = keep(v == best, d);
+            d -= g;
             dy[i * pitch + j] = norm ? g - (v * slope + level) : g;
         }
 }

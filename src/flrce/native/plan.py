@@ -66,8 +66,8 @@ def plan(net: nn.Module, shape: tuple[int, ...]) -> Plan:
     """The stages of this net for samples of this shape; Unsupported with the reason if it is beyond the kernels."""
     try:
         found = chain(net, shape)
-    except BadInput as why:
-        raise Unsupported(str(why)) from why
+    except (BadInput, RuntimeError) as why:  # no chain, or one that does not take this shape
+        raise Unsupported(str(why).splitlines()[0]) from why
     where = layout(net)
     if any(not p.requires_grad for p in net.parameters()):
         raise Unsupported("the net has parameters that are not trained")
@@ -114,7 +114,7 @@ def _stages(found: Chain, where: Layout, now: Shape) -> tuple[Stage, ...]:
 
 
 def _take(stage: Stage, layer: Layer, open_: frozenset[str], names: set[str]) -> tuple[Stage, frozenset[str]]:
-    """The stage with one more layer fused into it, and what may follow: activation and pooling commute (both monotone)."""
+    """The stage with one more layer in it, and what may follow: activation and pooling commute, both being monotone."""
     if layer.kind == "batchnorm":
         return replace(stage, norm=_norm(layer, names)), open_ - {"batchnorm"}
     if layer.kind in ("relu", "tanh"):

@@ -11,8 +11,7 @@
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
-typedef float loose __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1)));
+typedef int32_t loose __attribute__((vector_size(4 * LANES), aligned(1)));
 
 enum { PLAIN, RELU, TANH };
 
@@ -86,21 +85,32 @@ INLINE vec activate(vec z, int act) {
 }
 
 #ifdef __clang__
-#define SHUFFLE(p, q, ...) __builtin_shufflevector(p, q, __VA_ARGS__)
+#define SHUFFLE(p, q, mask, ...) __builtin_shufflevector(p, q, __VA_ARGS__)
 #else
-#define SHUFFLE(p, q, ...) __builtin_shuffle(p, q, (ivec){__VA_ARGS__})
+#define SHUFFLE(p, q, mask, ...) __builtin_shuffle(p, q, (mask){__VA_ARGS__})
 #endif
 
-/* m[i][j] <-> m[j][i]: ROUNDS of exchanging halves between rows, LOW_h and HIGH_h are lists of lanes (generated). */
-#define ROUND(half)                                                             \
-    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) if (!(i & half)) { \
-        vec p = m[i], q = m[i + half];                                          \
-        m[i] = SHUFFLE(p, q, LOW_##half);                                       \
-        m[i + half] = SHUFFLE(p, q, HIGH_##half);                               \
+/* m[i][j] <-> m[j][i] by log2(LANES) perfect shuffles of whole rows; LOW and HIGH interleave two rows' halves,
+ * and the generated SHUFFLES says how often. */
+#define TRANSPOSE(type, mask, m)                                        \
+    _Pragma("GCC unroll 4") for (int round = 0; round < SHUFFLES; round++) {     \
+        type from[LANES];                                               \
+        _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) from[i] = m[i]; \
+        _Pragma("GCC unroll 8") for (int i = 0; i < LANES / 2; i++) {    \
+            m[2 * i] = SHUFFLE(from[i], from[i + LANES / 2], mask, LOW);  \
+            m[2 * i + 1] = SHUFFLE(from[i], from[i + LANES / 2], mask, HIGH); \
+        }                                                               \
     }
-INLINE void transpose(vec m[LANES]) { ROUNDS }
+
+/* One value of each of LANES samples, the slow way. */
+INLINE vec gather(const struct batch *b, const char *const *row, int at) {
+    vec v;
+    for (int i = 0; i < LANES; i++) v[i] = b->width == 1 ? ((const uint8_t *)row[i])[at] : ((const float *)row[i])[at];
+    return v;
+}
 
 /* LANES samples of `values` numbers each into one tile; place[i] is where value i goes (padding is skipped).
+ * Bytes move in fours, as an int's (little-endian). A last piece that does not fill a vector starts earlier, overlapping.
  * Lanes without a sample repeat the first one: finite, and masked wherever samples are summed. */
 INLINE void load_tile(const struct batch *b, long t, vec *tile, const int *place, int values) {
     const char *row[LANES];
@@ -108,25 +118,29 @@ INLINE void load_tile(const struct batch *b, long t, vec *tile, const int *place
         long k = t * LANES + i < b->size ? t * LANES + i : 0;
         row[i] = (const char *)b->x + (b->order ? b->order[k] : k) * (long)values * b->width;
     }
-    if (values < LANES) {
-        for (int v = 0; v < values; v++)
-            for (int i = 0; i < LANES; i++)
-                tile[place[v]][i] = (b->width == 1 ? ((const uint8_t *)row[i])[v] : ((const float *)row[i])[v]) * b->scale + b->shift;
+    vec scale = fill(b->scale), shift = fill(b->shift);
+    int piece = b->width == 1 ? 4 * LANES : LANES;
+    if (values < piece) {
+        for (int v = 0; v < values; v++) tile[place[v]] = gather(b, row, v) * scale + shift;
         return;
     }
-    for (int next = 0; next < values; next += LANES) {
-        int at = next + LANES <= values ? next : values - LANES;
-        vec m[LANES];
+    for (int next = 0; next < values; next += piece) {
+        int at = next + piece <= values ? next : values - piece;
+        const int *to = place + at;
+        ivec m[LANES];
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
-            if (b->width == 1)
-                m[i] = __builtin_convertvector(*(const bytes *)(row[i] + at), vec);
-            else
-                m[i] = *(const loose *)(row[i] + 4L * at);
+        for (int i = 0; i < LANES; i++) m[i] = *(const loose *)(row[i] + (long)at * b->width);
+        TRANSPOSE(ivec, ivec, m)
+        if (b->width == 1) {
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++)
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; j++)
+                    tile[to[4 * i + j]] = __builtin_convertvector((m[i] >> (8 * j)) & 255, vec) * scale + shift;
+        } else {
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) tile[to[i]] = (vec)m[i] * scale + shift;
         }
-        transpose(m);
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) tile[place[at + i]] = m[i] * b->scale + b->shift;
     }
 }
 
@@ -139,8 +153,10 @@ INLINE void descend(float *p, const float *origin, const float *g, int n, float 
 INLINE void descend_lanes(float *p, const float *origin, const vec *g, int n, float lr, float pull) {
     for (int at = 0; at < n; at += LANES) {
         vec m[LANES], s = {0};
+#pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) m[i] = g[at + i];
-        transpose(m);
+        TRANSPOSE(vec, ivec, m)
+#pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) s += m[i];
         vec *w = (vec *)(p + at);
         if (pull != 0) s += pull * (*w - *(const vec *)(origin + at));
@@ -151,10 +167,9 @@ INLINE void descend_lanes(float *p, const float *origin, const vec *g, int n, fl
 /* Up to LANES inputs of one tile as one vector per sample, `step` apart; missing inputs are 0. */
 KERNEL void turn(const vec *x, int inputs, vec *out, int step) {
     vec m[LANES];
-    if (inputs >= LANES)
-        for (int i = 0; i < LANES; i++) m[i] = x[i];
-    else
-        for (int i = 0; i < LANES; i++) m[i] = i < inputs ? x[i] : (vec){0};
-    transpose(m);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) m[i] = i < inputs ? x[i] : (vec){0};
+    TRANSPOSE(vec, ivec, m)
+#pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) out[i * step] = m[i];
 }

@@ -1,9 +1,10 @@
 """A compiled net as seen from Python."""
 
 import ctypes
+import mmap
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -16,7 +17,17 @@ from flrce.errors import BadInput
 from flrce.native.plan import Plan
 
 EVALUATE_TILES = 4  # small enough that a tile's planes stay in the second-level cache
+PAGE = 1 << 21
 P, L, F, I = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
+
+
+def _zeros(size: int) -> NDArray[np.uint8]:
+    """At least `size` bytes of zeros from the next page boundary on, in large pages where the system has them."""
+    block = mmap.mmap(-1, -(-size // PAGE) * PAGE + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(block, np.uint8)
 
 
 class Kernel:
@@ -74,9 +85,9 @@ class Kernel:
             spare = self._free[tiles]
             memory = spare.pop() if spare else None
         if memory is None:
-            memory = np.zeros(self._code.workspace(tiles) + 64, np.uint8)
+            memory = _zeros(self._code.workspace(tiles))
         try:
-            yield tiles, -(-memory.ctypes.data // 64) * 64
+            yield tiles, -(-memory.ctypes.data // PAGE) * PAGE
         finally:
             with self._lock:
                 self._free[tiles].append(memory)

@@ -1,1 +1,1 @@
-"""What a person looks at; reads ledgers only."""
+"""What came of runs: tables, a page, figures, and answers. Reads run directories only."""

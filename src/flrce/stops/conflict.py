@@ -13,23 +13,33 @@ class Conflicts:
     """Stop in an exploit round in which a client has psi conflicting peers on average.
 
     Needs at least two replies. `r` of the last `n` exploit rounds must agree and `after` rounds must have passed;
-    the paper's rule is r = n = 1, after = 0.
+    the paper's rule is r = n = 1, after = 0. With `trusted`, clients that were flagged have no vote, so a few that
+    push against everybody else cannot end the run.
     """
 
     psi: float
     r: int = 1
     n: int = 1
     after: int = 0
+    trusted: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.psi > 0 and 1 <= self.r <= self.n and self.after >= 0):
+            raise ValueError(f"psi must be above 0, 1 <= r <= n and after >= 0, got {self}")
+
+    def count(self, record: Record) -> float:
+        """Conflicting peers per client in a round."""
+        return record.votes if self.trusted else record.conflicts
 
     def __call__(self, history: Sequence[Record]) -> str:
         last = history[-1]
-        if not last.exploit or last.outcome != "committed" or last.t <= self.after or last.conflicts < self.psi:
+        if not last.exploit or last.outcome != "committed" or last.t <= self.after or self.count(last) < self.psi:
             return ""
         exploits = [h for h in history if h.exploit and h.outcome == "committed" and h.t > self.after][-self.n :]
-        over = sum(h.conflicts >= self.psi for h in exploits)
+        over = sum(self.count(h) >= self.psi for h in exploits)
         if over < self.r:
             return ""
-        return f"conflicts {last.conflicts:g} >= psi {self.psi:g}" + (f" in {over} of {self.n}" if self.n > 1 else "")
+        return f"conflicts {self.count(last):g} >= psi {self.psi:g}" + (f" in {over} of {self.n}" if self.n > 1 else "")
 
 
 def shadows(history: Sequence[Record], P: int) -> tuple[float, ...]:

@@ -1,0 +1,82 @@
+"""Converts data packed for the experiments into prepared caches: python packed.py FOLDER NAME --out CACHE_DIR
+
+The packing, which is nobody's public form: FOLDER/cifar10 and FOLDER/cifar100 hold lossless WebP sheets of 50 x 50
+tiles with labels.npy and classes.txt; the others are npz files. Speech holds 8-bit differences along time (x_dt) with
+scale and offset per coefficient, and goes through the same standardisation as the wav reader's features. FEMNIST is
+black on white and is inverted here, so that ink is bright as in EMNIST. Needs Pillow for CIFAR.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from flrce.data import cache
+from flrce.data.readers.idx import BY_CLASS, DIGITS
+from flrce.data.readers.speech import from_features
+from flrce.data.sources import Source
+
+TILES, SIDE = 50, 32
+
+
+def cifar(folder: Path) -> Source:
+    from PIL import Image
+
+    sheets = []
+    for path in sorted(folder.glob("train-*.webp")):
+        pixels = np.asarray(Image.open(path).convert("RGB")).reshape(TILES, SIDE, TILES, SIDE, 3)
+        sheets.append(pixels.transpose(0, 2, 4, 1, 3).reshape(-1, 3, SIDE, SIDE))
+    y = np.load(folder / "labels.npy", allow_pickle=False).astype(np.int64)
+    classes = tuple((folder / "classes.txt").read_text().split())
+    return Source(folder.name, np.concatenate(sheets), y, classes, scale=2 / 255, shift=-1.0)
+
+
+def speech(path: Path) -> Source:
+    with np.load(path, allow_pickle=False) as z:
+        levels = np.cumsum(z["x_dt"], axis=3, dtype=np.uint8)  # wraps around, as the differences did
+        features = levels * z["scale"][:, None] + z["offset"][:, None]  # (N, 1, 32, 32) float32
+        y, speaker = z["y"].astype(np.int64), z["speaker"].astype(np.int64)
+        return from_features(features, y, tuple(map(str, z["classes"])), speaker, tuple(map(str, z["speaker_hash"])))
+
+
+def femnist(path: Path) -> Source:
+    return _written("femnist", path, "client", BY_CLASS, invert=True)
+
+
+def mnist_writers(path: Path) -> Source:
+    return _written("mnist-writers", path, "writer", DIGITS, invert=False)
+
+
+def _written(name: str, path: Path, key: str, classes: tuple[str, ...], invert: bool) -> Source:
+    with np.load(path, allow_pickle=False) as z:
+        x, y = z["x"], z["y"].astype(np.int64)
+        names, codes = np.unique(z[key], return_inverse=True)
+    groups = tuple(map(str, names))
+    return Source(name, 255 - x if invert else x, y, classes, codes.astype(np.int64), groups, scale=1 / 255)
+
+
+PACKED = {
+    "cifar10": ("cifar10", cifar),
+    "cifar100": ("cifar100", cifar),
+    "speech": ("speech.npz", speech),
+    "femnist": ("femnist.npz", femnist),
+    "mnist-writers": ("mnist_writers.npz", mnist_writers),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of packed data")
+    parser.add_argument("name", choices=sorted(PACKED), metavar="NAME", help=", ".join(sorted(PACKED)))
+    parser.add_argument(
+        "--out", type=Path, metavar="CACHE_DIR", help="the cache; NAME is made in it (default: flrce's)"
+    )
+    args = parser.parse_args()
+    file, convert = PACKED[args.name]
+    source = convert(args.folder / file)
+    written = cache.write(source, (args.out or cache.home()) / args.name)
+    print(f"{written}: {len(source.y):,} samples, {len(source.classes)} classes, {len(source.groups)} groups")
+
+
+if __name__ == "__main__":
+    main()

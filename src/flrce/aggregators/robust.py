@@ -1,0 +1,138 @@
+"""Aggregators that a minority of bad updates cannot steer: trimmed mean, median, Multi-Krum, clipped mean.
+
+None of them believes more of a reply than its direction: the first three weigh all replies alike, since n_k is the
+client's own claim. Where clients hold different coordinates, the coordinate-wise ones work among those that hold each;
+Krum compares whole updates and refuses.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flrce.errors import BadInput
+from flrce.pieces import Recipe
+from flrce.types import Updates
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """Per coordinate, the mean without the largest and the smallest `share` of the values (Yin et al. 2018).
+
+    Rounded up, so that it holds against up to `share` attackers; at least one value always stays.
+    """
+
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 0.5:
+            raise ValueError(f"share must be at least 0 and below 0.5, got {self.share}")
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+        return middle(w, updates, self.share)
+
+
+@dataclass(frozen=True)
+class Median:
+    """Per coordinate, the median: of an even number of values, the mean of the middle two."""
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+        return middle(w, updates, 0.5)
+
+
+@dataclass(frozen=True)
+class Krum:
+    """The mean of the `keep` updates with the nearest neighbours (Blanchard et al. 2017; Multi-Krum for keep > 1).
+
+    An update's score is the sum of the squared distances to its P - attackers - 2 nearest. The guarantee needs
+    P >= 2 attackers + 3; with fewer replies the neighbours shrink to at least one. keep = 0: all but the attackers.
+    """
+
+    attackers: int = 1
+    keep: int = 0
+
+    def __post_init__(self) -> None:
+        if self.attackers < 0 or self.keep < 0:
+            raise ValueError(f"attackers and keep must be at least 0, got {self.attackers} and {self.keep}")
+
+    def objection(self, recipe: Recipe) -> str:
+        if recipe.partial:
+            return f"krum compares whole updates, but {recipe.partial} lets clients send parts; use trimmed means"
+        if 2 * self.attackers + 3 > recipe.P:
+            most = max(recipe.P - 3, 0) // 2
+            return f"krum can tell apart at most (P - 3) / 2 = {most} attackers, got {self.attackers}; raise per_round"
+        return ""
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+        if updates.covered is not None:
+            raise BadInput(
+                "krum compares whole updates; give every client the whole model, or aggregate by trimmed mean"
+            )
+        P = len(updates)
+        chosen = krum(updates.U, self.attackers)[: min(self.keep or max(P - self.attackers, 1), P)]
+        mean = updates.U[sorted(chosen)].double().mean(0)
+        return (w.double() + mean).to(w.dtype)
+
+
+@dataclass(frozen=True)
+class ClippedMean:
+    """The weighted mean of updates shortened to at most `norm`; "median": to the median length of the round's updates.
+
+    BatchNorm statistics are no gradients, so they are clipped apart, to their own median. `by` weighs clients by
+    "samples", or all "equal"ly, so that a claimed n cannot dominate either.
+    """
+
+    norm: float | str = "median"
+    by: str = "samples"
+
+    def __post_init__(self) -> None:
+        if not (self.norm == "median" if isinstance(self.norm, str) else 0 < self.norm < math.inf):
+            raise ValueError(f'norm must be above 0, or "median", got {self.norm!r}')
+        if self.by not in ("samples", "equal"):
+            raise ValueError(f'by must be "samples" or "equal", got {self.by!r}')
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+        n = updates.n if self.by == "samples" else torch.ones_like(updates.n)
+        d = updates.trainable
+        scale = torch.ones(len(updates), len(w), dtype=torch.float64)
+        scale[:, :d] = self._scale(updates.U[:, :d], self.norm)
+        scale[:, d:] = self._scale(updates.U[:, d:], "median")
+        weight = n[:, None] * (1 if updates.covered is None else updates.covered)
+        total = (n[:, None] * scale * updates.U.double()).sum(0)
+        mean = total / weight.sum(0).clamp(min=torch.finfo(torch.float64).tiny)
+        return (w.double() + mean).to(w.dtype)
+
+    def _scale(self, U: Tensor, norm: float | str) -> Tensor:
+        """(P, 1) what each row is multiplied by."""
+        norms: Tensor = torch.linalg.vector_norm(U, dim=1, keepdim=True, dtype=torch.float64)
+        most = norms.median() if isinstance(norm, str) else torch.tensor(norm, dtype=torch.float64)
+        return (most / norms.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
+
+
+def middle(w: Tensor, updates: Updates, share: float) -> Tensor:
+    """w plus, per coordinate, the mean of the values left when `share` of them is cut at either end.
+
+    Clients that do not hold a coordinate sort last and are not counted; one that nobody holds keeps its bits.
+    """
+    P, held = len(updates), updates.covered
+    U = updates.U if held is None else updates.U.where(held, torch.inf)
+    count = torch.full((1,), P) if held is None else held.sum(0)  # (1,) or (d,)
+    cut = torch.minimum((share * count - 1e-9).ceil().long(), (count - 1) // 2).clamp(min=0)
+    place = torch.arange(P)[:, None]
+    kept = (place >= cut) & (place < count - cut)  # (P, 1) or (P, d)
+    total = U.sort(0)[0].double().where(kept, 0.0).sum(0)
+    return (w.double() + total / kept.sum(0).clamp(min=1)).to(w.dtype)
+
+
+def krum(U: Tensor, attackers: int) -> list[int]:
+    """Rows from the smallest score to the largest; ties: the lowest row first."""
+    P = len(U)
+    if P == 1:
+        return [0]
+    U = U.double()
+    D = torch.stack([(U - u).square().sum(1) for u in U])
+    D.fill_diagonal_(torch.inf)
+    nearest = D.sort(1)[0][:, : min(max(P - attackers - 2, 1), P - 1)]
+    return nearest.sum(1).argsort(stable=True).tolist()

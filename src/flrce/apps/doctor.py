@@ -1,0 +1,123 @@
+"""flrce doctor experiment.toml --out runs/a --tls certificates"""
+
+import os
+import platform
+import shutil
+import ssl
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flrce.apps.options import File, Json, Out, Set, experiment
+from flrce.apps.show import table
+from flrce.config import Experiment, build_net
+from flrce.errors import BadInput
+from flrce.memory import available, needed
+
+Line = tuple[str, str, str]  # what, "ok" | "warn" | "bad", finding
+EARLIEST, LATEST = -5, 305  # seconds that Flower lets a signed message's clock be behind or ahead
+GIGABYTE = 1e9
+
+
+def doctor(
+    file: File = None, overrides: Set = None, out: Out = None,
+    tls: Annotated[Path | None, typer.Option("--tls", help="Folder with a deployment's certificates and keys.")] = None,
+    peer: Annotated[float | None, typer.Option("--peer-clock", help="Seconds since 1970 on a node, now.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Look at this machine before a run: versions, memory, disk, clock, certificates. Exit 2 if a run would fail."""
+    exp = experiment(file, overrides)
+    lines = [*_versions(), *_memory(exp), *_disk(out or Path(".")), *_clock(peer), *(_tls(tls) if tls else ())]
+    table("doctor", ("what", "state", "finding"), lines, as_json)
+    bad = [f"{what}: {finding}" for what, state, finding in lines if state == "bad"]
+    if bad:
+        raise BadInput("; ".join(bad))
+
+
+def _versions() -> Iterator[Line]:
+    yield "python", "ok" if sys.version_info >= (3, 11) else "bad", platform.python_version()
+    for name, wanted in (("flrce", True), ("torch", True), ("numpy", True), ("safetensors", True), ("flwr", False)):
+        try:
+            yield name, "ok", version(name)
+        except PackageNotFoundError:
+            yield (
+                name,
+                "bad" if wanted else "ok",
+                "not installed" + ("" if wanted else "; flrce[flower] would bring it"),
+            )
+
+
+def _memory(exp: Experiment) -> Iterator[Line]:
+    """The server's tables for the experiment's M and d."""
+    from flrce.data.sources import source
+    from flrce.models.flat import layout
+
+    pool = source(exp.data.name, exp.data.path)
+    where = layout(build_net(exp.model.name, pool.shape, len(pool.classes), exp.seed))
+    want, have = needed(exp.build_recipe(), exp.clients, where.trainable, where.size), available()
+    text = f"M = {exp.clients}, d = {where.trainable}: about {want / GIGABYTE:.3g} GB"
+    if have is None:
+        yield "memory", "warn", f"{text}; how much is available is unknown here"
+    else:
+        state = "bad" if want > have else "warn" if want > have / 2 else "ok"
+        yield "memory", state, f"{text} of {have / GIGABYTE:.1f} GB available"
+    kept = 2 * want  # the checkpoint holds up to twice the tables
+    yield "checkpoint", "ok", f"up to {kept / GIGABYTE:.3g} GB on disk"
+
+
+def _disk(folder: Path) -> Iterator[Line]:
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    state = "bad" if free < 50e6 else "warn" if free < GIGABYTE else "ok"
+    yield "disk", state, f"{free / GIGABYTE:.1f} GB free at {folder.resolve()}"
+    if not os.access(folder, os.W_OK):
+        yield "disk", "bad", f"{folder.resolve()} cannot be written; choose another --out"
+
+
+def _clock(peer: float | None) -> Iterator[Line]:
+    """Runs only ask the monotonic clock; Flower's node authentication compares wall clocks."""
+    now = time.time()
+    year = datetime.fromtimestamp(now).year
+    yield "clock", "ok" if 2024 <= year < 2100 else "bad", datetime.fromtimestamp(now).isoformat(" ", "seconds")
+    window = f"Flower refuses signed messages from clocks outside {EARLIEST} to +{LATEST} s of its own"
+    if peer is None:
+        yield "clock of peers", "warn", f"unknown; {window}; give --peer-clock $(ssh NODE date +%s)"
+    else:
+        behind = now - peer
+        inside = EARLIEST <= behind <= LATEST
+        yield "clock of peers", "ok" if inside else "bad", f"message would look {behind:.0f} s old; {window}"
+
+
+def _tls(folder: Path) -> Iterator[Line]:
+    """Every certificate and key of a folder: readable, in time, and keys for their owner's eyes only."""
+    if not folder.is_dir():
+        raise BadInput(f"--tls {folder} is no folder; name the one with the .crt, .pem and .key files")
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".crt", ".pem", ".key", ".pub"))
+    if not files:
+        yield "tls", "bad", f"{folder} holds no .crt, .pem, .key or .pub file"
+    for path in files:
+        text = path.read_text(errors="replace")
+        if "PRIVATE KEY" in text:
+            loose = stat.S_IMODE(path.stat().st_mode) & 0o077
+            yield path.name, "bad" if loose else "ok", "others may read this private key; chmod 600" if loose else "key"
+        elif "BEGIN CERTIFICATE" in text:
+            yield path.name, *_certificate(path)
+        else:
+            yield path.name, "ok" if path.suffix == ".pub" or "ecdsa" in text else "bad", text[:40].strip() or "empty"
+
+
+def _certificate(path: Path) -> tuple[str, str]:
+    try:
+        found = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
+    except (ssl.SSLError, ValueError) as why:
+        return "bad", f"no valid certificate: {why}"
+    days = (ssl.cert_time_to_seconds(found["notAfter"]) - time.time()) / 86400
+    return "bad" if days < 0 else "warn" if days < 30 else "ok", f"certificate, {days:.0f} days left"

@@ -1,0 +1,144 @@
+"""flrce profile --out my.toml: measure this machine, so that a fleet can be made of it"""
+
+import platform
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from datetime import date
+from importlib import resources
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Annotated, Any
+
+import numpy as np
+import tomli_w
+import torch
+import typer
+
+from flrce.apps.options import Json
+from flrce.apps.show import table
+from flrce.checkpoint import write_through
+from flrce.costs import Profile, training_flops
+from flrce.energy import Meter
+from flrce.errors import BadInput, nearest
+from flrce.local.sgd import Bench
+from flrce.models.nets import CNNS, build
+
+SIZES = (4, 16, 64, 128)  # samples a batch
+LASTS = 0.15  # seconds that one timing takes at least
+RADIO = ("up_bits", "down_bits", "up_joules", "down_joules")  # a link has two ends: not measured here
+REPEATS = 3  # of each timing; the fastest counts, the others were disturbed
+
+Point = tuple[float, float]  # FLOPs and seconds of a batch
+Figures = dict[str, dict[str, Any]]  # figure -> value, source
+
+
+def profile(
+    out: Annotated[Path | None, typer.Option("--out", help="Profile to write; then fleet.profile = that file.")] = None,
+    model: Annotated[list[str] | None, typer.Option("--model", help="Network to train; may be repeated.")] = None,
+    watts: Annotated[
+        float | None, typer.Option("--watts", help="Power while training, where none is measured.")
+    ] = None,
+    idle_watts: Annotated[float | None, typer.Option("--idle-watts", help="Power while idle, likewise.")] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="How long to measure power, each of idle and busy.")
+    ] = 3.0,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast this machine trains and, where it can tell, what it draws."""
+    names = model or list(CNNS)
+    for name in names:
+        if name not in CNNS:
+            raise BadInput(f"--model {name!r}: {nearest(name, CNNS)}")
+    for option, value in (("--watts", watts), ("--idle-watts", idle_watts), ("--seconds", seconds)):
+        if value is not None and not 0 < value < 1e6:
+            raise BadInput(f"{option} {value:g}: must be above 0")
+    if out is not None and out.suffix != ".toml":
+        raise BadInput(f"--out {out}: a profile's name ends in .toml")
+    points = [point for name in names for point in timings(name)]
+    fixed, flops = fit(points)
+    figures = speed(fixed, flops, names) | power(watts, idle_watts, names[-1], seconds) | shipped("laptop-cpu", RADIO)
+    figures = {f.name: figures[f.name] for f in fields(Profile)[1:]}
+    if out is not None:
+        write_through(out, tomli_w.dumps(figures).encode())
+    rows = [[name, f"{figure['value']:.4g}", figure["source"]] for name, figure in figures.items()]
+    table("this machine", ("figure", "value", "source"), rows, as_json)
+    if out is not None and not as_json:
+        print(f'use it with: fleet.profile = "{out}"')
+
+
+def timings(name: str, sizes: Sequence[int] = SIZES, lasts: float = LASTS) -> list[Point]:
+    """How long one training step takes on batches of several sizes."""
+    shape, _ = CNNS[name]
+    flops = training_flops(build(name, shape, 10, 0), shape)
+    return [(size * flops, min(timed(stepper(name, size), lasts) for _ in range(REPEATS))) for size in sizes]
+
+
+def stepper(name: str, size: int, steps: int = 4) -> Callable[[], int]:
+    """A function that takes `steps` training steps, and says how many."""
+    shape, _ = CNNS[name]
+    bench = Bench(build(name, shape, 10, 0), shape)
+    x, y = torch.rand(size, *shape), torch.arange(size) % 10
+    order, sizes = np.tile(np.arange(size), steps), np.full(steps, size)
+    w = bench.w.clone()
+
+    def run() -> int:
+        bench.train(w, x, y, 1.0, 0.0, order, sizes, lr=0.0)
+        return steps
+
+    return run
+
+
+def timed(step: Callable[[], int], lasts: float) -> float:
+    """Seconds of one step, over at least `lasts` seconds."""
+    step()
+    began, count = perf_counter(), 0
+    while perf_counter() - began < lasts:
+        count += step()
+    return (perf_counter() - began) / count
+
+
+def fit(points: Sequence[Point]) -> tuple[float, float]:
+    """(a, R) of seconds = a + FLOPs / R by least squares, each point weighed by 1 / seconds: small batches count."""
+    F, seconds = np.array(points).T
+    A = np.stack([np.ones_like(F), F / F.max()], 1) / seconds[:, None]
+    (a, b), *_ = np.linalg.lstsq(A, np.ones_like(F), rcond=None)
+    if b <= 0:
+        raise BadInput("the timings do not grow with the work; measure again while nothing else runs")
+    if a < 0:  # a fixed cost lost in the noise: fit the rate alone
+        a, b = 0.0, A[:, 1].sum() / (A[:, 1] ** 2).sum()
+    return float(a), float(F.max() / b)
+
+
+def speed(fixed: float, flops: float, names: Sequence[str]) -> Figures:
+    how = (
+        f"measured by flrce profile on {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads,"
+    )
+    how = f"{how} torch {torch.__version__}, training {', '.join(names)}; {date.today()}"
+    return {"batch_seconds": {"value": fixed, "source": how}, "flops": {"value": flops, "source": how}}
+
+
+def power(watts: float | None, idle: float | None, name: str, seconds: float) -> Figures:
+    """Busy and idle power: as told, else as the machine's counters say, else a laptop's."""
+    found = shipped("laptop-cpu", ("active_watts", "idle_watts"))
+    for figure in found.values():
+        figure["source"] = f"not measured here, taken from laptop-cpu: {figure['source']}"
+    meter = Meter()
+    if meter.why:
+        typer.echo(f"{meter.why}; give --watts and --idle-watts, or a laptop's are taken", err=True)
+    else:
+        step, how = stepper(name, 64), f"measured by zeus ({', '.join(meter.seen)}); {date.today()}"
+        work: dict[str, Callable[[], Any]] = {
+            "idle_watts": lambda: sleep(seconds), "active_watts": lambda: timed(step, seconds),
+        }  # fmt: skip
+        found = {key: {"value": meter.measure(do)[1].watts, "source": how} for key, do in work.items()}
+    for key, told in (("active_watts", watts), ("idle_watts", idle)):
+        if told is not None:
+            found[key] = {"value": told, "source": f"told to flrce profile; {date.today()}"}
+    return found
+
+
+def shipped(name: str, keys: Sequence[str]) -> Figures:
+    """Figures of a shipped profile, with their sources."""
+    text = (resources.files("flrce") / "profiles" / f"{name}.toml").read_text()
+    return {key: dict(figure) for key, figure in tomllib.loads(text).items() if key in keys}

@@ -1,0 +1,47 @@
+"""flrce report runs/all --out report.html --figures figures"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flrce.apps.options import Json
+from flrce.apps.show import table
+from flrce.errors import BadInput
+from flrce.reports import page, read, tables
+
+Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders of seeds or of recipes.")]
+
+
+def report(
+    runs: Runs,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the page goes; default report.html.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Folder for the paper's figures, svg and pdf.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained page about any number of runs; with --figures, static figures too."""
+    found = read.find(runs)
+    groups = tables.groups(found)
+    written: list[Path] = []
+    try:
+        if out is not None or figures is None:
+            written.append(page.write(runs, out or Path("report.html")))
+        if figures is not None:
+            from flrce.reports.figures import draw
+
+            written += draw(groups, figures)
+    except OSError as why:
+        raise BadInput(f"{why.filename or out} cannot be written: {why.strerror}; name another place") from why
+    if as_json:
+        print(json.dumps({"written": list(map(str, written)), "headline": tables.plain(groups)}, indent=1))
+        return
+    heads, rows = tables.headline(groups)
+    digits = [digits for _, _, digits in tables.HEADLINE.values()]
+    cells = [[row[0], str(row[1]), *(c.text(n) for c, n in zip(row[2:], digits, strict=True))] for row in rows]
+    kept = [i for i, head in enumerate(heads) if not head.startswith(("Seeds", "Time", "Wasted"))]
+    table("mean ± 95 % interval", [heads[i] for i in kept], [[row[i] for i in kept] for row in cells])
+    for path in written:
+        print(f"wrote {path}")

@@ -1,0 +1,138 @@
+"""flrce verify runs/a runs/b"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from flrce.apps.options import Json
+from flrce.errors import BadInput
+
+LEDGERS = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
+TENSORS = ("model.safetensors", "relations.safetensors")
+DOCUMENTS = ("partition.json", "summary.json")
+MACHINE = ("versions", "hardware")  # of summary.json: where a run ran, not what came of it
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place where two runs part."""
+
+    file: str
+    where: str
+    a: Any
+    b: Any
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.where}: {_short(self.a)} against {_short(self.b)}"
+
+
+def verify(
+    a: Annotated[Path, typer.Argument(help="A run directory.")],
+    b: Annotated[Path, typer.Argument(help="Another one.")], as_json: Json = False,
+) -> None:  # fmt: skip
+    """Compare two runs bit by bit: the first difference of each file. Exit code 0: identical, 1: they differ."""
+    found = list(compare(a, b))
+    if as_json:
+        print(json.dumps([vars(d) for d in found], indent=1, default=str))
+    elif not found:
+        print(f"identical: {', '.join(_files(a))}")
+    else:
+        print("\n".join(str(d) for d in found))
+    if found:
+        raise typer.Exit(1)
+
+
+def compare(a: Path, b: Path) -> Iterator[Difference]:
+    """The first difference in every file of two run directories."""
+    for folder in (a, b):
+        if not (folder / "rounds.jsonl").exists():
+            raise BadInput(
+                f"{folder} is no run directory: it has no rounds.jsonl; name a folder that `flrce run` wrote"
+            )
+    for name in _files(a) | dict.fromkeys(_files(b)):
+        one, other = a / name, b / name
+        if not (one.exists() and other.exists()):
+            yield Difference(name, "file", *("present" if path.exists() else "missing" for path in (one, other)))
+        elif one.read_bytes() != other.read_bytes():
+            try:
+                first = next(_inside(one, other), None)
+            except (ValueError, SafetensorError) as why:
+                raise BadInput(f"{name} cannot be compared: {why}; is one of the runs damaged?") from why
+            if first is not None:
+                yield first
+
+
+def _files(folder: Path) -> dict[str, None]:
+    """What is compared, in the order in which a difference would arise."""
+    return {name: None for name in (*DOCUMENTS[:1], *LEDGERS, *TENSORS, *DOCUMENTS[1:]) if (folder / name).exists()}
+
+
+def _inside(a: Path, b: Path) -> Iterator[Difference]:
+    if a.name in LEDGERS:
+        yield from _lines(a, b)
+    elif a.name in TENSORS:
+        yield from _tensors(a, b)
+    else:
+        one, other = json.loads(a.read_bytes()), json.loads(b.read_bytes())
+        for where, x, y in _fields(one, other):
+            if where.split(".")[0] not in MACHINE:
+                yield Difference(a.name, where, x, y)
+
+
+def _lines(a: Path, b: Path) -> Iterator[Difference]:
+    for line, (x, y) in enumerate(zip_longest(a.read_bytes().splitlines(), b.read_bytes().splitlines()), start=1):
+        if x == y:
+            continue
+        one, other = (json.loads(text) if text else None for text in (x, y))
+        known = one or other or {}
+        at = f"line {line}, round {known.get('t')}" + (f", client {known['client']}" if "client" in known else "")
+        if one is None or other is None:
+            yield Difference(a.name, at, "present" if one else "missing", "present" if other else "missing")
+        else:
+            for where, p, q in _fields(one, other):
+                yield Difference(a.name, f"{at}, {where}", p, q)
+
+
+def _tensors(a: Path, b: Path) -> Iterator[Difference]:
+    one, other = load_file(a), load_file(b)
+    for name in sorted(one.keys() | other.keys()):
+        x, y = one.get(name), other.get(name)
+        if x is None or y is None:
+            yield Difference(a.name, name, *("missing" if t is None else "present" for t in (x, y)))
+        elif x.shape != y.shape or x.dtype != y.dtype:
+            yield Difference(a.name, name, f"{x.dtype} {tuple(x.shape)}", f"{y.dtype} {tuple(y.shape)}")
+        else:
+            apart = ~((x == y) | ((x != x) & (y != y)))
+            for index in apart.nonzero()[:1].tolist():
+                at = tuple(index)
+                worst = float((x.double() - y.double()).abs().max())
+                where = f"{name}[{', '.join(map(str, at))}] (and {int(apart.sum()) - 1} more, largest {worst:.3g})"
+                yield Difference(a.name, where, x[at].item(), y[at].item())
+
+
+def _fields(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Places where two documents differ, depth first."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in one | other:
+            inner = f"{path}.{key}" if path else str(key)
+            if (key in one) != (key in other):
+                yield inner, one.get(key, "missing"), other.get(key, "missing")
+            else:
+                yield from _fields(one[key], other[key], inner)
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for i, (x, y) in enumerate(zip(one, other, strict=True)):
+            yield from _fields(x, y, f"{path}[{i}]")
+    elif one != other:
+        yield path, one, other
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

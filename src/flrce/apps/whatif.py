@@ -1,0 +1,90 @@
+"""flrce whatif runs/a --psi 4,4.5,5 --patience 5,10"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flrce.apps.options import Json
+from flrce.apps.show import table
+from flrce.errors import BadInput
+from flrce.recipes import threshold
+from flrce.reports import read, tables
+from flrce.reports.tables import interval
+from flrce.reports.whatif import Outcome, caveats, grid, replay, rules
+
+List = Annotated[str | None, typer.Option(metavar="A,B,...")]
+
+
+def whatif(
+    run: Annotated[Path, typer.Argument(help="A run directory, or a folder of seeds.")],
+    psi: List = None, patience: List = None, joules: List = None,
+    nbytes: Annotated[str | None, typer.Option("--bytes", metavar="A,B,...")] = None,
+    seconds: List = None, rounds: List = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Replay stop rules on a recorded run: where each would have ended it, and what that would have saved.
+
+    Every value is a rule of its own; without any, the paper's thresholds psi. Selection changes need a new run.
+    """
+    runs = read.find([run])
+    wanted: dict[str, list[Any]] = {
+        "psi": _numbers("psi", psi, lambda part: threshold(part if "%" in part else float(part), runs[0].P)),
+        "patience": _numbers("patience", patience, int), "rounds": _numbers("rounds", rounds, int),
+        "joules": _numbers("joules", joules, float), "nbytes": _numbers("bytes", nbytes, float),
+        "seconds": _numbers("seconds", seconds, float),
+    }  # fmt: skip
+    if len({each.name for each in runs}) > 1:
+        raise BadInput(f"{run} holds several recipes; name the folder of one, such as {runs[0].folder.parent}")
+    outcomes = {each: [replay(each, *rule) for rule in (rules(each, **wanted) or grid(each)).items()] for each in runs}
+    notes = list(dict.fromkeys(note for each in runs for note in caveats(each, outcomes[each])))
+    if as_json:
+        told = [{"run": str(each.folder), "rules": [asdict(o) for o in outcomes[each]]} for each in runs]
+        print(json.dumps({"runs": told, "notes": notes}, indent=1))
+        return
+    title = (
+        f"{run}: {len(runs[0].done)} rounds recorded" if len(runs) == 1 else f"{run}: {len(runs)} runs, 95 % intervals"
+    )
+    units = tables.units(tables.groups(runs))
+    energy, traffic = units["joules"][1], units["bytes"][1]
+    heads = [
+        "rule",
+        "stops",
+        "round",
+        "accuracy %",
+        "averaged %",
+        energy,
+        traffic,
+        f"{energy} saved",
+        f"{traffic} saved",
+    ]
+    table(title, heads, [_row(list(same), units) for same in zip(*outcomes.values(), strict=True)])
+    for note in notes:
+        print(note)
+
+
+def _row(same: list[Outcome], units: dict[str, tuple[float, str]]) -> list[str]:
+    """One rule over the seeds."""
+    stops, many = [float(o.stop) for o in same if o.stop is not None], len(same) > 1
+    said = f"{len(stops)} of {len(same)}" if many else "yes" if stops else "no"
+    (joules, _), (nbytes, _) = units["joules"], units["bytes"]
+    figures = {"accuracy": (0.01, 1), "averaged": (0.01, 1), "joules": (joules, 1), "bytes": (nbytes, 2)}
+    figures |= {"joules_saved": (joules, 1), "bytes_saved": (nbytes, 2)}
+    cells = []
+    for name, (per, digits) in figures.items():
+        values = [getattr(o, name) / per for o in same if getattr(o, name) is not None]
+        cells.append(interval(values).text(digits))
+    return [same[0].rule, said, interval(stops).text(1 if many else 0), *cells]
+
+
+def _numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
+    """A,B,... as numbers."""
+    try:
+        return [kind(part) for part in text.split(",")] if text else []
+    except BadInput:
+        raise
+    except ValueError:
+        word = "whole numbers" if kind is int else "numbers"
+        raise BadInput(f"--{name} {text!r}: give {word} with commas, such as --{name} 5,10") from None

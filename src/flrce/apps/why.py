@@ -1,0 +1,37 @@
+"""flrce why runs/a --round 12 --client 7"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flrce.apps.options import Json
+from flrce.errors import BadInput
+from flrce.reports import read
+from flrce.reports.why import why_client, why_round, why_stop
+
+
+def why(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    t: Annotated[int | None, typer.Option("--round", help="How this round chose, and what came of it.")] = None,
+    client: Annotated[
+        str | None, typer.Option("--client", help="A client's part; with --round, in that round.")
+    ] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="Why the run ended when it did.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say in sentences why a round, a client or the end of a run came out as it did."""
+    if stop and (t is not None or client is not None):
+        raise BadInput("--stop is about the whole run; drop --round and --client, or ask twice")
+    found = read.one(run)
+    if client is not None:
+        answer = why_client(found, client, t)
+    elif t is not None:
+        answer = why_round(found, t)
+    else:
+        answer = why_stop(found)
+    if as_json:
+        print(json.dumps({"sentences": answer.sentences, **answer.facts}, indent=1))
+    else:
+        print("\n".join(answer.sentences))

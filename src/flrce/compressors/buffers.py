@@ -1,0 +1,51 @@
+"""What compressors share: checks of settings and payloads, and levels of a few bits without gaps."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flrce.errors import BadInput
+from flrce.pieces import Malformed
+from flrce.types import Payload
+
+Names = Sequence[tuple[str, int]]
+
+
+def exactly(payload: Payload, names: set[str]) -> None:
+    """Malformed unless the payload's buffers are these."""
+    if set(payload.buffers) != names:
+        got = ", ".join(map(repr, sorted(payload.buffers)))[:80] or "none"
+        raise Malformed(f"buffers {got}, not {', '.join(map(repr, sorted(names))) or 'none'}")
+
+
+def check_share(name: str, value: float) -> None:
+    """BadInput unless 0 < value <= 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise BadInput(f"{name} = {value!r}: must be above 0 and at most 1 (1: all)")
+
+
+def total(layout: Names) -> int:
+    """Floats in a layout."""
+    return sum(size for _, size in layout)
+
+
+def pack_bits(levels: Tensor, bits: int) -> Tensor:
+    """Levels (n,) uint8 below 2^bits, one after another without gaps."""
+    if bits == 8:
+        return levels
+    planes = np.unpackbits(levels.numpy()[:, None], axis=1)[:, 8 - bits :]
+    return torch.from_numpy(np.packbits(planes))
+
+
+def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
+    """The n levels that `pack_bits` packed; Malformed where the padding is not zero."""
+    if bits == 8:
+        return packed
+    flat = np.unpackbits(packed.numpy(force=True))
+    if flat[n * bits :].any():
+        raise Malformed("bits beyond the last level are not zero")
+    planes = np.zeros((n, 8), np.uint8)
+    planes[:, 8 - bits :] = flat[: n * bits].reshape(n, bits)
+    return torch.from_numpy(np.packbits(planes, axis=1)[:, 0])

@@ -1,0 +1,62 @@
+"""Error feedback: what a compressor left out is added to the client's next update."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.compressors.buffers import Names, total
+from flrce.errors import BadInput
+from flrce.pieces import Compressor, Dense, Recipe
+from flrce.types import Payload
+
+RESIDUAL = "residual"
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """The inner compressor with a memory; the residual stays with the client, also while it is not chosen."""
+
+    inner: Compressor = field(default=Dense(), metadata={"piece": True})
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Compressor):
+            raise BadInput(f"inner = {self.inner!r}: must be a compressor")
+        if getattr(self.inner, "scaled", False):
+            raise BadInput("error feedback on scaled values would add the scaling's own error up; set scaled = false")
+
+    @property
+    def partial(self) -> bool:
+        return bool(getattr(self.inner, "partial", False))
+
+    def objection(self, recipe: Recipe) -> str:
+        """Residuals belong to coordinates, so every round must send the same ones."""
+        for piece in (recipe.submodel, recipe.trainer):
+            if getattr(piece, "changing", False):
+                return (
+                    f"error feedback keeps a residual per coordinate, but {type(piece).__name__} gives a client other "
+                    "coordinates in every round; use the compressor without it"
+                )
+        return ""
+
+    def encode(
+        self, u: Tensor, layout: Names, rng: Generator, carry: Mapping[str, Tensor]
+    ) -> tuple[Payload, Mapping[str, Tensor]]:
+        residual = carry.get(RESIDUAL)
+        if residual is not None and residual.shape == u.shape and bool(residual.isfinite().all()):
+            u = u + residual
+        there = copy.deepcopy(rng)
+        payload, carry = self.inner.encode(u, layout, rng, carry)
+        return payload, {**carry, RESIDUAL: u - self.inner.decode(payload, layout, there)}
+
+    def decode(self, payload: Payload, layout: Names, rng: Generator) -> Tensor:
+        return self.inner.decode(payload, layout, rng)
+
+    def covers(self, layout: Names, rng: Generator) -> Tensor:
+        """(d,) bool: the coordinates that count in the mean."""
+        covers = getattr(self.inner, "covers", None)
+        found = covers(layout, rng) if covers else torch.ones(total(layout), dtype=torch.bool)
+        return torch.as_tensor(found)

@@ -1,0 +1,134 @@
+"""Send only some coordinates: the largest, or random ones that both sides draw alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.compressors.buffers import Names, check_share, exactly, total
+from flrce.errors import BadInput, nearest
+from flrce.models.part import portion
+from flrce.pieces import Malformed, take
+from flrce.types import Payload
+
+CODINGS = ("auto", "bitmap", "indices", "dense")
+STATISTICS = (".running_mean", ".running_var")
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The K = max(1, floor(keep * d)) coordinates largest in magnitude; ties go to the lowest index, the rest are zero.
+
+    `coding` says where they lie: a "bitmap" of d bits, int32 "indices", zeros between them ("dense"), or the shortest
+    of these ("auto"), which follows from d and K alone. Buffers are named after the coding, and decoding accepts no
+    other. `dense_bn` sends BatchNorm's running statistics whole and picks K among the rest.
+    """
+
+    keep: float = 0.6
+    coding: str = "auto"
+    dense_bn: bool = False
+
+    def __post_init__(self) -> None:
+        check_share("keep", self.keep)
+        if self.coding not in CODINGS:
+            raise BadInput(f"coding = {self.coding!r}: {nearest(str(self.coding), CODINGS)}")
+
+    def encode(
+        self, u: Tensor, layout: Names, rng: Generator, carry: Mapping[str, Tensor]
+    ) -> tuple[Payload, Mapping[str, Tensor]]:
+        d = self._picked(layout)
+        rest = {"statistics": u[d:].float()} if self.dense_bn else {}
+        u = u[:d].float()
+        K = portion(self.keep, d) if d else 0
+        kept = largest(u, K)
+        coding = self._coding(d, K)
+        if coding == "dense":
+            return Payload({"dense": u.where(kept, 0.0), **rest}), carry
+        where = torch.from_numpy(np.packbits(kept.numpy())) if coding == "bitmap" else kept.nonzero()[:, 0].int()
+        return Payload({coding: where, "values": u[kept], **rest}), carry
+
+    def decode(self, payload: Payload, layout: Names, rng: Generator | None = None) -> Tensor:
+        d, D = self._picked(layout), total(layout)
+        K = portion(self.keep, d) if d else 0
+        coding = self._coding(d, K)
+        promised = {coding, "statistics"} if coding == "dense" else {coding, "values", "statistics"}
+        exactly(payload, promised if self.dense_bn else promised - {"statistics"})
+        u = torch.zeros(D)
+        if coding == "dense":
+            u[:d] = take(payload, "dense", torch.float32, d)
+            if int(u[:d].count_nonzero()) > K:
+                raise Malformed(f"more than the {K} values that were asked for are not zero")
+        else:
+            values = take(payload, "values", torch.float32, K)
+            u[:d][(_bitmap if coding == "bitmap" else _indices)(payload, d, K)] = values
+        if self.dense_bn:
+            u[d:] = take(payload, "statistics", torch.float32, D - d)
+        return u
+
+    def _coding(self, d: int, K: int) -> str:
+        if self.coding != "auto":
+            return self.coding
+        sizes = {"dense": 4 * d, "bitmap": 4 * K + -(-d // 8), "indices": 8 * K}
+        return min(sizes, key=lambda name: sizes[name])
+
+    def _picked(self, layout: Names) -> int:
+        """How many coordinates K is picked from; running statistics come last in a layout."""
+        return sum(size for name, size in layout if not (self.dense_bn and name.endswith(STATISTICS)))
+
+
+@dataclass(frozen=True)
+class RandomK:
+    """max(1, floor(keep * d)) random coordinates; both sides draw which, so only values travel.
+
+    `scaled` multiplies them by d / K, so that the mean over draws is the whole update.
+    """
+
+    keep: float = 0.1
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        check_share("keep", self.keep)
+
+    def encode(
+        self, u: Tensor, layout: Names, rng: Generator, carry: Mapping[str, Tensor]
+    ) -> tuple[Payload, Mapping[str, Tensor]]:
+        return Payload({"values": u.float()[self._where(layout, rng)]}), carry
+
+    def decode(self, payload: Payload, layout: Names, rng: Generator) -> Tensor:
+        exactly(payload, {"values"})
+        where, d = self._where(layout, rng), total(layout)
+        u = torch.zeros(d)
+        u[where] = take(payload, "values", torch.float32, len(where)) * (d / len(where) if self.scaled else 1.0)
+        return u
+
+    def _where(self, layout: Names, rng: Generator) -> Tensor:
+        d = total(layout)
+        return torch.from_numpy(np.sort(rng.permutation(d)[: portion(self.keep, d)]))
+
+
+def largest(u: Tensor, K: int) -> Tensor:
+    """(d,) bool: the K largest magnitudes, NaN above all; among equals the lowest index."""
+    if len(u) <= K:
+        return torch.ones(len(u), dtype=torch.bool)
+    size = u.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    edge = float(np.partition(size.numpy(), len(u) - K)[len(u) - K])
+    above, equal = size > edge, size == edge
+    return above | (equal & (equal.cumsum(0) <= K - int(above.sum())))
+
+
+def _bitmap(payload: Payload, d: int, K: int) -> Tensor:
+    packed = take(payload, "bitmap", torch.uint8, -(-d // 8))
+    bits = np.unpackbits(packed.numpy(force=True))
+    if bits[d:].any() or int(bits.sum()) != K:
+        raise Malformed(f"bitmap marks {int(bits.sum())} of {d} coordinates, not {K}")
+    return torch.from_numpy(bits[:d].astype(bool))
+
+
+def _indices(payload: Payload, d: int, K: int) -> Tensor:
+    where = take(payload, "indices", torch.int32, K).long()
+    if K and (int(where[0]) < 0 or int(where[-1]) >= d or bool((where.diff() <= 0).any())):
+        raise Malformed(f"indices do not ascend within 0..{d - 1}")
+    return where

@@ -1,0 +1,99 @@
+"""flrce for Flower's users: strategies for a ServerApp that exists already, and the client's side.
+
+from flrce.flower import FLrce
+strategy = FLrce(fraction_train=0.5, psi="50%", state="runs/a")
+result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flrce import recipes
+from flrce.errors import BadInput
+
+try:
+    from flwr.serverapp.strategy import Strategy
+except ImportError as missing:
+    raise BadInput(f"flrce.flower needs Flower ({missing}); install flrce[flower]") from missing
+
+from flrce.apps.flower_client import Local, client_app, compressing, introduce
+from flrce.engines import flower_guard
+from flrce.engines.flower import FlowerEngine
+from flrce.engines.flower_grid import LocalGrid
+from flrce.engines.flower_session import Result
+from flrce.engines.flower_strategy import Ours
+from flrce.pieces import Compressor, Recipe
+
+__all__ = [
+    "FLrce", "Guarded", "Local", "LocalGrid", "RecipeStrategy", "Result", "client_app", "compressing", "introduce",
+]  # fmt: skip
+
+
+class RecipeStrategy(Ours):
+    """Any recipe, of the catalogue or your own, as a Flower strategy.
+
+    Its P counts, not `fraction_train`. The keyword arguments are those of `Ours`.
+    """
+
+    def __init__(self, recipe: Recipe | str, **settings: Any) -> None:
+        if isinstance(recipe, str):
+            if recipe not in recipes.CATALOGUE:
+                raise BadInput(f"recipe {recipe!r}: use one of {', '.join(sorted(recipes.CATALOGUE))}")
+            recipe = recipes.CATALOGUE[recipe]()
+        settings.setdefault("min_train_nodes", recipe.P)
+        super().__init__(**settings)
+        self.recipe = recipe
+
+    def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
+        return self.recipe
+
+
+class FLrce(Ours):
+    """Relationship-based selection and early stopping; takes the place of Flower's FedAvg.
+
+    `psi`: stop once a chosen client has so many conflicting peers on average, a number or a percentage of those
+    chosen. `per_round` clients train, or `fraction_train` of those connected at first. `compressor` encodes the replies
+    of clients that can (`client_app`, or the mod `compressing`). The rest is as in `Ours`.
+    """
+
+    def __init__(
+        self, *, psi: float | str = "50%", per_round: int | None = None, preset: str = "default",
+        compressor: Compressor | None = None, epochs: int = 1, batch: int = 32, lr: float = 0.01, **settings: Any,
+    ) -> None:  # fmt: skip
+        if per_round is not None:
+            settings.setdefault("min_train_nodes", per_round)
+            settings.setdefault("fraction_train", 1e-9)
+        super().__init__(**settings)
+        self.psi, self.preset, self.compressor = psi, preset, compressor
+        self.local = {"epochs": epochs, "batch": batch, "lr": lr}
+
+    def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
+        made = recipes.flrce(self.psi, self.preset, P, **self.local)
+        return replace(made, compressor=self.compressor) if self.compressor else made
+
+
+class Guarded(Ours):
+    """Any of Flower's own strategies behind our gate, with books, stop rules, budgets, checkpoints and resume.
+
+    Strategies whose arrays change shape from round to round (XGBoost's) cannot be guarded.
+    """
+
+    def __init__(self, strategy: Strategy, *, state: Path | str | None = None, seed: int = 0, **settings: Any) -> None:
+        inner = getattr(strategy, "strategy", strategy)
+        same = ("fraction_train", "min_train_nodes", "arrayrecord_key", "configrecord_key")
+        taken = {name: getattr(inner, name) for name in same if hasattr(inner, name)}
+        super().__init__(state=state, seed=seed, **{**taken, "min_available_nodes": 1, **settings})
+        self.strategy = strategy
+        self.extra = tuple(flower_guard.EveryRound(rule) for rule in self.extra)
+
+    def engine_for(self, *args: Any, **kwargs: Any) -> FlowerEngine:
+        return flower_guard.GuardedEngine(self.strategy, *args, **kwargs)
+
+    def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
+        assert isinstance(engine, flower_guard.GuardedEngine)
+        return flower_guard.recipe(engine, P)
+
+    def summary(self) -> None:
+        super().summary()
+        self.strategy.summary()

@@ -1,0 +1,59 @@
+"""FedCOMGATE's gradient correction, the server's half of it; drift.py is the client's."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from flrce.linalg import grown
+from flrce.local.drift import MEAN, ROUND
+from flrce.pieces import Recipe, View
+from flrce.types import Event, Task
+
+
+@dataclass(frozen=True)
+class Means:
+    """The mean of what each round sent, for the clients that have yet to hear it."""
+
+    last: Tensor = field(metadata={"rows": True})  # (M,) round of a client's last reply that counted; 0: none
+    means: dict[int, Tensor] = field(default_factory=dict)  # round -> mean q (d,), while some `last` points to it
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """E epochs of SGD along g - delta_k (FedCOMGATE, Haddadpour et al. 2021).
+
+    mean q = (w - w') / (rate * lr) follows from successive models; `rate` is the aggregator's. It is sent with the next
+    task, d floats more on the way down.
+    """
+
+    epochs: int = 5
+    batch: int = 128
+    lr: float = 0.1
+    rate: float = 1.0
+
+    def objection(self, recipe: Recipe) -> str:
+        if recipe.partial:
+            return f"the gradient correction needs whole models, but {recipe.partial} lets clients send parts; drop one"
+        if getattr(recipe.aggregator, "rate", self.rate) != self.rate:
+            return f"trainer.rate = {self.rate} must be the aggregator's rate; set both alike"
+        return ""
+
+    def init(self, M: int, d: int, D: int) -> Means:
+        return Means(torch.zeros(M, dtype=torch.long))
+
+    def assign(self, tasks: list[Task], memory: Means, view: View) -> list[Task]:
+        return [replace(task, tensors={**task.tensors, **self._told(task.k, memory)}) for task in tasks]
+
+    def observe(self, memory: Means, event: Event) -> Means:
+        updates = event.updates
+        last = grown(memory.last, event.M).clone()
+        last[updates.k] = event.t
+        mean = (event.w - event.w_next)[: updates.trainable] / (self.rate * self.lr)
+        used = set(last.tolist())
+        return Means(last, {t: q for t, q in {**memory.means, event.t: mean}.items() if t in used})
+
+    def _told(self, k: int, memory: Means) -> dict[str, Tensor]:
+        t = int(memory.last[k]) if k < len(memory.last) else 0
+        told = {ROUND: torch.tensor([t])}
+        return {**told, MEAN: memory.means[t]} if t else told

@@ -1,0 +1,110 @@
+"""PyramidFL's client side (Li et al., MobiCom 2022): how much each chosen client trains and uploads."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from flrce.linalg import grown
+from flrce.pieces import Recipe, View
+from flrce.types import Event, Task
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """How much each client's last update mattered."""
+
+    utility: Tensor = field(metadata={"rows": True})  # (M,) |u| n; -1: never seen
+
+
+@dataclass(frozen=True)
+class FillTheRound:
+    """The original: clients that would wait train longer instead, and unimportant ones upload less.
+
+    The P fastest are ranked by |u| n (by n where never seen): rank r drops each tensor of its upload with probability
+    low + r (high - low) / P, through a compressor with a `rate`. Whoever is done before the slowest of them gets up to
+    11 times its steps, but no more than `most` epochs, or its own if that is more.
+    """
+
+    epochs: int = 5
+    batch: int = 128
+    lr: float = 0.1
+    low: float = 0.1
+    high: float = 0.6
+    beta: float = 1.0
+    most: int = 5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high < 1:
+            raise ValueError(f"0 <= low <= high < 1 must hold, got low {self.low}, high {self.high}")
+
+    def objection(self, recipe: Recipe) -> str:
+        if self.high > 0 and not hasattr(recipe.compressor, "rate"):
+            return 'upload dropout needs a compressor with a rate; add compressor = "drop-tensors", or set high = 0'
+        return ""
+
+    def init(self, M: int, d: int, D: int) -> Gradients:
+        return Gradients(torch.full((M,), -1.0, dtype=torch.float64))
+
+    def observe(self, memory: Gradients, event: Event) -> Gradients:
+        utility = grown(memory.utility, event.M, -1.0).clone()
+        norms = torch.linalg.vector_norm(event.updates.u, dim=1, dtype=torch.float64)
+        utility[event.updates.k] = norms * event.updates.n
+        return Gradients(utility)
+
+    def assign(self, tasks: list[Task], memory: Gradients, view: View) -> list[Task]:
+        costs = {task.k: view.estimate(task) for task in tasks}
+        running = sorted(costs, key=lambda k: (costs[k].seconds, k))[: view.P]
+        known = grown(memory.utility, max(costs, default=0) + 1, -1.0)
+        matters = {k: float(known[k]) if known[k] >= 0 else float(view.n[k]) for k in running}
+        ranks = {k: r for r, k in enumerate(sorted(running, key=lambda k: (-matters[k], k)))}
+        rates = {k: self.low + ranks.get(k, len(running) - 1) * (self.high - self.low) / len(running) for k in costs}
+        seconds = {k: c.compute_seconds + (1 - rates[k]) * c.transfer_seconds for k, c in costs.items()}
+        end = max((seconds[k] for k in running), default=0.0)
+        done = []
+        for task in tasks:
+            steps = costs[task.k].batches
+            more = self._more(end - seconds[task.k], costs[task.k].compute_seconds, steps) if task.k in ranks else 0
+            most = max(self.most * steps // task.epochs, steps)
+            task = replace(task, steps=min(steps + more, most)) if more else task
+            done.append(dropping(task, rates[task.k]))
+        return done
+
+    def _more(self, spare: float, compute: float, steps: int) -> int:
+        """Further steps that fit into the seconds to spare."""
+        if not steps or not compute or spare <= 0:
+            return 0
+        return int(min(10 * steps, self.beta * math.floor(spare / (compute / steps))))
+
+
+@dataclass(frozen=True)
+class FewerEpochs:
+    """As FLrce's authors describe PyramidFL: E_i = clip(floor(E T / t_i), 1, E), and whole uploads.
+
+    T is the `percentile` of the durations of all reachable clients.
+    """
+
+    epochs: int = 5
+    batch: int = 128
+    lr: float = 0.1
+    percentile: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.percentile <= 100:
+            raise ValueError(f"percentile must be from 0 to 100, got {self.percentile}")
+
+    def assign(self, tasks: list[Task], memory: object, view: View) -> list[Task]:
+        seconds = sorted(view.estimate(view.draft(k)).seconds for k in view.pool)
+        preferred = seconds[min(int(len(seconds) * self.percentile / 100), len(seconds) - 1)] if seconds else 0.0
+        return [replace(task, epochs=self._epochs(preferred, view.estimate(task).seconds)) for task in tasks]
+
+    def _epochs(self, preferred: float, seconds: float) -> int:
+        return min(max(int(self.epochs * preferred / seconds), 1), self.epochs) if seconds > 0 else self.epochs
+
+
+def dropping(task: Task, rate: float) -> Task:
+    """The task with its compressor's rate set, where it has one."""
+    if hasattr(task.compressor, "rate"):
+        return replace(task, compressor=replace(task.compressor, rate=rate))
+    return task

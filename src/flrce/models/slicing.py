@@ -1,0 +1,168 @@
+"""A physically smaller network out of a chain of layers: some units of every hidden layer, input and logits intact.
+
+Dropping a unit of one layer drops the inputs that it feeds in the next: a channel's BatchNorm, and after a flattening
+its whole block of H x W inputs. The small network is built anew from the chain, so that a forward() with sizes written
+into it does not matter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from numpy.random import Generator
+from torch import Tensor, nn
+
+from flrce.errors import BadInput
+from flrce.models.chain import Chain, Layer, chain
+from flrce.models.flat import Layout, layout
+from flrce.models.part import Part, before, portion
+from flrce.pieces import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """The small network of one rate; which units it stands for is said by their coordinates in w."""
+
+    rate: float
+    net: nn.Sequential
+    where: Layout  # of the small net
+    blocks: Chain  # of the small net
+    source: Chain
+    layout: Layout  # of the whole net
+
+    def part(self, units: Sequence[Tensor]) -> Part:
+        """The part that holds these units of the hidden layers, input side first."""
+        found = indices(self.layout, self.source, units)
+        held, names = [], []
+        for slot in self.where.slots:
+            position, _, tensor = slot.name.partition(".")
+            name = f"{self.source.layers[int(position)].name}.{tensor}"
+            held.append(found[name] + self.layout[name].offset)
+            names.append((name, slot.size))
+        return Part(self.net, (self.rate, 0), tuple(names), torch.cat(held))
+
+
+def slice_of(net: nn.Module, where: Layout, blocks: Chain, rate: float) -> Slice:
+    """The small network that keeps max(1, floor(rate * width)) units of every hidden layer."""
+    sliceable(blocks)
+    narrow = _narrow(blocks, [portion(rate, width) for width in widths(blocks)])
+    small = _build(net, where, blocks, narrow)
+    return Slice(rate, small, layout(small), narrow, blocks, where)
+
+
+def widths(blocks: Chain) -> tuple[int, ...]:
+    """Units of each hidden layer: every trained one but the last, which makes the logits."""
+    return tuple(layer.out[0] for layer in blocks.trained[:-1])
+
+
+def prefix_units(blocks: Chain, rate: float) -> list[Tensor]:
+    """The first units of each hidden layer (HeteroFL, FjORD)."""
+    return [torch.arange(portion(rate, width)) for width in widths(blocks)]
+
+
+def random_units(blocks: Chain, rate: float, rng: Generator) -> list[Tensor]:
+    """Random units of each hidden layer (Federated Dropout), in ascending order."""
+    drawn = [rng.permutation(width)[: portion(rate, width)] for width in widths(blocks)]
+    return [torch.from_numpy(units).sort().values for units in drawn]
+
+
+def sliceable(blocks: Chain) -> None:
+    """BadInput with the reason where units cannot be dropped."""
+    for layer in blocks.trained:
+        if layer.kind == "conv" and layer["groups"] != 1:
+            raise BadInput(f"sub-models: {layer.name!r} convolves in {layer['groups']} groups; only 1 can be cut")
+        if layer.kind == "linear" and len(layer.inside) != 1:
+            raise BadInput(f"sub-models: {layer.name!r} gets {layer.inside}; flatten before a linear layer")
+
+
+def suits(recipe: Recipe, net: nn.Module, shape: tuple[int, ...]) -> None:
+    """BadInput where pieces of a recipe need a plain chain of layers, or more blocks, and the network is none such."""
+    needing = [piece for _, piece in recipe.pieces() if getattr(piece, "chained", False)]
+    if not needing:
+        return
+    try:
+        blocks = chain(net, shape)
+        before(blocks, getattr(recipe.trainer, "first", 0))
+        if getattr(recipe.submodel, "chained", False):
+            sliceable(blocks)
+    except BadInput as why:
+        raise BadInput(f"{type(needing[0]).__name__} does not go with this network: {why}") from why
+
+
+def indices(where: Layout, blocks: Chain, units: Sequence[Tensor]) -> dict[str, Tensor]:
+    """For each tensor of the chain, the flat positions within it that these hidden units keep."""
+    found: dict[str, Tensor] = {}
+    hidden = iter(units)
+    flowing = torch.arange(blocks.layers[0].inside[0])  # channels or units that reach the next layer
+    for layer in blocks.layers:
+        if layer.kind in ("conv", "linear"):
+            out = next(hidden, torch.arange(layer.out[0]))
+            weight = where[f"{layer.name}.weight"]
+            grid = torch.arange(weight.size).reshape(weight.shape)  # (out, in, ...)
+            found[weight.name] = grid[out][:, flowing].flatten()
+            if layer["bias"]:
+                found[f"{layer.name}.bias"] = out
+            flowing = out
+        elif layer.kind == "batchnorm":
+            for name in ("weight", "bias", "running_mean", "running_var"):
+                found[f"{layer.name}.{name}"] = flowing
+        elif layer.kind == "flatten":
+            block = _block(layer)
+            flowing = (flowing[:, None] * block + torch.arange(block)).flatten()
+    return found
+
+
+def _block(layer: Layer) -> int:
+    """Flattened inputs per channel."""
+    return int(torch.Size(layer.inside[1:]).numel())
+
+
+def _narrow(blocks: Chain, keep: Sequence[int]) -> Chain:
+    """The chain of the small network, whose layers are numbered.
+
+    It is told, not traced: torch.fx patches nn.Module for all threads while it traces.
+    """
+    hidden, flowing, layers = iter(keep), blocks.layers[0].inside[0], []
+    for position, layer in enumerate(blocks.layers):
+        inside = (flowing, *layer.inside[1:])
+        if layer.kind in ("conv", "linear"):
+            flowing = next(hidden, layer.out[0])
+        elif layer.kind == "flatten":
+            flowing *= _block(layer)
+        layers.append(replace(layer, name=str(position), inside=inside, out=(flowing, *layer.out[1:])))
+    return Chain(tuple(layers))
+
+
+def _build(net: nn.Module, where: Layout, source: Chain, narrow: Chain) -> nn.Sequential:
+    """The small network, untrained; what is not trained in `net` is not trained in it."""
+    modules, layers = dict(net.named_modules()), []
+    with torch.random.fork_rng(devices=[]):
+        for layer, small in zip(source.layers, narrow.layers, strict=True):
+            made = _layer(small, modules.get(layer.name))
+            for name, parameter in made.named_parameters():
+                parameter.requires_grad_(where[f"{layer.name}.{name}"].trainable)
+            layers.append(made)
+    return nn.Sequential(*layers)
+
+
+def _layer(layer: Layer, like: nn.Module | None) -> nn.Module:
+    options, inside, out = dict(layer.options), layer.inside[0], layer.out[0]
+    if layer.kind == "conv":
+        return nn.Conv2d(
+            inside, out, options["kernel"], options["stride"], options["padding"], options["dilation"],
+            bias=options["bias"],
+        )  # fmt: skip
+    if layer.kind == "linear":
+        return nn.Linear(inside, out, bias=options["bias"])
+    if layer.kind == "batchnorm":
+        assert like is not None
+        kind: type[nn.Module] = type(like)
+        return kind(out, options["eps"], options["momentum"], options["affine"], options["running"])
+    if layer.kind == "maxpool":
+        return nn.MaxPool2d(
+            options["kernel"], options["stride"], options["padding"], options["dilation"], ceil_mode=options["ceil"]
+        )
+    if layer.kind == "dropout":
+        return nn.Dropout(options["p"])
+    plain: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "flatten": nn.Flatten}
+    return plain[layer.kind]()

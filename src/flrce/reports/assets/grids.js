@@ -1,0 +1,172 @@
+// One run's clients: the relationship map, who was chosen when, labels, and costs.
+
+const names = (run) => data.rosters[run.clients];
+const labelsOf = (run) => data.partitions[run.partition];
+
+// Clients' places in the order asked for.
+function ordered(run) {
+  const all = names(run).map((_, i) => i), how = chosen("order"), labels = labelsOf(run);
+  if (how === "cluster") return run.order.filter((k) => k < all.length);
+  if (how === "label" && labels.length) {
+    const main = all.map((k) => (labels[k] ? labels[k].indexOf(Math.max(...labels[k])) : 1e9));
+    return all.sort((a, b) => main[a] - main[b] || a - b);
+  }
+  return how === "label" ? all : all.sort((a, b) => names(run)[a].localeCompare(names(run)[b], "en", { numeric: true }));
+}
+
+const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+const mix = (from, to, share) => `rgb(${from.map((v, i) => Math.round(v + (to[i] - v) * share)).join(",")})`;
+
+// A grid of coloured cells as one image, crisp at twice the size of its place.
+function cells(frame, columns, rows, paint) {
+  const { left, right, top, bottom } = frame;
+  const canvas = Object.assign(document.createElement("canvas"), { width: Math.ceil(2 * (right - left)), height: Math.ceil(2 * (bottom - top)) });
+  const brush = canvas.getContext("2d"), wide = canvas.width / columns, high = canvas.height / rows;
+  for (let j = 0; j < rows; j++) for (let i = 0; i < columns; i++) {
+    const from = Math.round(i * wide), down = Math.round(j * high);
+    brush.fillStyle = paint(i, j);
+    brush.fillRect(from, down, Math.round((i + 1) * wide) - from, Math.round((j + 1) * high) - down);
+  }
+  node(frame.svg, "image", { href: canvas.toDataURL(), x: left, y: top, width: right - left, height: bottom - top, preserveAspectRatio: "none" });
+  node(frame.svg, "rect", { x: left, y: top, width: right - left, height: bottom - top, fill: "none", stroke: frame.grid });
+}
+
+// Reading a grid by pointer and keys; text(i, j) describes a cell.
+function reading(frame, columns, rows, text) {
+  const wide = (frame.right - frame.left) / columns, high = (frame.bottom - frame.top) / rows;
+  return {
+    cols: columns, rows,
+    locate: (x, y) => {
+      const i = Math.floor((x - frame.left) / wide), j = Math.floor((y - frame.top) / high);
+      return i >= 0 && j >= 0 && i < columns && j < rows ? [i, j] : null;
+    },
+    cell: (i, j) => ({
+      x: frame.left + (i + 0.5) * wide, y: frame.top + (j + 0.5) * high, text: text(i, j),
+      box: { x: frame.left + i * wide - 0.5, y: frame.top + j * high - 0.5, width: wide + 1, height: high + 1 },
+    }),
+  };
+}
+
+// Client names along the left edge, as many as fit.
+function rowNames(frame, list) {
+  const high = (frame.bottom - frame.top) / list.length, every = Math.ceil(11 / high);
+  list.forEach((name, j) => {
+    if (j % every === 0) words(frame, frame.left - 6, frame.top + (j + 0.5) * high + 3.5, short(name, 7), { "text-anchor": "end", "font-size": 10, fill: frame.muted });
+  });
+}
+
+function columnNames(frame, list, name) {
+  const wide = (frame.right - frame.left) / list.length, every = Math.ceil(34 / wide);
+  list.forEach((text, i) => { if (i % every === 0) words(frame, frame.left + (i + 0.5) * wide, frame.bottom + 14, short(text, 7), { "font-size": 10, fill: frame.muted }); });
+  words(frame, (frame.left + frame.right) / 2, frame.bottom + 32, name, { fill: frame.muted });
+}
+
+// Omega after the first `steps` recorded rounds, as an M x M array of int8.
+function mapAfter(run, steps) {
+  const M = run.M, map = new Int8Array(M * M);
+  for (let s = 0; s < steps; s++) {
+    const bytes = Uint8Array.from(atob(run.relations.rows[s]), (c) => c.charCodeAt(0)), k = run.relations.k[s], stride = bytes.length / k.length;
+    k.forEach((row, i) => map.set(new Int8Array(bytes.buffer, i * stride, stride), row * M));
+  }
+  return map;
+}
+
+function scaleBar(frame, stops, low, high, name) {
+  const width = Math.min(150, (frame.right - frame.left) / 2), x = frame.right - width, y = frame.top - 20;
+  stops.forEach((paint, i) => node(frame.svg, "rect", { x: x + (i * width) / stops.length, y, width: width / stops.length + 0.6, height: 8, fill: paint }));
+  words(frame, x - 6, y + 8, low, { "text-anchor": "end", "font-size": 10, fill: frame.muted });
+  words(frame, frame.right, y - 4, high, { "text-anchor": "end", "font-size": 10, fill: frame.muted });
+  words(frame, frame.left, y + 8, name, { "text-anchor": "start", "font-size": 10, fill: frame.muted });
+}
+
+function drawRelations(frame) {
+  const run = now(), order = ordered(run), M = order.length, step = Number(byId("slider").value);
+  const map = mapAfter(run, step + 1), fresh = new Set(run.relations.k[step]), list = order.map((k) => names(run)[k]);
+  const minus = rgb(colour("minus")), zero = rgb(colour("zero")), plus = rgb(colour("plus"));
+  const paint = (v) => mix(zero, v < 0 ? minus : plus, Math.sqrt(Math.abs(v)));
+  const value = (j, i) => map[order[j] * run.M + order[i]] / 127;
+  cells(frame, M, M, (i, j) => paint(value(j, i)));
+  rowNames(frame, list);
+  columnNames(frame, list, "agrees with");
+  const high = (frame.bottom - frame.top) / M;
+  order.forEach((k, j) => { if (fresh.has(k)) node(frame.svg, "rect", { x: frame.right + 3, y: frame.top + j * high, width: 5, height: Math.max(high - 0.5, 1), fill: colour("exploit"), class: "fresh" }); });
+  scaleBar(frame, [-1, -0.6, -0.3, -0.1, 0, 0.1, 0.3, 0.6, 1].map(paint), "−1", "+1", `round ${run.relations.t[step]}`);
+  return {
+    ...reading(frame, M, M, (i, j) => (i === j ? `${list[j]}: itself` : `${list[j]} with ${list[i]}\nΩ = ${value(j, i).toFixed(2)}${fresh.has(order[j]) ? "\nthis row is new in this round" : ""}`)),
+    label: `${M} by ${M} clients after round ${run.relations.t[step]}; ${fresh.size} rows are new.`,
+    csv: () => [["client", ...list], ...list.map((name, j) => [name, ...list.map((_, i) => Number(value(j, i).toFixed(3)))])],
+  };
+}
+
+function drawSelections(frame) {
+  const run = now(), order = ordered(run), list = order.map((k) => names(run)[k]), M = list.length, T = run.t.length;
+  const place = new Map(order.map((k, j) => [k, j])), wide = (frame.right - frame.left) / T, high = (frame.bottom - frame.top) / M;
+  const marks = { explore: "", exploit: "", wasted: "" };
+  run.chosen.forEach((list, i) => list.forEach((k) => {
+    const kind = run.rejected[i].includes(k) ? "wasted" : run.exploit[i] ? "exploit" : "explore";
+    const gap = Math.min(1, wide / 6);
+    marks[kind] += `M${(frame.left + i * wide).toFixed(2)} ${(frame.top + place.get(k) * high).toFixed(2)}h${(wide - gap).toFixed(2)}v${Math.max(high - Math.min(1, high / 6), 0.8).toFixed(2)}h${(gap - wide).toFixed(2)}z`;
+  }));
+  node(frame.svg, "rect", { x: frame.left, y: frame.top, width: frame.right - frame.left, height: frame.bottom - frame.top, fill: colour("panel"), stroke: frame.grid });
+  for (const [kind, d] of Object.entries(marks)) if (d) node(frame.svg, "path", { d, fill: colour(kind), class: kind });
+  rowNames(frame, list);
+  columnNames(frame, run.t.map(String), "round");
+  const head = [["explore", colour("explore"), "box"], ["exploit", colour("exploit"), "box"]];
+  if (marks.wasted) head.push(["rejected", colour("wasted"), "box"]);
+  keys(frame, head, frame.top - 12);
+  const state = (i, k) => (!run.chosen[i].includes(k) ? "not chosen" : run.rejected[i].includes(k) ? "chosen, rejected" : run.exploit[i] ? "chosen, exploit" : "chosen, explore");
+  const times = order.map((k) => run.chosen.filter((c) => c.includes(k)).length);
+  return {
+    ...reading(frame, T, M, (i, j) => `${list[j]}, round ${run.t[i]}\n${state(i, order[j])}\nchosen ${times[j]} times in all`),
+    label: `${run.exploit.filter(Boolean).length} of ${T} rounds exploit.`,
+    csv: () => [["round", "outcome", "exploit", "client", "rejected"], ...run.t.flatMap((t, i) => run.chosen[i].map((k) => [t, run.outcome[i], run.exploit[i], names(run)[k], run.rejected[i].includes(k) ? 1 : 0]))],
+  };
+}
+
+function drawPartition(frame) {
+  const run = now(), labels = labelsOf(run), order = ordered(run).filter((k) => labels[k]), list = order.map((k) => names(run)[k]);
+  const classes = run.classes, most = Math.max(...labels.flat(), 1), zero = rgb(colour("zero")), full = rgb(colour("full"));
+  const paint = (n) => mix(zero, full, Math.sqrt(n / most));
+  cells(frame, classes.length, order.length, (i, j) => paint(labels[order[j]][i]));
+  rowNames(frame, list);
+  columnNames(frame, classes, "label");
+  scaleBar(frame, [0, 0.04, 0.15, 0.3, 0.5, 0.75, 1].map((s) => paint(s * most)), "0", `${most} samples`, "");
+  const total = (k) => labels[k].reduce((a, b) => a + b, 0);
+  return {
+    ...reading(frame, classes.length, order.length, (i, j) => `${list[j]}, label ${classes[i]}\n${labels[order[j]][i]} of ${total(order[j])} samples`),
+    label: `${order.length} clients, ${classes.length} labels.`,
+    csv: () => [["client", ...classes], ...order.map((k, j) => [list[j], ...labels[k]])],
+  };
+}
+
+function drawCosts(frame) {
+  const run = now(), what = chosen("cost"), { per, name } = unitFor(what, run), useful = run.costs[what], wasted = run.costs[`${what}_wasted`];
+  const order = useful.map((_, k) => k).sort((a, b) => useful[b] + wasted[b] - useful[a] - wasted[a] || a - b);
+  const n = order.length, slot = (frame.right - frame.left) / n, list = order.map((k) => names(run)[k]);
+  const most = Math.max(...order.map((k) => useful[k] + wasted[k])) / per || 1;
+  const [, y] = axes(frame, { low: 0, high: n, ticks: [], name: "" }, { low: 0, high: most, name });
+  order.forEach((k, i) => {
+    const x = frame.left + i * slot, width = Math.max(slot * 0.8, 0.7), a = y(useful[k] / per), b = y((useful[k] + wasted[k]) / per);
+    node(frame.svg, "rect", { x, y: a, width, height: frame.bottom - a, fill: colour("useful"), class: "useful" });
+    if (wasted[k]) node(frame.svg, "rect", { x, y: b, width, height: a - b, fill: colour("wasted"), class: "wasted" });
+  });
+  columnNames(frame, list, "clients, costliest first");
+  keys({ ...frame, left: frame.left + 110 }, [["useful", colour("useful"), "box"], ["wasted", colour("wasted"), "box"]], frame.top - 10);
+  return {
+    cols: n, label: `Costliest: ${list[0]} with ${number((useful[order[0]] + wasted[order[0]]) / per)} ${name}.`,
+    locate: (x) => (x < frame.left || x >= frame.right ? null : [Math.min(n - 1, Math.floor((x - frame.left) / slot)), 0]),
+    cell: (i) => ({ x: frame.left + (i + 0.4) * slot, y: frame.top, text: `${list[i]}\nuseful ${number(useful[order[i]] / per)} ${name}\nwasted ${number(wasted[order[i]] / per)} ${name}\nchosen ${run.costs.n[order[i]]} times` }),
+    csv: () => clientTable(run),
+  };
+}
+
+// A client's share reads best in a smaller unit than the run's total.
+function unitFor(what, run) {
+  const most = Math.max(...run.costs[what].map((v, k) => v + run.costs[`${what}_wasted`][k]));
+  const scales = what === "joules" ? [[1e6, "MJ"], [1e3, "kJ"], [1, "J"]] : [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
+  const [per, name] = scales.find(([s]) => most >= s) || scales.at(-1);
+  return { per, name };
+}
+
+const clientTable = (run) => [["client", "rounds", "joules useful", "joules wasted", "bytes useful", "bytes wasted"],
+  ...names(run).map((name, k) => [name, ...["n", "joules", "joules_wasted", "bytes", "bytes_wasted"].map((key) => run.costs[key][k])])];

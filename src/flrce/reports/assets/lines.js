@@ -1,0 +1,151 @@
+// Recipes compared: accuracy with bands, and bars; and the conflicts of one run.
+
+const hidden = new Set();
+const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
+const visible = () => data.recipes.map((recipe, i) => [recipe, i]).filter(([, i]) => !hidden.has(i));
+const AXIS = { rounds: "round", joules: "energy", bytes: "traffic", seconds: "time" };
+const unit = (name) => data.units[name] || { per: 1, name: "" };
+const axisName = (axis) => (axis === "rounds" ? "round" : `${AXIS[axis]}, ${unit(axis).name}`);
+const legendOf = () => visible().map(([recipe, i]) => [recipe.label, seriesColour(i), dash(i)]);
+
+function between(xs, ys, x) {
+  if (!xs.length) return null;
+  if (x <= xs[0]) return x < xs[0] ? null : ys[0];
+  if (x >= xs[xs.length - 1]) return ys[ys.length - 1];
+  let i = 1;
+  while (xs[i] < x) i++;
+  return ys[i - 1] + ((ys[i] - ys[i - 1]) * (x - xs[i - 1])) / (xs[i] - xs[i - 1] || 1);
+}
+
+const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+
+// One run's own points along an axis.
+function courseOf(run, axis, averaged) {
+  const found = [];
+  let committed = 0;
+  run.t.forEach((t, i) => {
+    committed += run.outcome[i] === "committed";
+    const y = averaged && run.averaged[i] != null ? run.averaged[i] : run.accuracy[i];
+    if (y != null) found.push([axis === "rounds" ? committed : run[axis][i], y]);
+  });
+  return found;
+}
+
+function drawAccuracy(frame) {
+  const axis = chosen("axis"), kind = chosen("kind"), per = unit(axis).per;
+  const shown = visible().map(([recipe, i]) => ({ recipe, i, curve: recipe.curves[kind][axis] })).filter((s) => s.curve[0].length);
+  const runsOf = (i) => data.runs.filter((run) => run.recipe === i);
+  const high = Math.max(...shown.map((s) => s.curve[0].at(-1)), axis === "rounds" ? 2 : 0) / per || 1;
+  const tops = shown.flatMap((s) => s.curve[1].map((m, j) => Math.min(m + (s.curve[2]?.[j] || 0), 1)));
+  const top = Math.min(100, Math.ceil(Math.max(...tops, 0.1) * 10) * 10);
+  const [x, y] = axes(frame, { low: 0, high, name: axisName(axis) }, { low: 0, high: top, name: "accuracy %" });
+  for (const { i, curve: [xs, mean, half] } of shown) {
+    const at = (v, j) => [x(xs[j] / per), y(100 * Math.max(0, Math.min(v, top / 100)))];
+    if (half) {
+      const upper = mean.map((m, j) => at(m + half[j], j)), lower = mean.map((m, j) => at(m - half[j], j)).reverse();
+      node(frame.svg, "path", { d: `${path([...upper, ...lower])}Z`, fill: seriesColour(i), opacity: 0.11, class: "band" });
+    }
+    if (byId("seeds").checked) for (const run of runsOf(i)) {
+      const points = courseOf(run, axis, kind === "averaged").map(([a, b]) => [x(a / per), y(100 * b)]);
+      node(frame.svg, "path", { d: path(points), fill: "none", stroke: seriesColour(i), "stroke-width": 1, opacity: 0.45, class: "seed" });
+    }
+  }
+  for (const { i, curve: [xs, mean] } of shown) {
+    const points = mean.map((m, j) => [x(xs[j] / per), y(100 * m)]);
+    node(frame.svg, "path", { d: path(points), fill: "none", stroke: seriesColour(i), "stroke-width": 2.2, "stroke-dasharray": dash(i), class: "mean" });
+    for (const run of runsOf(i)) {
+      const end = courseOf(run, axis, false).at(-1);
+      if (!run.stop || !end) continue;
+      const level = between(xs, mean, end[0]);
+      if (level != null) node(frame.svg, "circle", { cx: x(end[0] / per), cy: y(100 * level), r: 4, fill: frame.paper, stroke: seriesColour(i), "stroke-width": 2, class: "stop" });
+    }
+  }
+  const cols = axis === "rounds" ? Math.round(high) : 120;
+  const place = (i) => (axis === "rounds" ? i + 1 : (high * (i + 1)) / cols);
+  return {
+    cols, label: shown.map((s) => `${s.recipe.label} ends at ${number(100 * s.curve[1].at(-1))} %.`).join(" "),
+    locate: (px) => (px < frame.left - 4 || px > frame.right + 4 ? null : [Math.max(0, Math.min(cols - 1, Math.round(((px - frame.left) / (frame.right - frame.left)) * (axis === "rounds" ? high : cols)) - 1)), 0]),
+    cell: (i) => {
+      const v = place(i), lines = [], dots = [];
+      for (const { recipe, i: n, curve: [xs, mean, half] } of shown) {
+        const m = between(xs, mean, v * per);
+        if (m == null) continue;
+        const h = half && between(xs, half, v * per);
+        lines.push(`${recipe.label}: ${(100 * m).toFixed(1)} %${h == null ? "" : ` ± ${(100 * h).toFixed(1)}`}`);
+        dots.push({ x: x(v), y: y(100 * m), paint: seriesColour(n) });
+      }
+      return { x: x(v), text: [`${AXIS[axis]} ${number(v)} ${axis === "rounds" ? "" : unit(axis).name}`, ...lines].join("\n"), dots };
+    },
+    csv: () => [["recipe", axisName(axis), "accuracy", "half_width_95"], ...shown.flatMap(({ recipe, curve: [xs, mean, half] }) => xs.map((v, j) => [recipe.label, v / per, mean[j], half ? half[j] : null]))],
+  };
+}
+
+// Bars per recipe; parts are stacked figures [figure, heading, opacity], whisker the figure of the interval.
+const drawBars = (parts, whisker, scale) => (frame) => {
+  const { per, name, hint = "" } = scale(), shown = visible(), n = Math.max(shown.length, 1);
+  const whole = (recipe) => recipe.figures[whisker][0] || 0, half = (recipe) => recipe.figures[whisker][1] || 0;
+  const most = Math.max(...shown.map(([r]) => (whole(r) + half(r)) / per), 0) * 1.06 || 1;
+  const slot = (frame.right - frame.left) / n, wide = Math.min(slot * 0.62, 74);
+  const tilted = shown.some(([r]) => 6.8 * short(r.label, 22).length > slot);
+  if (!tilted) frame.bottom += 34;
+  const [, y] = axes(frame, { low: 0, high: n, ticks: [], name: "" }, { low: 0, high: most, name: name + hint });
+  shown.forEach(([recipe, i], j) => {
+    const middle = frame.left + slot * (j + 0.5);
+    let base = 0;
+    for (const [value, , opacity] of parts(recipe)) {
+      const top = base + (value || 0) / per;
+      node(frame.svg, "rect", { x: middle - wide / 2, y: y(top), width: wide, height: Math.max(y(base) - y(top), 0), fill: seriesColour(i), opacity, class: "bar" });
+      base = top;
+    }
+    const m = whole(recipe) / per, h = half(recipe) / per;
+    if (h) node(frame.svg, "path", { d: `M${middle} ${y(Math.max(m - h, 0))}V${y(m + h)}M${middle - 5} ${y(Math.max(m - h, 0))}h10M${middle - 5} ${y(m + h)}h10`, stroke: frame.ink, "stroke-width": 1.4, fill: "none" });
+    const below = tilted
+      ? { "text-anchor": "end", transform: `rotate(-32 ${middle} ${frame.bottom + 14})` } : {};
+    words(frame, middle, frame.bottom + (tilted ? 14 : 18), short(recipe.label, tilted ? 13 : 22), below);
+  });
+  const text = ([recipe]) => [`${recipe.label}: ${number(whole(recipe) / per, 4)}${half(recipe) ? ` ± ${number(half(recipe) / per)}` : ""} ${name}`,
+    ...(parts(recipe).length > 1 ? parts(recipe).map(([value, head]) => `${head}: ${number((value || 0) / per, 4)} ${name}`) : [])].join("\n");
+  return {
+    cols: shown.length, label: shown.map((s) => text(s).split("\n")[0]).join("; ") + ".",
+    locate: (px) => (px < frame.left || px > frame.right || !shown.length ? null : [Math.min(shown.length - 1, Math.floor((px - frame.left) / slot)), 0]),
+    cell: (j) => ({ x: frame.left + slot * (j + 0.5), text: shown[j] ? text(shown[j]) : "" , y: frame.top }),
+    csv: () => [["recipe", name || whisker, "half_width_95", ...parts(data.recipes[0]).map((p) => p[1])], ...shown.map(([r]) => [r.label, whole(r) / per, r.figures[whisker][1] == null ? null : half(r) / per, ...parts(r).map(([v]) => v / per)])],
+  };
+};
+
+const now = () => data.runs[Number(byId("run").value)];
+
+function drawConflicts(frame) {
+  const run = now(), last = Math.max(run.t.at(-1), 2);
+  const most = 1.06 * Math.max(...run.conflicts, run.psi || 0, 1);
+  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low: 0, high: most, name: "conflicting peers" });
+  const done = run.t.map((t, i) => i).filter((i) => run.outcome[i] === "committed");
+  node(frame.svg, "path", { d: path(done.map((i) => [x(run.t[i]), y(run.conflicts[i])])), fill: "none", stroke: frame.line });
+  if (run.psi != null) {
+    node(frame.svg, "line", { x1: frame.left, x2: frame.right, y1: y(run.psi), y2: y(run.psi), stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "psi" });
+    words(frame, frame.left + 6, y(run.psi) - 6, `ψ = ${number(run.psi)}`, { "text-anchor": "start", fill: colour("wasted") });
+  }
+  for (const i of done) {
+    const paint = colour(run.exploit[i] ? "exploit" : "explore");
+    node(frame.svg, "circle", { cx: x(run.t[i]), cy: y(run.conflicts[i]), r: run.exploit[i] ? 4 : 3.2, fill: run.exploit[i] ? paint : frame.paper, stroke: paint, "stroke-width": 1.6 });
+  }
+  if (run.stop && done.length) {
+    const at = x(run.t[done.at(-1)]);
+    node(frame.svg, "line", { x1: at, x2: at, y1: frame.top, y2: frame.bottom, stroke: frame.ink, "stroke-width": 1.4, class: "stop" });
+    words(frame, at - 6, frame.top + 10, "stop", { "text-anchor": "end" });
+  }
+  const head = [["explore", colour("explore"), "ring"], [run.psi == null ? "exploit" : "exploit: the rule looks", colour("exploit"), "dot"]];
+  keys(frame, head, frame.top - 32);
+  return {
+    cols: run.t.length, label: run.psi == null ? "The run had no conflict rule." : `Threshold psi ${number(run.psi)}; largest value ${number(Math.max(...run.conflicts))}. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
+    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
+    cell: (i) => ({ x: x(run.t[i]), text: `round ${run.t[i]}, ${run.outcome[i] === "committed" ? (run.exploit[i] ? "exploit" : "explore") : run.outcome[i]}\nconflicts ${number(run.conflicts[i])}${run.psi == null ? "" : `, ψ ${number(run.psi)}`}\naccuracy ${run.accuracy[i] == null ? "–" : `${(100 * run.accuracy[i]).toFixed(1)} %`}`, dots: [{ x: x(run.t[i]), y: y(run.conflicts[i]), paint: frame.ink }] }),
+    csv: () => [["round", "outcome", "exploit", "conflicts", "psi"], ...run.t.map((t, i) => [t, run.outcome[i], run.exploit[i], run.conflicts[i], run.psi])],
+  };
+}
+
+function nearest(values, v) {
+  let best = 0;
+  values.forEach((x, i) => { if (Math.abs(x - v) < Math.abs(values[best] - v)) best = i; });
+  return best;
+}

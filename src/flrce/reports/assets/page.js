@@ -1,0 +1,99 @@
+// Wiring: what each control redraws.
+
+const compareCharts = [
+  new Chart("accuracy", { draw: drawAccuracy, height: (w) => Math.max(260, Math.min(430, w * 0.5)), legend: legendOf }),
+  new Chart("energy", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.joules[0] - r.figures.joules_wasted[0], "useful", 1], [r.figures.joules_wasted[0], "wasted", 0.4]], "joules", () => ({ ...unit("joules"), hint: "; pale: wasted" })) }),
+  new Chart("traffic", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.bytes_down[0], "down", 1], [r.figures.bytes_up[0], "up", 0.55]], "bytes", () => ({ ...unit("bytes"), hint: "; solid: down, pale: up" })) }),
+  new Chart("per-joule", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.computation_efficiency[0], "accuracy per kJ", 1]], "computation_efficiency", () => ({ per: 1, name: "per kJ" })) }),
+  new Chart("per-byte", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.communication_efficiency[0], "accuracy per GB", 1]], "communication_efficiency", () => ({ per: 1, name: "per GB" })) }),
+];
+const nothing = () => (now().t.length ? "" : "No round is committed yet.");
+const noMap = () => (now().left_out ? "Left out to keep the page small: make a report of this run alone to see its map." : now().relations ? "" : now().M > 300 ? "Fleets of more than 300 clients keep no map per round." : "This recipe keeps no relationship map.");
+const tall = () => Math.max(220, Math.min(660, names(now()).length * 9 + 90));
+const runCharts = [
+  new Chart("conflicts", { draw: drawConflicts, height: () => 300, margins: { top: 52 }, empty: nothing }),
+  new Chart("selections", { draw: drawSelections, height: tall, margins: { left: 60 }, empty: nothing }),
+  new Chart("relations", { draw: drawRelations, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36, right: 16 }, empty: noMap }),
+  new Chart("partition", { draw: drawPartition, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36 }, empty: () => (labelsOf(now()).length ? "" : "The run keeps no label counts.") }),
+  new Chart("costs", { draw: drawCosts, height: () => 280, margins: { left: 58 }, empty: nothing }),
+];
+const chartOf = (id) => charts.find((chart) => chart.id === id);
+const redraw = (list) => list.forEach((chart) => chart.render());
+const on = (selector, event, action) => document.querySelectorAll(selector).forEach((each) => each.addEventListener(event, action));
+
+function fillLegend() {
+  byId("legend").replaceChildren();
+  data.recipes.forEach((recipe, i) => {
+    const button = tag(byId("legend"), "button", { type: "button" });
+    button.setAttribute("aria-pressed", String(!hidden.has(i)));
+    const key = node(button, "svg", { width: 22, height: 10, "aria-hidden": "true" });
+    node(key, "line", { x1: 1, x2: 21, y1: 5, y2: 5, stroke: seriesColour(i), "stroke-width": 3, "stroke-dasharray": dash(i) });
+    tag(button, "span", {}, `${recipe.label}${recipe.seeds > 1 ? ` (${recipe.seeds} seeds)` : ""}`);
+    button.addEventListener("click", () => {
+      if (!hidden.delete(i)) hidden.add(i);
+      button.setAttribute("aria-pressed", String(!hidden.has(i)));
+      redraw(compareCharts);
+    });
+  });
+}
+
+function pickRun() {
+  const run = now(), slider = byId("slider"), steps = run.relations ? run.relations.t.length : 0;
+  slider.max = Math.max(steps - 1, 0);
+  slider.value = slider.max;
+  slider.disabled = steps < 2;
+  showRound();
+  const done = run.outcome.filter((o) => o === "committed").length;
+  byId("ended").textContent = `${done} rounds committed. ${run.stop ? `Stopped: ${run.stop}.` : "No rule stopped the run."}${run.M > names(run).length ? ` The charts show the ${names(run).length} clients chosen most often, of ${run.M}.` : ""}`;
+  fillTable(byId("clients"), clientTable(run));
+  redraw(runCharts);
+}
+
+function showRound() {
+  const run = now(), t = run.relations?.t[Number(byId("slider").value)];
+  byId("at").textContent = t == null ? "–" : `${t} of ${run.t.at(-1)}`;
+  byId("slider").setAttribute("aria-valuetext", t == null ? "none" : `after round ${t}`);
+}
+
+function fillTable(table, [head, ...rows]) {
+  table.replaceChildren();
+  const top = tag(tag(table, "thead"), "tr"), body = tag(table, "tbody");
+  for (const name of head) tag(top, "th", { scope: "col" }, name);
+  for (const [name, ...values] of rows) {
+    const row = tag(body, "tr");
+    tag(row, "th", { scope: "row", title: name }, name);
+    for (const value of values) tag(row, "td", {}, number(value, 5));
+  }
+}
+
+const THEMES = ["system", "light", "dark"];
+byId("theme").addEventListener("click", () => {
+  const root = document.documentElement, next = THEMES[(THEMES.indexOf(root.dataset.theme || "system") + 1) % 3];
+  if (next === "system") delete root.dataset.theme; else root.dataset.theme = next;
+  byId("theme").textContent = `Theme: ${next}`;
+  repaint();
+});
+function repaint() { fillLegend(); redraw(charts); }
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+
+if (!data.recipes.some((recipe) => recipe.hasAverage)) {
+  const averaged = document.querySelector('input[value="averaged"]');
+  averaged.disabled = true;
+  averaged.parentElement.title = "No run kept a server average";
+  averaged.parentElement.style.opacity = 0.55;
+}
+on('input[name="axis"], input[name="kind"], #seeds', "change", () => chartOf("accuracy").render());
+on('input[name="order"]', "change", () => redraw(["relations", "selections", "partition"].map(chartOf)));
+on('input[name="cost"]', "change", () => chartOf("costs").render());
+on("#run", "change", pickRun);
+on("#slider", "input", () => { showRound(); chartOf("relations").render(); });
+on("[data-table]", "click", (event) => {
+  const id = event.target.dataset.table, rows = [...byId(id).rows].map((row) => [...row.cells].map((cell) => cell.textContent));
+  download(`${id}.csv`, new Blob([csv(id === "clients" ? clientTable(now()) : rows)], { type: "text/csv" }));
+});
+const first = data.runs.findIndex((run) => run.relations);
+byId("run").value = String(Math.max(first, 0));
+fillLegend();
+redraw(compareCharts);
+pickRun();
+document.documentElement.dataset.ready = "true";

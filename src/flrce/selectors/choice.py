@@ -1,0 +1,61 @@
+"""Power-of-Choice (Cho, Wang & Joshi 2020): of some candidates, those with the largest loss."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.linalg import grown
+from flrce.pieces import Recipe, View
+from flrce.rng import draw
+from flrce.types import Event, Selection
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Each client's loss when it last trained; infinite before that, so that everyone gets a turn."""
+
+    loss: Tensor = field(metadata={"rows": True})  # (M,)
+
+
+@dataclass(frozen=True)
+class PowerOfChoice:
+    """Draw `candidates` clients in proportion to n_k, ask them for the loss of w, train the P worst.
+
+    Every candidate downloads w and answers with one number; both are booked. `stale` asks nobody and uses the losses
+    of the clients' last rounds instead, which is free. `candidates` = 0 draws twice P.
+    """
+
+    candidates: int = 0
+    stale: bool = False
+
+    def __post_init__(self) -> None:
+        if self.candidates < 0:
+            raise ValueError(f"candidates must be at least 0, got {self.candidates}")
+
+    def objection(self, recipe: Recipe) -> str:
+        if 0 < self.candidates < recipe.P:
+            return f"candidates must be at least per_round = {recipe.P}, got {self.candidates}: P are chosen from them"
+        return ""
+
+    def init(self, M: int, d: int, D: int) -> Losses:
+        return Losses(torch.full((M,), torch.inf, dtype=torch.float64))
+
+    def select(self, memory: Losses, view: View, rng: Generator) -> Selection:
+        D = min(max(self.candidates or 2 * view.P, view.P), len(view.pool))
+        rows = [view.pool[i] for i in draw(rng, view.n[torch.tensor(view.pool)].numpy(), D)]
+        loss = enlarge(memory, max(rows) + 1).loss[torch.tensor(rows)] if self.stale else view.loss(rows)
+        order = loss.argsort(descending=True, stable=True)[: view.P]
+        return Selection(tuple(rows[i] for i in order), exploit=bool(loss.isfinite().any()), why={"candidates": D})
+
+    def observe(self, memory: Losses, event: Event) -> Losses:
+        assert event.updates.loss is not None
+        loss = enlarge(memory, event.M).loss.clone()
+        loss[event.updates.k] = event.updates.loss
+        return Losses(loss)
+
+
+def enlarge(m: Losses, M: int) -> Losses:
+    """Room for clients that have appeared since."""
+    return replace(m, loss=grown(m.loss, M, torch.inf))

@@ -1,0 +1,161 @@
+"""Oort (Lai et al., OSDI 2021): clients whose samples are still badly learnt and who are fast enough.
+
+The formulas are those of its released code: methods differ from the printed paper in constants only.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.linalg import grown
+from flrce.pieces import View
+from flrce.rng import draw
+from flrce.types import Event, Selection
+
+STALENESS = 0.1  # weight of ln t / L_i under the root
+LEAST = 0.999  # of the smallest utility, so that nobody scores nothing
+CUT = 0.7  # of the score at the edge: who comes this near may still be drawn
+WINDOW = 5  # unseen clients looked at per place to explore
+
+
+@dataclass(frozen=True)
+class Utilities:
+    """What is known of each client, and how patient the pacer is."""
+
+    U: Tensor = field(metadata={"rows": True})  # (M,) statistical utility n sqrt(mean squared loss)
+    L: Tensor = field(metadata={"rows": True})  # (M,) last round a client took part in; 0: never
+    seconds: Tensor = field(metadata={"rows": True})  # (M,) its duration then
+    threshold: float  # percentile of the durations that a round would like to take
+    before: float = 0.0  # exploited utility over the pacer's last window
+    current: float = 0.0  # and over the one under way
+
+
+@dataclass(frozen=True)
+class ByUtility:
+    """Oort's selection: (1 - epsilon) of the places go by score, the others to clients never seen.
+
+    The score is the clipped, scaled utility plus sqrt(0.1 ln t / L_i), times (T/t_i)^alpha for clients slower than the
+    preferred duration T. `overcommit` P are asked and the P fastest replies count; the rest are credited the mean
+    utility. Once nobody is unseen, every place goes by score.
+    """
+
+    epsilon: float = 0.9
+    decay: float = 0.95
+    floor: float = 0.2
+    alpha: float = 2.0
+    percentile: float = 10.0  # where the preferred duration starts; 100: no preference
+    clip: float = 0.98
+    overcommit: float = 1.1
+    pace: int = 20  # rounds of the pacer's window
+    delta: float = 5.0  # percentiles that it moves by
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor <= self.epsilon <= 1:
+            raise ValueError(f"0 <= floor <= epsilon <= 1 must hold, got floor {self.floor}, epsilon {self.epsilon}")
+        if self.overcommit < 1:
+            raise ValueError(f"overcommit must be at least 1, got {self.overcommit}")
+
+    def init(self, M: int, d: int, D: int) -> Utilities:
+        zeros = torch.zeros(M, dtype=torch.float64)
+        return Utilities(zeros, torch.zeros(M, dtype=torch.long), zeros.clone(), self.percentile)
+
+    def explores(self, t: int) -> float:
+        """epsilon in round t."""
+        return max(self.epsilon * self.decay ** (t - 1), self.floor)
+
+    def select(self, memory: Utilities, view: View, rng: Generator) -> Selection:
+        pool = torch.tensor(view.pool)
+        m = enlarge(memory, int(pool.max()) + 1)
+        seconds = durations(m, view)
+        preferred = percentile(seconds, m.threshold)
+        slow = penalty(seconds, preferred, self.alpha)
+        K = min(math.ceil(self.overcommit * view.P - 1e-9), len(pool))
+        known, unseen = (m.L[pool] > 0).nonzero()[:, 0], (m.L[pool] == 0).nonzero()[:, 0]
+        epsilon = self.explores(view.t)
+        places = min(max(int((1 - epsilon) * K), K - len(unseen)), len(known))
+        picked = []
+        if places:
+            score = scores(m.U[pool[known]], m.L[pool[known]], view.t, self.clip) * slow[known]
+            picked += [int(known[i]) for i in near_the_top(score, places, rng)]
+        if K - places:
+            hope = view.n[pool[unseen]] * slow[unseen]  # the only thing known of them is how much they have
+            top = hope.argsort(descending=True, stable=True)[: WINDOW * (K - places)]
+            picked += [int(unseen[top[i]]) for i in draw(rng, hope[top].numpy(), K - places)]
+        why = {
+            "epsilon": epsilon,
+            "percentile": m.threshold,
+            "preferred_seconds": finite(preferred),
+            "by_score": places,
+        }
+        return Selection(tuple(int(pool[i]) for i in picked), exploit=places > 0, keep=view.P, why=why)
+
+    def observe(self, memory: Utilities, event: Event) -> Utilities:
+        m, updates, k = enlarge(memory, event.M), event.updates, event.updates.k
+        assert updates.loss_square is not None
+        assert updates.seconds is not None
+        exploited = m.L[k] > 0
+        U, L, seconds = m.U.clone(), m.L.clone(), m.seconds.clone()
+        U[k] = updates.n * updates.loss_square.clamp(min=0).sqrt()
+        rest = torch.tensor([row for row in event.chosen if row not in set(k.tolist())], dtype=torch.long)
+        U[rest] = U[k].mean()
+        L[k], L[rest], seconds[k] = event.t, event.t, updates.seconds
+        gained = float(U[k][exploited].mean()) if bool(exploited.any()) else 0.0
+        return self.paced(replace(m, U=U, L=L, seconds=seconds, current=m.current + gained), event.t)
+
+    def paced(self, m: Utilities, t: int) -> Utilities:
+        """The pacer, after round t: accept slower clients once the utility is flat, fewer when it leaps."""
+        if t % self.pace:
+            return m
+        change, threshold = abs(m.current - m.before), m.threshold
+        if t >= 2 * self.pace and change <= 0.1 * m.before:
+            threshold = min(100.0, threshold + self.delta)
+        elif t >= 2 * self.pace and change >= 5 * m.before:
+            threshold = max(self.delta, threshold - self.delta)
+        return replace(m, threshold=threshold, before=m.current, current=0.0)
+
+
+def enlarge(m: Utilities, M: int) -> Utilities:
+    """Room for clients that have appeared since."""
+    if len(m.U) >= M:
+        return m
+    return replace(m, U=grown(m.U, M), L=grown(m.L, M), seconds=grown(m.seconds, M))
+
+
+def durations(m: Utilities, view: View) -> Tensor:
+    """(pool,) seconds that a plain task takes each client: as the engine estimates, else as last seen."""
+    estimates = torch.tensor([view.estimate(view.draft(k)).seconds for k in view.pool], dtype=torch.float64)
+    return torch.where(estimates > 0, estimates, m.seconds[torch.tensor(view.pool)])
+
+
+def percentile(seconds: Tensor, threshold: float) -> float:
+    """The duration that `threshold` percent of the clients beat; from 100 on, any will do."""
+    if threshold >= 100:
+        return math.inf
+    return float(seconds.sort()[0][min(int(len(seconds) * threshold / 100), len(seconds) - 1)])
+
+
+def penalty(seconds: Tensor, preferred: float, alpha: float) -> Tensor:
+    """(T/t_i)^alpha for clients slower than T, else 1."""
+    return (preferred / seconds.clamp(min=1e-4)).pow(alpha).where(seconds > preferred, 1.0)
+
+
+def scores(U: Tensor, L: Tensor, t: int, clip: float = 0.98) -> Tensor:
+    """Scaled utility, clipped at the `clip` quantile, plus what staleness adds."""
+    ordered = U.sort()[0]
+    least = LEAST * ordered[0]
+    clipped = U.clamp(max=ordered[min(int(len(U) * clip), len(U) - 1)])
+    return (clipped - least) / (ordered[-1] - least).clamp(min=1e-4) + (STALENESS * math.log(t) / L.double()).sqrt()
+
+
+def near_the_top(score: Tensor, places: int, rng: Generator) -> list[int]:
+    """`places` positions drawn in proportion to their score, from those within CUT of the first that misses the top."""
+    edge = CUT * float(score.sort(descending=True)[0][min(places, len(score) - 1)])
+    within = (score >= edge).nonzero()[:, 0]
+    return [int(within[i]) for i in draw(rng, score[within].numpy(), places)]
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

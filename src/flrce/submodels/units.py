@@ -1,0 +1,95 @@
+"""Clients that hold only some units of every hidden layer, and train a physically smaller network."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from flrce.errors import BadInput
+from flrce.pieces import View
+from flrce.rng import stream
+from flrce.types import Task
+
+
+@dataclass(frozen=True)
+class RandomUnits:
+    """Federated Dropout (Caldas et al. 2018): other units for every client and round, drawn from a shared seed.
+
+    All hold a share `rate` of each hidden layer; or each one of several `rates`: its own for the whole run, or with
+    `seconds` the largest that lets its device finish in time (Wen et al. 2022), else the smallest.
+    """
+
+    rate: float = 0.75
+    rates: tuple[float, ...] = ()
+    seconds: float | None = None
+    ordered: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def partial(self) -> bool:
+        """Whether a reply may cover only some coordinates."""
+        return min(self.rates or (self.rate,)) < 1
+
+    @property
+    def chained(self) -> bool:
+        """Whether this needs a network that is a plain chain of layers."""
+        return self.partial
+
+    @property
+    def changing(self) -> bool:
+        """Whether a client's coordinates change from round to round."""
+        return self.partial
+
+    def assign(self, tasks: list[Task], view: View) -> list[Task]:
+        return [_rated(self, task, view) for task in tasks]
+
+
+@dataclass(frozen=True)
+class PrefixUnits:
+    """HeteroFL and FjORD (Diao et al., Horvath et al. 2021): the first units of each layer, so that parts nest.
+
+    Rates as for RandomUnits; the first units are in every part, the last only in the largest.
+    """
+
+    rate: float = 0.75
+    rates: tuple[float, ...] = ()
+    seconds: float | None = None
+    ordered: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def partial(self) -> bool:
+        return min(self.rates or (self.rate,)) < 1
+
+    @property
+    def chained(self) -> bool:
+        return self.partial
+
+    @property
+    def changing(self) -> bool:
+        return False  # devices do not: what fits in time once fits in every round
+
+    def assign(self, tasks: list[Task], view: View) -> list[Task]:
+        return [_rated(self, task, view) for task in tasks]
+
+
+def _check(piece: RandomUnits | PrefixUnits) -> None:
+    object.__setattr__(piece, "rates", tuple(piece.rates))  # experiment files have lists
+    for rate in (piece.rate, *piece.rates):
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
+            raise BadInput(f"rate {rate!r}: must be above 0 and at most 1 (1: the whole model)")
+    if piece.seconds is not None and not piece.rates:
+        raise BadInput(f"seconds = {piece.seconds!r} chooses among rates; give some, such as rates = [1, 0.75, 0.5]")
+
+
+def _rated(piece: RandomUnits | PrefixUnits, task: Task, view: View) -> Task:
+    """The task with its client's rate."""
+    if not piece.rates:
+        return replace(task, rate=float(piece.rate), ordered=piece.ordered)
+    sizes = sorted((float(rate) for rate in piece.rates), reverse=True)
+    options = [replace(task, rate=rate, ordered=piece.ordered) for rate in sizes]
+    if piece.seconds is None:
+        return options[int(stream(task.seed, "rate", 0, task.client).integers(len(options)))]
+    return next((one for one in options if view.estimate(one).seconds <= piece.seconds), options[-1])

@@ -1,0 +1,78 @@
+"""An engine without training whose clients misbehave on order: what is tested is everything around them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from flrce.gate import encoding
+from flrce.rng import stream
+from flrce.types import Evaluation, Payload, Reply, Spent, Task
+
+Change = Callable[[Reply, Task], object]
+SIZES = (("layer.weight", 24), ("layer.bias", 6))
+
+
+@dataclass
+class Fleet:
+    """M clients whose updates pull w towards a target of their own; `change` turns a reply into whatever arrives."""
+
+    M: int = 12
+    change: Change = lambda reply, task: reply
+    shuffle: int = 0  # another order of replies for every value but 0
+    extra: Callable[[Sequence[Task]], list[Reply]] = lambda tasks: []
+    trainable: int = sum(size for _, size in SIZES)
+    blocks: int = 2
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def clients(self) -> list[str]:
+        return [f"c{k}" for k in range(self.M)]
+
+    def samples(self, client: str) -> int:
+        return 20 + int(client[1:])
+
+    def estimate(self, task: Task) -> Spent:
+        return Spent(120, 120, compute_seconds=self.seconds.get(task.client, 1.0), transfer_seconds=0.1, joules=1.0)
+
+    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
+        return torch.ones(len(clients), dtype=torch.float64)
+
+    def holdings(self, task: Task) -> tuple[Tensor | None, tuple[tuple[str, int], ...]]:
+        """The whole model; a sub-model holds the first rows of the weight, a frozen one only the bias."""
+        if task.first:
+            return torch.arange(24, 30), SIZES[1:]
+        if task.rate < 1:
+            count = max(1, int(task.rate * 24))
+            return torch.cat([torch.arange(count), torch.arange(24, 30)]), (("layer.weight", count), SIZES[1])
+        return None, SIZES
+
+    def honest(self, w: Tensor, task: Task, carry: Mapping[str, Tensor]) -> Reply:
+        target = torch.from_numpy(stream(0, "target", 0, task.client).normal(1.0, 0.5, len(w))).float()
+        noise = torch.from_numpy(stream(task.seed, "train", task.t, task.client).normal(0, 0.05, len(w))).float()
+        held, names = self.holdings(task)
+        u = 0.2 * (target - w) + noise
+        u = u if held is None else u[held]
+        payload, kept = task.compressor.encode(u, names, encoding(task), carry)
+        n = self.samples(task.client)
+        return Reply(
+            task.client, task.t, payload, n, loss=float(u.norm()), loss_square=float(u.norm() ** 2),
+            spent=replace(self.estimate(task), bytes_up=payload.nbytes), carry=kept,
+        )  # fmt: skip
+
+    def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> list[Reply]:
+        replies = [self.change(self.honest(w, task, carry.get(task.client, {})), task) for task in tasks]
+        replies = [reply for reply in replies if reply is not None] + self.extra(tasks)
+        if self.shuffle:
+            replies = [replies[i] for i in stream(self.shuffle, "order").permutation(len(replies))]
+        return replies  # type: ignore[return-value]
+
+    def evaluate(self, w: Tensor, t: int) -> Evaluation:
+        error = float((w - 1).norm())
+        return Evaluation(1 / (1 + error), 1 / (1 + error), error, 4 * len(w))
+
+
+def spoil(reply: Reply, edit: Callable[[Tensor], Tensor]) -> Reply:
+    """The reply with every buffer edited."""
+    assert reply.payload is not None
+    return replace(reply, payload=Payload({name: edit(b.clone()) for name, b in reply.payload.buffers.items()}))

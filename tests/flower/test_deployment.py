@@ -1,0 +1,182 @@
+"""The example app on a real deployment: plain, TLS, node authentication, database; killed, restarted and attacked."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs flrce[flower]")
+
+from fleet import APP, BIN, Fleet, copied, hosts, rounds
+
+#: small and quick; nobody evaluates, since every message starts a process that imports torch
+SMALL = "clients=3 per_round=3 train.epochs=1 engine.eval_every=1000 engine.kernel=torch"
+EXPLORE = "recipe.selector.piece=relationship recipe.selector.warmup=99"  # no exploit round, so no early stop by it
+
+BAD = '''
+
+import numpy as np
+from flwr.app import Array, MetricRecord
+from flwr.clientapp import ClientApp
+
+good = app
+
+
+class Bad(ClientApp):
+    """Partition 2 sends a NaN, then a wrong shape, then an absurd number of samples."""
+
+    def __call__(self, message, context):
+        reply = good(message, context)
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 2:
+            u = reply.content["payload"]["u"].numpy().copy()
+            t = message.content["config"]["flrce.t"]
+            if t == 1:
+                u[5] = np.nan
+            reply.content["payload"]["u"] = Array(u[:7] if t == 2 else u)
+            if t == 3:
+                reply.content["metrics"]["num-examples"] = 10**12
+        return reply
+
+
+app = Bad()
+'''
+
+WATCH = """
+import os, socket
+real = socket.getaddrinfo
+def getaddrinfo(host, *args, **kwargs):
+    with open(os.environ["FLRCE_TEST_LOOKUPS"], "a") as out:
+        out.write(f"LOOKUP {host}\\n")
+    return real(host, *args, **kwargs)
+socket.getaddrinfo = getaddrinfo
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path, request):
+    """A fleet with three nodes; whatever it runs notes every host name that it looks up."""
+    watch = tmp_path / "watch"
+    watch.mkdir()
+    (watch / "sitecustomize.py").write_text(WATCH)
+    os.environ["FLRCE_TEST_LOOKUPS"] = str(tmp_path / "lookups")
+    os.environ["PYTHONPATH"] = str(watch)
+    made = Fleet(tmp_path / "fleet", **getattr(request, "param", {}))
+    try:
+        for partition in range(3):
+            made.node(partition)
+        yield made
+        lookups = (tmp_path / "lookups").read_text() if (tmp_path / "lookups").exists() else ""
+        assert hosts(lookups) <= {"127.0.0.1", "localhost", "None", "::1", "0.0.0.0"}
+    finally:
+        made.close()
+        del os.environ["PYTHONPATH"], os.environ["FLRCE_TEST_LOOKUPS"]
+
+
+def config(state: Path, extra: str) -> str:
+    return f'set="{SMALL} {extra}" state="{state}"'
+
+
+def test_bad_clients_fail_alone_and_the_run_stops_early(fleet, tmp_path):
+    """Plain connections. The budget of three rounds is a stop rule: of nine rounds only three are sent."""
+    state = tmp_path / "state"
+    run = fleet.run(config(state, f"rounds=9 stop.rounds=3 {EXPLORE}"), copied(tmp_path / "app", bad=BAD))
+    assert fleet.finish(run) == "finished:completed"
+    lines = rounds(state)
+    done = [line for line in lines if line["outcome"] == "committed"]
+    assert [line["t"] for line in done] == [1, 2, 3]
+    assert all(line["replied"] == ["0", "1"] for line in done)
+    reasons = [line["rejected"]["2"] for line in done]
+    assert "not finite" in reasons[0]
+    assert "shape" in reasons[1]
+    assert "num_examples" in reasons[2]
+    assert lines[-1]["stop"] == "budget of 3 rounds"
+    summary = json.loads((state / "summary.json").read_text())
+    assert summary["stopped"] == "budget of 3 rounds"
+    assert "Stopping after round 4: budget of 3 rounds" in fleet.flwr("log", run, "test", "--show")
+    assert summary["bytes_wasted"] > 0
+
+
+@pytest.mark.parametrize("fleet", [{"database": True}], indirect=True)
+def test_nodes_and_server_are_killed_and_the_run_goes_on(fleet, tmp_path):
+    """kill -9 a SuperNode, then the ServerApp; a second `flwr run` on the same state folder ends what was begun."""
+    state = tmp_path / "state"
+    what = config(state, f"rounds=5 per_round=2 recipe.psi=1 {EXPLORE}")
+    first = fleet.run(what)
+    fleet._until(lambda: len(rounds(state)) >= 1, 300, "a first round")
+    fleet.kill("node1")
+    fleet.node(1)
+    fleet._until(lambda: len(rounds(state)) >= 2, 300, "a second round")
+    for process in fleet.serverapps():
+        os.kill(process, signal.SIGKILL)
+    before = rounds(state)
+    fleet._until(lambda: fleet.status(first).startswith("finished"), 200, "the killed run to be noticed", every=3)
+    assert fleet.status(first) != "finished:completed"
+    second = fleet.run(what)
+    assert fleet.finish(second) == "finished:completed"
+    after = rounds(state)
+    assert after[: len(before) - 1] == before[: len(before) - 1]  # what was committed stayed
+    done = [line["t"] for line in after if line["outcome"] == "committed"]
+    assert done == list(range(1, len(done) + 1))
+    assert len(done) == 5
+    names = {client for line in after for client in line["chosen"]}
+    assert names <= {"0", "1", "2"}  # the restarted node is the same client
+
+
+@pytest.mark.parametrize(
+    "fleet", [{"tls": True}, {"tls": True, "authenticate": True}], indirect=True, ids=["tls", "auth"]
+)
+def test_encrypted_and_authenticated(fleet, tmp_path):
+    state = tmp_path / "state"
+    run = fleet.run(config(state, "rounds=1"))
+    assert fleet.finish(run) == "finished:completed"
+    assert rounds(state)[0]["replied"] == ["0", "1", "2"]
+    if fleet.authenticate:
+        refused = subprocess.run(
+            ["flower-supernode", "--superlink", f"127.0.0.1:{fleet.port}", "--host", "127.0.0.1", "--root-certificates",
+             str(fleet.folder / "ca.pem"), "--max-retries", "1"],
+            env=fleet.environment, capture_output=True, timeout=120,
+        )  # fmt: skip
+        assert refused.returncode != 0  # a node without a registered key
+
+
+def test_simulation_engine_on_ray(tmp_path):
+    """Ray listens on all interfaces, so it runs in a network namespace of its own that has loopback only."""
+    pytest.importorskip("ray", reason="needs Ray: pip install flwr[simulation]")
+    if subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
+        pytest.skip("no permission for a network namespace (unshare -n)")
+    state, script = tmp_path / "state", tmp_path / "inside.py"
+    script.write_text(
+        RAY.format(tests=str(Path(__file__).parent), folder=str(tmp_path), app=str(APP), state=str(state))
+    )
+
+    inside = f"ip link set lo up && {BIN / 'python'} {script}"
+    done = subprocess.run(["unshare", "-rn", "sh", "-c", inside], capture_output=True, text=True, timeout=500)
+    assert "STATUS finished:completed" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    assert [line["t"] for line in rounds(state)] == [1, 2]
+
+
+RAY = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from fleet import Fleet
+
+class Simulated(Fleet):
+    def start_link(self):
+        self.link.append("--simulation")
+        super().start_link()
+
+fleet = Simulated(Path({folder!r}) / "fleet")
+try:
+    what = 'set="clients=6 per_round=2 rounds=2 train.epochs=1 engine.kernel=torch" state="{state}"'
+    out = fleet.flwr("run", {app!r}, "test", "--run-config", what, "--format", "json", "--federation-config",
+                     "num-supernodes=6 client-resources-num-cpus=1")
+    import json
+    print("STATUS", fleet.finish(str(json.loads(out)["run-id"])))
+finally:
+    print(fleet.logs()[-3000:])
+    fleet.close()
+"""

@@ -1,0 +1,178 @@
+"""Every key of the experiment file refuses bad values: exit code 2, one line that names key, value, rule, remedy."""
+
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from flrce.apps.cli import main
+from flrce.config import Experiment
+from flrce.errors import BadInput
+
+#: key=value, and what the one line must say
+BAD = [
+    ("seed=-1", "seed = -1: should be greater than or equal to 0"),
+    ("seed=1.5", "seed = 1.5: should be a valid integer"),
+    ("rounds=0", "rounds = 0: should be greater than or equal to 1"),
+    ("rounds=ten", "rounds = 'ten': should be a valid integer"),
+    ("clients=0", "clients = 0: should be"),
+    ("per_round=0", "per_round = 0: should be"),
+    ("per_round=101", "per_round must be at most clients = 100, got 101; lower it"),
+    ("data.name=digit", "data.name = 'digit': did you mean 'digits'?"),
+    ("data.path=3", "data.path = 3: should be a valid string"),
+    ("data.partition=dirichlt", "data.partition = 'dirichlt': did you mean 'dirichlet'?"),
+    ("data.alpha=0", "data.alpha = 0: should be greater than 0"),
+    ("data.alpha=nan", "data.alpha = nan: should be a finite number"),
+    ("data.holdout=1.0", "data.holdout = 1.0: should be less than 1"),
+    ("data.holdout=-0.1", "data.holdout = -0.1: should be greater than or equal to 0"),
+    ("data.minimum=1", "data.minimum = 1: should be greater than or equal to 2"),
+    ("model.name=cnn-cifra", "model.name = 'cnn-cifra': did you mean 'cnn-cifar'?"),
+    ("model.name=no.such:Net", "model.name = 'no.such:Net' cannot be imported"),
+    ("model.name=cnn-cifar", "model.name 'cnn-cifar' wants samples of shape (3, 32, 32), the data has (1, 8, 8)"),
+    ("train.batch=0", "train.batch = 0: should be"),
+    ("train.epochs=0", "train.epochs = 0: should be"),
+    ("train.lr=0", "train.lr = 0: should be greater than 0"),
+    ("train.lr=inf", "train.lr = inf: should be a finite number"),
+    ("recipe.name=flcre", "recipe.name = 'flcre': did you mean 'flrce'?"),
+    ("recipe.psi=12", "psi must be above 0 and at most P - 1 = 9, got 12: a client has only 9 peers"),
+    ("recipe.psi=0", "psi must be above 0"),
+    ("recipe.psi='half'", "psi must be a number or a percentage of P such as '50%', got 'half'"),
+    ("recipe.psi=true", "recipe.psi = True: must be float or int or str"),
+    ("recipe.preset=papr", "recipe.preset = 'papr': did you mean 'paper'?"),
+    ("recipe.pis=5", "recipe.pis is no setting of flrce; did you mean 'psi'?"),
+    ("recipe.minimum=11", "recipe.minimum = 11: must be an integer from 1 to per_round = 10"),
+    ("recipe.selector=unifrom", "recipe.selector = 'unifrom': did you mean 'uniform'?"),
+    ("recipe.selector=os:path", "recipe.selector = 'os:path'"),
+    ("recipe.average={piece='ema', dacay=1}", "recipe.average = 'ema'"),
+    ("recipe.stop=3", "recipe.stop = 3: give a name, or a table"),
+    ("engine.name=flour", "engine.name = 'flour': should be 'simulator' or 'flower'"),
+    ("engine.device=gpu", "engine.device = 'gpu': should be 'auto', 'cpu' or 'cuda'"),
+    ("engine.workers=0", "engine.workers = 0: should be greater than or equal to 1"),
+    ("engine.kernel=fast", "engine.kernel = 'fast': should be 'auto', 'native' or 'torch'"),
+    ("engine.eval_every=0", "engine.eval_every = 0: should be"),
+    ("fleet.profile=jetson-nona", "'jetson-nona' is unknown; did you mean 'jetson-nano'?"),
+    ("fleet.profile={jetson-nano=0}", "fleet.profile"),
+    ("fleet.profile={}", "an empty mix has no devices"),
+    ("stop.rounds=0", "stop.rounds = 0: should be"),
+    ("stop.bytes=-1", "stop.bytes = -1: should be greater than 0"),
+    ("stop.joules=0", "stop.joules = 0: should be greater than 0"),
+    ("stop.seconds=x", "stop.seconds = 'x': should be a valid number"),
+    ("round=10", "round is no known key; did you mean 'rounds'?"),
+    ("trian.lr=1", "trian is no known key; did you mean 'train'?"),
+    ("train.rl=1", "train.rl is no known key"),
+    ("rounds.x=1", "rounds = {'x': 1}: should be a valid integer"),
+    ("nonsense", "--set 'nonsense' is no key=value"),
+]
+
+
+@pytest.mark.parametrize(("override", "line"), BAD, ids=[b[0] for b in BAD])
+def test_bad_values(override, line, capsys):
+    code = main(["run", "--set", override])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert line in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+def keys(section=Experiment, prefix=""):
+    for name, f in section.model_fields.items():
+        if hasattr(f.annotation, "model_fields"):
+            yield from keys(f.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def test_every_key_has_a_bad_value_test():
+    tested = {override.partition("=")[0] for override, _ in BAD}
+    missing = {key for key in keys() if key not in tested and key != "recipe"}
+    assert not missing
+
+
+def test_malformed_files(tmp_path, capsys):
+    for name, text, line in [
+        ("no.toml", None, "cannot be read"),
+        ("broken.toml", "rounds = = 3", "is not valid TOML"),
+        ("latin.toml", b"\xff\xfe", "is not valid TOML"),
+        ("wrong.toml", "[train]\nlr = 'fast'", "train.lr = 'fast': should be a valid number"),
+    ]:
+        path = tmp_path / name
+        if text is not None:
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        assert main(["run", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert line in error
+        assert str(path) in error
+        assert error.count("\n") == 1
+
+
+def test_overrides_and_round_trip(tmp_path):
+    exp = Experiment.load(None, ['recipe.psi="40%"', "fleet.profile={jetson-nano=0.7}", "data.name=digits"])
+    assert exp.build_recipe().stop.psi == 4.0
+    (tmp_path / "again.toml").write_text(exp.toml())
+    assert Experiment.load(tmp_path / "again.toml") == exp
+    assert tomllib.loads(exp.toml())["recipe"]["psi"] == "40%"
+
+
+def test_a_piece_of_one_s_own(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from flrce.types import Selection\n"
+        "@dataclass(frozen=True)\n"
+        "class FirstComers:\n"
+        "    skip: int = 0\n"
+        "    def select(self, memory, view, rng):\n"
+        "        return Selection(view.pool[self.skip : self.skip + view.P])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    exp = Experiment.of(
+        {
+            "rounds": 1,
+            "clients": 8,
+            "per_round": 2,
+            "recipe": {"name": "fedavg", "selector": {"piece": "mine:FirstComers", "skip": 3}},
+        }
+    )
+    from flrce import runs
+
+    assert runs.run(exp).history[0].chosen == ("3", "4")
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path, capsys):
+    small = ["--set", "rounds=1", "--set", "clients=6", "--set", "per_round=2", "--out", str(tmp_path / "a")]
+    assert main(["run", *small]) == 0
+    before = (tmp_path / "a" / "rounds.jsonl").read_bytes()
+    assert main(["run", *small]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(["run", *small, "--resume", "--set", "train.lr=0.5"]) == 2
+    assert "train.lr 0.1 -> 0.5" in capsys.readouterr().err
+    assert (tmp_path / "a" / "rounds.jsonl").read_bytes() == before
+    assert main(["run", *small, "--resume", "--set", "engine.workers=1"]) == 0  # changes no result
+
+
+def test_seed_lists():
+    from flrce.apps.options import seeds
+
+    assert seeds("0,1,2") == [0, 1, 2]
+    assert seeds("3-5,9") == [3, 4, 5, 9]
+    for bad in ("", "a", "1,1", "3-1"):
+        with pytest.raises(BadInput):
+            seeds(bad)
+
+
+def test_commands_print_json(capsys):
+    import json
+
+    for command in (["recipes", "list"], ["recipes", "show", "flrce"], ["data", "list"], ["data", "info", "digits"]):
+        assert main([*command, "--json"]) == 0
+        json.loads(capsys.readouterr().out)
+
+
+def test_importing_flrce_stays_light():
+    """Half a second beyond torch at most, and nothing heavy that a corner does not need."""
+    code = "import torch, time; t = time.perf_counter(); import flrce; print(time.perf_counter() - t)"
+    taken = min(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) for _ in range(3)
+    )
+    assert taken < 0.5

@@ -1,0 +1,76 @@
+"""Several runs at one deck: the same choices as the CPU engine, weights within tolerance, same bits each time."""
+
+from threading import Thread
+
+import pytest
+import torch
+
+from flrce import loop, runs
+from flrce.config import Experiment
+from flrce.engines.deck import Deck, Seat
+from flrce.models.flat import pack
+
+BASE = {"rounds": 5, "clients": 12, "per_round": 4, "engine": {"kernel": "torch"}}
+
+
+def together(experiments):
+    """Every experiment's result, run as the seats of one deck on the CPU device."""
+    return runs.run_together([(exp, None) for exp in experiments], device="cpu")
+
+
+def weights(result):
+    return torch.cat([x.flatten() for x in result.model.values()])
+
+
+def experiments(names, seeds):
+    return [Experiment.of(BASE | {"seed": s, "recipe": {"name": name}}) for name in names for s in seeds]
+
+
+@pytest.mark.parametrize("names", [("fedavg", "flrce"), ("fedprox", "dropout", "fedcom"), ("timelyfl", "pyramidfl")])
+def test_a_deck_agrees_with_the_cpu_engine(names):
+    exps = experiments(names, (0, 1))
+    for exp, found in zip(exps, together(exps), strict=True):
+        expected = runs.run(exp)
+        assert [h.chosen for h in found.history] == [h.chosen for h in expected.history]
+        assert [h.bytes_up for h in found.history] == [h.bytes_up for h in expected.history]
+        assert torch.allclose(weights(found), weights(expected), atol=5e-3), exp.recipe
+
+
+def test_the_same_runs_together_give_the_same_bits():
+    exps = experiments(("flrce", "fedprox"), (0, 1))
+    one, two = together(exps), together(exps)
+    assert all(torch.equal(weights(a), weights(b)) for a, b in zip(one, two, strict=True))
+
+
+def test_runs_of_different_length_share_a_deck():
+    exps = [Experiment.of(BASE | {"rounds": T, "seed": T}) for T in (1, 3, 5)]
+    assert [len(found.history) for found in together(exps)] == [1, 3, 5]
+
+
+def test_a_failure_reaches_every_run():
+    """What breaks the device ends each run with the reason; none hangs."""
+    exps = experiments(("fedavg",), (0, 1))
+    built = [runs.parts(exp) for exp in exps]
+    deck = Deck(built[0].engine.shop, "cpu")
+    deck._train = lambda requests: 1 / 0
+    seats = [Seat(deck, each.engine.shop) for each in built]
+    failures = []
+
+    def drive(i):
+        each = built[i]
+        each.engine.crew.close()
+        each.engine.crew = seats[i]
+        try:
+            state = loop.initial(each.recipe, each.engine, pack(each.net))
+            list(each.rounds(exps[i], state))
+        except ZeroDivisionError as why:
+            failures.append(why)
+        finally:
+            each.engine.close()
+
+    threads = [Thread(target=drive, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(failures) == 2

@@ -1,0 +1,251 @@
+"""Fleets of several devices, budgets that hold, energy that is measured where it can be, and this machine's profile."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flrce import Experiment, runs
+from flrce.apps.cli import main
+from flrce.apps.profile import fit
+from flrce.costs import fleet, profile
+from flrce.energy import Meter, Reading, counters, measured
+from flrce.models.flat import pack
+from flrce.types import Spent
+
+NAMES = ("jetson-nano", "raspberry-pi-4", "phone")
+
+
+@given(st.integers(1, 60), st.lists(st.floats(0.05, 5), min_size=1, max_size=3), st.integers(0, 99))
+def test_a_mix_gives_every_client_one_device_in_its_shares(M, shares, seed):
+    clients = [f"c{i}" for i in range(M)]
+    mix = dict(zip(NAMES, shares, strict=False))
+    devices = fleet(mix, clients, seed)
+    assert set(devices) == set(clients)
+    assert devices == fleet(mix, clients, seed)
+    count = Counter(device.name for device in devices.values())
+    for name, share in mix.items():
+        assert abs(count[name] - M * share / sum(shares)) <= 1
+
+
+def test_the_seed_decides_who_has_what():
+    clients = [f"c{i}" for i in range(40)]
+    mix = {"jetson-nano": 0.7, "raspberry-pi-4": 0.3}
+    first, second = fleet(mix, clients, 0), fleet(mix, clients, 1)
+    assert Counter(d.name for d in first.values()) == {"jetson-nano": 28, "raspberry-pi-4": 12}
+    assert first != second
+
+
+def test_oort_prefers_the_fast_half_of_a_fleet():
+    mix = {"laptop-cpu": 0.5, "raspberry-pi-4": 0.5}
+    shared = {
+        "rounds": 25, "clients": 30, "per_round": 6, "data": {"partition": "iid"}, "train": {"epochs": 1},
+        "fleet": {"profile": mix}, "engine": {"workers": 1, "eval_every": 25},
+    }  # fmt: skip
+    slow = {}
+    for name in ("fedavg", "oort"):
+        exp = Experiment(**shared, recipe={"name": name})
+        devices = fleet(mix, clients_of(exp), exp.seed)
+        picks = [c for h in runs.run(exp).history[5:] for c in h.replied]
+        slow[name] = sum(devices[c].name == "raspberry-pi-4" for c in picks) / len(picks)
+    assert slow["fedavg"] > 0.35
+    assert slow["oort"] < 0.6 * slow["fedavg"]
+
+
+def clients_of(exp):
+    built = runs.parts(exp)
+    built.engine.close()
+    return built.federation.clients
+
+
+# --- budgets -------------------------------------------------------------------------------------------------------
+
+
+def limited(recipe="fedavg", **stop):
+    return Experiment(
+        rounds=30, clients=10, per_round=3, recipe={"name": recipe}, stop=stop, train={"epochs": 1},
+        engine={"workers": 1, "eval_every": 30},
+    )  # fmt: skip
+
+
+def spent_by(history):
+    return {
+        "joules": sum(h.joules for h in history),
+        "bytes": sum(h.bytes_up + h.bytes_down for h in history),
+        "seconds": sum(h.seconds for h in history),
+    }
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "oort", "power-of-choice", "pyramidfl"])
+@pytest.mark.parametrize("kind", ["joules", "bytes", "seconds"])
+def test_a_budget_is_never_passed_by_more_than_the_round_under_way(recipe, kind):
+    free = runs.run(limited(recipe)).history
+    limit = 0.4 * spent_by(free)[kind]
+    history = runs.run(limited(recipe, **{kind: limit})).history
+    assert "budget" in history[-1].stop
+    assert kind in history[-1].stop
+    assert len(history) < len(free)
+    assert spent_by(history[:-1])[kind] <= limit
+    done = [h for h in history if h.outcome == "committed"]
+    for h, same in zip(done, free, strict=False):  # the budget changes nothing before it ends the run
+        assert (h.chosen, h.joules) == (same.chosen, same.joules)
+
+
+def test_with_exact_estimates_a_joule_budget_is_not_passed_at_all():
+    limit = 2.5 * runs.run(limited()).history[0].joules
+    history = runs.run(limited(joules=limit)).history
+    assert history[-1].outcome == "not started"
+    assert spent_by(history)["joules"] <= limit
+
+
+def test_a_round_that_cannot_be_paid_for_is_not_started():
+    exp = limited(joules=1e-6)
+    result = runs.run(exp)
+    (only,) = result.history
+    assert only.outcome == "not started"
+    assert only.stop.startswith("next round would pass budget of 1e-06 joules")
+    assert spent_by(result.history) == {"joules": 0, "bytes": 0, "seconds": 0}
+    built = runs.parts(exp)
+    built.engine.close()
+    start = pack(built.net)
+    assert torch.equal(torch.cat([x.flatten() for x in result.model.values()]), start)
+
+
+def test_a_budget_of_rounds_counts_committed_ones():
+    history = runs.run(limited(rounds=4)).history
+    assert [h.outcome for h in history] == ["committed"] * 4 + ["not started"]
+
+
+def test_a_finished_budget_stays_finished(tmp_path):
+    exp = limited(joules=1.0)
+    first = runs.run(exp, tmp_path / "run").history
+    again = runs.run(exp, tmp_path / "run", resume=True).history
+    assert first == again
+
+
+# --- measured energy -----------------------------------------------------------------------------------------------
+
+
+def test_a_meter_says_what_it_measures_or_why_not():
+    meter = Meter()
+    result, reading = meter.measure(lambda: sum(range(200_000)))
+    assert result == sum(range(200_000))
+    assert reading.seconds > 0
+    if meter.why:
+        assert reading.joules is None
+        assert reading.watts is None
+        assert "\n" not in meter.why
+    else:
+        assert reading.joules > 0
+        assert {name for name, _ in reading.counters} == set(meter.seen)
+
+
+def test_a_failed_piece_of_work_leaves_the_meter_usable():
+    meter = Meter()
+    with pytest.raises(ZeroDivisionError):
+        meter.measure(lambda: 1 / 0)
+    assert meter.measure(lambda: 7)[0] == 7
+
+
+def test_a_processors_counter_is_read_through_zeus(tmp_path, monkeypatch):
+    """zeus's own RAPL code over a counter made of files: 1 J before the work, 6 J after it."""
+    rapl = pytest.importorskip("zeus.device.cpu.rapl", reason="extra energy")
+    zone = tmp_path / "intel-rapl" / "intel-rapl:0"
+    zone.mkdir(parents=True)
+    for name, text in {"name": "package-0", "energy_uj": "1000000", "max_energy_range_uj": "262143328850"}.items():
+        (zone / name).write_text(text)
+    monkeypatch.setattr(rapl, "RAPL_DIR", str(tmp_path / "intel-rapl"))
+    monkeypatch.setattr("zeus.device.cpu._cpus", None)
+    rapl.rapl_is_available.cache_clear()
+    meter = Meter()
+    rapl.rapl_is_available.cache_clear()
+    assert (meter.why, meter.seen) == ("", ("cpu 0",))
+    _, reading = meter.measure(lambda: (zone / "energy_uj").write_text("6000000"))
+    assert reading.joules == pytest.approx(5.0)
+
+
+def test_counters_of_processors_add_up():
+    Measurement = pytest.importorskip("zeus.monitor.energy", reason="extra energy").Measurement
+    window = Measurement(time=2.0, gpu_energy={0: 30.0}, cpu_energy={0: 8.0}, dram_energy={0: 2.0})
+    reading = Reading(window.time, counters(window))
+    assert reading.counters == (("gpu 0", 30.0), ("cpu 0", 8.0), ("dram 0", 2.0))
+    assert reading.joules == 40
+    assert reading.watts == 20
+
+
+def test_a_jetsons_total_is_never_added_to_its_rails():
+    Measurement = pytest.importorskip("zeus.monitor.energy", reason="extra energy").Measurement
+    from zeus.device.soc.jetson import JetsonMeasurement
+
+    soc = JetsonMeasurement(cpu_energy_mj=4000.0, gpu_energy_mj=3000.0, total_energy_mj=9000.0)
+    assert counters(Measurement(time=1.0, gpu_energy={}, soc_energy=soc)) == (("board", 9.0),)
+
+
+def test_apples_parts_are_joules():
+    Measurement = pytest.importorskip("zeus.monitor.energy", reason="extra energy").Measurement
+    from zeus.device.soc.apple import AppleSiliconMeasurement
+
+    soc = AppleSiliconMeasurement(cpu_total_mj=1500, gpu_mj=500)
+    assert counters(Measurement(time=1.0, gpu_energy={}, soc_energy=soc)) == (("cpu_total", 1.5), ("gpu", 0.5))
+
+
+def test_a_reading_replaces_the_model_and_is_marked():
+    modelled = Spent(100, 50, compute_seconds=9.0, transfer_seconds=1.0, joules=99.0)
+    assert measured(modelled, Reading(2.0)) is modelled
+    real = measured(modelled, Reading(2.0, (("cpu 0", 5.0),)))
+    assert (real.compute_seconds, real.joules, real.measured) == (2.0, 5.0, True)
+    assert (real.bytes_down, real.transfer_seconds) == (100, 1.0)
+
+
+# --- this machine's profile ----------------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-5, 1e-1), st.floats(1e8, 1e12))
+def test_the_fit_finds_the_line_that_the_timings_lie_on(fixed, rate):
+    points = [(flops, fixed + flops / rate) for flops in (1e6, 1e7, 1e8, 1e9)]
+    a, R = fit(points)
+    for flops, seconds in points:
+        assert a + flops / R == pytest.approx(seconds, rel=1e-6)
+
+
+def test_a_fixed_cost_is_never_negative():
+    a, R = fit([(1e6, 1e-9), (1e8, 1.0), (2e8, 2.1)])
+    assert a >= 0
+    assert R > 0
+
+
+def test_flrce_profile_makes_a_fleet_of_this_machine(tmp_path, capsys):
+    mine = tmp_path / "mine.toml"
+    assert (
+        main(["profile", "--model", "cnn-digits", "--out", str(mine), "--watts", "30", "--idle-watts", "5", "--json"])
+        == 0
+    )
+    rows = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
+    device = profile(str(mine))
+    assert (device.active_watts, device.idle_watts) == (30, 5)
+    assert "told to flrce profile" in rows["active_watts"]["source"]
+    assert "measured by flrce profile" in rows["flops"]["source"]
+    assert 1e6 < device.flops < 1e15
+    assert 0 <= device.batch_seconds < 1
+    exp = Experiment(rounds=1, clients=5, per_round=2, fleet={"profile": str(mine)}, engine={"workers": 1})
+    assert runs.run(exp).summary["joules"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--model", "cnn-cifra"], "did you mean 'cnn-cifar'"),
+        (["--watts", "-3"], "--watts -3: must be above 0"),
+        (["--out", "mine.json"], "a profile's name ends in .toml"),
+    ],
+)
+def test_bad_input_of_flrce_profile_is_one_line(arguments, why, capsys):
+    assert main(["profile", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert why in error
+    assert error.count("\n") == 1
+    assert not Path("mine.json").exists()

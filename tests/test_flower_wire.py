@@ -1,0 +1,259 @@
+"""Tasks and replies over the wire: what is sent arrives, and nothing hostile is read, built or allocated."""
+
+import io
+import math
+import pickle
+import resource
+import tracemalloc
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs flrce[flower]")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_helpers import start
+from flrce.engines.wire import (
+    PREFIX,
+    Template,
+    name_of,
+    read_array,
+    read_reply,
+    read_task,
+    record,
+    tensors,
+    weight,
+    write_piece,
+    write_reply,
+    write_task,
+)  # fmt: skip
+from flrce.errors import BadInput
+from flrce.pieces import Dense, Malformed
+from flrce.recipes import PIECES
+from flrce.types import Payload, Reply, Task
+
+TASK = Task("7", 3, 5, 11, epochs=2, batch=8, lr=0.05, compressor=Dense())
+
+
+def npy(header: bytes, body: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    return b"\x93NUMPY" + version + len(header).to_bytes(2, "little") + header + body
+
+
+def claim(dtype: str, shape: object, body: bytes, fortran: bool = False) -> Array:
+    header = f"{{'descr': '{dtype}', 'fortran_order': {fortran}, 'shape': {shape!r}, }}".encode()
+    return Array("float32", (1,), "numpy.ndarray", npy(header, body))
+
+
+finite = st.floats(allow_nan=False, width=64)
+TASKS = st.builds(
+    Task, client=st.from_regex(r"[\w.:@+-]{1,20}", fullmatch=True), k=st.integers(0, 2**40), t=st.integers(1, 2**40),
+    seed=st.integers(0, 2**62), epochs=st.integers(1, 100), batch=st.integers(1, 999), lr=finite,
+    steps=st.none() | st.integers(0, 99), mu=finite, squared=st.booleans(), first=st.integers(0, 9), rate=finite,
+    ordered=st.booleans(), compressor=st.just(Dense()), deadline=st.just(math.inf) | finite,
+)  # fmt: skip
+
+
+@given(TASKS)
+def test_a_task_arrives_as_it_was_sent(task):
+    assert read_task(ConfigRecord(write_task(task)), {}) == task
+
+
+@pytest.mark.parametrize("name", sorted(PIECES["compressor"]))
+def test_every_registered_compressor_travels_by_name(name):
+    make = PIECES["compressor"][name]
+    wraps = [f.name for f in fields(make) if f.metadata.get("piece")]
+    piece = make(**dict.fromkeys(wraps, Dense())) if wraps else make()
+    sent = ConfigRecord(write_task(replace(TASK, compressor=piece)))
+    assert read_task(sent, {}).compressor == piece
+    assert all(isinstance(value, int | float | str | bool | list) for value in sent.values())
+
+
+@dataclass(frozen=True)
+class Unregistered(Dense):
+    pass
+
+
+def test_a_compressor_without_a_name_is_refused_before_sending():
+    with pytest.raises(BadInput, match=r"Unregistered has no name.*PIECES"):
+        write_piece("compressor", Unregistered(), "c")
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "flrce.pieces:Dense", "../../etc/passwd", "", "dense\x00", 7, None, "tests.evil:Canary"]
+)
+def test_no_code_is_imported_because_a_message_names_it(name):
+    entries = write_task(TASK)
+    entries[PREFIX + "compressor"] = name
+    with pytest.raises(Malformed, match="is not one of"):
+        read_task({k: v for k, v in entries.items() if v is not None}, {})
+
+
+@pytest.mark.parametrize(("field", "value"), [("epochs", "5"), ("t", 1.5), ("client", 3), ("lr", "x"), ("squared", 1)])
+def test_a_task_with_a_wrong_type_is_malformed(field, value):
+    with pytest.raises(Malformed, match=field):
+        read_task({**write_task(TASK), PREFIX + field: value}, {})
+
+
+def test_template_puts_statistics_last_and_keeps_counters():
+    template = Template.of(start())
+    assert [(s.name, s.offset, s.trainable) for s in template.layout.slots] == [
+        ("layer.weight", 0, True), ("layer.bias", 12, True), ("norm.running_mean", 15, False),
+    ]  # fmt: skip
+    assert (template.layout.trainable, template.layout.size, template.nbytes) == (15, 18, 72)
+    w = torch.arange(18.0)
+    back = template.unpack(w)
+    assert list(back) == list(start())  # the user's own order
+    assert back["norm.num_batches_tracked"].numpy() == 7
+    assert back["layer.bias"].numpy().tolist() == [12, 13, 14]
+    assert torch.equal(template.pack(back), w)
+    assert torch.equal(template.pack(back, minus=torch.ones(18)), w - 1)
+
+
+def test_arrays_of_other_precision_and_order_come_back_as_they_were():
+    arrays = ArrayRecord({"a": Array(np.asfortranarray(np.arange(6.0).reshape(2, 3))), "b": Array(np.float16([1, 2]))})
+    template = Template.of(arrays)
+    w = template.pack(arrays)
+    assert w.tolist() == [0, 1, 2, 3, 4, 5, 1, 2]
+    assert [a.dtype for a in template.unpack(w).values()] == ["float64", "float16"]
+    assert template.nbytes == 6 * 8 + 2 * 2
+
+
+HOSTILE = {
+    "claims 1e12 items": claim("<f4", (10**12,), b"\0" * 16),
+    "claims a negative size": claim("<f4", (-4,), b"\0" * 16),
+    "claims two negative sizes": claim("<f4", (-2, -2), b"\0" * 16),
+    "object array": claim("|O", (1,), pickle.dumps(print)),
+    "text": claim("<U8", (1,), b"\0" * 32),
+    "structured": Array(
+        "f", (1,), "numpy.ndarray", npy(b"{'descr': [('a','<f4')], 'fortran_order': False, 'shape': (1,)}")
+    ),
+    "big-endian": claim(">f4", (4,), b"\0" * 16),
+    "short": claim("<f4", (4,), b"\0" * 15),
+    "long": claim("<f4", (4,), b"\0" * 17),
+    "pickle": Array("float32", (4,), "numpy.ndarray", pickle.dumps([1.0] * 4)),
+    "empty": Array("float32", (4,), "numpy.ndarray", b""),
+    "no such version": Array("float32", (4,), "numpy.ndarray", npy(b"{}", version=b"\x09\x00")),
+    "header that is code": Array("float32", (4,), "numpy.ndarray", npy(b"__import__('os').system('true')")),
+    "header deeply nested": Array("float32", (4,), "numpy.ndarray", npy(b"(" * 9000)),
+    "other serialiser": Array("float32", (4,), "pickle", b"\0" * 16),
+    "shape of floats": claim("<f4", (4.0,), b"\0" * 16),
+}
+
+
+@pytest.mark.parametrize("case", sorted(HOSTILE))
+def test_a_hostile_array_is_refused_without_allocating(case):
+    tracemalloc.start()
+    try:
+        with pytest.raises(Malformed):
+            read_array(HOSTILE[case], "float32", (4,))
+        with pytest.raises(Malformed):
+            read_array(HOSTILE[case])
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_never_an_exception_of_another_kind(data):
+    for blob in (data, b"\x93NUMPY\x01\x00" + data):
+        with pytest.raises(Malformed):
+            read_array(Array("float32", (3,), "numpy.ndarray", blob), "float32", (3,))
+
+
+def test_an_array_too_long_for_its_shape_is_refused_by_its_length():
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(10**6, np.float32))
+    with pytest.raises(Malformed, match=r"4000128 bytes for float32 of shape \(4,\)"):
+        read_array(Array("float32", (4,), "numpy.ndarray", buffer.getvalue()), "float32", (4,))
+
+
+def reply(**changes) -> RecordDict:
+    """A rich client's reply."""
+    made = Reply("7", 5, Payload({"u": torch.arange(18.0)}), n=9, loss=0.5, loss_square=0.25)
+    return write_reply(replace(made, **changes), seconds=1.5, joules=None)
+
+
+def test_a_reply_arrives_as_it_was_sent():
+    template, w = Template.of(start()), torch.zeros(18)
+    found = read_reply(reply(), TASK, template, w, 1000)
+    assert found.payload is not None
+    assert torch.equal(found.payload.buffers["u"], torch.arange(18.0))
+    assert (found.client, found.t, found.n, found.loss, found.loss_square) == ("7", 5, 9, 0.5, 0.25)
+    assert found.spent.bytes_up == 72
+    assert found.spent.compute_seconds == 1.5
+    assert not found.spent.measured
+    measured = read_reply(write_reply(Reply("7", 5, Payload({}), n=1), 1.0, 3.5), TASK, template, w, 10)
+    assert (measured.spent.joules, measured.spent.measured) == (3.5, True)
+
+
+def test_a_plain_reply_is_the_model_minus_the_one_sent():
+    template, w = Template.of(start()), torch.full((18,), 2.0)
+    content = RecordDict(
+        {"a": template.unpack(torch.arange(18.0)), "m": MetricRecord({"num-examples": 4.0, "loss": 1.0})}
+    )
+    found = read_reply(content, TASK, template, w, 0)
+    assert found.payload is not None
+    assert torch.equal(found.payload.buffers["u"], torch.arange(18.0) - 2)
+    assert (found.n, found.loss, found.t, found.spent.bytes_up) == (4, 1.0, 5, 72)
+    assert found.spent.framing >= weight(content["a"]) - 72  # headers, names and the counter
+
+
+@pytest.mark.parametrize("n", [math.nan, math.inf, -3, 1e300, 2.5])
+def test_absurd_num_examples_reach_the_gate_unharmed(n):
+    content = RecordDict({"a": start(), "m": MetricRecord({"num-examples": n})})
+    assert read_reply(content, TASK, Template.of(start()), torch.zeros(18), 0).n in (n, int(1e300)) or math.isnan(n)
+
+
+def spoiled(how) -> RecordDict:
+    content = RecordDict({"arrays": start(), "metrics": MetricRecord({"num-examples": 4})})
+    how(content)
+    return content
+
+
+SPOILS = {
+    "missing array": lambda c: c["arrays"].pop("layer.bias"),
+    "extra array": lambda c: c["arrays"].__setitem__("more", Array(np.zeros(1))),
+    "renamed array": lambda c: c["arrays"].__setitem__("bias", c["arrays"].pop("layer.bias")),
+    "broadcastable": lambda c: c["arrays"].__setitem__("layer.bias", Array(np.zeros(1, np.float32))),
+    "scalar": lambda c: c["arrays"].__setitem__("layer.bias", Array(np.array(0.0, np.float32))),
+    "transposed": lambda c: c["arrays"].__setitem__("layer.weight", Array(np.zeros((3, 4), np.float32))),
+    "other dtype": lambda c: c["arrays"].__setitem__("layer.bias", Array(np.zeros(3))),
+    "no arrays": lambda c: c.pop("arrays"),
+    "two array records": lambda c: c.__setitem__("again", start()),
+    "no metrics": lambda c: c.pop("metrics"),
+    "many records": lambda c: [c.__setitem__(f"c{i}", ConfigRecord({})) for i in range(9)],
+    "answers for another": lambda c: c.__setitem__("reply", ConfigRecord({PREFIX + "t": 5, PREFIX + "client": "8"})),
+}
+
+
+@pytest.mark.parametrize("case", sorted(SPOILS))
+def test_a_reply_that_is_not_the_model_is_malformed(case):
+    with pytest.raises(Malformed):
+        read_reply(spoiled(SPOILS[case]), TASK, Template.of(start()), torch.zeros(18), 1000)
+
+
+def test_a_payload_is_capped_by_its_length_and_number_of_arrays():
+    with pytest.raises(Malformed, match="at most 100"):
+        tensors(record({"u": torch.zeros(10**5)}), 100)
+    many = ArrayRecord({str(i): Array(np.zeros(0, np.float32)) for i in range(5000)})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(Malformed, match="5000 arrays"):
+        tensors(many, 10**9)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+@pytest.mark.parametrize("name", ["", "a" * 65, "../x", "a b", "a/b", 3, None, "a\n"])
+def test_a_client_name_is_checked(name):
+    with pytest.raises(Malformed, match="client name"):
+        name_of(name)
+
+
+@pytest.mark.parametrize("arrays", [ArrayRecord({}), ArrayRecord({"n": Array(np.arange(3))})])
+def test_a_model_without_floats_is_refused(arrays):
+    with pytest.raises(BadInput, match="initial_arrays"):
+        Template.of(arrays)

@@ -1,0 +1,293 @@
+"""The round loop on a made-up engine whose updates are known: selection, stopping, abandoning, rosters."""
+
+from dataclasses import dataclass, field, replace
+
+import by_the_book
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flrce import recipes
+from flrce.averages import EMA, TailMean
+from flrce.linalg import conflicts, consensus, cosines
+from flrce.loop import initial, rounds
+from flrce.pieces import View
+from flrce.relations import NEVER
+from flrce.selectors.relationship import ByRelationship
+from flrce.stops.budget import AnyOf, Budget, Patience
+from flrce.stops.conflict import Conflicts, shadows
+from flrce.types import Evaluation, Event, Payload, Record, Reply, Spent, Task, Updates
+
+COST = Spent(bytes_down=8, bytes_up=8, joules=1.0, compute_seconds=1.0)
+
+
+@dataclass
+class Made:
+    """An engine whose clients send what a function says."""
+
+    update: object
+    ids: list[str]
+    trainable: int = 2
+    asked: list[tuple[str, ...]] = field(default_factory=list)
+    spent: Spent = COST
+
+    def clients(self):
+        return self.ids
+
+    def samples(self, client):
+        return 10
+
+    def estimate(self, task):
+        return self.spent
+
+    def losses(self, w, clients):
+        return torch.zeros(len(clients))
+
+    def holdings(self, task):
+        return None, [("w", self.trainable)]
+
+    def train(self, w, tasks, carry):
+        self.asked.append(tuple(task.client for task in tasks))
+        return [self.reply(task, w) for task in tasks]
+
+    def reply(self, task: Task, w):
+        u = self.update(task.client, task.t, w)
+        return Reply(task.client, task.t, Payload({"u": u}), n=10, spent=self.spent)
+
+    def evaluate(self, w, t):
+        return Evaluation(0.5, 0.5, 1.0)
+
+
+def vec(*values):
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def drive(recipe, engine, T, w=None, seed=0):
+    w = torch.zeros(engine.trainable) if w is None else w
+    return list(rounds(recipe, engine, initial(recipe, engine, w), T, seed))
+
+
+def test_two_opposed_clients_stop_in_the_first_exploit_round():
+    engine = Made(lambda c, t, w: vec(1, 0) if c == "0" else vec(-1, 0.5), ["0", "1"])
+    done = drive(recipes.flrce(psi=1, P=2), engine, 100)
+    exploits = [r for r in done if r.record.exploit]
+    assert len(exploits) == 1
+    assert exploits[0] is done[-1]
+    assert done[-1].record.conflicts == 1
+    assert "psi 1" in done[-1].record.stop
+    assert len(engine.asked) == len(done)  # nobody is asked after the stop
+
+
+def test_the_stopping_round_is_aggregated():
+    engine = Made(lambda c, t, w: vec(1, 0) if c == "0" else vec(-0.5, 0), ["0", "1"])
+    done = drive(recipes.flrce(psi=1, P=2), engine, 100)
+    assert done[-1].state.w[0] == pytest.approx(0.25 * len(done), rel=1e-5)
+
+
+def test_agreeing_clients_never_stop():
+    done = drive(recipes.flrce(psi=1, P=2), Made(lambda c, t, w: vec(1, 0), ["0", "1"]), 60)
+    assert len(done) == 60
+    assert sum(r.record.exploit for r in done) > 10
+
+
+def test_the_loop_is_algorithm_4():
+    """The fast loop against the book: same draws, same updates, so the same choices, map and model."""
+    M, P, T = 6, 3, 40
+
+    def update(client, t, w):
+        rng = np.random.default_rng(1000 * t + int(client))
+        return torch.tensor(rng.normal(size=4) - 0.3 * w.double().numpy(), dtype=torch.float32)
+
+    recipe = recipes.flrce(psi=2.0, P=P)
+    engine = Made(update, [str(k) for k in range(M)], trainable=4)
+    engine.spent = Spent()
+    start = vec(0.3, -0.2, 0.5, 0.1)
+    done = drive(recipe, engine, T, start, seed=3)
+
+    class Draws:
+        """The book's random source, fed from the same streams."""
+
+        t = 0
+
+        def random(self):
+            from flrce.rng import stream
+
+            self.t += 1
+            self.rng = stream(3, "select", self.t)
+            return self.rng.random()
+
+        def sample(self, population, size):
+            from flrce.rng import stream
+
+            rng = stream(3, "select", self.t)
+            rng.random()
+            return rng.permutation(len(population)).tolist()
+
+    def train(k, w, t):
+        return update(str(k), t, torch.tensor(w, dtype=torch.float32)).double().tolist()
+
+    book = list(by_the_book.flrce(train, start.double().tolist(), [10] * M, M, P, T, 2.0, Draws()))
+    assert len(book) == len(done)
+    for (t, chosen, exploit, conflict, w, *_), found in zip(book, done, strict=True):
+        assert [str(k) for k in chosen] == list(found.record.chosen), t
+        assert exploit == found.record.exploit
+        assert conflict == pytest.approx(found.record.conflicts)
+        assert found.state.w.tolist() == pytest.approx(w, abs=1e-4)
+    memory = done[-1].state.memory["selector"]
+    *_, Omega, H = book[-1]
+    assert np.allclose(memory.Omega, Omega, atol=1e-3)
+    assert np.allclose(memory.H, H, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("decay", "expected"), [(0.98, [14.6, 16.3, 19.5, 27.0, 56.6]), (0.99, [8.3, 9.4, 11.3, 16.1, 36.6])]
+)
+def test_expected_exploit_rounds(decay, expected):
+    phi = ByRelationship(decay=decay).phi
+    for T, count in zip([44, 47, 52, 63, 100], expected, strict=True):
+        assert sum(1 - phi(t) for t in range(1, T + 1)) == pytest.approx(count, abs=0.05)
+
+
+def test_exploit_rounds_follow_phi():
+    """Counted over seeds: within four standard errors of the expectation of 27.0 by round 63."""
+    engine = Made(lambda c, t, w: vec(1, 0), ["0", "1", "2"])
+    counts = [sum(r.record.exploit for r in drive(recipes.flrce_no_stop(P=2), engine, 63, seed=s)) for s in range(60)]
+    assert abs(np.mean(counts) - 27.0) < 4 * np.std(counts) / len(counts) ** 0.5
+
+
+def test_warm_up_always_explores():
+    recipe = replace(recipes.flrce_no_stop(P=2), selector=ByRelationship(warmup=30, decay=0.5))
+    done = drive(recipe, Made(lambda c, t, w: vec(1, 0), ["0", "1", "2"]), 40)
+    assert not any(r.record.exploit for r in done[:30])
+    assert all(r.record.exploit for r in done[30:])
+
+
+def test_exploit_takes_the_largest_h_of_those_reachable():
+    m = ByRelationship().init(5, 2, 2)
+    m.H[:] = torch.tensor([0.5, 3.0, 3.0, -1.0, 0.0])
+    m.R[:4] = 1
+    view = View(500, 2, (0, 2, 1, 3, 4), torch.ones(5), None, None, None)
+    rng = np.random.default_rng(0)
+    assert ByRelationship().select(m, view, rng).k == (2, 1)  # ties: as listed, here 2 before 1
+    view = replace(view, pool=(0, 3, 4))
+    assert ByRelationship().select(m, view, rng).k == (0, 4)  # unseen (H = 0) outranks H < 0
+    assert ByRelationship(pessimistic=True).select(m, view, rng).k == (0, 3)
+
+
+def test_clients_may_appear_and_vanish():
+    engine = Made(lambda c, t, w: vec(1, float(ord(c[0]) - 100)), ["amy", "bob", "cyd"])
+    recipe = recipes.flrce_no_stop(P=2)
+    state = initial(recipe, engine, torch.zeros(2))
+    seen = []
+    for done in rounds(recipe, engine, state, 12, 0):
+        seen.append(set(done.record.chosen))
+        if done.record.t == 4:
+            engine.ids = ["bob", "dan", "eve"]
+        if done.record.t == 8:
+            engine.ids = ["amy", "eve", "fay"]
+    assert all(s <= {"bob", "dan", "eve"} for s in seen[4:8])
+    assert all(s <= {"amy", "eve", "fay"} for s in seen[8:])
+    assert set(done.state.roster) == {"amy", "bob", "cyd", "dan", "eve", "fay"}
+    assert done.state.memory["selector"].V.shape[0] == 6
+    never = [done.state.roster[k] for k in range(6) if done.state.memory["selector"].R[k] == NEVER]
+    assert set().union(*seen) == set(done.state.roster) - set(never)
+
+
+def test_too_few_replies_abandon_the_round():
+    engine = Made(lambda c, t, w: vec(1, float("nan")), ["0", "1", "2"])
+    done = drive(recipes.fedavg(P=2), engine, 10)
+    assert [r.record.outcome for r in done] == ["abandoned"] * 3
+    assert done[-1].record.stop.startswith("abandoned 3 times")
+    assert done[-1].state.t == 0
+    assert done[-1].state.w.tolist() == [0, 0]
+    assert done[-1].record.bytes_wasted == 32
+    assert len(set(engine.asked)) > 1  # a new try asks others
+
+
+def test_a_failing_client_leaves_both_sums():
+    engine = Made(lambda c, t, w: vec(1, 0) if c != "1" else vec(float("inf"), 0), ["0", "1", "2"])
+    done = drive(recipes.fedavg(P=3), engine, 1)
+    assert done[0].state.w.tolist() == [1, 0]
+    assert list(done[0].record.rejected) == ["1"]
+
+
+@given(st.permutations(range(5)))
+def test_the_order_of_replies_never_matters(order):
+    recipe, rng = recipes.flrce_no_stop(P=5), np.random.default_rng(0)
+    table = {str(k): torch.tensor(rng.normal(size=2), dtype=torch.float32) for k in range(5)}
+
+    class Shuffled(Made):
+        def train(self, w, tasks, carry):
+            replies = super().train(w, tasks, carry)
+            return [replies[i] for i in order]
+
+    engines = [kind(lambda c, t, w: table[c] * t, [str(k) for k in range(5)]) for kind in (Made, Shuffled)]
+    one, two = (drive(recipe, engine, 3)[-1].state for engine in engines)
+    assert torch.equal(one.w, two.w)
+    assert torch.equal(one.memory["selector"].Omega, two.memory["selector"].Omega)
+
+
+def test_a_budget_is_never_passed():
+    engine = Made(lambda c, t, w: vec(1, 0), [str(k) for k in range(4)])
+    recipe = replace(recipes.fedavg(P=2), stop=AnyOf((Budget(joules=7.5),)))
+    done = drive(recipe, engine, 100)
+    assert [r.record.outcome for r in done] == ["committed"] * 3 + ["not started"]  # 2 J a round
+    assert "budget of 7.5 joules" in done[-1].record.stop
+    assert len(engine.asked) == 3
+
+
+def test_budgets_of_each_kind():
+    history = [Record(t, bytes_up=10, bytes_down=10, joules=1.0, seconds=2.0, accuracy=0.5) for t in range(1, 5)]
+    assert Budget(bytes=80)(history)
+    assert not Budget(bytes=81)(history)
+    assert Budget(joules=4)(history)
+    assert Budget(seconds=8)(history)
+    assert Budget(rounds=4).before(history, [])
+    assert not Budget(rounds=5).before(history, [])
+    assert Patience(3)(history)
+    assert not Patience(4)(history)
+
+
+def test_conflicts_by_hand():
+    # (1, 0) against (-1, .1): yes; (0, 1) against neither of them ((-1, .1) . (0, 1) > 0): 2 ordered pairs of 3
+    assert conflicts(torch.tensor([[1, 0], [-1, 0.1], [0, 1]])) == pytest.approx(2 / 3)
+    assert conflicts(torch.zeros(3, 2)) == 0
+    assert conflicts(torch.ones(1, 2)) == 0
+
+
+def test_consensus_by_hand():
+    # p = (1/2, 1/2), u = (3, 0), (0, 4): |(1.5, 2)| = 2.5, mean length 3.5
+    assert consensus(torch.tensor([[3.0, 0], [0, 4]]), torch.ones(2)) == pytest.approx(2.5 / 3.5)
+    assert cosines(torch.tensor([[3.0, 4], [4, 3], [0, 0]]))[0].tolist() == pytest.approx([1, 0.96, 0])
+
+
+def records(*rows):
+    return [Record(t, exploit=exploit, conflicts=c) for t, (exploit, c) in enumerate(rows, 1)]
+
+
+def test_the_stop_rule():
+    rule = Conflicts(5.0)
+    assert rule(records((True, 5.0)))
+    assert not rule(records((False, 9.0)))  # explore rounds never stop
+    assert not rule(records((True, 4.9)))
+    patient = Conflicts(5.0, r=2, n=3, after=2)
+    assert not patient(records((True, 6), (True, 6), (True, 6)))
+    assert patient(records((True, 6), (True, 6), (True, 6), (True, 0), (True, 6)))
+    assert shadows(records((True, 5.2), (False, 9)), 10) == (4.0, 4.5, 5.0)
+
+
+def test_server_averages():
+    def event(t, value):
+        updates = Updates(torch.tensor([0]), torch.zeros(1, 1), torch.ones(1), 1)
+        return Event(t, torch.zeros(1), vec(value), updates, 1)
+
+    ema, m = EMA(0.5), EMA(0.5).init(1, 1, 1)
+    for t, value in enumerate([4.0, 8.0], 1):
+        m = ema.observe(m, event(t, value))
+    assert ema.model(m, vec(0)).tolist() == pytest.approx([20 / 3])  # (.25 * 4 + .5 * 8) / .75
+    tail, m = TailMean(2), TailMean(2).init(1, 1, 1)
+    for t, value in enumerate([4.0, 8.0, 10.0], 1):
+        m = tail.observe(m, event(t, value))
+    assert tail.model(m, vec(0)).tolist() == [9]

@@ -1,0 +1,461 @@
+"""The paper's tables and figures, from nothing to files, on the embedded digits; and each step by hand."""
+
+import csv
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from math import floor, sqrt
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flrce import runs
+from flrce.apps import data as data_app
+from flrce.apps import options
+from flrce.apps.cli import main
+from flrce.config import Experiment
+from flrce.errors import BadInput
+from flrce.models.flat import layout
+from flrce.models.nets import build
+from flrce.recipes import CATALOGUE
+from flrce.reproduce import claims, curves, paper, plan, records, resources, results
+from flrce.reproduce.execute import execute
+from flrce.reproduce.grid import Grid
+from flrce.reproduce.page import fill
+from flrce.reproduce.plan import Facts, Request, Scale
+from flrce.reproduce.records import Run
+from flrce.reproduce.reproduce import reproduce
+from flrce.reproduce.tables import ABSENT, Column, Interval, Provenance, Table, paired
+from flrce.types import Record
+
+ROOT = Path(__file__).parents[1]
+DIGITS = {"digits": Facts(1797, 10)}
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """`flrce reproduce all --quick`, once."""
+    out = tmp_path_factory.mktemp("quick")
+    assert main(["reproduce", "all", "--quick", "--regime", "dirichlet", "--out", str(out)]) == 0
+    return out
+
+
+def small(*targets, seeds=(0, 1), **more):
+    return Request(targets, ("digits",), ("dirichlet",), seeds, plan.QUICK, workers=1, **more)
+
+
+def refuse(cells, out, sources, watch):
+    raise AssertionError(f"{len(cells)} cells would be trained again")
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+# the whole of it
+
+
+def test_quick_makes_every_table_and_figure(quick):
+    for target in (*plan.TARGETS, "claims"):
+        text = (quick / f"{target}-dirichlet.md").read_text()
+        assert f"`flrce reproduce {target} --regime dirichlet --data DIR --out DIR --seeds 0-1 --quick`" in text
+        assert "torch" in text
+        assert "cores" in text
+        assert ABSENT not in text
+        rows = [row for row in csv.reader((quick / f"{target}-dirichlet.csv").open()) if not row[0].startswith("#")]
+        assert len(rows) > 1
+        assert {len(row) for row in rows} == {len(rows[0])}
+    for target in ("table4", *(name for name in plan.TARGETS if name.startswith("fig-"))):
+        assert (quick / f"{target}-dirichlet.svg").read_text().rstrip().endswith("</svg>")
+        assert (quick / f"{target}-dirichlet.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_csv_holds_what_the_cells_hold(quick):
+    accuracies = []
+    for seed in (0, 1):
+        line = (quick / f"cells/digits/dirichlet/fedcom/seed-{seed}/rounds.jsonl").read_text().splitlines()[-1]
+        accuracies.append(float(line.split('"accuracy":')[1].split(",")[0]))
+    rows = [row for row in csv.reader((quick / "table3-dirichlet.csv").open()) if not row[0].startswith("#")]
+    named = {row[1]: dict(zip(rows[0], row, strict=True)) for row in rows}
+    assert float(named["fedcom"]["accuracy %"]) == pytest.approx(50 * sum(accuracies), abs=1e-3)
+    # two seeds: half-width = t(0.975, 1) * |a - b| / 2, and t = 12.7062
+    assert float(named["fedcom"]["accuracy % ±"]) == pytest.approx(
+        12.7062 * 100 * abs(accuracies[0] - accuracies[1]) / 2, rel=1e-3
+    )
+
+
+SOME = ("table3", "fig-energy", "claims")  # drawing every figure again would take longer than training did
+
+
+def test_finished_cells_are_not_trained_again_and_tables_do_not_change(quick):
+    before = files(quick)
+    reproduce(small(*SOME, "fig-motivation"), quick, executor=refuse)
+    assert files(quick) == before
+
+
+def test_tables_come_from_the_records_alone(quick, tmp_path):
+    shutil.copytree(quick / "records", tmp_path / "records")
+    reproduce(small(*SOME, "fig-motivation"), tmp_path, executor=refuse)
+    made = files(tmp_path)
+    assert len(made) == 2 * 4 + 1 + 2 * 2  # md and csv each, one csv by round, two figures as svg and png
+    assert made == {name: content for name, content in files(quick).items() if name in made}
+
+
+def test_an_interrupted_reproduction_goes_on_where_it_stopped(quick, tmp_path):
+    seen = []
+
+    def stop(cell, done):
+        seen.append((cell.seed, done.record.t))
+        if seen[-1] == (1, 5):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(small("table4"), tmp_path, watch=stop)
+    first, seen[:] = list(seen), []
+    reproduce(small("table4"), tmp_path, watch=lambda cell, done: seen.append((cell.seed, done.record.t)))
+    assert first + seen == [(seed, t) for seed in (0, 1) for t in range(1, 13)]
+    assert (tmp_path / "table4-dirichlet.csv").read_bytes() == (quick / "table4-dirichlet.csv").read_bytes()
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "run", interrupted)
+    assert main(["reproduce", "table4", "--quick", "--out", str(tmp_path)]) == 130
+    assert "the same command" in capsys.readouterr().err
+
+
+def test_again_trains_again(tmp_path):
+    trained = []
+    tiny = replace(small("fig-ablation", seeds=(3,)), scale=Scale(10, 2, 2, 1, 1))
+
+    def spy(cells, out, sources, watch):
+        trained.append(len(cells))
+        execute(cells, out, sources, watch)
+
+    for again in (False, True, False):
+        reproduce(tiny, tmp_path, again=again, executor=spy)
+    assert trained == [1, 1]
+
+
+def test_flrce_is_flrce_without_stop_until_it_stops(tmp_path):
+    cell = small("table4").cell("digits", "dirichlet", "flrce-no-stop", 0, DIGITS["digits"])
+    execute([cell], tmp_path, lambda name: None, lambda cell, done: None)
+    whole = records.read(cell, tmp_path)
+    cut = whole.cut(0.5)
+    tables = cell.experiment.model_dump() | {"recipe": {"name": "flrce", "preset": "paper", "psi": 0.5}}
+    stopped = runs.run(Experiment.of(tables)).history
+    assert len(stopped) < 12, "psi should have stopped this run"
+    assert cut.history == tuple(records._short(record) for record in stopped)
+    assert cut.summary["stopped"] == stopped[-1].stop
+
+
+def test_other_settings_or_other_data_are_refused(tmp_path):
+    reproduce(small("table4", seeds=(0,)), tmp_path)
+    folder = tmp_path / "cells/digits/dirichlet/flrce-no-stop/seed-0/experiment.toml"
+    folder.write_text(folder.read_text().replace("epochs = 2", "epochs = 3"))
+    with pytest.raises(BadInput, match=r"train\.epochs 3 instead of 2.*--again"):
+        reproduce(small("table4", seeds=(0,)), tmp_path)
+    (tmp_path / "records/data.json").write_text('{"digits": {"samples": 5, "classes": 10, "groups": 0}}')
+    with pytest.raises(BadInput, match=r"other data: digits had Facts\(samples=5"):
+        reproduce(small("table4", seeds=(0,)), tmp_path)
+
+
+def test_what_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.delitem(CATALOGUE, "dropout")
+    request = Request(("table3", "claims"), ("cifar10", "digits"), ("quantity",), (0,))
+    texts = reproduce(request, tmp_path, data=tmp_path, train=False)
+    line = next(line for line in texts["table3-quantity"].splitlines() if "| dropout |" in line)
+    assert "method not in the catalogue" in line
+    line = next(line for line in texts["table3-quantity"].splitlines() if "CIFAR10 | flrce |" in line)
+    assert line.startswith(f"| CIFAR10 | flrce | {ABSENT} | 57.82 |")
+    assert "verdict" in texts["claims-quantity"]
+    assert "does not hold" not in texts["claims-quantity"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["table5"], "'table5' is no table or figure of the paper; did you mean 'table"),
+        (["table3", "--regime", "dirichle"], "--regime 'dirichle' is unknown; did you mean 'dirichlet'?"),
+        (["table3", "--datasets", "cifar11"], "'cifar11' is not among the paper's; did you mean 'cifar10"),
+        (["table3", "--quick", "--datasets", "cifar10"], "--quick runs on the embedded digits only"),
+        (["table3", "--lr", "femnist=fast"], "--lr 'femnist=fast' is no learning rate"),
+        (["table3", "--rates", "0.1"], "--rates belongs to `flrce reproduce rates`"),
+        (["table3", "--seeds", "x"], "--seeds 'x'"),
+        (["table3", "--datasets", "cifar10", "--data", "nowhere"], "--data nowhere holds no cifar10"),
+        (["table3", "--quick", "--page", "nowhere.md", "--tables-only"], "--page nowhere.md cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, said, tmp_path, capsys):
+    assert main(["reproduce", *arguments, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said in error
+
+
+# the plan
+
+
+def test_experiment_files_are_the_plan():
+    for name, setting in paper.SETTINGS.items():
+        request = Request(("table3",), (name,), ("dirichlet",), (0,))
+        cell = request.cell(name, "dirichlet", "flrce", 0, Facts(setting.samples, setting.classes, setting.groups))
+        wanted = cell.experiment.model_dump() | {"recipe": {"name": "flrce", "preset": "paper", "psi": setting.psi}}
+        assert Experiment.load(ROOT / f"experiments/{name}.toml").model_dump() == wanted
+
+
+def test_too_few_writers_fall_back_to_labels_and_say_so():
+    request = Request(("table3",), ("femnist",), plan.REGIMES, (0,), rates={"femnist": 0.02})
+    few, many = Facts(15_647, 62, 31), Facts(814_255, 62, 3_550)
+    assert plan.partition("femnist", "dirichlet", few, 100) == "dirichlet"
+    assert plan.partition("femnist", "dirichlet", many, 100) == "by-group"
+    assert plan.partition("femnist", "quantity", many, 100) == "quantity"
+    said = plan.notes(request, "femnist", "dirichlet", few)
+    assert said == (
+        "15,647 samples, paper 814,255", "only 31 groups: labels Dir(0.1) instead of writers or speakers",
+        "lr 0.02, paper 0.0002",
+    )  # fmt: skip
+    assert plan.notes(request, "femnist", "quantity", many) == ("lr 0.02, paper 0.0002",)
+
+
+def test_every_cell_once_with_a_folder_of_its_own():
+    request = Request((*plan.TARGETS, "rates"), ("cifar10",), plan.REGIMES, (0, 1), search=(0.1, 0.3))
+    cells = plan.cells(request, {"cifar10": Facts(50_000, 10)})
+    # 2 regimes x 7 methods x 2 seeds; 0.3 alone is new to the search: 2 x 2; motivation: 3 regimes x 3 methods x 2
+    assert len(cells) == 28 + 4 + 18
+    assert len({cell.folder for cell in cells}) == len(cells)
+    assert {cell.experiment.rounds for cell in cells if cell.regime == "iid"} == {20}
+    assert any(cell.name == "cifar10-lr-0.3/quantity/fedavg/seed-1" for cell in cells)
+    judged = plan.cells(replace(request, targets=("claims",)), {"cifar10": Facts(50_000, 10)})
+    assert len(judged) == 28 + 18
+
+
+def test_the_help_names_every_target(capsys):
+    main(["reproduce", "--help"])
+    shown = "".join(capsys.readouterr().out.split())  # lines may break at hyphens
+    assert all(target in shown for target in (*plan.TARGETS, "all", "claims", "rates"))
+
+
+@given(st.sets(st.integers(0, 60), min_size=1, max_size=20))
+def test_spans_read_back(seeds):
+    assert options.seeds(plan.spans(sorted(seeds))) == sorted(seeds)
+
+
+# the paper's numbers
+
+
+def test_the_paper_adds_up():
+    for method, (accuracy, rounds) in paper.AVERAGE.items():
+        mean = sum(paper.TABLE3[name][method][0] for name in paper.SETTINGS) / 4
+        digits = len(f"{accuracy}".split(".")[1])
+        assert floor(mean * 10**digits + 1e-6) / 10**digits == pytest.approx(accuracy, abs=1e-9)  # truncated
+        assert round(sum(paper.TABLE3[name][method][1] for name in paper.SETTINGS) / 4) == pytest.approx(rounds, abs=1)
+    assert paper.TABLE4["speech"][5.5][1] == paper.TABLE3["speech"]["flrce"][1]
+
+
+@pytest.mark.parametrize(("name", "shape"), [
+    ("cifar10", (3, 32, 32)), ("cifar100", (3, 32, 32)), ("femnist", (1, 28, 28)), ("speech", (1, 32, 32)),
+])  # fmt: skip
+def test_payloads_follow_from_the_models(name, shape):
+    d = layout(build("auto", shape, paper.SETTINGS[name].classes, 0)).size
+    exchanges = 10 * 100  # P clients, T rounds
+    kept = floor(0.6 * d)
+    assert paper.PAYLOAD[name]["fedavg"] == pytest.approx(exchanges * 8 * d / 1e9, abs=5e-7)
+    assert paper.PAYLOAD[name]["fedcom"] == pytest.approx(exchanges * (4 * d + 4 * kept + -(-d // 8)) / 1e9, abs=5e-7)
+    rounds = paper.TABLE3[name]["flrce"][1]
+    assert paper.PAYLOAD[name]["flrce"] == pytest.approx(10 * rounds * 8 * d / 1e9, abs=5e-7)
+
+
+# tables by hand
+
+
+def run(accuracies, name="x", exploit=(), conflicts=0.0, joules=2.0, up=10):
+    history = tuple(
+        Record(t, exploit=t in exploit, conflicts=conflicts, accuracy=a, accuracy_weighted=a, loss=1.0,
+               joules=joules, bytes_up=up, bytes_down=up)
+        for t, a in enumerate(accuracies, 1)
+    )  # fmt: skip
+    return Run(name, {}, history, 5, 4, "torch 2", "a machine")
+
+
+def grid(*found, target="table3", scale=plan.PAPER, datasets=("cifar10",)):
+    """A grid of synthetic runs: (method, seed, run)."""
+    request = Request((target,), datasets, ("quantity",), (0, 1), scale)
+    facts = {name: Facts(50_000, 10) for name in datasets}
+    cells = {
+        request.cell(datasets[0], "quantity", method, seed, facts[datasets[0]]).name: each
+        for method, seed, each in found
+    }
+    return Grid(request, "quantity", facts, cells)
+
+
+def test_intervals_by_hand():
+    assert Interval.of([]) is None
+    assert Interval.of([3.0]) == Interval(3.0, None, 1)
+    found = Interval.of([1.0, 2.0, 3.0])  # mean 2, deviation 1, t(0.975, 2) = 4.302653
+    assert found.mean == 2.0
+    assert found.half == pytest.approx(4.302653 / sqrt(3), rel=1e-6)
+    assert paired({0: 5.0, 1: 7.0, 2: 9.0}, {1: 6.0, 2: 9.0}).mean == 0.5  # (1 + 0) / 2; seed 0 has no partner
+
+
+def test_the_rule_is_replayed_on_exploit_rounds_only():
+    each = run([0.1, 0.2, 0.3, 0.4], exploit={3, 4}, conflicts=5.0)
+    assert [h.t for h in each.cut(5.0).history] == [1, 2, 3]
+    assert each.cut(5.0).summary["accuracy"] == 0.3
+    assert each.cut(5.5) == each
+
+
+def test_table3_by_hand():
+    g = grid(
+        ("flrce-no-stop", 0, run([0.5, 0.6, 0.7], exploit={2}, conflicts=5.0)),
+        ("flrce-no-stop", 1, run([0.5, 0.5, 0.8], exploit={2}, conflicts=5.0)),
+        ("fedcom", 0, run([0.1, 0.2, 0.4])),
+        ("fedcom", 1, run([0.1, 0.2, 0.5])),
+    )
+    table = results.table3(g)
+    rows = {row[1]: row for row in table.rows}
+    assert rows["flrce"][2].mean == pytest.approx(55)  # stopped in round 2: 60 and 50
+    assert rows["flrce"][4] == pytest.approx(55 - 57.82)
+    assert rows["flrce"][5].mean == 2
+    assert rows["flrce"][7] == 2 - 63
+    assert rows["fedcom"][8].mean == pytest.approx(10)  # FLrce's lead: 60 - 40 and 50 - 50
+    assert rows["fedcom"][3] == 42.9
+    assert rows["timelyfl"][2] == ABSENT
+    assert rows["timelyfl"][-1] == ABSENT
+
+
+def test_efficiency_and_claims_by_hand():
+    g = grid(
+        ("flrce-no-stop", 0, run([0.5, 0.6, 0.6], exploit={2}, conflicts=5.0)),
+        ("flrce-no-stop", 1, run([0.5, 0.6, 0.6], exploit={2}, conflicts=5.0)),
+        *((method, seed, run([0.1, 0.2, 0.6], joules=1.0)) for method in ("fedcom", "dropout") for seed in (0, 1)),
+    )
+    table = resources.efficiency(g)
+    row = {row[1]: row for row in table.rows}["fedcom"]
+    # FLrce: 0.6 for 2 rounds of 2 J and 20 B; Fedcom: 0.6 for 3 rounds of 1 J and 20 B
+    assert row[table.column("FLrce's gain per joule, %")].mean == pytest.approx(100 * (3 / 4 - 1))
+    assert row[table.column("FLrce's gain per byte, %")].mean == pytest.approx(50)
+    assert row[table.column("accuracy per round, FLrce / this")].mean == pytest.approx(1.5)
+    assert row[table.column("paper's")] == pytest.approx((57.82 / 63) / (42.9 / 100))
+    verdicts = {row[0]: row[-1] for row in claims.claims(g).rows}
+    assert verdicts["Fewer rounds at equal accuracy (44 to 63 of 100)"] == "holds"
+    assert verdicts["At least +30 % computation efficiency over every baseline"] == "does not hold"
+    assert verdicts["At least +43 % communication efficiency over every baseline"] == "holds"
+    assert verdicts["The least energy"] == "does not hold"  # 4 J against 3 J
+    assert verdicts["Dropout fails (8.5 to 21.6 %)"] == "does not hold"
+    assert claims.verdict({"a": True, "b": False}) == "holds only for a"
+
+
+def test_table4_and_ablation_by_hand():
+    each = run([0.5, 0.6, 0.7, 0.8], exploit={2, 4}, conflicts=0.0)
+    history = [replace(h, conflicts={2: 4.6, 4: 5.2}.get(h.t, 0.0)) for h in each.history]
+    g = grid(("flrce-no-stop", 0, replace(each, history=tuple(history))))
+    rows = {row[1]: row for row in results.table4(g).rows}
+    assert [rows[psi][2] for psi in paper.PSI] == ["1 of 1"] * 3 + ["0 of 1"] * 4
+    assert [rows[psi][6].mean for psi in paper.PSI] == [2, 2, 4, 4, 4, 4, 4]
+    assert rows[5.0][5] == pytest.approx(80 - 57.8)
+    # acc/J: 0.6 / 4 at round 2, 0.8 / 8 at round 4
+    assert rows[4.0][9].mean == 1
+    assert rows[6.0][9].mean == pytest.approx((0.8 / 8) / (0.6 / 4))
+    (row,) = resources.ablation(g).rows
+    assert row[1] == "1 of 1"
+    assert row[5].mean == 0
+
+
+def test_a_stopped_run_keeps_its_accuracy():
+    points = curves.curve({0: run([0.1, 0.3]), 1: run([0.2, 0.4, 0.5])}, 3)
+    assert [p.mean for p in points] == pytest.approx([15, 35, 40])
+    assert curves.curve({}, 3) == []
+
+
+def test_the_rule_for_learning_rates():
+    def points(*means):
+        return [Interval(mean, None, 1) for mean in means] + [Interval(means[-1], None, 1)] * (10 - len(means))
+
+    slow, good, hasty = points(1, 2, 3), points(20, 40, 60), points(69, 70)
+    assert curves.choose({0.001: slow, 0.1: good, 1.0: hasty}) == 0.1  # 69 is above 90 % of 70
+    assert curves.choose({1.0: hasty}) == 1.0
+    assert curves.choose({}) is None
+
+
+def test_a_search_of_rates_is_recorded(tmp_path):
+    request = replace(small("rates", seeds=(0,), search=(0.1, 0.01)), scale=Scale(10, 2, 3, 1, 1))
+    text = reproduce(request, tmp_path)["learning_rates-dirichlet"]
+    assert sum(line.startswith("| digits | 0.") for line in text.splitlines()) == 2
+    assert text.count("| chosen |") == 1
+    assert (tmp_path / "cells/digits-lr-0.01/dirichlet/fedavg/seed-0/summary.json").is_file()
+
+
+def test_tables_for_people_and_programs():
+    source = Provenance("flrce reproduce x", ("torch 2",), ("a machine",))
+    table = Table("x", "X", (Column("a"), Column("b", 2, True)), (("p", Interval(1.234, 0.5, 2)), ("q", None)))
+    assert "| p | +1.23 ± 0.50 |\n| q |  |" in table.markdown(source)
+    rows = list(csv.reader(line for line in table.csv(source).splitlines() if not line.startswith("#")))
+    assert rows == [["a", "b", "b ±", "seeds"], ["p", "1.234", "0.5", "2"], ["q", "", "", ""]]
+
+
+def test_a_page_is_filled_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("A\n<!-- reproduce: x -->\nold\n<!-- end -->\nB\n<!-- reproduce: y -->\n<!-- end -->\n")
+    assert fill(page, {"x": "new\n", "z": "unused\n"}) == ["x"]
+    filled = "A\n<!-- reproduce: x -->\nnew\n<!-- end -->\nB\n<!-- reproduce: y -->\nnot yet run\n<!-- end -->\n"
+    assert page.read_text() == filled
+    assert fill(page, {}) == []
+    assert page.read_text() == filled
+    page.write_text("no marks")
+    with pytest.raises(BadInput, match="has no mark"):
+        fill(page, {})
+
+
+def test_records_read_back_and_damage_is_named(tmp_path):
+    each = run([0.123456, 0.2], name="digits/dirichlet/fedavg/seed-0")
+    short = replace(each, history=tuple(records._short(h) for h in each.history))
+    records.write([short], tmp_path)
+    assert records.stored(tmp_path) == {short.cell: short}
+    path = tmp_path / "digits-dirichlet.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(BadInput, match="is damaged"):
+        records.stored(tmp_path)
+
+
+# the partition, drawn
+
+
+def test_the_partition_is_drawn(tmp_path, capsys):
+    assert main(["data", "info", "digits", "--set", "clients=10", "--svg", str(tmp_path / "p.svg")]) == 0
+    shown = capsys.readouterr().out
+    assert "labels 0..9" in shown
+    assert "the largest fifth of the clients holds" in shown
+    assert (tmp_path / "p.svg").read_text().rstrip().endswith("</svg>")
+    assert main(["data", "info", "digits", "--svg", str(tmp_path / "p.svg" / "q.svg")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_the_partition_in_characters():
+    assert data_app.heat([0, 1, 2, 4]) == "·░▒█"
+    assert data_app.pooled(list(range(100)))[:2] == [0 + 1, 2 + 3]
+    assert data_app.pooled([1, 2]) == [1, 2]
+    assert data_app.bar(3, 6, 4) == "██··"
+    assert data_app.bar(1, 1000, 4) == "▏···"
+    # sizes 8 and 2: the larger of two clients is the largest fifth; 4 + 4 are two labels, 2 + 0 is one
+    assert "holds 80%; labels a client effectively sees: median 2.0 of 2" in data_app.skew([8, 2], [[4, 4], [2, 0]])
+
+
+# real data, where it is at hand
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["femnist", "speech", "cifar10", "cifar100"])
+def test_real_data_end_to_end(name, real_data, tmp_path):
+    adapter = ROOT / "experiments/adapters/packed.py"
+    subprocess.run([sys.executable, adapter, real_data, name, "--out", tmp_path / "data"], check=True)
+    request = Request(("fig-ablation",), (name,), ("quantity",), (0,), Scale(rounds=1, epochs=1, motivation=1))
+    text = reproduce(request, tmp_path / "out", tmp_path / "data")["fig-ablation-quantity"]
+    assert ABSENT not in text
+    (found,) = records.stored(tmp_path / "out/records").values()
+    assert 0 < found.summary["accuracy"] < 1
+    assert found.summary["bytes_up"] == found.summary["bytes_down"] == 10 * 4 * found.size

@@ -1,0 +1,221 @@
+"""The embedded engine: same bits whatever the workers, interrupted or not; odd clients; users' own modules."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import flrce
+from flrce import runs
+from flrce.config import Experiment
+from flrce.data.sources import from_arrays
+from flrce.local.batches import batches, sizes_of
+from flrce.local.client import Workshop
+from flrce.local.sgd import Bench
+from flrce.models.flat import pack
+from flrce.models.nets import build
+from flrce.pieces import Dense
+from flrce.types import Task
+
+SMALL = {"rounds": 6, "clients": 12, "per_round": 4, "recipe": {"name": "flrce", "average": "ema"}}
+SAME = ("rounds.jsonl", "clients.jsonl", "model.safetensors", "relations.safetensors")
+
+
+def run_with(tmp_path, workers, kernel):
+    out = tmp_path / f"workers-{workers}"
+    runs.run(Experiment.of(SMALL | {"engine": {"workers": workers, "kernel": kernel}}), out)
+    return out
+
+
+def assert_same(one: Path, two: Path):
+    for name in SAME:
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("kernel", ["torch", "auto"])
+def test_one_two_and_four_workers_give_the_same_bits(tmp_path, kernel):
+    one, two, four = (run_with(tmp_path, workers, kernel) for workers in (1, 2, 4))
+    assert_same(one, two)
+    assert_same(one, four)
+
+
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
+    """SIGKILL a real process in the middle of a run, resume it, compare with one left alone."""
+    command = [sys.executable, "-m", "flrce.apps.cli", "run", "--set", "rounds=12", "--set", "clients=12", "--set",
+               "per_round=4", "--set", "recipe.average=ema", "--set", "recipe.preset=authors", "--out"]  # fmt: skip
+    victim, straight = tmp_path / "victim", tmp_path / "straight"
+    process = subprocess.Popen([*command, str(victim)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    ledger, deadline = victim / "rounds.jsonl", time.monotonic() + 60
+    while not ledger.exists() or len(ledger.read_bytes().splitlines()) < 4:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(ledger.read_bytes().splitlines()) < 12
+    done = subprocess.run([*command, str(victim), "--resume"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert subprocess.run([*command, str(straight)], capture_output=True).returncode == 0
+    assert_same(victim, straight)
+
+
+def test_workers_of_a_killed_run_go_away(tmp_path):
+    code = """if True:
+        import time, flrce
+        from flrce import runs
+        built = runs.parts(flrce.Experiment(clients=10, per_round=2, engine={"kernel": "torch"}))
+        print(*[worker[0].pid for worker in built.engine.crew.workers], flush=True)
+        time.sleep(60)
+    """
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while any(_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "orphans"
+        time.sleep(0.1)
+
+
+def _alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_worker_that_dies_is_replaced_and_its_job_done_again():
+    built = runs.parts(Experiment.of(SMALL | {"engine": {"workers": 2, "kernel": "torch"}}))
+    crew = built.engine.crew
+    w = pack(built.net)
+    task = Task("3", 3, 1, 0, batch=16, compressor=Dense())
+    before = built.engine.train(w, [task], {})[0]
+    os.kill(crew.workers[0][0].pid, signal.SIGKILL)
+    os.kill(crew.workers[1][0].pid, signal.SIGKILL)
+    after = built.engine.train(w, [task], {})[0]
+    assert torch.equal(before.payload.buffers["u"], after.payload.buffers["u"])
+    built.engine.close()
+
+
+def test_odd_sizes_train():
+    """A last batch of one sample, fewer samples than a batch, no hold-out at all."""
+    assert sizes_of(33, 16, normalised=True).tolist() == [16, 16]
+    assert sizes_of(33, 16, normalised=False).tolist() == [16, 16, 1]
+    assert sizes_of(5, 16, normalised=True).tolist() == [5]
+    assert sizes_of(1, 16, normalised=True).tolist() == []
+    rng = np.random.default_rng(0)
+    mine = from_arrays(rng.random((60, 1, 8, 8), dtype=np.float32), rng.integers(0, 3, 60))
+    exp = Experiment.of(SMALL | {"rounds": 2, "train": {"batch": 4}, "data": {"holdout": 0.0, "partition": "iid"}})
+    result = runs.run(exp, data=mine)
+    assert result.summary["accuracy"] is None
+    assert result.summary["rounds"] == 2
+
+
+def test_batches_are_a_shuffle_per_epoch():
+    task = Task("a", 0, 1, 0, epochs=3, batch=4)
+    order, sizes = batches(task, 10, normalised=True)
+    assert sizes.tolist() == [4, 4, 2] * 3
+    for epoch in np.split(order, 3):
+        assert sorted(epoch.tolist()) == list(range(10))
+    again, _ = batches(task, 10, normalised=True)
+    assert np.array_equal(order, again)
+    steps = batches(Task("a", 0, 1, 0, epochs=3, batch=4, steps=5), 10, True)[1]
+    assert steps.tolist() == [4, 4, 2, 4, 4]
+
+
+def test_local_sgd_is_plain_sgd():
+    """The bound bench against torch.optim.SGD on the same batches."""
+    net, x, y = build("cnn-digits", (1, 8, 8), 10, 0), torch.rand(40, 1, 8, 8), torch.randint(10, (40,))
+    order, sizes = batches(Task("a", 0, 1, 0, epochs=2, batch=16), 40, True)
+    plain = build("cnn-digits", (1, 8, 8), 10, 0).train()
+    optimiser = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for index in np.split(order, np.cumsum(sizes)[:-1]):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(plain(x[index] * 2 - 1), y[index]).backward()
+        optimiser.step()
+    w, losses, squares = Bench(net, (1, 8, 8)).train(pack(net), x, y, 2.0, -1.0, order, sizes, lr=0.1)
+    assert torch.allclose(w, pack(plain), atol=1e-6)
+    assert len(losses) == len(sizes)
+    assert (squares >= losses.square() - 1e-6).all()
+
+
+def test_the_proximal_term_pulls_back():
+    net, x, y = build("mlp", (4,), 3, 0), torch.rand(20, 4), torch.randint(3, (20,))
+    w = pack(net)
+    order, sizes = batches(Task("a", 0, 1, 0, epochs=8, batch=10), 20, False)
+    bench = Bench(net, (4,))
+    moved = [float((bench.train(w, x, y, 1, 0, order, sizes, lr=0.1, mu=mu)[0] - w).norm()) for mu in (0, 1, 5)]
+    assert moved[0] > moved[1] > moved[2] > 0
+
+
+def test_frozen_blocks_stay_bit_for_bit():
+    net, x, y = build("cnn-digits", (1, 8, 8), 10, 0), torch.rand(40, 1, 8, 8), torch.randint(10, (40,))
+    w = pack(net)
+    order, sizes = batches(Task("a", 0, 1, 0, epochs=2, batch=16), 40, True)
+    bench = Bench(net, (1, 8, 8))
+    new = bench.train(w, x, y, 1, 0, order, sizes, lr=0.1, first=1)[0]
+    still = [s for s in bench.layout.slots if s.name.split(".")[0] in ("0", "1")]
+    assert len(still) == 6  # weight, bias, and BatchNorm's four
+    assert all(torch.equal(new[s.span], w[s.span]) for s in still)
+    again = bench.train(w, x, y, 1, 0, order, sizes, lr=0.1)[0]
+    assert not any(torch.equal(again[s.span], w[s.span]) for s in still)
+
+
+class Plain(nn.Module):
+    """A user's net: no BatchNorm, an integer buffer, a name of its own."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1, dtype=torch.long))
+        self.head = nn.Linear(int(np.prod(shape)), classes)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+def test_a_user_s_own_module_learns():
+    result = runs.run(
+        Experiment.of(SMALL | {"rounds": 30, "recipe": {"name": "fedavg"}, "model": {"name": f"{__name__}:Plain"}})
+    )
+    assert result.summary["accuracy"] > 0.7
+    assert set(result.model) == {"head.weight", "head.bias"}
+
+
+def test_eval_every():
+    history = runs.run(Experiment.of(SMALL | {"engine": {"eval_every": 3}})).history
+    assert [h.accuracy is not None for h in history] == [False, False, True] * 2
+
+
+def test_seeds_have_intervals(tmp_path):
+    table = runs.run_seeds(Experiment.of(SMALL | {"rounds": 2}), [0, 1, 2], tmp_path)
+    values = [json.loads((tmp_path / f"seed-{s}" / "summary.json").read_text())["accuracy"] for s in (0, 1, 2)]
+    assert table["accuracy"]["mean"] == pytest.approx(np.mean(values))
+    half = 4.302653 * np.std(values, ddof=1) / 3**0.5  # Student's t, 2 degrees of freedom
+    assert table["accuracy"]["half"] == pytest.approx(half)
+    assert json.loads((tmp_path / "summary.json").read_text())["seeds"] == [0, 1, 2]
+
+
+def test_a_workshop_replies_with_what_it_was_asked_for():
+    x, y = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
+    net = build("cnn-digits", (1, 8, 8), 10, 0)
+    reply = Workshop(net, (1, 8, 8), x, y, 1.0, 0.0).train(
+        pack(net), Task("a", 0, 1, 0, batch=8, compressor=Dense()), np.arange(20), {}
+    )
+    assert reply.payload.nbytes == 4 * len(pack(net))
+    assert reply.n == 20
+    assert reply.loss > 0
+
+
+def test_the_public_names():
+    assert set(flrce.__all__) <= set(dir(flrce)) | set(flrce._HOMES) | {"recipes"}
+    assert flrce.recipes.fedavg().name == "fedavg"
+    with pytest.raises(AttributeError):
+        _ = flrce.nonsense

@@ -1,0 +1,153 @@
+"""What a replay says is what a real run under that rule does."""
+
+import json
+import time
+
+import pytest
+
+from flrce import runs
+from flrce.apps.cli import main
+from flrce.reports import read
+from flrce.reports.whatif import SELECTION, caveats, grid, replay, rules
+from flrce.stops.budget import Budget
+from flrce.stops.conflict import Conflicts
+from flrce.types import Record
+from report_helpers import compared, experiment
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return read.one(compared() / "flrce-no-stop" / "seed-0")
+
+
+def same(outcome, result):
+    """The replayed end and the real one."""
+    done = [h for h in result.history if h.outcome == "committed"]
+    assert outcome.stop == len(done)
+    assert outcome.accuracy == done[-1].accuracy
+    assert outcome.joules == pytest.approx(sum(h.joules for h in result.history), rel=1e-12)
+    assert outcome.bytes == result.summary["bytes_up"] + result.summary["bytes_down"]
+    assert outcome.why == result.history[-1].stop
+
+
+@pytest.mark.parametrize("psi", [1.0, 1.5, 2.0])
+def test_psi_is_what_a_real_run_does(recorded, psi):
+    result = runs.run(experiment("flrce", recipe={"psi": psi}))
+    assert result.summary["stopped"], "the comparison needs a run that stops"
+    same(replay(recorded, "", Conflicts(psi)), result)
+
+
+def test_a_hardened_rule_keeps_its_other_settings(tmp_path):
+    hardened = {"stop": {"piece": "conflicts", "psi": 4.0, "r": 2, "n": 3, "after": 2}}
+    runs.run(experiment("flrce", recipe=hardened), tmp_path / "run")
+    run = read.one(tmp_path / "run")
+    assert rules(run, psi=[1.0])["psi 1"] == Conflicts(1.0, r=2, n=3, after=2)
+    other = {"stop": {**hardened["stop"], "psi": 1.0}}
+    result = runs.run(experiment("flrce", recipe=other))
+    assert result.summary["stopped"], "the comparison needs a run that stops"
+    same(replay(run, "", rules(run, psi=[1.0])["psi 1"]), result)
+
+
+@pytest.mark.parametrize("budget", [{"joules": 12.0}, {"bytes": 5e5}, {"seconds": 0.9}, {"rounds": 4}])
+def test_budgets_are_what_a_real_run_does(recorded, budget):
+    result = runs.run(experiment("flrce-no-stop", stop=budget))
+    outcome = replay(recorded, "", Budget(**budget))
+    assert 0 < outcome.stop < 16
+    same(outcome, result)
+
+
+def test_patience_is_what_a_real_run_does(recorded):
+    result = runs.run(experiment("flrce-no-stop", recipe={"stop": {"piece": "patience", "rounds": 2}}))
+    assert result.summary["stopped"], "the comparison needs a run that stops"
+    (rule,) = rules(recorded, patience=[2]).values()
+    same(replay(recorded, "", rule), result)
+
+
+def test_the_server_average_is_told_apart():
+    run = read.one(compared() / "fedavg" / "seed-0")
+    outcome = replay(run, "", Budget(rounds=5))
+    assert outcome.accuracy == run.done[4].accuracy
+    assert outcome.averaged == run.done[4].averaged
+    assert outcome.averaged != outcome.accuracy
+
+
+def test_saved_and_spent_make_up_the_run(recorded):
+    for name, rule in {**grid(recorded), **rules(recorded, psi=[1.0], joules=[12.0], patience=[2])}.items():
+        outcome = replay(recorded, name, rule)
+        assert outcome.joules + outcome.joules_saved == pytest.approx(recorded.summary["joules"])
+        assert outcome.bytes + outcome.bytes_saved == recorded.summary["bytes_up"] + recorded.summary["bytes_down"]
+        assert (outcome.stop is None) == (not outcome.why)
+        assert (outcome.stop is None) <= (outcome.joules_saved == 0)
+
+
+def test_the_grid_agrees_with_the_shadow_stops_of_the_run(recorded):
+    shadow = recorded.summary["shadow_stops"]
+    replayed = {name.removeprefix("psi "): replay(recorded, name, rule).stop for name, rule in grid(recorded).items()}
+    assert {psi: t for psi, t in replayed.items() if t is not None} == shadow
+    assert shadow
+
+
+def test_an_abandoned_round_is_no_time_to_stop():
+    made = read.one(compared() / "flrce-no-stop" / "seed-0")
+    tried = Record(1, "abandoned", exploit=True, conflicts=9.0)
+    run = read.Run(made.folder, made.experiment, (tried, *made.rounds), (), {}, (), {})
+    assert replay(run, "", Conflicts(1.5)).stop == replay(made, "", Conflicts(1.5)).stop
+
+
+def test_caveats_say_what_cannot_be_replayed(recorded):
+    notes = caveats(recorded, [replay(recorded, "psi 4", Conflicts(4.0))])
+    assert notes == [SELECTION]
+    stopped = next(run for run in read.find([compared() / "flrce"]) if run.rounds[-1].stop)
+    notes = caveats(stopped, [replay(stopped, "psi 4", Conflicts(4.0))])
+    assert f"ended after round {len(stopped.done)}" in notes[1]
+
+
+def test_compressed_replies_make_budgets_a_guess(tmp_path):
+    runs.run(experiment("fedcom", rounds=2), tmp_path / "run")
+    run = read.one(tmp_path / "run")
+    assert any("compressed" in note for note in caveats(run, [replay(run, "9 joules", Budget(joules=9.0))]))
+    assert caveats(run, [replay(run, "patience 2", Conflicts(4.0))]) == [SELECTION]
+
+
+def test_replay_takes_less_than_a_second(recorded):
+    start = time.perf_counter()
+    for name, rule in rules(
+        recorded, psi=[1, 2, 3, 4], patience=[5, 10], joules=[5, 10, 15], nbytes=[1e5, 1e6]
+    ).items():
+        replay(recorded, name, rule)
+    assert time.perf_counter() - start < 1
+
+
+def test_command_prints_a_table_and_json(capsys):
+    folder = str(compared() / "flrce-no-stop")
+    assert main(["whatif", folder + "/seed-0", "--psi", "1.5,40%", "--patience", "2"]) == 0
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("psi 1.5", "psi 2 ", "patience 2", "J saved", "needs a new run"))
+    assert main(["whatif", folder, "--psi", "1.5", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [len(run["rules"]) for run in told["runs"]] == [1, 1]
+    assert told["runs"][0]["rules"][0]["rule"] == "psi 1.5"
+    assert main(["whatif", folder]) == 0  # the paper's grid, over two seeds
+    assert "of 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--psi", "x"], "give numbers"),
+        (["--psi", "9"], "at most P - 1 = 4"),
+        (["--patience", "2.5"], "give whole numbers"),
+        (["--joules", "-1"], "above 0"),
+        (["--bytes", "nan"], "above 0"),
+    ],
+)
+def test_bad_values_are_refused_in_one_line(capsys, arguments, says):
+    assert main(["whatif", str(compared() / "flrce-no-stop" / "seed-0"), *arguments]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert len(told.splitlines()) == 1
+
+
+def test_several_recipes_are_refused(capsys):
+    assert main(["whatif", str(compared()), "--psi", "2"]) == 2
+    assert "several recipes" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""The sentences are true: ranks, draws and peers against the record, by independent counts."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from flrce import runs
+from flrce.apps.cli import main
+from flrce.reports import read
+from flrce.reports.scores import draw, scores
+from flrce.reports.why import clean, why_client, why_round, why_stop
+from report_helpers import HOSTILE, compared, experiment, hostile
+
+
+@pytest.fixture(scope="module")
+def run():
+    return read.one(compared() / "flrce-no-stop" / "seed-0")
+
+
+def test_exploit_rounds_take_the_largest_scores_that_were_known(run):
+    exploits = [h for h in run.done if h.exploit]
+    assert exploits
+    for h in exploits:
+        rank = scores(run, h.t).rank
+        assert [rank[run.row[client]] for client in h.chosen] == [1, 2, 3, 4, 5]
+
+
+def test_the_draw_decides_every_round(run):
+    assert {h.exploit for h in run.done} == {True, False}
+    for h in run.done:
+        assert draw(run, h) is not None
+        assert (draw(run, h) < h.why["phi"]) == (not h.exploit)
+
+
+def test_a_round_is_told_with_its_numbers(run):
+    h = next(h for h in run.done if h.exploit)
+    answer = why_round(run, h.t)
+    text = "\n".join(answer.sentences)
+    assert f"Round {h.t} exploited: the draw {draw(run, h):.3f} was not below phi = {h.why['phi']:.3f}" in text
+    assert f"{h.chosen[0]} (H {scores(run, h.t).H[run.row[h.chosen[0]]]:+.2f}, rank 1 of 12)" in text
+    assert f"pulled against {h.conflicts:.2f} of 4 peers" in text
+    assert [entry["rank"] for entry in answer.facts["chosen"]] == [1, 2, 3, 4, 5]
+    explored = next(h for h in run.done if not h.exploit)
+    assert "5 at random" in why_round(run, explored.t).sentences[0]
+
+
+def test_a_client_left_out_learns_by_how_much(run):
+    h = next(h for h in run.done if h.exploit)
+    left = next(client for client in run.roster if client not in h.chosen)
+    facts = why_client(run, left, h.t).facts
+    assert facts["chosen"] is False
+    assert facts["rank"] > 5
+    assert facts["H"] <= facts["cut"]
+    taken = why_client(run, h.chosen[-1], h.t).facts
+    assert (taken["chosen"], taken["rank"], taken["H"]) == (True, 5, facts["cut"])
+
+
+def test_a_client_is_told_its_part_and_its_peers(run):
+    client = max(run.roster, key=lambda name: sum(name in h.chosen for h in run.rounds))
+    answer = why_client(run, client)
+    rounds = [h.t for h in run.rounds if client in h.chosen]
+    assert answer.facts["chosen"] == rounds
+    assert f"Client {client} was chosen in {len(rounds)} of 16 rounds" in answer.sentences[0]
+    row = load_file(run.folder / "relations.safetensors")["Omega"][run.row[client]]
+    best = run.roster[int(np.argmax(row))]
+    assert answer.facts["agrees"][0][0] == best
+    assert answer.facts["agrees"][0][1] == pytest.approx(row.max(), abs=0.5 / 127)
+    worst = run.roster[int(np.argmin(row))]
+    assert answer.facts["disagrees"][0][0] == worst
+    assert all(value < 0 for _, value in answer.facts["disagrees"])
+    spent = sum(line["joules"] for line in run.costs if line["client"] == client)
+    assert answer.facts["joules"] == pytest.approx(spent, rel=1e-4)
+
+
+def test_peers_are_those_known_before_the_round(run):
+    """In the first round nobody knew anybody."""
+    assert "agrees" not in why_client(run, run.rounds[0].chosen[0], 1).facts
+
+
+def test_the_stop_is_explained():
+    stopped = next(run for run in read.find([compared() / "flrce"]) if run.rounds[-1].stop)
+    answer = why_stop(stopped)
+    assert f"stopped after round {len(stopped.done)} of 16: conflicts" in answer.sentences[0]
+    assert answer.facts["psi"] == 1.5
+    assert answer.facts["most"] >= 1.5
+    assert answer.facts["most_round"] == len(stopped.done)
+    free = read.one(compared() / "flrce-no-stop" / "seed-0")
+    assert "went through all 16 rounds" in why_stop(free).sentences[0]
+    assert why_stop(free).facts["shadow_stops"] == free.summary["shadow_stops"]
+
+
+def test_a_threshold_never_reached_is_told_with_the_closest_round(tmp_path):
+    runs.run(experiment("flrce", rounds=8, recipe={"psi": 4.0}), tmp_path / "run")
+    run = read.one(tmp_path / "run")
+    facts = why_stop(run).facts
+    exploits = [h for h in run.done if h.exploit]
+    assert facts["stop"] == ""
+    assert facts["most"] == max(h.conflicts for h in exploits) < 4.0
+
+
+def test_random_selection_says_so():
+    run = read.one(compared() / "fedavg" / "seed-0")
+    assert "5 of 12 clients at random" in why_round(run, 3).sentences[0]
+    assert "H" not in why_client(run, run.roster[0], 3).facts
+    assert "no conflict rule" in "\n".join(why_stop(run).sentences)
+
+
+def test_other_selectors_show_what_they_recorded(tmp_path):
+    runs.run(experiment("oort", rounds=3), tmp_path / "run")
+    run = read.one(tmp_path / "run")
+    assert why_round(run, 2).sentences[0].startswith("Round 2 was chosen by ")
+
+
+def test_names_cannot_drive_a_terminal(capsys):
+    assert main(["why", str(hostile()), "--round", "2"]) == 0
+    assert main(["why", str(hostile()), "--client", HOSTILE[6]]) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert "\\x1b[31mred" in told
+    assert clean("new\nline") == "new\\x0aline"
+
+
+def test_command_json_and_default(capsys):
+    folder = str(compared() / "flrce-no-stop" / "seed-0")
+    for arguments in ([], ["--stop"], ["--round", "3"], ["--client", "3"], ["--round", "3", "--client", "3"]):
+        assert main(["why", folder, *arguments, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["sentences"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--round", "99"], "use 1 to 16"),
+        (["--round", "0"], "use 1 to 16"),
+        (["--client", "33"], "did you mean '3'"),
+        (["--stop", "--round", "3"], "drop --round"),
+    ],
+)
+def test_bad_questions_are_refused_in_one_line(capsys, arguments, says):
+    assert main(["why", str(compared() / "flrce-no-stop" / "seed-0"), *arguments]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert len(told.splitlines()) == 1
+
+
+def test_a_folder_of_several_runs_is_refused(capsys):
+    assert main(["why", str(compared())]) == 2
+    assert "name one of them" in capsys.readouterr().err
