@@ -12,7 +12,7 @@ demo: $(VENV)/.core
 	$(BIN)/flrce compare experiments/digits.toml --recipes fedavg,flrce --seeds 0-4 --out runs/demo
 	@echo "open runs/demo/report.html"
 
-test: check flower faults
+test: check docs flower faults
 
 check: lint types unit
 
@@ -32,12 +32,17 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/relations.py
+	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/relations.py --out benchmarks/results/relations.json
 	$(BIN)/python benchmarks/native.py
 
 clean:
-	rm -rf $(VENV) runs site
+	rm -rf $(VENV) .bench runs site
 
 # torch first and alone: the pin in constraints.txt then holds for whatever depends on it
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -47,5 +52,5 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) --editable '.[dev,flower,report,images]'
+	$(PIP) --editable '.[dev,docs,flower,report,images]'
 	touch $@

@@ -5,8 +5,8 @@
     python benchmarks/soak.py --memory 2000             slope of resident memory over so many rounds
 
 Clients do not train: their updates are drawn, so that a schedule takes milliseconds. A schedule is a recipe, what
-goes wrong with replies, and where the process dies, is interrupted, or finds the disk full or a file damaged. After every
-disturbance the run is resumed; its ledger and state must equal the undisturbed run's, bit for bit.
+goes wrong with replies, and where the process dies, or finds the disk full or a file damaged. After every disturbance
+the run is resumed; its ledger and state must equal the undisturbed run's, bit for bit.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from flrce import failpoint
-from flrce.checkpoint import MANIFEST, read
+from flrce.checkpoint import manifests
 from flrce.errors import BadInput
 from flrce.gate import encoding
 from flrce.ledger import FILES, Ledger
@@ -55,6 +55,7 @@ PLACES = (
     "aside.opened", "aside.written", "aside.synced", "aside.renamed", "lines.opened", "lines.cut", "lines.written",
     "lines.synced", "round.done", "round.committed", "commit.ready", "commit.done", "commit.swept",
 )  # fmt: skip
+WRITES = PLACES[:8]
 SPOILS = ("nan", "shape", "late", "twice", "silent", "n", "huge", "all silent")
 
 
@@ -76,8 +77,8 @@ def schedule(number: int) -> Schedule:
     rng = stream(number, "soak")
     faults: list[tuple[str, ...]] = []
     for _ in range(rng.integers(1, 5)):
-        place = f"{rng.choice(PLACES)}:{rng.integers(1, 30)}"
         kind = rng.choice(["die", "die", "fail", "damage"])
+        place = f"{rng.choice(WRITES if kind == 'fail' else PLACES)}:{rng.integers(1, 30)}"
         if kind == "fail":
             place += f":{rng.choice(['ENOSPC', 'EIO', 'EDQUOT'])}"
         faults.append(
@@ -185,10 +186,10 @@ def disturbed(plan: Schedule, folder: Path, where: str) -> int:
 
 def damage(folder: Path, kind: str, rng: np.random.Generator) -> None:
     """Flip one bit, or cut the end, of a file that only the newest commit needs."""
-    manifest = folder / "checkpoint" / MANIFEST
-    if not manifest.exists() or not (folder / "checkpoint" / "manifest.previous.json").exists():
-        return
-    latest = read(manifest)[0].latest
+    found, broken = manifests(folder / "checkpoint")
+    if len(found) < 2 or broken:
+        return  # nothing to fall back on
+    manifest, latest = found[0][0], found[0][1].latest
     path = {"manifest": manifest, "ledger": folder / "rounds.jsonl"}.get(
         kind, folder / "checkpoint" / f"{latest}.{kind}"
     )
@@ -240,8 +241,10 @@ def soak(numbers: Sequence[int]) -> int:
         if why:
             failed.append(number)
             print(f"schedule {number}: {why}", flush=True)
-    print(f"{len(numbers)} schedules ({counts['die']} kills, {counts['fail']} failed writes, {counts['damage']} damaged "
-          f"files), {len(failed)} failed, {time.monotonic() - began:.0f} s")  # fmt: skip
+    print(
+        f"{len(numbers)} schedules ({counts['die']} kills, {counts['fail']} failed writes, {counts['damage']} damaged "
+        f"files), {len(failed)} failed, {time.monotonic() - began:.0f} s"
+    )
     return 1 if failed else 0
 
 

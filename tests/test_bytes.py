@@ -100,7 +100,7 @@ def test_expected_traffic_of_upload_dropout(at):
     expected = (904_138_000, 955_393_000, 434_173_000, 177_450_000)[at]
     d, names = SIZES[name][1], shop(name).all.names
     rates = [0.1 + rank * (0.6 - 0.1) / 10 for rank in range(10)]  # by rank among ten clients, .325 on average
-    u, draws = torch.zeros(d), 60
+    u, draws = torch.zeros(d), 25
     sent = np.array([
         [DropTensors(rate).encode(u, names, stream(seed, "encode", 1, str(rate)), {})[0].nbytes for rate in rates]
         for seed in range(draws)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from flrce.checkpoint import Journal, read
+from flrce.checkpoint import Journal, manifests
 from flrce.errors import BadInput
 from flrce.ledger import Ledger, finite
 from flrce.types import Record, Round, State
@@ -131,9 +131,9 @@ def written(M, P, d, tmp_path):
         kept.save(done, {}, lambda: None)
         seconds = time.perf_counter() - began
         state = done.state
-    commit, _ = read(tmp_path / f"{M}" / "manifest.json")
+    path, commit, _ = manifests(tmp_path / f"{M}")[0][0]
     new = sum(e["bytes"] for name, e in commit.files.items() if name.startswith(commit.latest))
-    return new + (tmp_path / f"{M}" / "manifest.json").stat().st_size, seconds
+    return new + path.stat().st_size, seconds
 
 
 def test_a_round_costs_its_own_clients_not_everybody(tmp_path):
@@ -154,7 +154,7 @@ def test_guard_is_asked_before_the_commit(tmp_path):
 
     with pytest.raises(BadInput):
         kept.save(done, {}, refuse)
-    assert not (tmp_path / "manifest.json").exists()
+    assert manifests(tmp_path) == ([], [])
     assert restored(tmp_path, 4, 3) is None
 
 
@@ -193,7 +193,8 @@ def test_the_first_schema_is_migrated(tmp_path):
     done = step(replace(found, history=(Record(1), Record(2))), [1], 3)
     kept.save(done, {}, lambda: None)
     alike(restored(tmp_path / "checkpoint", 3, 2), done.state)
-    assert json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["commit"]["schema"] == 2
+    assert [commit.t for _, commit, _ in manifests(tmp_path / "checkpoint")[0]] == [3, 2]
+    assert json.loads((tmp_path / "checkpoint" / "manifest.a.json").read_text())["commit"]["schema"] == 2
     (tmp_path / "checkpoint" / "000003.state").unlink()  # its spare is the old manifest as it was
     alike(restored(tmp_path / "checkpoint", 3, 2), wanted)
 
@@ -225,3 +226,21 @@ def test_a_ledger_goes_on_where_it_was(tmp_path):
     assert found.history == (Record(1),)
     assert (tmp_path / "run" / "rounds.jsonl").read_bytes().count(b"\n") == 1
     assert (tmp_path / "run" / "rounds.jsonl").read_bytes().endswith(b"\n")
+
+
+def test_the_commit_before_is_whole_at_every_moment(tmp_path):
+    """Killed just before its rename, a commit has not touched the two manifests that were there."""
+    kept, state = journal(tmp_path), start(4, 3)
+    for t in (1, 2):
+        done = step(state, [t], t)
+        kept.save(done, {}, lambda: None)
+        state = done.state
+
+    def die():
+        raise BadInput("killed here")
+
+    with pytest.raises(BadInput):
+        kept.save(step(state, [3], 3), {}, die)
+    assert [commit.t for _, commit, _ in manifests(tmp_path)[0]] == [2, 1]
+    (tmp_path / "000002.state").unlink()
+    assert restored(tmp_path, 4, 3).t == 1

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -128,9 +128,9 @@ def test_random_k_keeps_a_share_that_both_sides_draw(u, seed):
 
 def test_scaled_random_k_is_unbiased():
     u = torch.linspace(-1, 1, D)
-    mean = torch.stack([there_and_back(RandomK(0.4, scaled=True), u, seed)[1] for seed in range(4000)]).mean(0)
-    # a coordinate is u/p with probability p = 8/22: standard error |u| sqrt((1-p)/p/4000) < .021
-    assert (mean - u).abs().max() < 5 * 0.021
+    mean = torch.stack([there_and_back(RandomK(0.4, scaled=True), u, seed)[1] for seed in range(1000)]).mean(0)
+    # a coordinate is u/p with probability p = 8/22: standard error |u| sqrt((1-p)/p/1000) < .042
+    assert (mean - u).abs().max() < 5 * 0.042
 
 
 def test_quantised_by_hand():
@@ -157,8 +157,8 @@ def test_quantised_values_are_within_a_step(u, bits, stochastic):
 
 def test_the_stochastic_quantiser_is_unbiased():
     u = torch.randn(D, generator=torch.Generator().manual_seed(1))
-    draws = torch.stack([there_and_back(Quantize(2), u, seed)[1] for seed in range(3000)]).double()
-    error = draws.std(0) / 3000**0.5 + 1e-6
+    draws = torch.stack([there_and_back(Quantize(2), u, seed)[1] for seed in range(800)]).double()
+    error = draws.std(0) / 800**0.5 + 1e-6
     assert ((draws.mean(0) - u).abs() < 5 * error).all()
     nearest = there_and_back(Quantize(2, stochastic=False), u)[1]
     assert ((nearest - u).abs() > 5 * error).any()  # so the bound tells the two apart
@@ -231,6 +231,7 @@ def test_a_diverged_client_is_sent_and_refused_at_the_gate(compressor):
 
 
 @every
+@settings(max_examples=10)
 @given(updates, st.integers(0, 99))
 def test_decoding_gives_finite_floats_of_the_right_shape(compressor, u, seed):
     _, back = there_and_back(compressor, u, seed)
@@ -262,6 +263,7 @@ def buffers(draw):
 
 
 @every
+@settings(max_examples=20)
 @given(st.dictionaries(st.sampled_from(NAMES), buffers(), max_size=4), st.data())
 def test_strange_payloads_are_malformed_and_nothing_else(compressor, junk, data):
     true = compressor.encode(torch.linspace(-1, 1, D), LAYOUT, rng(), {})[0].buffers

@@ -1,6 +1,7 @@
 """Strategies over the in-process grid: early stop, identity, failures, resume, and agreement with the simulator."""
 
 import json
+import pickle
 import random
 import threading
 import time
@@ -17,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_helpers import plain_app, start
 from flrce import recipes, runs
-from flrce.apps import flower_server
+from flrce.apps import flower_client, flower_server
 from flrce.config import Experiment
 from flrce.engines.flower_grid import LocalGrid
 from flrce.engines.flower_nodes import Nodes, natural
@@ -456,6 +457,14 @@ def test_a_reply_to_another_round_is_late():
     grid.app = old
     result = RecipeStrategy(recipe(2), **NAMES).start(grid, start(), 1)
     assert "late: reply to round 0 in round 1" in result.history[0].rejected["1"]
+
+
+def test_what_an_app_holds_can_be_copied_to_another_process():
+    """Flower's simulation engine sends the ClientApp to Ray's processes."""
+    shops = flower_client._Shops(flower_client._Tracing(), most=3)
+    copied = pickle.loads(pickle.dumps(shops))
+    assert copied.most == 3
+    assert copied.tracing.working == 0
 
 
 def test_bad_settings_are_refused_in_one_line():

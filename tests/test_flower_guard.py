@@ -29,7 +29,6 @@ STRATEGIES = {
     "fedprox": lambda: flower.FedProx(**ALL, proximal_mu=0.1),
     "krum": lambda: flower.Krum(**ALL, num_malicious_nodes=1),
     "multikrum": lambda: flower.MultiKrum(**ALL, num_malicious_nodes=1, num_nodes_to_select=3),
-    "bulyan": lambda: flower.Bulyan(**ALL, num_malicious_nodes=0),
 }
 
 

@@ -11,7 +11,7 @@ LAYERS = {
     "version": 0, "errors": 0, "types": 0, "pieces": 0, "rng": 0, "linalg": 0,
     "data": 1, "models": 1, "disk": 1, "memory": 1, "payloads": 1, "snapshot": 1,
     "relations": 2, "native": 2, "local": 2, "selectors": 2, "submodels": 2, "compressors": 2, "aggregators": 2,
-    "stops": 2, "averages": 2, "gate": 2, "booking": 2, "trust": 2,
+    "stops": 2, "averages": 2, "gate": 2, "booking": 2, "trust": 2, "sketch": 2,
     "costs": 3, "recipes": 3, "loop": 3,
     "compose": 4, "engines": 4, "ledger": 4, "checkpoint": 4, "failpoint": 0, "energy": 4,
     "config": 5, "runs": 5, "reports": 5, "track": 5, "reproduce": 5,
@@ -23,7 +23,7 @@ ALLOWED = {
     ("local", "native"), ("selectors", "relations"), ("ledger", "checkpoint"), ("runs", "config"), ("apps", "flower"),
     ("reproduce", "runs"), ("reproduce", "config"), ("reproduce", "reports"), ("reports", "config"), ("flower", "apps"),
     ("energy", "engines"), ("engines", "energy"), ("track", "runs"), ("checkpoint", "failpoint"),
-    ("booking", "gate"),
+    ("booking", "gate"), ("selectors", "sketch"),
     ("engines", "compose"), ("gate", "linalg"), ("recipes", "costs"), ("engines", "ledger"), ("engines", "checkpoint"),
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flrce import recipes
 from flrce.averages import EMA, TailMean
-from flrce.linalg import conflicts, consensus, cosines
+from flrce.linalg import conflicts, consensus, cosines, gram
 from flrce.loop import initial, rounds
 from flrce.pieces import View
 from flrce.relations import NEVER
@@ -252,14 +252,14 @@ def test_budgets_of_each_kind():
 
 def test_conflicts_by_hand():
     # (1, 0) against (-1, .1): yes; (0, 1) against neither of them ((-1, .1) . (0, 1) > 0): 2 ordered pairs of 3
-    assert conflicts(torch.tensor([[1, 0], [-1, 0.1], [0, 1]])) == pytest.approx(2 / 3)
-    assert conflicts(torch.zeros(3, 2)) == 0
-    assert conflicts(torch.ones(1, 2)) == 0
+    assert conflicts(gram(torch.tensor([[1, 0], [-1, 0.1], [0, 1]]))) == pytest.approx(2 / 3)
+    assert conflicts(gram(torch.zeros(3, 2))) == 0
+    assert conflicts(gram(torch.ones(1, 2))) == 0
 
 
 def test_consensus_by_hand():
     # p = (1/2, 1/2), u = (3, 0), (0, 4): |(1.5, 2)| = 2.5, mean length 3.5
-    assert consensus(torch.tensor([[3.0, 0], [0, 4]]), torch.ones(2)) == pytest.approx(2.5 / 3.5)
+    assert consensus(gram(torch.tensor([[3.0, 0], [0, 4]])), torch.ones(2)) == pytest.approx(2.5 / 3.5)
     assert cosines(torch.tensor([[3.0, 4], [4, 3], [0, 0]]))[0].tolist() == pytest.approx([1, 0.96, 0])
 
 

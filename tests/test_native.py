@@ -101,7 +101,7 @@ def assert_trains_alike(k, net, w, x, y, sizes, lr, tolerance=2e-4, seed=0, **op
     for slot in layout(net).slots:  # each tensor by its own movement
         moved = (want - w)[slot.span].norm()
         if not options.get("squared", True) and moved < 1e-6:
-            continue  # no gradient but rounding (BatchNorm takes it away), which the plain distance turns into a direction
+            continue  # BatchNorm takes this gradient away; the plain distance makes a direction of what rounding leaves
         error = (got - want)[slot.span].norm()
         assert error <= tolerance * moved + 2e-5 * slot.size**0.5, (slot.name, float(error), float(moved))
     np.testing.assert_allclose(losses, losses_want, rtol=2e-4, atol=1e-5)

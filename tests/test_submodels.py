@@ -88,6 +88,7 @@ def nets(draw):
     return nn.Sequential(*layers, nn.Linear(inside, 3))
 
 
+@settings(max_examples=25)
 @given(nets(), st.floats(0.05, 0.99), st.integers(0, 99))
 def test_a_sub_model_is_the_whole_with_its_other_units_silenced(net, rate, t):
     shape = (2, 6, 6)
@@ -105,6 +106,7 @@ def test_a_sub_model_is_the_whole_with_its_other_units_silenced(net, rate, t):
     torch.testing.assert_close(small.train()(x), full.train()(x), rtol=1e-3, atol=1e-3)
 
 
+@settings(max_examples=25)
 @given(nets(), st.floats(0.05, 1))
 def test_each_hidden_layer_keeps_its_share_and_the_logits_all(net, rate):
     blocks = chain(net, (2, 6, 6))

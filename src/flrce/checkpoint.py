@@ -3,7 +3,7 @@
 A commit writes `N.state` (the model and what is small), `N.rows` (the rows of the server's tables that the round
 touched, and what its clients keep) and, when clients have appeared, `N.roster`. The manifest names every file still
 needed and the ledger's length, each with its SHA-256, and bears its own; it is written aside, fsynced and renamed: that
-rename is the commit. The previous manifest and its files stay as a spare.
+rename is the commit. Manifests take turns between two names, so the previous commit stays whole at every moment.
 
 A row's newest file counts. Files of which less than half is still current are emptied bit by bit: their last rows
 move into the next commit, so the folder holds at most about twice the tables' size.
@@ -12,7 +12,6 @@ move into the next commit, so the folder holds at most about twice the tables' s
 import hashlib
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +29,8 @@ from flrce.snapshot import Assembly, Tensors
 from flrce.types import Round, State
 
 SCHEMA = 2
-MANIFEST, SPARE = "manifest.json", "manifest.previous.json"
+SLOTS = ("manifest.a.json", "manifest.b.json")
+FORMER = ("manifest.json", "manifest.previous.json")  # of schema 1
 OURS = (".state", ".rows", ".roster", ".part")
 Marks = Mapping[str, Mapping[str, Any]]  # ledger file -> bytes, sha256
 log = logging.getLogger("flrce")
@@ -61,6 +61,7 @@ class Journal:
     def __init__(self, folder: Path, experiment: str, versions: Mapping[str, str]) -> None:
         self.folder, self.experiment, self.versions = folder, experiment, dict(versions)
         self.last: Commit | None = None
+        self.slot = ""  # where the last commit's manifest is
         self.roster: tuple[str, ...] = ()
         self.owner: dict[int, str] = {}  # row of the tables -> file with its newest version
         self.content: dict[str, tuple[int, ...]] = {}  # file -> rows in it, current or not
@@ -99,12 +100,9 @@ class Journal:
         A damaged newest checkpoint falls back on the spare; `verify` raises ValueError if the ledger is not as a
         manifest says. None: nothing was committed.
         """
-        problems = []
-        for path in (self.folder / MANIFEST, self.folder / SPARE):
-            if not path.exists():
-                continue
+        found, problems = manifests(self.folder)
+        for path, commit, roster in found:
             try:
-                commit, roster = read(path)
                 state = self._load(commit, roster, start)
                 verify(commit.ledger)
             except BadInput:
@@ -116,9 +114,8 @@ class Journal:
                 raise BadInput(f"{self.folder.parent} was made by another experiment; use its own, or another --out")
             if problems:
                 log.warning(f"{self.folder}: {problems[0]}; going on from round {commit.t}, the commit before")
-                os.replace(path, self.folder / MANIFEST)
             self._warn(commit)
-            self.last, self.roster = commit, state.roster
+            self.last, self.roster, self.slot = commit, state.roster, path.name
             return state
         if problems:
             raise BadInput(f"{self.folder} is damaged beyond its spare ({'; '.join(problems)}); use another --out")
@@ -171,18 +168,16 @@ class Journal:
         return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
     def _commit(self, commit: Commit, guard: Callable[[], None]) -> None:
-        if self.last:
-            old = _sealed(self.last) if self.last.roster else (self.folder / MANIFEST).read_bytes()  # schema 1 as it is
-            write_through(self.folder / SPARE, old)
         sync_folder(self.folder)
         failpoint("commit.ready")
         guard()
-        write_through(self.folder / MANIFEST, _sealed(commit))
+        former, self.slot = self.slot, SLOTS[self.slot == SLOTS[0]]
+        write_through(self.folder / self.slot, _sealed(commit))
         sync_folder(self.folder)
         failpoint("commit.done")
-        needed = {*commit.files, *(self.last.files if self.last else ())}
+        needed = {*commit.files, *(self.last.files if self.last else ()), self.slot, former}
         for path in self.folder.iterdir():
-            if path.name not in needed and path.suffix in OURS:
+            if path.name not in needed and (path.suffix in OURS or path.name in (*SLOTS, *FORMER)):
                 path.unlink()
                 failpoint("commit.swept")
 
@@ -192,6 +187,21 @@ class Journal:
         drift = [f"{k} {old[k]} -> {v}" for k, v in self.versions.items() if k in old and old[k] != v]
         if drift:
             log.warning(f"{self.folder.parent} was begun with other versions ({', '.join(drift)}): bits may differ")
+
+
+def manifests(folder: Path) -> tuple[list[tuple[Path, Commit, tuple[str, ...]]], list[str]]:
+    """Every readable manifest, the newest first, with the names an old one lists; and what is wrong with the others."""
+    found, problems = [], []
+    for path in (folder / name for name in (*SLOTS, *FORMER)):
+        if not path.exists():
+            continue
+        try:
+            found.append((path, *read(path)))
+        except BadInput:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as why:
+            problems.append(f"{path.name}: {' '.join(str(why).split())[:200]}")
+    return sorted(found, key=lambda item: int(item[1].latest), reverse=True), problems
 
 
 def read(path: Path) -> tuple[Commit, tuple[str, ...]]:

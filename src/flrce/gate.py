@@ -100,20 +100,22 @@ def _stack(
     tasks: Sequence[Task], passed: Sequence[tuple[Reply, Tensor]], holdings: Holdings, d: int, trainable: int
 ) -> Updates:
     U = torch.zeros(len(passed), d)
-    covered = torch.zeros(len(passed), d, dtype=torch.bool)
+    partial = any(holdings(task)[0] is not None or hasattr(task.compressor, "covers") for task in tasks)
+    covered = torch.zeros(len(passed), d, dtype=torch.bool) if partial else None
     for row, (task, (_, u)) in enumerate(zip(tasks, passed, strict=True)):
         held, names = holdings(task)
         where = held if held is not None else slice(None)
         covers = getattr(task.compressor, "covers", None)
         U[row, where] = u
-        covered[row, where] = covers(names, encoding(task)) if covers else True
+        if covered is not None:
+            covered[row, where] = covers(names, encoding(task)) if covers else True
     replies = [reply for reply, _ in passed]
     return Updates(
         k=torch.tensor([task.k for task in tasks], dtype=torch.long),
         U=U,
         n=torch.tensor([reply.n for reply in replies], dtype=torch.float64),
         trainable=trainable,
-        covered=None if bool(covered.all()) else covered,
+        covered=None if covered is None or bool(covered.all()) else covered,
         loss=torch.tensor([reply.loss for reply in replies], dtype=torch.float64),
         loss_square=torch.tensor([reply.loss_square for reply in replies], dtype=torch.float64),
         seconds=torch.tensor([reply.spent.seconds for reply in replies], dtype=torch.float64),

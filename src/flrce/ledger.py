@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -105,7 +105,8 @@ class Ledger:
             write_through(self.folder / "model.safetensors", save({k: v.contiguous() for k, v in model.items()}))
             if memory is not None and hasattr(memory, "Omega"):
                 tables = {"Omega": memory.Omega, "H": memory.H, "R": memory.R}
-                write_through(self.folder / "relations.safetensors", save(tables))
+                kept = {name: table for name, table in tables.items() if table is not None}  # a sketch has no Omega
+                write_through(self.folder / "relations.safetensors", save(kept))
             write_through(self.folder / "summary.json", json.dumps(finite(summary), indent=1).encode())
             sync_folder(self.folder)
 
@@ -204,7 +205,7 @@ def relations_of(done: Round) -> dict[str, Any]:
     if memory is None or not k or not hasattr(memory, "H") or not hasattr(memory, "R"):
         return {}
     line: dict[str, Any] = {"t": done.record.t, "k": k, "H": memory.H[k].tolist()}
-    if hasattr(memory, "Omega") and len(memory.Omega) <= MAPPED:
+    if getattr(memory, "Omega", None) is not None and len(memory.Omega) <= MAPPED:
         rows = (memory.Omega[k] * 127).round().to(torch.int8)  # (P, M)
         line["Omega"] = base64.b64encode(rows.numpy().tobytes()).decode()
     return line
@@ -217,6 +218,21 @@ def _lines(experiment: str) -> list[str]:
 
 def versions() -> dict[str, str]:
     return {"flrce": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def hardware() -> str:
+    """The machine, with the GPU that runs go to where there is one."""
+    gpu = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
+    return f"{platform.machine()}, {os.cpu_count()} cores{gpu}"
+
+
+def keep(folder: Path, experiment: str, history: Sequence[Record], summary: Mapping[str, Any]) -> None:
+    """A run directory of a finished run that was not journalled: enough for reports, nothing to resume."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(asdict(record), separators=(",", ":")) for record in history]
+    write_through(folder / "experiment.toml", experiment.encode())
+    write_through(folder / "rounds.jsonl", "".join(f"{line}\n" for line in lines).encode())
+    write_through(folder / "summary.json", json.dumps(summary, indent=1).encode())
 
 
 def summarise(history: tuple[Record, ...], size: int, trainable: int) -> dict[str, Any]:
@@ -249,7 +265,7 @@ def summarise(history: tuple[Record, ...], size: int, trainable: int) -> dict[st
         "parameters": trainable,
         "floats_on_the_wire": size,
         "versions": versions(),
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+        "hardware": hardware(),
     }
 
 

@@ -3,11 +3,16 @@
 import torch
 from torch import Tensor
 
+CHUNK = 2**18  # columns widened to float64 at a time
+
 
 def gram(U: Tensor) -> Tensor:
-    """(P, P) dot products in float64: signs decide, so they must not be rounded away."""
-    U = U.double()
-    return U @ U.T
+    """(P, P) dot products in float64: signs decide, so they must not be rounded away. No float64 copy of U is made."""
+    G = torch.zeros(len(U), len(U), dtype=torch.float64)
+    for part in U.split(CHUNK, dim=1):
+        wide = part.double()
+        G += wide @ wide.T
+    return G
 
 
 def cosines(U: Tensor) -> Tensor:
@@ -18,17 +23,16 @@ def cosines(U: Tensor) -> Tensor:
     return torch.where(scale > 0, G / scale.clamp(min=torch.finfo(G.dtype).tiny), 0.0).clamp(-1, 1)
 
 
-def conflicts(U: Tensor) -> float:
-    """Mean number of peers whose update points against a client's own (Algorithm 3, lines 2-11)."""
-    if len(U) < 2:
+def conflicts(G: Tensor) -> float:
+    """Mean number of peers whose update points against a client's own (Algorithm 3, lines 2-11), from the products G."""
+    if len(G) < 2:
         return 0.0
-    G = gram(U)
-    return int((G < 0).sum()) / len(U)  # the diagonal is never negative
+    return int((G < 0).sum()) / len(G)  # the diagonal is never negative
 
 
-def consensus(U: Tensor, n: Tensor) -> float:
+def consensus(G: Tensor, n: Tensor) -> float:
     """|sum p_k u_k| / sum p_k |u_k|: 1 when all pull one way, 0 when they cancel out."""
-    G, p = gram(U), (n / n.sum()).double()
+    p = (n / n.sum()).double()
     pulls = float(p @ G.diagonal().clamp(min=0).sqrt())
     return float((p @ G @ p).clamp(min=0).sqrt()) / pulls if pulls > 0 else 1.0
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flrce.booking import book
 from flrce.gate import gate, kept
-from flrce.linalg import conflicts, consensus
+from flrce.linalg import conflicts, consensus, gram
 from flrce.memory import preflight
 from flrce.pieces import Engine, Recipe, View
 from flrce.rng import stream
@@ -104,11 +104,11 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply])
     w = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
     memory = recipe.observe(state.memory, Event(t, state.w, w, updates, len(state.roster), plan.chosen.k))
     model = recipe.average.model(memory.get("average"), w)
-    odd = flags(updates.u, record.replied)
-    mute = silenced(state.history, odd)
+    G = gram(updates.u)
+    odd = flags(G, record.replied)
     record = replace(
-        record, conflicts=conflicts(updates.u), consensus=consensus(updates.u, updates.n), flagged=odd,
-        votes=votes(updates.u, record.replied, mute),
+        record, conflicts=conflicts(G), consensus=consensus(G, updates.n), flagged=odd,
+        votes=votes(G, record.replied, silenced(state.history, odd)),
     )  # fmt: skip
     record = _judged(record, engine, w, model)
     record = replace(record, shadow=shadows((*state.history, record), recipe.P))

@@ -1,7 +1,7 @@
 """How much memory a run will want, known before any of it is taken."""
 
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ from flrce.errors import BadInput
 from flrce.pieces import Recipe
 
 ROUND = 8  # copies of a round's updates that are alive at once: payloads, rows, float64 sums, the rows' file
+CLIENT = 400  # bytes of a client's name in the roster and in the sets and lists that a round makes of all names
+COLUMNS = 2**17  # float64 columns for each of a round's clients while it is compared with all others, block by block
+SMALLEST = 64  # floats: a shorter sketch ranks by noise
 
 
 def tables(recipe: Recipe, M: int, d: int, D: int) -> dict[str, int]:
@@ -26,7 +29,19 @@ def tables(recipe: Recipe, M: int, d: int, D: int) -> dict[str, int]:
 
 def needed(recipe: Recipe, M: int, d: int, D: int) -> int:
     """Bytes a server needs for M clients and a model of D floats, d of them trained."""
-    return sum(tables(recipe, M, d, D).values()) + 4 * D * (ROUND * min(recipe.P, M) + 4)
+    P = min(recipe.P, M)
+    return sum(tables(recipe, M, d, D).values()) + 4 * D * (ROUND * P + 4) + CLIENT * M + 8 * P * min(8 * M, COLUMNS)
+
+
+def sketch_that_fits(recipe: Recipe, M: int, d: int, D: int, have: int) -> int:
+    """Floats per client, a power of two, of the largest sketched map within `have` bytes; 0: none is possible."""
+    sketched = getattr(recipe.selector, "sketched", None)
+    size = 1 << (d - 1).bit_length()  # at least d: V exact, Omega not kept
+    while sketched and size >= SMALLEST:
+        if needed(replace(recipe, selector=sketched(size)), M, d, D) <= have:
+            return size
+        size //= 2
+    return 0
 
 
 def available() -> int | None:
@@ -51,9 +66,11 @@ def preflight(recipe: Recipe, M: int, d: int, D: int) -> None:
         return
     parts = sorted(tables(recipe, M, d, D).items(), key=lambda item: -item[1])[:2]
     largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size)
+    fits = sketch_that_fits(recipe, M, d, D, have)
+    sketch = f'sketch the map ([recipe.selector] piece = "relationship", sketch = {fits}), ' if fits else ""
     raise BadInput(
         f"{M} clients and {d} trained floats need {want / 1e9:.1f} GB ({largest or 'updates'}), "
-        f"but {have / 1e9:.1f} GB are available; lower clients, take a smaller model, or a recipe without a "
+        f"but {have / 1e9:.1f} GB are available; {sketch}lower clients, take a smaller model, or a recipe without a "
         "relationship map such as fedavg"
     )
 

@@ -40,7 +40,7 @@ def flrce(psi: float | str = "50%", preset: str = "default", P: int = 10, **loca
     base = replace(fedavg(P, **local), selector=SELECTIONS[preset], stop=Conflicts(threshold(psi, P)), name="flrce")
     if preset != "hardened":
         return base
-    stop = Conflicts(threshold(psi, P), r=2, n=3, after=10, trusted=True)
+    stop = Conflicts(threshold(psi, P), r=2, n=5, after=10, trusted=True, confirmed=True)
     return replace(base, aggregator=ClippedMean(), stop=stop)
 
 
@@ -168,7 +168,7 @@ def timelyfl(share: float = 0.5, preset: str = "default", P: int = 10, epochs: i
 
 
 def flrce_topk(
-    psi: float | str = "50%", keep: float = 0.1, feedback: bool = True, preset: str = "default", P: int = 10,
+    psi: float | str = "50%", keep: float = 0.3, feedback: bool = True, preset: str = "default", P: int = 10,
     **local: Any,
 ) -> Recipe:  # fmt: skip
     """FLrce with sparse uploads: what is left out is added to a client's next update."""
@@ -197,7 +197,7 @@ SELECTIONS = {
     "paper": ByRelationship(anchor="origin"),
     "default": ByRelationship(anchor="origin"),
     "authors": ByRelationship(anchor="model", blend=0.9, space="wire"),
-    "hardened": ByRelationship(anchor="origin", floor=0.2, most=5, window=10),
+    "hardened": ByRelationship(anchor="origin", floor=0.2, most=1.5, window=10),
 }
 
 CATALOGUE: dict[str, Callable[..., Recipe]] = {

@@ -2,7 +2,7 @@
 
 Algorithm 1 compares an update u_k with every client's last update v_j = V_j: by cosine if v_j is fresh (R_j >= t - 1),
 else by how much w + u_k comes nearer to the line along v_j than w was (eq. 6). All of it follows from one product of
-(u, w) with V^T; the rest is P x M.
+(u, w) with V^T; the rest is P x M, a block of clients at a time. Fleets too large for Omega keep only its sums H.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from flrce.linalg import grown
 
 NEVER = -(2**31)  # R of a client never heard from
 TINY = 1e-12
+BLOCK = 2**14  # clients compared at a time: what is kept meanwhile is P x BLOCK, not P x M
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,18 @@ class Memory:
 
     V: Tensor = field(metadata={"rows": True})  # (M, d) last update of each client
     R: Tensor = field(metadata={"rows": True})  # (M,) round of that update
-    Omega: Tensor = field(metadata={"rows": True, "square": True})  # (M, M) relationship of k (row) with j (column)
+    Omega: Tensor | None = field(metadata={"rows": True, "square": True})  # (M, M) of k (row) with j; None: not kept
     H: Tensor = field(metadata={"rows": True})  # (M,) sum of a row: the heuristic of eq. 7
     vv: Tensor = field(metadata={"rows": True})  # (M,) squared norms of V
     av: Tensor = field(metadata={"rows": True})  # (M,) <anchor_j, v_j>; zero for lines through the origin
     A: dict[int, Tensor] = field(default_factory=dict)  # round -> w it started from, while some R points to it
 
 
-def empty(M: int, d: int, dtype: torch.dtype = torch.float32) -> Memory:
+def empty(M: int, d: int, dtype: torch.dtype = torch.float32, mapped: bool = True) -> Memory:
     """Nothing known of M clients. The tables' pages are not touched before they are written."""
     zeros = torch.zeros
     return Memory(
-        V=zeros(M, d, dtype=dtype), R=torch.full((M,), NEVER), Omega=zeros(M, M, dtype=dtype),
+        V=zeros(M, d, dtype=dtype), R=torch.full((M,), NEVER), Omega=zeros(M, M, dtype=dtype) if mapped else None,
         H=zeros(M, dtype=dtype), vv=zeros(M, dtype=torch.float64), av=zeros(M, dtype=torch.float64),
     )  # fmt: skip
 
@@ -42,8 +43,10 @@ def enlarge(m: Memory, M: int) -> Memory:
     """Room for clients that have appeared since."""
     if len(m.H) >= M:
         return m
-    Omega = m.Omega.new_zeros(M, M)
-    Omega[: len(m.H), : len(m.H)] = m.Omega
+    Omega = None
+    if m.Omega is not None:
+        Omega = m.Omega.new_zeros(M, M)
+        Omega[: len(m.H), : len(m.H)] = m.Omega
     return replace(
         m, V=grown(m.V, M), R=grown(m.R, M, NEVER), Omega=Omega, H=grown(m.H, M), vv=grown(m.vv, M), av=grown(m.av, M)
     )
@@ -57,43 +60,57 @@ def remember(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, anchored: bool)
     if not anchored:
         return m
     m.av[k] = (U @ w.to(U.dtype)).double()
-    used = set(m.R.tolist())
+    used = set(m.R.unique().tolist())
     return replace(m, A={r: a for r, a in {**m.A, t: w}.items() if r in used})
 
 
-def relate(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, anchored: bool = False) -> tuple[Tensor, Tensor]:
-    """Rows k of Omega and H after round t (Algorithm 1, eq. 7); m already holds round t.
+def relate(
+    m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, anchored: bool = False,
+    full: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor | None, Tensor]:  # fmt: skip
+    """Rows k of Omega (None where it is not kept) and H after round t (Algorithm 1, eq. 7); m already holds round t.
 
     The line of a stale v_j passes through the origin as eq. 6 prints it, or (`anchored`) through the model that j
     started from: with a = w - anchor_j, orthdist(w)^2 = aa - av^2/vv, and a step u changes it by
     2 ua + uu - uv (uv + 2 av)/vv. Keeping that ratio x to orthdist(w)^2 spares float32 the cancellation of 1 - d'/d.
+    Where w, U and V are sketched, `full` may give w and U as they were: the error of <u, w> would reach all of H.
     """
-    P = len(k)
     w, U = w.to(m.V.dtype), U.to(m.V.dtype)
-    uv, wv = torch.split(torch.cat([U, w[None]]) @ m.V.T, [P, 1])  # (P, M), (1, M)
-    uu, vv, uv = m.vv[k, None], m.vv[None], uv.double()  # (P, 1), (1, M), (P, M)
+    rows = None if m.Omega is None else m.V.new_zeros(len(k), len(m.H))
+    H = torch.zeros(len(k), dtype=torch.float64)
+    past = _offsets(m, *(full or (w, U)), anchored)
+    for start in range(0, len(m.H), BLOCK):
+        j = slice(start, start + BLOCK)
+        block = _relate(m, t, w, k, U, past, j)
+        H += block.sum(1)
+        if rows is not None:
+            rows[:, j] = block
+    return rows, H.to(m.H.dtype)
+
+
+def _relate(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, past: tuple[Tensor, ...], j: slice) -> Tensor:
+    """(P, len(j)) relationships of clients k with clients j, in float64."""
+    R, vv, uu = m.R[j], m.vv[None, j], m.vv[k, None]  # (j,), (1, j), (P, 1)
+    uv, wv = torch.split((torch.cat([U, w[None]]) @ m.V[j].T).double(), [len(k), 1])  # (P, j), (1, j)
     cossim = uv / (uu * vv).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
-    ua, aa = _offsets(m, w, U, anchored)  # (P, M) or (P, 1), (1, M) or (1, 1)
-    av = wv.double() - m.av[None] if anchored else wv.double()
+    rounds, ua, aa = past
+    at = torch.searchsorted(rounds, R) if len(rounds) > 1 else slice(None)  # one anchor is everybody's
+    ua, aa = ua[:, at], aa[:, at]  # (P, j) or (P, 1), (1, j) or (1, 1)
+    av = wv - m.av[None, j]
     safe = vv.clamp(min=torch.finfo(torch.float64).tiny)
     x = (2 * ua + uu - uv * (uv + 2 * av) / safe) / (aa - av.square() / safe).clamp(min=TINY)
     nearer = (-x / (1 + (1 + x).clamp(min=0).sqrt())).clamp(min=-1)  # max(1 - sqrt(1 + x), -1)
-    rows = torch.where(m.R[None] >= t - 1, cossim, nearer).clamp(-1, 1)
-    rows = rows.where((uu > 0) & (vv > 0) & (m.R[None] > NEVER), 0.0)  # never seen, or zero: no opinion
-    rows[torch.arange(P), k] = 0.0  # j != k
-    return rows.to(m.Omega.dtype), rows.sum(1).to(m.H.dtype)
+    found = torch.where(R[None] >= t - 1, cossim, nearer).clamp(-1, 1)
+    found = found.where((uu > 0) & (vv > 0) & (R[None] > NEVER), 0.0)  # never seen, or zero: no opinion
+    own = (k >= j.start) & (k < j.stop)
+    found[own, k[own] - j.start] = 0.0  # j != k
+    return found
 
 
-def _offsets(m: Memory, w: Tensor, U: Tensor, anchored: bool) -> tuple[Tensor, Tensor]:
-    """<u_k, a_j> and <a_j, a_j> for a_j = w - anchor_j; anchors repeat, so each past model is subtracted once."""
-    if not anchored:
-        return (U @ w).double()[:, None], torch.linalg.vector_norm(w, dtype=torch.float64).square().reshape(1, 1)
-    past = sorted(m.A)
-    ua = torch.zeros(len(U), len(m.R), dtype=torch.float64)
-    aa = torch.zeros(1, len(m.R), dtype=torch.float64)
-    for r in past:
-        a = w - m.A[r].to(w.dtype)
-        columns = r == m.R
-        ua[:, columns] = (U @ a).double()[:, None]
-        aa[:, columns] = torch.linalg.vector_norm(a, dtype=torch.float64).square()
-    return ua, aa
+def _offsets(m: Memory, w: Tensor, U: Tensor, anchored: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Rounds of the anchors (the origin is one); for each a = w - anchor: <u_k, a> (P, rounds), <a, a> (1, rounds)."""
+    rounds = sorted(m.A) if anchored else [NEVER]
+    starts = [w - m.A[r].to(w.dtype) for r in rounds] if anchored else [w]
+    ua = torch.stack([(U @ a).double() for a in starts], 1)
+    aa = torch.stack([torch.linalg.vector_norm(a, dtype=torch.float64).square() for a in starts])
+    return torch.tensor(rounds), ua, aa[None]

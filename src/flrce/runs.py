@@ -124,8 +124,13 @@ def run_together(
             each = partial(watch, i) if watch else None
             return _complete(built[i], jobs[i][0], jobs[i][1], resume, each)
 
-        with ThreadPoolExecutor(len(jobs)) as threads:
-            return list(threads.map(drive, range(len(jobs))))
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)  # the runs are the threads
+        try:
+            with ThreadPoolExecutor(len(jobs)) as threads:
+                return list(threads.map(drive, range(len(jobs))))
+        finally:
+            torch.set_num_threads(before)
 
 
 def device_of(experiment: Experiment) -> str:

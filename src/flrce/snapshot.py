@@ -62,9 +62,10 @@ class Assembly:
     def __post_init__(self) -> None:
         for role, memory in self.start.memory.items():
             for f in fields(memory):
-                if f.metadata.get("rows"):
+                template = getattr(memory, f.name)
+                if f.metadata.get("rows") and isinstance(template, Tensor):  # a table may be left out
                     square = bool(f.metadata.get("square"))
-                    self.tables[f"{role}.{f.name}"] = _blank(getattr(memory, f.name), len(self.roster), square)
+                    self.tables[f"{role}.{f.name}"] = _blank(template, len(self.roster), square)
 
     def add(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         """Place the rows of one file that no newer file holds."""

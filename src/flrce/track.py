@@ -42,7 +42,10 @@ def mlflow(
     rounds: Iterable[Round], uri: str | None = None, experiment: str = "flrce", name: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> Iterator[Round]:  # fmt: skip
-    """Metrics and parameters as one MLflow run, on the server or in the folder that `uri` names."""
+    """Metrics and parameters as one MLflow run, on the server or in the folder that `uri` names.
+
+    Recent MLflow writes to a folder only with MLFLOW_ALLOW_FILE_STORE=true in the environment.
+    """
     try:
         from mlflow.tracking import MlflowClient
     except ImportError as why:

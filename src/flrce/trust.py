@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from flrce.linalg import conflicts, gram
+from flrce.linalg import conflicts
 from flrce.types import Record
 
 FAR = 5.0  # times the median norm
@@ -17,9 +17,8 @@ APART = 0.25  # how far that share lies above the round's median
 STRIKES, WINDOW = 2, 20  # flags in the last rounds that silence a client even where it behaves
 
 
-def flags(U: Tensor, clients: Sequence[str]) -> dict[str, str]:
-    """Client -> what is odd about its update (P, d), for those where something is."""
-    G = gram(U)
+def flags(G: Tensor, clients: Sequence[str]) -> dict[str, str]:
+    """Client -> what is odd about its update, for those where something is; G (P, P) are the updates' products."""
     norms = G.diagonal().clamp(min=0).sqrt()
     moved = norms > 0
     found = {client: "zero update" for client, moves in zip(clients, moved.tolist(), strict=True) if not moves}
@@ -45,7 +44,7 @@ def silenced(history: Sequence[Record], now: Mapping[str, str]) -> set[str]:
     return {*now, *(client for client, count in strikes.items() if count >= STRIKES)}
 
 
-def votes(U: Tensor, clients: Sequence[str], mute: set[str]) -> float:
+def votes(G: Tensor, clients: Sequence[str], mute: set[str]) -> float:
     """Conflicting peers per client (Algorithm 3) among those with a vote, scaled to the whole round's size.
 
     0 where fewer than half of the clients have one: then nobody is left to trust.
@@ -53,4 +52,4 @@ def votes(U: Tensor, clients: Sequence[str], mute: set[str]) -> float:
     heard = [i for i, client in enumerate(clients) if client not in mute]
     if len(heard) < 2 or 2 * len(heard) < len(clients):
         return 0.0
-    return conflicts(U[heard]) * (len(clients) - 1) / (len(heard) - 1)
+    return conflicts(G[heard][:, heard]) * (len(clients) - 1) / (len(heard) - 1)

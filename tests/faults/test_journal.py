@@ -13,6 +13,7 @@ from harness import DATA, ENGINE, KILLED, contents, experiment, go, in_child, pl
 
 from flrce import checkpoint, runs
 from flrce.errors import BadInput
+from flrce.recipes import CATALOGUE
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,13 @@ def reference(tmp_path_factory):
     record = folder / "steps.txt"
     assert in_child(lambda: go(folder / "run"), f"record:{record}") == 0
     return folder / "run", contents(folder / "run"), places(record)
+
+
+def found(folder):
+    """The manifests, newest first."""
+    readable, problems = checkpoint.manifests(folder / "checkpoint")
+    assert not problems
+    return readable
 
 
 @pytest.mark.row(1, "SIGKILL at every journal step", "BIT after --resume")
@@ -61,13 +69,23 @@ def test_killed_while_resuming(reference, tmp_path, seen):
     seen(f"{len(steps)} steps, all BIT")
 
 
+@pytest.mark.row(1, "SIGKILL in round 3, every recipe of the catalogue", "BIT after --resume")
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_recipe_resumes(tmp_path, name):
+    """What each piece remembers survives: only rows that a round touched are ever written."""
+    what = experiment(rounds=5, recipe={"name": name}, clients=9, per_round=6)
+    go(tmp_path / "straight", what=what)
+    assert in_child(lambda: go(tmp_path / "run", what=what), "commit.ready:3") == KILLED
+    go(tmp_path / "run", True, what)
+    same(tmp_path / "run", contents(tmp_path / "straight"))
+
+
 @pytest.mark.row(2, "SIGKILL during the checkpoint's write", "old manifest valid, BIT")
 def test_killed_in_the_write(reference, tmp_path):
     _, wanted, _ = reference
     folder = tmp_path / "run"
     assert in_child(lambda: go(folder), "commit.ready:2") == KILLED
-    commit, _ = checkpoint.read(folder / "checkpoint" / "manifest.json")
-    assert commit.t == 1
+    assert [commit.t for _, commit, _ in found(folder)] == [1]
     go(folder, resume=True)
     same(folder, wanted)
 
@@ -77,9 +95,9 @@ def test_killed_in_the_write(reference, tmp_path):
 def test_damage_to_the_newest_commit(reference, tmp_path, damage, caplog, seen):
     """Every file that only the newest manifest needs, the manifest itself, and the ledger's last line."""
     folder, wanted, _ = reference
-    newest = checkpoint.read(folder / "checkpoint" / "manifest.json")[0].files
-    spare = checkpoint.read(folder / "checkpoint" / "manifest.previous.json")[0].files
-    names = [f"checkpoint/{name}" for name in newest if name not in spare] + ["checkpoint/manifest.json"]
+    (path, newest, _), (_, spare, _) = found(folder)
+    assert (newest.t, spare.t) == (3, 2)
+    names = [f"checkpoint/{name}" for name in newest.files if name not in spare.files] + [f"checkpoint/{path.name}"]
     for name in [*names, "rounds.jsonl", "clients.jsonl"]:
         ledger = name.endswith("jsonl")
         if ledger and damage in ("flip-first", "flip-middle", "remove"):
@@ -89,7 +107,7 @@ def test_damage_to_the_newest_commit(reference, tmp_path, damage, caplog, seen):
         hurt(copy / name, damage)
         caplog.clear()
         go(copy, resume=True)
-        if damage != "remove" or not name.endswith("manifest.json"):
+        if damage != "remove" or "manifest" not in name:
             assert "the commit before" in caplog.text
         same(copy, wanted)
         shutil.rmtree(copy)
@@ -99,9 +117,9 @@ def test_damage_to_the_newest_commit(reference, tmp_path, damage, caplog, seen):
 @pytest.mark.row(21, "damage beyond the spare", "HALT, one line, disk unchanged")
 def test_damage_beyond_the_spare(reference, tmp_path, seen):
     folder, _, _ = reference
-    shared = [n for n in checkpoint.read(folder / "checkpoint" / "manifest.previous.json")[0].files if "000001" in n]
+    shared = [name for name in found(folder)[1][1].files if "000001" in name]
     for names in [["checkpoint/" + shared[0]], ["rounds.jsonl"],
-                  ["checkpoint/manifest.json", "checkpoint/manifest.previous.json"]]:  # fmt: skip
+                  [f"checkpoint/{name}" for name in checkpoint.SLOTS]]:  # fmt: skip
         copy = tmp_path / "run"
         shutil.copytree(folder, copy)
         for name in names:
@@ -236,7 +254,7 @@ def test_fencing(reference, tmp_path):
         runs.run(experiment(), folder, data=DATA, watch=steal)
     kept["other"].close()
     assert not (folder / "summary.json").exists()
-    assert checkpoint.read(folder / "checkpoint" / "manifest.json")[0].t == 1
+    assert found(folder)[0][1].t == 1
     go(folder, resume=True)
     same(folder, reference[1])
 
@@ -285,8 +303,7 @@ def test_other_data(reference, tmp_path):
 def test_other_versions(reference, tmp_path, caplog):
     copy = tmp_path / "run"
     shutil.copytree(reference[0], copy)
-    path = copy / "checkpoint" / "manifest.json"
-    commit, _ = checkpoint.read(path)
+    path, commit, _ = found(copy)[0]
     commit.versions["torch"] = "1.0.0"
     path.write_bytes(checkpoint._sealed(commit))
     go(copy, resume=True)
@@ -297,7 +314,7 @@ def test_other_versions(reference, tmp_path, caplog):
 def test_a_later_schema(reference, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(reference[0], copy)
-    path = copy / "checkpoint" / "manifest.json"
+    path = found(copy)[0][0]
     body = json.loads(path.read_text())["commit"] | {"schema": 3}
     data = checkpoint._canonical(body)
     import hashlib

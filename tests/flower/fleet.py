@@ -66,6 +66,13 @@ class Fleet:
             "--port", str(free_port()), "--node-config", f"partition-id={partition} num-partitions=3", *trust, *key,
         ])  # fmt: skip
 
+    def stranger(self) -> None:
+        """Start a SuperNode without a key."""
+        self._start("stranger", [
+            "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
+            "--port", str(free_port()), "--root-certificates", str(self.folder / "ca.pem"),
+        ])  # fmt: skip
+
     def kill(self, name: str) -> None:
         """kill -9 a process and all it started."""
         process = self.processes.pop(name)

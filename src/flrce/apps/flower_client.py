@@ -169,6 +169,9 @@ class _Tracing:
     def __init__(self) -> None:
         self.change, self.working = threading.Condition(), 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Tracing, ()  # Ray hands copies of an app to its processes: each has its own turns
+
     @contextmanager
     def together(self) -> Iterator[None]:
         with self.change:
@@ -192,6 +195,9 @@ class _Shops:
 
     def __init__(self, tracing: _Tracing, most: int = 4) -> None:
         self.here, self.tracing, self.most = threading.local(), tracing, most
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Shops, (self.tracing, self.most)
 
     def __call__(self, local: Local) -> Workshop:
         kept: dict[int, tuple[Tensor, Workshop]] = self.here.__dict__.setdefault("kept", {})

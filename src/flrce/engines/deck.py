@@ -5,7 +5,7 @@ seat waits, the last to come does the work of all. The order within a stack is t
 together give the same bits each time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Condition
 from typing import Any
@@ -16,19 +16,20 @@ from torch import Tensor
 
 from flrce.engines.crew import Dead
 from flrce.engines.hands import Order
-from flrce.local.client import Index, Lesson, Workshop, no_batch
+from flrce.local.client import Index, Lesson, Workshop
 from flrce.local.stacked import Stack
 from flrce.models.part import Part
 from flrce.types import Reply
 
+Trained = tuple[Tensor, Tensor, Tensor]  # w', losses, squared losses
 Kind = tuple[float | int, int, bool, bool]  # rate, first trained block, with proximal term, its norm squared
 
 
 @dataclass(eq=False)
 class Request:
-    """What one seat waits for."""
+    """What one seat waits for: lessons trained (w', losses and squared losses of each), or a model judged."""
 
-    lessons: Sequence[tuple[Workshop, Lesson, Mapping[str, Tensor]]] = ()
+    lessons: Sequence[Lesson] = ()
     judged: tuple[Tensor, Index] | None = None
     answer: Any = None
 
@@ -83,19 +84,14 @@ class Deck:
             request.answer = [None] * len(request.lessons)
         groups: dict[Kind, list[tuple[Request, int]]] = {}
         for request in requests:
-            for i, (shop, lesson, carry) in enumerate(request.lessons):
-                if not len(lesson.sizes):
-                    request.answer[i] = no_batch(lesson)
-                elif lesson.delta is not None:  # a correction of every step: torch's bench alone knows it
-                    request.answer[i] = shop.finish(lesson, carry)
-                else:
-                    groups.setdefault(_kind(lesson), []).append((request, i))
+            for i, lesson in enumerate(request.lessons):
+                groups.setdefault(_kind(lesson), []).append((request, i))
         for kind in sorted(groups):
             self._stack(kind, groups[kind])
 
     def _stack(self, kind: Kind, members: Sequence[tuple[Request, int]]) -> None:
-        """Train the lessons of one kind together and put the replies where they belong."""
-        lessons = [request.lessons[i][1] for request, i in members]
+        """Train the lessons of one kind together and put the results where they belong."""
+        lessons = [request.lessons[i] for request, i in members]
         stack = self._stack_of(lessons[0].part)
         w, losses, squares = stack.train(
             torch.stack([lesson.start for lesson in lessons]),
@@ -106,9 +102,8 @@ class Deck:
             first=kind[1],
             squared=kind[3],
         )
-        for (request, i), new, loss, square in zip(members, w, losses, squares, strict=True):
-            shop, lesson, carry = request.lessons[i]
-            request.answer[i] = shop.reply(lesson, new, loss, square, carry)
+        for (request, i), *trained in zip(members, w, losses, squares, strict=True):
+            request.answer[i] = tuple(trained)
 
     def _judge(self, requests: Sequence[Request]) -> None:
         if not requests:
@@ -155,9 +150,15 @@ class Seat:
         self.number = deck.seat()
 
     def train(self, w: Tensor, orders: Sequence[Order]) -> list[Reply | Dead]:
-        lessons = [(self.shop, self.shop.lesson(w, task, index, carry), carry) for task, index, carry in orders]
-        answer: list[Reply | Dead] = self.deck.ask(self.number, Request(lessons=lessons))
-        return answer
+        """The clients' replies. What only torch's bench knows (a correction of every step) is trained here."""
+        lessons = [self.shop.lesson(w, task, index, carry) for task, index, carry in orders]
+        stacked = [i for i, lesson in enumerate(lessons) if len(lesson.sizes) and lesson.delta is None]
+        answers = self.deck.ask(self.number, Request([lessons[i] for i in stacked]))
+        trained: dict[int, Trained] = dict(zip(stacked, answers, strict=True))
+        return [
+            self.shop.reply(lesson, *trained[i], carry=carry) if i in trained else self.shop.finish(lesson, carry)
+            for i, (lesson, (_, _, carry)) in enumerate(zip(lessons, orders, strict=True))
+        ]
 
     def judge(self, w: Tensor, index: Index) -> tuple[Index, Index]:
         answer: tuple[Index, Index] = self.deck.ask(self.number, Request(judged=(w, index)))

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from flrce.costs import Profile
-from flrce.engines.flower_nodes import LOSS, Client, Nodes, exchange, why
+from flrce.engines.flower_nodes import LOSS, MANY, Client, Nodes, exchange, why
 from flrce.engines.wire import SAMPLES, Template, read_reply, record, weight, write_task
 from flrce.errors import BadInput
 from flrce.local.client import Workshop
@@ -23,6 +23,7 @@ from flrce.types import Evaluation, Reply, Spent, Task
 Judge = Callable[[int, ArrayRecord], MetricRecord | None]
 Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
 ACCURACY = ("accuracy", "eval_acc", "acc", "eval_accuracy", "val_acc", "val_accuracy")
+AT_ONCE = 2**27  # bytes of replies fetched together
 LOSSES = ("loss", "eval_loss", "val_loss")
 log = logging.getLogger("flwr")
 
@@ -69,6 +70,7 @@ class FlowerEngine:
         self.blocks = shop.blocks if shop else 1
         self.online: dict[str, Client] = {}
         self.pace: dict[str, float] = {}  # client -> seconds of computing per epoch, as last measured
+        self.held: list[dict[str, Tensor]] = []  # the payloads of this round's replies
         self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
         self.judged: tuple[MetricRecord | None, MetricRecord | None] = (None, None)  # by the clients, by the server
         self.w: Tensor | None = None  # the model of the round that begins
@@ -120,11 +122,12 @@ class FlowerEngine:
         for task in tasks:
             self.holdings(task)  # refuses what cannot be done before anything is sent
         messages = [self.message(w, task) for task in tasks]
-        self._let_go(tasks)
+        self.metrics = {}
         replies = exchange(
             self.grid, messages, self.options.timeout,
             lambda at, reply, seconds: self.read(w, tasks[at], messages[at], reply, seconds),
             lambda found: keep is not None and sum(not reply.error for reply in found) >= keep,
+            batch=min(max(1, AT_ONCE // max(self.template.nbytes, 1)), MANY),
         )  # fmt: skip
         late = (
             f"no reply within {self.options.timeout:g} s"
@@ -159,6 +162,9 @@ class FlowerEngine:
             up = sum(weight(arrays) for arrays in reply.content.array_records.values())
             spent = replace(down, bytes_up=up, compute_seconds=seconds)
             return Reply(task.client, task.t, error=f"malformed: {problem}", spent=spent)
+        assert found.payload is not None
+        assert isinstance(found.payload.buffers, dict)
+        self.held.append(found.payload.buffers)
         own = found.spent.compute_seconds
         compute = min(own, seconds) if own else seconds
         spent = replace(
@@ -199,12 +205,15 @@ class FlowerEngine:
     def arrays(self, w: Tensor) -> ArrayRecord:
         """w as the user's record, made once for as long as w is the model."""
         if self._sent is None or self._sent[0] is not w:
+            self._sent = None  # before there are two
             self._sent = (w, self.template.unpack(w))
         return self._sent[1]
 
-    def _let_go(self, tasks: Sequence[Task]) -> None:
-        """Metrics of the round before are no longer needed."""
-        self.metrics = {}
+    def release(self) -> None:
+        """Let go of the replies' payloads: the gate has copied what it let pass, and P models are a lot of memory."""
+        for buffers in self.held:
+            buffers.clear()
+        self.held = []
 
     def _down(self, task: Task) -> tuple[Tensor | None, int]:
         """(coordinates a client receives, None for all; their bytes)."""

@@ -1,5 +1,6 @@
 """Who is out there: Flower's node ids <-> the names that clients keep over restarts; and talking with a time limit."""
 
+import gc
 import logging
 import re
 import time
@@ -16,7 +17,10 @@ from flrce.pieces import Malformed
 HELLO = "query.flrce"  # a client that knows us answers with its name and number of samples
 LOSS = "query.flrce_loss"  # the mean loss of a model on its training samples
 RAISED = 2  # Flower's error code of a ClientApp that raised: here, one that knows no such query
+LATE = 0.02  # share of the time a reply took by which it may be noticed late
 SLOWEST = 1.0  # seconds between two looks for replies, at most
+MANY = 1000  # replies fetched together where their size is no matter
+FEW = 8  # and where it is so large that they are cleared away at once
 T = TypeVar("T")
 log = logging.getLogger("flwr")
 
@@ -34,27 +38,35 @@ class Client:
 
 def exchange(
     grid: Grid, messages: Sequence[Message], timeout: float, read: Callable[[int, Message, float], T],
-    enough: Callable[[list[T]], bool] = lambda _: False,
+    enough: Callable[[list[T]], bool] = lambda _: False, batch: int = MANY,
 ) -> dict[int, T]:  # fmt: skip
     """Send, then read each reply as it comes (position, message, seconds), until all, `enough` or the time limit.
 
-    A reply counts only if it answers a message of this exchange; a message is let go as soon as it is read.
+    A reply counts only if it answers a message of this exchange. It is let go as soon as it is read, and at most
+    `batch` are fetched at once: large models would not fit into memory many times over.
     """
-    start, pause = time.monotonic(), 0.01
+    start = time.monotonic()
     ids = list(grid.push_messages(messages))
     waiting = {key: at for at, key in enumerate(ids) if key}
     results: dict[int, T] = {}
     while waiting and time.monotonic() - start < timeout:
-        replies = list(grid.pull_messages(list(waiting)))
-        for reply in replies:
-            at = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if at is not None:
-                results[at] = read(at, reply, time.monotonic() - start)
+        before, asked = len(waiting), list(waiting)
+        for first in range(0, len(asked), batch):
+            replies = list(grid.pull_messages(asked[first : first + batch]))
+            large = bool(replies) and batch <= FEW
+            while replies:
+                reply = replies.pop()
+                at = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if at is not None:
+                    results[at] = read(at, reply, time.monotonic() - start)
+                del reply
+            if large:
+                gc.collect()  # Flower's records refer to one another in circles, and these are large
         if enough(list(results.values())):
             break
-        if waiting and not replies:
-            time.sleep(min(pause, max(timeout - (time.monotonic() - start), 0)))
-        pause = 0.01 if replies else min(pause * 1.5, SLOWEST)
+        if waiting and len(waiting) == before:
+            gone = time.monotonic() - start
+            time.sleep(max(min(LATE * gone, SLOWEST, timeout - gone), 0.001))
     return results
 
 

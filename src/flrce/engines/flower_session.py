@@ -3,7 +3,7 @@
 import json
 import logging
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -19,9 +19,9 @@ from flrce.engines.flower import FlowerEngine, weighted
 from flrce.engines.wire import SAMPLES
 from flrce.errors import BadInput
 from flrce.ledger import Ledger
-from flrce.pieces import ROLES, Recipe
+from flrce.pieces import ROLES, Aggregator, Recipe
 from flrce.recipes import PIECES
-from flrce.types import Record, Round, State
+from flrce.types import Record, Round, State, Updates
 
 log = logging.getLogger("flwr")
 
@@ -76,13 +76,14 @@ class Session:
         return result
 
     def _rounds(self, state: State) -> Iterator[Round]:
+        recipe = replace(self.recipe, aggregator=Light(self.recipe.aggregator, self.engine.release))
         while state.t < self.T and not loop.over(state):
-            self.engine.w = state.w
-            plan = loop.begin(self.recipe, self.engine, state, self.engine.options.seed)
+            self.w = self.engine.w = state.w
+            plan = loop.begin(recipe, self.engine, state, self.engine.options.seed)
             plan = replace(plan, tasks=tuple(map(self.engine.fit, plan.tasks)))
             log.info("[ROUND %d/%d] %d clients: %s", plan.t, self.T, len(plan.tasks), _names(plan))
             replies = () if plan.refused else self.engine.train(state.w, plan.tasks, {}, plan.chosen.keep)
-            done = loop.finish(self.recipe, self.engine, plan, replies)
+            done = loop.finish(recipe, self.engine, plan, replies)
             yield done
             if done.record.stop:
                 return
@@ -149,6 +150,21 @@ class Session:
             noted[record.t] = MetricRecord({**(metrics or {}), **figures(record)})
         elif record.stop and noted:  # a round that was not even started ended the run
             noted[max(noted)]["stopped"] = 1
+
+
+@dataclass(frozen=True)
+class Light:
+    """An aggregator that first lets go of what was received; in all else it is the one it wraps."""
+
+    aggregator: Aggregator
+    release: Callable[[], None]
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+        self.release()
+        return self.aggregator(w, updates, memory)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.aggregator, name)
 
 
 def figures(record: Record) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class Stack:
         return max(1, self.memory // self._bytes(1, batch))
 
     def _bench(self, mode: Mode) -> Bench:
-        """Buffers that fit this mode, with room to spare from an earlier call or new; the latest are kept, as they fit."""
+        """Buffers that fit this mode, with room to spare from an earlier call or new; kept while they fit."""
         fits = [m for m in self._benches if m.holds(mode)]
         if fits:
             mode = min(fits, key=lambda m: (m.batch, m.lanes))

@@ -4,13 +4,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from flrce import runs
+from flrce import ledger, runs
+from flrce.config import Experiment
 from flrce.data import cache
 from flrce.data.sources import Source, source
 from flrce.errors import BadInput
 from flrce.reproduce.plan import Cell, Facts
 from flrce.types import Round
 
+STACK = 96  # cells whose clients are trained together
 Watch = Callable[[Cell, Round], None]
 Sources = Callable[[str], Source]  # name -> samples, read once
 
@@ -22,12 +24,26 @@ class Executor(Protocol):
 
 
 def execute(cells: Sequence[Cell], out: Path, sources: Sources, watch: Watch) -> None:
-    """One cell after another on the simulator."""
+    """All cells, by the GPU where the experiments may use one and there is one, else one after another."""
+    if runs.device_of(cells[0].experiment) == "cuda":
+        return stacked(cells, out, sources, watch)
     for cell in cells:
         runs.run(
             cell.experiment, out / cell.folder, resume=True, data=sources(cell.dataset),
             watch=lambda done, cell=cell: watch(cell, done),  # type: ignore[misc]
         )  # fmt: skip
+
+
+def stacked(cells: Sequence[Cell], out: Path, sources: Sources, watch: Watch, device: str = "cuda") -> None:
+    """Up to STACK cells of a data set as one stack on the GPU; their folders are written when the stack is done."""
+    for dataset in dict.fromkeys(cell.dataset for cell in cells):
+        mine = [cell for cell in cells if cell.dataset == dataset]
+        for at in range(0, len(mine), STACK):
+            group = mine[at : at + STACK]
+            jobs: list[tuple[Experiment, Path | None]] = [(cell.experiment, None) for cell in group]
+            found = runs.run_together(jobs, data=sources, watch=lambda i, d, g=group: watch(g[i], d), device=device)
+            for cell, result in zip(group, found, strict=True):
+                ledger.keep(out / cell.folder, cell.experiment.toml(), result.history, result.summary)
 
 
 def load(name: str, data: Path | None, verify: bool = True) -> Source:

@@ -1,14 +1,18 @@
 """FLrce's client selection h (Algorithm 2) over the relationship map."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from numpy.random import Generator
+from torch import Tensor
 
 from flrce import relations
+from flrce.errors import BadInput
+from flrce.linalg import grown
 from flrce.pieces import View
 from flrce.relations import NEVER, Memory
+from flrce.sketch import sketch
 from flrce.types import Event, Selection
 
 
@@ -22,8 +26,11 @@ class ByRelationship:
     from have H = 0 and so outrank those with H < 0; `pessimistic` puts them last.
 
     Colluders that agree with one another gain a large H and would be chosen for ever (docs/robustness.md): `floor` is
-    the least probability to explore, and a client chosen `most` times in the last `window` rounds waits behind all
-    others when the round exploits (0: never; the paper has neither).
+    the least probability to explore, and a client that was chosen more than `most` times its fair share of the last
+    `window` rounds waits behind all others when the round exploits (0: never; the paper has neither).
+
+    For fleets whose V (M, d) or Omega (M, M) would not fit, `sketch` is the number of floats kept of each update: they
+    and w pass through one random linear map (sketch.py), and of Omega only its sums H are kept (0: all is exact).
     """
 
     decay: float = 0.98  # phi(t) = decay ** (t - 1)
@@ -33,15 +40,27 @@ class ByRelationship:
     space: str = "trainable"
     pessimistic: bool = False
     floor: float = 0.0
-    most: int = 0
+    most: float = 0.0
     window: int = 10
+    sketch: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.sketch) is not int or self.sketch < 0:
+            raise BadInput(f"selector.sketch = {self.sketch!r}: must be a number of floats, or 0 to keep all")
+        if self.sketch and self.blend < 1:
+            raise BadInput(f"selector.blend = {self.blend}: a sketched map keeps no old relationships; set blend = 1")
+
+    def sketched(self, size: int) -> "ByRelationship":
+        """The same over a map that keeps `size` floats of each update."""
+        return replace(self, sketch=size, blend=1.0)
 
     def phi(self, t: int) -> float:
         """Probability to explore in round t."""
         return 1.0 if t <= self.warmup else max(self.decay ** (t - 1), self.floor)
 
     def init(self, M: int, d: int, D: int) -> Memory:
-        return relations.empty(M, D if self.space == "wire" else d)
+        size = D if self.space == "wire" else d
+        return relations.empty(M, min(self.sketch or size, size), mapped=not self.sketch)
 
     def select(self, memory: Memory, view: View, rng: Generator) -> Selection:
         phi, draw = self.phi(view.t), rng.random()
@@ -49,33 +68,44 @@ class ByRelationship:
         if draw < phi:
             picked = pool[torch.from_numpy(rng.permutation(len(pool)))[: view.P]]
             return Selection(tuple(picked.tolist()), why={"phi": phi})
-        m = relations.enlarge(memory, int(pool.max()) + 1 if len(pool) else 0)
-        H = m.H[pool]
+        M = int(pool.max()) + 1 if len(pool) else 0
+        H, R = grown(memory.H, M)[pool], grown(memory.R, M, NEVER)[pool]
         if self.pessimistic:
-            H = H.where(m.R[pool] > NEVER, -torch.inf)
+            H = H.where(R > NEVER, -torch.inf)
         order = H.argsort(descending=True, stable=True)  # ties: the lowest row
         if self.most:
-            waits = torch.tensor(self._waiting(view))[order]
-            order = torch.cat([order[~waits], order[waits]])
+            order = self._in_turn(pool, order, view)
         picked = pool[order[: view.P]]
         return Selection(tuple(picked.tolist()), exploit=True, why={"phi": phi})
 
-    def _waiting(self, view: View) -> list[bool]:
-        """Which clients of the pool have had their share of the last rounds."""
-        recent = Counter(client for record in view.history[-self.window :] for client in record.chosen)
-        return [recent[view.draft(k).client] >= self.most for k in view.pool]
+    def _in_turn(self, pool: Tensor, order: Tensor, view: View) -> Tensor:
+        """The first of `order`, those last that have had their share of the last rounds; P of them or more."""
+        last = view.history[-self.window :]
+        recent = Counter(client for record in last for client in record.chosen)
+        fair = view.P * len(last) / len(view.pool)
+        first = order[: view.P + len(recent)]  # at most len(recent) clients wait, so nobody beyond is needed
+        clients = (view.draft(k).client for k in pool[first].tolist())
+        waits = torch.tensor([recent[client] >= max(1.0, self.most * fair) for client in clients])
+        return torch.cat([first[~waits], first[waits]])
 
     def observe(self, memory: Memory, event: Event) -> Memory:
         """Steps 5, 7 and 8 of the paper's figure 4: write V and R, then the rows of Omega and H."""
         k, wire = event.updates.k, self.space == "wire"
         U = event.updates.U if wire else event.updates.u
         w = event.w if wire else event.w[: event.updates.trainable]
+        full, anchored = None, self.anchor == "model"
+        if 0 < self.sketch < len(w):
+            S = sketch(len(w), self.sketch)
+            full = None if anchored else (w, U)  # of past models only sketches are kept
+            U, w = S(U), S(w[None])[0]
         m = relations.enlarge(memory, event.M)
-        m = relations.remember(m, event.t, w, k, U, self.anchor == "model")
-        rows, H = relations.relate(m, event.t, w, k, U, self.anchor == "model")
-        if self.blend < 1:
-            known = (m.Omega[k] != 0) & (rows != 0)
-            rows = torch.where(known, (1 - self.blend) * m.Omega[k] + self.blend * rows, rows)
-            H = rows.sum(1)
-        m.Omega[k], m.H[k] = rows, H
+        m = relations.remember(m, event.t, w, k, U, anchored)
+        rows, H = relations.relate(m, event.t, w, k, U, anchored, full)
+        if m.Omega is not None and rows is not None:
+            if self.blend < 1:
+                known = (m.Omega[k] != 0) & (rows != 0)
+                rows = torch.where(known, (1 - self.blend) * m.Omega[k] + self.blend * rows, rows)
+                H = rows.sum(1)
+            m.Omega[k] = rows
+        m.H[k] = H
         return m

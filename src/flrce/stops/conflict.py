@@ -14,7 +14,8 @@ class Conflicts:
 
     Needs at least two replies. `r` of the last `n` exploit rounds must agree and `after` rounds must have passed;
     the paper's rule is r = n = 1, after = 0. With `trusted`, clients that were flagged have no vote, so a few that
-    push against everybody else cannot end the run.
+    push against everybody else cannot end the run. With `confirmed`, r of the last n rounds of clients drawn at
+    random must agree as well: whoever captured the selection is a minority there.
     """
 
     psi: float
@@ -22,6 +23,7 @@ class Conflicts:
     n: int = 1
     after: int = 0
     trusted: bool = False
+    confirmed: bool = False
 
     def __post_init__(self) -> None:
         if not (self.psi > 0 and 1 <= self.r <= self.n and self.after >= 0):
@@ -37,9 +39,13 @@ class Conflicts:
             return ""
         exploits = [h for h in history if h.exploit and h.outcome == "committed" and h.t > self.after][-self.n :]
         over = sum(self.count(h) >= self.psi for h in exploits)
-        if over < self.r:
+        if over < self.r or (self.confirmed and not self._confirmed(history)):
             return ""
         return f"conflicts {self.count(last):g} >= psi {self.psi:g}" + (f" in {over} of {self.n}" if self.n > 1 else "")
+
+    def _confirmed(self, history: Sequence[Record]) -> bool:
+        drawn = [h for h in history if not h.exploit and h.outcome == "committed" and h.t > self.after][-self.n :]
+        return sum(self.count(h) >= self.psi for h in drawn) >= self.r
 
 
 def shadows(history: Sequence[Record], P: int) -> tuple[float, ...]:

@@ -1,0 +1,152 @@
+"""Rounds of flrce's simulator against its peers', all doing the same work: python benchmarks/bench.py
+
+    --passes 3 --rounds 4     each pass runs every peer for so many rounds, the first of them a warm-up
+    --cores 1,2               one thread (compare CPU seconds) and both cores (compare wall time)
+    --only native,pfl         some of them (names in peers/roster.py)
+    --report                  no runs: write the results again from what was measured last
+
+Makes the peers' environments under .bench/, interleaves the runs, checks that all do the same work (data, steps,
+samples, accuracy), and writes results/peers.{json,md,svg}. Peers that cannot be installed or run are listed with the
+reason. Real CIFAR-10 where it is prepared (`flrce data prepare cifar10`), else random samples of its shape.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from flrce.data.federation import federate
+from flrce.data.sources import Source, source
+from flrce.errors import BadInput
+from flrce.models.nets import build
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "peers"))
+
+from roster import PEERS, CannotRun, Peer, python_of, version_of  # noqa: E402
+from summary import write  # noqa: E402
+
+HOME = HERE.parent / ".bench"
+PATIENCE = 420  # seconds that one run may take
+
+
+def prepare(folder: Path) -> str:
+    """Samples, shares and starting weights on disk, the same for everyone; returns the data's name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = samples()
+    shared = federate(data, "iid", 100, seed=0, holdout=0.3)
+    arrays = {"x": np.asarray(data.x), "y": data.y, "train": np.stack(shared.train), "held": np.stack(shared.held)}
+    for name, value in arrays.items():
+        np.save(folder / f"{name}.npy", value)
+    start = build("cnn-cifar", (3, 32, 32), 10, seed=0).state_dict()
+    np.savez(folder / "start.npz", **{name: value.numpy() for name, value in start.items()})
+    return data.name
+
+
+def samples() -> Source:
+    try:
+        return source("cifar10")
+    except BadInput:
+        rng = np.random.default_rng(0)
+        y = rng.integers(0, 10, 50_000)
+        bright = np.linspace(60, 190, 10)[y][:, None, None, None]  # something to learn
+        x = (bright + rng.normal(0, 40, (50_000, 3, 32, 32))).clip(0, 255).astype(np.uint8)
+        return Source("synthetic", x, y, tuple("0123456789"))
+
+
+def sgemm() -> float:
+    """GFLOP/s of torch's float32 product on one core: the best of a few."""
+    torch.set_num_threads(1)
+    a, best = torch.randn(1500, 1500), float("inf")
+    for _ in range(5):
+        start = time.thread_time()
+        a @ a
+        best = min(best, time.thread_time() - start)
+    return 2 * 1.5**3 / best
+
+
+def copying() -> float:
+    """GB/s that one core reads and writes in memory: the best of a few."""
+    a = torch.zeros(2**25)
+    b, best = torch.empty_like(a), float("inf")
+    for _ in range(4):
+        start = time.thread_time()
+        b.copy_(a)
+        best = min(best, time.thread_time() - start)
+    return 2 * a.nbytes / best / 1e9
+
+
+def measure(peer: Peer, python: Path, cores: int, rounds: int, seed: int) -> list[dict]:
+    """One run of one peer: a dictionary per round."""
+    command = [python, HERE / "peers" / peer.script, "--rounds", rounds, "--cores", cores, "--seed", seed,
+               "--data", HOME / "work", *peer.args]  # fmt: skip
+    threads = str(cores)
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
+    try:
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise CannotRun(f"{rounds} rounds were not done after {PATIENCE} s") from None
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"round"')]
+    if done.returncode or len(lines) != rounds:
+        raise CannotRun((done.stderr.strip().splitlines() or ["no output"])[-1][:200])
+    return lines
+
+
+def collect(options: argparse.Namespace, log: Path) -> None:
+    """All runs, interleaved; every round goes to the log at once."""
+    data, chosen = prepare(HOME / "work"), [p for p in PEERS if not options.only or p.name in options.only.split(",")]
+    ready, absent = [], {}
+    for peer in chosen:
+        try:
+            python = python_of(peer, HOME)
+            ready.append((peer, python, version_of(peer, python)))
+        except CannotRun as why:
+            absent[peer.name] = str(why)
+    for number in range(options.first, options.first + options.passes):
+        for cores in map(int, options.cores.split(",")):
+            turn = number % max(len(ready), 1)
+            for peer, python, version in ready[turn:] + ready[:turn]:  # nobody always runs first
+                if peer.name in absent:
+                    continue
+                common = {"peer": peer.name, "version": version, "cores": cores, "pass": number, "data": data}
+                try:
+                    lines = measure(peer, python, cores, options.rounds, seed=number)
+                except CannotRun as why:
+                    absent[peer.name] = str(why)
+                    continue
+                ceilings = {"sgemm": sgemm(), "copy": copying()}
+                with log.open("a") as out:
+                    out.writelines(json.dumps({**common, **line, **ceilings}) + "\n" for line in lines)
+                print(f"pass {number}  {cores} cores  {peer.name:8s}", *(f"{x['cpu_seconds']:.2f}" for x in lines[1:]))
+    with log.open("a") as out:
+        out.writelines(json.dumps({"peer": name, "absent": why}) + "\n" for name, why in absent.items())
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    ask.add_argument("--passes", type=int, default=3)
+    ask.add_argument("--first", type=int, default=0, help="number of the first pass, to add to earlier ones")
+    ask.add_argument("--rounds", type=int, default=4)
+    ask.add_argument("--cores", default="1,2")
+    ask.add_argument("--only", default="")
+    ask.add_argument("--report", action="store_true")
+    options = ask.parse_args()
+    log = HOME / "lines.jsonl"
+    if not options.report:
+        HOME.mkdir(exist_ok=True)
+        if not options.first:
+            log.unlink(missing_ok=True)
+        collect(options, log)
+    print(write(log, HERE / "results"))
+
+
+if __name__ == "__main__":
+    main()

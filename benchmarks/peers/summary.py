@@ -1,0 +1,173 @@
+"""What was measured, checked and set in ratio: results/peers.json, peers.md and peers.svg."""
+
+import json
+import os
+import platform
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+from roster import PEERS
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from native import CASES
+
+EXPECTED = {"steps": 150, "trained": 17_500, "evaluated": 15_000}  # of a round
+SAMPLES = (EXPECTED["trained"] + EXPECTED["evaluated"]) * 3 * 32 * 32  # bytes
+NOISE = 0.05  # how far an accuracy may lie from the others' median after the same number of rounds
+FOREIGN = 0.2  # cores that others may use during a round that counts as quiet
+LABELS = {peer.name: peer.label for peer in PEERS}
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "img"
+Rows = list[dict]
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def gflop() -> tuple[float, float]:
+    """GFLOP of a round: 10 clients' training, and the evaluation."""
+    train, evaluate = CASES[0].work()
+    return 10 * train, evaluate
+
+
+def read(log: Path) -> tuple[Rows, dict[str, str]]:
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    present = [row for row in rows if "absent" not in row]
+    ran = {row["peer"] for row in present}
+    return present, {row["peer"]: row["absent"] for row in rows if "absent" in row and row["peer"] not in ran}
+
+
+def work_checked(rows: Rows) -> dict[str, str]:
+    """What is wrong with each peer's work; an empty text if nothing is."""
+    last = max(row["round"] for row in rows)
+    final: dict[str, list[float]] = defaultdict(list)
+    faults: dict[str, str] = {}
+    for row in rows:
+        faults.setdefault(row["peer"], "")
+        if row["round"] == last:
+            final[row["peer"]].append(row["accuracy"])
+        if row["round"] > 1 and any(row[key] != value for key, value in EXPECTED.items()):
+            faults[row["peer"]] = f"{row['steps']} steps, {row['trained']} + {row['evaluated']} samples"
+    middle = median(median(values) for values in final.values())
+    for peer, values in final.items():
+        if abs(median(values) - middle) > NOISE and not faults[peer]:
+            faults[peer] = f"accuracy {median(values):.3f}, others {middle:.3f}"
+    return faults
+
+
+def compared(rows: Rows, cores: int, key: str) -> dict[str, dict[str, list[float]]]:
+    """Per peer its figures, and their ratios to ours of the same pass and round."""
+    at = {(r["peer"], r["pass"], r["round"]): r[key] for r in rows if r["cores"] == cores and r["round"] > 1}
+    table: dict[str, dict[str, list[float]]] = {}
+    for peer in LABELS:
+        own = {(p, t): value for (name, p, t), value in at.items() if name == peer}
+        ratio = [value / at["native", p, t] for (p, t), value in own.items() if ("native", p, t) in at]
+        if own:
+            table[peer] = {"values": list(own.values()), "ratios": ratio}
+    return table
+
+
+def quiet_only(rows: Rows) -> tuple[Rows, bool]:
+    """Rounds without foreign load, if everyone has some; else all of them, and True: the machine was busy."""
+    quiet = [row for row in rows if row["foreign"] < FOREIGN]
+    enough = {(r["peer"], r["cores"]) for r in quiet if r["round"] > 1} == {(r["peer"], r["cores"]) for r in rows}
+    return (quiet, False) if enough else (rows, True)
+
+
+def hardware() -> str:
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def table(rows: Rows, cores: int, faults: dict[str, str]) -> list[str]:
+    key, unit = ("cpu_seconds", "CPU s") if cores == 1 else ("seconds", "s")
+    found = compared(rows, cores, key)
+    versions = {row["peer"]: row["version"] for row in rows}
+    lines = [
+        f"| {'one thread' if cores == 1 else f'{cores} cores'} | version | {unit} a round | times native | same work |",
+        "|---|---|---|---|---|",
+    ]
+    for peer, cell in sorted(found.items(), key=lambda item: median(item[1]["values"])):
+        ratio = spread(cell["ratios"]) if cell["ratios"] else "-"
+        row = [LABELS[peer], versions[peer], spread(cell["values"]), ratio, faults[peer] or "yes"]
+        lines.append(f"| {' | '.join(row)} |")
+    return lines
+
+
+def floor(rows: Rows) -> list[str]:
+    """How far ours is from what the processor's matrix product would take for the same arithmetic."""
+    train, evaluate = gflop()
+    rate = median(row["sgemm"] for row in rows)
+    ours = compared(rows, 1, "cpu_seconds").get("native")
+    if not ours:
+        return []
+    own, copied = median(ours["values"]), median(row["copy"] for row in rows if "copy" in row)
+    return [
+        f"A round is {train + evaluate:.1f} GFLOP ({train:.1f} training, {evaluate:.1f} evaluation). torch's float32 "
+        f"product reached {rate:.0f} GFLOP/s on one core during these runs, so the floor is "
+        f"{(train + evaluate) / rate:.2f} CPU s; flrce native takes {own:.2f}, {own * rate / (train + evaluate):.2f} "
+        f"times that. Its samples are {SAMPLES / 1e6:.0f} MB, {SAMPLES / 1e9 / copied:.3f} s at the {copied:.0f} GB/s that "
+        "a copy reached: memory does not limit it.",
+    ]
+
+
+def write(log: Path, folder: Path) -> str:
+    """The three files; returns the Markdown."""
+    rows, absent = read(log)
+    kept, busy = quiet_only(rows)
+    faults = work_checked(rows)
+    state = (
+        "The machine was busy with other work: wall times mean little, CPU seconds of one thread are steadier."
+        if busy
+        else f"Rounds during which others used more than {FOREIGN} cores are left out."
+    )
+    rounds = max(row["round"] for row in rows)
+    text = [
+        "# Rounds against the peers", "",
+        f"{hardware()}. Data: {rows[0]['data']}. {date.today()}. Passes interleaved, {rounds - 1} warm rounds each; "
+        f"median (min-max) over rounds, ratios to the same pass and round of flrce native. {state}", "",
+        "100 equal clients, 10 a round, 350 training and 150 validation samples each, CNN of 134,946 floats, SGD, "
+        "batches of 128, 5 epochs, FedAvg; after every round the model on all 15,000 validation samples. `same work`: "
+        f"steps and samples counted, accuracy after {rounds} rounds within {NOISE} of the others' median.", "",
+    ]  # fmt: skip
+    for cores in sorted({row["cores"] for row in kept}):
+        text += [*table(kept, cores, faults), ""]
+    text += [*floor(kept), ""]
+    if absent:
+        text += ["| not measured | why |", "|---|---|", *(f"| {LABELS[p]} | {why} |" for p, why in absent.items()), ""]
+    folder.mkdir(exist_ok=True)
+    (folder / "peers.md").write_text("\n".join(text))
+    result = {
+        "hardware": hardware(), "busy": busy, "gflop": gflop(), "faults": faults, "absent": absent,
+        "cpu_seconds_one_thread": compared(kept, 1, "cpu_seconds"), "seconds_two_cores": compared(kept, 2, "seconds"),
+        "rounds": rows,
+    }  # fmt: skip
+    (folder / "peers.json").write_text(json.dumps(result, indent=1))
+    for place in (folder, PICTURES):
+        plot(result, place / "peers.svg")
+    return "\n".join(text)
+
+
+def plot(result: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    found = result["cpu_seconds_one_thread"]
+    order = sorted(found, key=lambda peer: -median(found[peer]["values"]))
+    middle = [median(found[peer]["values"]) for peer in order]
+    reach = [[m - min(found[p]["values"]) for p, m in zip(order, middle, strict=True)],
+             [max(found[p]["values"]) - m for p, m in zip(order, middle, strict=True)]]  # fmt: skip
+    figure, axes = pyplot.subplots(figsize=(7, 0.45 * len(order) + 1.2), layout="constrained")
+    colours = ["#0072b2" if peer in ("native", "torch") else "#999999" for peer in order]
+    axes.barh([LABELS[peer] for peer in order], middle, xerr=reach, color=colours, capsize=3)
+    axes.set_xlabel("CPU seconds a round, one thread (median, min to max)")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)

@@ -1,0 +1,146 @@
+"""Rows 15 to 19 on the digits, small; benchmarks/robustness.py measures them with intervals (docs/robustness.md)."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flrce.linalg import gram
+from flrce.pieces import View
+from flrce.recipes import CATALOGUE
+from flrce.selectors.relationship import ByRelationship
+from flrce.stops.conflict import Conflicts
+from flrce.trust import flags, silenced, votes
+from flrce.types import Record, Spent, Task
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import robustness
+
+SEEDS = (0, 1, 2)
+
+
+def runs(recipe, attack, share):
+    return [robustness.one(("digits", recipe, attack, share, seed)) for seed in SEEDS]
+
+
+def mean(found, field="accuracy"):
+    return float(np.mean([r[field] for r in found if r[field] is not None]))
+
+
+@pytest.fixture(scope="module")
+def clean():
+    return mean(runs("flrce (hardened)", "none", 0.0))
+
+
+@pytest.mark.row(15, "updates scaled x10 to 1e6, 10 % attackers, clipping on", "at most 2 points lost")
+@pytest.mark.parametrize("attack", ["scale x10", "scale x1e6"])
+def test_scaling(clean, attack, seen):
+    hit = mean(runs("flrce (hardened)", attack, 0.1))
+    assert hit > clean - 0.02
+    seen(f"{100 * clean:.1f} -> {100 * hit:.1f} %")
+
+
+@pytest.mark.row(16, "sign-flip, noise, ALIE at 20 %", "measured: docs/robustness.md")
+@pytest.mark.parametrize("attack", ["sign-flip", "noise", "alie"])
+def test_directions(clean, attack, seen):
+    """No promise but to end with a finite, usable model."""
+    hit = mean(runs("flrce (hardened)", attack, 0.2))
+    assert hit > 0.6
+    seen(f"{attack}: {100 * clean:.1f} -> {100 * hit:.1f} %")
+
+
+@pytest.mark.row(17, "backdoor at 20 %", "success rate reported")
+def test_backdoor(seen):
+    found = [robustness.one(("digits", "fedavg", "backdoor", 0.2, 0))]
+    assert 0 <= mean(found, "success") <= 1
+    assert mean(found) > 0.8
+    seen(f"FedAvg: {100 * mean(found, 'success'):.0f} % of marked samples")
+
+
+@pytest.mark.row(18, "forced early stop, 20 % sleepers", "paper mode stops, hardened does not")
+def test_forced_stop(seen):
+    paper, hardened = runs("flrce (paper)", "forced stop", 0.2), runs("flrce (hardened)", "forced stop", 0.2)
+    assert min(r["rounds"] for r in paper) < robustness.T
+    assert [r["rounds"] for r in hardened] == [robustness.T] * len(SEEDS)
+    seen(f"paper: rounds {[r['rounds'] for r in paper]}, hardened: {[r['rounds'] for r in hardened]}")
+
+
+@pytest.mark.row(19, "selection capture by 10 % colluders", "fewer places under the hardened preset")
+def test_selection_capture(seen):
+    paper = mean(runs("flrce (paper)", "capture", 0.1), "captured")
+    hardened = mean(runs("flrce (hardened)", "capture", 0.1), "captured")
+    assert hardened < paper
+    seen(f"{100 * paper:.0f} -> {100 * hardened:.0f} % of places")
+
+
+def test_flippers_have_no_vote():
+    """Ten updates near (1, 0); two flipped ones raise the conflicts from 0 to (8*2 + 2*8) / 10 = 3.2."""
+    U = torch.cat([torch.tensor([[1.0, 0.1 * i] for i in range(8)]), torch.tensor([[-1.0, 0.0], [-1.0, -0.1]])])
+    names = [f"c{i}" for i in range(10)]
+    odd = flags(gram(U), names)
+    assert sorted(odd) == ["c8", "c9"]
+    assert odd["c8"] == "against 89% of its peers, median 22%"
+    assert votes(gram(U), names, set()) == 3.2
+    assert votes(gram(U), names, set(odd)) == 0.0
+
+
+def test_what_is_flagged():
+    U = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, -0.1], [0.9, 0.0], [60.0, 0.0], [0.0, 0.0]])
+    odd = flags(gram(U), list("abcdef"))
+    assert odd == {"e": "norm 59.7 times the median", "f": "zero update"}
+    assert flags(gram(U[:3]), list("abc")) == {}
+    assert flags(gram(torch.zeros(3, 2)), list("abc")) == dict.fromkeys("abc", "zero update")
+
+
+def test_repeat_offenders_stay_silent():
+    history = [Record(1, flagged={"a": "x", "b": "y"}), Record(2, flagged={"a": "x"}), Record(3)]
+    assert silenced(history, {"c": "now"}) == {"a", "c"}
+    assert silenced([*history, *(Record(t) for t in range(4, 24))], {}) == set()
+
+
+def test_votes_are_scaled_to_the_round():
+    """Of four clients, one muted; among the other three every pair conflicts: 2 of 2 peers, so 3 of 3."""
+    U = torch.tensor([[1.0, 0.0], [-0.5, 0.87], [-0.5, -0.87], [1.0, 1.0]])
+    assert votes(gram(U), list("abcd"), {"d"}) == 3.0
+    assert votes(gram(U), list("abcd"), {"a", "b", "d"}) == 0.0
+
+
+def test_hardened_stop_rules():
+    def history(*rounds):
+        return [Record(t, exploit=e, conflicts=6.0, votes=v) for t, (e, v) in enumerate(rounds, start=1)]
+
+    hard = Conflicts(5.0, r=2, n=3, after=2, trusted=True, confirmed=True)
+    assert Conflicts(5.0)(history((True, 0.0))) == "conflicts 6 >= psi 5"
+    early = ((True, 6.0), (True, 6.0))  # before `after`: does not count
+    drawn = ((False, 6.0), (False, 6.0))
+    assert hard(history(*early, *drawn, (True, 6.0))) == ""  # only one exploit round since
+    assert hard(history(*early, *drawn, (True, 6.0), (True, 6.0))) == "conflicts 6 >= psi 5 in 2 of 3"
+    assert hard(history(*early, drawn[0], (False, 1.0), (True, 6.0), (True, 6.0))) == ""  # those drawn do not agree
+    assert hard(history(*early, *drawn, (True, 6.0), (True, 0.0))) == ""  # flagged clients did not count
+    with pytest.raises(ValueError, match="1 <= r <= n"):
+        Conflicts(5.0, r=3, n=2)
+
+
+def test_a_client_that_had_its_share_waits():
+    """P = 2 of 6, ten rounds: the fair number is 10/3; c5 and c4 have the largest H but were in all ten rounds."""
+    selector = ByRelationship(decay=0.0, most=1.5)
+    m = selector.init(6, 2, 2)
+    m.H[:] = torch.arange(6.0)
+    past = tuple(Record(t, chosen=("c5", "c4")) for t in range(1, 11))
+    view = View(11, 2, tuple(range(6)), torch.ones(6), lambda task: Spent(), lambda k: Task(f"c{k}", k, 11, 0),
+                lambda rows: torch.zeros(len(rows)), past)  # fmt: skip
+    rng = np.random.default_rng(0)
+    assert selector.select(m, view, rng).k == (3, 2)
+    assert replace(selector, most=0.0).select(m, view, rng).k == (5, 4)
+    assert replace(selector, floor=0.3).phi(500) == 0.3
+    assert selector.phi(500) == 0.0
+
+
+def test_presets_stay_apart():
+    paper, hard = CATALOGUE["flrce"](preset="paper"), CATALOGUE["flrce"](preset="hardened")
+    assert paper.stop == Conflicts(5.0)
+    assert paper.selector == ByRelationship()
+    assert (hard.stop.trusted, hard.stop.confirmed, hard.selector.floor) == (True, True, 0.2)

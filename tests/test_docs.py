@@ -1,0 +1,222 @@
+"""What the documentation says is run: console, python and toml blocks, the notebook, the scripts, the links.
+
+A page's blocks run in order in one folder and one namespace. A block whose first line is `# name.ext` is also written
+to that file. Console lines starting with flrce run in this process, with few rounds. Blocks marked text, sh or diff
+are not run; the options of the flrce commands in them are checked.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import click
+import pytest
+import typer
+
+from flrce.apps import cli
+from flrce.config import Experiment
+from flrce.costs import profile
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```\s*$", re.DOTALL | re.MULTILINE)
+RUN, NOT_RUN = {"console", "python", "toml"}, {"", "text", "sh", "diff"}
+MOST = 4  # rounds of any documented run
+NEEDS = {"flower.md": "flwr", "commands.md": "tensorboard"}  # beyond the core
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    kind: str
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The name in the first line, if it is a comment with one."""
+        found = re.match(r"# ([\w.-]+\.\w+)\n", self.text)
+        return found[1] if found else None
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for found in FENCE.finditer(text):
+        kind = found[2].split()[0] if found[2].strip() else ""
+        yield Block(text[: found.start()].count("\n") + 1, kind, found[3])
+
+
+def test_the_fences_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n\n```python\n# x.py\n1\n```\n\n```\nplain\n```\n- b\n\n  ```sh\n  c\n  ```\n")
+    assert [(b.line, b.kind, b.file) for b in blocks(page)] == [(3, "python", "x.py"), (8, "", None), (13, "sh", None)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_block_says_whether_it_runs(page: Path) -> None:
+    assert {b.kind for b in blocks(page)} <= RUN | NOT_RUN
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if RUN & {b.kind for b in blocks(p)}], ids=lambda p: p.name)
+def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    if page.name in NEEDS:
+        pytest.importorskip(NEEDS[page.name])
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before, names = set(sys.modules), {"__name__": "documentation"}
+    try:
+        for block in blocks(page):
+            if block.file and block.kind in RUN:
+                Path(block.file).write_text(block.text)
+            if block.kind == "python":
+                exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+            elif block.kind == "toml":
+                check(block, tmp_path / (block.file or "unnamed.toml"))
+            elif block.kind == "console":
+                for number, line in enumerate(block.text.splitlines(), block.line + 1):
+                    capsys.readouterr()
+                    assert command(line) == 0, f"{page.name}:{number} {line}: {capsys.readouterr().err}"
+                    if "--json" in line:
+                        json.loads(capsys.readouterr().out)
+    finally:
+        for name in set(sys.modules) - before:  # the page's own modules; another page may have its namesakes
+            if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+
+
+def check(block: Block, path: Path) -> None:
+    """An experiment, or a device profile."""
+    tables = tomllib.loads(block.text)
+    if set(tables) & set(Experiment.model_fields):
+        Experiment.of(tables)
+    else:
+        path.write_text(block.text)
+        profile(str(path))
+
+
+def command(line: str) -> int:
+    """One line of a console block, in this process; runs are cut short."""
+    prompt, *words = shlex.split(line, comments=True)
+    while "=" in words[0]:
+        assert words.pop(0) == "PYTHONPATH=.", "the folder is on the path; other variables are not set here"
+    assert prompt == "$"
+    assert words[0] == "flrce", f"only flrce is run here, mark the block text: {line}"
+    if words[1] in ("run", "compare"):
+        asked = [int(word.removeprefix("rounds=")) for word in words if word.startswith("rounds=")]
+        words += ["--set", f"rounds={min([MOST, *asked])}"]
+    return cli.main(words[1:])
+
+
+def written() -> list[tuple[str, str]]:
+    """Every flrce command line that the pages show but do not run, with its place."""
+    return [
+        (f"{page.name}:{block.line + i}", line.removeprefix("$ ").strip())
+        for page in PAGES
+        for block in blocks(page)
+        if block.kind in NOT_RUN
+        for i, line in enumerate(block.text.splitlines(), 1)
+        if re.match(r"\s*(\$ )?flrce ", line)
+    ]
+
+
+def test_commands_that_are_only_shown_exist() -> None:
+    for place, line in written():
+        here: click.Command = typer.main.get_command(cli.app)
+        words = shlex.split(line, comments=True)[1:]
+        while isinstance(here, click.Group) and words and not words[0].startswith("-"):
+            assert words[0] in here.commands, f"{place}: no command {words[0]!r}"
+            here = here.commands[words.pop(0)]
+        known = {option for parameter in here.params for option in parameter.opts} | {"--help"}
+        for word in words:
+            assert not word.startswith("--") or word in known, f"{place}: no option {word}"
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"(?:`|^)make (\w+)", page.read_text(), re.MULTILINE)}
+    assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", re.sub(FENCE, "", page.read_text())):
+        assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "scripts" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.chdir(tmp_path)
+    kept = nbformat.read(DOCS / "quickstart.ipynb", as_version=4)
+    nbformat.validate(kept)
+    done = script("notebook").run(nbformat.from_dict(kept))
+    code = [cell for cell in done.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert any("image/png" in output.get("data", {}) for cell in code for output in cell.outputs)
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_the_figures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figures = script("figures")
+    assert figures.relation((3.0, 4.0), (0.0, -2.0), (1.0, 0.0), age=8) == 0.5  # 4 from the line, then 2: 1 - 2/4
+    assert figures.relation((1.0, 1.0), (1.0, 0.0), (0.0, -3.0), age=1) == 0.0  # a right angle
+    figures.main(tmp_path)
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    assert drawn == ["exploration.svg", "relationships.svg", "stop.svg"]
+    for name in drawn:
+        ElementTree.parse(tmp_path / name)
+        assert (DOCS / "img" / name).exists()
+
+
+def test_the_recorded_session_is_of_the_quick_start() -> None:
+    """The picture shows the commands that the page shows, and asks no font server for its letters."""
+    picture = (DOCS / "img" / "quickstart.svg").read_text()
+    shown = "".join(ElementTree.fromstring(picture).itertext()).replace("\xa0", " ")
+    for line in script("record").commands():
+        assert f"$ {line}" in shown
+    assert "url(http" not in picture
+    assert "url(&quot;http" not in picture
+
+
+def test_examples_in_docstrings_become_blocks() -> None:
+    pytest.importorskip("griffe")
+    fenced = script("doctests").fenced
+    assert fenced("Adds.\n\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    assert fenced("Nothing to run, 3 > 2.") == "Nothing to run, 3 > 2."
+
+
+def test_a_long_listing_is_shortened() -> None:
+    lines = [f"a  round {t}" for t in range(1, 11)]
+    kept = [*lines[:3], "... 4 more rounds ...", *lines[-3:], "table"]
+    assert script("record").shortened([*lines, "table"]) == kept
+
+
+def test_completion_completes() -> None:
+    """What the shell asks for once `flrce --install-completion` has been run."""
+    asks = {"_FLRCE_COMPLETE": "complete_bash", "COMP_WORDS": "flrce what", "COMP_CWORD": "1"}
+    told = subprocess.run(
+        [str(Path(sys.executable).with_name("flrce"))], env={**os.environ, **asks}, capture_output=True, text=True
+    )
+    assert told.stdout.split() == ["whatif"]
