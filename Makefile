@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-TEST := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 $(BIN)/python -m pytest
+TEST := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo test check unit browser flower faults docs bench lint types clean
 
@@ -16,8 +16,13 @@ test: check docs flower faults
 
 check: lint types unit
 
-unit: $(VENV)/.dev
-	$(TEST) tests --ignore tests/flower --ignore tests/faults
+unit: $(VENV)/.dev browser
+	$(TEST) tests --ignore tests/flower --ignore tests/faults -n 2 --dist loadfile
+
+# the page's tests want Debian's Chromium and skip without it
+browser:
+	@command -v chromium >/dev/null || ! command -v apt-get >/dev/null || test "$$(id -u)" != 0 || \
+		(apt-get -qq update && apt-get -qq install -y chromium chromium-driver) >/dev/null 2>&1 || true
 
 flower: $(VENV)/.dev
 	$(TEST) tests/flower
@@ -39,6 +44,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/relations.py --out benchmarks/results/relations.json
+	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/native.py
 
 clean:
@@ -52,5 +58,5 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) --editable '.[dev,docs,flower,report,images]'
+	$(PIP) --editable '.[dev,docs,energy,flower,report,images,track]'
 	touch $@

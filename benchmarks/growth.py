@@ -88,7 +88,8 @@ def measure(point: dict[str, int], rounds: int) -> dict[str, object]:
 
 
 def write(result: dict[str, list[dict]], rounds: int) -> str:
-    head = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; {rounds} warm rounds a point."
+    head = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; {rounds} warm rounds a point, "
+    head += f"load average {os.getloadavg()[0]:.1f} at the end (1 of it is ours)."
     text = ["# Growth of the simulator", "", head, "Milliseconds a round, median (quartiles).", ""]
     for axis, points in result.items():
         text += [f"| {TITLES[axis]} | CPU ms | wall ms | rounds a CPU second |", "|---|---|---|---|"]
@@ -116,8 +117,7 @@ def plot(result: dict[str, list[dict]]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     np.atleast_1d(panels)[0].set_ylabel("rounds")
     np.atleast_1d(panels)[0].legend(frameon=False)
-    for place in (RESULTS, RESULTS.parents[1] / "docs" / "img"):
-        figure.savefig(place / "growth.svg")
+    figure.savefig(RESULTS / "growth.svg")
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
 """The sketched relationship map: its ranking against the exact one, and a million clients on one machine.
 
-    nice python benchmarks/million.py [--part ranking|million|all] [--out benchmarks/results]
+    nice python benchmarks/million.py [--part ranking|law|million|all] [--out benchmarks/results]
 
 Nobody trains: updates are planted, u = s (common + centre of the client's cluster + its own noise level x white noise),
 so that clients of large clusters with little noise are the ones to choose. `ranking` hears a small fleet twice, exactly
-and through sketches of several sizes. `million` gives every client a past update, then plays whole rounds of the real
-loop (selection, gate, aggregation, map, checkpoint) and watches memory against what `memory.needed` says beforehand.
+and through sketches of several sizes; `law` does so with a smaller model and more maps. `million` gives every client a
+past update, then plays whole rounds of the real loop (selection, gate, aggregation, map, checkpoint) and watches memory
+against what `memory.needed` says beforehand.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -29,6 +31,7 @@ from flrce.sketch import deviation, sketch
 from flrce.types import Event, Payload, Reply, Spent, Updates
 
 D, P, SCALE, CLUSTERS = 134_902, 100, 0.1, 8
+SIZES = (256, 512, 1024, 2048, 4096)
 GIGABYTE = 1e9
 
 
@@ -65,17 +68,20 @@ def heard(selector, V, w, passes=2):
     return m.H.double()
 
 
-def ranking(M, sizes, fleets):
-    """Overlap of the top P by H, and H's error, for sketches of several sizes; one row per fleet and size."""
+def ranking(M, d, fleets, maps):
+    """Overlap of the top P by H, and H's error, for sketches of several sizes; one row per fleet, size and map.
+
+    A map follows from its size, so neighbouring sizes are independent draws: `maps` of them stand for each size.
+    """
     rows = []
     for seed in range(fleets):
-        fleet = Planted(M, D, seed)
+        fleet = Planted(M, d, seed)
         V = torch.cat([fleet.full(k) for k in torch.arange(M).split(P)])
         exact = heard(ByRelationship(), V, fleet.w)
         top = set(exact.argsort(descending=True)[:P].tolist())
         spread = float(exact.std())
-        for size in sizes:
-            H = heard(ByRelationship(sketch=size), V, fleet.w)
+        for size, other in product(SIZES, range(maps)):
+            H = heard(ByRelationship(sketch=size + other), V, fleet.w)
             error = float((H - exact).square().mean().sqrt())
             common = len(top & set(H.argsort(descending=True)[:P].tolist()))
             correlation = float(torch.corrcoef(torch.stack([ranks(H), ranks(exact)]))[0, 1])
@@ -183,30 +189,42 @@ def one_round(recipe, engine, state, seed, journal):
     }  # fmt: skip
 
 
+def compared(title, rows):
+    """A table of means by size of the sketch."""
+    lines = [
+        "", f"## {title}", "", f"P = {P}. Error: root mean square of H - exact H, over M; bound: sqrt(2/k).", "",
+        "| k | top P in common | rank correlation | error | bound | error x sqrt(k) | error / spread of H |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for size in SIZES:
+        of = [row for row in rows if row["k"] == size]
+        mean = {key: statistics.mean(row[key] for row in of) for key in of[0]}
+        error = statistics.mean(row["error"] ** 2 for row in of) ** 0.5
+        lines.append(
+            f"| {size} | {mean['overlap']:.0%} | {mean['rank_correlation']:.3f} | {error:.2e} | {mean['bound']:.2e} | "
+            f"{error * size**0.5:.3f} | {mean['error_over_spread']:.3f} |"
+        )
+    return lines
+
+
 def written(results):
     """The results as a page."""
     lines = ["# The sketched relationship map", "", f"{results['hardware']}.", *__doc__.split("\n\n")[-1:]]
-    if table := results.get("ranking"):
-        lines += [
-            f"## Ranking: M = {results['ranking_clients']}, P = {P}, d = {D}, mean of {results['fleets']} fleets", "",
-            "Error: root mean square of H - exact H, over M; bound: sqrt(2/k) (src/flrce/sketch.py).", "",
-            "| k | top P in common | rank correlation | error | bound | error x sqrt(k) | error / spread of H |",
-            "|---|---|---|---|---|---|---|",
-        ]  # fmt: skip
-        for size in sorted({row["k"] for row in table}):
-            of = [row for row in table if row["k"] == size]
-            mean = {key: statistics.mean(row[key] for row in of) for key in of[0]}
-            lines.append(
-                f"| {size} | {mean['overlap']:.0%} | {mean['rank_correlation']:.3f} | {mean['error']:.2e} | "
-                f"{mean['bound']:.2e} | {mean['error'] * size**0.5:.3f} | {mean['error_over_spread']:.3f} |"
-            )
+    if rows := results.get("ranking"):
+        lines += compared(
+            f"M = {results['ranking_clients']}, d = {D:,}, {results['fleets']} fleets, one map each", rows
+        )
+    if rows := results.get("law"):
+        lines += compared("Error against size: M = 500, d = 20,000, 4 fleets, 4 maps each", rows)
     if run := results.get("million"):
+        work = statistics.median(r["cpu"] for r in run["rounds"][1:])
         lines += [
             "", f"## M = {run['M']:,}, P = {run['P']}, d = {run['d']:,}, k = {run['k']}", "",
             f"Memory stated beforehand {run['stated_bytes'] / GIGABYTE:.2f} GB, most resident "
             f"{run['peak_bytes'] / GIGABYTE:.2f} GB beyond the bare process: {'kept' if run['kept'] else 'NOT KEPT'}. "
-            f"Server's seconds per round: median {run['median_seconds']:.1f}, worst {run['worst_seconds']:.1f} (after "
-            f"the first). A round's checkpoint rows: {run['rows_file_bytes'] / 1e6:.1f} MB.", "",
+            f"Server's seconds per round after the first: median {work:.1f} of processor time; by the clock "
+            f"{run['median_seconds']:.1f}, worst {run['worst_seconds']:.1f}, on a shared machine (see load). "
+            f"A round's checkpoint rows: {run['rows_file_bytes'] / 1e6:.1f} MB.", "",
             "Seconds by the clock; cpu: of this process, all threads; load: of the machine, so how many shared it.", "",
             "| round | exploits | select | gate, aggregate, map | checkpoint | sum | cpu | load | resident GB |",
             "|---|---|---|---|---|---|---|---|---|",
@@ -221,7 +239,7 @@ def written(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("ranking", "million", "all"), default="all")
+    parser.add_argument("--part", choices=("ranking", "law", "million", "all"), default="all")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--small", type=int, default=2000, help="clients of the comparison with the exact map")
@@ -230,16 +248,18 @@ def main():
     parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
     path = options.out / "million.json"
-    results = json.loads(path.read_text()) if path.exists() else {}
-    results["hardware"] = (
-        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads"
-    )
+    found = {}
     if options.part in ("million", "all"):
-        results["million"] = million(options.clients, options.size, options.rounds)
+        found["million"] = million(options.clients, options.size, options.rounds)
     if options.part in ("ranking", "all"):
-        results["ranking"] = ranking(options.small, (256, 512, 1024, 2048, 4096), options.fleets)
-        results |= {"ranking_clients": options.small, "fleets": options.fleets}
+        found["ranking"] = ranking(options.small, D, options.fleets, 1)
+        found |= {"ranking_clients": options.small, "fleets": options.fleets}
+    if options.part in ("law", "all"):
+        found["law"] = ranking(500, 20_000, 4, 4)
     options.out.mkdir(parents=True, exist_ok=True)
+    threads, name = torch.get_num_threads(), f"{platform.machine()}, {os.cpu_count()} cores"
+    found["hardware"] = f"{name}, torch {torch.__version__}, {threads} thread{'s' * (threads > 1)}"
+    results = (json.loads(path.read_text()) if path.exists() else {}) | found  # parts may be run apart
     path.write_text(json.dumps(results, indent=1))
     path.with_suffix(".md").write_text(written(results))
 

@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python studies/cells.py cifar10,cifar100 --data CACHE --out DIR --seconds 500 [--lr femnist=0.02]
 
-The same cells as `flrce reproduce all --datasets ... --device cuda`, on a machine that has torch but not everything that
-tables and figures need. A data set is left out if there is no time for it; methods are tried for two rounds first.
+The same cells as `flrce reproduce all --datasets ... --device cuda`, on a machine that has torch but not everything
+that tables and figures need. A data set is left out if there is no time for it; methods are tried for two rounds first.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main():
         if not options.sure:
             cells = working(cells, options.out, sources, options.device)
         start = time.monotonic()
-        stacks = sorted({(-cell.experiment.rounds, cell.regime) for cell in cells})  # one stack each, the long ones first
+        stacks = sorted({(-cell.experiment.rounds, cell.regime) for cell in cells})  # the long ones first
         for T, regime in stacks:
             group = [cell for cell in cells if (-cell.experiment.rounds, cell.regime) == (T, regime)]
             if time.monotonic() - began < options.seconds:

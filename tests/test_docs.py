@@ -142,6 +142,20 @@ def test_commands_that_are_only_shown_exist() -> None:
             assert not word.startswith("--") or word in known, f"{place}: no option {word}"
 
 
+def leaves(here: click.Command, *path: str) -> Iterator[tuple[str, set[str]]]:
+    """Every command that does something, with its options."""
+    if isinstance(here, click.Group):
+        for name, child in here.commands.items():
+            yield from leaves(child, *path, name)
+    else:
+        yield " ".join(path), {option for parameter in here.params for option in parameter.opts}
+
+
+def test_json_everywhere() -> None:
+    without = {name for name, options in leaves(typer.main.get_command(cli.app)) if "--json" not in options}
+    assert without == {"data prepare", "deploy init"}  # as docs/commands.md says
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {name for page in PAGES for name in re.findall(r"(?:`|^)make (\w+)", page.read_text(), re.MULTILINE)}
@@ -198,6 +212,15 @@ def test_the_recorded_session_is_of_the_quick_start() -> None:
         assert f"$ {line}" in shown
     assert "url(http" not in picture
     assert "url(&quot;http" not in picture
+
+
+def test_what_lies_outside_is_taken_along() -> None:
+    pytest.importorskip("mkdocs")
+    hooks = script("hooks")
+    text = "![a](../README.md) [b](../nothing.svg) [c](faq.md)"
+    assert hooks.outside(text) == {"README.md"}
+    moved = hooks.on_page_markdown(text, None, None, None)
+    assert moved == "![a](outside/README.md) [b](../nothing.svg) [c](faq.md)"
 
 
 def test_examples_in_docstrings_become_blocks() -> None:

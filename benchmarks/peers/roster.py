@@ -22,6 +22,7 @@ class Peer:
     install: tuple[tuple[str, ...], ...] = ()
     package: str = ""  # whose version to print
     args: tuple[str, ...] = ()
+    absent: str = ""  # why it cannot take part at all
 
     @property
     def environment(self) -> str:
@@ -45,7 +46,7 @@ PEERS = (
          (("--no-deps", "fedlab"), ("munch", "pandas", "scikit-learn", "tqdm", "pillow")), "fedlab"),
     Peer("flwr", "flower_peer.py", "Flower simulation (Ray actors)", (("flwr[simulation]==1.41.0",),), "flwr"),
     Peer("fedjax", "fedjax_peer.py", "FedJAX (jit)", (("fedjax", "jax<0.5"),), "fedjax"),
-    Peer("blazefl", "blazefl_peer.py", "BlazeFL", (("blazefl",),), "blazefl"),
+    Peer("blazefl", "", "BlazeFL", absent="needs Python 3.12 or newer (its free-threaded mode 3.14); no adapter"),
 )  # fmt: skip
 
 
@@ -55,6 +56,8 @@ class CannotRun(RuntimeError):
 
 def python_of(peer: Peer, home: Path) -> Path:
     """The interpreter of a peer's environment, which is made if there is none yet."""
+    if peer.absent:
+        raise CannotRun(peer.absent)
     if not peer.install:
         return Path(sys.executable)
     base = _make(home / "torch", ((TORCH, "numpy"),), None)
@@ -89,11 +92,8 @@ def _site(folder: Path) -> Path:
 
 
 def _reason(stderr: str) -> str:
-    """The telling line of pip's complaint."""
+    """The last line of pip's complaint."""
     lines = [line for line in stderr.splitlines() if "WARNING" not in line and line.strip()]
-    for line in lines:
-        if "require a different python version" in line:
-            return line.removeprefix("ERROR: ")[:160] + "..."
     return lines[-1][:200] if lines else "no reason given"
 
 

@@ -20,7 +20,6 @@ SAMPLES = (EXPECTED["trained"] + EXPECTED["evaluated"]) * 3 * 32 * 32  # bytes
 NOISE = 0.05  # how far an accuracy may lie from the others' median after the same number of rounds
 FOREIGN = 0.2  # cores that others may use during a round that counts as quiet
 LABELS = {peer.name: peer.label for peer in PEERS}
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "img"
 Rows = list[dict]
 
 
@@ -112,8 +111,8 @@ def floor(rows: Rows) -> list[str]:
         f"A round is {train + evaluate:.1f} GFLOP ({train:.1f} training, {evaluate:.1f} evaluation). torch's float32 "
         f"product reached {rate:.0f} GFLOP/s on one core during these runs, so the floor is "
         f"{(train + evaluate) / rate:.2f} CPU s; flrce native takes {own:.2f}, {own * rate / (train + evaluate):.2f} "
-        f"times that. Its samples are {SAMPLES / 1e6:.0f} MB, {SAMPLES / 1e9 / copied:.3f} s at the {copied:.0f} GB/s that "
-        "a copy reached: memory does not limit it.",
+        f"times that. Its samples are {SAMPLES / 1e6:.0f} MB, {SAMPLES / 1e9 / copied:.3f} s at the {copied:.0f} GB/s "
+        "of a copy: memory does not limit it.",
     ]
 
 
@@ -149,8 +148,7 @@ def write(log: Path, folder: Path) -> str:
         "rounds": rows,
     }  # fmt: skip
     (folder / "peers.json").write_text(json.dumps(result, indent=1))
-    for place in (folder, PICTURES):
-        plot(result, place / "peers.svg")
+    plot(result, folder / "peers.svg")
     return "\n".join(text)
 
 

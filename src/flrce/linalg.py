@@ -24,7 +24,7 @@ def cosines(U: Tensor) -> Tensor:
 
 
 def conflicts(G: Tensor) -> float:
-    """Mean number of peers whose update points against a client's own (Algorithm 3, lines 2-11), from the products G."""
+    """Mean number of peers whose update points against a client's own (Algorithm 3), from the products G (P, P)."""
     if len(G) < 2:
         return 0.0
     return int((G < 0).sum()) / len(G)  # the diagonal is never negative

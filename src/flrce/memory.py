@@ -13,7 +13,7 @@ from flrce.pieces import Recipe
 
 ROUND = 8  # copies of a round's updates that are alive at once: payloads, rows, float64 sums, the rows' file
 CLIENT = 400  # bytes of a client's name in the roster and in the sets and lists that a round makes of all names
-COLUMNS = 2**17  # float64 columns for each of a round's clients while it is compared with all others, block by block
+COLUMNS = 2**14  # float64 columns for each of a round's clients while it is compared with all others, block by block
 SMALLEST = 64  # floats: a shorter sketch ranks by noise
 
 
@@ -30,7 +30,7 @@ def tables(recipe: Recipe, M: int, d: int, D: int) -> dict[str, int]:
 def needed(recipe: Recipe, M: int, d: int, D: int) -> int:
     """Bytes a server needs for M clients and a model of D floats, d of them trained."""
     P = min(recipe.P, M)
-    return sum(tables(recipe, M, d, D).values()) + 4 * D * (ROUND * P + 4) + CLIENT * M + 8 * P * min(8 * M, COLUMNS)
+    return sum(tables(recipe, M, d, D).values()) + 4 * D * (ROUND * P + 4) + CLIENT * M + 8 * P * min(16 * M, COLUMNS)
 
 
 def sketch_that_fits(recipe: Recipe, M: int, d: int, D: int, have: int) -> int:

@@ -14,7 +14,7 @@ from flrce.linalg import grown
 
 NEVER = -(2**31)  # R of a client never heard from
 TINY = 1e-12
-BLOCK = 2**14  # clients compared at a time: what is kept meanwhile is P x BLOCK, not P x M
+BLOCK = 2**10  # clients compared at a time: what is kept meanwhile is P x BLOCK, not P x M
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,17 @@ def relate(
 
 def _relate(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, past: tuple[Tensor, ...], j: slice) -> Tensor:
     """(P, len(j)) relationships of clients k with clients j, in float64."""
-    R, vv, uu = m.R[j], m.vv[None, j], m.vv[k, None]  # (j,), (1, j), (P, 1)
+    R, vv, uu, tiny = m.R[j], m.vv[None, j], m.vv[k, None], torch.finfo(torch.float64).tiny  # (j,), (1, j), (P, 1)
     uv, wv = torch.split((torch.cat([U, w[None]]) @ m.V[j].T).double(), [len(k), 1])  # (P, j), (1, j)
-    cossim = uv / (uu * vv).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
     rounds, ua, aa = past
     at = torch.searchsorted(rounds, R) if len(rounds) > 1 else slice(None)  # one anchor is everybody's
-    ua, aa = ua[:, at], aa[:, at]  # (P, j) or (P, 1), (1, j) or (1, 1)
-    av = wv - m.av[None, j]
-    safe = vv.clamp(min=torch.finfo(torch.float64).tiny)
+    ua, aa, av = ua[:, at], aa[:, at], wv - m.av[None, j]  # (P, j) or (P, 1), (1, j) or (1, 1), (1, j)
+    safe = vv.clamp(min=tiny)
     x = (2 * ua + uu - uv * (uv + 2 * av) / safe) / (aa - av.square() / safe).clamp(min=TINY)
-    nearer = (-x / (1 + (1 + x).clamp(min=0).sqrt())).clamp(min=-1)  # max(1 - sqrt(1 + x), -1)
-    found = torch.where(R[None] >= t - 1, cossim, nearer).clamp(-1, 1)
-    found = found.where((uu > 0) & (vv > 0) & (R[None] > NEVER), 0.0)  # never seen, or zero: no opinion
+    found = -x / (1 + (1 + x).clamp(min=0).sqrt())  # 1 - sqrt(1 + x)
+    fresh = (t - 1) <= R
+    found[:, fresh] = uv[:, fresh] / (uu * vv[:, fresh]).sqrt().clamp(min=tiny)  # cossim
+    found = found.clamp(-1, 1).where((uu > 0) & (vv > 0) & (R[None] > NEVER), 0.0)  # never seen, or zero: no opinion
     own = (k >= j.start) & (k < j.stop)
     found[own, k[own] - j.start] = 0.0  # j != k
     return found

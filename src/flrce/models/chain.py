@@ -143,7 +143,7 @@ def _read(node: fx.Node, modules: dict[str, nn.Module], owner: str) -> tuple[str
         if kind is None:
             raise BadInput(f"{owner} has a {type(layer).__name__} at {node.target!r}; known layers: {_known()}")
         options = _options(kind, layer)
-        if kind == "flatten" and (layer.start_dim, layer.end_dim) != (1, -1):
+        if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
             raise BadInput(f"{owner} flattens dimensions {layer.start_dim} to {layer.end_dim}; only 1 to -1 is a chain")
         return kind, str(node.target), options, layer
     kind = CALLS.get(node.target)

@@ -1,6 +1,7 @@
 """Trains cells. `execute` is all that a faster engine has to replace: cells in, their run directories filled."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -41,9 +42,13 @@ def stacked(cells: Sequence[Cell], out: Path, sources: Sources, watch: Watch, de
         for at in range(0, len(mine), STACK):
             group = mine[at : at + STACK]
             jobs: list[tuple[Experiment, Path | None]] = [(cell.experiment, None) for cell in group]
-            found = runs.run_together(jobs, data=sources, watch=lambda i, d, g=group: watch(g[i], d), device=device)
+            found = runs.run_together(jobs, data=sources, watch=partial(_told, watch, group), device=device)
             for cell, result in zip(group, found, strict=True):
                 ledger.keep(out / cell.folder, cell.experiment.toml(), result.history, result.summary)
+
+
+def _told(watch: Watch, group: Sequence[Cell], i: int, done: Round) -> None:
+    watch(group[i], done)
 
 
 def load(name: str, data: Path | None, verify: bool = True) -> Source:

@@ -1,0 +1,59 @@
+"""What `make bench` makes of the rounds it measured."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+PEERS = Path(__file__).resolve().parents[1] / "benchmarks" / "peers"
+
+
+@pytest.fixture(scope="module")
+def summary():
+    before = list(sys.path)
+    sys.path.insert(0, str(PEERS))
+    try:
+        import summary
+    finally:
+        sys.path[:] = before
+    return summary
+
+
+def row(peer, t, cpu, number=0, **more):
+    usual = {"cores": 1, "foreign": 0.0, "accuracy": 0.3, "steps": 150, "trained": 17_500, "evaluated": 15_000}
+    return {"peer": peer, "pass": number, "round": t, "cpu_seconds": cpu, **usual, **more}
+
+
+def test_ratios_pair_the_same_pass_and_round_and_leave_the_warm_up_out(summary):
+    rows = [row("native", 1, 9.0), row("native", 2, 2.0), row("native", 2, 4.0, number=1),
+            row("pfl", 1, 9.0), row("pfl", 2, 6.0), row("pfl", 2, 8.0, number=1)]  # fmt: skip
+    # 6 / 2 and 8 / 4; pairing across passes would give 6 / 4 or 8 / 2
+    assert summary.compared(rows, 1, "cpu_seconds")["pfl"] == {"values": [6.0, 8.0], "ratios": [3.0, 2.0]}
+
+
+def test_less_work_and_another_accuracy_are_told(summary):
+    rows = [
+        row("native", 2, 1.0),
+        row("plain", 2, 1.0),
+        row("fedjax", 2, 1.0, steps=140),
+        row("pfl", 2, 1.0, accuracy=0.4),
+    ]
+    faults = summary.work_checked(rows)
+    assert faults["native"] == faults["plain"] == ""
+    assert faults["fedjax"].startswith("140 steps")
+    assert faults["pfl"] == "accuracy 0.400, others 0.300"
+
+
+def test_rounds_under_foreign_load_are_left_out_where_others_remain(summary):
+    calm, loud = row("native", 2, 1.0), row("native", 3, 2.0, foreign=1.5)
+    assert summary.quiet_only([calm, loud]) == ([calm], False)
+    assert summary.quiet_only([loud]) == ([loud], True)
+
+
+def test_work_of_a_round_is_counted(summary):
+    train, evaluate = summary.gflop()
+    # convolutions 2*32*32*6*27 and 2*16*16*16*54, products 2*(1024*120 + 120*84 + 84*10): 1,041,744 FLOP a sample
+    forward = 331_776 + 442_368 + 267_600
+    # two products more in training, but no gradient for the samples themselves
+    assert train == pytest.approx(17_500 * (3 * forward - 331_776) / 1e9)
+    assert evaluate == pytest.approx(15_000 * forward / 1e9)
