@@ -97,6 +97,7 @@ def measure(peer: Peer, python: Path, cores: int, rounds: int, seed: int) -> lis
         )
     except subprocess.TimeoutExpired:
         raise CannotRun(f"{rounds} rounds were not done after {PATIENCE} s") from None
+    (HOME / f"{peer.name}.err").write_text(done.stderr)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"round"')]
     if done.returncode or len(lines) != rounds:
         raise CannotRun((done.stderr.strip().splitlines() or ["no output"])[-1][:200])

@@ -1,5 +1,6 @@
 """What `make bench` makes of the rounds it measured."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -42,6 +43,20 @@ def test_less_work_and_another_accuracy_are_told(summary):
     assert faults["native"] == faults["plain"] == ""
     assert faults["fedjax"].startswith("140 steps")
     assert faults["pfl"] == "accuracy 0.400, others 0.300"
+
+
+def test_a_step_of_the_next_round_counts_for_the_run(summary):
+    early = [row("pfl", 2, 1.0, steps=151, trained=17_628), row("pfl", 3, 1.0, steps=149, trained=17_372)]
+    assert summary.work_checked(early) == {"pfl": ""}
+
+
+def test_a_run_that_left_out_work_does_not_count(summary, tmp_path):
+    rows = [row("native", 2, 1.0), row("flwr", 2, 2.0), row("flwr", 3, 0.5, steps=0, trained=0)]
+    log = tmp_path / "lines.jsonl"
+    log.write_text("\n".join(map(json.dumps, rows)))
+    kept, absent = summary.read(log)
+    assert kept == rows[:1]
+    assert absent == {"flwr": "round 3 trained on 0 samples, not 17500"}
 
 
 def test_rounds_under_foreign_load_are_left_out_where_others_remain(summary):

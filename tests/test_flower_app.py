@@ -1,5 +1,6 @@
 """The ready app and `flrce deploy init`: what is written is what is shipped as an example, and it runs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,18 @@ def test_flrce_without_flwr_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "install flrce[flower]" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_same_command_runs_on_flower(tmp_path, capsys):
+    """engine.name = "flower" and the simulator: same selections and bytes, and one kind of run directory."""
+    small = ["--set", "rounds=3", "--set", "clients=6", "--set", "per_round=2", "--set", "engine.kernel=torch"]
+    assert main(["run", *small, "--set", "engine.name=flower", "--out", str(tmp_path / "flower")]) == 0
+    assert main(["run", *small, "--out", str(tmp_path / "simulator")]) == 0
+    here, there = (
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("flower", "simulator")
+    )
+    for key in ("chosen", "bytes_up", "bytes_down"):
+        assert [row[key] for row in here] == [row[key] for row in there]
+    assert main(["run", *small, "--set", "engine.name=flower", "--out", str(tmp_path / "flower")]) == 2
+    assert "--resume" in capsys.readouterr().err

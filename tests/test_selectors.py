@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flrce import Experiment, recipes, runs
@@ -303,6 +303,7 @@ def test_two_clusters_are_covered_by_one_client_each():
 
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 10**6))
 def test_facility_location_by_the_book(M, P, seed):
+    assume(M != 2)  # either of two stands for the other equally well: rounding would decide
     V = np.random.default_rng(seed).normal(size=(M, 3))
     P = min(P, M)
     D = torch.cdist(torch.from_numpy(V), torch.from_numpy(V))

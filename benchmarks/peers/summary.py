@@ -17,6 +17,7 @@ from native import CASES
 
 EXPECTED = {"steps": 150, "trained": 17_500, "evaluated": 15_000}  # of a round
 SAMPLES = (EXPECTED["trained"] + EXPECTED["evaluated"]) * 3 * 32 * 32  # bytes
+SLACK = 0.05  # of the samples, that a peer may train on more or fewer
 NOISE = 0.05  # how far an accuracy may lie from the others' median after the same number of rounds
 FOREIGN = 0.2  # cores that others may use during a round that counts as quiet
 LABELS = {peer.name: peer.label for peer in PEERS}
@@ -34,26 +35,45 @@ def gflop() -> tuple[float, float]:
 
 
 def read(log: Path) -> tuple[Rows, dict[str, str]]:
+    """(rounds that count, why peers without any are absent). A run that left out work does not count."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    present = [row for row in rows if "absent" not in row]
+    broken = {run_of(row): row for row in rows if "absent" not in row and row["round"] > 1 and not did_it(row)}
+    present = [row for row in rows if "absent" not in row and run_of(row) not in broken]
+    absent = {row["peer"]: row["absent"] for row in rows if "absent" in row}
+    for (peer, *_), row in broken.items():
+        absent[peer] = f"round {row['round']} trained on {row['trained']} samples, not {EXPECTED['trained']}"
     ran = {row["peer"] for row in present}
-    return present, {row["peer"]: row["absent"] for row in rows if "absent" in row and row["peer"] not in ran}
+    return present, {peer: why for peer, why in absent.items() if peer not in ran}
+
+
+def run_of(row: dict) -> tuple[str, int, int]:
+    return row["peer"], row["pass"], row["cores"]
+
+
+def did_it(row: dict) -> bool:
+    """Whether a round did the work up to how a peer cuts its batches."""
+    return all(abs(row[key] / EXPECTED[key] - 1) < SLACK for key in ("trained", "evaluated"))
 
 
 def work_checked(rows: Rows) -> dict[str, str]:
-    """What is wrong with each peer's work; an empty text if nothing is."""
-    last = max(row["round"] for row in rows)
-    final: dict[str, list[float]] = defaultdict(list)
-    faults: dict[str, str] = {}
+    """What is wrong with each peer's work; an empty text if nothing is.
+
+    Steps are counted over a run: while one process ends a round, another may have begun the next.
+    """
+    runs, final = defaultdict(list), defaultdict(list)
     for row in rows:
-        faults.setdefault(row["peer"], "")
-        if row["round"] == last:
-            final[row["peer"]].append(row["accuracy"])
-        if row["round"] > 1 and any(row[key] != value for key, value in EXPECTED.items()):
-            faults[row["peer"]] = f"{row['steps']} steps, {row['trained']} + {row['evaluated']} samples"
-    middle = median(median(values) for values in final.values())
+        runs[run_of(row)].append(row)
+    last = max(row["round"] for row in rows)
+    faults = {row["peer"]: "" for row in rows}
+    for (peer, *_), run in runs.items():
+        final[peer] += [row["accuracy"] for row in run if row["round"] == last]
+        steps, trained = (sum(row[key] for row in run) / len(run) for key in ("steps", "trained"))
+        wrong = [row["evaluated"] for row in run if row["round"] > 1 and row["evaluated"] != EXPECTED["evaluated"]]
+        if (steps, trained) != (EXPECTED["steps"], EXPECTED["trained"]) or wrong:
+            faults[peer] = f"{steps:g} steps, {trained:g} + {[*wrong, EXPECTED['evaluated']][0]} samples"
+    middle = median(median(values) for values in final.values() if values)
     for peer, values in final.items():
-        if abs(median(values) - middle) > NOISE and not faults[peer]:
+        if values and abs(median(values) - middle) > NOISE and not faults[peer]:
             faults[peer] = f"accuracy {median(values):.3f}, others {middle:.3f}"
     return faults
 

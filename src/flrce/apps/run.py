@@ -1,10 +1,14 @@
 """flrce run cifar10.toml --set recipe.psi=5 --out runs/a"""
 
 import json
+import tempfile
+from pathlib import Path
+from typing import Any
 
 from flrce import runs
 from flrce.apps.options import Device, File, Json, Out, Resume, Seeds, Set, experiment, seeds
 from flrce.apps.show import Progress, figure, table
+from flrce.config import Experiment
 from flrce.errors import BadInput, Unfinished
 
 COLUMNS = ("recipe", "accuracy %", "rounds", "MB", "joules", "acc/kJ", "acc/GB")
@@ -20,7 +24,10 @@ def run(
     if resume and out is None:
         raise BadInput("--resume needs --out: which run shall go on?")
     with Progress(name, exp.rounds, exp.build_recipe().stop) as progress:
-        if many is None:
+        if exp.engine.name == "flower":
+            summary = _on_flower(exp, many, out, resume)
+            aggregate = runs.intervals([summary])
+        elif many is None:
             summary = runs.run(exp, out, resume, watch=progress).summary
             aggregate = runs.intervals([summary])
         else:
@@ -38,7 +45,24 @@ def run(
         raise Unfinished(f"{summary['stopped']}; {remedy}")
 
 
-def row(name: str, aggregate: dict) -> list[str]:  # type: ignore[type-arg]
+def _on_flower(exp: Experiment, many: list[int] | None, out: Path | None, resume: bool) -> dict[str, Any]:
+    """The experiment over Flower's messages within this process, one node per client; its state folder is a run's."""
+    try:
+        from flrce.apps.flower_server import run as serve
+    except ImportError as why:
+        raise BadInput(f"engine.name = 'flower' needs flwr ({why}); pip install 'flrce[flower]'") from why
+    if many is not None:
+        raise BadInput("--seeds with engine.name = 'flower': one seed at a time; use --set seed=N, or the simulator")
+    if out is not None and (out / "rounds.jsonl").exists() and not resume:
+        raise BadInput(f"--out {out} holds a run already; add --resume to go on, or name another folder")
+    with tempfile.TemporaryDirectory() as spare:
+        folder = out or Path(spare)
+        serve(exp, folder)
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+def row(name: str, aggregate: dict[str, Any]) -> list[str]:
     """One recipe's line of the headline table."""
     up, down = aggregate["bytes_up"], aggregate["bytes_down"]
     half = None if up["half"] is None else up["half"] + down["half"]
