@@ -2,9 +2,10 @@
 
 import argparse
 
+from flrce.flower import LocalGrid
+
 from flower_app.client_app import app
 from flower_app.task import serve
-from flrce.flower import LocalGrid
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--nodes", type=int, default=8)
