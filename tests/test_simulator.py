@@ -219,3 +219,13 @@ def test_the_public_names():
     assert flrce.recipes.fedavg().name == "fedavg"
     with pytest.raises(AttributeError):
         _ = flrce.nonsense
+
+
+@pytest.mark.parametrize("module", ["flrce", "flrce.runs"])
+def test_examples_in_docstrings_run(module):
+    import doctest
+    import importlib
+
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted > 0
+    assert found.failed == 0
