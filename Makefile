@@ -58,5 +58,5 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) --editable '.[dev,docs,energy,flower,report,images,track]'
+	$(PIP) --editable '.[dev,docs,energy,flower,ray,report,images,track]'
 	touch $@

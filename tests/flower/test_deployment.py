@@ -46,6 +46,8 @@ app = Bad()
 
 WATCH = """
 import os, socket
+with open(os.environ["FLRCE_TEST_LOOKUPS"], "a") as out:
+    out.write("WATCHING\\n")
 real = socket.getaddrinfo
 def getaddrinfo(host, *args, **kwargs):
     with open(os.environ["FLRCE_TEST_LOOKUPS"], "a") as out:
@@ -68,7 +70,8 @@ def fleet(tmp_path, request):
         for partition in range(3):
             made.node(partition)
         yield made
-        lookups = (tmp_path / "lookups").read_text() if (tmp_path / "lookups").exists() else ""
+        lookups = (tmp_path / "lookups").read_text()
+        assert lookups.count("WATCHING") > 4  # SuperLink, three nodes, and what they start
         assert hosts(lookups) <= {"127.0.0.1", "localhost", "None", "::1", "0.0.0.0"}
     finally:
         made.close()
