@@ -32,13 +32,18 @@ def reference(tmp_path_factory):
     return contents(folder / "short"), contents(folder / "long")
 
 
+def _heed_interrupts() -> None:
+    """A shell's background jobs ignore Ctrl-C and hand that down to their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def started(folder: Path, file: Path, more: dict[str, str] = {}, lines: int = 2) -> subprocess.Popen[str]:  # noqa: B006
     """A run from the command line that has committed some rounds."""
     file.write_text(LONG.toml())
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
     process = subprocess.Popen(
         [*FLRCE, "run", str(file), "--out", str(folder)], env=environment, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=_heed_interrupts,
     )  # fmt: skip
     ledger, deadline = folder / "rounds.jsonl", time.monotonic() + 120
     while not ledger.exists() or ledger.read_bytes().count(b"\n") < lines:
