@@ -10,7 +10,11 @@ trap 'rm -rf "$work"' EXIT
 compare() {  # NAME ARGUMENTS...
     local name=$1
     shift
-    { echo "\$ flrce compare $*"; $flrce compare "$@" --out "$work/$name" 2>/dev/null; $flrce --version; } > "results/compare/$name.txt"
+    {
+        echo "\$ flrce compare $*"
+        $flrce compare "$@" --out "$work/$name" 2>/dev/null | grep -v '^report: '
+        echo "$($flrce --version); $(uname -m), $(nproc) cores"
+    } > "results/compare/$name.txt"
 }
 
 mkdir -p results/compare
