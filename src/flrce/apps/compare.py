@@ -48,7 +48,8 @@ def compare(
         print(json.dumps(aggregates, indent=1))
     else:
         count = len(seeds(seed_list) or [0])
-        title = f"{exp.data.path or exp.data.name}, {exp.data.partition}, {count} seed{"s, 95 % intervals" if count > 1 else ""}"
+        spread = f"{count} seeds, 95 % intervals" if count > 1 else "one seed"
+        title = f"{exp.data.path or exp.data.name}, {exp.data.partition}, {spread}"
         table(title, COLUMNS, [row(name, aggregate) for name, aggregate in aggregates.items()])
         print(f"report: {out / 'report.html'}")
 
