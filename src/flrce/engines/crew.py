@@ -19,6 +19,7 @@ import torch
 Job = tuple[Any, ...]
 Work = Callable[..., Any]
 #: fork shares the samples without a copy and knows any user's class; macOS cannot fork safely
+SIGNALS = {signal.SIGINT, signal.SIGTERM}
 START = "fork" if sys.platform == "linux" else "spawn"
 
 
@@ -83,7 +84,12 @@ class Processes:
     def _start(self) -> tuple[Any, Connection]:
         here, there = self.context.Pipe()
         process = self.context.Process(target=_serve, args=(self.work, there, os.getpid()), daemon=True)
-        process.start()
+        # a signal between the fork and _serve would raise in the child as if it were the parent: it waits
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()
         return process, here
 
@@ -111,6 +117,7 @@ def _serve(work: Work, pipe: Connection, parent: int) -> None:
     """A worker's life: one thread, one job at a time, until the parent goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     torch.set_num_threads(1)
     while True:
         while not pipe.poll(1.0):

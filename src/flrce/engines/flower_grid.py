@@ -12,6 +12,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from flrce.engines.wire import again
+
 SERVER = 1  # Flower's own id for the server's side
 RAISED, GONE = 2, 5  # Flower's error codes: the ClientApp raised; the node is unavailable
 PATIENCE = 0.05  # seconds that a pull waits for a first reply, which spares its caller a busy loop
@@ -104,6 +106,6 @@ class LocalGrid(Grid):
         if context is None:
             return Message(Error(GONE, "Node Unavailable"), reply_to=message)
         try:
-            return self.app(message, context)
+            return again(lambda: self.app(message, context))
         except Exception:
             return Message(Error(RAISED, traceback.format_exc(limit=-3)), reply_to=message)

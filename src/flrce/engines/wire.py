@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from flrce.models.flat import Layout, Slot
 from flrce.pieces import Malformed
 from flrce.recipes import PIECES
 from flrce.types import Payload, Reply, Spent, Task
+
+T = TypeVar("T")
 
 PREFIX = "flrce."  # of our keys in a ConfigRecord, beside the user's
 SAMPLES = "num-examples"  # what Flower calls n_k
@@ -42,6 +44,26 @@ def name_of(value: Any) -> str:
     return value
 
 
+def again(work: Callable[[], T]) -> T:
+    """Do the work, anew where CPython 3.11 stumbles: two threads that parse literals at once, as numpy does to read an
+    array's header, may raise SystemError (python/cpython#106905)."""
+    for _ in range(5):
+        try:
+            return work()
+        except SystemError:
+            continue
+    return work()
+
+
+def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether in Fortran's order, dtype, and where the values start."""
+    stream = BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    found, fortran, kind = read(stream, max_header_size=HEADER)
+    return found, fortran, kind, stream.tell()
+
+
 def read_array(array: Array, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
     """A view of one array's values; dtype and shape must be those given, and the bytes exactly theirs."""
     if array.stype != "numpy.ndarray":
@@ -52,20 +74,17 @@ def read_array(array: Array, dtype: str | None = None, shape: tuple[int, ...] | 
         and len(array.data) > math.prod(shape) * np.dtype(dtype).itemsize + HEADER
     ):
         raise Malformed(f"{len(array.data)} bytes for {dtype} of shape {shape}")
-    stream = BytesIO(array.data)
     try:
-        version = np.lib.format.read_magic(stream)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        found, fortran, kind = read(stream, max_header_size=HEADER)
+        found, fortran, kind, start = again(lambda: _header(array.data))
     except Exception as why:  # whatever numpy's parser raises on hostile bytes
         raise Malformed(f"no .npy header ({type(why).__name__})") from why
     if kind.name not in DTYPES or not kind.isnative or (dtype is not None and kind.name != dtype):
         raise Malformed(f"dtype {str(kind)[:40]}, not {dtype or 'a plain number'}")
     if shape is not None and tuple(found) != tuple(shape):
         raise Malformed(f"shape {str(found)[:60]}, not {tuple(shape)}")
-    if min(found, default=0) < 0 or len(array.data) - stream.tell() != math.prod(found) * kind.itemsize:
-        raise Malformed(f"{len(array.data) - stream.tell()} bytes for {kind} of shape {str(found)[:60]}")
-    values = np.frombuffer(array.data, kind, offset=stream.tell())
+    if min(found, default=0) < 0 or len(array.data) - start != math.prod(found) * kind.itemsize:
+        raise Malformed(f"{len(array.data) - start} bytes for {kind} of shape {str(found)[:60]}")
+    values = np.frombuffer(array.data, kind, offset=start)
     return values.reshape(found[::-1]).T if fortran else values.reshape(found)
 
 
