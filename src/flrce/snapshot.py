@@ -101,8 +101,9 @@ class Assembly:
 
 
 def _by_round(key: str, rounds: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    mine = (name for name in rounds if name.startswith(f"{key}/"))
-    return {int(name.rpartition("/")[2]): rounds[name] for name in mine}
+    """The entries of one table, oldest first, as the piece itself entered them."""
+    mine = {int(name.rpartition("/")[2]): x for name, x in rounds.items() if name.startswith(f"{key}/")}
+    return dict(sorted(mine.items()))
 
 
 def _blank(template: Tensor, M: int, square: bool) -> Tensor:

@@ -18,7 +18,7 @@ FILES = (
 )  # fmt: skip
 DATA = source("digits", None)
 #: anchors are tables by round, the tail mean too; error feedback makes clients keep a residual
-EVERYTHING = {"name": "flrce-topk", "preset": "authors", "stop": "never", "average": "tail"}
+EVERYTHING = {"name": "flrce-topk", "preset": "authors", "stop": "never", "average": {"piece": "tail", "last": 2}}
 #: worker processes, so that there is somebody to kill
 ENGINE = {"workers": 1, "kernel": "torch"}
 KILLED = -signal.SIGKILL
