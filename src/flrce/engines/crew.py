@@ -3,6 +3,7 @@
 Jobs are independent and results come back in the order of the jobs, so their number never shows in a result.
 """
 
+import ctypes
 import os
 import pickle
 import signal
@@ -24,7 +25,7 @@ START = "fork" if sys.platform == "linux" else "spawn"
 
 
 class Dead(RuntimeError):
-    """The worker that had this job died, twice."""
+    """Every worker that had this job died."""
 
 
 class Threads:
@@ -33,7 +34,7 @@ class Threads:
     def __init__(self, work: Work, count: int) -> None:
         self.work, self.pool = work, ThreadPoolExecutor(count)
 
-    def run(self, jobs: Sequence[Job]) -> list[Any]:
+    def run(self, jobs: Sequence[Job], tries: int = 2) -> list[Any]:
         return list(self.pool.map(lambda job: self.work(*job), jobs))
 
     def close(self) -> None:
@@ -41,16 +42,16 @@ class Threads:
 
 
 class Processes:
-    """Workers with a pipe each. One that dies is replaced and its job given out once more; then the job is `Dead`."""
+    """Workers with a pipe each. One that dies is replaced and its job given out anew, until the job is `Dead`."""
 
     def __init__(self, work: Work, count: int) -> None:
         self.work, self.exit_code = work, 0
         self.context: Any = get_context(START)
         self.workers = [self._start() for _ in range(count)]
 
-    def run(self, jobs: Sequence[Job]) -> list[Any]:
+    def run(self, jobs: Sequence[Job], tries: int = 2) -> list[Any]:
         results: list[Any] = [None] * len(jobs)
-        todo, tries = list(range(len(jobs)))[::-1], [0] * len(jobs)
+        todo, died = list(range(len(jobs)))[::-1], [0] * len(jobs)
         busy: dict[int, int] = {}  # worker -> job
         while todo or busy:
             for slot in range(len(self.workers)):
@@ -64,11 +65,12 @@ class Processes:
                     results[job] = pickle.loads(self.workers[slot][1].recv_bytes())  # our own worker's bytes
                 except (EOFError, OSError):
                     self._replace(slot)
-                    tries[job] += 1
-                    if tries[job] < 2:
+                    died[job] += 1
+                    if died[job] < tries:
                         todo.append(job)
                     else:
-                        results[job] = Dead(f"its worker died twice (exit code {self.exit_code})")
+                        times = "twice" if tries == 2 else f"{tries} times"
+                        results[job] = Dead(f"its worker died {times} (exit code {self.exit_code})")
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, Dead):
                 raise result
@@ -113,12 +115,21 @@ def _bury(process: Any, patience: float = 5.0) -> None:
         process.join()
 
 
+def _hoard() -> None:
+    """Keep freed memory: tensors of a step would else be given back and faulted in anew, a sixth of its time."""
+    with suppress(OSError, AttributeError):  # only glibc has it
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
 def _serve(work: Work, pipe: Connection, parent: int) -> None:
     """A worker's life: one thread, one job at a time, until the parent goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     torch.set_num_threads(1)
+    _hoard()
     while True:
         while not pipe.poll(1.0):
             if os.getppid() != parent:

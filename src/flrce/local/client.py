@@ -154,7 +154,7 @@ class Workshop:
         where = torch.from_numpy(index)
         bench = self.bench(self.all)
         with self.lock if isinstance(bench, Bench) else nullcontext():
-            correct, loss = bench.evaluate(w, self.x[where], self.y[where], self.scale, self.shift)
+            correct, loss = bench.evaluate(w, self.x.index_select(0, where), self.y[where], self.scale, self.shift)
         return correct, loss
 
 
