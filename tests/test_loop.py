@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flrce import recipes
 from flrce.averages import EMA, TailMean
+from flrce.errors import BadInput
 from flrce.linalg import conflicts, consensus, cosines, gram
 from flrce.loop import initial, rounds
 from flrce.pieces import View
@@ -18,7 +19,8 @@ from flrce.relations import NEVER
 from flrce.selectors.relationship import ByRelationship
 from flrce.stops.budget import AnyOf, Budget, Patience
 from flrce.stops.conflict import Conflicts, shadows
-from flrce.types import Evaluation, Event, Payload, Record, Reply, Spent, Task, Updates
+from flrce.stops.standstill import Standstill
+from flrce.types import Evaluation, Event, Payload, Record, Reply, Selection, Spent, Task, Updates
 
 COST = Spent(bytes_down=8, bytes_up=8, joules=1.0, compute_seconds=1.0)
 
@@ -195,6 +197,26 @@ def test_clients_may_appear_and_vanish():
     assert set().union(*seen) == set(done.state.roster) - set(never)
 
 
+def test_counts_given_as_a_whole_are_what_the_selector_sees():
+    class Counting(Made):
+        def counts(self, clients):
+            return torch.tensor([10.0 * int(client) for client in clients], dtype=torch.float64)
+
+    class Watching:
+        def select(self, memory, view, rng):
+            seen.append((view.n.tolist(), view.pool))
+            return Selection(view.pool[:1])
+
+    seen: list[object] = []
+    for made, ids in ((Counting, ["1", "2"]), (Made, ["1", "2"]), (Counting, ["2", "1"])):
+        engine = made(lambda c, t, w: vec(1, 1), ["1", "2"])
+        recipe = replace(recipes.fedavg(P=1), selector=Watching())
+        state = initial(recipe, engine, torch.zeros(2))
+        engine.ids = ids
+        next(rounds(recipe, engine, state, 1, 0))
+    assert seen == [([10.0, 20.0], (0, 1)), ([10.0, 10.0], (0, 1)), ([10.0, 20.0], (0, 1))]
+
+
 def test_too_few_replies_abandon_the_round():
     engine = Made(lambda c, t, w: vec(1, float("nan")), ["0", "1", "2"])
     done = drive(recipes.fedavg(P=2), engine, 10)
@@ -276,6 +298,34 @@ def test_the_stop_rule():
     assert not patient(records((True, 6), (True, 6), (True, 6)))
     assert patient(records((True, 6), (True, 6), (True, 6), (True, 0), (True, 6)))
     assert shadows(records((True, 5.2), (False, 9)), 10) == (4.0, 4.5, 5.0)
+
+
+def test_headway():
+    """The average of w1 = (1, 0) and w2 = (2, 0) lies behind w2: on is 1, aside 0, back -1."""
+    ema, m, w = EMA(0.5), EMA(0.5).init(1, 2, 2), vec(0, 0)
+
+    def event(w, w_next):
+        return Event(1, w, w_next, Updates(torch.tensor([0]), torch.zeros(1, 2), torch.ones(1), 2), 1)
+
+    for w_next in (vec(1, 0), vec(2, 0)):
+        assert ema.headway(m, event(w, w_next)) is None  # nothing lies behind yet
+        m, w = ema.observe(m, event(w, w_next)), w_next
+    ways = {vec(3, 0): 1, vec(2, 5): 0, vec(1, 0): -1}
+    assert [ema.headway(m, event(w, w_next)) for w_next in ways] == pytest.approx([*ways.values()])
+    assert ema.headway(m, event(w, w)) is None
+
+
+def test_standstill():
+    """Headways 1, -.2, -.4: their mean over two rounds is below -.25 in the third, if the third may stop."""
+    history = [Record(1), *(Record(t, headway=h) for t, h in enumerate((1.0, -0.2, -0.4), 2))]
+    assert Standstill(-0.25, n=2, after=2)(history) == "headway -0.300 < -0.25 over 2 rounds"
+    assert not Standstill(-0.25, n=2, after=2)(history[:-1])
+    assert not Standstill(-0.35, n=2, after=2)(history)
+    assert not Standstill(-0.25, n=2, after=4)(history)
+    assert not Standstill(0.5, n=4, after=0)(history)  # only three are known
+    assert not Standstill(-0.25, n=2, after=2)([*history, Record(4, "abandoned")])
+    with pytest.raises(BadInput, match="ema"):
+        replace(recipes.fedavg(), stop=Standstill())
 
 
 def test_server_averages():

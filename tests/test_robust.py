@@ -231,7 +231,7 @@ def test_a_senseless_setting_in_a_file_is_one_line():
 
 @dataclass
 class Attacked:
-    """An engine some of whose clients multiply their updates."""
+    """An engine some of whose clients multiply their updates, but not the statistics: the gate would notice."""
 
     engine: Any
     attackers: frozenset[str]
@@ -246,7 +246,9 @@ class Attacked:
     def twisted(self, reply):
         if reply.client not in self.attackers:
             return reply
-        return replace(reply, payload=Payload({"u": reply.payload.buffers["u"] * self.factor}))
+        u = reply.payload.buffers["u"].clone()
+        u[: self.engine.trainable] *= self.factor
+        return replace(reply, payload=Payload({"u": u}))
 
 
 def accuracy(recipe, factor, rounds=25, seed=0):

@@ -17,6 +17,8 @@ import flrce
 from flrce import runs
 from flrce.config import Experiment
 from flrce.data.sources import from_arrays
+from flrce.engines.hands import hands
+from flrce.errors import BadInput
 from flrce.local.batches import batches, sizes_of
 from flrce.local.client import Workshop
 from flrce.local.sgd import Bench
@@ -45,6 +47,19 @@ def test_one_two_and_four_workers_give_the_same_bits(tmp_path, kernel):
     one, two, four = (run_with(tmp_path, workers, kernel) for workers in (1, 2, 4))
     assert_same(one, two)
     assert_same(one, four)
+
+
+def test_a_network_without_a_fused_kernel_trains_with_torch_and_one_line_says_why(caplog):
+    net = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+    shop = Workshop(net, (1, 8, 8), torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), 1.0, 0.0)
+    crew = hands(shop, "auto", 1)
+    crew.close()
+    assert crew.name == "torch"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("no fused kernels, training with PyTorch: ")
+    assert "AvgPool2d" in line
+    with pytest.raises(BadInput, match="AvgPool2d"):
+        hands(shop, "native", 1)
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):

@@ -37,6 +37,17 @@ class EMA:
     def model(self, memory: Mean, w: Tensor) -> Tensor:
         return (memory.total / memory.weight).to(w.dtype) if memory.weight else w
 
+    def headway(self, memory: Mean, event: Event) -> float | None:
+        """Cosine between the round's step and the way from the average before it to w; None where there is no way.
+
+        w - average is the decayed sum of the past steps: 1 means straight on, below 0 back towards the average.
+        """
+        d = event.updates.trainable
+        way = event.w[:d] - memory.total[:d] / (memory.weight or 1.0)
+        step = (event.w_next - event.w)[:d].to(way.dtype)
+        length = float(way.norm() * step.norm())
+        return float(way @ step) / length if memory.weight and length else None
+
 
 @dataclass(frozen=True)
 class Tail:

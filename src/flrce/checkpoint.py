@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from flrce import snapshot
-from flrce.disk import sync_folder, write_through
+from flrce.disk import sync_folder, write_pieces, write_through
 from flrce.errors import BadInput
 from flrce.failpoint import failpoint
+from flrce.pages import pages
 from flrce.snapshot import Assembly, Tensors
 from flrce.types import Round, State
 
@@ -74,14 +75,14 @@ class Journal:
         touched = sorted({*done.touched, *self._stragglers(set(done.touched))})
         shot, before = snapshot.take(state, touched), self.last
         old = {name: file for name, file in (before.rounds if before else {}).items() if name in shot.rounds}
-        files = {f"{stem}.state": self._write(f"{stem}.state", snapshot.contiguous(shot.whole))}
-        extra = snapshot.contiguous(shot.rounds, but=old)
+        files = {f"{stem}.state": write_pieces(self.folder / f"{stem}.state", pages(shot.whole))}
+        extra = {name: tensor for name, tensor in shot.rounds.items() if name not in old}
         if touched or extra:
-            files[f"{stem}.rows"] = self._write(f"{stem}.rows", snapshot.contiguous(shot.rows) | extra)
+            files[f"{stem}.rows"] = write_pieces(self.folder / f"{stem}.rows", pages(shot.rows | extra))
         roster = before.roster if before else ""
         if state.roster != self.roster or not roster:
             roster = f"{stem}.roster"
-            files[roster] = self._store(roster, json.dumps(state.roster).encode())
+            files[roster] = write_pieces(self.folder / roster, [json.dumps(state.roster).encode()])
         live = self._live_without(touched)
         rounds = {name: old.get(name, f"{stem}.rows") for name in shot.rounds}
         needed = {*live, *rounds.values(), roster}
@@ -159,13 +160,6 @@ class Journal:
         if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise ValueError(f"{name} is not as it was written")
         return data
-
-    def _write(self, name: str, tensors: Tensors) -> dict[str, Any]:
-        return self._store(name, save(tensors))
-
-    def _store(self, name: str, data: bytes) -> dict[str, Any]:
-        write_through(self.folder / name, data)
-        return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
     def _commit(self, commit: Commit, guard: Callable[[], None]) -> None:
         sync_folder(self.folder)

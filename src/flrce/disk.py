@@ -5,7 +5,7 @@ import hashlib
 import os
 import platform
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,19 @@ from flrce.failpoint import failpoint
 
 def write_through(path: Path, data: bytes) -> None:
     """Write a file aside, make sure it is on disk, and rename it into place."""
-    aside = path.with_name(path.name + ".part")
+    write_pieces(path, [data])
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """The same for a file that comes piece by piece; returns its mark, the length and SHA-256."""
+    aside, length, found = path.with_name(path.name + ".part"), 0, hashlib.sha256()
     try:
         with open(aside, "wb", buffering=0) as f:
             failpoint("aside.opened")
-            write_all(f.fileno(), data)
+            for piece in pieces:
+                write_all(f.fileno(), piece)
+                length += len(piece)
+                found.update(piece)
             failpoint("aside.written")
             os.fsync(f.fileno())
         failpoint("aside.synced")
@@ -28,9 +36,10 @@ def write_through(path: Path, data: bytes) -> None:
         aside.unlink(missing_ok=True)
         raise
     failpoint("aside.renamed")
+    return {"sha256": found.hexdigest(), "bytes": length}
 
 
-def write_all(handle: int, data: bytes) -> None:
+def write_all(handle: int, data: bytes | memoryview) -> None:
     """Write every byte: the system may take fewer at a time, above all on a disk that fills up."""
     view = memoryview(data)
     while view:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flrce.payloads import decoded, encoding, number, sound
-from flrce.pieces import Malformed
+from flrce.payloads import Base, decoded, encoding, grounded, number, sound
+from flrce.pieces import Dense, Malformed
 from flrce.types import Reply, Task, Updates
 
 MOST_SAMPLES = 10_000_000  # a client that claims more lies, or should be several clients
@@ -19,16 +19,17 @@ Stray = tuple[Reply, str]
 
 
 def gate(
-    tasks: Sequence[Task], replies: Sequence[Reply], holdings: Holdings, d: int, trainable: int, keep: int | None = None
-) -> tuple[Updates, dict[str, str]]:
-    """The updates that passed, ordered by row, and why each other client did not count."""
-    asked = {task.client: task for task in tasks}
+    tasks: Sequence[Task], replies: Sequence[Reply], holdings: Holdings, d: int, trainable: int,
+    keep: int | None = None, w: Tensor | None = None,
+) -> tuple[Updates, dict[str, str]]:  # fmt: skip
+    """The updates that passed, ordered by row, and why each other client did not count; w is what they start from."""
+    asked, base = {task.client: task for task in tasks}, None if w is None else Base(w)
     first, strays = answers(tasks, replies)
     rejected = {task.client: "no reply" for task in tasks if task.client not in first}
     rejected |= {reply.client: why for reply, why in strays if reply.client in rejected}
     passed: dict[str, tuple[Reply, Tensor]] = {}
     for client, reply in first.items():
-        why, u = check(asked[client], reply, holdings)
+        why, u = check(asked[client], reply, holdings, base)
         if u is None:
             rejected[client] = why
         else:
@@ -36,8 +37,8 @@ def gate(
     for client in _slow(passed, keep):
         del passed[client]
         rejected[client] = "slower than the replies that were waited for"
-    ordered = sorted(passed, key=lambda client: asked[client].k)
-    return _stack([asked[c] for c in ordered], [passed[c] for c in ordered], holdings, d, trainable), rejected
+    u, ordered = None, sorted(passed, key=lambda client: asked[client].k)
+    return _stack([asked[c] for c in ordered], [passed.pop(c) for c in ordered], holdings, d, trainable), rejected
 
 
 def answers(tasks: Sequence[Task], replies: Sequence[Reply]) -> tuple[dict[str, Reply], list[Stray]]:
@@ -49,7 +50,8 @@ def answers(tasks: Sequence[Task], replies: Sequence[Reply]) -> tuple[dict[str, 
         if not isinstance(reply, Reply) or type(reply.client) is not str:
             continue  # nothing to hold anybody to
         if reply.client not in asked:
-            strays.append((reply, "nobody asked"))
+            known = any(type(reply.t) is int and reply.t < t for t in asked.values())
+            strays.append((reply, f"late: reply to round {reply.t}" if known else "nobody asked"))
         elif type(reply.t) is not int or reply.t != asked[reply.client]:
             strays.append((reply, f"late: reply to round {str(reply.t)[:20]} in round {asked[reply.client]}"))
         elif reply.client in first:
@@ -65,12 +67,14 @@ def kept(tasks: Sequence[Task], replies: Sequence[Reply]) -> dict[str, Mapping[s
     return {client: reply.carry for client, reply in first.items() if reply.carry and _tensors(reply.carry)}
 
 
-def check(task: Task, reply: Reply, holdings: Holdings) -> tuple[str, Tensor | None]:
+def check(task: Task, reply: Reply, holdings: Holdings, base: Base | None = None) -> tuple[str, Tensor | None]:
     """("", the decoded update), or (why not, None)."""
     if reply.error or reply.payload is None:
         return str(reply.error or "empty reply")[:300], None
     if type(reply.t) is not int or reply.t != task.t:
         return f"late: reply to round {str(reply.t)[:20]} in round {task.t}", None
+    if type(reply.base) is not str or (base and reply.base and reply.base != base.digest):
+        return f"trained from another model: {str(reply.base)[:40]!r}", None
     if type(reply.n) is not int or not 1 <= reply.n <= MOST_SAMPLES:
         return f"num_examples {str(reply.n)[:20]!r} is not an integer from 1 to {MOST_SAMPLES}", None
     if not sound(reply.spent):
@@ -80,7 +84,9 @@ def check(task: Task, reply: Reply, holdings: Holdings) -> tuple[str, Tensor | N
     if not reply.spent.seconds <= task.deadline:
         return f"late: {reply.spent.seconds:.1f} s past the deadline of {task.deadline:.1f} s", None
     try:
-        return decoded(task, reply.payload, holdings(task)[1])
+        (held, layout), exact = holdings(task), task.compressor is None or type(task.compressor) is Dense
+        why, u = decoded(task, reply.payload, layout)
+        return (why, u) if u is None or base is None else grounded(u, base.w, held, layout, exact)
     except Malformed as why:
         return f"malformed: {str(why)[:300]}", None
     except Exception as why:  # a decoder, perhaps a user's, met bytes it did not expect
@@ -97,19 +103,21 @@ def _slow(passed: dict[str, tuple[Reply, Tensor]], keep: int | None) -> list[str
 
 
 def _stack(
-    tasks: Sequence[Task], passed: Sequence[tuple[Reply, Tensor]], holdings: Holdings, d: int, trainable: int
+    tasks: Sequence[Task], passed: list[tuple[Reply, Tensor]], holdings: Holdings, d: int, trainable: int
 ) -> Updates:
-    U = torch.zeros(len(passed), d)
+    U = torch.empty(len(passed), d)  # a row's memory is taken as the row is written, and its reply let go of
     partial = any(holdings(task)[0] is not None or hasattr(task.compressor, "covers") for task in tasks)
     covered = torch.zeros(len(passed), d, dtype=torch.bool) if partial else None
-    for row, (task, (_, u)) in enumerate(zip(tasks, passed, strict=True)):
+    replies = [reply for reply, _ in passed]
+    for row, task in enumerate(tasks):
         held, names = holdings(task)
         where = held if held is not None else slice(None)
         covers = getattr(task.compressor, "covers", None)
-        U[row, where] = u
+        if held is not None:
+            U[row] = 0
+        U[row, where] = passed.pop(0)[1]
         if covered is not None:
             covered[row, where] = covers(names, encoding(task)) if covers else True
-    replies = [reply for reply, _ in passed]
     return Updates(
         k=torch.tensor([task.k for task in tasks], dtype=torch.long),
         U=U,

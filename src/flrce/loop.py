@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from flrce.booking import book
@@ -13,6 +12,7 @@ from flrce.linalg import conflicts, consensus, gram
 from flrce.memory import preflight
 from flrce.pieces import Engine, Recipe, View
 from flrce.rng import stream
+from flrce.roster import present, samples
 from flrce.stops.conflict import shadows
 from flrce.trust import flags, silenced, votes
 from flrce.types import Event, Record, Reply, Round, Selection, Spent, State, Task
@@ -59,8 +59,7 @@ def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
 def begin(recipe: Recipe, engine: Engine, state: State, seed: int) -> Plan:
     """Choose C_t and say what each client is to do."""
     t, purpose = state.t + 1, f"select{state.attempt or ''}"
-    present = set(engine.clients())
-    state = replace(state, roster=state.roster + tuple(sorted(present - set(state.roster))))
+    state, pool = present(state, tuple(engine.clients()))
     roster = state.roster
     asked: list[int] = []
 
@@ -72,8 +71,7 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int) -> Plan:
         asked.extend(rows)
         return engine.losses(state.w, [roster[k] for k in rows])
 
-    pool = tuple(k for k, client in enumerate(roster) if client in present)
-    n = torch.tensor([engine.samples(client) for client in roster], dtype=torch.float64)
+    n = samples(engine, roster)
     view = View(t, recipe.P, pool, n, engine.estimate, draft, loss, state.history, getattr(engine, "blocks", 1))
     chosen = (
         recipe.selector.select(state.memory.get("selector"), view, stream(seed, purpose, t)) if pool else Selection(())
@@ -91,7 +89,9 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply])
         clients, costs = book(t, (), (), {}, _asked(engine, plan))
         record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, **costs)
         return replace(_end(state, record), clients=clients)
-    updates, rejected = gate(plan.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.chosen.keep)
+    updates, rejected = gate(
+        plan.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.chosen.keep, state.w
+    )
     clients, costs = book(t, plan.tasks, replies, rejected, _asked(engine, plan))
     record = Record(
         t=t, exploit=plan.chosen.exploit, chosen=tuple(task.client for task in plan.tasks),
@@ -102,12 +102,14 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply])
         stop = f"abandoned {tries} times in a row: {_reasons(rejected)}" if tries % GIVE_UP == 0 else ""
         return replace(_end(state, replace(record, outcome="abandoned", stop=stop)), clients=clients)
     w = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
-    memory = recipe.observe(state.memory, Event(t, state.w, w, updates, len(state.roster), plan.chosen.k))
+    event = Event(t, state.w, w, updates, len(state.roster), plan.chosen.k)
+    headway = recipe.average.headway(state.memory["average"], event) if hasattr(recipe.average, "headway") else None
+    memory = recipe.observe(state.memory, event)
     model = recipe.average.model(memory.get("average"), w)
     G = gram(updates.u)
     odd = flags(G, record.replied)
     record = replace(
-        record, conflicts=conflicts(G), consensus=consensus(G, updates.n), flagged=odd,
+        record, conflicts=conflicts(G), consensus=consensus(G, updates.n), headway=headway, flagged=odd,
         votes=votes(G, record.replied, silenced(state.history, odd)),
     )  # fmt: skip
     record = _judged(record, engine, w, model)

@@ -1,8 +1,10 @@
 """What a client sent, inspected before it is used: sizes before contents, and nothing is ever executed."""
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +16,46 @@ from flrce.rng import stream
 from flrce.types import Payload, Spent, Task
 
 LARGEST = 1e9  # of one coordinate: beyond it float32 products of updates overflow
+VARIANCE = "running_var"  # how BatchNorm's variances are named
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """The model that a round's clients were sent."""
+
+    w: Tensor
+
+    @cached_property
+    def digest(self) -> str:
+        return fingerprint(self.w)
+
+
+def fingerprint(w: Tensor) -> str:
+    """A model in 32 hexadecimal digits."""
+    return hashlib.blake2b(w.detach().cpu().contiguous().numpy().data, digest_size=16).hexdigest()
+
+
+def grounded(
+    u: Tensor, w: Tensor, held: Tensor | None, layout: Sequence[tuple[str, int]], exact: bool
+) -> tuple[str, Tensor | None]:
+    """("", u) that leaves no variance of w below 0, where its root would be NaN; or (which it would, None).
+
+    What a compressor did not keep `exact` may pass 0 without ill will: it is cut there.
+    """
+    start = 0
+    for name, size in layout:
+        span = slice(start, start + size)
+        start += size
+        if not size or not name.endswith(VARIANCE):
+            continue
+        before = w[span] if held is None else w[held[span]]
+        lowest = float((before + u[span]).min())
+        if lowest < 0 and exact:
+            return f"a variance of {lowest:.3g} in {name[-60:]!r}", None
+        if lowest < 0:
+            u = u.clone()
+            u[span] = torch.maximum(u[span], -before)
+    return "", u
 
 
 def decoded(task: Task, payload: Payload, layout: Sequence[tuple[str, int]]) -> tuple[str, Tensor | None]:
@@ -27,10 +69,11 @@ def decoded(task: Task, payload: Payload, layout: Sequence[tuple[str, int]]) -> 
     if type(u) is not Tensor or tuple(u.shape) != (size,) or not u.is_floating_point():
         raise Malformed(f"decodes to {str(getattr(u, 'shape', type(u).__name__))[:40]}, not to {size} floats")
     u = u.detach().float()
-    if not torch.isfinite(u).all():
+    largest = max(map(abs, map(float, torch.aminmax(u)))) if size else 0.0  # one pass; a NaN comes out as NaN
+    if not math.isfinite(largest):
         return f"{int((~torch.isfinite(u)).sum())} of {size} values are not finite", None
-    if size and float(u.abs().max()) > LARGEST:
-        return f"a value of {float(u.abs().max()):.3g} is beyond {LARGEST:g}", None
+    if largest > LARGEST:
+        return f"a value of {largest:.3g} is beyond {LARGEST:g}", None
     return "", u
 
 

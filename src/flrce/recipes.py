@@ -23,6 +23,7 @@ from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import Conflicts
+from flrce.stops.standstill import Standstill
 from flrce.submodels.units import PrefixUnits, RandomUnits
 
 T = TypeVar("T")
@@ -259,7 +260,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "krum": Krum,
         "clipped": ClippedMean,
     },
-    "stop": {"never": Never, "conflicts": Conflicts, "budget": Budget, "patience": Patience},
+    "stop": {"never": Never, "conflicts": Conflicts, "budget": Budget, "patience": Patience, "standstill": Standstill},
     "average": {"last": Last, "ema": EMA, "tail": TailMean},
 }
 

@@ -15,6 +15,7 @@ from flrce.linalg import grown
 NEVER = -(2**31)  # R of a client never heard from
 TINY = 1e-12
 BLOCK = 2**10  # clients compared at a time: what is kept meanwhile is P x BLOCK, not P x M
+WIDTH = 2**11  # coordinates multiplied at a time: half the time of one long skinny product, and no copy of U
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ def enlarge(m: Memory, M: int) -> Memory:
 def remember(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, anchored: bool) -> Memory:
     """Write round t's updates into V and R (Algorithm 4, lines 9-10); with anchors, keep only the w's still in use."""
     U = U.to(m.V.dtype)
-    m.V[k], m.R[k] = U, t
-    m.vv[k] = torch.linalg.vecdot(U, U).double()
+    m.V.index_copy_(0, k, U)
+    m.R[k] = t
+    m.vv[k] = torch.cat([torch.linalg.vecdot(u, u) for u in U.split(1)]).double()  # by rows: it makes a copy
     if not anchored:
         return m
     m.av[k] = (U @ w.to(U.dtype)).double()
@@ -91,7 +93,7 @@ def relate(
 def _relate(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, past: tuple[Tensor, ...], j: slice) -> Tensor:
     """(P, len(j)) relationships of clients k with clients j, in float64."""
     R, vv, uu, tiny = m.R[j], m.vv[None, j], m.vv[k, None], torch.finfo(torch.float64).tiny  # (j,), (1, j), (P, 1)
-    uv, wv = torch.split((torch.cat([U, w[None]]) @ m.V[j].T).double(), [len(k), 1])  # (P, j), (1, j)
+    uv, wv = torch.split(_products(U, w, m.V[j]), [len(k), 1])  # (P, j), (1, j)
     rounds, ua, aa = past
     at = torch.searchsorted(rounds, R) if len(rounds) > 1 else slice(None)  # one anchor is everybody's
     ua, aa, av = ua[:, at], aa[:, at], wv - m.av[None, j]  # (P, j) or (P, 1), (1, j) or (1, 1), (1, j)
@@ -106,10 +108,25 @@ def _relate(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, past: tuple[Tens
     return found
 
 
+def _products(U: Tensor, w: Tensor, V: Tensor) -> Tensor:
+    """(P + 1, j) products of the rows of U, and of w, with those of V; partial sums are added up in float64."""
+    total = torch.zeros(len(U) + 1, len(V), dtype=torch.float64)
+    for u, a, v in zip(U.split(WIDTH, 1), w.split(WIDTH), V.split(WIDTH, 1), strict=True):
+        total += torch.cat([u, a[None]]) @ v.T
+    return total
+
+
 def _offsets(m: Memory, w: Tensor, U: Tensor, anchored: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Rounds of the anchors (the origin is one); for each a = w - anchor: <u_k, a> (P, rounds), <a, a> (1, rounds)."""
     rounds = sorted(m.A) if anchored else [NEVER]
     starts = [w - m.A[r].to(w.dtype) for r in rounds] if anchored else [w]
     ua = torch.stack([(U @ a).double() for a in starts], 1)
-    aa = torch.stack([torch.linalg.vector_norm(a, dtype=torch.float64).square() for a in starts])
+    aa = torch.stack([_norm(a).square() for a in starts])
     return torch.tensor(rounds), ua, aa[None]
+
+
+def _norm(a: Tensor) -> Tensor:
+    """|a| in float64; only parts of a are widened at a time."""
+    parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in a.split(2**20)]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    return whole

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flrce.rng import stream
 
-ROWS = 8  # vectors shuffled at a time, so that the copy stays in the processor's cache
+ROWS, FLOATS = 8, 2**24  # vectors shuffled at a time, so that the copy stays in the cache, or at least small
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Sketch:
 
     def __call__(self, X: Tensor) -> Tensor:
         d, rest = len(self.order), len(self.order) % self.k
-        found = X.new_zeros(len(X), self.k)
-        for rows, into in zip(X.split(ROWS), found.split(ROWS), strict=True):
-            dealt = rows.index_select(1, self.order) * self.signs.to(X.dtype)
+        found, few = X.new_zeros(len(X), self.k), max(1, min(ROWS, FLOATS // d))
+        for rows, into in zip(X.split(few), found.split(few), strict=True):
+            dealt = rows.index_select(1, self.order).mul_(self.signs.to(X.dtype))
             into += dealt[:, : d - rest].reshape(len(rows), d // self.k, self.k).sum(1)
             into[:, :rest] += dealt[:, d - rest :]
         return found

@@ -5,13 +5,14 @@ pairs), dict[int, Tensor] fields are tables by round whose entries never change,
 whole, and the rest is plain data.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flrce.pages import Rows
 from flrce.types import State
 
 Tensors = dict[str, Tensor]
@@ -22,7 +23,7 @@ class Snapshot:
     """What one commit adds to the disk."""
 
     whole: Tensors  # the model and what is small
-    rows: Tensors  # table -> (touched, ...) rows, `k` their numbers, and what those clients keep
+    rows: dict[str, Tensor | Rows]  # table -> (touched, ...) rows, `k` their numbers, and what those clients keep
     rounds: Tensors  # "table/round" -> every entry of the tables by round
     scalars: dict[str, Any]
 
@@ -35,7 +36,7 @@ def take(state: State, touched: Sequence[int]) -> Snapshot:
         for f in fields(memory):
             key, value = f"{role}.{f.name}", getattr(memory, f.name)
             if isinstance(value, Tensor) and f.metadata.get("rows"):
-                found.rows[key] = value[index]
+                found.rows[key] = Rows(value, tuple(touched))
             elif isinstance(value, Tensor):
                 found.whole[key] = value
             elif isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values()):
@@ -119,9 +120,3 @@ def _plain(template: Any, value: Any) -> Any:
     if value is None or template is None:
         return tuple(value) if isinstance(value, list) else value
     return type(template)(value)
-
-
-def contiguous(tensors: Mapping[str, Tensor], but: Iterable[str] = ()) -> Tensors:
-    """Copies that share no storage, as safetensors wants them."""
-    left_out = set(but)
-    return {key: value.detach().clone().contiguous() for key, value in tensors.items() if key not in left_out}

@@ -83,6 +83,7 @@ class Reply:
     spent: Spent = Spent()
     carry: Mapping[str, Tensor] = field(default_factory=dict)  # stays with the client; a simulator keeps it for it
     error: str = ""
+    base: str = ""  # fingerprint of the model that the client was sent, where it says so
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class Record:
     conflicts: float = 0.0  # mean number of conflicting peers (Algorithm 3)
     votes: float = 0.0  # the same among clients that are not flagged, scaled to all
     consensus: float = 1.0  # |sum p u| / sum p |u|
+    headway: float | None = None  # cosine of the round's step and the way of the rounds before (averages.py)
     accuracy: float | None = None
     accuracy_weighted: float | None = None
     loss: float | None = None

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from flrce.types import Updates
 
+COLUMNS = 2**16  # coordinates summed at a time: several float64 copies of a large model would be alive at once
+
 
 @dataclass(frozen=True)
 class WeightedMean:
@@ -28,10 +30,22 @@ class WeightedMean:
 
 def step(w: Tensor, updates: Updates, n: Tensor, rate: float = 1.0) -> Tensor:
     """w plus the n-weighted mean of the updates, over whoever covers a coordinate."""
+    made = torch.empty_like(w)
+    for start in range(0, len(w), COLUMNS):
+        part = slice(start, start + COLUMNS)
+        covered = None if updates.covered is None else updates.covered[:, part]
+        made[part] = _step(w[part], updates.U[:, part], covered, n, rate)
+    return made
+
+
+def _step(w: Tensor, U: Tensor, covered: Tensor | None, n: Tensor, rate: float) -> Tensor:
     total = torch.zeros_like(w, dtype=torch.float64)
-    weight = torch.zeros_like(total) if updates.covered is not None else torch.zeros((), dtype=torch.float64)
-    for row in range(len(updates)):
-        total += n[row] * updates.U[row].double()
-        weight += n[row] * updates.covered[row] if updates.covered is not None else n[row]
-    mean = torch.where(weight > 0, total / weight.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
-    return torch.where(mean == 0, w, (w.double() + rate * mean).to(w.dtype))  # -0.0 + 0.0 would lose its sign
+    weight = torch.zeros_like(total) if covered is not None else torch.zeros((), dtype=torch.float64)
+    for row in range(len(U)):
+        total.add_(U[row].double(), alpha=float(n[row]))  # products of 24 bits each are exact, fused or not
+        weight += n[row] * covered[row] if covered is not None else n[row]
+    mean = total.div_(weight.clamp(min=torch.finfo(torch.float64).tiny))
+    if covered is not None:
+        mean = torch.where(weight > 0, mean, 0.0)
+    moved = w.double().add_(mean if rate == 1 else rate * mean).to(w.dtype)
+    return torch.where(mean == 0, w, moved)  # -0.0 + 0.0 would lose its sign

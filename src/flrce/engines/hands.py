@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from flrce.engines.crew import Dead, Processes, Threads
-from flrce.errors import BadInput
+from flrce.errors import BadInput, Unfinished
 from flrce.local.client import Index, Workshop
 from flrce.native import kernel
 from flrce.types import Reply, Task
 
 JUDGED = 1000  # samples in one job of an evaluation
+TRIES = 3  # workers that may die of one such job: unlike a client's reply, an evaluation cannot be done without
 Order = tuple[Task, Index, Mapping[str, Tensor]]  # a task, the client's samples, what it keeps
 log = logging.getLogger("flrce")
 
@@ -54,10 +55,10 @@ class Pooled:
 
     def judge(self, w: Tensor, index: Index) -> tuple[Index, Index]:
         self.w.copy_(w)
-        results = self.pool.run([(chunk,) for chunk in np.split(index, range(JUDGED, len(index), JUDGED))])
+        results = self.pool.run([(chunk,) for chunk in np.split(index, range(JUDGED, len(index), JUDGED))], TRIES)
         for result in results:
             if isinstance(result, Dead):
-                raise result
+                raise Unfinished(f"evaluation: {result}; what is committed is kept, go on with --resume")
         return (
             np.concatenate([correct.numpy() for correct, _ in results]).astype(np.float64),
             np.concatenate([loss.numpy() for _, loss in results]).astype(np.float64),

@@ -1,0 +1,24 @@
+"""Who is there: the rows of the server's tables, and what is known of their clients."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flrce.pieces import Engine
+from flrce.types import State
+
+
+def present(state: State, clients: tuple[str, ...]) -> tuple[State, tuple[int, ...]]:
+    """The state with newcomers on its roster, and the rows of all who are here."""
+    if clients == state.roster:  # as a rule nobody came or went, and a million names need not be looked up
+        return state, tuple(range(len(clients)))
+    here = set(clients)
+    state = replace(state, roster=state.roster + tuple(sorted(here - set(state.roster))))
+    return state, tuple(k for k, client in enumerate(state.roster) if client in here)
+
+
+def samples(engine: Engine, roster: tuple[str, ...]) -> Tensor:
+    """(M,) training samples; an engine may have them as a whole: `counts(clients)`, (M,) float64."""
+    counts = getattr(engine, "counts", None)
+    return counts(roster) if counts else torch.tensor([engine.samples(k) for k in roster], dtype=torch.float64)
