@@ -12,11 +12,14 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
@@ -27,8 +30,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flrce.flower import FLrce, LocalGrid, RecipeStrategy
-from flrce.recipes import fedavg
+from flrce.recipes import fedavg, flrce
 from flrce.version import __version__
+
+CASES = ("fedavg", "flrce", "flrce_committed", "flrce_sketched")
 
 
 def model(d: int) -> ArrayRecord:
@@ -77,30 +82,37 @@ def quartiles(values: list[float]) -> dict[str, float]:
 
 
 def overhead(d: int, P: int, M: int, rounds: int, repeats: int, train: float) -> dict:
-    def ours() -> Strategy:
-        return FLrce(per_round=P, psi=P - 1, fraction_evaluate=0.0, ask_names=False, min_available_nodes=M)
+    """Rounds of Flower's FedAvg, of FLrce, and of FLrce with every round committed to a folder, taking turns."""
+
+    def ours(folder: str | None) -> Strategy:
+        return FLrce(
+            per_round=P, psi=P - 1, fraction_evaluate=0.0, ask_names=False, min_available_nodes=M, state=folder
+        )
 
     def theirs() -> Strategy:
         return FedAvg(fraction_train=P / M, fraction_evaluate=0.0, min_train_nodes=P, min_available_nodes=M)
 
-    times: dict[str, list[tuple[float, float]]] = {"flrce": [], "fedavg": []}
+    times: dict[str, list[tuple[float, float]]] = {"fedavg": [], "flrce": [], "flrce_committed": []}
     for _ in range(repeats):
-        for name, make in (("fedavg", theirs), ("flrce", ours)):
-            times[name] += timed(make(), model(d), M, rounds + 1, train, P)[1:]  # the first round warms up
+        with tempfile.TemporaryDirectory() as folder:
+            for name, made in zip(times, (theirs(), ours(None), ours(f"{folder}/run")), strict=True):
+                times[name] += timed(made, model(d), M, rounds + 1, train, P)[1:]  # the first round warms up
     wall = {name: quartiles([seconds for seconds, _ in found]) for name, found in times.items()}
     work = {name: quartiles([seconds for _, seconds in found]) for name, found in times.items()}
-    extra = work["flrce"]["median"] - work["fedavg"]["median"]
+    base = wall["fedavg"]["median"]
+    extra = {name: work[name]["median"] - work["fedavg"]["median"] for name in times if name != "fedavg"}
     return {
-        "d": d, "P": P, "M": M, "train_seconds": train, "rounds": len(times["flrce"]),
-        "ratio": wall["flrce"]["median"] / wall["fedavg"]["median"],
-        "ratio_by_processor_time": 1 + extra / wall["fedavg"]["median"],  # what is left of it on an idle machine
+        "d": d, "P": P, "M": M, "train_seconds": train, "threads": torch.get_num_threads(),
+        "rounds": len(times["flrce"]), "ratio": {name: wall[name]["median"] / base for name in extra},
+        "extra_seconds": {name: wall[name]["median"] - base for name in extra},
         "extra_processor_seconds": extra, "seconds": wall, "processor_seconds": work,
     }  # fmt: skip
 
 
 def peak() -> float:
-    """Peak memory of this process in GB: the server, the grid and the clients' replies."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    """Most memory that this process ever had, in GB: the server, the grid and the replies it has fetched."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["VmHWM"].split()[0]) * 1024 / 1e9
 
 
 def echo() -> ClientApp:
@@ -135,14 +147,28 @@ class Fetched(LocalGrid):
         return [self._handle(self.kept.pop(key)) for key in message_ids if key in self.kept]
 
 
-def memory(megabytes: int, P: int, recipe: str) -> dict:
+def memory(case: str, megabytes: int, P: int, rounds: int = 3) -> dict:
+    """Peak memory over some rounds of one of CASES, with P clients that all train in every round."""
     before = peak()
     arrays = model(megabytes * 250_000)
-    keep = {"fraction_evaluate": 0.0, "ask_names": False}
-    strategy = FLrce(per_round=P, psi=P - 1, **keep) if recipe == "flrce" else RecipeStrategy(fedavg(P), **keep)
-    grid = Fetched(echo(), P)
-    strategy.start(grid, arrays, 2)
-    return {"megabytes": megabytes, "P": P, "recipe": recipe, "peak_GB": peak(), "before_GB": before}
+    recipe = fedavg(P) if case == "fedavg" else flrce(P - 1, P=P)
+    if case == "flrce_sketched":
+        recipe = replace(recipe, selector=recipe.selector.sketched(2**16))
+    with tempfile.TemporaryDirectory() as folder:
+        state = f"{folder}/run" if case == "flrce_committed" else None
+        strategy = RecipeStrategy(recipe, fraction_evaluate=0.0, ask_names=False, state=state)
+        result = strategy.start(Fetched(echo(), P), arrays, rounds)
+    assert [len(record.replied) for record in result.history] == [P] * rounds
+    return {"case": case, "megabytes": megabytes, "P": P, "peak_GB": peak(), "before_GB": before}
+
+
+def memories(P: int) -> dict:
+    """Every case in a process of its own."""
+    found = []
+    for case in CASES:
+        command = [sys.executable, __file__, "--case", case, "--per-round", str(P)]
+        found.append(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
+    return {"memory": found}
 
 
 def main() -> None:
@@ -153,14 +179,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--train", type=float, default=0.5, help="seconds a client trains")
-    parser.add_argument("--memory", choices=["fedavg", "flrce"], nargs="?", const="fedavg")
+    parser.add_argument("--threads", type=int, default=1, help="of the server's linear algebra")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--case", choices=CASES, help="one case of --memory, in this process")
     wanted = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(wanted.threads)
     import logging
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
+    if wanted.case:
+        print(json.dumps(memory(wanted.case, 100, wanted.per_round)))
+        return
     if wanted.memory:
-        found = memory(100, wanted.per_round, wanted.memory)
+        found = memories(wanted.per_round)
     else:
         found = overhead(wanted.d, wanted.per_round, wanted.clients, wanted.rounds, wanted.repeats, wanted.train)
     found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"

@@ -20,10 +20,12 @@ from flower_helpers import plain_app, start
 from flrce import recipes, runs
 from flrce.apps import flower_client, flower_server
 from flrce.config import Experiment
+from flrce.engines.flower_arrays import weight
 from flrce.engines.flower_grid import LocalGrid
 from flrce.engines.flower_nodes import Nodes, natural
 from flrce.errors import BadInput
 from flrce.flower import FLrce, RecipeStrategy, compressing, introduce
+from flrce.payloads import fingerprint
 from flrce.stops.conflict import Conflicts
 
 NAMES = {"wait_for_nodes": 5.0}
@@ -213,14 +215,17 @@ def raises_always(content, partition, t):
 
 
 def test_a_straggler_is_left_behind_and_its_late_reply_refused():
-    release = threading.Event()
+    release, done = threading.Event(), threading.Event()
 
     def slow(content, partition, t):
         if partition == 1 and t == 1:
             release.wait(20)
             content["arrays"]["layer.bias"] = Array(np.full(3, 99, np.float32))  # must never count
-        elif partition != 1 and t == 2:
+            done.set()
+        elif partition == 1 and t == 2:
             release.set()
+            done.wait(20)
+            time.sleep(0.3)  # its reply to round 1 is there before the one to round 2
 
     grid = LocalGrid(plain_app(slow), 3, threads=4)
     begun = time.monotonic()
@@ -230,6 +235,8 @@ def test_a_straggler_is_left_behind_and_its_late_reply_refused():
     assert first.rejected == {"node-1001": "no reply within 1 s"}
     assert first.bytes_wasted == 72  # the model was sent to it in vain
     assert not second.rejected
+    assert second.bytes_wasted == weight(start())  # fetched with round 2's replies, booked, and never looked at
+    assert second.bytes_up == 3 * 72 + weight(start())
     assert np.all(by_name(result)["layer.bias"] < 1)
 
 
@@ -457,6 +464,26 @@ def test_a_reply_to_another_round_is_late():
     grid.app = old
     result = RecipeStrategy(recipe(2), **NAMES).start(grid, start(), 1)
     assert "late: reply to round 0 in round 1" in result.history[0].rejected["1"]
+
+
+def test_a_reply_to_another_model_is_refused():
+    """Both clients say which model they were sent; one names another."""
+    grid = LocalGrid(introduce(plain_app(mods=[compressing])), 2)
+    through, named = grid.app, []
+
+    def other(message, context):
+        reply = through(message, context)
+        if message.metadata.message_type == "train":
+            named.append(reply.content["reply"]["flrce.base"])
+            if context.node_config["partition-id"] == 1:
+                reply.content["reply"]["flrce.base"] = "0" * 32
+        return reply
+
+    grid.app = other
+    result = RecipeStrategy(recipe(2), **NAMES).start(grid, start(), 1)
+    assert named == [fingerprint(torch.zeros(18))] * 2  # floats of the model; its counter is none
+    assert result.history[0].rejected == {"1": f"trained from another model: {'0' * 32!r}"}
+    assert result.history[0].replied == ("0",)
 
 
 def test_what_an_app_holds_can_be_copied_to_another_process():

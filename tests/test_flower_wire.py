@@ -18,20 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_helpers import start
-from flrce.engines.wire import (
-    PREFIX,
-    Template,
-    name_of,
-    read_array,
-    read_reply,
-    read_task,
-    record,
-    tensors,
-    weight,
-    write_piece,
-    write_reply,
-    write_task,
-)  # fmt: skip
+from flrce.engines.flower_arrays import Template, read_array, record, tensors, weight
+from flrce.engines.wire import PREFIX, name_of, read_reply, read_task, write_piece, write_reply, write_task
 from flrce.errors import BadInput
 from flrce.pieces import Dense, Malformed
 from flrce.recipes import PIECES

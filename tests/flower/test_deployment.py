@@ -44,6 +44,29 @@ class Bad(ClientApp):
 app = Bad()
 '''
 
+BUSY = '''
+
+import time
+from pathlib import Path
+from flwr.clientapp import ClientApp
+
+good, begun = app, Path({begun!r})
+
+
+class Busy(ClientApp):
+    """Partition 1 says so when it begins to train in round 2, and then takes its time; but only once."""
+
+    def __call__(self, message, context):
+        t = message.content["config"].get("flrce.t") if message.metadata.message_type == "train" else 0
+        if context.node_config["partition-id"] == 1 and t == 2 and not begun.exists():
+            begun.touch()
+            time.sleep(600)
+        return good(message, context)
+
+
+app = Busy()
+'''
+
 WATCH = """
 import os, socket
 with open(os.environ["FLRCE_TEST_LOOKUPS"], "a") as out:
@@ -126,6 +149,24 @@ def test_nodes_and_server_are_killed_and_the_run_goes_on(fleet, tmp_path):
     assert len(done) == 5
     names = {client for line in after for client in line["chosen"]}
     assert names <= {"0", "1", "2"}  # the restarted node is the same client
+
+
+def test_a_node_that_is_killed_while_it_trains_is_skipped_and_comes_back(fleet, tmp_path):
+    """kill -9 once it has begun: its round is committed without it, and the restarted node is the same client."""
+    state, begun = tmp_path / "state", tmp_path / "begun"
+    app = copied(tmp_path / "app", busy=BUSY.format(begun=str(begun)))
+    run = fleet.run(config(state, f"rounds=3 {EXPLORE}"), app)
+    fleet._until(begun.exists, 300, "partition 1 to train in round 2")
+    assert [line["t"] for line in rounds(state)] == [1]  # committed while round 2 trains
+    fleet.kill("node1")
+    fleet.node(1)
+    assert fleet.finish(run) == "finished:completed"
+    first, second, third = rounds(state)
+    assert first["replied"] == third["replied"] == ["0", "1", "2"]
+    assert [line["outcome"] for line in (first, second, third)] == ["committed"] * 3
+    assert second["replied"] == ["0", "2"]
+    assert second["rejected"]["1"].startswith("failed")
+    assert second["bytes_wasted"] == second["bytes_down"] / 3  # what it was sent
 
 
 @pytest.mark.parametrize(

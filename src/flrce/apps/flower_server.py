@@ -16,10 +16,10 @@ from flrce.config import Experiment, build_net
 from flrce.costs import fleet
 from flrce.data.federation import Federation, federate
 from flrce.data.sources import source
+from flrce.engines.flower_arrays import record
 from flrce.engines.flower_grid import LocalGrid
 from flrce.engines.flower_session import Result
 from flrce.engines.simulator import Simulator
-from flrce.engines.wire import record
 from flrce.errors import BadInput
 from flrce.flower import RecipeStrategy
 from flrce.models.flat import layout, pack

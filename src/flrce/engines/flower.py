@@ -1,56 +1,37 @@
 """The same Engine over Flower's Grid: its simulation engine, its deployments, or a LocalGrid. Costs are measured."""
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from flrce.costs import Profile
+from flrce.engines.flower_arrays import Template, record, weight
+from flrce.engines.flower_figures import ACCURACY, LOSSES, first, reported, weighted
 from flrce.engines.flower_nodes import LOSS, MANY, Client, Nodes, exchange, why
-from flrce.engines.wire import SAMPLES, Template, read_reply, record, weight, write_task
+from flrce.engines.flower_options import Costs, Judge, Options
+from flrce.engines.wire import SAMPLES, read_reply, write_task
 from flrce.errors import BadInput
 from flrce.local.client import Workshop
 from flrce.pieces import Dense, Malformed
 from flrce.rng import stream
-from flrce.types import Evaluation, Reply, Spent, Task
+from flrce.types import Evaluation, Payload, Reply, Spent, Task
 
-Judge = Callable[[int, ArrayRecord], MetricRecord | None]
 Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
-ACCURACY = ("accuracy", "eval_acc", "acc", "eval_accuracy", "val_acc", "val_accuracy")
 AT_ONCE = 2**27  # bytes of replies fetched together
-LOSSES = ("loss", "eval_loss", "val_loss")
-log = logging.getLogger("flwr")
+OVERDUE = 1000  # messages without an answer that are remembered
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a run treats its fleet."""
+class Once(dict[str, Tensor]):
+    """Buffers that are gone once they are taken: a reply is decoded once, and P large models are a lot of memory."""
 
-    seed: int = 0
-    timeout: float = 3600.0  # seconds a round waits for replies
-    wait: float = 300.0  # seconds to wait for enough nodes
-    available: int = 1  # nodes that are enough to start a round
-    ask: bool = True  # clients tell their names; False: node ids are stable, as with node authentication
-    fraction_evaluate: float = 1.0  # share of the clients that judge a model
-    least_evaluate: int = 0
-    eval_every: int = 1
-    arrays_key: str = "arrays"
-    config_key: str = "config"
-    profile: Profile | None = None  # models the joules of clients that cannot measure them
-
-
-class Costs(Protocol):
-    """A model of what tasks cost, instead of what the clocks here say: for fleets that are only simulated."""
-
-    def estimate(self, task: Task) -> Spent: ...
-    def booked(self, task: Task, reply: Reply) -> Reply: ...
-    def inquiry(self, client: str, down: int) -> Spent: ...
+    def __getitem__(self, name: str) -> Tensor:
+        return self.pop(name)
 
 
 class FlowerEngine:
@@ -70,7 +51,8 @@ class FlowerEngine:
         self.blocks = shop.blocks if shop else 1
         self.online: dict[str, Client] = {}
         self.pace: dict[str, float] = {}  # client -> seconds of computing per epoch, as last measured
-        self.held: list[dict[str, Tensor]] = []  # the payloads of this round's replies
+        self.overdue: dict[str, Task] = {}  # message of an earlier round that nobody has answered -> its task
+        self.meanwhile: Callable[[], None] = lambda: None  # done once while the clients of a round train
         self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
         self.judged: tuple[MetricRecord | None, MetricRecord | None] = (None, None)  # by the clients, by the server
         self.w: Tensor | None = None  # the model of the round that begins
@@ -123,22 +105,41 @@ class FlowerEngine:
             self.holdings(task)  # refuses what cannot be done before anything is sent
         messages = [self.message(w, task) for task in tasks]
         self.metrics = {}
+        late: list[Reply] = []
+        down: list[Spent] = []
+
+        def while_they_train() -> None:
+            down.extend(map(self.sending, messages, tasks))
+            self.meanwhile()
+
         replies = exchange(
             self.grid, messages, self.options.timeout,
-            lambda at, reply, seconds: self.read(w, tasks[at], messages[at], reply, seconds),
+            lambda at, reply, seconds: self.read(w, tasks[at], down[at], reply, seconds),
             lambda found: keep is not None and sum(not reply.error for reply in found) >= keep,
-            batch=min(max(1, AT_ONCE // max(self.template.nbytes, 1)), MANY),
+            min(max(1, AT_ONCE // max(self.template.nbytes, 1)), MANY), while_they_train,
+            {key: partial(self._too_late, key, late) for key in self.overdue},
         )  # fmt: skip
-        late = (
-            f"no reply within {self.options.timeout:g} s"
-            if keep is None
-            else "slower than the replies that were waited for"
-        )
         found = [
-            replies.get(at) or Reply(task.client, task.t, error=late, spent=self._sending(messages[at], task))
-            for at, task in enumerate(tasks)
+            replies.get(at) or self._missed(messages[at], task, down[at], keep is None) for at, task in enumerate(tasks)
         ]
-        return [self.costs.booked(task, r) for task, r in zip(tasks, found, strict=True)] if self.costs else found
+        found = [self.costs.booked(task, r) for task, r in zip(tasks, found, strict=True)] if self.costs else found
+        return [*found, *late]
+
+    def _missed(self, message: Message, task: Task, down: Spent, waited: bool) -> Reply:
+        """A client that has not answered yet; should it do so in a later round, that is booked as waste."""
+        if message.metadata.message_id:  # it was sent at all
+            self.overdue = dict([*self.overdue.items(), (message.metadata.message_id, task)][-OVERDUE:])
+        late = (
+            f"no reply within {self.options.timeout:g} s" if waited else "slower than the replies that were waited for"
+        )
+        return Reply(task.client, task.t, error=late, spent=down)
+
+    def _too_late(self, key: str, late: list[Reply], reply: Message) -> None:
+        """An answer to an earlier round: what it carried is booked, and never looked at."""
+        task = self.overdue.pop(key)
+        if not reply.has_error():
+            up = sum(weight(arrays) for arrays in reply.content.array_records.values())
+            late.append(Reply(task.client, task.t, error="late", spent=Spent(bytes_up=up)))
 
     def message(self, w: Tensor, task: Task) -> Message:
         """The model and one client's task. Whoever holds the whole model shares one copy of it."""
@@ -151,9 +152,8 @@ class FlowerEngine:
             content["tensors"] = record(task.tensors)
         return Message(content, self.online[task.client].node, MessageType.TRAIN, group_id=str(task.t))
 
-    def read(self, w: Tensor, task: Task, sent: Message, reply: Message, seconds: float) -> Reply:
+    def read(self, w: Tensor, task: Task, down: Spent, reply: Message, seconds: float) -> Reply:
         """One answer as a Reply, with what it really cost; whatever is wrong with it is its client's failure."""
-        down = self._sending(sent, task)
         if reply.has_error():
             return Reply(task.client, task.t, error=why(reply), spent=replace(down, compute_seconds=seconds))
         try:
@@ -162,9 +162,8 @@ class FlowerEngine:
             up = sum(weight(arrays) for arrays in reply.content.array_records.values())
             spent = replace(down, bytes_up=up, compute_seconds=seconds)
             return Reply(task.client, task.t, error=f"malformed: {problem}", spent=spent)
-        assert found.payload is not None
-        assert isinstance(found.payload.buffers, dict)
-        self.held.append(found.payload.buffers)
+        if found.payload and type(task.compressor) is Dense:
+            found = replace(found, payload=Payload(Once(found.payload.buffers)))
         own = found.spent.compute_seconds
         compute = min(own, seconds) if own else seconds
         spent = replace(
@@ -197,7 +196,7 @@ class FlowerEngine:
         content = RecordDict({self.options.arrays_key: self.arrays(w), self.options.config_key: ConfigRecord({})})
         asked = [client for client in clients if self.online[client].parts]
         messages = [Message(content, self.online[client].node, LOSS) for client in asked]
-        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: _figures(reply))
+        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reported(reply))
         found = {asked[at]: first(figures, LOSSES) for at, figures in answers.items()}
         last = {client: first(self.metrics.get(client, {}), ("train_loss", *LOSSES)) for client in clients}
         return torch.tensor([found.get(c) or last[c] or 0.0 for c in clients], dtype=torch.float64)
@@ -209,12 +208,6 @@ class FlowerEngine:
             self._sent = (w, self.template.unpack(w))
         return self._sent[1]
 
-    def release(self) -> None:
-        """Let go of the replies' payloads: the gate has copied what it let pass, and P models are a lot of memory."""
-        for buffers in self.held:
-            buffers.clear()
-        self.held = []
-
     def _down(self, task: Task) -> tuple[Tensor | None, int]:
         """(coordinates a client receives, None for all; their bytes)."""
         if task.rate == 1 or self.shop is None:
@@ -222,7 +215,7 @@ class FlowerEngine:
         held = self.shop.part(task).held
         return held, self.template.nbytes if held is None else 4 * len(held)
 
-    def _sending(self, message: Message, task: Task) -> Spent:
+    def sending(self, message: Message, task: Task) -> Spent:
         """What sending this message cost."""
         extra = sum(4 * x.numel() for x in task.tensors.values())
         down = self._down(task)[1] + extra
@@ -250,7 +243,7 @@ class FlowerEngine:
         config = ConfigRecord({**self.evaluate_config, "server-round": t})
         content = RecordDict({self.options.arrays_key: arrays, self.options.config_key: config})
         messages = [Message(content, judge.node, MessageType.EVALUATE, group_id=str(t)) for judge in judges]
-        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: _figures(reply))
+        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reported(reply))
         figures = [answers[at] for at in sorted(answers) if 0 < (first(answers[at], (SAMPLES,)) or 0) < math.inf]
         if not figures:
             return None, None
@@ -261,26 +254,3 @@ class FlowerEngine:
         down = self.template.nbytes * len(judges)
         overall, loss = first(mean, ACCURACY), first(mean, LOSSES)
         return mean, Evaluation(sum(accuracies) / len(accuracies), overall or 0.0, loss or 0.0, down)
-
-
-def weighted(figures: Sequence[Mapping[str, Any]]) -> MetricRecord:
-    """Every metric that all report as a finite number, averaged over samples."""
-    n = [float(f[SAMPLES]) for f in figures]
-    shared = [key for key in figures[0] if key != SAMPLES and all(first(f, (key,)) is not None for f in figures)]
-    return MetricRecord({
-        key: math.fsum(float(f[key]) * weight for f, weight in zip(figures, n, strict=True)) / math.fsum(n)
-        for key in shared
-    })  # fmt: skip
-
-
-def _figures(reply: Message) -> Mapping[str, Any]:
-    if reply.has_error():
-        log.info("node %d: %s", reply.metadata.src_node_id, why(reply))
-        return {}
-    return next(iter(reply.content.metric_records.values()), {})
-
-
-def first(figures: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    """The first of these metrics that is a finite number."""
-    found = (figures.get(name) for name in names)
-    return next((float(v) for v in found if isinstance(v, int | float) and math.isfinite(v)), None)

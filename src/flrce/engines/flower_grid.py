@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from flrce.engines.wire import again
+from flrce.engines.flower_arrays import again
 
 SERVER = 1  # Flower's own id for the server's side
 RAISED, GONE = 2, 5  # Flower's error codes: the ClientApp raised; the node is unavailable

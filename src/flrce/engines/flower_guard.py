@@ -15,10 +15,11 @@ from flwr.serverapp.strategy import Strategy
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.engines.flower import ACCURACY, FlowerEngine, first
+from flrce.engines.flower import FlowerEngine
+from flrce.engines.flower_arrays import Template
+from flrce.engines.flower_figures import ACCURACY, first
 from flrce.engines.flower_frozen import freeze, thaw
 from flrce.engines.flower_nodes import exchange
-from flrce.engines.wire import Template
 from flrce.local.workload import SGD
 from flrce.pieces import Dense, Recipe, StopRule, View
 from flrce.rng import stream
@@ -74,9 +75,9 @@ class GuardedEngine(FlowerEngine):
     def message(self, w: Tensor, task: Task) -> Message:
         return self.outgoing[task.client]
 
-    def read(self, w: Tensor, task: Task, sent: Message, reply: Message, seconds: float) -> Reply:
+    def read(self, w: Tensor, task: Task, down: Spent, reply: Message, seconds: float) -> Reply:
         self.incoming[task.client] = reply
-        return super().read(w, task, sent, reply, seconds)
+        return super().read(w, task, down, reply, seconds)
 
     def train(
         self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None

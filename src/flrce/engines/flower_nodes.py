@@ -4,7 +4,7 @@ import gc
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -39,34 +39,41 @@ class Client:
 def exchange(
     grid: Grid, messages: Sequence[Message], timeout: float, read: Callable[[int, Message, float], T],
     enough: Callable[[list[T]], bool] = lambda _: False, batch: int = MANY,
+    meanwhile: Callable[[], None] = lambda: None, overdue: Mapping[str, Callable[[Message], None]] = {},
 ) -> dict[int, T]:  # fmt: skip
     """Send, then read each reply as it comes (position, message, seconds), until all, `enough` or the time limit.
 
     A reply counts only if it answers a message of this exchange. It is let go as soon as it is read, and at most
-    `batch` are fetched at once: large models would not fit into memory many times over.
+    `batch` are fetched at once: large models would not fit into memory many times over. Answers to `overdue` messages
+    of earlier exchanges are fetched along, though nobody waits for them. `meanwhile` is done once all is sent.
     """
     start = time.monotonic()
     ids = list(grid.push_messages(messages))
-    waiting = {key: at for at, key in enumerate(ids) if key}
+    meanwhile()
+    waiting, strays = {key: at for at, key in enumerate(ids) if key}, dict(overdue)
     results: dict[int, T] = {}
     while waiting and time.monotonic() - start < timeout:
-        before, asked = len(waiting), list(waiting)
+        before, asked, began = len(waiting), [*waiting, *strays], time.monotonic()
         for first in range(0, len(asked), batch):
             replies = list(grid.pull_messages(asked[first : first + batch]))
             large = bool(replies) and batch <= FEW
             while replies:
                 reply = replies.pop()
-                at = waiting.pop(reply.metadata.reply_to_message_id, None)
+                key = reply.metadata.reply_to_message_id
+                at = waiting.pop(key, None)
                 if at is not None:
                     results[at] = read(at, reply, time.monotonic() - start)
+                elif key in strays:
+                    strays.pop(key)(reply)
                 del reply
             if large:
                 gc.collect()  # Flower's records refer to one another in circles, and these are large
         if enough(list(results.values())):
             break
         if waiting and len(waiting) == before:
-            gone = time.monotonic() - start
-            time.sleep(max(min(LATE * gone, SLOWEST, timeout - gone), 0.001))
+            now = time.monotonic()
+            pause = max(min(LATE * (now - start), SLOWEST, start + timeout - now), 0.001)
+            time.sleep(max(began + pause - now, 0))  # some grids have waited long enough themselves
     return results
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -15,13 +15,14 @@ from flwr.serverapp.strategy import Result as FlowerResult
 from torch import Tensor
 
 from flrce import loop
-from flrce.engines.flower import FlowerEngine, weighted
+from flrce.engines.flower import FlowerEngine
+from flrce.engines.flower_figures import weighted
 from flrce.engines.wire import SAMPLES
 from flrce.errors import BadInput
 from flrce.ledger import Ledger
-from flrce.pieces import ROLES, Aggregator, Recipe
+from flrce.pieces import ROLES, Recipe
 from flrce.recipes import PIECES
-from flrce.types import Record, Round, State, Updates
+from flrce.types import Record, Round, State
 
 log = logging.getLogger("flwr")
 
@@ -38,7 +39,11 @@ class Result(FlowerResult):
 
 @dataclass
 class Session:
-    """One recipe on one engine; with a `folder`, every round is committed there and a later start goes on from it."""
+    """One recipe on one engine; with a `folder`, every round is committed there and a later start goes on from it.
+
+    A round is committed while the clients of the next one train, as soon as that one's messages are out: a device then
+    never waits for the server's disk. Whoever kills the server in between has both rounds done again.
+    """
 
     recipe: Recipe
     engine: FlowerEngine
@@ -60,13 +65,22 @@ class Session:
             result.history = state.history
             for record in state.history:
                 self._note(result, record)
+            pending: list[Round] = []
+
+            def settle() -> None:
+                while pending and ledger:
+                    ledger.append(pending.pop(0))
+
+            self.engine.meanwhile = settle
             try:
                 for done in self._rounds(state):
-                    if ledger:
-                        ledger.append(done)
-                    state = done.state
+                    settle()  # the round before, if this one was not even sent
+                    pending, state = [done], done.state
                     self._report(result, done)
+                settle()
             except BaseException:
+                with suppress(BadInput, OSError):
+                    settle()
                 self._salvage(ledger, start.roster)
                 raise
             if ledger and ledger.committed is not None:
@@ -76,7 +90,7 @@ class Session:
         return result
 
     def _rounds(self, state: State) -> Iterator[Round]:
-        recipe = replace(self.recipe, aggregator=Light(self.recipe.aggregator, self.engine.release))
+        recipe = self.recipe
         while state.t < self.T and not loop.over(state):
             self.w = self.engine.w = state.w
             plan = loop.begin(recipe, self.engine, state, self.engine.options.seed)
@@ -150,21 +164,6 @@ class Session:
             noted[record.t] = MetricRecord({**(metrics or {}), **figures(record)})
         elif record.stop and noted:  # a round that was not even started ended the run
             noted[max(noted)]["stopped"] = 1
-
-
-@dataclass(frozen=True)
-class Light:
-    """An aggregator that first lets go of what was received; in all else it is the one it wraps."""
-
-    aggregator: Aggregator
-    release: Callable[[], None]
-
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
-        self.release()
-        return self.aggregator(w, updates, memory)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.aggregator, name)
 
 
 def figures(record: Record) -> dict[str, Any]:

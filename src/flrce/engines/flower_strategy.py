@@ -2,6 +2,7 @@
 
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from torch import nn
 
 from flrce import loop
 from flrce.costs import Profile, profile
-from flrce.engines.flower import Costs, FlowerEngine, Judge, Options
+from flrce.engines.flower import FlowerEngine
+from flrce.engines.flower_arrays import Template
+from flrce.engines.flower_options import Costs, Judge, Options
 from flrce.engines.flower_session import Result, Session, figures, kept, settings
-from flrce.engines.wire import Template
 from flrce.errors import BadInput
 from flrce.local.client import Workshop
 from flrce.pieces import Full, Recipe, StopRule
@@ -58,9 +60,8 @@ class Open:
         at = {message.metadata.message_id: i for i, message in enumerate(self.messages)}
         seconds = time.monotonic() - self.since
         found = [(at.get(reply.metadata.reply_to_message_id), reply) for reply in replies]
-        read = [
-            engine.read(self.state.w, plan.tasks[i], self.messages[i], r, seconds) for i, r in found if i is not None
-        ]
+        down = list(map(engine.sending, self.messages, plan.tasks))
+        read = [engine.read(self.state.w, plan.tasks[i], down[i], r, seconds) for i, r in found if i is not None]
         done = loop.finish(self.session.recipe, engine, plan, read)
         self.state = done.state
         if done.record.stop:
@@ -99,8 +100,9 @@ class Ours(Strategy):
         self.costs: Costs | None = None  # a model of the fleet, where it is only simulated
         self._open: Open | None = None
 
+    @abstractmethod
     def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
-        raise NotImplementedError
+        """The method, where P clients train in a round unless it says otherwise."""
 
     def engine_for(self, *args: Any, **kwargs: Any) -> FlowerEngine:
         return FlowerEngine(*args, **kwargs)

@@ -1,0 +1,169 @@
+"""Arrays as Flower's records carry them, and the flat vector w. A peer's bytes are never unpickled, and its sizes are
+checked before anything of that size is made."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flrce.errors import BadInput
+from flrce.models.flat import Layout, Slot
+from flrce.pieces import Malformed
+
+T = TypeVar("T")
+HEADER = 10_000  # bytes that an .npy header may have
+BUFFERS = 4_096  # arrays in one payload
+FLOATS = ("float16", "float32", "float64")
+DTYPES = {*FLOATS, "bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"}
+STATISTICS = ("running_mean", "running_var")  # BatchNorm: on the wire, but not trained
+
+
+def again(work: Callable[[], T]) -> T:
+    """Do the work, anew where CPython 3.11 stumbles: two threads that parse literals at once, as numpy does to read an
+    array's header, may raise SystemError (python/cpython#106905)."""
+    for _ in range(5):
+        try:
+            return work()
+        except SystemError:
+            continue
+    return work()
+
+
+@lru_cache(maxsize=1024)
+def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether in Fortran's order, dtype, and where the values start. Replies of a fleet have the same headers:
+    numpy's parser, which evaluates a literal, sees each once."""
+    stream = BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    found, fortran, kind = read(stream, max_header_size=HEADER)
+    return found, fortran, kind, stream.tell()
+
+
+def _start(data: bytes) -> bytes:
+    """As much of an .npy file as its header takes, if it has one of a sensible size."""
+    wide = data[6:7] == b"\2"
+    length = int.from_bytes(data[8 : 12 if wide else 10], "little")
+    return data[: (12 if wide else 10) + min(length, HEADER)]
+
+
+def read_array(array: Array, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+    """A view of one array's values; dtype and shape must be those given, and the bytes exactly theirs."""
+    if array.stype != "numpy.ndarray":
+        raise Malformed(f"serialised as {array.stype[:40]!r}, not numpy.ndarray")
+    if (
+        shape is not None
+        and dtype is not None
+        and len(array.data) > math.prod(shape) * np.dtype(dtype).itemsize + HEADER
+    ):
+        raise Malformed(f"{len(array.data)} bytes for {dtype} of shape {shape}")
+    try:
+        found, fortran, kind, start = again(lambda: _header(_start(array.data)))
+    except Exception as why:  # whatever numpy's parser raises on hostile bytes
+        raise Malformed(f"no .npy header ({type(why).__name__})") from why
+    if kind.name not in DTYPES or not kind.isnative or (dtype is not None and kind.name != dtype):
+        raise Malformed(f"dtype {str(kind)[:40]}, not {dtype or 'a plain number'}")
+    if shape is not None and tuple(found) != tuple(shape):
+        raise Malformed(f"shape {str(found)[:60]}, not {tuple(shape)}")
+    if min(found, default=0) < 0 or len(array.data) - start != math.prod(found) * kind.itemsize:
+        raise Malformed(f"{len(array.data) - start} bytes for {kind} of shape {str(found)[:60]}")
+    values = np.frombuffer(array.data, kind, offset=start)
+    try:
+        return values.reshape(found[::-1]).T if fortran else values.reshape(found)
+    except ValueError as why:  # no values, but more dimensions or larger ones than numpy has
+        raise Malformed(f"shape {str(found)[:60]}") from why
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """A user's ArrayRecord as the flat vector w, and back. Integer arrays stay as they are at first."""
+
+    layout: Layout
+    dtypes: Mapping[str, str]  # every array, in the record's order
+    fixed: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, arrays: ArrayRecord, layout: Layout | None = None) -> "Template":
+        """Trained floats first, BatchNorm's statistics last, each in the record's order; or as the network's layout."""
+        if not arrays:
+            raise BadInput("initial_arrays is empty; pass the model, such as ArrayRecord(net.state_dict())")
+        try:
+            values = {name: read_array(array) for name, array in arrays.items()}
+        except Malformed as why:
+            raise BadInput(f"initial_arrays cannot be read: {why}; use arrays of plain numbers") from why
+        floats = [name for name, value in values.items() if value.dtype.name in FLOATS]
+        if not floats:
+            raise BadInput("initial_arrays holds no floating-point array, so there is nothing to train")
+        dtypes = {name: value.dtype.name for name, value in values.items()}
+        fixed = {name: arrays[name] for name in values if name not in floats}
+        if layout is not None:
+            if {s.name: s.shape for s in layout.slots} != {name: values[name].shape for name in floats}:
+                raise BadInput(
+                    "initial_arrays and the network have different tensors; use ArrayRecord(net.state_dict())"
+                )
+            return cls(layout, dtypes, fixed)
+        slots, offset, trainable = [], 0, 0
+        for name in sorted(floats, key=lambda name: name.endswith(STATISTICS)):
+            slots.append(Slot(name, values[name].shape, offset, not name.endswith(STATISTICS)))
+            offset += values[name].size
+            trainable = offset if slots[-1].trainable else trainable
+        return cls(Layout(tuple(slots), trainable, offset), dtypes, fixed)
+
+    def pack(self, arrays: ArrayRecord, minus: Tensor | None = None) -> Tensor:
+        """w (size,), or w - `minus`; Malformed unless the record has the template's keys, shapes and dtypes."""
+        if set(arrays) != set(self.dtypes):
+            odd = sorted(set(arrays) ^ set(self.dtypes))
+            raise Malformed(f"arrays differ in {len(odd)} names, such as {odd[0][:60]!r}")
+        w = torch.empty(self.layout.size)
+        flat, base = w.numpy(), None if minus is None else minus.numpy()
+        for slot in self.layout.slots:
+            try:
+                values = read_array(arrays[slot.name], self.dtypes[slot.name], slot.shape).reshape(-1)
+            except Malformed as why:
+                raise Malformed(f"array {slot.name!r}: {why}") from why
+            if base is None:
+                flat[slot.span] = values
+            else:
+                np.subtract(values.astype(np.float32, copy=False), base[slot.span], out=flat[slot.span])
+        return w
+
+    def unpack(self, w: Tensor) -> ArrayRecord:
+        """The user's record with the values of w."""
+        views = self.layout.views(w)
+        return ArrayRecord({
+            name: self.fixed[name] if name in self.fixed else Array(views[name].numpy().astype(dtype, copy=False))
+            for name, dtype in self.dtypes.items()
+        })  # fmt: skip
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the float values as they travel."""
+        return sum(slot.size * np.dtype(self.dtypes[slot.name]).itemsize for slot in self.layout.slots)
+
+    @property
+    def names(self) -> tuple[tuple[str, int], ...]:
+        return tuple((slot.name, slot.size) for slot in self.layout.slots)
+
+
+def record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord({name: Array(x.detach().cpu().contiguous().numpy()) for name, x in tensors.items()})
+
+
+def tensors(arrays: ArrayRecord, cap: int) -> dict[str, Tensor]:
+    """Named tensors of at most `cap` bytes together; the lengths are looked at first."""
+    if len(arrays) > BUFFERS or sum(len(array.data) for array in arrays.values()) > cap + len(arrays) * HEADER:
+        raise Malformed(f"{len(arrays)} arrays of {sum(len(a.data) for a in arrays.values())} bytes; at most {cap}")
+    return {name: torch.from_numpy(read_array(array).copy()) for name, array in arrays.items()}
+
+
+def weight(arrays: ArrayRecord) -> int:
+    """What a record's arrays really weigh: values, headers and names."""
+    return sum(len(array.data) + len(name) for name, array in arrays.items())

@@ -1,0 +1,106 @@
+"""What a Flower server keeps and lets go of: commits, residues, memory, late replies."""
+
+import time
+import weakref
+from concurrent.futures import wait
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs flrce[flower]")
+
+from flower_helpers import plain_app, start
+from flrce import failpoint, recipes
+from flrce.compressors.feedback import ErrorFeedback
+from flrce.compressors.sparsify import TopK
+from flrce.engines.flower import Once
+from flrce.engines.flower_grid import LocalGrid
+from flrce.errors import BadInput
+from flrce.flower import RecipeStrategy, compressing, introduce
+from flrce.gate import answers, gate
+from flrce.pieces import Dense
+from flrce.types import Payload, Reply, Task
+
+NAMES = {"wait_for_nodes": 5.0}
+
+
+def recipe(P, **changes):
+    return replace(recipes.fedavg(P), **changes)
+
+
+def bits(result):
+    return {name: array.data for name, array in result.arrays.items()}
+
+
+def named_app(**options):
+    return introduce(plain_app(**options), compresses=False)
+
+
+def test_a_round_is_committed_while_the_next_one_trains(tmp_path):
+    seen = []
+
+    def look(content, partition, t):
+        end = time.monotonic() + 20
+        while t == 2 and time.monotonic() < end and not list((tmp_path / "checkpoint").glob("manifest.*")):
+            time.sleep(0.01)
+        seen.append((t, len(list((tmp_path / "checkpoint").glob("manifest.*")))))
+
+    strategy = RecipeStrategy(recipe(2), state=tmp_path, fraction_evaluate=0.0, **NAMES)
+    strategy.start(LocalGrid(named_app(spoil=look), 2), start(), 2)
+    assert sorted(seen) == [(1, 0), (1, 0), (2, 1), (2, 1)]
+
+
+def test_residues_outlive_a_server_that_dies_between_two_rounds(tmp_path, monkeypatch):
+    """The commit of round 2 fails with round 3 under way: both are done again. Residues are the clients', in Flower's
+    run: they are there as long as it is, and start from zero in another."""
+
+    def run(folder, grid):
+        sparse = recipe(3, compressor=ErrorFeedback(TopK(0.3)))
+        strategy = RecipeStrategy(sparse, state=tmp_path / folder, seed=5, **NAMES)
+        return strategy.start(grid, start(), 5)
+
+    def grid():
+        return LocalGrid(introduce(plain_app(mods=[compressing])), 4)
+
+    def fails(folder, grid):
+        monkeypatch.setenv("FLRCE_FAILPOINT", "commit.ready:2:ENOSPC")
+        failpoint.passed.clear()
+        with pytest.raises(BadInput, match="No space left"):
+            run(folder, grid)
+        monkeypatch.delenv("FLRCE_FAILPOINT")
+        wait(grid.futures.values())  # round 3, whose clients know nothing of it
+        return grid
+
+    calm = run("calm", grid())
+    resumed = run("same", fails("same", grid()))
+    assert [r.chosen for r in resumed.history] == [r.chosen for r in calm.history]
+    assert bits(resumed) == bits(calm)
+    fails("other", grid())
+    assert bits(run("other", grid())) != bits(calm)
+
+
+def test_a_reply_is_let_go_of_as_it_is_stacked():
+    """Of P large models and their stack, at most P + 1 are in memory at any time."""
+    arrays = [np.full(5, i, np.float32) for i in range(4)]
+    alive = [weakref.ref(x) for x in arrays]  # a tensor keeps the array that it was made of
+    replies = [Reply(str(i), 1, Payload(Once({"u": torch.from_numpy(x)})), n=1) for i, x in enumerate(arrays)]
+    del arrays
+    seen = []
+
+    def holdings(task):
+        seen.append(sum(x() is not None for x in alive))
+        return None, (("a", 5),)
+
+    updates, rejected = gate([Task(str(i), i, 1, 0, compressor=Dense()) for i in range(4)], replies, holdings, 5, 5)
+    assert not rejected
+    assert updates.U.tolist() == [[i] * 5 for i in range(4)]
+    assert seen[-4:] == [4, 3, 2, 1]
+    assert not any(x() is not None for x in alive)
+
+
+def test_a_late_reply_of_a_client_that_is_not_asked_again_is_late_all_the_same():
+    first, strays = answers([Task("a", 0, 3, 0)], [Reply("b", 2, error="late")])
+    assert not first
+    assert [why for _, why in strays] == ["late: reply to round 2"]
