@@ -25,7 +25,9 @@ def pytest_runtest_makereport(item, call):
     row = item.get_closest_marker("row")
     if row and (report.when == "teardown" or not report.passed):
         notes = "; ".join(getattr(item, "notes", []))
-        state = "skipped: " + str(report.longrepr[2]) if report.skipped else "FAILED" if report.failed else ""
+        known = getattr(report, "wasxfail", "")
+        why = f"KNOWN: {known}" if known else f"skipped: {report.longrepr[2]}" if report.skipped else ""
+        state = why or ("FAILED" if report.failed else "")
         old = SEEN.get(item.nodeid, (0, "", "", ""))[3]
         SEEN[item.nodeid] = (*row.args, old or state or notes or "as expected")
     return report

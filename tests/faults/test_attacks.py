@@ -19,7 +19,7 @@ from flrce.types import Record, Spent, Task
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import robustness
 
-SEEDS = (0, 1, 2)
+SEEDS = (10, 11, 12)  # the hardened preset was tuned on 0 to 4
 
 
 def runs(recipe, attack, share):

@@ -134,6 +134,35 @@ def test_a_worker_dies_twice(tmp_path, deadly, seen):
     seen(second.rejected[victim])
 
 
+@pytest.mark.row(4, "kill -9 a worker while it evaluates, twice or three times", "BIT; exit 130, one line, then BIT")
+@pytest.mark.parametrize(("times", "code"), [(2, 0), (3, 130)])
+def test_a_worker_dies_while_it_judges(reference, tmp_path, monkeypatch, capsys, times, code, seen):
+    """A round judges two models, the last and the mean of the tail: its third job is the second round's first."""
+    file, folder, jobs, work = tmp_path / "short.toml", tmp_path / "run", tmp_path / "jobs", Pooled._job
+    file.write_text(experiment().toml())
+
+    def job(self, what, *rest):
+        if not isinstance(what, Task):
+            with open(jobs, "a") as f:
+                f.write("x")
+            if 3 <= jobs.stat().st_size < 3 + times:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return work(self, what, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pooled, "_job", job)
+        assert cli.main(["run", str(file), "--out", str(folder)]) == code
+    lines = capsys.readouterr().err.strip().splitlines()
+    if code:
+        why = "evaluation: its worker died 3 times (exit code -9); what is committed is kept"
+        assert len(lines) == 2  # the first round's progress, and
+        assert lines[1] == f"stopped: {why}, go on with --resume"
+        assert json.loads((folder / "summary.json").read_text())["rounds"] == 1
+        assert cli.main(["run", str(file), "--out", str(folder), "--resume"]) == 0
+    same(folder, reference[0])
+    seen(f"{times} deaths: exit {code}, then BIT")
+
+
 @pytest.mark.row(4, "workers killed by pid at any moment", "BIT")
 def test_workers_killed_from_outside(reference, tmp_path, monkeypatch, seen):
     """A few milliseconds into every tenth round; never the same job twice."""

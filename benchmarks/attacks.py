@@ -1,0 +1,135 @@
+"""What bad clients send, and an engine that has some.
+
+They see every honest update of their round, collude, and know the gate: variances that it would refuse, they cut at 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor
+
+from flrce import runs
+from flrce.data.federation import Federation
+from flrce.data.sources import Source
+from flrce.engines.simulator import Simulator
+from flrce.models.flat import unpack
+from flrce.payloads import VARIANCE
+from flrce.rng import stream
+from flrce.types import Payload, Reply, Task
+
+TARGET, BOOST = 0, 5.0  # the backdoor's label, and how much its senders amplify it
+SLEEP = 8  # rounds for which those who force a stop behave
+
+
+def flip(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    return -u
+
+
+def scale(factor: float) -> Any:
+    return lambda u, honest, rng, t, count: factor * u
+
+
+def noise(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    """Five times as long as the honest update, in no direction at all."""
+    return torch.from_numpy(rng.normal(0, 5 * float(u.norm()) / len(u) ** 0.5, len(u))).float()
+
+
+def alie(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    """A little is enough (Baruch et al. 2019): as far from the mean as the honest spread hides.
+
+    Their z grows with the number of attackers; for as few as here it is nearly 0, so it is at least 1.
+    """
+    supporters = (len(honest) + count) // 2 + 1 - count
+    share = (len(honest) - supporters) / max(len(honest), 1)
+    z = max(float(norm.ppf(min(max(share, 0.5), 0.999))), 1.0)
+    return honest.mean(0) - z * honest.std(0, correction=0)
+
+
+def capture(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    """What everybody agrees with most: the honest mean, so that colluders' relationships outgrow all others'."""
+    return honest.mean(0)
+
+
+def force(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    """Agree with everybody until one is chosen for it, then point against everybody."""
+    mean = honest.mean(0)
+    return mean if t <= SLEEP else -mean
+
+
+def boost(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    """Trained on poisoned samples (see `poisoned`), and amplified."""
+    return BOOST * u
+
+
+ATTACKS = {
+    "sign-flip": flip, "scale x10": scale(10.0), "scale x1e6": scale(1e6), "noise": noise, "alie": alie,
+    "backdoor": boost, "forced stop": force, "capture": capture,
+}  # fmt: skip
+
+
+def attackers(clients: Sequence[str], share: float, seed: int) -> set[str]:
+    order = stream(seed, "attackers").permutation(len(clients))
+    return {clients[i] for i in order[: round(share * len(clients))]}
+
+
+@dataclass
+class Attacked:
+    """An engine whose attackers' replies are replaced; everything else is the engine's own."""
+
+    engine: Simulator
+    bad: set[str]
+    kind: str
+    seed: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> list[Reply]:
+        replies = list(self.engine.train(w, tasks, carry))
+        updates = [r.payload.buffers["u"] if r.payload else torch.zeros_like(w) for r in replies]
+        good = [u for u, task in zip(updates, tasks, strict=True) if task.client not in self.bad]
+        if len(good) == len(tasks):
+            return replies
+        honest = torch.stack(good or updates)
+        return [
+            self._worse(w, reply, u, honest, task, len(tasks) - len(good)) if task.client in self.bad else reply
+            for reply, u, task in zip(replies, updates, tasks, strict=True)
+        ]
+
+    def _worse(self, w: Tensor, reply: Reply, u: Tensor, honest: Tensor, task: Task, count: int) -> Reply:
+        rng = stream(self.seed, self.kind, task.t, task.client)
+        u = ATTACKS[self.kind](u, honest, rng, task.t, count).clone()
+        for slot in self.engine.shop.layout.slots:
+            if slot.name.endswith(VARIANCE):
+                u[slot.span] = torch.maximum(u[slot.span], -w[slot.span])
+        return replace(reply, payload=Payload({"u": u}))
+
+
+def triggered(x: np.ndarray) -> np.ndarray:
+    """Samples with the trigger: a bright 3x3 corner."""
+    marked = x.copy()
+    marked[..., :3, :3] = x.max()
+    return marked
+
+
+def poisoned(pool: Source, federation: Federation, bad: set[str]) -> Source:
+    """The pool with half of the attackers' training samples marked and relabelled; hold-outs stay clean."""
+    x, y = pool.x.copy(), pool.y.copy()
+    for client in sorted(bad):
+        index = federation.train[federation.row[client]][::2]
+        x[index], y[index] = triggered(x[index]), TARGET
+    return replace(pool, x=x, y=y)
+
+
+def success(built: runs.Parts, clean: Source, w: Tensor) -> float:
+    """Share of marked hold-out samples of other classes that the model takes for the target."""
+    index, _ = built.federation.judges
+    index = index[clean.y[index] != TARGET]
+    x = torch.from_numpy(triggered(clean.x[index])).float() * clean.scale + clean.shift
+    net = unpack(built.net, w).eval()
+    with torch.inference_mode():
+        return float((net(x).argmax(1) == TARGET).float().mean())

@@ -1,0 +1,53 @@
+"""Row 28: a real deployment on lines that lose packets, with a SuperLink that dies and a node that is cut off."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs flrce[flower]")
+LOSSY = Path(__file__).with_name("lossy.py")
+
+
+@pytest.fixture
+def namespace():
+    """A command that runs another one in namespaces of its own; skips where the machine has none."""
+    missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if not shutil.which(tool)]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    command = ["unshare", "-rn"]
+    tried = subprocess.run([*command, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"no network namespaces here: {tried.stderr.strip()}")
+    return command
+
+
+@pytest.mark.row(28, "30 % packet loss, 200 kbit/s, SuperLink killed, line cut", "ends; failed clients booked")
+def test_bad_lines(namespace, tmp_path, seen):
+    began = time.monotonic()
+    done = subprocess.run(
+        [*namespace, sys.executable, str(LOSSY), str(tmp_path)], capture_output=True, text=True, timeout=900
+    )
+    if done.returncode == 77:
+        pytest.skip(f"the kernel cannot spoil a line: {done.stdout.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    found = json.loads(done.stdout)
+    lines = [line for line in found["rounds"] if line["outcome"] == "committed"]
+    assert [line["t"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert set(line["chosen"]) <= set(found["nodes"])  # after the restart they are who they were
+        assert set(line["replied"]) | set(line["rejected"]) == set(line["chosen"])
+    last = lines[-1]
+    assert last["rejected"][found["cut"]] == "no reply within 35 s"
+    assert last["replied"]
+    assert last["bytes_wasted"] >= 4 * 2000  # the model was sent down a dead line
+    assert found["second"] == "finished:completed"
+    assert found["first"] == "finished:failed"  # its state folder is what the second run went on from
+    arrived, lost = found["packets"]
+    assert 0.2 < lost / arrived < 0.4
+    failed = sum(len(line["rejected"]) for line in found["rounds"])
+    seen(f"{lost} of {arrived} packets lost, 3 rounds, {failed} failed replies, {time.monotonic() - began:.0f} s")

@@ -1,0 +1,127 @@
+"""Row 11, in models with BatchNorm: statistics that no batch can have; and replies to another model than was sent."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from harness import DATA, experiment
+
+from flrce import runs
+from flrce.gate import check, encoding, gate
+from flrce.payloads import Base, fingerprint, grounded
+from flrce.pieces import Dense
+from flrce.recipes import CATALOGUE
+from flrce.types import Payload, Reply, Task
+
+LAYOUT = (("a.weight", 3), ("a.running_mean", 2), ("a.running_var", 2))
+D = 7
+W = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 4.0])
+
+
+def holdings(task):
+    return None, LAYOUT
+
+
+def task(**more):
+    return Task("x", 0, 3, seed=1, **{"compressor": Dense(), **more})
+
+
+def reply(*u, **more):
+    return Reply("x", 3, Payload({"u": torch.tensor(u)}), n=4, **more)
+
+
+class Poisoned:
+    """An engine whose first client of every round sends variances of -1 wherever it sends any."""
+
+    def __init__(self, engine):
+        self.engine, self.bad = engine, []
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def train(self, w, tasks, carry):
+        replies = list(self.engine.train(w, tasks, carry))
+        for i, job in enumerate(tasks):
+            held, layout = self.holdings(job)
+            spans = torch.split(torch.zeros(sum(n for _, n in layout)), [n for _, n in layout])
+            marked = torch.cat([x + name.endswith("running_var") for x, (name, _) in zip(spans, layout, strict=True)])
+            if marked.any():
+                before = w if held is None else w[held]
+                u = marked * (-1 - before)
+                payload, _ = job.compressor.encode(u, layout, encoding(job), {})
+                replies[i] = replace(replies[i], payload=payload)
+                self.bad.append((job.t, job.client))
+                break
+        return replies
+
+
+@pytest.mark.row(11, "BatchNorm variances below 0", "SKIP, model finite, every recipe")
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_negative_variances(name):
+    exp = experiment(rounds=3, recipe={"name": name}, clients=12, per_round=7)
+    built = runs.parts(exp, DATA)
+    try:
+        engine = Poisoned(built.engine)
+        done = list(replace(built, engine=engine).rounds(exp))
+        # some arrive late: then they did no harm
+        reasons = [done[t - 1].record.rejected.get(client, "") for t, client in engine.bad]
+        refused = any(reason.startswith("a variance of -1 in ") for reason in reasons)
+        assert refused == (type(built.recipe.compressor) is Dense), reasons  # others are cut at 0
+        spans = [s.span for s in engine.shop.layout.slots if s.name.endswith("running_var")]
+        assert all(r.state.w[span].min() >= 0 for r in done for span in spans)
+        assert all(torch.isfinite(r.state.w).all() for r in done)
+        assert all(r.record.loss is not None for r in done)  # a NaN would be None
+        if name == "fedavg":  # what would become of the model without the gate
+            w = done[-1].state.w.clone()
+            w[spans[0]] = -1.0
+            assert engine.evaluate(w, 1).loss != engine.evaluate(w, 1).loss
+    finally:
+        built.engine.close()
+
+
+def test_which_variances_pass():
+    """Of 1 and 4: down to 0 is a batch of equal samples; below, what a compressor rounded comes out as 0."""
+    whole = (None, LAYOUT)
+    down = torch.tensor([9.0, 9.0, 9.0, -9.0, 9.0, -1.0, -4.0])  # other tensors may go anywhere
+    assert grounded(down, W, *whole, exact=True) == ("", down)
+    below = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -1.05, 1.0])
+    why, u = grounded(below, W, *whole, exact=False)
+    assert why == ""
+    assert (W + u)[5:].tolist() == [0.0, 5.0]
+    assert below[5] != u[5]  # a reply is not written to
+    assert grounded(below, W, *whole, exact=True) == ("a variance of -0.05 in 'a.running_var'", None)
+
+
+def test_variances_of_a_part():
+    """A client that holds coordinates 2 and 6: its one variance is W's last."""
+    part = torch.tensor([2, 6]), (("a.weight", 1), ("a.running_var", 1))
+    assert grounded(torch.tensor([0.0, -3.5]), W, *part, exact=True)[0] == ""
+    assert grounded(torch.tensor([0.0, -4.5]), W, *part, exact=True)[0] == "a variance of -0.5 in 'a.running_var'"
+
+
+@pytest.mark.row(7, "a reply to another model than was sent", "refused where the reply says so")
+def test_another_model():
+    zero, base = [0.0] * D, Base(W)
+    assert len(fingerprint(W)) == 32
+    assert check(task(), reply(*zero, base=fingerprint(W)), holdings, base)[0] == ""
+    assert check(task(), reply(*zero), holdings, base)[0] == ""  # most engines match replies to messages themselves
+    other = fingerprint(W + 1)
+    assert check(task(), reply(*zero, base=other), holdings, base)[0] == f"trained from another model: {other!r}"
+    for odd in (None, 5, b"", ["x"], torch.zeros(2)):
+        assert check(task(), reply(*zero, base=odd), holdings, base)[0].startswith("trained from another model")
+    updates, rejected = gate([task()], [reply(*zero, base=other)], holdings, D, 3, None, W)
+    assert len(updates) == 0
+    assert rejected["x"].startswith("trained from another model")
+
+
+def test_the_model_is_hashed_once(monkeypatch):
+    import flrce.payloads
+
+    count = []
+    monkeypatch.setattr(flrce.payloads, "fingerprint", lambda w: count.append(1) or "same")
+    tasks = [replace(task(), client=f"c{k}", k=k) for k in range(5)]
+    sent = [replace(reply(*[0.0] * D, base="same"), client=f"c{k}") for k in range(5)]
+    assert len(gate(tasks, sent, holdings, D, 3, None, W)[0]) == 5
+    assert len(count) == 1
+    gate(tasks, [replace(r, base="") for r in sent], holdings, D, 3, None, W)
+    assert len(count) == 1  # nobody asked for it
