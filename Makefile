@@ -44,8 +44,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/relations.py --out benchmarks/results/relations.json
-	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/native.py
+	$(BIN)/python benchmarks/page.py
 
 clean:
 	rm -rf $(VENV) .bench runs site

@@ -1,6 +1,6 @@
 """Rounds of flrce's simulator against its peers', all doing the same work: python benchmarks/bench.py
 
-    --passes 3 --rounds 4     each pass runs every peer for so many rounds, the first of them a warm-up
+    --passes 2 --rounds 3     each pass runs every peer for so many rounds, the first of them a warm-up
     --cores 1,2               one thread (compare CPU seconds) and both cores (compare wall time)
     --only native,pfl         some of them (names in peers/roster.py)
     --report                  no runs: write the results again from what was measured last
@@ -33,7 +33,7 @@ from roster import PEERS, CannotRun, Peer, python_of, version_of  # noqa: E402
 from summary import write  # noqa: E402
 
 HOME = HERE.parent / ".bench"
-PATIENCE = 420  # seconds that one run may take
+PATIENCE = 600  # seconds that one run may take
 
 
 def prepare(folder: Path) -> str:
@@ -85,10 +85,11 @@ def copying() -> float:
     return 2 * a.nbytes / best / 1e9
 
 
-def measure(peer: Peer, python: Path, cores: int, rounds: int, seed: int) -> list[dict]:
+def measure(peer: Peer, python: Path, cores: int, seed: int, options: argparse.Namespace) -> list[dict]:
     """One run of one peer: a dictionary per round."""
-    command = [python, HERE / "peers" / peer.script, "--rounds", rounds, "--cores", cores, "--seed", seed,
-               "--data", HOME / "work", *peer.args]  # fmt: skip
+    rounds = options.rounds
+    command = [*options.under.split(), python, HERE / "peers" / peer.script, "--rounds", rounds, "--cores", cores,
+               "--seed", seed, "--data", HOME / "work", *peer.args]  # fmt: skip
     threads = str(cores)
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
     try:
@@ -114,15 +115,15 @@ def collect(options: argparse.Namespace, log: Path) -> None:
             ready.append((peer, python, version_of(peer, python)))
         except CannotRun as why:
             absent[peer.name] = str(why)
-    for number in range(options.first, options.first + options.passes):
+    for number in range(options.passes):
         for cores in map(int, options.cores.split(",")):
             turn = number % max(len(ready), 1)
             for peer, python, version in ready[turn:] + ready[:turn]:  # nobody always runs first
-                if peer.name in absent:
+                if peer.name in absent or cores not in peer.cores:
                     continue
                 common = {"peer": peer.name, "version": version, "cores": cores, "pass": number, "data": data}
                 try:
-                    lines = measure(peer, python, cores, options.rounds, seed=number)
+                    lines = measure(peer, python, cores, number, options)
                 except CannotRun as why:
                     absent[peer.name] = str(why)
                     continue
@@ -136,18 +137,17 @@ def collect(options: argparse.Namespace, log: Path) -> None:
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    ask.add_argument("--passes", type=int, default=3)
-    ask.add_argument("--first", type=int, default=0, help="number of the first pass, to add to earlier ones")
-    ask.add_argument("--rounds", type=int, default=4)
+    ask.add_argument("--passes", type=int, default=2)
+    ask.add_argument("--rounds", type=int, default=3)
     ask.add_argument("--cores", default="1,2")
     ask.add_argument("--only", default="")
+    ask.add_argument("--under", default="", help="a command to run each peer under, such as nice or taskset")
     ask.add_argument("--report", action="store_true")
     options = ask.parse_args()
     log = HOME / "lines.jsonl"
     if not options.report:
         HOME.mkdir(exist_ok=True)
-        if not options.first:
-            log.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)  # a table comes from one run
         collect(options, log)
     print(write(log, HERE / "results"))
 

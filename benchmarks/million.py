@@ -111,6 +111,9 @@ class Fleet:
     def samples(self, client):
         return 100
 
+    def counts(self, clients):
+        return torch.full((len(clients),), 100.0, dtype=torch.float64)
+
     def estimate(self, task):
         return Spent(4 * D, 4 * D, compute_seconds=1.0)
 

@@ -3,16 +3,20 @@
 A round is 10 clients x 5 epochs of SGD and an evaluation of all validation samples, on random data of the right
 shape. torch runs in its faster memory format for each net (channels last or not, measured first); "2 processes" are
 two workers that hold data and nets and train half of the clients each, native's "2 threads" are plain Python threads.
-CPU seconds of one-thread runs are the steadier figure on a busy machine, so single-core ratios use them.
+CPU seconds of one-thread runs are the steadier figure on a busy machine, so single-core ratios use them. Writes
+results/native.{json,md}.
 """
 
 import argparse
+import json
+import os
 import platform
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -25,6 +29,7 @@ from flrce.models.flat import pack, unpack
 from flrce.models.nets import CNNS, build
 from flrce.native import Kernel, kernel
 
+RESULTS = Path(__file__).resolve().parent / "results"
 EPOCHS, CLIENTS, LR, SCALE, SHIFT = 5, 10, 0.05, 1 / 128, -1.0
 
 
@@ -125,35 +130,13 @@ def half_a_round(worker: Torch | Native, half: int) -> None:
     worker.evaluate(slice(0, middle) if half == 0 else slice(middle, None))
 
 
-def _serve(case: Case, layout: torch.memory_format, half: int, pipe) -> None:  # type: ignore[no-untyped-def]
-    worker = Torch(case, layout)
-    pipe.send("ready")
-    while pipe.recv():
-        half_a_round(worker, half)
-        pipe.send("done")
+def _start(case: Case, layout: torch.memory_format) -> None:
+    global WORKER
+    WORKER = Torch(case, layout)
 
 
-class Processes:
-    """Two torch workers."""
-
-    def __init__(self, case: Case, layout: torch.memory_format) -> None:
-        spawn = get_context("spawn")
-        pairs = [spawn.Pipe() for _ in range(2)]
-        self.pipes = [mine for mine, _ in pairs]
-        for half, (_, theirs) in enumerate(pairs):
-            spawn.Process(target=_serve, args=(case, layout, half, theirs), daemon=True).start()
-        for pipe in self.pipes:
-            pipe.recv()
-
-    def round(self) -> None:
-        for pipe in self.pipes:
-            pipe.send(True)
-        for pipe in self.pipes:
-            pipe.recv()
-
-    def stop(self) -> None:
-        for pipe in self.pipes:
-            pipe.send(False)
+def _half(half: int) -> None:
+    half_a_round(WORKER, half)
 
 
 def timed(work: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> float:
@@ -168,63 +151,94 @@ def gemm() -> float:
     return 2 * 1.5**3 / timed(lambda: a @ a)
 
 
-def spread(values: list[float]) -> str:
-    return f"{median(values):6.2f} ({min(values):.2f}-{max(values):.2f})"
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": median(values), "low": min(values), "high": max(values)}
 
 
-def single(case: Case, native: Native, plain: Torch, repeats: int) -> None:
-    """One thread each, by CPU seconds."""
-    train, evaluate = case.work()
-    rows = []
+def said(value: dict[str, float]) -> str:
+    return f"{value['median']:.2f} ({value['low']:.2f}-{value['high']:.2f})"
+
+
+def single(case: Case, native: Native, plain: Torch, repeats: int) -> dict:
+    """One thread each, by CPU seconds: training and evaluation."""
+    work, rows = case.work(), []
     for _ in range(repeats):
         pair = [(timed(a.train), timed(a.evaluate)) for a in (native, plain)]
-        rows.append((*pair[0], *pair[1], gemm()))
-    rate = max(r[4] for r in rows)
-    _line("1 thread", "torch / native", [r[2] / r[0] for r in rows], [r[3] / r[1] for r in rows])
-    speeds = [train / r[0] for r in rows], [evaluate / r[1] for r in rows]
-    _line("", "native, GFLOP/s", *speeds)
-    _line("", f"of sgemm's {rate:.0f}", *([x / rate for x in one] for one in speeds))
+        rows.append((*pair, gemm()))
+    rate = max(row[2] for row in rows)
+    found: dict = {"sgemm": rate}
+    for i, name in enumerate(("training", "evaluation")):
+        speed = [work[i] / ours[i] for ours, _, _ in rows]
+        found[name] = {
+            "torch / native": spread([theirs[i] / ours[i] for ours, theirs, _ in rows]),
+            "GFLOP/s": spread(speed), "of sgemm": spread([x / rate for x in speed]),
+        }  # fmt: skip
+    return found
 
 
-def _line(who: str, what: str, train: list[float], evaluate: list[float]) -> None:
-    print(f"  {who:10s} {what:18s} training {spread(train)}   evaluation {spread(evaluate)}")
-
-
-def double(case: Case, native: Native, layout: torch.memory_format, repeats: int) -> None:
+def double(case: Case, native: Native, layout: torch.memory_format, repeats: int) -> dict:
     """A whole round on two cores, by the clock."""
-    processes, pool = Processes(case, layout), ThreadPoolExecutor(2)
+    spawn = get_context("spawn")
+    with ThreadPoolExecutor(2) as pool, ProcessPoolExecutor(2, spawn, _start, (case, layout)) as workers:
 
-    def threads() -> None:
-        list(pool.map(lambda half: half_a_round(native, half), range(2)))
+        def threads() -> None:
+            list(pool.map(lambda half: half_a_round(native, half), range(2)))
 
-    threads()
-    processes.round()
-    rows = [(timed(threads, time.perf_counter), timed(processes.round, time.perf_counter)) for _ in range(repeats)]
-    processes.stop()
-    native_s, torch_s = ([r[i] for r in rows] for i in (0, 1))
-    print(f"  2 cores    s/round            native {spread(native_s)}   torch, 2 processes {spread(torch_s)}")
-    print(f"             torch / native     {spread([b / a for a, b in rows])}")
+        def processes() -> None:
+            list(workers.map(_half, range(2)))
+
+        threads()
+        processes()
+        rows = [[timed(work, time.perf_counter) for work in (threads, processes)] for _ in range(repeats)]
+    ours, theirs = ([row[i] for row in rows] for i in (0, 1))
+    return {"native": spread(ours), "torch": spread(theirs), "torch / native": spread([b / a for a, b in rows])}
+
+
+def measure(case: Case, repeats: int) -> dict:
+    native = Native(case)
+    both = [Torch(case, f) for f in (torch.contiguous_format, torch.channels_last)]
+    for worker in (native, *both):
+        worker.train()
+        worker.evaluate()
+    plain = min(both, key=lambda t: min(timed(t.train) for _ in range(2)))
+    name = "channels last" if plain.layout == torch.channels_last else "contiguous"
+    return {"network": case.name, "samples": case.n, "batch": case.batch, "format": name,
+            "one thread": single(case, native, plain, repeats),
+            "two cores": double(case, native, plain.layout, repeats)}  # fmt: skip
+
+
+def page(found: dict) -> str:
+    """The results as Markdown."""
+    text = [
+        "# The fused kernels against torch and the matrix product", "", found["about"], "",
+        "| one thread, CPU seconds | of | torch / native | native, GFLOP/s | of sgemm's |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for case in found["cases"]:
+        for part in ("training", "evaluation"):
+            cells = [said(value) for value in case["one thread"][part].values()]
+            head = f"{case['network']}, {case['samples']} samples in batches of {case['batch']}"
+            text.append(f"| {head} | {part} | {' | '.join(cells)} of {case['one thread']['sgemm']:.0f} |")
+    text += ["", "| a round on two cores, s | native, 2 threads | torch, 2 processes | torch / native |",
+             "|---|---|---|---|"]  # fmt: skip
+    for case in found["cases"]:
+        cells = [said(value) for value in case["two cores"].values()]
+        text.append(f"| {case['network']} (torch: {case['format']}) | {' | '.join(cells)} |")
+    return "\n".join(text) + "\n"
 
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     ask.add_argument("--repeats", type=int, default=7)
-    ask.add_argument("--case", choices=[c.name for c in CASES], help="only this one")
+    ask.add_argument("--case", choices=[c.name for c in CASES], help="only this one: printed, not written")
     args = ask.parse_args()
     torch.set_num_threads(1)
-    print(f"{platform.machine()}, torch {torch.__version__}, {args.repeats} interleaved repeats: median (min-max)")
-    for case in CASES:
-        if args.case in (None, case.name):
-            native = Native(case)
-            both = [Torch(case, f) for f in (torch.contiguous_format, torch.channels_last)]
-            for worker in (native, *both):
-                worker.train()
-                worker.evaluate()
-            plain = min(both, key=lambda t: min(timed(t.train) for _ in range(2)))
-            name = "channels last" if plain.layout == torch.channels_last else "contiguous"
-            print(f"{case.name}: {case.n} samples a client, batches of {case.batch}; torch is faster with {name}")
-            single(case, native, plain, args.repeats)
-            double(case, native, plain.layout, args.repeats)
+    about = f"{platform.machine()}, torch {torch.__version__}, {args.repeats} interleaved repeats: median (min-max); "
+    cases = [measure(case, args.repeats) for case in CASES if args.case in (None, case.name)]
+    found = {"about": f"{about}load average {os.getloadavg()[0]:.1f} at the end.", "cases": cases}
+    print(page(found))
+    if not args.case:
+        (RESULTS / "native.json").write_text(json.dumps(found, indent=1))
+        (RESULTS / "native.md").write_text(page(found))
 
 
 if __name__ == "__main__":

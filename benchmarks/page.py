@@ -20,10 +20,17 @@ def relations() -> str:
     for name, value in found.items():
         if isinstance(value, dict):
             rows.append(f"| {name} | {value['median']:.2f} | {value['low']:.2f}-{value['high']:.2f} |")
-    rows += ["", "| M | d | update / product | ns per M d |", "|---|---|---|---|"]
+    rows += ["", "| M | d | update / torch's product | update / by slices | ns per M d |", "|---|---|---|---|---|"]
     for p in found["growth"]:
-        rows.append(f"| {p['M']:,} | {p['d']:,} | {p['update / product']:.2f} | {p['ns per M d']:.2f} |")
+        ratios = (f"{p[name]:.2f}" for name in ("update / product", "update / by slices", "ns per M d"))
+        rows.append(f"| {p['M']:,} | {p['d']:,} | {' | '.join(ratios)} |")
     return "\n".join(rows)
+
+
+def million() -> str:
+    """The last part of its page: whole rounds of a million clients."""
+    title, _, rest = body("million").rpartition("\n## ")[2].partition("\n")
+    return f"{title}.\n{rest}"
 
 
 def embed(page: str, name: str, text: str) -> str:
@@ -37,7 +44,8 @@ def embed(page: str, name: str, text: str) -> str:
 def main() -> None:
     place = DOCS / "performance.md"
     page = place.read_text()
-    texts = {"peers": body("peers"), "growth": body("growth"), "relations": relations(), "h200": body("h200")}
+    texts = {name: body(name) for name in ("peers", "native", "growth", "h200")}
+    texts |= {"relations": relations(), "million": million()}
     for name, text in texts.items():
         page = embed(page, name, text)
     place.write_text(page)

@@ -32,6 +32,15 @@ def test_ratios_pair_the_same_pass_and_round_and_leave_the_warm_up_out(summary):
     assert summary.compared(rows, 1, "cpu_seconds")["pfl"] == {"values": [6.0, 8.0], "ratios": [3.0, 2.0]}
 
 
+def test_the_fastest_of_the_others_is_set_against_both_of_ours(summary):
+    rows = [row("native", 2, 1.0), row("torch", 2, 4.0), row("plain", 2, 7.0), row("pfl", 2, 6.0)]
+    assert summary.best(rows, 1, "cpu_seconds")[0] == (
+        "The fastest of the others in CPU seconds, pfl-research (processes): 6.00 (6.00-6.00) times what flrce, fused "
+        "kernels (threads) takes, 1.50 (1.50-1.50) times what flrce, torch (processes) takes."
+    )
+    assert summary.best(rows[:2], 1, "cpu_seconds") == []
+
+
 def test_less_work_and_another_accuracy_are_told(summary):
     rows = [
         row("native", 2, 1.0),

@@ -23,6 +23,7 @@ class Peer:
     package: str = ""  # whose version to print
     args: tuple[str, ...] = ()
     absent: str = ""  # why it cannot take part at all
+    cores: tuple[int, ...] = (1, 2)  # tables it takes part in
 
     @property
     def environment(self) -> str:
@@ -45,7 +46,7 @@ PEERS = (
     Peer("fedlab", "fedlab_peer.py", "FedLab",
          (("--no-deps", "fedlab"), ("munch", "pandas", "scikit-learn", "tqdm", "pillow")), "fedlab"),
     Peer("flwr", "flower_peer.py", "Flower simulation (Ray actors)", (("flwr[simulation]==1.41.0",),), "flwr"),
-    Peer("fedjax", "fedjax_peer.py", "FedJAX (jit)", (("fedjax", "jax<0.5"),), "fedjax"),
+    Peer("fedjax", "fedjax_peer.py", "FedJAX (jit)", (("fedjax", "jax<0.5"),), "fedjax", cores=(1,)),
     Peer("blazefl", "", "BlazeFL", absent="needs Python 3.12 or newer (its free-threaded mode 3.14); no adapter"),
 )  # fmt: skip
 

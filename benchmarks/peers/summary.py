@@ -106,17 +106,32 @@ def hardware() -> str:
 
 def table(rows: Rows, cores: int, faults: dict[str, str]) -> list[str]:
     key, unit = ("cpu_seconds", "CPU s") if cores == 1 else ("seconds", "s")
-    found = compared(rows, cores, key)
+    found, cpu = compared(rows, cores, key), compared(rows, cores, "cpu_seconds")
     versions = {row["peer"]: row["version"] for row in rows}
-    lines = [
-        f"| {'one thread' if cores == 1 else f'{cores} cores'} | version | {unit} a round | times native | same work |",
-        "|---|---|---|---|---|",
-    ]
+    head = ["one thread" if cores == 1 else f"{cores} cores", "version", f"{unit} a round", "times native", "same work"]
+    head += ["CPU s a round"] * (cores > 1)
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for peer, cell in sorted(found.items(), key=lambda item: median(item[1]["values"])):
         ratio = spread(cell["ratios"]) if cell["ratios"] else "-"
         row = [LABELS[peer], versions[peer], spread(cell["values"]), ratio, faults[peer] or "yes"]
+        row += [spread(cpu[peer]["values"])] * (cores > 1)
         lines.append(f"| {' | '.join(row)} |")
     return lines
+
+
+def best(rows: Rows, cores: int, key: str) -> list[str]:
+    """How both of ours stand to the fastest of the others, pass by pass and round by round."""
+    at = {(r["peer"], r["pass"], r["round"]): r[key] for r in rows if r["cores"] == cores and r["round"] > 1}
+    found = compared(rows, cores, key)
+    others = {peer: median(cell["values"]) for peer, cell in found.items() if peer not in ("native", "torch")}
+    if not others:
+        return []
+    peer = min(others, key=others.__getitem__)
+    times = {ours: [value / at[ours, p, t] for (name, p, t), value in at.items() if name == peer and (ours, p, t) in at]
+             for ours in ("native", "torch")}  # fmt: skip
+    said = [f"{spread(ratio)} times what {LABELS[ours]} takes" for ours, ratio in times.items() if ratio]
+    unit = "CPU seconds" if key == "cpu_seconds" else "seconds by the clock"
+    return [f"The fastest of the others in {unit}, {LABELS[peer]}: {', '.join(said)}.", ""] if said else []
 
 
 def floor(rows: Rows) -> list[str]:
@@ -146,17 +161,19 @@ def write(log: Path, folder: Path) -> str:
         if busy
         else f"Rounds during which others used more than {FOREIGN} cores are left out."
     )
-    rounds = max(row["round"] for row in rows)
+    rounds, passes = max(row["round"] for row in rows), len({row["pass"] for row in rows})
     text = [
         "# Rounds against the peers", "",
-        f"{hardware()}. Data: {rows[0]['data']}. {date.today()}. Passes interleaved, {rounds - 1} warm rounds each; "
+        f"{hardware()}. Data: {rows[0]['data']}. {date.today()}. {passes} passes of everyone in turn, "
+        f"{rounds - 1} warm rounds each; "
         f"median (min-max) over rounds, ratios to the same pass and round of flrce native. {state}", "",
         "100 equal clients, 10 a round, 350 training and 150 validation samples each, CNN of 134,946 floats, SGD, "
         "batches of 128, 5 epochs, FedAvg; after every round the model on all 15,000 validation samples. `same work`: "
         f"steps and samples counted, accuracy after {rounds} rounds within {NOISE} of the others' median.", "",
     ]  # fmt: skip
     for cores in sorted({row["cores"] for row in kept}):
-        text += [*table(kept, cores, faults), ""]
+        text += [*table(kept, cores, faults), "", *best(kept, cores, "cpu_seconds" if cores == 1 else "seconds")]
+        text += best(kept, cores, "cpu_seconds") if cores > 1 else []
     text += [*floor(kept), ""]
     if absent:
         text += ["| not measured | why |", "|---|---|", *(f"| {LABELS[p]} | {why} |" for p, why in absent.items()), ""]
