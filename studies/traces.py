@@ -1,0 +1,123 @@
+"""Runs without a stop, and what every stop rule could have looked at: the ground on which rules are replayed.
+
+    python studies/traces.py PLAN.json --data CACHE --out DIR [--device cuda] [--seconds 500]
+
+A plan is a list of batches; each names data sets, regimes, recipes (name -> [recipe] table), seeds and rounds, and
+becomes DIR/NAME.jsonl.gz, written before the next batch begins. Finished batches are not run again. Beside the ledger's
+figures a line holds the products of all server steps, from which the movement of any average of models follows.
+"""
+
+import argparse
+import gzip
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from flrce import runs
+from flrce.config import Experiment
+from flrce.reproduce import plan
+from flrce.reproduce.execute import facts_of, load
+
+FIELDS = ("accuracy", "averaged", "conflicts", "consensus", "exploit", "bytes_up", "bytes_down", "joules", "seconds")
+
+
+class Steps:
+    """The server's steps s_t = w_t - w_(t-1) over trained parameters."""
+
+    def __init__(self, w):
+        self.w, self.steps = w.clone(), []
+
+    def __call__(self, w):
+        self.steps.append((w - self.w).float())
+        self.w = w.clone()
+
+    def products(self):
+        """(T, T) of them, row by row up to the diagonal, four digits."""
+        S = torch.stack(self.steps)
+        G = (S.double() @ S.double().T).tolist()
+        return [[float(f"{x:.4g}") for x in row[: t + 1]] for t, row in enumerate(G)]
+
+
+def cells(batch):
+    for dataset in batch["datasets"]:
+        for regime in batch["regimes"]:
+            for name, recipe in batch["recipes"].items():
+                for seed in batch["seeds"]:
+                    yield dataset, regime, name, recipe, seed
+
+
+def experiment(batch, facts, dataset, regime, recipe, seed, device):
+    request = plan.Request(("table3",), (dataset,), (regime,), (seed,), rates=batch.get("rates", {}))
+    usual = request.cell(dataset, regime, "fedavg", seed, facts).experiment.model_dump(exclude_none=True)
+    engine = {"eval_every": batch.get("eval_every", 1), "device": device, "workers": batch.get("workers", "auto")}
+    return Experiment.of({**usual, "rounds": batch.get("rounds", 100), "recipe": recipe, "engine": engine})
+
+
+def trace(key, result, steps):
+    dataset, regime, name, recipe, seed = key
+    series = {field: [rounded(getattr(h, field)) for h in result.history] for field in FIELDS}
+    told = {"dataset": dataset, "regime": regime, "recipe": name, "table": recipe, "seed": seed}
+    return {**told, "summary": result.summary, "series": series, "products": steps.products()}
+
+
+def rounded(value):
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def one_by_one(keys, jobs, sources):
+    for key, job in zip(keys, jobs, strict=True):
+        built = runs.parts(job, sources(key[0]))
+        steps = Steps(runs.pack(built.net)[: built.engine.trainable])
+        built.engine.close()
+        result = runs.run(job, data=sources(key[0]), watch=lambda done, s=steps: s(done.state.w[: len(s.w)]))
+        yield trace(key, result, steps)
+
+
+def together(keys, jobs, sources):
+    steps = {}
+
+    def watch(i, done):
+        if i not in steps:  # the first step is left out: where it began is not told
+            steps[i] = Steps(done.state.w)
+        else:
+            steps[i](done.state.w)
+
+    results = runs.run_together([(job, None) for job in jobs], data=sources, watch=watch)
+    for i, (key, result) in enumerate(zip(keys, results, strict=True)):
+        yield trace(key, result, steps[i])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=1e9)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    began, loaded = time.monotonic(), {}
+
+    def sources(name):
+        if name not in loaded:
+            loaded[name] = load(name, options.data, verify=False)
+        return loaded[name]
+
+    for batch in json.loads(options.plan.read_text()):
+        path = options.out / f"{batch['name']}.jsonl.gz"
+        if path.exists() or time.monotonic() - began + batch.get("expected", 0) > options.seconds:
+            continue
+        start, keys = time.monotonic(), list(cells(batch))
+        jobs = [experiment(batch, facts_of(k[0], options.data), *k[:2], *k[3:], options.device) for k in keys]
+        run = together if options.device == "cuda" else one_by_one
+        with gzip.open(path.with_suffix(".part"), "wt") as f:
+            for row in run(keys, jobs, sources):
+                f.write(json.dumps(row, separators=(",", ":")) + "\n")
+        path.with_suffix(".part").rename(path)
+        print(f"{batch['name']}: {len(keys)} runs in {time.monotonic() - start:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
