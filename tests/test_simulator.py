@@ -62,6 +62,15 @@ def test_a_network_without_a_fused_kernel_trains_with_torch_and_one_line_says_wh
         hands(shop, "native", 1)
 
 
+def test_a_recipe_without_a_fused_kernel_trains_with_torch_and_one_line_says_why(caplog):
+    built = runs.parts(Experiment.of(SMALL | {"recipe": {"name": "fedcomgate"}}))
+    built.engine.close()
+    assert built.engine.crew.name == "torch"
+    assert [record.getMessage() for record in caplog.records] == [
+        "no fused kernels, training with PyTorch: gradient corrections have none"
+    ]
+
+
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     """SIGKILL a real process in the middle of a run, resume it, compare with one left alone."""
     command = [sys.executable, "-m", "flrce.apps.cli", "run", "--set", "rounds=12", "--set", "clients=12", "--set",

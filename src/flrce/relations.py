@@ -15,7 +15,7 @@ from flrce.linalg import grown
 NEVER = -(2**31)  # R of a client never heard from
 TINY = 1e-12
 BLOCK = 2**10  # clients compared at a time: what is kept meanwhile is P x BLOCK, not P x M
-WIDTH = 2**11  # coordinates multiplied at a time: half the time of one long skinny product, and no copy of U
+WIDTH = 2**10  # coordinates multiplied at a time: half the time of one long skinny product, and no copy of U
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,11 @@ def parts(
         return Parts(recipe, federation, net, Simulator(federation, net, devices, seats, experiment.engine.eval_every))
     workers = experiment.engine.workers
     count = (os.cpu_count() or 1) if workers == "auto" else workers
-    hire = partial(hands, kind=experiment.engine.kernel, workers=count)
+    kind, why = experiment.engine.kernel, getattr(recipe.trainer, "unfused", "")
+    if kind == "auto" and why:
+        log.warning("no fused kernels, training with PyTorch: %s", why)
+        kind = "torch"
+    hire = partial(hands, kind=kind, workers=count)
     return Parts(recipe, federation, net, Simulator(federation, net, devices, hire, experiment.engine.eval_every))
 
 

@@ -1,6 +1,7 @@
 """FedCOMGATE's gradient correction, the server's half of it; drift.py is the client's."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class Corrected:
     batch: int = 128
     lr: float = 0.1
     rate: float = 1.0
+    unfused: ClassVar[str] = "gradient corrections have none"
 
     def objection(self, recipe: Recipe) -> str:
         if recipe.partial:
