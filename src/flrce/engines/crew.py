@@ -119,7 +119,7 @@ def _hoard() -> None:
     """Keep freed memory: tensors of a step would else be given back and faulted in anew, a sixth of its time."""
     with suppress(OSError, AttributeError):  # only glibc has it
         libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, as high as older versions allow
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
