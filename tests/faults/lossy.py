@@ -87,25 +87,27 @@ def story(fleet: Lossy, state: Path) -> dict[str, object]:
         done = lambda: sum(line["outcome"] == "committed" for line in rounds(state)) >= count  # noqa: E731
         fleet._until(done, 240, f"round {count}")
 
+    ends: dict[str, str] = {}
+
+    def ended(*some: str) -> bool:
+        """Whether these runs have ended; `flwr list` takes seconds, so it is asked for all at once."""
+        ends.update(
+            {run["run-id"]: run["status"] for run in json.loads(fleet.flwr("list", "test", "--format", "json"))["runs"]}
+        )
+        return all(ends.get(run, "").startswith("finished") for run in some)
+
     first = fleet.run(what, APP)
     until(1)
     fleet.kill("link")
     fleet.start_link()
+    fleet._until(lambda: ended(first), 180, "the first run to end", every=1)  # until then the state folder is its own
     second = fleet.run(what, APP)
     until(2)
     call("ip", "link", "set", "near2", "down")
     until(ROUNDS)
+    assert fleet.name(2) in rounds(state)[-1]["rejected"], "it answered before its line was cut"
     fleet._until((state / "summary.json").exists, 120, "a summary")
-    ends: dict[str, str] = {}
-
-    def ended() -> bool:
-        """`flwr list` takes seconds, so it is asked for all runs at once."""
-        ends.update(
-            {run["run-id"]: run["status"] for run in json.loads(fleet.flwr("list", "test", "--format", "json"))["runs"]}
-        )
-        return all(status.startswith("finished") for status in ends.values())
-
-    fleet._until(ended, 180, "both runs to end", every=1)
+    fleet._until(lambda: ended(first, second), 180, "both runs to end", every=1)
     return {
         "first": ends[first], "second": ends[second], "rounds": rounds(state), "cut": fleet.name(2),
         "nodes": [fleet.name(k) for k in range(NODES)], "packets": fleet.packets(),
