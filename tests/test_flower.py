@@ -466,6 +466,13 @@ def test_a_reply_to_another_round_is_late():
     assert "late: reply to round 0 in round 1" in result.history[0].rejected["1"]
 
 
+def test_a_local_grid_is_a_run_of_its_own():
+    grid = LocalGrid(plain_app(), 2)
+    assert grid.run.run_id == next(iter(grid.contexts.values())).run_id
+    grid.set_run(replace(grid.run, run_id=5))
+    assert grid.run.run_id == 5
+
+
 def test_a_reply_to_another_model_is_refused():
     """Both clients say which model they were sent; one names another."""
     grid = LocalGrid(introduce(plain_app(mods=[compressing])), 2)
