@@ -37,7 +37,8 @@ def gate(
     for client in _slow(passed, keep):
         del passed[client]
         rejected[client] = "slower than the replies that were waited for"
-    u, ordered = None, sorted(passed, key=lambda client: asked[client].k)
+    ordered = sorted(passed, key=lambda client: asked[client].k)
+    u = None  # the last one too is let go of as it is stacked: each may be a large model
     return _stack([asked[c] for c in ordered], [passed.pop(c) for c in ordered], holdings, d, trainable), rejected
 
 

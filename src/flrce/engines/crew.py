@@ -116,7 +116,7 @@ def _bury(process: Any, patience: float = 5.0) -> None:
 
 
 def _hoard() -> None:
-    """Keep freed memory: tensors of a step would else be given back and faulted in anew, a sixth of its time."""
+    """Keep freed memory: tensors of a step would else be given back to the system and faulted in anew."""
     with suppress(OSError, AttributeError):  # only glibc has it
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, as high as older versions allow
