@@ -23,8 +23,8 @@ HOSTILE = (
 
 
 def experiment(name: str, seed: int = 0, recipe: dict | None = None, **more) -> Experiment:
-    selector = {"selector": EXPLOITING} if name.startswith("flrce") else {}
-    return Experiment(seed=seed, recipe={"name": name, **selector, **(recipe or {})}, **{**SMALL, **more})
+    published = {"preset": "paper", "selector": EXPLOITING} if name.startswith("flrce") else {}
+    return Experiment(seed=seed, recipe={"name": name, **published, **(recipe or {})}, **{**SMALL, **more})
 
 
 @cache

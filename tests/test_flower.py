@@ -26,6 +26,7 @@ from flrce.engines.flower_nodes import Nodes, natural
 from flrce.errors import BadInput
 from flrce.flower import FLrce, RecipeStrategy, compressing, introduce
 from flrce.payloads import fingerprint
+from flrce.selectors.relationship import ByRelationship
 from flrce.stops.conflict import Conflicts
 
 NAMES = {"wait_for_nodes": 5.0}
@@ -124,9 +125,7 @@ def test_flrce_stops_on_conflicts_of_an_exploit_round():
         sign = np.float32(1 if partition % 2 else -1)
         content["arrays"]["layer.weight"] = Array(np.full((4, 3), sign * t, np.float32))
 
-    strategy = RecipeStrategy(
-        recipe(4, selector=recipes.SELECTIONS["default"].__class__(decay=0.0), stop=Conflicts(1.0)), **NAMES
-    )
+    strategy = RecipeStrategy(recipe(4, selector=ByRelationship(decay=0.0), stop=Conflicts(1.0)), **NAMES)
     result = strategy.start(LocalGrid(plain_app(apart), 4), start(), num_rounds=30)
     assert result.history[-1].t == 2
     assert result.stopped.startswith("conflicts")

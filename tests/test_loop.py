@@ -73,7 +73,7 @@ def drive(recipe, engine, T, w=None, seed=0):
 
 def test_two_opposed_clients_stop_in_the_first_exploit_round():
     engine = Made(lambda c, t, w: vec(1, 0) if c == "0" else vec(-1, 0.5), ["0", "1"])
-    done = drive(recipes.flrce(psi=1, P=2), engine, 100)
+    done = drive(recipes.flrce(psi=1, preset="paper", P=2), engine, 100)
     exploits = [r for r in done if r.record.exploit]
     assert len(exploits) == 1
     assert exploits[0] is done[-1]
@@ -84,12 +84,12 @@ def test_two_opposed_clients_stop_in_the_first_exploit_round():
 
 def test_the_stopping_round_is_aggregated():
     engine = Made(lambda c, t, w: vec(1, 0) if c == "0" else vec(-0.5, 0), ["0", "1"])
-    done = drive(recipes.flrce(psi=1, P=2), engine, 100)
+    done = drive(recipes.flrce(psi=1, preset="paper", P=2), engine, 100)
     assert done[-1].state.w[0] == pytest.approx(0.25 * len(done), rel=1e-5)
 
 
 def test_agreeing_clients_never_stop():
-    done = drive(recipes.flrce(psi=1, P=2), Made(lambda c, t, w: vec(1, 0), ["0", "1"]), 60)
+    done = drive(recipes.flrce(psi=1, preset="paper", P=2), Made(lambda c, t, w: vec(1, 0), ["0", "1"]), 60)
     assert len(done) == 60
     assert sum(r.record.exploit for r in done) > 10
 
@@ -102,7 +102,7 @@ def test_the_loop_is_algorithm_4():
         rng = np.random.default_rng(1000 * t + int(client))
         return torch.tensor(rng.normal(size=4) - 0.3 * w.double().numpy(), dtype=torch.float32)
 
-    recipe = recipes.flrce(psi=2.0, P=P)
+    recipe = recipes.flrce(psi=2.0, preset="paper", P=P)
     engine = Made(update, [str(k) for k in range(M)], trainable=4)
     engine.spent = Spent()
     start = vec(0.3, -0.2, 0.5, 0.1)
@@ -155,12 +155,14 @@ def test_expected_exploit_rounds(decay, expected):
 def test_exploit_rounds_follow_phi():
     """Counted over seeds: within four standard errors of the expectation of 27.0 by round 63."""
     engine = Made(lambda c, t, w: vec(1, 0), ["0", "1", "2"])
-    counts = [sum(r.record.exploit for r in drive(recipes.flrce_no_stop(P=2), engine, 63, seed=s)) for s in range(60)]
+    counts = [
+        sum(r.record.exploit for r in drive(recipes.flrce_no_stop("paper", P=2), engine, 63, seed=s)) for s in range(60)
+    ]
     assert abs(np.mean(counts) - 27.0) < 4 * np.std(counts) / len(counts) ** 0.5
 
 
 def test_warm_up_always_explores():
-    recipe = replace(recipes.flrce_no_stop(P=2), selector=ByRelationship(warmup=30, decay=0.5))
+    recipe = replace(recipes.flrce_no_stop("paper", P=2), selector=ByRelationship(warmup=30, decay=0.5))
     done = drive(recipe, Made(lambda c, t, w: vec(1, 0), ["0", "1", "2"]), 40)
     assert not any(r.record.exploit for r in done[:30])
     assert all(r.record.exploit for r in done[30:])
@@ -180,7 +182,7 @@ def test_exploit_takes_the_largest_h_of_those_reachable():
 
 def test_clients_may_appear_and_vanish():
     engine = Made(lambda c, t, w: vec(1, float(ord(c[0]) - 100)), ["amy", "bob", "cyd"])
-    recipe = recipes.flrce_no_stop(P=2)
+    recipe = recipes.flrce_no_stop("paper", P=2)
     state = initial(recipe, engine, torch.zeros(2))
     seen = []
     for done in rounds(recipe, engine, state, 12, 0):
@@ -237,7 +239,7 @@ def test_a_failing_client_leaves_both_sums():
 
 @given(st.permutations(range(5)))
 def test_the_order_of_replies_never_matters(order):
-    recipe, rng = recipes.flrce_no_stop(P=5), np.random.default_rng(0)
+    recipe, rng = recipes.flrce_no_stop("paper", P=5), np.random.default_rng(0)
     table = {str(k): torch.tensor(rng.normal(size=2), dtype=torch.float32) for k in range(5)}
 
     class Shuffled(Made):
@@ -318,12 +320,19 @@ def test_headway():
 def test_standstill():
     """Headways 1, -.2, -.4: their mean over two rounds is below -.25 in the third, if the third may stop."""
     history = [Record(1), *(Record(t, headway=h) for t, h in enumerate((1.0, -0.2, -0.4), 2))]
-    assert Standstill(-0.25, n=2, after=2)(history) == "headway -0.300 < -0.25 over 2 rounds"
-    assert not Standstill(-0.25, n=2, after=2)(history[:-1])
-    assert not Standstill(-0.35, n=2, after=2)(history)
-    assert not Standstill(-0.25, n=2, after=4)(history)
-    assert not Standstill(0.5, n=4, after=0)(history)  # only three are known
-    assert not Standstill(-0.25, n=2, after=2)([*history, Record(4, "abandoned")])
+
+    def rule(level, n=2, after=2, share=0.0, first=2):
+        return Standstill(level, share, n, first, after)
+
+    assert rule(-0.25)(history) == "headway -0.300 < -0.250 over 2 rounds"
+    assert not rule(-0.25)(history[:-1])
+    assert not rule(-0.35)(history)
+    assert rule(-0.35, share=0.1)(history)  # the first rounds' headway was 1
+    assert not rule(-0.35, share=0.1, first=4)(history)  # .13 on average
+    assert not rule(-0.25, after=4)(history)
+    assert not rule(0.5, n=4, after=0)(history)  # only three are known
+    assert not rule(0.5, first=1)(history)  # the first round has none
+    assert not rule(-0.25)([*history, Record(4, "abandoned")])
     with pytest.raises(BadInput, match="ema"):
         replace(recipes.fedavg(), stop=Standstill())
 

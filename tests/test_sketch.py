@@ -192,7 +192,7 @@ class Names:
 def test_a_map_that_does_not_fit_names_the_sketch_that_would(monkeypatch):
     # 20 GB less 0.4 GB of names, 0.4 GB of updates, 0.1 GB of blocks: 4 * 1e6 * k bytes fit for k = 4096, not 8192
     monkeypatch.setattr(memory, "available", lambda: 20_000_000_000)
-    M, d, recipe = 1_000_000, 134_902, CATALOGUE["flrce"](P=100)
+    M, d, recipe = 1_000_000, 134_902, CATALOGUE["flrce"](P=100, preset="paper")
     with pytest.raises(BadInput, match=r'piece = "relationship", sketch = 4096\)'):
         initial(recipe, Names(M, d), torch.zeros(d))
     sketched = replace(recipe, selector=piece("selector", {"piece": "relationship", "sketch": 4096}))

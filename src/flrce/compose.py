@@ -94,6 +94,7 @@ def _known(settings: Mapping[str, Any], valid: Mapping[str, inspect.Parameter], 
         if key not in valid:
             raise BadInput(f"recipe.{key} is no setting of {name}; {nearest(key, [*valid, *ROLES, 'minimum'])}")
         kinds = typing.get_args(valid[key].annotation) or (valid[key].annotation,)
+        kinds = tuple(k for k in kinds if k is not type(None))  # "not given", which a file cannot say
         kinds = (*kinds, int) if float in kinds else kinds
         if not (type(value) in kinds or any(k not in (int, float, str, bool) for k in kinds)):
             names = " or ".join(sorted({k.__name__ for k in kinds}))

@@ -52,13 +52,14 @@ class RecipeStrategy(Ours):
 class FLrce(Ours):
     """Relationship-based selection and early stopping; takes the place of Flower's FedAvg.
 
-    `psi`: stop once a chosen client has so many conflicting peers on average, a number or a percentage of those
-    chosen. `per_round` clients train, or `fraction_train` of those connected at first. `compressor` encodes the replies
-    of clients that can (`client_app`, or the mod `compressing`). The rest is as in `Ours`.
+    Stops as its preset says, or with `psi` by the paper's rule: once a chosen client has so many conflicting peers on
+    average, a number or a percentage of those chosen. `per_round` clients train, or `fraction_train` of those connected
+    at first. `compressor` encodes the replies of clients that can (`client_app`, or the mod `compressing`). The rest is
+    as in `Ours`.
     """
 
     def __init__(
-        self, *, psi: float | str = "50%", per_round: int | None = None, preset: str = "default",
+        self, *, psi: float | str | None = None, per_round: int | None = None, preset: str = "default",
         compressor: Compressor | None = None, epochs: int = 1, batch: int = 32, lr: float = 0.01, **settings: Any,
     ) -> None:  # fmt: skip
         if per_round is not None:

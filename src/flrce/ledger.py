@@ -103,7 +103,7 @@ class Ledger:
         summary = summarise(state.history, state.w.numel(), trainable)
         with _reported(self.folder):
             write_through(self.folder / "model.safetensors", save({k: v.contiguous() for k, v in model.items()}))
-            if memory is not None and hasattr(memory, "Omega"):
+            if memory is not None and hasattr(memory, "Omega") and memory.H is not None:
                 tables = {"Omega": memory.Omega, "H": memory.H, "R": memory.R}
                 kept = {name: table for name, table in tables.items() if table is not None}  # a sketch has no Omega
                 write_through(self.folder / "relations.safetensors", save(kept))
@@ -202,7 +202,7 @@ def record(row: Mapping[str, Any]) -> Record:
 def relations_of(done: Round) -> dict[str, Any]:
     """What the round changed in the relationship map: rows k, their H, and Omega[k] as int8 (value * 127) in base64."""
     memory, k = done.state.memory.get("selector"), list(done.touched)
-    if memory is None or not k or not hasattr(memory, "H") or not hasattr(memory, "R"):
+    if memory is None or not k or getattr(memory, "H", None) is None or not hasattr(memory, "R"):
         return {}
     line: dict[str, Any] = {"t": done.record.t, "k": k, "H": memory.H[k].tolist()}
     if getattr(memory, "Omega", None) is not None and len(memory.Omega) <= MAPPED:

@@ -67,7 +67,8 @@ def preflight(recipe: Recipe, M: int, d: int, D: int) -> None:
     parts = sorted(tables(recipe, M, d, D).items(), key=lambda item: -item[1])[:2]
     largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size)
     fits = sketch_that_fits(recipe, M, d, D, have)
-    sketch = f'sketch the map ([recipe.selector] piece = "relationship", sketch = {fits}), ' if fits else ""
+    name = getattr(recipe.selector, "piece", "")
+    sketch = f'sketch the map ([recipe.selector] piece = "{name}", sketch = {fits}), ' if fits else ""
     raise BadInput(
         f"{M} clients and {d} trained floats need {want / 1e9:.1f} GB ({largest or 'updates'}), "
         f"but {have / 1e9:.1f} GB are available; {sketch}lower clients, take a smaller model, or a recipe without a "

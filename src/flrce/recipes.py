@@ -19,6 +19,7 @@ from flrce.pieces import Dense, Full, Last, Never, Recipe
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.diverse import DivFL
 from flrce.selectors.relationship import ByRelationship
+from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
 from flrce.stops.budget import Budget, Patience
@@ -34,15 +35,26 @@ def fedavg(P: int = 10, epochs: int = 5, batch: int = 128, lr: float = 0.1) -> R
     return Recipe(P, selector=Uniform(), trainer=SGD(epochs, batch, lr), aggregator=WeightedMean(), name="fedavg")
 
 
-def flrce(psi: float | str = "50%", preset: str = "default", P: int = 10, **local: Any) -> Recipe:
-    """FLrce (Niu et al. 2024): relationship-based selection, stop once the chosen clients conflict."""
+def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, **local: Any) -> Recipe:
+    """FLrce: `paper` is Niu et al. 2024, selection by relationships and a stop once the chosen clients conflict.
+
+    `default` (docs/beyond.md) asks everyone in turn, in groups that the relationships balance, hands back the averaged
+    model and stops once rounds undo one another; `frugal` earlier, `accurate` later, or by the paper's rule if psi is
+    given. `authors`: the released code. `hardened`: what attackers cannot capture.
+    """
+    base = replace(fedavg(P, **local), name="flrce")
+    conflict = Conflicts(threshold("50%" if psi is None else psi, P))
+    if preset in STANDSTILLS:
+        stop = conflict if psi is not None else STANDSTILLS[preset]
+        return replace(base, selector=InTurn(), stop=stop, average=EMA())
     if preset not in SELECTIONS:
-        raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, SELECTIONS)}")
-    base = replace(fedavg(P, **local), selector=SELECTIONS[preset], stop=Conflicts(threshold(psi, P)), name="flrce")
+        raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STANDSTILLS, *SELECTIONS))}")
+    base = replace(base, selector=SELECTIONS[preset], stop=conflict)
     if preset != "hardened":
         return base
-    stop = Conflicts(threshold(psi, P), r=2, n=5, after=10, trusted=True, confirmed=True)
-    return replace(base, aggregator=ClippedMean(), stop=stop)
+    return replace(
+        base, aggregator=ClippedMean(), stop=replace(conflict, r=2, n=5, after=10, trusted=True, confirmed=True)
+    )
 
 
 def flrce_no_stop(preset: str = "default", P: int = 10, **local: Any) -> Recipe:
@@ -169,7 +181,7 @@ def timelyfl(share: float = 0.5, preset: str = "default", P: int = 10, epochs: i
 
 
 def flrce_topk(
-    psi: float | str = "50%", keep: float = 0.3, feedback: bool = True, preset: str = "default", P: int = 10,
+    psi: float | str | None = None, keep: float = 0.3, feedback: bool = True, preset: str = "default", P: int = 10,
     **local: Any,
 ) -> Recipe:  # fmt: skip
     """FLrce with sparse uploads: what is left out is added to a client's next update."""
@@ -178,27 +190,39 @@ def flrce_topk(
 
 
 def flrce_dropout(
-    psi: float | str = "50%", rate: float = 0.75, preset: str = "default", P: int = 10, **local: Any
+    psi: float | str | None = None, rate: float = 0.75, preset: str = "default", P: int = 10, **local: Any
 ) -> Recipe:
     """FLrce with random sub-models; where a client holds no weight, its update counts as zero in comparisons."""
     return replace(flrce(psi, preset, P, **local), submodel=RandomUnits(rate), name="flrce-dropout")
 
 
 def flrce_freeze(
-    psi: float | str = "50%", first: int = 1, seconds: float = 0.0, preset: str = "default", P: int = 10, **local: Any
+    psi: float | str | None = None,
+    first: int = 1,
+    seconds: float = 0.0,
+    preset: str = "default",
+    P: int = 10,
+    **local: Any,
 ) -> Recipe:
     """FLrce with the first blocks frozen: for all, or for devices that would need longer than `seconds`."""
     base = flrce(psi, preset, P, **local)
     return replace(base, trainer=Freeze(**local, first=first, seconds=seconds), name="flrce-freeze")
 
 
-#: how each preset selects: `paper` is Algorithm 1 as printed, `authors` the released code (docs/notation.md),
-#: `hardened` what attackers cannot capture (docs/robustness.md)
+#: how the published method selects: Algorithm 1 as printed, the released code (docs/notation.md), and what attackers
+#: cannot capture (docs/robustness.md)
 SELECTIONS = {
     "paper": ByRelationship(anchor="origin"),
-    "default": ByRelationship(anchor="origin"),
     "authors": ByRelationship(anchor="model", blend=0.9, space="wire"),
     "hardened": ByRelationship(anchor="origin", floor=0.2, most=1.5, window=10),
+}
+
+#: when ours stops
+STANDSTILLS = {
+    "default": Standstill(),
+    "frugal": Standstill(after=39),
+    "balanced": Standstill(),
+    "accurate": Standstill(after=84),
 }
 
 CATALOGUE: dict[str, Callable[..., Recipe]] = {
@@ -231,6 +255,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
     "selector": {
         "uniform": Uniform,
         "relationship": ByRelationship,
+        "in-turn": InTurn,
         "utility": ByUtility,
         "power-of-choice": PowerOfChoice,
         "divfl": DivFL,

@@ -51,7 +51,7 @@ def test_malformed_experiments(tmp_path, capsys, text):
 def test_memory_is_known_beforehand(M, seen, monkeypatch):
     """22 GB available: M x M alone is 0.4 GB, 40 GB and 4 TB."""
     monkeypatch.setattr(memory, "available", lambda: 22_000_000_000)
-    recipe, fleet = CATALOGUE["flrce"](P=10), Fleet(M=M, trainable=10_000)
+    recipe, fleet = CATALOGUE["flrce"](P=10, preset="paper"), Fleet(M=M, trainable=10_000)
     tables = memory.tables(recipe, M, 10_000, 10_000)
     assert tables["selector.Omega"] == 4 * M * M
     assert tables["selector.V"] == 4 * M * 10_000

@@ -56,7 +56,7 @@ def why_round(run: Run, t: int) -> Answer:
     for client in h.chosen:
         k, entry = run.row[client], dict[str, object](client=client)
         text = clean(client)
-        if before is not None:
+        if before is not None and "due" not in h.why:
             entry |= {"H": float(before.H[k]), "rank": before.rank[k]}
             text += f" (H {before.H[k]:+.2f}, rank {before.rank[k]} of {len(before.H)})"
         chosen.append((text, entry))
@@ -85,6 +85,9 @@ def _how(run: Run, h: Record) -> str:
             f"the {len(h.chosen)} reachable clients with the largest H" if h.exploit else f"{len(h.chosen)} at random"
         )
         return f"Round {h.t} {'exploited' if h.exploit else 'explored'}: {against}, so it took {then}."
+    if "due" in h.why:
+        them = "so that their last updates balance" if h.exploit else "at random"
+        return f"Round {h.t} took {len(h.chosen)} clients {them}; {h.why['due']} had not had their turn in this sweep."
     selector = type(run.recipe.selector).__name__ if run.recipe else "the run's own selector"
     if selector == "Uniform":
         return f"Round {h.t} took {len(h.chosen)} of {len(run.roster)} clients at random, all equally likely."
@@ -122,7 +125,7 @@ def _in_round(run: Run, k: int, h: Record, answer: Answer) -> None:
     name, before = f"Client {clean(run.roster[k])}", scores(run, h.t)
     was = run.roster[k] in h.chosen
     answer.say(_how(run, h), client=run.roster[k], round=h.t, chosen=was, exploit=h.exploit, draw=draw(run, h))
-    if before is None:
+    if before is None or "due" in h.why:
         answer.say(f"{name} was {'' if was else 'not '}among them.")
     elif h.exploit:
         least = min((before.H[run.row[c]] for c in h.chosen), default=0.0)
@@ -202,6 +205,9 @@ def why_stop(run: Run) -> Answer:
             f"The run is unfinished: {len(run.done)} of {T} rounds are committed.", stop="", rounds=len(run.done)
         )
     exploits = [h for h in run.done if h.exploit]
+    ways = [h for h in run.done if h.headway is not None]
+    if ways:
+        answer.say(f"Headway of its last round: {ways[-1].headway:+.3f}; of its first: {ways[0].headway:+.3f}.")
     if run.psi is None:
         answer.say("It had no conflict rule.", psi=None)
     elif not exploits:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from numpy.random import Generator
@@ -33,6 +34,7 @@ class ByRelationship:
     and w pass through one random linear map (sketch.py), and of Omega only its sums H are kept (0: all is exact).
     """
 
+    piece: ClassVar[str] = "relationship"
     decay: float = 0.98  # phi(t) = decay ** (t - 1)
     warmup: int = 0  # rounds that always explore
     anchor: str = "origin"

@@ -9,21 +9,24 @@ from flrce.types import Record
 
 @dataclass(frozen=True)
 class Standstill:
-    """Stop once the mean headway of the last `n` rounds is below `level`, after `after` rounds.
+    """Stop once the mean headway of the last `n` rounds is below `level` + `share` of that of the `first` rounds.
 
     Headway is the cosine between a round's step and the way that the rounds before went (averages.py): above 0 while
     they follow one another, 0 where they wander, below 0 where each takes back what the last did. Conflict between
     rounds, where Algorithm 3 looks at conflict within one: clients with few labels each conflict in every round,
-    whether training gets anywhere or not.
+    whether training gets anywhere or not. The first rounds tell how much headway there is to lose: the more labels
+    differ between clients, the less of it is ever seen. No run ends within `after` rounds (docs/beyond.md).
     """
 
-    level: float = 0.0
-    n: int = 10
-    after: int = 20
+    level: float = -0.08
+    share: float = 0.4
+    n: int = 20
+    first: int = 10
+    after: int = 69
 
     def __post_init__(self) -> None:
-        if not (-1 <= self.level <= 1 and self.n >= 1 and self.after >= 0):
-            raise ValueError(f"level must be from -1 to 1, n at least 1 and after at least 0, got {self}")
+        if not (-1 <= self.level <= 1 and 0 <= self.share <= 1 and min(self.n, self.first) >= 1 and self.after >= 0):
+            raise ValueError(f"level is from -1 to 1, share from 0 to 1, n and first at least 1, after 0; got {self}")
 
     def objection(self, recipe: Recipe) -> str:
         if hasattr(recipe.average, "headway"):
@@ -32,7 +35,8 @@ class Standstill:
 
     def __call__(self, history: Sequence[Record]) -> str:
         known = [h.headway for h in history if h.headway is not None]
-        if not history or history[-1].headway is None or history[-1].t <= self.after or len(known) < self.n:
+        early = [h.headway for h in history if h.headway is not None and h.t <= self.first]
+        if not early or history[-1].headway is None or history[-1].t <= self.after or len(known) < self.n:
             return ""
-        mean = sum(known[-self.n :]) / self.n
-        return f"headway {mean:.3f} < {self.level:g} over {self.n} rounds" if mean < self.level else ""
+        mean, least = sum(known[-self.n :]) / self.n, self.level + self.share * sum(early) / len(early)
+        return f"headway {mean:.3f} < {least:.3f} over {self.n} rounds" if mean < least else ""
