@@ -31,11 +31,17 @@ def main():
     parser.add_argument("--targets", default="table3,fig-motivation")
     parser.add_argument("--sure", action="store_true", help="do not try the methods first")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--share", default="0/1", help="I/N: every N-th seed, from the I-th, as one of N processes")
     options = parser.parse_args()
+    part, parts = map(int, options.share.split("/"))
     rates = {name: float(value) for name, _, value in (pair.partition("=") for pair in options.lr.split(",") if pair)}
     began, names = time.monotonic(), options.datasets.split(",")
     request = plan.Request(
-        tuple(options.targets.split(",")), tuple(names), plan.REGIMES, tuple(range(options.seeds)), rates=rates
+        tuple(options.targets.split(",")),
+        tuple(names),
+        plan.REGIMES,
+        tuple(range(options.seeds))[part::parts],
+        rates=rates,
     )
     facts = {name: facts_of(name, options.data) for name in names}
     sources = cache(lambda name: load(name, options.data, verify=False))

@@ -3,8 +3,9 @@
     python studies/traces.py PLAN.json --data CACHE --out DIR [--device cuda] [--seconds 500]
 
 A plan is a list of batches; each names data sets, regimes, recipes (name -> [recipe] table), seeds and rounds, and
-becomes DIR/NAME.jsonl.gz, written before the next batch begins. Finished batches are not run again. Beside the ledger's
-figures a line holds the products of all server steps, from which the movement of any average of models follows.
+becomes DIR/NAME.jsonl.gz, written before the next batch begins. Finished batches are not run again. With "products" a
+line also holds the products of all server steps, from which the movement of any average of models follows. One process
+keeps a large GPU waiting for its Python: `--share 0/5` to `--share 4/5` are five that divide the runs among them.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import time
 from pathlib import Path
 
+import candidates  # noqa: F401 (names the pieces that were tried)
 import torch
 
 from flrce import runs
@@ -20,7 +22,9 @@ from flrce.config import Experiment
 from flrce.reproduce import plan
 from flrce.reproduce.execute import facts_of, load
 
-FIELDS = ("accuracy", "averaged", "conflicts", "consensus", "exploit", "bytes_up", "bytes_down", "joules", "seconds")
+FIELDS = (
+    "accuracy", "averaged", "conflicts", "consensus", "headway", "exploit", "bytes_up", "bytes_down", "joules",
+)  # fmt: skip
 
 
 class Steps:
@@ -35,16 +39,16 @@ class Steps:
 
     def products(self):
         """(T, T) of them, row by row up to the diagonal, four digits."""
-        S = torch.stack(self.steps)
-        G = (S.double() @ S.double().T).tolist()
+        S = torch.stack(self.steps).to("cuda" if torch.cuda.is_available() else "cpu")
+        G = (S @ S.T).tolist()
         return [[float(f"{x:.4g}") for x in row[: t + 1]] for t, row in enumerate(G)]
 
 
 def cells(batch):
     for dataset in batch["datasets"]:
-        for regime in batch["regimes"]:
-            for name, recipe in batch["recipes"].items():
-                for seed in batch["seeds"]:
+        for seed in batch["seeds"]:
+            for regime in batch["regimes"]:
+                for name, recipe in batch["recipes"].items():
                     yield dataset, regime, name, recipe, seed
 
 
@@ -55,38 +59,40 @@ def experiment(batch, facts, dataset, regime, recipe, seed, device):
     return Experiment.of({**usual, "rounds": batch.get("rounds", 100), "recipe": recipe, "engine": engine})
 
 
-def trace(key, result, steps):
+def trace(key, result):
     dataset, regime, name, recipe, seed = key
     series = {field: [rounded(getattr(h, field)) for h in result.history] for field in FIELDS}
     told = {"dataset": dataset, "regime": regime, "recipe": name, "table": recipe, "seed": seed}
-    return {**told, "summary": result.summary, "series": series, "products": steps.products()}
+    return {**told, "summary": result.summary, "series": series}
 
 
 def rounded(value):
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def one_by_one(keys, jobs, sources):
+def one_by_one(keys, jobs, sources, products):
     for key, job in zip(keys, jobs, strict=True):
-        built = runs.parts(job, sources(key[0]))
-        steps = Steps(runs.pack(built.net)[: built.engine.trainable])
-        built.engine.close()
-        result = runs.run(job, data=sources(key[0]), watch=lambda done, s=steps: s(done.state.w[: len(s.w)]))
-        yield trace(key, result, steps)
+        steps, watch = [], None
+        if products:
+            watch = lambda done, steps=steps: follow(steps, done)  # noqa: E731
+        result = runs.run(job, data=sources(key[0]), watch=watch)
+        yield trace(key, result) | ({"products": steps[0].products()} if products else {})
 
 
-def together(keys, jobs, sources):
-    steps = {}
+def follow(steps, done):
+    """The first step is left out: where it began is not told."""
+    if steps:
+        steps[0](done.state.w)
+    else:
+        steps.append(Steps(done.state.w))
 
-    def watch(i, done):
-        if i not in steps:  # the first step is left out: where it began is not told
-            steps[i] = Steps(done.state.w)
-        else:
-            steps[i](done.state.w)
 
+def together(keys, jobs, sources, products):
+    steps = [[] for _ in jobs]
+    watch = (lambda i, done: follow(steps[i], done)) if products else None
     results = runs.run_together([(job, None) for job in jobs], data=sources, watch=watch)
-    for i, (key, result) in enumerate(zip(keys, results, strict=True)):
-        yield trace(key, result, steps[i])
+    for key, result, each in zip(keys, results, steps, strict=True):
+        yield trace(key, result) | ({"products": each[0].products()} if products else {})
 
 
 def main():
@@ -96,6 +102,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--share", default="0/1", help="I/N: every N-th run, from the I-th")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     began, loaded = time.monotonic(), {}
@@ -105,15 +112,16 @@ def main():
             loaded[name] = load(name, options.data, verify=False)
         return loaded[name]
 
+    part, parts = map(int, options.share.split("/"))
     for batch in json.loads(options.plan.read_text()):
-        path = options.out / f"{batch['name']}.jsonl.gz"
+        path = options.out / f"{batch['name']}{f'-{part}' if parts > 1 else ''}.jsonl.gz"
         if path.exists() or time.monotonic() - began + batch.get("expected", 0) > options.seconds:
             continue
-        start, keys = time.monotonic(), list(cells(batch))
+        start, keys = time.monotonic(), list(cells(batch))[part::parts]
         jobs = [experiment(batch, facts_of(k[0], options.data), *k[:2], *k[3:], options.device) for k in keys]
         run = together if options.device == "cuda" else one_by_one
         with gzip.open(path.with_suffix(".part"), "wt") as f:
-            for row in run(keys, jobs, sources):
+            for row in run(keys, jobs, sources, batch.get("products", False)):
                 f.write(json.dumps(row, separators=(",", ":")) + "\n")
         path.with_suffix(".part").rename(path)
         print(f"{batch['name']}: {len(keys)} runs in {time.monotonic() - start:.0f} s", flush=True)
