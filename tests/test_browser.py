@@ -137,8 +137,9 @@ def test_the_page_may_not_ask_the_network_even_if_it_wanted_to(shown):
 
 def test_every_chart_is_drawn_and_labelled(shown):
     charts = shown.all("figure.chart")
-    assert len(charts) == 10
-    for chart in charts:
+    assert len(charts) == 11
+    drawn = [chart for chart in charts if chart.get_attribute("id") != "headway"]  # this run has none
+    for chart in drawn:
         svg = chart.find_element(By.CSS_SELECTOR, ".canvas svg")
         assert svg.get_attribute("aria-label").startswith(chart.find_element(By.CSS_SELECTOR, "figcaption").text)
         assert svg.get_attribute("tabindex") == "0"
@@ -218,6 +219,17 @@ def test_the_stop_and_psi_are_marked_only_where_there_are_any(shown):
         expected = f"{len(run.done)} rounds committed. {'Stopped' if run.rounds[-1].stop else 'No rule'}"
         assert shown.find("#ended").text.startswith(expected)
     assert any(run.rounds[-1].stop for run in runs)
+
+
+def test_headway_is_drawn_where_an_average_was_kept(shown):
+    runs, picker = read.find([compared()]), Select(shown.find("#run"))
+    for i, run in enumerate(runs):
+        picker.select_by_value(str(i))
+        seen = [h for h in run.rounds if h.headway is not None]
+        assert len(shown.all("#headway circle")) == (len(seen) + 1 if seen else 0)  # and the key
+        assert ("this run kept none" in shown.find("#headway").text) == (not seen)
+        assert shown.all('#headway svg[aria-label^="Headway"][tabindex="0"]') or not seen
+    assert any(h.headway is not None for run in runs for h in run.rounds)
 
 
 def test_recipes_without_a_map_say_so(shown):

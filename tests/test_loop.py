@@ -333,8 +333,9 @@ def test_standstill():
     assert not rule(0.5, n=4, after=0)(history)  # only three are known
     assert not rule(0.5, first=1)(history)  # the first round has none
     assert not rule(-0.25)([*history, Record(4, "abandoned")])
-    with pytest.raises(BadInput, match="ema"):
-        replace(recipes.fedavg(), stop=Standstill())
+    for stop in (Standstill(), AnyOf((Budget(joules=1.0), Standstill()))):
+        with pytest.raises(BadInput, match="ema"):
+            replace(recipes.fedavg(), stop=stop)
 
 
 def test_server_averages():

@@ -2,15 +2,17 @@
 
 import json
 import time
+from dataclasses import asdict
 
 import pytest
 
-from flrce import runs
+from flrce import Experiment, runs
 from flrce.apps.cli import main
 from flrce.reports import read
 from flrce.reports.whatif import SELECTION, caveats, grid, replay, rules
 from flrce.stops.budget import Budget
 from flrce.stops.conflict import Conflicts
+from flrce.stops.standstill import Standstill
 from flrce.types import Record
 from report_helpers import compared, experiment
 
@@ -151,3 +153,20 @@ def test_bad_values_are_refused_in_one_line(capsys, arguments, says):
 def test_several_recipes_are_refused(capsys):
     assert main(["whatif", str(compared()), "--psi", "2"]) == 2
     assert "several recipes" in capsys.readouterr().err
+
+
+def test_a_standstill_is_what_a_real_run_does(tmp_path, capsys):
+    """And the presets of the stop are that rule; a run without an average has no headway to look at."""
+    rule = Standstill(0.3, share=0.0, n=3, first=4, after=5)
+    shape = {"rounds": 14, "clients": 12, "per_round": 5, "engine": {"workers": 1}}
+    runs.run(Experiment(**shape, recipe={"name": "flrce-no-stop"}), tmp_path / "free")
+    result = runs.run(Experiment(**shape, recipe={"name": "flrce", "stop": {"piece": "standstill", **asdict(rule)}}))
+    assert result.summary["stopped"], "the comparison needs a run that stops"
+    run = read.one(tmp_path / "free")
+    same(replay(run, "", rule), result)
+    assert [each.after for each in rules(run, preset=["frugal", "accurate"]).values()] == [39, 84]
+    assert main(["whatif", str(tmp_path / "free"), "--preset", "frugal"]) == 0
+    assert main(["whatif", str(tmp_path / "free"), "--preset", "frugl"]) == 2
+    assert "did you mean 'frugal'" in capsys.readouterr().err
+    assert main(["whatif", str(compared() / "flrce" / "seed-0"), "--preset", "frugal"]) == 2
+    assert 'needs average = "ema"' in capsys.readouterr().err

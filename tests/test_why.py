@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from flrce import runs
+from flrce import Experiment, runs
 from flrce.apps.cli import main
 from flrce.reports import read
 from flrce.reports.scores import draw, scores
@@ -98,6 +98,23 @@ def test_a_threshold_never_reached_is_told_with_the_closest_round(tmp_path):
     exploits = [h for h in run.done if h.exploit]
     assert facts["stop"] == ""
     assert facts["most"] == max(h.conflicts for h in exploits) < 4.0
+
+
+def test_turns_and_a_standstill_are_explained(tmp_path):
+    """Twelve clients, five a round: in the third round two are due, and three of the next sweep go with them."""
+    stop = {"piece": "standstill", "level": 1.0, "n": 2, "first": 2, "after": 3}
+    own = Experiment(rounds=9, clients=12, per_round=5, recipe={"name": "flrce", "stop": stop}, engine={"workers": 1})
+    runs.run(own, tmp_path / "run")
+    run = read.one(tmp_path / "run")
+    assert why_round(run, 3).sentences[0] == (
+        "Round 3 took 5 clients so that their last updates balance; 2 had not had their turn in this sweep."
+    )
+    told = why_client(run, run.rounds[2].chosen[0], 3)
+    assert told.sentences[1].endswith("was among them.")
+    assert "rank" not in told.facts
+    answer = why_stop(run)
+    assert "stopped after round 4 of 9: headway" in answer.sentences[0]
+    assert answer.facts["least"] > answer.facts["headway"]
 
 
 def test_random_selection_says_so():

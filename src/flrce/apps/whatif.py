@@ -1,4 +1,4 @@
-"""flrce whatif runs/a --psi 4,4.5,5 --patience 5,10"""
+"""flrce whatif runs/a --psi 4,4.5,5 --preset frugal,accurate"""
 
 import json
 from collections.abc import Callable
@@ -23,18 +23,19 @@ def whatif(
     run: Annotated[Path, typer.Argument(help="A run directory, or a folder of seeds.")],
     psi: List = None, patience: List = None, joules: List = None,
     nbytes: Annotated[str | None, typer.Option("--bytes", metavar="A,B,...")] = None,
-    seconds: List = None, rounds: List = None, as_json: Json = False,
+    seconds: List = None, rounds: List = None, preset: List = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Replay stop rules on a recorded run: where each would have ended it, and what that would have saved.
 
-    Every value is a rule of its own; without any, the paper's thresholds psi. Selection changes need a new run.
+    Every value is a rule of its own; without any, the paper's thresholds psi. A preset is FLrce's own stop: frugal,
+    balanced or accurate. Selection changes need a new run.
     """
     runs = read.find([run])
     wanted: dict[str, list[Any]] = {
         "psi": _numbers("psi", psi, lambda part: threshold(part if "%" in part else float(part), runs[0].P)),
         "patience": _numbers("patience", patience, int), "rounds": _numbers("rounds", rounds, int),
         "joules": _numbers("joules", joules, float), "nbytes": _numbers("bytes", nbytes, float),
-        "seconds": _numbers("seconds", seconds, float),
+        "seconds": _numbers("seconds", seconds, float), "preset": _numbers("preset", preset, str.strip),
     }  # fmt: skip
     if len({each.name for each in runs}) > 1:
         raise BadInput(f"{run} holds several recipes; name the folder of one, such as {runs[0].folder.parent}")

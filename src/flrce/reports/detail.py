@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.reports.read import Run
+from flrce.stops.standstill import Standstill
 
 SHOWN = 300  # clients in a chart; the most often chosen of a larger fleet
 
@@ -29,6 +30,7 @@ def detail(run: Run, rows: Sequence[int]) -> dict[str, Any]:
         "outcome": [h.outcome for h in run.rounds],
         "exploit": [int(h.exploit) for h in run.rounds],
         "conflicts": [round(run.conflicts(h), 3) for h in run.rounds],
+        **headways(run),
         "accuracy": [_short(h.accuracy) for h in run.rounds],
         "averaged": [_short(h.averaged) for h in run.rounds],
         "joules": [_short(x) for x in np.cumsum([h.joules for h in run.rounds])],
@@ -39,6 +41,18 @@ def detail(run: Run, rows: Sequence[int]) -> dict[str, Any]:
         "psi": run.psi,
         "stop": run.rounds[-1].stop if run.rounds else "",
         "costs": client_costs(run, rows),
+    }
+
+
+def headways(run: Run) -> dict[str, Any]:
+    """Headway of each round; where a standstill ends the run, the mean it looks at, and the least that goes on."""
+    rules = [rule for rule in run.rules if isinstance(rule, Standstill)]
+    seen = [rules[0].figures(run.done[: i + 1]) for i in range(len(run.done))] if rules else []
+    at = {h.t: figures for h, figures in zip(run.done, seen, strict=False) if figures}
+    return {
+        "headway": [_short(h.headway) for h in run.rounds],
+        "course": [_short(at[h.t][0]) if h.t in at else None for h in run.rounds],
+        "least": next((_short(least) for _, least in reversed(at.values())), None),
     }
 
 

@@ -96,10 +96,14 @@ class Run:
             return None
 
     @cached_property
+    def rules(self) -> tuple[Any, ...]:
+        """The stop rules that the run was under."""
+        return tuple(_rules(self.recipe.stop)) if self.recipe else ()
+
+    @cached_property
     def rule(self) -> Conflicts | None:
-        """The conflict rule that the run was under."""
-        rules = _rules(self.recipe.stop) if self.recipe else ()
-        return next((rule for rule in rules if isinstance(rule, Conflicts)), None)
+        """The conflict rule among them."""
+        return next((rule for rule in self.rules if isinstance(rule, Conflicts)), None)
 
     @property
     def psi(self) -> float | None:

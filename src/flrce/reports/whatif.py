@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flrce.errors import BadInput
+from flrce.errors import BadInput, nearest
 from flrce.pieces import Dense, StopRule
+from flrce.recipes import STANDSTILLS
 from flrce.reports.read import Run
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import SHADOWS, Conflicts
@@ -34,6 +35,7 @@ class Outcome:
 def rules(
     run: Run, psi: Sequence[float] = (), patience: Sequence[int] = (), joules: Sequence[float] = (),
     nbytes: Sequence[float] = (), seconds: Sequence[float] = (), rounds: Sequence[int] = (),
+    preset: Sequence[str] = (),
 ) -> dict[str, StopRule]:  # fmt: skip
     """Each value as a rule of its own, by name; psi in the run's own conflict rule, where it had one."""
     for name, values in {
@@ -42,7 +44,13 @@ def rules(
         for value in values:
             if not value > 0:
                 raise BadInput(f"--{name} {value:g}: must be above 0")
+    for name in preset:
+        if name not in STANDSTILLS:
+            raise BadInput(f"--preset {name}: {nearest(name, STANDSTILLS)}")
+    if preset and not any(h.headway is not None for h in run.done):
+        raise BadInput(f'--preset: {run.folder} kept no averaged model, so no headway; it needs average = "ema"')
     return {
+        **{name: STANDSTILLS[name] for name in preset},
         **{f"psi {value:g}": replace(run.rule or Conflicts(value), psi=value) for value in psi},
         **{f"patience {value}": Patience(value) for value in patience},
         **{f"{value:g} joules": Budget(joules=value) for value in joules},

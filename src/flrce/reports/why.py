@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flrce.errors import BadInput, nearest
-from flrce.reports.detail import client_costs, final_map
+from flrce.reports.detail import client_costs, final_map, headways
 from flrce.reports.read import Run
 from flrce.reports.scores import draw, scores
 from flrce.reports.tables import figures
@@ -205,9 +205,13 @@ def why_stop(run: Run) -> Answer:
             f"The run is unfinished: {len(run.done)} of {T} rounds are committed.", stop="", rounds=len(run.done)
         )
     exploits = [h for h in run.done if h.exploit]
-    ways = [h for h in run.done if h.headway is not None]
-    if ways:
-        answer.say(f"Headway of its last round: {ways[-1].headway:+.3f}; of its first: {ways[0].headway:+.3f}.")
+    course = headways(run)
+    if course["least"] is not None:
+        means = [mean for mean in course["course"] if mean is not None]
+        answer.say(
+            f"A mean headway below {course['least']:.3f} is a standstill; over its last rounds it was {means[-1]:.3f}.",
+            headway=means[-1], least=course["least"],
+        )  # fmt: skip
     if run.psi is None:
         answer.say("It had no conflict rule.", psi=None)
     elif not exploits:

@@ -66,6 +66,10 @@ class AnyOf:
 
     rules: tuple[Any, ...]
 
+    def objection(self, recipe: Any) -> str:
+        checks = [rule.objection for rule in self.rules if hasattr(rule, "objection")]
+        return next((why for check in checks if (why := check(recipe))), "")
+
     def __call__(self, history: Sequence[Record]) -> str:
         return next((why for rule in self.rules if (why := rule(history))), "")
 

@@ -33,10 +33,16 @@ class Standstill:
             return ""
         return 'stop = "standstill" measures rounds against the averaged model; set average = "ema"'
 
-    def __call__(self, history: Sequence[Record]) -> str:
+    def figures(self, history: Sequence[Record]) -> tuple[float, float] | None:
+        """Mean headway of the last rounds and the least that goes on; None while there are too few."""
         known = [h.headway for h in history if h.headway is not None]
         early = [h.headway for h in history if h.headway is not None and h.t <= self.first]
-        if not early or history[-1].headway is None or history[-1].t <= self.after or len(known) < self.n:
+        if not early or history[-1].headway is None or len(known) < self.n:
+            return None
+        return sum(known[-self.n :]) / self.n, self.level + self.share * sum(early) / len(early)
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        found = self.figures(history) if history and history[-1].t > self.after else None
+        if found is None or found[0] >= found[1]:
             return ""
-        mean, least = sum(known[-self.n :]) / self.n, self.level + self.share * sum(early) / len(early)
-        return f"headway {mean:.3f} < {least:.3f} over {self.n} rounds" if mean < least else ""
+        return f"headway {found[0]:.3f} < {found[1]:.3f} over {self.n} rounds"

@@ -144,6 +144,26 @@ function drawConflicts(frame) {
   };
 }
 
+function drawHeadway(frame) {
+  const run = now(), last = Math.max(run.t.at(-1), 2), known = run.t.map((t, i) => i).filter((i) => run.headway[i] != null);
+  const all = [...known.map((i) => run.headway[i]), run.least || 0, 0];
+  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low: 1.1 * Math.min(...all), high: 1.1 * Math.max(...all, 0.05), name: "cosine with the way so far" });
+  const course = known.filter((i) => run.course[i] != null);
+  for (const i of known) node(frame.svg, "circle", { cx: x(run.t[i]), cy: y(run.headway[i]), r: 3.2, fill: frame.paper, stroke: colour("explore"), "stroke-width": 1.6 });
+  node(frame.svg, "path", { d: path(course.map((i) => [x(run.t[i]), y(run.course[i])])), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "course" });
+  if (run.least != null) {
+    node(frame.svg, "line", { x1: frame.left, x2: frame.right, y1: y(run.least), y2: y(run.least), stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "least" });
+    words(frame, frame.left + 6, y(run.least) - 6, `below ${number(run.least)}: standstill`, { "text-anchor": "start", fill: colour("wasted") });
+  }
+  keys(frame, [["a round", colour("explore"), "ring"], ...(course.length ? [["mean the rule looks at", colour("exploit"), ""]] : [])], frame.top - 32);
+  return {
+    cols: run.t.length, label: run.least == null ? "The run had no standstill rule." : `A mean below ${number(run.least)} is a standstill. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
+    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
+    cell: (i) => ({ x: x(run.t[i]), y: frame.top, text: `round ${run.t[i]}\nheadway ${run.headway[i] == null ? "–" : number(run.headway[i])}${run.course[i] == null ? "" : `, mean ${number(run.course[i])}`}` }),
+    csv: () => [["round", "headway", "mean", "least"], ...run.t.map((t, i) => [t, run.headway[i], run.course[i], run.least])],
+  };
+}
+
 function nearest(values, v) {
   let best = 0;
   values.forEach((x, i) => { if (Math.abs(x - v) < Math.abs(values[best] - v)) best = i; });

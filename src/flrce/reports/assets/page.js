@@ -12,6 +12,7 @@ const noMap = () => (now().left_out ? "Left out to keep the page small: make a r
 const tall = () => Math.max(220, Math.min(660, names(now()).length * 9 + 90));
 const runCharts = [
   new Chart("conflicts", { draw: drawConflicts, height: () => 300, margins: { top: 52 }, empty: nothing }),
+  new Chart("headway", { draw: drawHeadway, height: () => 280, margins: { top: 52 }, empty: () => (now().headway.some((h) => h != null) ? "" : "Headway is measured against an averaged model: this run kept none.") }),
   new Chart("selections", { draw: drawSelections, height: tall, margins: { left: 60 }, empty: nothing }),
   new Chart("relations", { draw: drawRelations, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36, right: 16 }, empty: noMap }),
   new Chart("partition", { draw: drawPartition, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36 }, empty: () => (labelsOf(now()).length ? "" : "The run keeps no label counts.") }),
