@@ -33,7 +33,7 @@ from flrce.flower import FLrce, LocalGrid, RecipeStrategy
 from flrce.recipes import fedavg, flrce
 from flrce.version import __version__
 
-CASES = ("fedavg", "flrce", "flrce_committed", "flrce_sketched")
+CASES = ("fedavg", "flrce", "flrce_committed", "paper", "paper_committed", "paper_sketched")
 
 
 def model(d: int) -> ArrayRecord:
@@ -81,12 +81,18 @@ def quartiles(values: list[float]) -> dict[str, float]:
     return {"median": middle, "low": low, "high": high}
 
 
-def overhead(d: int, P: int, M: int, rounds: int, repeats: int, train: float) -> dict:
+def overhead(d: int, P: int, M: int, rounds: int, repeats: int, train: float, preset: str) -> dict:
     """Rounds of Flower's FedAvg, of FLrce, and of FLrce with every round committed to a folder, taking turns."""
 
     def ours(folder: str | None) -> Strategy:
         return FLrce(
-            per_round=P, psi=P - 1, fraction_evaluate=0.0, ask_names=False, min_available_nodes=M, state=folder
+            per_round=P,
+            preset=preset,
+            psi=P - 1,
+            fraction_evaluate=0.0,
+            ask_names=False,
+            min_available_nodes=M,
+            state=folder,
         )
 
     def theirs() -> Strategy:
@@ -151,11 +157,11 @@ def memory(case: str, megabytes: int, P: int, rounds: int = 3) -> dict:
     """Peak memory over some rounds of one of CASES, with P clients that all train in every round."""
     before = peak()
     arrays = model(megabytes * 250_000)
-    recipe = fedavg(P) if case == "fedavg" else flrce(P - 1, P=P)
-    if case == "flrce_sketched":
+    recipe = fedavg(P) if case == "fedavg" else flrce(P - 1, "paper" if case.startswith("paper") else "default", P=P)
+    if case == "paper_sketched":
         recipe = replace(recipe, selector=recipe.selector.sketched(2**16))
     with tempfile.TemporaryDirectory() as folder:
-        state = f"{folder}/run" if case == "flrce_committed" else None
+        state = f"{folder}/run" if case.endswith("_committed") else None
         strategy = RecipeStrategy(recipe, fraction_evaluate=0.0, ask_names=False, state=state)
         result = strategy.start(Fetched(echo(), P), arrays, rounds)
     assert [len(record.replied) for record in result.history] == [P] * rounds
@@ -179,6 +185,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--train", type=float, default=0.5, help="seconds a client trains")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--threads", type=int, default=1, help="of the server's linear algebra")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--case", choices=CASES, help="one case of --memory, in this process")
@@ -193,7 +200,8 @@ def main() -> None:
     if wanted.memory:
         found = memories(wanted.per_round)
     else:
-        found = overhead(wanted.d, wanted.per_round, wanted.clients, wanted.rounds, wanted.repeats, wanted.train)
+        found = overhead(wanted.d, wanted.per_round, wanted.clients, wanted.rounds, wanted.repeats, wanted.train,
+                         wanted.preset)  # fmt: skip
     found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     found["versions"] = f"flrce {__version__}, torch {torch.__version__}, python {platform.python_version()}"
     json.dump(found, sys.stdout, indent=1)

@@ -3,6 +3,7 @@
 An average costs the server one vector and the clients nothing; BatchNorm statistics are averaged along.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from flrce.types import Event
+
+PART = 2**20  # floats widened to float64 at a time: models can be large
 
 
 @dataclass(frozen=True)
@@ -31,22 +34,32 @@ class EMA:
         return Mean(torch.zeros(D, dtype=torch.float64))
 
     def observe(self, memory: Mean, event: Event) -> Mean:
-        w = event.w_next.double()
-        return Mean(self.decay * memory.total + (1 - self.decay) * w, self.decay * memory.weight + 1 - self.decay)
+        total = memory.total * self.decay
+        total.add_(event.w_next, alpha=1 - self.decay)
+        return Mean(total, self.decay * memory.weight + 1 - self.decay)
 
     def model(self, memory: Mean, w: Tensor) -> Tensor:
-        return (memory.total / memory.weight).to(w.dtype) if memory.weight else w
+        if not memory.weight:
+            return w
+        model = torch.empty_like(w)
+        for part, total in zip(model.split(PART), memory.total.split(PART), strict=True):
+            part.copy_(total / memory.weight)
+        return model
 
     def headway(self, memory: Mean, event: Event) -> float | None:
         """Cosine between the round's step and the way from the average before it to w; None where there is no way.
 
         w - average is the decayed sum of the past steps: 1 means straight on, below 0 back towards the average.
         """
-        d = event.updates.trainable
-        way = event.w[:d] - memory.total[:d] / (memory.weight or 1.0)
-        step = (event.w_next - event.w)[:d].to(way.dtype)
-        length = float(way.norm() * step.norm())
-        return float(way @ step) / length if memory.weight and length else None
+        if not memory.weight:
+            return None
+        d, products = event.updates.trainable, torch.zeros(3, dtype=torch.float64)
+        vectors = (event.w[:d], event.w_next[:d], memory.total[:d])
+        for w, w_next, total in zip(*(vector.split(PART) for vector in vectors), strict=True):
+            way, step = w - total / memory.weight, (w_next - w).double()
+            products += torch.stack([way @ step, way @ way, step @ step])
+        length = math.sqrt(float(products[1] * products[2]))
+        return float(products[0]) / length if length else None
 
 
 @dataclass(frozen=True)
