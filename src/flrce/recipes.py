@@ -36,11 +36,11 @@ def fedavg(P: int = 10, epochs: int = 5, batch: int = 128, lr: float = 0.1) -> R
 
 
 def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, **local: Any) -> Recipe:
-    """FLrce: `paper` is Niu et al. 2024, selection by relationships and a stop once the chosen clients conflict.
+    """FLrce: groups of clients whose updates balance, in turn; stops once rounds undo one another (docs/beyond.md).
 
-    `default` (docs/beyond.md) asks everyone in turn, in groups that the relationships balance, hands back the averaged
-    model and stops once rounds undo one another; `frugal` earlier, `accurate` later, or by the paper's rule if psi is
-    given. `authors`: the released code. `hardened`: what attackers cannot capture.
+    It hands back the averaged model; `frugal` stops earlier, `accurate` later, and with a psi the paper's rule decides.
+    `paper` is Niu et al. 2024: clients that agree most with all, a stop once the chosen conflict. `authors`: their
+    released code. `hardened`: what attackers cannot capture.
     """
     base = replace(fedavg(P, **local), name="flrce")
     conflict = Conflicts(threshold("50%" if psi is None else psi, P))
@@ -197,13 +197,9 @@ def flrce_dropout(
 
 
 def flrce_freeze(
-    psi: float | str | None = None,
-    first: int = 1,
-    seconds: float = 0.0,
-    preset: str = "default",
-    P: int = 10,
+    psi: float | str | None = None, first: int = 1, seconds: float = 0.0, preset: str = "default", P: int = 10,
     **local: Any,
-) -> Recipe:
+) -> Recipe:  # fmt: skip
     """FLrce with the first blocks frozen: for all, or for devices that would need longer than `seconds`."""
     base = flrce(psi, preset, P, **local)
     return replace(base, trainer=Freeze(**local, first=first, seconds=seconds), name="flrce-freeze")
