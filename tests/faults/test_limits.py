@@ -93,7 +93,7 @@ def test_doctor(tmp_path, capsys):
     assert cli.main(["doctor", "--peer-clock", str(time.time() - 3600)]) == 2
     assert "3600 s old" in capsys.readouterr().err
     assert cli.main(["doctor", "--peer-clock", str(time.time())]) == 0
-    assert cli.main(["doctor", "--set", "clients=1000000"]) == 2
+    assert cli.main(["doctor", "--set", "clients=1000000", "--set", "recipe.preset=paper"]) == 2
     assert "GB available" in capsys.readouterr().err
 
 
