@@ -37,6 +37,15 @@ def consensus(G: Tensor, n: Tensor) -> float:
     return float((p @ G @ p).clamp(min=0).sqrt()) / pulls if pulls > 0 else 1.0
 
 
+def grown_square(table: Tensor, rows: int) -> Tensor:
+    """The square table with at least this many rows and columns."""
+    if len(table) >= rows:
+        return table
+    wide = table.new_zeros(rows, rows)
+    wide[: len(table), : len(table)] = table
+    return wide
+
+
 def grown(table: Tensor, rows: int, fill: float = 0.0) -> Tensor:
     """The table with at least this many rows."""
     if len(table) >= rows:

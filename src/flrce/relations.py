@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flrce.linalg import grown
+from flrce.linalg import grown, grown_square
 
 NEVER = -(2**31)  # R of a client never heard from
 TINY = 1e-12
@@ -44,10 +44,7 @@ def enlarge(m: Memory, M: int) -> Memory:
     """Room for clients that have appeared since."""
     if len(m.H) >= M:
         return m
-    Omega = None
-    if m.Omega is not None:
-        Omega = m.Omega.new_zeros(M, M)
-        Omega[: len(m.H), : len(m.H)] = m.Omega
+    Omega = None if m.Omega is None else grown_square(m.Omega, M)
     return replace(
         m, V=grown(m.V, M), R=grown(m.R, M, NEVER), Omega=Omega, H=grown(m.H, M), vv=grown(m.vv, M), av=grown(m.av, M)
     )

@@ -12,6 +12,11 @@ from flrce.reports.tables import figures
 from flrce.types import Record
 
 PEERS = 3  # named on either side
+TURNS = {  # how those who are due are grouped (selectors/turns.py)
+    "balance": "so that their last updates balance",
+    "agreement": "that agree most with the others",
+    "chance": "at random",
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def _how(run: Run, h: Record) -> str:
         )
         return f"Round {h.t} {'exploited' if h.exploit else 'explored'}: {against}, so it took {then}."
     if "due" in h.why:
-        them = "so that their last updates balance" if h.exploit else "at random"
+        them = TURNS.get(str(h.why.get("by")), "in turn")
         return f"Round {h.t} took {len(h.chosen)} clients {them}; {h.why['due']} had not had their turn in this sweep."
     selector = type(run.recipe.selector).__name__ if run.recipe else "the run's own selector"
     if selector == "Uniform":

@@ -10,7 +10,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.linalg import grown
+from flrce.linalg import grown, grown_square
 from flrce.pieces import View
 from flrce.relations import NEVER
 from flrce.types import Event, Selection
@@ -55,12 +55,7 @@ class DivFL:
 
 def enlarge(m: Gram, M: int) -> Gram:
     """Room for clients that have appeared since."""
-    old = len(m.R)
-    if old >= M:
-        return m
-    G = m.G.new_zeros(M, M)
-    G[:old, :old] = m.G
-    return replace(m, V=grown(m.V, M), R=grown(m.R, M, NEVER), G=G)
+    return replace(m, V=grown(m.V, M), R=grown(m.R, M, NEVER), G=grown_square(m.G, M))
 
 
 def distances(m: Gram) -> Tensor:

@@ -12,7 +12,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.errors import BadInput, nearest
-from flrce.linalg import grown
+from flrce.linalg import grown, grown_square
 from flrce.pieces import View
 from flrce.relations import NEVER
 from flrce.sketch import sketch
@@ -75,8 +75,10 @@ class InTurn:
         chosen = torch.cat([chosen, pool[rest & ~known]])[: view.P]
         count = min(view.P - len(chosen), int((rest & known).sum()))
         if count:
-            chosen = torch.cat([chosen, self._next(m, chosen, pool[rest & known][:CROWD], count)])
-        return Selection(tuple(chosen.tolist()), exploit=bool(count) and self.by != "chance", why={"due": due})
+            crowd = pool[rest & known][: max(CROWD, count)]
+            chosen = torch.cat([chosen, self._next(m, chosen, crowd, count)])
+        by = self.by if count else "chance"
+        return Selection(tuple(chosen.tolist()), exploit=by != "chance", why={"due": due, "by": by})
 
     def _next(self, m: Turns, chosen: Tensor, rest: Tensor, count: int) -> Tensor:
         """Who of the rest goes along with the chosen."""
@@ -105,10 +107,7 @@ def enlarge(m: Turns, M: int) -> Turns:
     """Room for clients that have appeared since."""
     if len(m.R) >= M:
         return m
-    Omega = None
-    if m.Omega is not None:
-        Omega = m.Omega.new_zeros(M, M)
-        Omega[: len(m.R), : len(m.R)] = m.Omega
+    Omega = None if m.Omega is None else grown_square(m.Omega, M)
     H = None if m.H is None else grown(m.H, M)
     return replace(m, turn=grown(m.turn, M), R=grown(m.R, M, NEVER), V=grown(m.V, M), Omega=Omega, H=H)
 
