@@ -6,8 +6,8 @@ import torch
 from numpy.random import Generator
 
 from flrce import relations
+from flrce.names import PIECES
 from flrce.pieces import View
-from flrce.recipes import PIECES
 from flrce.relations import NEVER, Memory
 from flrce.types import Event, Selection
 

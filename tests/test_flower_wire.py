@@ -21,8 +21,8 @@ from flower_helpers import start
 from flrce.engines.flower_arrays import Template, read_array, record, tensors, weight
 from flrce.engines.wire import PREFIX, name_of, read_reply, read_task, write_piece, write_reply, write_task
 from flrce.errors import BadInput
+from flrce.names import PIECES
 from flrce.pieces import Dense, Malformed
-from flrce.recipes import PIECES
 from flrce.types import Payload, Reply, Task
 
 TASK = Task("7", 3, 5, 11, epochs=2, batch=8, lr=0.05, compressor=Dense())

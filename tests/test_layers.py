@@ -12,7 +12,7 @@ LAYERS = {
     "data": 1, "models": 1, "disk": 1, "memory": 1, "pages": 0, "payloads": 1, "snapshot": 1,
     "relations": 2, "native": 2, "local": 2, "selectors": 2, "submodels": 2, "compressors": 2, "aggregators": 2,
     "stops": 2, "averages": 2, "gate": 2, "booking": 2, "trust": 2, "sketch": 2, "roster": 2,
-    "costs": 3, "recipes": 3, "loop": 3,
+    "costs": 3, "recipes": 3, "names": 3, "loop": 3,
     "compose": 4, "engines": 4, "ledger": 4, "checkpoint": 4, "failpoint": 0, "energy": 4,
     "config": 5, "runs": 5, "reports": 5, "track": 5, "reproduce": 5,
     "flower": 6, "apps": 6, "": 7,

@@ -8,8 +8,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from flrce.errors import BadInput, nearest
+from flrce.names import PIECES
 from flrce.pieces import ROLES, Recipe
-from flrce.recipes import CATALOGUE, PIECES
+from flrce.recipes import CATALOGUE
 from flrce.stops.budget import AnyOf, Budget
 
 SURFACE = {

@@ -6,23 +6,22 @@ from typing import Any, TypeVar
 
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
-from flrce.averages import EMA, TailMean
+from flrce.averages import EMA
 from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.quantize import Quantize
-from flrce.compressors.sparsify import RandomK, TopK
+from flrce.compressors.sparsify import TopK
 from flrce.compressors.tensors import DropTensors
 from flrce.errors import BadInput, nearest
 from flrce.local.correction import Corrected
 from flrce.local.pyramid import FewerEpochs, FillTheRound
 from flrce.local.workload import SGD, Deadline, Freeze, Proximal
-from flrce.pieces import Dense, Full, Last, Never, Recipe
+from flrce.pieces import Recipe
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.diverse import DivFL
 from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
-from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.submodels.units import PrefixUnits, RandomUnits
@@ -243,46 +242,6 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     "flrce-topk": flrce_topk,
     "flrce-dropout": flrce_dropout,
     "flrce-freeze": flrce_freeze,
-}
-
-
-#: every piece by role and short name, for experiment files
-PIECES: dict[str, dict[str, Callable[..., Any]]] = {
-    "selector": {
-        "uniform": Uniform,
-        "relationship": ByRelationship,
-        "in-turn": InTurn,
-        "utility": ByUtility,
-        "power-of-choice": PowerOfChoice,
-        "divfl": DivFL,
-    },
-    "trainer": {
-        "sgd": SGD,
-        "fill-the-round": FillTheRound,
-        "fewer-epochs": FewerEpochs,
-        "proximal": Proximal,
-        "freeze": Freeze,
-        "deadline": Deadline,
-        "corrected": Corrected,
-    },
-    "submodel": {"full": Full, "random-units": RandomUnits, "prefix-units": PrefixUnits},
-    "compressor": {
-        "dense": Dense,
-        "topk": TopK,
-        "randomk": RandomK,
-        "quantize": Quantize,
-        "drop-tensors": DropTensors,
-        "error-feedback": ErrorFeedback,
-    },
-    "aggregator": {
-        "mean": WeightedMean,
-        "trimmed": TrimmedMean,
-        "median": Median,
-        "krum": Krum,
-        "clipped": ClippedMean,
-    },
-    "stop": {"never": Never, "conflicts": Conflicts, "budget": Budget, "patience": Patience, "standstill": Standstill},
-    "average": {"last": Last, "ema": EMA, "tail": TailMean},
 }
 
 

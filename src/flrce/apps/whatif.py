@@ -32,10 +32,10 @@ def whatif(
     """
     runs = read.find([run])
     wanted: dict[str, list[Any]] = {
-        "psi": _numbers("psi", psi, lambda part: threshold(part if "%" in part else float(part), runs[0].P)),
-        "patience": _numbers("patience", patience, int), "rounds": _numbers("rounds", rounds, int),
-        "joules": _numbers("joules", joules, float), "nbytes": _numbers("bytes", nbytes, float),
-        "seconds": _numbers("seconds", seconds, float), "preset": _numbers("preset", preset, str.strip),
+        "psi": _values("psi", psi, lambda part: threshold(part if "%" in part else float(part), runs[0].P)),
+        "patience": _values("patience", patience, int), "rounds": _values("rounds", rounds, int),
+        "joules": _values("joules", joules, float), "nbytes": _values("bytes", nbytes, float),
+        "seconds": _values("seconds", seconds, float), "preset": _values("preset", preset, str.strip),
     }  # fmt: skip
     if len({each.name for each in runs}) > 1:
         raise BadInput(f"{run} holds several recipes; name the folder of one, such as {runs[0].folder.parent}")
@@ -80,7 +80,7 @@ def _row(same: list[Outcome], units: dict[str, tuple[float, str]]) -> list[str]:
     return [same[0].rule, said, interval(stops).text(1 if many else 0), *cells]
 
 
-def _numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
+def _values(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
     """A,B,... as numbers."""
     try:
         return [kind(part) for part in text.split(",")] if text else []

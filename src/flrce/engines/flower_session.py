@@ -20,8 +20,8 @@ from flrce.engines.flower_figures import weighted
 from flrce.engines.wire import SAMPLES
 from flrce.errors import BadInput
 from flrce.ledger import Ledger
+from flrce.names import PIECES
 from flrce.pieces import ROLES, Recipe
-from flrce.recipes import PIECES
 from flrce.types import Record, Round, State
 
 log = logging.getLogger("flwr")

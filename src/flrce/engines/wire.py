@@ -1,6 +1,6 @@
 """Task and Reply <-> Flower's records.
 
-A piece is built only from a name in `recipes.PIECES`: no code is imported because a message says so.
+A piece is built only from a name in `names.PIECES`: no code is imported because a message says so.
 """
 
 import math
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from flrce.engines.flower_arrays import Template, record, tensors, weight
 from flrce.errors import BadInput
+from flrce.names import PIECES
 from flrce.pieces import Malformed
-from flrce.recipes import PIECES
 from flrce.types import Payload, Reply, Spent, Task
 
 PREFIX = "flrce."  # of our keys in a ConfigRecord, beside the user's
@@ -62,7 +62,7 @@ def write_piece(role: str, piece: Any, key: str) -> dict[str, Any]:
     if name is None:
         raise BadInput(
             f"{role} {type(piece).__name__} has no name that clients know; "
-            f"add it to recipes.PIECES[{role!r}] on both sides"
+            f"add it to names.PIECES[{role!r}] on both sides"
         )
     entries: dict[str, Any] = {key: name}
     for f in fields(piece):
