@@ -17,8 +17,8 @@ from flrce.data.federation import Federation
 from flrce.data.sources import Source
 from flrce.engines.simulator import Simulator
 from flrce.models.flat import unpack
-from flrce.payloads import VARIANCE
 from flrce.rng import stream
+from flrce.round.payloads import VARIANCE
 from flrce.types import Payload, Reply, Task
 
 TARGET, BOOST = 0, 5.0  # the backdoor's label, and how much its senders amplify it

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flrce.local.stacked import Stack
+from flrce.local.stacked.stack import Stack
 from flrce.models.chain import chain
 from flrce.models.flat import layout, pack, unpack
 from flrce.models.nets import CNNS, build

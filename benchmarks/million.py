@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 
 from flrce import loop
-from flrce.checkpoint import Journal
-from flrce.memory import needed
 from flrce.recipes import CATALOGUE
+from flrce.round.memory import needed
 from flrce.selectors.relationship import ByRelationship
-from flrce.sketch import deviation, sketch
+from flrce.selectors.sketch import deviation, sketch
+from flrce.store.checkpoint import Journal
 from flrce.types import Event, Payload, Reply, Spent, Updates
 
 D, P, SCALE, CLUSTERS = 134_902, 100, 0.1, 8

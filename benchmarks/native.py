@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flrce.local.native import Kernel, kernel
 from flrce.models.chain import chain
 from flrce.models.flat import pack, unpack
 from flrce.models.nets import CNNS, build
-from flrce.native import Kernel, kernel
 
 RESULTS = Path(__file__).resolve().parent / "results"
 EPOCHS, CLIENTS, LR, SCALE, SHIFT = 5, 10, 0.05, 1 / 128, -1.0

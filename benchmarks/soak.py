@@ -26,15 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flrce import failpoint
-from flrce.checkpoint import manifests
 from flrce.errors import BadInput
-from flrce.gate import encoding
-from flrce.ledger import FILES, Ledger
 from flrce.loop import initial, rounds
 from flrce.pieces import Recipe
 from flrce.recipes import CATALOGUE
 from flrce.rng import stream
+from flrce.round.gate import encoding
+from flrce.store import failpoint
+from flrce.store.checkpoint import manifests
+from flrce.store.ledger import FILES, Ledger
 from flrce.types import Evaluation, Payload, Reply, Spent, State, Task
 
 LAYOUT = (("weight", 40), ("bias", 8))

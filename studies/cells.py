@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from flrce.reproduce import execute, plan, records
-from flrce.reproduce.execute import facts_of, load
+from flrce.results.paper import execute, plan, records
+from flrce.results.paper.execute import facts_of, load
 
 
 def main():

@@ -19,8 +19,8 @@ import torch
 
 from flrce import runs
 from flrce.config import Experiment
-from flrce.reproduce import plan
-from flrce.reproduce.execute import facts_of, load
+from flrce.results.paper import plan
+from flrce.results.paper.execute import facts_of, load
 
 FIELDS = (
     "accuracy", "averaged", "conflicts", "consensus", "headway", "exploit", "bytes_up", "bytes_down", "joules",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flrce.reports import page, read
+from flrce.results import page
+from flrce.store import read
 from report_helpers import HOSTILE, compared, hostile
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -179,7 +180,7 @@ def test_the_map_shows_what_was_recorded(shown):
     rows = list(
         csv.reader(io.StringIO(shown.download("relations.csv", "#relations .tools button:nth-child(3)").decode()))
     )
-    from flrce.reports.detail import clustered, final_map
+    from flrce.results.detail import clustered, final_map
 
     order, Omega = clustered(run), final_map(run)
     assert rows[0][1:] == [run.roster[k] for k in order]

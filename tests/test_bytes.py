@@ -9,7 +9,7 @@ import torch
 from flrce import recipes
 from flrce.compressors.sparsify import TopK
 from flrce.compressors.tensors import DropTensors
-from flrce.costs import training_flops
+from flrce.fleet.costs import training_flops
 from flrce.local.client import Workshop
 from flrce.models.flat import pack
 from flrce.models.nets import build

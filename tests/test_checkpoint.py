@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from flrce.checkpoint import Journal, manifests
 from flrce.errors import BadInput
-from flrce.ledger import Ledger, finite
+from flrce.store.checkpoint import Journal, manifests
+from flrce.store.ledger import Ledger, finite
 from flrce.types import Record, Round, State
 
 

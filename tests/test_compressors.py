@@ -15,9 +15,9 @@ from flrce.compressors.sparsify import RandomK, TopK, largest
 from flrce.compressors.tensors import DropTensors
 from flrce.config import Experiment
 from flrce.errors import BadInput
-from flrce.gate import gate
 from flrce.pieces import Dense, Malformed
 from flrce.rng import stream
+from flrce.round.gate import gate
 from flrce.types import Payload, Reply, Task
 
 LAYOUT = [("0.weight", 12), ("0.bias", 3), ("1.weight", 5), ("1.running_mean", 2)]

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce import Experiment, runs
-from flrce.booking import book
-from flrce.costs import Profile, inference_flops, profile, profile_names, training_flops
 from flrce.errors import BadInput
+from flrce.fleet.costs import Profile, inference_flops, profile, profile_names, training_flops
 from flrce.models.nets import CNNS, build
+from flrce.round.booking import book
 from flrce.types import Payload, Reply, Spent, Task
 
 #: net, classes -> forward multiply-adds and training FLOPs of a sample, counted by hand from the layers
@@ -148,7 +148,7 @@ def test_the_shipped_profiles():
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_figure_says_where_it_is_from(name):
-    table = tomllib.loads((resources.files("flrce") / "profiles" / f"{name}.toml").read_text())
+    table = tomllib.loads((resources.files("flrce") / "fleet" / "profiles" / f"{name}.toml").read_text())
     assert set(table) == {f.name for f in fields(Profile)} - {"name"}
     for figure in table.values():
         assert set(figure) == {"value", "source"}
@@ -182,7 +182,7 @@ def test_for_small_nets_the_fixed_cost_of_a_batch_outweighs_its_flops():
     ],
 )
 def test_a_bad_profile_is_refused_before_anything_runs(tmp_path, change, why):
-    text = (resources.files("flrce") / "profiles" / "jetson-nano.toml").read_text()
+    text = (resources.files("flrce") / "fleet" / "profiles" / "jetson-nano.toml").read_text()
     assert change[0] in text
     (tmp_path / "mine.toml").write_text(text.replace(*change))
     with pytest.raises(BadInput, match=why):

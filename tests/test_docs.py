@@ -25,7 +25,7 @@ import typer
 
 from flrce.apps import cli
 from flrce.config import Experiment
-from flrce.costs import profile
+from flrce.fleet.costs import profile
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from flrce import Experiment, runs
 from flrce.apps.cli import main
 from flrce.apps.profile import fit
-from flrce.costs import fleet, profile
-from flrce.energy import Meter, Reading, counters, measured
+from flrce.fleet.costs import fleet, profile
+from flrce.fleet.energy import Meter, Reading, counters, measured
 from flrce.models.flat import pack
 from flrce.types import Spent
 

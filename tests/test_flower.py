@@ -18,14 +18,13 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_helpers import plain_app, start
 from flrce import recipes, runs
-from flrce.apps import flower_client, flower_server
 from flrce.config import Experiment
-from flrce.engines.flower_arrays import weight
-from flrce.engines.flower_grid import LocalGrid
-from flrce.engines.flower_nodes import Nodes, natural
 from flrce.errors import BadInput
-from flrce.flower import FLrce, RecipeStrategy, compressing, introduce
-from flrce.payloads import fingerprint
+from flrce.flower import FLrce, RecipeStrategy, client, compressing, introduce, server
+from flrce.flower.arrays import weight
+from flrce.flower.grid import LocalGrid
+from flrce.flower.nodes import Nodes, natural
+from flrce.round.payloads import fingerprint
 from flrce.selectors.relationship import ByRelationship
 from flrce.stops.conflict import Conflicts
 
@@ -395,12 +394,12 @@ def agree(here, there):
 def test_engines_agree(name):
     """Every recipe: the simulator, and Flower's messages with the same model of the fleet."""
     tables = experiment({"name": name}, fleet={"profile": {"jetson-nano": 0.5, "raspberry-pi-4": 0.5}})
-    agree(runs.run(tables), flower_server.run(tables))
+    agree(runs.run(tables), server.run(tables))
 
 
 def test_engines_stop_in_the_same_round(tmp_path):
     tables = experiment(STOPPING, rounds=30)
-    here, there = runs.run(tables), flower_server.run(tables, tmp_path / "run")
+    here, there = runs.run(tables), server.run(tables, tmp_path / "run")
     agree(here, there)
     assert len(here.history) < 30
     assert here.history[-1].stop == there.stopped != ""
@@ -410,11 +409,11 @@ def test_engines_stop_in_the_same_round(tmp_path):
 def test_transfer_is_measured_from_the_messages():
     """Headers and names come on top of the values, and are booked apart."""
     tables = experiment({"name": "fedcom", "keep": 0.1}, rounds=1)
-    record = flower_server.run(tables, modelled=False).history[0]
-    size = sum(array.numpy().nbytes for array in flower_server.arrays(tables).values())
+    record = server.run(tables, modelled=False).history[0]
+    size = sum(array.numpy().nbytes for array in server.arrays(tables).values())
     assert record.bytes_down == 5 * size
     assert record.bytes_up == runs.run(tables).history[0].bytes_up < 5 * size / 4
-    assert record.bytes_framing > 5 * 128 * len(flower_server.arrays(tables))
+    assert record.bytes_framing > 5 * 128 * len(server.arrays(tables))
     assert record.seconds > 0
 
 
@@ -423,8 +422,8 @@ def test_transfer_is_measured_from_the_messages():
 
 def test_our_client_also_serves_flowers_fedavg():
     tables = Experiment(clients=4, per_round=4, rounds=2, train={"epochs": 1})
-    grid = LocalGrid(flower_server.experiment_client(tables), 4, {"epochs": 1, "batch": 32, "lr": 0.1})
-    result = FedAvg(min_available_nodes=4).start(grid, flower_server.arrays(tables), num_rounds=2)
+    grid = LocalGrid(server.experiment_client(tables), 4, {"epochs": 1, "batch": 32, "lr": 0.1})
+    result = FedAvg(min_available_nodes=4).start(grid, server.arrays(tables), num_rounds=2)
     accuracy = [m["accuracy"] for m in result.evaluate_metrics_clientapp.values()]
     assert accuracy[-1] > 0.3
 
@@ -494,7 +493,7 @@ def test_a_reply_to_another_model_is_refused():
 
 def test_what_an_app_holds_can_be_copied_to_another_process():
     """Flower's simulation engine sends the ClientApp to Ray's processes."""
-    shops = flower_client._Shops(flower_client._Tracing(), most=3)
+    shops = client._Shops(client._Tracing(), most=3)
     copied = pickle.loads(pickle.dumps(shops))
     assert copied.most == 3
     assert copied.tracing.working == 0

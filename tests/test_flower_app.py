@@ -58,7 +58,7 @@ def test_flrce_without_flwr_says_what_to_install():
         "import sys; sys.modules['flwr'] = None\n"
         "import flrce.config, flrce.runs, flrce.apps.cli\n"
         "from flrce.errors import BadInput\n"
-        "try:\n    import flrce.flower\nexcept BadInput as why:\n    print(why)"
+        "try:\n    from flrce.flower import FLrce\nexcept BadInput as why:\n    print(why)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "install flrce[flower]" in done.stdout, done.stdout + done.stderr

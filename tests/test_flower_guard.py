@@ -10,10 +10,10 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
 from flower_helpers import plain_app, start
-from flrce.engines.flower_frozen import freeze, thaw
-from flrce.engines.flower_grid import LocalGrid
 from flrce.errors import BadInput
 from flrce.flower import Guarded, introduce
+from flrce.flower.frozen import freeze, thaw
+from flrce.flower.grid import LocalGrid
 from flrce.stops.budget import Patience
 from flrce.stops.conflict import Conflicts
 

@@ -12,15 +12,16 @@ import torch
 pytest.importorskip("flwr", reason="needs flrce[flower]")
 
 from flower_helpers import plain_app, start
-from flrce import failpoint, recipes
+from flrce import recipes
 from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.sparsify import TopK
-from flrce.engines.flower import Once
-from flrce.engines.flower_grid import LocalGrid
 from flrce.errors import BadInput
 from flrce.flower import RecipeStrategy, compressing, introduce
-from flrce.gate import answers, gate
+from flrce.flower.engine import Once
+from flrce.flower.grid import LocalGrid
 from flrce.pieces import Dense
+from flrce.round.gate import answers, gate
+from flrce.store import failpoint
 from flrce.types import Payload, Reply, Task
 
 NAMES = {"wait_for_nodes": 5.0}

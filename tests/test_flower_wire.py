@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_helpers import start
-from flrce.engines.flower_arrays import Template, read_array, record, tensors, weight
-from flrce.engines.wire import PREFIX, name_of, read_reply, read_task, write_piece, write_reply, write_task
 from flrce.errors import BadInput
+from flrce.flower.arrays import Template, read_array, record, tensors, weight
+from flrce.flower.wire import PREFIX, name_of, read_reply, read_task, write_piece, write_reply, write_task
 from flrce.names import PIECES
 from flrce.pieces import Dense, Malformed
 from flrce.types import Payload, Reply, Task

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce.booking import book
 from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import RandomK, TopK
-from flrce.gate import MOST_SAMPLES, answers, check, encoding, gate, kept
-from flrce.payloads import LARGEST, sound
 from flrce.pieces import Dense
+from flrce.round.booking import book
+from flrce.round.gate import MOST_SAMPLES, answers, check, encoding, gate, kept
+from flrce.round.payloads import LARGEST, sound
 from flrce.types import Payload, Reply, Spent, Task
 
 LAYOUT = (("a", 5), ("b", 3))

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce import recipes
-from flrce.averages import EMA, TailMean
 from flrce.errors import BadInput
 from flrce.linalg import conflicts, consensus, cosines, gram
 from flrce.loop import initial, rounds
 from flrce.pieces import View
 from flrce.relations import NEVER
 from flrce.selectors.relationship import ByRelationship
+from flrce.servers.averages import EMA, TailMean
 from flrce.stops.budget import AnyOf, Budget, Patience
 from flrce.stops.conflict import Conflicts, shadows
 from flrce.stops.standstill import Standstill

@@ -20,7 +20,7 @@ SIZES = {
 
 @pytest.mark.parametrize(("net", "sizes"), SIZES.items(), ids=str)
 def test_the_paper_s_networks_have_the_paper_s_sizes(net, sizes):
-    from flrce.costs import training_flops
+    from flrce.fleet.costs import training_flops
 
     name, classes = net
     shape = CNNS[name][0]

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.errors import BadInput
+from flrce.local.native import Kernel, build, kernel
+from flrce.local.native.blocks import Machine, split
+from flrce.local.native.emit import source
+from flrce.local.native.frames import Axis
+from flrce.local.native.plan import plan
 from flrce.models.flat import layout, pack, unpack
 from flrce.models.nets import CNNS
 from flrce.models.nets import build as named
-from flrce.native import Kernel, build, kernel
-from flrce.native.blocks import Machine, split
-from flrce.native.emit import source
-from flrce.native.frames import Axis
-from flrce.native.plan import plan
 
 SCALE, SHIFT = 1 / 64, -2.0
 BatchNorms = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -367,7 +367,7 @@ def test_builds_are_reused(monkeypatch, tmp_path):
 def test_processes_may_build_at_the_same_time(tmp_path):
     compiled(nn.Sequential(nn.Linear(3, 2)), (3,))
     code = (
-        "from torch import nn, ones, tensor; import numpy as np; from flrce.native import kernel\n"
+        "from torch import nn, ones, tensor; import numpy as np; from flrce.local.native import kernel\n"
         "k = kernel(nn.Sequential(nn.Linear(3, 7)), (3,))\n"
         "w, _, _ = k.train(ones(28), ones(1, 3), tensor([1]), 1.0, 0.0, np.array([0]), np.array([1]), 7.0)\n"
         "print(round(w.sum().item(), 3), round(w[1].item() + 1, 3))"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from flrce.disk import write_pieces
-from flrce.pages import NAMES, SMALL, Rows, pages
+from flrce.store.disk import write_pieces
+from flrce.store.pages import NAMES, SMALL, Rows, pages
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 

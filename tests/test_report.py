@@ -22,9 +22,10 @@ from flrce import runs
 from flrce.apps.cli import main
 from flrce.apps.show import Progress, sparkline
 from flrce.errors import BadInput
-from flrce.reports import detail, page, read, tables
+from flrce.results import detail, page, tables
 from flrce.stops.budget import AnyOf, Budget
 from flrce.stops.conflict import Conflicts
+from flrce.store import read
 from flrce.types import Record, Round, State
 from report_helpers import HOSTILE, SMALL, compared, experiment, hostile
 
@@ -192,7 +193,7 @@ def test_reading_a_run_loads_no_code_that_its_settings_name(tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit('loaded')")
     text = (tmp_path / "run" / "experiment.toml").read_text()
     (tmp_path / "run" / "experiment.toml").write_text(text.replace('average = "ema"', 'average = "evil:Average"'))
-    script = "from flrce.reports import read; r = read.one('run'); print(r.recipe, r.psi)"
+    script = "from flrce.store import read; r = read.one('run'); print(r.recipe, r.psi)"
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert (ran.stdout.strip(), ran.returncode) == ("None None", 0)
 
@@ -309,7 +310,7 @@ def test_report_command_writes_page_figures_and_json(tmp_path, capsys):
 
 def test_figures_are_the_same_bytes_again(tmp_path):
     pytest.importorskip("matplotlib", reason="extra `report`")
-    from flrce.reports.figures import draw
+    from flrce.results.figures import draw
 
     parts = tables.groups(read.find([compared() / "flrce" / "seed-0"]))
     first, second = draw(parts, tmp_path / "a"), draw(parts, tmp_path / "b")

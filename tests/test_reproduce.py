@@ -21,14 +21,14 @@ from flrce.errors import BadInput
 from flrce.models.flat import layout
 from flrce.models.nets import build
 from flrce.recipes import CATALOGUE
-from flrce.reproduce import claims, curves, paper, plan, records, resources, results
-from flrce.reproduce.execute import execute
-from flrce.reproduce.grid import Grid
-from flrce.reproduce.page import fill
-from flrce.reproduce.plan import Facts, Request, Scale
-from flrce.reproduce.records import Run
-from flrce.reproduce.reproduce import reproduce
-from flrce.reproduce.tables import ABSENT, Column, Interval, Provenance, Table, paired
+from flrce.results.paper import claims, curves, paper, plan, records, resources, results
+from flrce.results.paper.execute import execute
+from flrce.results.paper.grid import Grid
+from flrce.results.paper.page import fill
+from flrce.results.paper.plan import Facts, Request, Scale
+from flrce.results.paper.records import Run
+from flrce.results.paper.reproduce import reproduce
+from flrce.results.paper.tables import ABSENT, Column, Interval, Provenance, Table, paired
 from flrce.types import Record
 
 ROOT = Path(__file__).parents[1]

@@ -10,17 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flrce import memory
-from flrce.checkpoint import Journal
 from flrce.compose import piece
 from flrce.errors import BadInput
-from flrce.ledger import relations_of
 from flrce.loop import initial
 from flrce.pieces import View
 from flrce.recipes import CATALOGUE
 from flrce.relations import NEVER
+from flrce.round import memory
 from flrce.selectors.relationship import ByRelationship
-from flrce.sketch import Sketch, deviation, sketch
+from flrce.selectors.sketch import Sketch, deviation, sketch
+from flrce.store.checkpoint import Journal
+from flrce.store.ledger import relations_of
 from flrce.types import Event, Record, Round, State, Task, Updates
 
 MAPS = 800  # draws of the map that an average is taken over

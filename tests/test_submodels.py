@@ -14,8 +14,8 @@ from torch import nn
 from flrce import runs
 from flrce.aggregators.mean import WeightedMean
 from flrce.config import Experiment
-from flrce.costs import training_flops
 from flrce.errors import BadInput
+from flrce.fleet.costs import training_flops
 from flrce.local.client import Workshop
 from flrce.models import slicing
 from flrce.models.chain import chain

@@ -13,8 +13,8 @@ from flrce import Experiment, runs
 from flrce.errors import BadInput
 from flrce.rng import stream
 from flrce.selectors import turns
+from flrce.selectors.sketch import sketch
 from flrce.selectors.turns import ORDERS, InTurn
-from flrce.sketch import sketch
 from test_selectors import a_view, an_event
 
 

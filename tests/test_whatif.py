@@ -8,11 +8,11 @@ import pytest
 
 from flrce import Experiment, runs
 from flrce.apps.cli import main
-from flrce.reports import read
-from flrce.reports.whatif import SELECTION, caveats, grid, replay, rules
+from flrce.results.whatif import SELECTION, caveats, grid, replay, rules
 from flrce.stops.budget import Budget
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
+from flrce.store import read
 from flrce.types import Record
 from report_helpers import compared, experiment
 

@@ -8,9 +8,9 @@ from safetensors.numpy import load_file
 
 from flrce import Experiment, runs
 from flrce.apps.cli import main
-from flrce.reports import read
-from flrce.reports.scores import draw, scores
-from flrce.reports.why import clean, why_client, why_round, why_stop
+from flrce.results.scores import draw, scores
+from flrce.results.why import clean, why_client, why_round, why_stop
+from flrce.store import read
 from report_helpers import HOSTILE, compared, experiment, hostile
 
 

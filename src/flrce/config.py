@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from flrce import recipes
 from flrce.compose import compose
-from flrce.costs import profile
 from flrce.data.partition import SCHEMES
 from flrce.data.sources import NAMES as DATA
 from flrce.errors import BadInput, nearest
+from flrce.fleet.costs import profile
 from flrce.models.nets import NAMES as MODELS
 from flrce.pieces import Recipe
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from flrce.booking import book
-from flrce.gate import gate, kept
 from flrce.linalg import conflicts, consensus, gram
-from flrce.memory import preflight
 from flrce.pieces import Engine, Recipe, View
 from flrce.rng import stream
-from flrce.roster import present, samples
+from flrce.round.booking import book
+from flrce.round.gate import gate, kept
+from flrce.round.memory import preflight
+from flrce.round.roster import present, samples
+from flrce.round.trust import flags, silenced, votes
 from flrce.stops.conflict import shadows
-from flrce.trust import flags, silenced, votes
 from flrce.types import Event, Record, Reply, Round, Selection, Spent, State, Task
 
 GIVE_UP = 3  # abandoned rounds in a row that end a run

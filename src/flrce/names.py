@@ -5,7 +5,6 @@ from typing import Any
 
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
-from flrce.averages import EMA, TailMean
 from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import RandomK, TopK
@@ -20,6 +19,7 @@ from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
+from flrce.servers.averages import EMA, TailMean
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
-from flrce.averages import EMA
 from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import TopK
@@ -22,6 +21,7 @@ from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
+from flrce.servers.averages import EMA
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.submodels.units import PrefixUnits, RandomUnits

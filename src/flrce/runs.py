@@ -15,19 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from flrce import loop
-from flrce.checkpoint import write_through
 from flrce.config import Experiment, build_net
-from flrce.costs import fleet
 from flrce.data.federation import Federation, federate
 from flrce.data.sources import Source, source
 from flrce.engines.deck import Decks
 from flrce.engines.hands import hands
 from flrce.engines.simulator import Simulator
 from flrce.errors import BadInput
-from flrce.ledger import Ledger, summarise
+from flrce.fleet.costs import fleet
 from flrce.models.flat import layout, pack
 from flrce.models.slicing import suits
 from flrce.pieces import Recipe
+from flrce.store.checkpoint import write_through
+from flrce.store.ledger import Ledger, summarise
 from flrce.types import Record, Round, State
 
 Watch = Callable[[Round], None]

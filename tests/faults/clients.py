@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flrce.gate import encoding
 from flrce.rng import stream
+from flrce.round.gate import encoding
 from flrce.types import Evaluation, Payload, Reply, Spent, Task
 
 Change = Callable[[Reply, Task], object]

@@ -28,10 +28,10 @@ with watched:
     from flrce.compressors.feedback import ErrorFeedback
     from flrce.compressors.quantize import Quantize
     from flrce.compressors.sparsify import RandomK, TopK
-    from flrce.engines.flower_arrays import Template, read_array
-    from flrce.engines.wire import read_reply, read_task
-    from flrce.gate import gate
+    from flrce.flower.arrays import Template, read_array
+    from flrce.flower.wire import read_reply, read_task
     from flrce.pieces import Dense, Malformed
+    from flrce.round.gate import gate
     from flrce.types import Payload, Reply, Task
 
 W = torch.linspace(0.5, 1.5, 12)

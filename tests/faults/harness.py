@@ -6,10 +6,11 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from flrce import failpoint, runs
+from flrce import runs
 from flrce.config import Experiment
 from flrce.data.sources import source
 from flrce.errors import BadInput
+from flrce.store import failpoint
 
 #: what must be byte-identical after any disturbance
 FILES = (

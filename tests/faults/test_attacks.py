@@ -11,9 +11,9 @@ import torch
 from flrce.linalg import gram
 from flrce.pieces import View
 from flrce.recipes import CATALOGUE
+from flrce.round.trust import flags, silenced, votes
 from flrce.selectors.relationship import ByRelationship
 from flrce.stops.conflict import Conflicts
-from flrce.trust import flags, silenced, votes
 from flrce.types import Record, Spent, Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

@@ -11,9 +11,10 @@ import time
 import pytest
 from harness import DATA, ENGINE, KILLED, contents, experiment, go, in_child, places, same
 
-from flrce import checkpoint, runs
+from flrce import runs
 from flrce.errors import BadInput
 from flrce.recipes import CATALOGUE
+from flrce.store import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +222,7 @@ def test_a_read_only_disk(reference, tmp_path):
 @pytest.mark.row(26, "two servers on one state folder", "the second HALTs naming the first")
 def test_two_servers(tmp_path, seen):
     code = (
-        "import sys, time; from pathlib import Path; from flrce.disk import Lock; Lock(Path(sys.argv[1]));"
+        "import sys, time; from pathlib import Path; from flrce.store.disk import Lock; Lock(Path(sys.argv[1]));"
         "print('held', flush=True); time.sleep(60)"
     )
     (tmp_path / "run").mkdir()
@@ -262,7 +263,7 @@ def test_fencing(reference, tmp_path):
 @pytest.mark.row(26, "server killed while a worker lives on", "its folder is free at once")
 def test_orphans_hold_no_lock(tmp_path):
     """A worker forked while the lock is held must not keep it."""
-    from flrce.disk import Lock
+    from flrce.store.disk import Lock
 
     def hold():
         lock = Lock(tmp_path / "lock")

@@ -11,11 +11,11 @@ import torch
 from clients import Fleet
 from harness import experiment, go
 
-from flrce import memory
 from flrce.apps import cli
 from flrce.errors import BadInput
 from flrce.loop import initial
 from flrce.recipes import CATALOGUE
+from flrce.round import memory
 
 MALFORMED = {
     "rouns = 5": "rouns is no known key; did you mean 'rounds'?",

@@ -7,10 +7,10 @@ import torch
 from harness import DATA, experiment
 
 from flrce import runs
-from flrce.gate import check, encoding, gate
-from flrce.payloads import Base, fingerprint, grounded
 from flrce.pieces import Dense
 from flrce.recipes import CATALOGUE
+from flrce.round.gate import check, encoding, gate
+from flrce.round.payloads import Base, fingerprint, grounded
 from flrce.types import Payload, Reply, Task
 
 LAYOUT = (("a.weight", 3), ("a.running_mean", 2), ("a.running_var", 2))
@@ -115,10 +115,10 @@ def test_another_model():
 
 
 def test_the_model_is_hashed_once(monkeypatch):
-    import flrce.payloads
+    import flrce.round.payloads
 
     count = []
-    monkeypatch.setattr(flrce.payloads, "fingerprint", lambda w: count.append(1) or "same")
+    monkeypatch.setattr(flrce.round.payloads, "fingerprint", lambda w: count.append(1) or "same")
     tasks = [replace(task(), client=f"c{k}", k=k) for k in range(5)]
     sent = [replace(reply(*[0.0] * D, base="same"), client=f"c{k}") for k in range(5)]
     assert len(gate(tasks, sent, holdings, D, 3, None, W)[0]) == 5

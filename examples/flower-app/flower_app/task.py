@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flrce.apps import flower_server
+from flrce.flower import server
 from flrce.config import Experiment
 from flrce.flower import Local, Result
 
@@ -13,8 +13,8 @@ def experiment(config) -> Experiment:
 
 
 def serve(grid, config, **settings) -> Result:
-    return flower_server.serve(grid, experiment(config), **settings)
+    return server.serve(grid, experiment(config), **settings)
 
 
 def load(context) -> Local:
-    return flower_server.local_of(experiment(context.run_config), context)
+    return server.local_of(experiment(context.run_config), context)

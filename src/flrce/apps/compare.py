@@ -11,10 +11,10 @@ from flrce import runs
 from flrce.apps.options import Device, File, Json, Resume, Seeds, Set, experiment, seeds
 from flrce.apps.run import COLUMNS, row
 from flrce.apps.show import Progress, table
-from flrce.checkpoint import write_through
 from flrce.errors import BadInput, nearest
 from flrce.recipes import CATALOGUE
-from flrce.reports import page
+from flrce.results import page
+from flrce.store.checkpoint import write_through
 from flrce.types import Round
 
 

@@ -47,7 +47,7 @@ def info(
     title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {len(pool.classes)} classes; {d.partition}"
     title += f", seed {exp.seed}"
     if svg:
-        from flrce.reproduce.figures import partition
+        from flrce.results.paper.figures import partition
 
         partition(described, title, svg)
     if as_json:

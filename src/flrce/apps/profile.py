@@ -17,12 +17,12 @@ import typer
 
 from flrce.apps.options import Json
 from flrce.apps.show import table
-from flrce.checkpoint import write_through
-from flrce.costs import Profile, training_flops
-from flrce.energy import Meter
 from flrce.errors import BadInput, nearest
+from flrce.fleet.costs import Profile, training_flops
+from flrce.fleet.energy import Meter
 from flrce.local.sgd import Bench
 from flrce.models.nets import CNNS, build
+from flrce.store.checkpoint import write_through
 
 SIZES = (4, 16, 64, 128)  # samples a batch
 LASTS = 0.15  # seconds that one timing takes at least
@@ -149,5 +149,5 @@ def power(watts: float | None, idle: float | None, name: str, seconds: float) ->
 
 def shipped(name: str, keys: Sequence[str]) -> Figures:
     """Figures of a shipped profile, with their sources."""
-    text = (resources.files("flrce") / "profiles" / f"{name}.toml").read_text()
+    text = (resources.files("flrce") / "fleet" / "profiles" / f"{name}.toml").read_text()
     return {key: dict(figure) for key, figure in tomllib.loads(text).items() if key in keys}

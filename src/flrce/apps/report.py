@@ -9,7 +9,8 @@ import typer
 from flrce.apps.options import Json
 from flrce.apps.show import table
 from flrce.errors import BadInput
-from flrce.reports import page, read, tables
+from flrce.results import page, tables
+from flrce.store import read
 
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders of seeds or of recipes.")]
 
@@ -30,7 +31,7 @@ def report(
         if out is not None or figures is None:
             written.append(page.write(runs, out or Path("report.html")))
         if figures is not None:
-            from flrce.reports.figures import draw
+            from flrce.results.figures import draw
 
             written += draw(groups, figures)
     except OSError as why:

@@ -12,7 +12,7 @@ from rich.progress import Progress, TaskID, TimeRemainingColumn
 
 from flrce.apps.options import Device, Json, seeds
 from flrce.errors import BadInput, nearest
-from flrce.reproduce import paper, plan
+from flrce.results.paper import paper, plan
 from flrce.types import Round
 
 QUICK_SEEDS, PAPER_SEEDS = "0-1", "0-4"
@@ -38,8 +38,8 @@ def reproduce(
     TARGET is table3, table4, fig-accuracy, fig-energy, fig-bandwidth, fig-efficiency, fig-ablation, fig-motivation, or
     all; claims judges what the paper claims, and rates searches learning rates by its rule.
     """
-    from flrce.reproduce.page import fill
-    from flrce.reproduce.reproduce import reproduce as carry_out
+    from flrce.results.paper.page import fill
+    from flrce.results.paper.reproduce import reproduce as carry_out
 
     names = _datasets(datasets, quick)
     request = plan.Request(

@@ -48,7 +48,7 @@ def run(
 def _on_flower(exp: Experiment, many: list[int] | None, out: Path | None, resume: bool) -> dict[str, Any]:
     """The experiment over Flower's messages within this process, one node per client; its state folder is a run's."""
     try:
-        from flrce.apps.flower_server import run as serve
+        from flrce.flower.server import run as serve
     except ImportError as why:
         raise BadInput(f"engine.name = 'flower' needs flwr ({why}); pip install 'flrce[flower]'") from why
     if many is not None:

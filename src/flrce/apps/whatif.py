@@ -12,9 +12,10 @@ from flrce.apps.options import Json
 from flrce.apps.show import table
 from flrce.errors import BadInput
 from flrce.recipes import threshold
-from flrce.reports import read, tables
-from flrce.reports.tables import interval
-from flrce.reports.whatif import Outcome, caveats, grid, replay, rules
+from flrce.results import tables
+from flrce.results.tables import interval
+from flrce.results.whatif import Outcome, caveats, grid, replay, rules
+from flrce.store import read
 
 List = Annotated[str | None, typer.Option(metavar="A,B,...")]
 

@@ -8,8 +8,8 @@ import typer
 
 from flrce.apps.options import Json
 from flrce.errors import BadInput
-from flrce.reports import read
-from flrce.reports.why import why_client, why_round, why_stop
+from flrce.results.why import why_client, why_round, why_stop
+from flrce.store import read
 
 
 def why(

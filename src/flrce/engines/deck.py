@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flrce.engines.crew import Dead
 from flrce.engines.hands import Order
+from flrce.engines.pool import Dead
 from flrce.local.client import Index, Lesson, Workshop
-from flrce.local.stacked import Stack
+from flrce.local.stacked.stack import Stack
 from flrce.models.part import Part
 from flrce.types import Reply
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flrce.engines.crew import Dead, Processes, Threads
+from flrce.engines.pool import Dead, Processes, Threads
 from flrce.errors import BadInput, Unfinished
 from flrce.local.client import Index, Workshop
-from flrce.native import kernel
+from flrce.local.native import kernel
 from flrce.types import Reply, Task
 
 JUDGED = 1000  # samples in one job of an evaluation

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flrce.costs import Profile, inference_flops, training_flops
 from flrce.data.federation import Federation
-from flrce.engines.crew import Dead
 from flrce.engines.hands import Hands
+from flrce.engines.pool import Dead
+from flrce.fleet.costs import Profile, inference_flops, training_flops
 from flrce.local.batches import sizes_of
 from flrce.local.client import Workshop
 from flrce.local.sgd import CHUNK

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from flrce.errors import BadInput
 from flrce.local import drift
 from flrce.local.batches import batches, sizes_of
+from flrce.local.native import kernel
 from flrce.local.sgd import Bench
 from flrce.models.chain import Chain, chain
 from flrce.models.flat import layout
 from flrce.models.part import Part, frozen, whole
 from flrce.models.slicing import Slice, prefix_units, random_units, slice_of
-from flrce.native import kernel
 from flrce.rng import stream
 from flrce.types import Reply, Task
 

@@ -13,7 +13,7 @@ from flrce.errors import BadInput
 from flrce.linalg import grown
 from flrce.pieces import View
 from flrce.relations import NEVER, Memory
-from flrce.sketch import sketch
+from flrce.selectors.sketch import sketch
 from flrce.types import Event, Selection
 
 

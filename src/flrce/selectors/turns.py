@@ -15,7 +15,7 @@ from flrce.errors import BadInput, nearest
 from flrce.linalg import grown, grown_square
 from flrce.pieces import View
 from flrce.relations import NEVER
-from flrce.sketch import sketch
+from flrce.selectors.sketch import sketch
 from flrce.types import Event, Selection
 
 ORDERS = ("balance", "agreement", "chance")

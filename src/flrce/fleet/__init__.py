@@ -1,0 +1,1 @@
+"""What devices spend: profiles, modelled and measured costs."""

@@ -1,0 +1,113 @@
+"""From work and payloads to seconds and joules: device profiles, fleets, and the FLOPs a network really needs.
+
+E = P_act (a batches + FLOPs / R) + e_up B_up + e_down B_down, and P_idle while waiting for the round's end. For nets as
+small as the paper's the fixed cost `a` of a batch outweighs its FLOPs.
+"""
+
+import copy
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from flrce.errors import BadInput, nearest
+from flrce.rng import stream
+from flrce.types import Spent
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of device; the files in `profiles/` give each figure's source."""
+
+    name: str
+    idle_watts: float
+    active_watts: float
+    flops: float  # per second, as reached in training
+    batch_seconds: float  # fixed cost of a batch: loading, launching
+    up_bits: float  # per second
+    down_bits: float
+    up_joules: float  # per byte
+    down_joules: float
+
+    def __post_init__(self) -> None:
+        for f in fields(self)[1:]:
+            value = getattr(self, f.name)
+            if type(value) not in (int, float) or not 0 <= value < math.inf:
+                raise ValueError(f"{f.name} must be a number, 0 or more, got {value!r}")
+            if f.name in ("flops", "up_bits", "down_bits") and not value:
+                raise ValueError(f"{f.name} must be above 0")
+
+    def spend(self, bytes_down: int, bytes_up: int, flops: float, batches: int, framing: int = 0) -> Spent:
+        """The modelled cost of one client's part of a round."""
+        compute = self.batch_seconds * batches + flops / self.flops
+        transfer = 8 * bytes_down / self.down_bits + 8 * bytes_up / self.up_bits
+        radio = self.up_joules * bytes_up + self.down_joules * bytes_down
+        return Spent(
+            bytes_down=bytes_down, bytes_up=bytes_up, framing=framing, flops=flops, batches=batches,
+            compute_seconds=compute, transfer_seconds=transfer, joules=self.active_watts * compute + radio,
+            idle_watts=self.idle_watts,
+        )  # fmt: skip
+
+
+def profile_names() -> tuple[str, ...]:
+    """The profiles shipped with the package."""
+    files = (resources.files("flrce") / "fleet" / "profiles").iterdir()
+    return tuple(sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")))
+
+
+def profile(name: str) -> Profile:
+    """A shipped profile by name, or a TOML file of one's own by path."""
+    if name.endswith(".toml"):
+        try:
+            text = Path(name).read_text()
+        except (OSError, UnicodeDecodeError) as why:
+            raise BadInput(f"fleet.profile {name!r} cannot be read: {why}; give a shipped name or a TOML file") from why
+    elif name in profile_names():
+        text = (resources.files("flrce") / "fleet" / "profiles" / f"{name}.toml").read_text()
+    else:
+        raise BadInput(f"fleet.profile {name!r} is unknown; {nearest(name, profile_names())}, or a file name.toml")
+    try:
+        return Profile(name, **{key: figure["value"] for key, figure in tomllib.loads(text).items()})
+    except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as why:
+        raise BadInput(
+            f"fleet.profile {name!r} is malformed ({why}); copy a shipped one and change its values"
+        ) from why
+
+
+def fleet(mix: str | Mapping[str, float], clients: Sequence[str], seed: int) -> dict[str, Profile]:
+    """Each client's device: all alike, or a mix assigned by a seeded shuffle."""
+    if isinstance(mix, str):
+        one = profile(mix)
+        return dict.fromkeys(clients, one)
+    total, order = sum(mix.values()), stream(seed, "fleet").permutation(len(clients))
+    devices: dict[str, Profile] = {}
+    edge = 0.0
+    for name, share in mix.items():
+        one, start = profile(name), round(edge / total * len(clients))
+        edge += share
+        for i in order[start : round(edge / total * len(clients))]:
+            devices[clients[i]] = one
+    return devices
+
+
+def training_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2) -> float:
+    """FLOPs to train on one sample, forward and backward, of the layers that ask for gradients; torch counts them."""
+    x, y = torch.zeros(samples, *shape), torch.zeros(samples, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
+        F.cross_entropy(net(x), y).backward()
+    return float(counter.get_total_flops()) / samples
+
+
+def inference_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2) -> float:
+    """FLOPs to judge one sample."""
+    net = copy.deepcopy(net).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(torch.zeros(samples, *shape))
+    return float(counter.get_total_flops()) / samples

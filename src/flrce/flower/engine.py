@@ -1,0 +1,256 @@
+"""The same Engine over Flower's Grid: its simulation engine, its deployments, or a LocalGrid. Costs are measured."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from flrce.errors import BadInput
+from flrce.flower.arrays import Template, record, weight
+from flrce.flower.figures import ACCURACY, LOSSES, first, reported, weighted
+from flrce.flower.nodes import LOSS, MANY, Client, Nodes, exchange, why
+from flrce.flower.options import Costs, Judge, Options
+from flrce.flower.wire import SAMPLES, read_reply, write_task
+from flrce.local.client import Workshop
+from flrce.pieces import Dense, Malformed
+from flrce.rng import stream
+from flrce.types import Evaluation, Payload, Reply, Spent, Task
+
+Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
+AT_ONCE = 2**27  # bytes of replies fetched together
+OVERDUE = 1000  # messages without an answer that are remembered
+
+
+class Once(dict[str, Tensor]):
+    """Buffers that are gone once they are taken: a reply is decoded once, and P large models are a lot of memory."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.pop(name)
+
+
+class FlowerEngine:
+    """Clients behind a Grid. `shop`, where the server knows the network, lets recipes use sub-models and freezing."""
+
+    def __init__(
+        self, grid: Grid, template: Template, options: Options, shop: Workshop | None = None,
+        train_config: Mapping[str, Any] | None = None, evaluate_config: Mapping[str, Any] | None = None,
+        judge: Judge | None = None, costs: Costs | None = None,
+    ) -> None:  # fmt: skip
+        self.grid, self.template, self.options, self.shop = grid, template, options, shop
+        self.nodes = Nodes(grid, options.ask)
+        self.trainable, self.size = template.layout.trainable, template.layout.size
+        self.cap = 8 * self.size + 64 * len(template.names) + 4096  # bytes that any payload may have, as at the gate
+        self.train_config, self.evaluate_config = dict(train_config or {}), dict(evaluate_config or {})
+        self.judge, self.costs = judge, costs
+        self.blocks = shop.blocks if shop else 1
+        self.online: dict[str, Client] = {}
+        self.pace: dict[str, float] = {}  # client -> seconds of computing per epoch, as last measured
+        self.overdue: dict[str, Task] = {}  # message of an earlier round that nobody has answered -> its task
+        self.meanwhile: Callable[[], None] = lambda: None  # done once while the clients of a round train
+        self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
+        self.judged: tuple[MetricRecord | None, MetricRecord | None] = (None, None)  # by the clients, by the server
+        self.w: Tensor | None = None  # the model of the round that begins
+        self._sent: tuple[Tensor, ArrayRecord] | None = None
+
+    def clients(self) -> Sequence[str]:
+        self.online = self.nodes.wait(self.options.available, self.options.wait)
+        return list(self.online)
+
+    def samples(self, client: str) -> int:
+        return self.online[client].n if client in self.online else 0
+
+    def fit(self, task: Task) -> Task:
+        """A task as its client can do it: one that does not know our tasks sends back its whole model."""
+        client = self.online[task.client]
+        task = task if client.compresses else replace(task, compressor=Dense())
+        return task if client.parts else replace(task, rate=1.0, first=0)
+
+    def holdings(self, task: Task) -> Holdings:
+        if task.rate == 1 and not task.first:
+            return None, self.template.names
+        if self.shop is None:
+            raise BadInput("this recipe uses sub-models or freezing, so the server must know the network: pass model=")
+        part = self.shop.part(task)
+        return part.coordinates, part.names
+
+    def estimate(self, task: Task) -> Spent:
+        """What a task will cost: a dense reply's bytes, and the client's pace so far."""
+        if self.costs:
+            return self.costs.estimate(task)
+        whole = task.rate == 1 and not task.first
+        up = self.template.nbytes if whole else 4 * sum(size for _, size in self.holdings(task)[1])
+        return self._joules(
+            Spent(self._down(task)[1], up, compute_seconds=self.pace.get(task.client, 0.0) * task.epochs * task.rate)
+        )
+
+    def inquiry(self, client: str, down: int) -> Spent:
+        """What asking a client for its loss costs."""
+        return self.costs.inquiry(client, down) if self.costs else self._joules(Spent(bytes_down=down))
+
+    def train(
+        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
+    ) -> Sequence[Reply]:
+        """Send the tasks and read the replies; with `keep`, wait for no more good ones than that.
+
+        Where costs are modelled, the model says who is fast, so that all are waited for.
+        """
+        keep = None if self.costs else keep
+        for task in tasks:
+            self.holdings(task)  # refuses what cannot be done before anything is sent
+        messages = [self.message(w, task) for task in tasks]
+        self.metrics = {}
+        late: list[Reply] = []
+        down: list[Spent] = []
+
+        def while_they_train() -> None:
+            down.extend(map(self.sending, messages, tasks))
+            self.meanwhile()
+
+        replies = exchange(
+            self.grid, messages, self.options.timeout,
+            lambda at, reply, seconds: self.read(w, tasks[at], down[at], reply, seconds),
+            lambda found: keep is not None and sum(not reply.error for reply in found) >= keep,
+            min(max(1, AT_ONCE // max(self.template.nbytes, 1)), MANY), while_they_train,
+            {key: partial(self._too_late, key, late) for key in self.overdue},
+        )  # fmt: skip
+        found = [
+            replies.get(at) or self._missed(messages[at], task, down[at], keep is None) for at, task in enumerate(tasks)
+        ]
+        found = [self.costs.booked(task, r) for task, r in zip(tasks, found, strict=True)] if self.costs else found
+        return [*found, *late]
+
+    def _missed(self, message: Message, task: Task, down: Spent, waited: bool) -> Reply:
+        """A client that has not answered yet; should it do so in a later round, that is booked as waste."""
+        if message.metadata.message_id:  # it was sent at all
+            self.overdue = dict([*self.overdue.items(), (message.metadata.message_id, task)][-OVERDUE:])
+        late = (
+            f"no reply within {self.options.timeout:g} s" if waited else "slower than the replies that were waited for"
+        )
+        return Reply(task.client, task.t, error=late, spent=down)
+
+    def _too_late(self, key: str, late: list[Reply], reply: Message) -> None:
+        """An answer to an earlier round: what it carried is booked, and never looked at."""
+        task = self.overdue.pop(key)
+        if not reply.has_error():
+            up = sum(weight(arrays) for arrays in reply.content.array_records.values())
+            late.append(Reply(task.client, task.t, error="late", spent=Spent(bytes_up=up)))
+
+    def message(self, w: Tensor, task: Task) -> Message:
+        """The model and one client's task. Whoever holds the whole model shares one copy of it."""
+        held = self._down(task)[0]
+        content = RecordDict({
+            self.options.arrays_key: self.arrays(w) if held is None else record({"held": w[held]}),
+            self.options.config_key: ConfigRecord({**self.train_config, "server-round": task.t, **write_task(task)}),
+        })  # fmt: skip
+        if task.tensors:
+            content["tensors"] = record(task.tensors)
+        return Message(content, self.online[task.client].node, MessageType.TRAIN, group_id=str(task.t))
+
+    def read(self, w: Tensor, task: Task, down: Spent, reply: Message, seconds: float) -> Reply:
+        """One answer as a Reply, with what it really cost; whatever is wrong with it is its client's failure."""
+        if reply.has_error():
+            return Reply(task.client, task.t, error=why(reply), spent=replace(down, compute_seconds=seconds))
+        try:
+            found = read_reply(reply.content, task, self.template, w, self.cap)
+        except Malformed as problem:
+            up = sum(weight(arrays) for arrays in reply.content.array_records.values())
+            spent = replace(down, bytes_up=up, compute_seconds=seconds)
+            return Reply(task.client, task.t, error=f"malformed: {problem}", spent=spent)
+        if found.payload and type(task.compressor) is Dense:
+            found = replace(found, payload=Payload(Once(found.payload.buffers)))
+        own = found.spent.compute_seconds
+        compute = min(own, seconds) if own else seconds
+        spent = replace(
+            found.spent, bytes_down=down.bytes_down, framing=found.spent.framing + down.framing,
+            compute_seconds=compute, transfer_seconds=seconds - compute,
+        )  # fmt: skip
+        self.metrics[task.client] = next(iter(reply.content.metric_records.values()))
+        self.pace[task.client] = compute / max(task.epochs, 1)
+        if type(found.n) is int and found.n > 0:
+            self.nodes.heard(self.online[task.client], found.n)
+        return replace(found, spent=self._joules(spent))
+
+    def evaluate(self, w: Tensor, t: int) -> Evaluation | None:
+        """The clients' own judgement of w, and the server's where it has samples."""
+        if t % self.options.eval_every:
+            return None
+        arrays = self.arrays(w)
+        by_server = self.judge(t, arrays) if self.judge else None
+        by_clients, seen = self._ask_judges(arrays, t)
+        self.judged = (by_clients, by_server)
+        if seen:
+            return seen
+        accuracy = first(by_server or {}, ACCURACY)
+        if accuracy is None:
+            return None
+        return Evaluation(accuracy, accuracy, first(by_server or {}, LOSSES) or 0.0)
+
+    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
+        """Mean loss of w on each client's training samples; of one that cannot tell, as it last reported."""
+        content = RecordDict({self.options.arrays_key: self.arrays(w), self.options.config_key: ConfigRecord({})})
+        asked = [client for client in clients if self.online[client].parts]
+        messages = [Message(content, self.online[client].node, LOSS) for client in asked]
+        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reported(reply))
+        found = {asked[at]: first(figures, LOSSES) for at, figures in answers.items()}
+        last = {client: first(self.metrics.get(client, {}), ("train_loss", *LOSSES)) for client in clients}
+        return torch.tensor([found.get(c) or last[c] or 0.0 for c in clients], dtype=torch.float64)
+
+    def arrays(self, w: Tensor) -> ArrayRecord:
+        """w as the user's record, made once for as long as w is the model."""
+        if self._sent is None or self._sent[0] is not w:
+            self._sent = None  # before there are two
+            self._sent = (w, self.template.unpack(w))
+        return self._sent[1]
+
+    def _down(self, task: Task) -> tuple[Tensor | None, int]:
+        """(coordinates a client receives, None for all; their bytes)."""
+        if task.rate == 1 or self.shop is None:
+            return None, self.template.nbytes
+        held = self.shop.part(task).held
+        return held, self.template.nbytes if held is None else 4 * len(held)
+
+    def sending(self, message: Message, task: Task) -> Spent:
+        """What sending this message cost."""
+        extra = sum(4 * x.numel() for x in task.tensors.values())
+        down = self._down(task)[1] + extra
+        arrays = sum(weight(arrays) for arrays in message.content.array_records.values())
+        scalars = sum(len(config.deflate()) for config in message.content.config_records.values())
+        return Spent(bytes_down=down, framing=max(arrays - down, 0) + scalars)
+
+    def _joules(self, spent: Spent) -> Spent:
+        profile = self.options.profile
+        if spent.measured or profile is None:
+            return spent
+        radio = profile.up_joules * spent.bytes_up + profile.down_joules * spent.bytes_down
+        joules = profile.active_watts * spent.compute_seconds + radio
+        return replace(spent, joules=joules, idle_watts=profile.idle_watts)
+
+    def _judges(self, t: int) -> list[Client]:
+        share, everyone = self.options.fraction_evaluate, list(self.online.values())
+        count = min(max(int(share * len(everyone)), self.options.least_evaluate), len(everyone)) if share else 0
+        picked = stream(self.options.seed, "evaluate", t).permutation(len(everyone))[:count]
+        return [everyone[i] for i in sorted(picked)]
+
+    def _ask_judges(self, arrays: ArrayRecord, t: int) -> tuple[MetricRecord | None, Evaluation | None]:
+        """Their metrics, weighted by samples, and accuracy per client and per sample where they report it."""
+        judges = self._judges(t)
+        config = ConfigRecord({**self.evaluate_config, "server-round": t})
+        content = RecordDict({self.options.arrays_key: arrays, self.options.config_key: config})
+        messages = [Message(content, judge.node, MessageType.EVALUATE, group_id=str(t)) for judge in judges]
+        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reported(reply))
+        figures = [answers[at] for at in sorted(answers) if 0 < (first(answers[at], (SAMPLES,)) or 0) < math.inf]
+        if not figures:
+            return None, None
+        mean = weighted(figures)
+        accuracies = [value for f in figures if (value := first(f, ACCURACY)) is not None]
+        if not accuracies:
+            return mean, None
+        down = self.template.nbytes * len(judges)
+        overall, loss = first(mean, ACCURACY), first(mean, LOSSES)
+        return mean, Evaluation(sum(accuracies) / len(accuracies), overall or 0.0, loss or 0.0, down)

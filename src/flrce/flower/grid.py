@@ -1,0 +1,112 @@
+"""Flower's Grid inside one process: a few threads run a ClientApp for any number of nodes. No Ray, no ports."""
+
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from flrce.flower.arrays import again
+
+SERVER = 1  # Flower's own id for the server's side
+RAISED, GONE = 2, 5  # Flower's error codes: the ClientApp raised; the node is unavailable
+PATIENCE = 0.05  # seconds that a pull waits for a first reply, which spares its caller a busy loop
+
+App = Callable[[Message, Context], Message]
+
+
+def identify(run_id: int = 1) -> None:
+    """Give this process the identity without which Flower makes no Message outside of a run."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = run_id, run_id, SERVER
+
+
+class LocalGrid(Grid):
+    """Nodes 1000, 1001, ... each with its own node_config and a Context that outlives a message.
+
+    `nodes` is a number (their partition-ids are 0, 1, ...) or one node_config each. A node may be added or dropped
+    while a run goes on, which is how tests restart one.
+    """
+
+    def __init__(
+        self, app: App, nodes: int | Sequence[Mapping[str, Any]], run_config: Mapping[str, Any] | None = None,
+        threads: int = 2,
+    ) -> None:  # fmt: skip
+        identify()
+        self.app, self.pool, self.lock = app, ThreadPoolExecutor(threads), threading.Lock()
+        self.run_config = dict(run_config or {})
+        self._run = Run.create_empty(TaskIdentity.run_id)
+        self.contexts: dict[int, Context] = {}
+        self.futures: dict[str, Future[Message]] = {}
+        self.sent = self.added = 0  # messages and nodes so far
+        count = nodes if isinstance(nodes, int) else len(nodes)
+        plain = [{"partition-id": i, "num-partitions": count} for i in range(count)]
+        for config in plain if isinstance(nodes, int) else nodes:
+            self.add(config)
+
+    def add(self, node_config: Mapping[str, Any], node_id: int | None = None) -> int:
+        """Connect a node; returns its id."""
+        node = node_id if node_id is not None else 1000 + self.added
+        self.added += 1
+        self.contexts[node] = Context(TaskIdentity.run_id, node, dict(node_config), RecordDict(), self.run_config)
+        return node
+
+    def drop(self, node_id: int) -> None:
+        """Disconnect a node; what it is asked from now on fails."""
+        del self.contexts[node_id]
+
+    def set_run(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())  # as Flower's own grids fill it in
+            ids.append(message.metadata.message_id)
+            with self.lock:
+                self.sent += 1
+                self.futures[ids[-1]] = self.pool.submit(self._handle, message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that have come, each once; waits a moment for the first."""
+        with self.lock:
+            asked = {key: self.futures[key] for key in message_ids if key in self.futures}
+            wait(asked.values(), PATIENCE, FIRST_COMPLETED)
+            done = [key for key, future in asked.items() if future.done()]
+            return [self.futures.pop(key).result() for key in done]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        ids = list(self.push_messages(messages))
+        waited = [self.futures[key] for key in ids]
+        wait(waited, timeout)
+        return list(self.pull_messages(ids))
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+    def _handle(self, message: Message) -> Message:
+        context = self.contexts.get(message.metadata.dst_node_id)
+        if context is None:
+            return Message(Error(GONE, "Node Unavailable"), reply_to=message)
+        try:
+            return again(lambda: self.app(message, context))
+        except Exception:
+            return Message(Error(RAISED, traceback.format_exc(limit=-3)), reply_to=message)

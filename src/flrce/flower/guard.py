@@ -1,0 +1,192 @@
+"""Any of Flower's own strategies as a recipe: it chooses and sums; our gate, books and checkpoints do the rest."""
+
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp.strategy import Strategy
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.flower.arrays import Template
+from flrce.flower.engine import FlowerEngine
+from flrce.flower.figures import ACCURACY, first
+from flrce.flower.frozen import freeze, thaw
+from flrce.flower.nodes import exchange
+from flrce.local.workload import SGD
+from flrce.pieces import Dense, Recipe, StopRule, View
+from flrce.rng import stream
+from flrce.types import Evaluation, Event, Record, Reply, Selection, Spent, Task, Updates
+
+log = logging.getLogger("flwr")
+
+
+class NotEnough(TimeoutError):
+    """A strategy went on asking for more nodes than there are."""
+
+
+class Roll:
+    """The grid as a strategy sees it while it chooses: nodes in the order of their names, and no waiting for ever."""
+
+    def __init__(self, engine: FlowerEngine) -> None:
+        self.engine, self.end = engine, time.monotonic() + engine.options.wait
+
+    def get_node_ids(self) -> list[int]:
+        if time.monotonic() > self.end:
+            raise NotEnough(f"fewer nodes than the strategy wants after {self.engine.options.wait:g} s")
+        self.engine.online = self.engine.nodes.connected()
+        return [client.node for client in self.engine.online.values()]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine.grid, name)
+
+
+class GuardedEngine(FlowerEngine):
+    """Sends what the strategy wants sent; keeps the replies for it to sum."""
+
+    def __init__(self, strategy: Strategy, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.strategy = strategy
+        self.outgoing: dict[str, Message] = {}
+        self.incoming: dict[str, Message] = {}
+        self.rows: dict[int, str] = {}
+        self.t = 0
+
+    def choose(self, view: View) -> tuple[int, ...]:
+        """The strategy's choice as rows; its draws are ours, so that a resumed run draws the same."""
+        self.t, self.outgoing, self.incoming = view.t, {}, {}
+        self.rows = {k: view.draft(k).client for k in view.pool}
+        assert self.w is not None
+        messages = self._drawn("select", view.t, self.arrays(self.w), self.train_config, self.strategy.configure_train)
+        names = {client.node: client.name for client in self.online.values()}
+        self.outgoing = {names[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in names}
+        return tuple(k for k, client in self.rows.items() if client in self.outgoing)
+
+    def fit(self, task: Task) -> Task:
+        return replace(task, compressor=Dense(), rate=1.0, first=0)
+
+    def message(self, w: Tensor, task: Task) -> Message:
+        return self.outgoing[task.client]
+
+    def read(self, w: Tensor, task: Task, down: Spent, reply: Message, seconds: float) -> Reply:
+        self.incoming[task.client] = reply
+        return super().read(w, task, down, reply, seconds)
+
+    def train(
+        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
+    ) -> Sequence[Reply]:
+        """As always; and a reply whose metrics are not like the others', which Flower would end the run for, is out."""
+        replies = super().train(w, tasks, carry, keep)
+        keys = {client: tuple(sorted(metrics)) for client, metrics in self.metrics.items()}
+        usual = min(Counter(keys.values()).most_common(), key=lambda pair: (-pair[1], pair[0]), default=((), 0))[0]
+        return [
+            reply if reply.error or keys.get(reply.client) == usual
+            else replace(reply, payload=None, error="malformed: metrics unlike those of the other clients")
+            for reply in replies
+        ]  # fmt: skip
+
+    def total(self, w: Tensor, updates: Updates) -> Tensor:
+        """The strategy's new model from the replies that passed; w where it makes none, or none that is finite."""
+        replies = [self.incoming[self.rows[k]] for k in updates.k.tolist()]
+        try:
+            arrays, _ = self.strategy.aggregate_train(self.t, replies)
+            made = None if arrays is None else flatten(self.template, arrays)
+        except Exception as why:  # a strategy's own: too few replies for Krum, for instance
+            log.warning("%s made no model in round %d: %s", type(self.strategy).__name__, self.t, why)
+            return w
+        if made is None or not torch.isfinite(made).all():
+            log.warning("%s made no finite model in round %d; the last one stays", type(self.strategy).__name__, self.t)
+            return w
+        return made
+
+    def _drawn(self, purpose: str, t: int, arrays: ArrayRecord, config: Mapping[str, Any], make: Any) -> list[Message]:
+        before = random.getstate()
+        random.seed(int(stream(self.options.seed, purpose, t).integers(2**63)))
+        try:
+            return list(make(t, arrays, ConfigRecord(dict(config)), Roll(self)))
+        except NotEnough as why:
+            log.warning("round %d: %s", t, why)
+            return []
+        finally:
+            random.setstate(before)
+
+    def _ask_judges(self, arrays: ArrayRecord, t: int) -> tuple[MetricRecord | None, Evaluation | None]:
+        """Evaluation is the strategy's too: its messages, its sums."""
+        messages = self._drawn("evaluate", t, arrays, self.evaluate_config, self.strategy.configure_evaluate)
+        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reply)
+        good = [answers[at] for at in sorted(answers) if not answers[at].has_error()]
+        try:
+            metrics = self.strategy.aggregate_evaluate(t, good) if good else None
+        except Exception as why:
+            log.warning("%s could not sum evaluations of round %d: %s", type(self.strategy).__name__, t, why)
+            return None, None
+        accuracy = first(metrics or {}, ACCURACY)
+        down = self.template.nbytes * len(messages)
+        return metrics, None if accuracy is None else Evaluation(accuracy, accuracy, 0.0, down)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A strategy's own state (momenta, clipping norms), as bytes."""
+
+    blob: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """Who trains: the strategy says. Its state is this piece's memory, so that it is checkpointed and restored."""
+
+    engine: GuardedEngine
+
+    def init(self, M: int, d: int, D: int) -> Kept:
+        return Kept(freeze(self.engine.strategy))
+
+    def select(self, memory: Kept, view: View, rng: Generator) -> Selection:
+        thaw(self.engine.strategy, memory.blob)
+        return Selection(self.engine.choose(view))
+
+    def observe(self, memory: Kept, event: Event) -> Kept:
+        return Kept(freeze(self.engine.strategy))
+
+
+@dataclass(frozen=True)
+class TheirSum:
+    """What replies become: the strategy says."""
+
+    engine: GuardedEngine
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+        return self.engine.total(w, updates)
+
+
+@dataclass(frozen=True)
+class EveryRound:
+    """A stop rule for runs without exploit rounds: each round counts as one."""
+
+    rule: StopRule
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        return self.rule([replace(record, exploit=True) for record in history])
+
+    def before(self, history: Sequence[Record], estimates: Sequence[Spent]) -> str:
+        check = getattr(self.rule, "before", None)
+        return check(history, estimates) if check else ""
+
+
+def recipe(engine: GuardedEngine, P: int) -> Recipe:
+    """The strategy as a recipe."""
+    name = f"guarded-{type(engine.strategy).__name__.lower()}"
+    return Recipe(P, Theirs(engine), SGD(), TheirSum(engine), name=name)
+
+
+def flatten(template: Template, arrays: ArrayRecord) -> Tensor:
+    """w of a record that our own server's strategy made, whatever its dtypes."""
+    parts = [np.asarray(arrays[s.name].numpy(), np.float32).reshape(s.shape) for s in template.layout.slots]
+    return torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts]))

@@ -1,0 +1,37 @@
+"""What a user may set about a run on Flower."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from flwr.app import ArrayRecord, MetricRecord
+
+from flrce.fleet.costs import Profile
+from flrce.types import Reply, Spent, Task
+
+Judge = Callable[[int, ArrayRecord], MetricRecord | None]  # round, model -> the server's own metrics
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run treats its fleet."""
+
+    seed: int = 0
+    timeout: float = 3600.0  # seconds a round waits for replies
+    wait: float = 300.0  # seconds to wait for enough nodes
+    available: int = 1  # nodes that are enough to start a round
+    ask: bool = True  # clients tell their names; False: node ids are stable, as with node authentication
+    fraction_evaluate: float = 1.0  # share of the clients that judge a model
+    least_evaluate: int = 0
+    eval_every: int = 1
+    arrays_key: str = "arrays"
+    config_key: str = "config"
+    profile: Profile | None = None  # models the joules of clients that cannot measure them
+
+
+class Costs(Protocol):
+    """A model of what tasks cost, instead of what the clocks here say: for fleets that are only simulated."""
+
+    def estimate(self, task: Task) -> Spent: ...
+    def booked(self, task: Task, reply: Reply) -> Reply: ...
+    def inquiry(self, client: str, down: int) -> Spent: ...

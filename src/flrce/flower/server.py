@@ -1,0 +1,115 @@
+"""An experiment file's recipe, data and model on Flower: what its ServerApp and its ClientApp do."""
+
+import threading
+import tomllib
+from contextlib import closing
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from flrce.config import Experiment, build_net
+from flrce.data.federation import Federation, federate
+from flrce.data.sources import source
+from flrce.engines.simulator import Simulator
+from flrce.errors import BadInput
+from flrce.fleet.costs import fleet
+from flrce.flower.arrays import record
+from flrce.flower.client import Local, client_app
+from flrce.flower.grid import LocalGrid
+from flrce.flower.session import Result
+from flrce.flower.strategies import RecipeStrategy
+from flrce.models.flat import layout, pack
+from flrce.types import Reply, Spent, Task
+
+_loading = threading.Lock()
+
+
+def serve(grid: Grid, experiment: Experiment, state: Path | str | None = None, **settings: Any) -> Result:
+    """All rounds of an experiment over a grid; `state` is its run directory, from which a killed run goes on.
+
+    With `modelled`, costs are those of the experiment's fleet, as in the simulator, not what the clocks here say.
+    """
+    federation, net = _built(experiment.toml())
+    costs = _Modelled(experiment, federation, net) if settings.pop("modelled", False) else None
+    given = {
+        "seed": experiment.seed, "eval_every": experiment.engine.eval_every, "min_train_nodes": 1,
+        "min_available_nodes": min(experiment.per_round, experiment.clients), "device": _profile(experiment),
+    }  # fmt: skip
+    timeout = float(settings.pop("timeout", 3600.0))
+    strategy = RecipeStrategy(
+        experiment.build_recipe(), state=state, model=net, sample_shape=federation.source.shape, **{**given, **settings}
+    )
+    strategy.experiment, strategy.partition, strategy.costs = experiment.toml(), federation.describe(), costs
+    return strategy.start(grid, arrays(experiment), experiment.rounds, timeout)
+
+
+def arrays(experiment: Experiment) -> ArrayRecord:
+    """The experiment's first model."""
+    _, net = _built(experiment.toml())
+    return record(layout(net).views(pack(net)))
+
+
+def local_of(experiment: Experiment, context: Context) -> Local:
+    """What the node with partition-id k trains with: the samples of client k of the experiment."""
+    federation, net = _built(experiment.toml())
+    k = context.node_config.get("partition-id")
+    if type(k) is not int or not 0 <= k < len(federation.clients):
+        raise BadInput(f"partition-id {k!r}: set it with --node-config, from 0 to {len(federation.clients) - 1}")
+    origin = federation.source
+    return Local(
+        net, federation.x, federation.y, federation.train[k], federation.held[k], origin.scale, origin.shift,
+        federation.clients[k], experiment.engine.kernel,
+    )  # fmt: skip
+
+
+def experiment_client(experiment: Experiment) -> ClientApp:
+    """A ClientApp whose node with partition-id k is client k of the experiment."""
+    return client_app(lambda context: local_of(experiment, context))
+
+
+def run(experiment: Experiment, state: Path | str | None = None, threads: int = 2, **settings: Any) -> Result:
+    """An experiment on Flower's message layer within this process: one node per client."""
+    with closing(LocalGrid(experiment_client(experiment), experiment.clients, threads=threads)) as grid:
+        given = {"min_available_nodes": experiment.clients, "modelled": True}
+        return serve(grid, experiment, state, **{**given, **settings})
+
+
+class _Modelled:
+    """The simulator's books without its workers."""
+
+    def __init__(self, experiment: Experiment, federation: Federation, net: Any) -> None:
+        devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed)
+        self.simulator = Simulator(federation, net, devices, lambda shop: None)  # type: ignore[arg-type, return-value]
+
+    def estimate(self, task: Task) -> Spent:
+        return self.simulator.estimate(task)
+
+    def booked(self, task: Task, reply: Reply) -> Reply:
+        return self.simulator._booked(task, reply)
+
+    def inquiry(self, client: str, down: int) -> Spent:
+        return self.simulator.inquiry(client, down)
+
+
+def _built(text: str) -> tuple[Federation, Any]:
+    """Samples and network of an experiment, made once per process."""
+    with _loading:
+        return _build(text)
+
+
+@lru_cache(maxsize=2)
+def _build(text: str) -> tuple[Federation, Any]:
+    experiment = Experiment.of(tomllib.loads(text))
+    d = experiment.data
+    pool = source(d.name, d.path)
+    federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
+    return federation, build_net(experiment.model.name, pool.shape, len(pool.classes), experiment.seed)
+
+
+def _profile(experiment: Experiment) -> str | None:
+    """The device that models joules, where all clients have the same."""
+    return experiment.fleet.profile if isinstance(experiment.fleet.profile, str) else None

@@ -1,0 +1,209 @@
+"""A run over a Grid from first round to last: the loop, the state folder, and what Flower's Result wants to know."""
+
+import json
+import logging
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import Result as FlowerResult
+from torch import Tensor
+
+from flrce import loop
+from flrce.errors import BadInput
+from flrce.flower.engine import FlowerEngine
+from flrce.flower.figures import weighted
+from flrce.flower.wire import SAMPLES
+from flrce.names import PIECES
+from flrce.pieces import ROLES, Recipe
+from flrce.store.ledger import Ledger
+from flrce.types import Record, Round, State
+
+log = logging.getLogger("flwr")
+
+
+@dataclass
+class Result(FlowerResult):
+    """Flower's Result, and why the run ended before its last round ("" if it did not)."""
+
+    stopped: str = ""
+    history: tuple[Record, ...] = field(default=(), repr=False)
+
+    __repr__ = FlowerResult.__repr__
+
+
+@dataclass
+class Session:
+    """One recipe on one engine; with a `folder`, every round is committed there and a later start goes on from it.
+
+    A round is committed while the clients of the next one train, as soon as that one's messages are out: a device then
+    never waits for the server's disk. Whoever kills the server in between has both rounds done again.
+    """
+
+    recipe: Recipe
+    engine: FlowerEngine
+    w: Tensor
+    T: int
+    folder: Path | None = None
+    experiment: str = ""  # settings as TOML, for the state folder
+    partition: Mapping[str, Any] | None = None  # who holds which samples, likewise
+
+    def run(self) -> Result:
+        """All rounds until T or a stop; no message is sent after either."""
+        result = Result()
+        with ExitStack() as stack:
+            ledger = stack.enter_context(self._ledger()) if self.folder else None
+            start = loop.initial(self.recipe, self.engine, self.w)
+            state = ledger.restore(start) if ledger else start
+            if state.history:
+                log.info("Resuming %s after round %d", self.folder, state.t)
+            result.history = state.history
+            for record in state.history:
+                self._note(result, record)
+            pending: list[Round] = []
+
+            def settle() -> None:
+                while pending and ledger:
+                    ledger.append(pending.pop(0))
+
+            self.engine.meanwhile = settle
+            try:
+                for done in self._rounds(state):
+                    settle()  # the round before, if this one was not even sent
+                    pending, state = [done], done.state
+                    self._report(result, done)
+                settle()
+            except BaseException:
+                with suppress(BadInput, OSError):
+                    settle()
+                self._salvage(ledger, start.roster)
+                raise
+            if ledger and ledger.committed is not None:
+                self._keep(ledger, ledger.committed)
+            result.history, result.arrays = state.history, self.engine.template.unpack(self._handed(state))
+        result.stopped = state.history[-1].stop if state.history else ""
+        return result
+
+    def _rounds(self, state: State) -> Iterator[Round]:
+        recipe = self.recipe
+        while state.t < self.T and not loop.over(state):
+            self.w = self.engine.w = state.w
+            plan = loop.begin(recipe, self.engine, state, self.engine.options.seed)
+            plan = replace(plan, tasks=tuple(map(self.engine.fit, plan.tasks)))
+            log.info("[ROUND %d/%d] %d clients: %s", plan.t, self.T, len(plan.tasks), _names(plan))
+            replies = () if plan.refused else self.engine.train(state.w, plan.tasks, {}, plan.chosen.keep)
+            done = loop.finish(recipe, self.engine, plan, replies)
+            yield done
+            if done.record.stop:
+                return
+            state = done.state
+
+    def _ledger(self) -> Ledger:
+        """The state folder, opened; who the clients were at first stays as it was."""
+        assert self.folder is not None
+        old = self.folder / "partition.json"
+        clients = list(self.engine.clients())
+        found = {
+            "data": "flower",
+            "classes": [],
+            "clients": clients,
+            "train": [self.engine.samples(c) for c in clients],
+        }
+        partition = self.partition or (json.loads(old.read_bytes()) if old.exists() else found)
+        return Ledger(self.folder, self.experiment, partition, resume=True)
+
+    def _keep(self, ledger: Ledger, state: State) -> None:
+        ledger.finish(state, self.engine.trainable, self._named(state))
+
+    def _salvage(self, ledger: Ledger | None, roster: tuple[str, ...]) -> None:
+        """After a failure, make what is committed readable. It comes from the disk: tables in memory are a round on."""
+        if ledger is None:
+            return
+        memory = self.recipe.init(len(roster), self.engine.trainable, len(self.w))
+        with suppress(BadInput, OSError):  # why the run ended matters more
+            state = ledger.recover(State(0, self.w, memory, roster))
+            if state is not None:
+                self._keep(ledger, state)
+
+    def _handed(self, state: State) -> Tensor:
+        return self.recipe.average.model(state.memory.get("average"), state.w)
+
+    def _named(self, state: State) -> Mapping[str, Tensor]:
+        return {name: view.clone() for name, view in self.engine.template.layout.views(self._handed(state)).items()}
+
+    def _report(self, result: Result, done: Round) -> None:
+        """One round in the log and in Flower's metrics."""
+        record, engine = done.record, self.engine
+        for client, reason in sorted(record.rejected.items()):
+            log.info("\t> %s did not count: %s", client, reason)
+        log.info(
+            "\t└──> round %d %s: %d of %d replies, conflicts %.2f, accuracy %s, %.3f MB up, %.3f MB down",
+            record.t, record.outcome, len(record.replied), len(record.chosen), record.conflicts,
+            "-" if record.accuracy is None else f"{record.accuracy:.4f}", record.bytes_up / 1e6,
+            record.bytes_down / 1e6,
+        )  # fmt: skip
+        if record.stop:
+            log.info("Stopping after round %d: %s", record.t, record.stop)
+        useful = [engine.metrics[client] for client in record.replied if client in engine.metrics]
+        self._note(result, record, weighted(useful) if useful and all(SAMPLES in m for m in useful) else None)
+        by_clients, by_server = engine.judged
+        if by_clients is not None:
+            result.evaluate_metrics_clientapp[record.t] = by_clients
+        if by_server is not None:
+            result.evaluate_metrics_serverapp[record.t] = by_server
+        engine.judged = (None, None)
+
+    def _note(self, result: Result, record: Record, metrics: MetricRecord | None = None) -> None:
+        noted = result.train_metrics_clientapp
+        if record.outcome == "committed":
+            noted[record.t] = MetricRecord({**(metrics or {}), **figures(record)})
+        elif record.stop and noted:  # a round that was not even started ended the run
+            noted[max(noted)]["stopped"] = 1
+
+
+def figures(record: Record) -> dict[str, Any]:
+    """A round's books as Flower metrics; `stopped` is 1 in the round that ended the run."""
+    names = ("conflicts", "consensus", "bytes_up", "bytes_down", "bytes_wasted", "joules", "seconds")
+    return {
+        **{name: getattr(record, name) for name in names}, "exploit": int(record.exploit),
+        "replied": len(record.replied), "rejected": len(record.rejected), "stopped": int(bool(record.stop)),
+    }  # fmt: skip
+
+
+def settings(recipe: Recipe, T: int, seed: int, **more: Any) -> str:
+    """What decides a run's result, as the TOML of its state folder."""
+    pieces = {role: named(role, getattr(recipe, role)) for role in ROLES}
+    table = {"name": recipe.name or "custom", "minimum": recipe.minimum, **pieces}
+    return tomli_w.dumps({
+        "seed": seed, "rounds": T, "per_round": recipe.P, **more, "recipe": table, "engine": {"name": "flower"},
+    })  # fmt: skip
+
+
+def named(role: str, piece: Any) -> dict[str, Any]:
+    """A piece as an experiment file writes it: its short name, or its class, and its fields."""
+    name = next((name for name, make in PIECES[role].items() if make is type(piece)), type(piece).__name__)
+    table: dict[str, Any] = {"piece": name}
+    for f in fields(piece) if is_dataclass(piece) else ():
+        value = getattr(piece, f.name)
+        if is_dataclass(value):
+            table[f.name] = named(role, value)
+        elif isinstance(value, tuple):
+            table[f.name] = [named(role, item) if is_dataclass(item) else item for item in value]
+        elif isinstance(value, str | int | float | bool):
+            table[f.name] = value
+    return table
+
+
+def kept(folder: Path | None, key: str) -> Any:
+    """A setting of a run that is to go on, or None."""
+    path = folder / "experiment.toml" if folder else None
+    return tomllib.loads(path.read_text()).get(key) if path and path.exists() else None
+
+
+def _names(plan: loop.Plan) -> str:
+    return ", ".join(task.client for task in plan.tasks[:12]) + (" ..." if len(plan.tasks) > 12 else "")

@@ -1,0 +1,144 @@
+"""Task and Reply <-> Flower's records.
+
+A piece is built only from a name in `names.PIECES`: no code is imported because a message says so.
+"""
+
+import math
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from flrce.errors import BadInput
+from flrce.flower.arrays import Template, record, tensors, weight
+from flrce.names import PIECES
+from flrce.pieces import Malformed
+from flrce.types import Payload, Reply, Spent, Task
+
+PREFIX = "flrce."  # of our keys in a ConfigRecord, beside the user's
+SAMPLES = "num-examples"  # what Flower calls n_k
+NAME = re.compile(r"[\w.:@+-]{1,64}")
+LOCAL = ("compressor", "tensors")  # fields of a Task that are not scalars
+
+
+def name_of(value: Any) -> str:
+    """A client's name for itself, checked."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise Malformed(f"client name {str(value)[:40]!r}: use 1 to 64 letters, digits and . : @ + - _")
+    return value
+
+
+def write_task(task: Task) -> dict[str, Any]:
+    """A task's scalars and its compressor, as entries of a ConfigRecord."""
+    entries = {PREFIX + f.name: getattr(task, f.name) for f in fields(task) if f.name not in LOCAL}
+    entries = {key: value for key, value in entries.items() if value is not None}
+    return entries | write_piece("compressor", task.compressor, PREFIX + "compressor")
+
+
+def read_task(config: Mapping[str, Any], sent: Mapping[str, Tensor]) -> Task:
+    """The task in a ConfigRecord; Malformed says what is wrong with it."""
+    values: dict[str, Any] = {}
+    for f in fields(Task):
+        value = config.get(PREFIX + f.name)
+        if f.name in LOCAL or value is None:
+            continue
+        kinds = typing.get_args(f.type) or (f.type,)
+        if type(value) not in (*kinds, *((int,) if float in kinds else ())):
+            raise Malformed(f"{PREFIX}{f.name} is a {type(value).__name__}")
+        values[f.name] = float(value) if float in kinds else value
+    try:
+        return Task(**values, compressor=read_piece("compressor", config, PREFIX + "compressor"), tensors=sent)
+    except TypeError as why:
+        raise Malformed(f"no task: {why}") from why
+
+
+def write_piece(role: str, piece: Any, key: str) -> dict[str, Any]:
+    """A piece as its registered name under `key` and its fields below; wrapped pieces nest."""
+    name = next((name for name, make in PIECES[role].items() if make is type(piece)), None)
+    if name is None:
+        raise BadInput(
+            f"{role} {type(piece).__name__} has no name that clients know; "
+            f"add it to names.PIECES[{role!r}] on both sides"
+        )
+    entries: dict[str, Any] = {key: name}
+    for f in fields(piece):
+        value = getattr(piece, f.name)
+        if is_dataclass(value):
+            entries |= write_piece(role, value, f"{key}.{f.name}")
+        elif value is not None:
+            entries[f"{key}.{f.name}"] = list(value) if isinstance(value, tuple) else value
+    return entries
+
+
+def read_piece(role: str, config: Mapping[str, Any], key: str) -> Any:
+    """The piece that `write_piece` wrote; only registered names are built."""
+    name = config.get(key)
+    make: Callable[..., Any] | None = PIECES[role].get(name) if isinstance(name, str) else None
+    if make is None:
+        raise Malformed(f"{role} {str(name)[:40]!r} is not one of {', '.join(sorted(PIECES[role]))}")
+    values = {}
+    for f in fields(make) if is_dataclass(make) else ():
+        value = config.get(f"{key}.{f.name}")
+        if value is not None:
+            nested = f.metadata.get("piece") and isinstance(value, str)
+            values[f.name] = read_piece(role, config, f"{key}.{f.name}") if nested else _plain(value)
+    try:
+        return make(**values)
+    except (TypeError, ValueError) as why:
+        raise Malformed(f"{role} {name!r}: {why}") from why
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def write_reply(reply: Reply, seconds: float, joules: float | None, metrics: Mapping[str, Any] = {}) -> RecordDict:
+    """A client's answer with its encoded payload; `metrics` are the user's own."""
+    assert reply.payload is not None
+    base = {PREFIX + "base": reply.base} if reply.base else {}
+    figures = {SAMPLES: reply.n, "train_loss": reply.loss, "loss-square": reply.loss_square, "seconds": seconds}
+    return RecordDict({
+        "payload": record(reply.payload.buffers),
+        "metrics": MetricRecord({**metrics, **figures, **({} if joules is None else {"joules": joules})}),
+        "reply": ConfigRecord({PREFIX + "client": reply.client, PREFIX + "t": reply.t, **base}),
+    })  # fmt: skip
+
+
+def read_reply(content: RecordDict, task: Task, template: Template, w: Tensor, cap: int) -> Reply:
+    """A client's answer, ours or any Flower client's: then its one ArrayRecord is the whole trained model."""
+    if len(content) > 8:
+        raise Malformed(f"{len(content)} records in one reply")
+    metrics, arrays = content.metric_records, content.array_records
+    if len(metrics) != 1 or len(arrays) != 1:
+        raise Malformed(f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords, not one of each")
+    figures, values = next(iter(metrics.values())), next(iter(arrays.values()))
+    echo = content.config_records.get("reply", ConfigRecord())
+    rich, t = PREFIX + "t" in echo, echo.get(PREFIX + "t", task.t)
+    if rich and echo.get(PREFIX + "client") != task.client:
+        raise Malformed(f"answers for {str(echo.get(PREFIX + 'client'))[:40]!r}")
+    buffers = tensors(values, cap) if rich else {"u": template.pack(values, minus=w)}
+    payload = Payload(buffers)
+    up = payload.nbytes if rich else template.nbytes
+    n = figures.get(SAMPLES, 0)
+    joules = _figure(figures, "joules")
+    spent = Spent(
+        bytes_up=up, framing=weight(values) - up + len(figures.deflate()) + len(echo.deflate()),
+        compute_seconds=max(_figure(figures, "seconds") or 0.0, 0.0), joules=max(joules or 0.0, 0.0),
+        measured=joules is not None,
+    )  # fmt: skip
+    return Reply(
+        task.client, t if type(t) is int else -1, payload,
+        n=int(n) if isinstance(n, float) and n.is_integer() else n,  # type: ignore[arg-type]
+        loss=_figure(figures, "train_loss", "loss") or 0.0, loss_square=_figure(figures, "loss-square") or 0.0,
+        spent=spent, base=echo.get(PREFIX + "base", ""),  # type: ignore[arg-type]  # the gate's to judge
+    )  # fmt: skip
+
+
+def _figure(figures: Mapping[str, Any], *names: str) -> float | None:
+    """The first of these metrics that is a finite number."""
+    found = (figures.get(name) for name in names)
+    return next((float(v) for v in found if isinstance(v, int | float) and math.isfinite(v)), None)

@@ -1,0 +1,139 @@
+"""The C file of one net: its stages, a workspace, and the two functions that Python calls."""
+
+from pathlib import Path
+
+from flrce.local.native import backward, convolution, forward, linear
+from flrce.local.native.blocks import Machine
+from flrce.local.native.frames import Place, entry, places, tight
+from flrce.local.native.plan import Plan
+from flrce.local.native.setting import Setting
+
+HERE = Path(__file__).parent
+
+
+def source(plan: Plan, machine: Machine) -> str:
+    """The whole C file, reproducible: its text is the key of the build cache."""
+    linear = {stage.weight for stage in plan.stages if stage.op == "linear"}
+    where, floats = places(plan.layout.slots, linear, machine.lanes)
+    frames = [entry(stage) for stage in plan.stages] + [tight(plan.stages[-1].out)]
+    settings = [
+        Setting(s, stage, frames[s + 1], where, machine, any(before.learns for before in plan.stages[:s]))
+        for s, stage in enumerate(plan.stages)
+    ]
+    widest = max(stage.middle[0] for stage in plan.stages)
+    parts = [f"#define LANES {machine.lanes}", f"#define CHANNELS {widest}", _interleaved(machine.lanes)]
+    parts += [(HERE / name).read_text() for name in ("prelude.h", "normal.h")]
+    parts += [_workspace(settings, frames[-1].size, floats), _places(settings[0])]
+    parts += [part for it in settings for part in (*_products(it), forward.text(it), backward.text(it))]
+    parts += [_slots(where), _step(settings, plan), (HERE / "driver.h").read_text()]
+    return "\n".join(parts)
+
+
+def _products(it: Setting) -> list[str]:
+    stage, s, machine = it.stage, it.s, it.machine
+    if stage.op == "conv":
+        parts = [convolution.forward(stage, s, machine), convolution.weights(stage, s, machine, it.dy)]
+        return [*parts, convolution.backward(stage, s, machine)] if it.deeper else parts
+    if stage.op == "linear":
+        place = it.places[stage.weight]
+        parts = [linear.forward(stage, s, machine, place), linear.weights(stage, s, machine, place)]
+        return [*parts, linear.backward(stage, s, machine, place)] if it.deeper else parts
+    return []
+
+
+def _interleaved(lanes: int) -> str:
+    """The lanes of two rows' first and second halves, interleaved, for transposing."""
+    low, high = (", ".join(f"{at + i}, {lanes + at + i}" for i in range(lanes // 2)) for at in (0, lanes // 2))
+    return f"#define LOW {low}\n#define HIGH {high}\n#define SHUFFLES {lanes.bit_length() - 1}"
+
+
+def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
+    """struct net and carve(): one block of memory, aligned parts; padding stays zero from the allocation on."""
+    parts = [("vec", "strip", "2 * LANES * tiles"), ("float", "p", str(floats)), ("float", "origin", str(floats))]
+    parts += [("float", "pull", str(max(1, len(settings[0].places)))), ("float", "loss", "LANES * tiles")]
+    for it in settings:
+        s, stage = it.s, it.stage
+        tiles = "1" if s == 0 and stage.op == "conv" else "tiles"
+        parts += [("vec", f"in{s}", f"{entry(stage).size} * {tiles}"), ("vec", f"d{s}", f"{it.out} * tiles")]
+        if stage.op != "pool":
+            parts += [("struct channel", f"c{s}", "1")]
+        if stage.op in ("conv", "linear"):
+            parts += [("vec", f"y{s}", f"{it.middle} * tiles")]
+        if it.pooled:
+            parts += [("vec", f"best{s}", f"{it.out} * tiles")]
+        if stage.op == "conv":
+            parts += [("vec", f"dy{s}", str(it.dy.size)), ("vec", f"g{s}", str(it.places[stage.weight].pitch))]
+    parts += [("vec", f"in{len(settings)}", f"{logits} * tiles")]
+    fields = "\n".join(f"    {kind} *{name};" for kind, name, _ in parts)
+    carved = "\n".join(
+        f"    n->{name} = (void *)(base + at);\n    at += ((long)sizeof({kind}) * {count} + 127) / 64 * 64;"
+        for kind, name, count in parts
+    )
+    return f"""struct net {{
+{fields}
+}};
+
+static long carve(struct net *n, char *base, long tiles) {{
+    long at = 0;
+{carved}
+    return at;
+}}
+"""
+
+
+def _places(first: Setting) -> str:
+    """place[i]: where value i of a sample goes in a tile."""
+    C, H, W = first.stage.inside
+    frame = entry(first.stage)
+    return f"""static int place[{C * H * W}];
+__attribute__((constructor)) static void fill_places(void) {{
+    for (int i = 0; i < {C * H * W}; i++)
+        place[i] = i / {H * W} * {frame.plane} + i / {W} % {H} * {frame.pitch} + i % {W} + {frame.origin};
+}}
+"""
+
+
+def _slots(where: dict[str, Place]) -> str:
+    rows = ",\n".join(
+        f"    {{{p.slot.offset}, {p.inner}, {p.rows}, {p.cols}, {p.pitch}, {int(p.slot.trainable)}}}"
+        for p in where.values()
+    )
+    return (
+        "/* Tensors: place in w, place in a trainer, rows, columns, pitch, trained. */\n"
+        f"static const struct {{ int flat, inner, rows, cols, pitch, trained; }} slots[] = {{\n{rows}\n}};\n"
+        f"enum {{ SLOTS = {len(where)} }};\n"
+    )
+
+
+def _step(settings: list[Setting], plan: Plan) -> str:
+    """forward, backward and what a run starts with."""
+    last = len(settings) - 1
+    begin: list[str] = []
+    down: list[str] = []
+    up: list[str] = []
+    for it in settings:
+        s, stage = it.s, it.stage
+        up += [f"forward_{s}(n, b, first <= {stage.index});"]
+        if stage.op == "conv" and stage.norm:
+            bias = f"{it.at(stage.bias)}[i]" if stage.bias else "0"
+            begin += [
+                f"for (int i = 0; i < {stage.middle[0]}; i++) n->c{s}->start[i] = {bias} - {it.at(stage.norm.mean)}[i];"
+            ]
+        below = max((x.stage.index for x in settings[:s] if x.stage.learns), default=-1)
+        needed = f"first <= {stage.index}" if stage.learns else f"first <= {below}"
+        down = [f"if ({needed}) backward_{s}(n, b, step, first <= {below});", *down]
+    line = "\n    "
+    return f"""
+enum {{ CLASSES = {plan.classes} }};
+static void begin(struct net *n) {{
+    {line.join(begin)}
+}}
+static void forward(struct net *n, const struct batch *b, int first) {{
+    {line.join(up)}
+}}
+static void backward(struct net *n, const struct batch *b, const struct step *step, int first) {{
+    {line.join(down)}
+}}
+static vec *logits(struct net *n) {{ return n->in{last + 1}; }}
+static vec *slope(struct net *n) {{ return n->d{last}; }}
+"""

@@ -1,0 +1,92 @@
+"""One stage among the others, and how its C text names things."""
+
+from dataclasses import dataclass
+from math import prod
+
+from flrce.local.native import convolution
+from flrce.local.native.blocks import Machine
+from flrce.local.native.frames import Frame, Place, entry
+from flrce.local.native.plan import Stage
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A stage's surroundings: its number, the frame it writes to, and the tensors by name."""
+
+    s: int
+    stage: Stage
+    target: Frame  # of the next stage's input; tight at the end
+    places: dict[str, Place]
+    machine: Machine
+    deeper: bool  # whether any stage before it learns
+
+    def at(self, name: str, base: str = "n->p") -> str:
+        """A tensor's address, or 0 where the stage has none."""
+        return f"({base} + {self.places[name].inner})" if name else "0"
+
+    def pull(self, name: str) -> str:
+        return f"step->pull[{list(self.places).index(name)}]"
+
+    @property
+    def norm(self) -> int:
+        return int(self.stage.norm is not None)
+
+    @property
+    def pooled(self) -> bool:
+        return self.stage.pool != (1, 1)
+
+    @property
+    def dy(self) -> Frame:
+        """Where a convolution's output gradient goes: a whole tile, or the rows in use if no stage below needs it."""
+        if self.deeper:
+            return convolution.gradient_frame(self.stage)
+        return Frame(self.stage.middle[0], convolution.row_group(self.stage), self.stage.middle[2])
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """How far apart channels and rows lie in the target: as in y's own planes where the next stage flattens."""
+        _, H, W = self.stage.out
+        return (self.target.plane, self.target.pitch) if self.target.channels == self.stage.out[0] else (H * W, W)
+
+    @property
+    def inside(self) -> int:
+        return prod(self.stage.inside)
+
+    @property
+    def middle(self) -> int:
+        return prod(self.stage.middle)
+
+    @property
+    def out(self) -> int:
+        return prod(self.stage.out)
+
+    @property
+    def x(self) -> str:
+        """Tile t of the input. A net's first convolution keeps one tile only, and reads the samples anew (see load)."""
+        once = self.s == 0 and self.stage.op == "conv"
+        return f"n->in{self.s}" if once else f"(n->in{self.s} + t * {entry(self.stage).size})"
+
+    @property
+    def y(self) -> str:
+        """The product's output, of all tiles."""
+        return f"n->in{self.s}" if self.stage.op == "none" else f"n->y{self.s}"
+
+    @property
+    def d(self) -> str:
+        """Tile t of the output's gradient."""
+        return f"(n->d{self.s} + t * {self.out})"
+
+    @property
+    def below(self) -> str:
+        """Tile t of the input's gradient."""
+        return f"(n->d{self.s - 1} + t * {self.inside})"
+
+    @property
+    def next(self) -> str:
+        """Tile t of the next stage's input."""
+        return f"(n->in{self.s + 1} + t * {self.target.size} + {self.target.origin})"
+
+    @property
+    def load(self) -> str:
+        """The first stage reads samples: bytes, so reading them again costs less than keeping floats."""
+        return f"load_tile(b, t, {self.x}, place, {self.inside});" if self.s == 0 else ""

@@ -1,0 +1,1 @@
+"""Many clients' local training at once on one device."""

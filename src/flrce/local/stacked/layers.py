@@ -1,0 +1,183 @@
+"""Layers of many networks at once: every tensor has the lane as its first dimension.
+
+The plain path, written for clearness and as the fused kernels' oracle. A lane's batch is padded to a common
+number of samples; `count` (k,) says how many of them are real, and only BatchNorm needs to know.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from flrce.errors import BadInput
+from flrce.local.stacked.triton_block import FusedBlock, fuse, usable
+from flrce.models.chain import Chain, Layer
+
+Tensors = dict[str, Tensor]
+RANDOM = "Dropout at {!r} draws at random, which the stacked trainer does not repeat; use p=0"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All samples, resident on the device in their own dtype; an input is x * scale + shift."""
+
+    x: Tensor
+    y: Tensor
+    scale: float
+    shift: float
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """index (k, B) -> (k, B, *shape) float32."""
+        x = self.x.index_select(0, index.reshape(-1)).float()
+        return (x * self.scale + self.shift).reshape(*index.shape, *self.x.shape[1:])
+
+    def labels(self, index: Tensor) -> Tensor:
+        return self.y.index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer) -> Tensor:
+    """im2col and one small product per sample; x (k, B, C, H, W), weight (k, O, C/groups, R, S)."""
+    k, B = x.shape[:2]
+    groups, O = layer["groups"], weight.shape[1]
+    columns = F.unfold(x.flatten(0, 1), layer["kernel"], layer["dilation"], layer["padding"], layer["stride"])
+    columns = columns.reshape(k, B, groups, -1, columns.shape[-1])  # (k, B, groups, C/groups*R*S, pixels)
+    y = weight.reshape(k, 1, groups, O // groups, -1) @ columns
+    y = y.reshape(k, B, *layer.out)
+    return y if bias is None else y + bias[:, None, :, None, None]
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer; x (k, B, ..., I), weight (k, O, I). W x^T, so that the weight's gradient has its strides."""
+    flat = x.reshape(len(x), -1, x.shape[-1]).mT
+    y = torch.bmm(weight, flat) if bias is None else torch.baddbmm(bias[:, :, None], weight, flat)
+    return y.mT.reshape(*x.shape[:-1], -1)
+
+
+def normalise(x: Tensor, t: Tensors, layer: Layer, count: Tensor, training: bool) -> Tensor:
+    """BatchNorm over the first `count` samples of each lane; running statistics are updated in place."""
+    over = (1, *range(3, x.dim()))
+    channel = (len(x), 1, -1) + (1,) * (x.dim() - 3)
+    mean, var = t[f"{layer.name}.running_mean"], t[f"{layer.name}.running_var"]
+    if training:
+        n = (count * (x[0, 0, 0].numel())).clamp(min=1).float()[:, None]  # (k, 1)
+        real = torch.arange(x.shape[1], device=x.device) < count[:, None]  # (k, B)
+        real = real.reshape(*real.shape, *(1,) * (x.dim() - 2))
+        now = x.where(real, 0).sum(over) / n  # (k, C)
+        spread = (x - now.reshape(channel)).where(real, 0).square().sum(over) / n
+        with torch.no_grad():
+            share = layer["momentum"] * (count > 0).float()[:, None]
+            mean.lerp_(now, share.expand_as(now))
+            var.lerp_(spread * n / (n - 1).clamp(min=1), share.expand_as(now))
+        mean, var = now, spread
+    y = (x - mean.reshape(channel)) * torch.rsqrt(var + layer["eps"]).reshape(channel)
+    if layer["affine"]:
+        y = y * t[f"{layer.name}.weight"].reshape(channel) + t[f"{layer.name}.bias"].reshape(channel)
+    return y
+
+
+def apply(layer: Layer, x: Tensor, t: Tensors, count: Tensor, training: bool) -> Tensor:
+    """One layer of every lane."""
+    match layer.kind:
+        case "conv":
+            return convolve(x, t[f"{layer.name}.weight"], t.get(f"{layer.name}.bias"), layer)
+        case "linear":
+            return multiply(x, t[f"{layer.name}.weight"], t.get(f"{layer.name}.bias"))
+        case "batchnorm":
+            return normalise(x, t, layer, count, training)
+        case "relu":
+            return torch.relu(x)
+        case "tanh":
+            return torch.tanh(x)
+        case "maxpool":
+            y = F.max_pool2d(x.flatten(0, 1), layer["kernel"], layer["stride"], layer["padding"], layer["dilation"],
+                             ceil_mode=layer["ceil"])  # fmt: skip
+            return y.reshape(*x.shape[:2], *y.shape[1:])
+        case "flatten":
+            return x.flatten(2)
+    return x  # a dropout layer that drops nothing
+
+
+class ChainNet:
+    """A chain of layers for k lanes; conv-BatchNorm-ReLU-pool runs are fused where the device has Triton."""
+
+    def __init__(self, links: Chain, samples: Samples):
+        for layer in links.layers:
+            if layer.kind == "dropout" and layer["p"] > 0:
+                raise BadInput(RANDOM.format(layer.name))
+            if layer.kind == "batchnorm" and (layer["momentum"] is None or not layer["running"]):
+                raise BadInput(f"BatchNorm at {layer.name!r} needs running statistics and a momentum to be stacked")
+        self.links, self.samples = links, samples
+        #: (place of the first layer, a fused block or one layer)
+        self.parts: list[tuple[int, FusedBlock | Layer]] = list(enumerate(links.layers))
+        if usable(samples.x.device):
+            self.parts = fuse(links.layers)
+
+    def cut(self, first: int) -> int:
+        """The place in the chain of the first layer that trains."""
+        return 0 if first == 0 else self.links.layers.index(self.links.trained[first])
+
+    def logits(self, t: Tensors, index: Tensor, count: Tensor, first: int, training: bool) -> Tensor:
+        """index (k, B) into the samples -> (k, B, classes)."""
+        cut, samples = self.cut(first), self.samples
+        x: Tensor | None = None
+        for place, part in self.parts:
+            live = training and place >= cut
+            with torch.set_grad_enabled(live):
+                if isinstance(part, FusedBlock):
+                    if x is None:
+                        x = part.inputs(samples.x, index, samples.scale, samples.shift)
+                    elif x.shape[-1] == part.conv.inside[-1]:  # not padded yet by the block before
+                        x = F.pad(x, (part.pad,) * 4)
+                    x = part(x, t, count, live)
+                else:
+                    x = apply(part, samples.inputs(index) if x is None else x, t, count, live)
+        return samples.inputs(index) if x is None else x
+
+    def bytes(self) -> int:
+        """Estimated bytes a sample needs while a step is under way: activations, their gradients, columns."""
+        total = 0
+        for _, part in self.parts:
+            if isinstance(part, FusedBlock):
+                total += 2 * part.floats
+            else:
+                rows = torch.Size(part["kernel"]).numel() * part.inside[0] if part.kind == "conv" else 0
+                total += 3 * (torch.Size(part.out).numel() + rows * torch.Size(part.out[1:]).numel())
+        return 4 * (total + 2 * self.samples.x[0].numel())
+
+
+class FunctionalNet:
+    """Any module without BatchNorm, through torch.func: vmap over the lanes."""
+
+    def __init__(self, module: nn.Module, samples: Samples, why: BadInput):
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                raise BadInput(f"BatchNorm at {name!r} can only be stacked in a chain of layers, and {why}") from why
+            if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+                raise BadInput(RANDOM.format(name))
+        self.module, self.samples = module, samples
+
+    def logits(self, t: Tensors, index: Tensor, count: Tensor, first: int, training: bool) -> Tensor:
+        def one(tensors: Tensors, x: Tensor) -> Tensor:
+            y: Tensor = functional_call(self.module, tensors, (x,))
+            return y
+
+        with torch.set_grad_enabled(training):
+            y: Tensor = torch.vmap(one)(t, self.samples.inputs(index))
+            return y
+
+    def bytes(self) -> int:
+        """As ChainNet's, from the outputs of the module's leaves for one sample."""
+        sizes = [self.samples.x[0].numel()]
+
+        def note(_: nn.Module, __: object, out: object) -> None:
+            sizes.append(out.numel() if isinstance(out, Tensor) else 0)
+
+        leaves = [m for m in self.module.modules() if not list(m.children())]
+        hooks = [m.register_forward_hook(note) for m in leaves]
+        with torch.no_grad():
+            self.module(self.samples.inputs(torch.zeros(1, 1, dtype=torch.int32, device=self.samples.x.device))[0])
+        for hook in hooks:
+            hook.remove()
+        return 4 * 6 * sum(sizes)

@@ -1,0 +1,170 @@
+"""What is kept of a run: its rounds in short, small enough to commit, and enough to write every table again."""
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flrce.config import Experiment
+from flrce.errors import BadInput
+from flrce.results.paper.plan import Cell, Facts
+from flrce.stops.conflict import Conflicts
+from flrce.store.checkpoint import write_through
+from flrce.store.ledger import summarise
+from flrce.types import Record
+
+#: fields of a round that are kept, and the digits after the point of those that are not exact
+KEPT = {
+    "t": None, "outcome": None, "exploit": None, "conflicts": 4, "consensus": 4, "accuracy": 6,
+    "accuracy_weighted": 6, "loss": 4, "averaged": 6, "bytes_up": None, "bytes_down": None, "bytes_framing": None,
+    "bytes_wasted": None, "joules": 3, "joules_wasted": 3, "seconds": 3, "measured": None, "stop": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished cell in short. Tables are made from these only, so that they can be made again without the cells."""
+
+    cell: str
+    experiment: Mapping[str, Any]
+    history: tuple[Record, ...]
+    size: int  # floats that travel
+    trainable: int
+    versions: str
+    hardware: str
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        return summarise(self.history, self.size, self.trainable)
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Of the model that would be handed back, after each committed round that was judged."""
+        done = [h for h in self.history if h.outcome == "committed" and h.accuracy is not None]
+        return [(h.accuracy if h.averaged is None else h.averaged) or 0.0 for h in done]
+
+    def cut(self, psi: float) -> "Run":
+        """The run as FLrce's rule with threshold psi would have ended it (Algorithm 3): same rounds, fewer of them."""
+        rule = Conflicts(psi)
+        for i in range(len(self.history)):
+            if why := rule(self.history[: i + 1]):
+                return replace(self, history=(*self.history[:i], replace(self.history[i], stop=why)))
+        return self
+
+
+def same(stored: Mapping[str, Any], wanted: Experiment) -> str:
+    """How a stored experiment differs from the wanted one in what decides its result; "" if it does not."""
+    try:
+        found, asked = _flat(Experiment.of(dict(stored)).model_dump()), _flat(wanted.model_dump())
+    except BadInput as why:
+        return str(why)
+    changed = [key for key in sorted({*found, *asked}) if found.get(key) != asked.get(key)]
+    return "; ".join(f"{key} {found.get(key)} instead of {asked.get(key)}" for key in changed[:3])
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if name not in ("engine.device", "engine.workers"):  # these change no result
+            flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def read(cell: Cell, out: Path) -> Run | None:
+    """A cell's run directory in short, if it ran to its end."""
+    folder = out / cell.folder
+    if not (folder / "rounds.jsonl").is_file():
+        return None
+    stored = Experiment.load(folder / "experiment.toml").model_dump()
+    if why := same(stored, cell.experiment):
+        raise BadInput(f"{folder} holds another experiment: {why}; name another --out, or run it anew with --again")
+    history = _history(folder / "rounds.jsonl")
+    if not ended(history, cell.experiment.rounds) or not (folder / "summary.json").is_file():
+        return None
+    summary = json.loads((folder / "summary.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    return Run(
+        cell.name, stored, tuple(_short(h) for h in history), summary["floats_on_the_wire"], summary["parameters"],
+        versions, summary["hardware"],
+    )  # fmt: skip
+
+
+def ended(history: tuple[Record, ...], T: int) -> bool:
+    """Whether a run reached T or was stopped; one that ran out of clients can go on."""
+    last = history[-1] if history else Record(0)
+    return last.outcome != "abandoned" and (bool(last.stop) or last.t >= T)
+
+
+def _history(path: Path) -> tuple[Record, ...]:
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # the line at which a run was killed
+            break
+        records.append(_record(row))
+    return tuple(records)
+
+
+def _record(row: Mapping[str, Any]) -> Record:
+    known = Record.__dataclass_fields__
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known}
+    return Record(**fields)
+
+
+def _short(record: Record) -> Record:
+    kept = {}
+    for name, digits in KEPT.items():
+        value = getattr(record, name)
+        kept[name] = round(value, digits) if digits is not None and value is not None else value
+    return Record(**kept)
+
+
+def write(runs: Iterable[Run], folder: Path) -> None:
+    """One compressed file per data set and regime, a line per run, a list per column."""
+    files: dict[str, list[str]] = {}
+    for run in sorted(runs, key=lambda run: run.cell):
+        dataset, regime = run.cell.split("/")[:2]
+        line: dict[str, Any] = asdict(replace(run, history=()))
+        line["history"] = {name: [getattr(h, name) for h in run.history] for name in KEPT}
+        files.setdefault(f"{dataset}-{regime}.jsonl.gz", []).append(json.dumps(line, separators=(",", ":")))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in files.items():
+        write_through(folder / name, gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
+
+
+def stored(folder: Path) -> dict[str, Run]:
+    """Every run kept in a folder of records, by cell."""
+    runs: dict[str, Run] = {}
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        try:
+            for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+                row = json.loads(line)
+                columns = row.pop("history")
+                rounds = zip(*(columns[name] for name in KEPT), strict=True)
+                history = tuple(Record(**dict(zip(KEPT, values, strict=True))) for values in rounds)
+                runs[row["cell"]] = Run(**row, history=history)
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as why:
+            raise BadInput(f"{path} is damaged ({why}); remove it, its cells are read again or rerun") from why
+    return runs
+
+
+def write_facts(facts: Mapping[str, Facts], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    table = {name: asdict(found) for name, found in sorted({**read_facts(folder), **facts}.items())}
+    write_through(folder / "data.json", (json.dumps(table, indent=1) + "\n").encode())
+
+
+def read_facts(folder: Path) -> dict[str, Facts]:
+    """The sizes of the data sets that the records were made with."""
+    path = folder / "data.json"
+    if not path.is_file():
+        return {}
+    try:
+        return {name: Facts(**row) for name, row in json.loads(path.read_text()).items()}
+    except (ValueError, TypeError, AttributeError) as why:
+        raise BadInput(f"{path} is damaged ({why}); remove it and run with the data at hand") from why

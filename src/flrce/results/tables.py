@@ -1,0 +1,202 @@
+"""Runs grouped by what was asked, with means and 95 % intervals over their seeds, and curves with bands."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from flrce.store.read import Run
+from flrce.types import Record
+
+Series = NDArray[np.float64]
+
+AXES = ("rounds", "joules", "bytes", "seconds")
+SMOOTH = 5  # evaluations in the running mean
+#: figure -> heading, unit's name in `units`, digits
+HEADLINE = {
+    "accuracy": ("Accuracy %", "percent", 1),
+    "rounds": ("Rounds", "", 1),
+    "joules": ("Energy", "joules", 1),
+    "bytes": ("Traffic", "bytes", 2),
+    "seconds": ("Time", "seconds", 2),
+    "computation_efficiency": ("Acc. per kJ", "", 2),
+    "communication_efficiency": ("Acc. per GB", "", 2),
+    "wasted": ("Wasted %", "percent", 1),
+}
+SCALES = {
+    "joules": ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")),
+    "bytes": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")),
+    "seconds": ((3600.0, "h"), (60.0, "min"), (1.0, "s")),
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with the half-width of its 95 % interval (Student's t); one value has no interval."""
+
+    mean: float | None
+    half: float | None
+    n: int
+
+    def per(self, unit: float) -> "Interval":
+        return Interval(
+            None if self.mean is None else self.mean / unit, None if self.half is None else self.half / unit, self.n
+        )
+
+    def text(self, digits: int) -> str:
+        if self.mean is None:
+            return "--"
+        return f"{self.mean:.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    def values(self, figure: str) -> list[float]:
+        found = [figures(run)[figure] for run in self.runs]
+        return [value for value in found if value is not None]
+
+    def interval(self, figure: str) -> Interval:
+        return interval(self.values(figure))
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """95 % interval of the mean.
+
+    >>> interval([1.0, 2.0, 3.0])
+    Interval(mean=2.0, half=2.484137..., n=3)
+    """
+    n = len(values)
+    if n < 2:
+        return Interval(values[0] if n else None, None, n)
+    return Interval(float(np.mean(values)), float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / n**0.5), n)
+
+
+def figures(run: Run) -> dict[str, float | None]:
+    """The headline figures of one run."""
+    s = run.summary
+    return {
+        **{name: s[name] for name in ("accuracy", "accuracy_last", "rounds", "joules", "seconds")},
+        **{name: s[name] for name in ("computation_efficiency", "communication_efficiency", "joules_wasted")},
+        "bytes": s["bytes_up"] + s["bytes_down"], "bytes_up": s["bytes_up"], "bytes_down": s["bytes_down"],
+        "wasted": s["joules_wasted"] / s["joules"] if s["joules"] else None,
+    }  # fmt: skip
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """Runs by experiment, seeds and what changes no result set aside; labels tell groups apart."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(repr(sorted(settings(run).items())), []).append(run)
+    parts = list(found.values())
+    labels = _labels([part[0] for part in parts])
+    return [Group(label, tuple(part)) for label, part in zip(labels, parts, strict=True)]
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Recipe names; where one repeats, with the settings in which its groups differ."""
+    labels: list[str] = []
+    for run in runs:
+        same = [settings(other) for other in runs if other.name == run.name]
+        mine = settings(run)
+        keys = [key for key in mine if any(other.get(key) != mine[key] for other in same)]
+        told = ", ".join(f"{key.rpartition('.')[2]} {mine[key]}" for key in sorted(keys)[:3])
+        label = f"{run.name} ({told})" if told else run.name
+        again = sum(before == label or before.startswith(f"{label} #") for before in labels)
+        labels.append(f"{label} #{again + 1}" if again else label)
+    return labels
+
+
+def settings(run: Run) -> dict[str, str]:
+    """An experiment's settings as "table.key" -> text."""
+    flat = _flat(run.experiment)
+    return {key: value for key, value in flat.items() if key not in ("seed", "engine.workers", "engine.device")}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": str(value)}
+    return found
+
+
+def units(parts: Sequence[Group]) -> dict[str, tuple[float, str]]:
+    """The unit in which each cost of these groups reads best."""
+    chosen = {"percent": (0.01, "%"), "": (1.0, "")}
+    for name, scales in SCALES.items():
+        largest = max((value for part in parts for value in part.values(name)), default=0.0)
+        chosen[name] = next((scale for scale in scales if largest >= scale[0]), scales[-1])
+    return chosen
+
+
+def headline(parts: Sequence[Group]) -> tuple[list[str], list[list[Any]]]:
+    """The table at the top: headings, and per group its label, seeds, and an Interval per figure in its unit."""
+    scales = units(parts)
+    heads = [
+        f"{head}{f' {scales[unit][1]}' if unit in SCALES else ''}" for head, unit, _ in HEADLINE.values()
+    ]  # fmt: skip
+    rows = []
+    for part in parts:
+        row: list[Any] = [part.label, len(part.runs)]
+        for name, (_, unit, _) in HEADLINE.items():
+            row.append(part.interval(name).per(scales[unit][0]))
+        rows.append(row)
+    return ["Recipe", "Seeds", *heads], rows
+
+
+def plain(parts: Sequence[Group]) -> list[dict[str, Any]]:
+    """The headline for a program: figures in base units."""
+    return [
+        {"recipe": part.label, "seeds": [run.seed for run in part.runs]}
+        | {name: asdict(part.interval(name)) for name in HEADLINE}
+        for part in parts
+    ]
+
+
+def spent(h: Record, axis: str) -> float:
+    """What a round adds along an axis."""
+    if axis == "rounds":
+        return float(h.outcome == "committed")
+    return float(h.bytes_up + h.bytes_down if axis == "bytes" else getattr(h, axis))
+
+
+def course(run: Run, axis: str, kind: str = "raw") -> tuple[Series, Series]:
+    """Accuracy along an axis: rounds, or what had been spent by then, abandoned rounds included.
+
+    `kind`: "raw", the model of the round; "averaged", the server average where one was kept; "smooth", a running mean.
+    """
+    total, x, y = 0.0, [], []
+    for h in run.rounds:
+        total += spent(h, axis)
+        if h.accuracy is not None:
+            x.append(total)
+            y.append(h.averaged if kind == "averaged" and h.averaged is not None else h.accuracy)
+    values = np.array(y, dtype=np.float64)
+    if kind == "smooth":
+        sums = np.concatenate([[0.0], np.cumsum(values)])
+        first = np.maximum(np.arange(len(values)) - SMOOTH + 1, 0)
+        values = (sums[1:] - sums[first]) / (np.arange(len(values)) - first + 1)
+    return np.array(x), values
+
+
+def band(part: Group, axis: str, kind: str = "raw", points: int = 100) -> tuple[Series, Series, Series | None]:
+    """Mean accuracy of a group and its interval along an axis; a run that has ended keeps its last accuracy."""
+    courses = [c for c in (course(run, axis, kind) for run in part.runs) if len(c[0])]
+    if not courses:
+        return np.empty(0), np.empty(0), None
+    if axis == "rounds" or len(courses) == 1:
+        x = np.unique(np.concatenate([c[0] for c in courses]))
+    else:
+        x = np.linspace(min(c[0][0] for c in courses), max(c[0][-1] for c in courses), points)
+    values = np.stack([np.interp(x, *c) for c in courses])  # (seeds, points)
+    n = len(values)
+    if n < 2:
+        return x, values[0], None
+    return x, values.mean(0), stdtrit(n - 1, 0.975) * values.std(0, ddof=1) / n**0.5

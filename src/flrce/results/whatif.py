@@ -1,0 +1,109 @@
+"""Stop rules replayed on a recorded run. Exact: a rule only ends a run, and sees nothing but the record."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flrce.errors import BadInput, nearest
+from flrce.pieces import Dense, StopRule
+from flrce.recipes import STANDSTILLS
+from flrce.stops.budget import Budget, Patience
+from flrce.stops.conflict import SHADOWS, Conflicts
+from flrce.store.read import Run
+from flrce.types import Record
+
+SELECTION = (
+    "Only the end of a run can be replayed: what would change who is selected or how they train needs a new run."
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a recorded run would have ended under another rule."""
+
+    rule: str
+    stop: int | None  # committed rounds at the stop; None: it never says stop in what is recorded
+    why: str
+    accuracy: float | None  # of the model of that round, or of the last one evaluated before
+    averaged: float | None
+    joules: float
+    bytes: int
+    joules_saved: float
+    bytes_saved: int
+
+
+def rules(
+    run: Run, psi: Sequence[float] = (), patience: Sequence[int] = (), joules: Sequence[float] = (),
+    nbytes: Sequence[float] = (), seconds: Sequence[float] = (), rounds: Sequence[int] = (),
+    preset: Sequence[str] = (),
+) -> dict[str, StopRule]:  # fmt: skip
+    """Each value as a rule of its own, by name; psi in the run's own conflict rule, where it had one."""
+    for name, values in {
+        "psi": psi, "patience": patience, "joules": joules, "bytes": nbytes, "seconds": seconds, "rounds": rounds
+    }.items():  # fmt: skip
+        for value in values:
+            if not value > 0:
+                raise BadInput(f"--{name} {value:g}: must be above 0")
+    for name in preset:
+        if name not in STANDSTILLS:
+            raise BadInput(f"--preset {name}: {nearest(name, STANDSTILLS)}")
+    if preset and not any(h.headway is not None for h in run.done):
+        raise BadInput(f'--preset: {run.folder} kept no averaged model, so no headway; it needs average = "ema"')
+    return {
+        **{name: STANDSTILLS[name] for name in preset},
+        **{f"psi {value:g}": replace(run.rule or Conflicts(value), psi=value) for value in psi},
+        **{f"patience {value}": Patience(value) for value in patience},
+        **{f"{value:g} joules": Budget(joules=value) for value in joules},
+        **{f"{value:g} bytes": Budget(bytes=value) for value in nbytes},
+        **{f"{value:g} seconds": Budget(seconds=value) for value in seconds},
+        **{f"{value} rounds": Budget(rounds=value) for value in rounds},
+    }
+
+
+def grid(run: Run) -> dict[str, StopRule]:
+    """The paper's thresholds, scaled to the run's P."""
+    return rules(run, psi=[psi * run.P / 10 for psi in SHADOWS])
+
+
+def replay(run: Run, name: str, rule: StopRule) -> Outcome:
+    """The first round in which the rule says stop, and what that would have saved."""
+    before: Any = getattr(rule, "before", None)
+    for i, h in enumerate(run.rounds):
+        if h.outcome == "not started":
+            break
+        # a budget also refuses a round that it cannot pay for; the record knows what that round cost
+        why = before(run.rounds[:i], run.spent(i)) if before else ""
+        if why:
+            return _outcome(run, name, why, i)
+        why = rule(run.rounds[: i + 1]) if h.outcome == "committed" else ""
+        if why:
+            return _outcome(run, name, why, i + 1)
+    return _outcome(run, name, "", len(run.rounds))
+
+
+def _outcome(run: Run, name: str, why: str, kept: int) -> Outcome:
+    """The run cut after its first `kept` records."""
+    head, tail = run.rounds[:kept], run.rounds[kept:]
+    seen = next((h for h in reversed(head) if h.accuracy is not None), Record(0))
+    return Outcome(
+        name, sum(h.outcome == "committed" for h in head) if why else None, why, seen.accuracy, seen.averaged,
+        sum(h.joules for h in head), sum(h.bytes_up + h.bytes_down for h in head),
+        sum(h.joules for h in tail), sum(h.bytes_up + h.bytes_down for h in tail),
+    )  # fmt: skip
+
+
+def caveats(run: Run, outcomes: Sequence[Outcome]) -> list[str]:
+    """What the replay cannot tell."""
+    notes = [SELECTION]
+    if run.rounds and run.rounds[-1].stop and any(o.stop is None for o in outcomes):
+        notes.append(
+            f"The run itself ended after round {len(run.done)} ({run.rounds[-1].stop}): a rule that had not said stop "
+            "by then would have gone on, how far only a new run can tell."
+        )
+    compressed = run.recipe is None or not isinstance(run.recipe.compressor, Dense)
+    if compressed and any("joules" in o.rule or "bytes" in o.rule or "seconds" in o.rule for o in outcomes):
+        notes.append(
+            "Replies were compressed, and a real run plans a round as if they were not: under a budget it may end "
+            "sooner."
+        )
+    return notes

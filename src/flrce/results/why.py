@@ -1,0 +1,238 @@
+"""Why a run went as it did, in sentences with the numbers: a round, a client, the stop."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flrce.errors import BadInput, nearest
+from flrce.results.detail import client_costs, final_map, headways
+from flrce.results.scores import draw, scores
+from flrce.results.tables import figures
+from flrce.store.read import Run
+from flrce.types import Record
+
+PEERS = 3  # named on either side
+TURNS = {  # how those who are due are grouped (selectors/turns.py)
+    "balance": "so that their last updates balance",
+    "agreement": "that agree most with the others",
+    "chance": "at random",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Sentences for a person, and the same facts for a program."""
+
+    sentences: list[str] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
+
+    def say(self, sentence: str, **facts: object) -> None:
+        self.sentences.append(sentence)
+        self.facts.update(facts)
+
+
+def clean(name: str) -> str:
+    """A client's name, fit for a terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
+
+
+def locate(run: Run, t: int) -> Record:
+    """Round t, as it was committed or last tried."""
+    tried = [h for h in run.rounds if h.t == t]
+    if not tried:
+        last = run.rounds[-1].t if run.rounds else 0
+        raise BadInput(
+            f"--round {t} is not in {run.folder}: " + (f"use 1 to {last}" if last else "it has no round yet")
+        )
+    return tried[-1]
+
+
+def row_of(run: Run, client: str) -> int:
+    if client not in run.row:
+        raise BadInput(f"--client {client!r} is not in {run.folder}: {nearest(client, map(clean, run.roster[:200]))}")
+    return run.row[client]
+
+
+def why_round(run: Run, t: int) -> Answer:
+    """How round t chose, what came back, what it changed."""
+    h, answer, before = locate(run, t), Answer(), scores(run, t)
+    answer.say(_how(run, h), round=t, exploit=h.exploit, draw=draw(run, h), outcome=h.outcome, **dict(h.why))
+    chosen = []
+    for client in h.chosen:
+        k, entry = run.row[client], dict[str, object](client=client)
+        text = clean(client)
+        if before is not None and "due" not in h.why:
+            entry |= {"H": float(before.H[k]), "rank": before.rank[k]}
+            text += f" (H {before.H[k]:+.2f}, rank {before.rank[k]} of {len(before.H)})"
+        chosen.append((text, entry))
+    if chosen:
+        answer.say(f"Chosen: {', '.join(text for text, _ in chosen)}.", chosen=[entry for _, entry in chosen])
+    if h.rejected:
+        told = "; ".join(f"{clean(client)}: {clean(reason)}" for client, reason in h.rejected.items())
+        answer.say(f"Did not count: {told}.", rejected=dict(h.rejected))
+    if h.flagged:
+        told = "; ".join(f"{clean(client)}: {clean(reason)}" for client, reason in h.flagged.items())
+        answer.say(f"Counted, but looked odd: {told}.", flagged=dict(h.flagged))
+    if h.outcome != "committed":
+        answer.say(f"The round was {h.outcome}" + (f": {h.stop}." if h.stop else "."))
+        return answer
+    _result(run, h, answer)
+    return answer
+
+
+def _how(run: Run, h: Record) -> str:
+    """One sentence on how the round's clients were picked."""
+    phi, drawn = h.why.get("phi"), draw(run, h)
+    if phi is not None:
+        sign = "not below" if h.exploit else "below"
+        against = f"phi = {phi:.3f}" if drawn is None else f"the draw {drawn:.3f} was {sign} phi = {phi:.3f}"
+        then = (
+            f"the {len(h.chosen)} reachable clients with the largest H" if h.exploit else f"{len(h.chosen)} at random"
+        )
+        return f"Round {h.t} {'exploited' if h.exploit else 'explored'}: {against}, so it took {then}."
+    if "due" in h.why:
+        them = TURNS.get(str(h.why.get("by")), "in turn")
+        return f"Round {h.t} took {len(h.chosen)} clients {them}; {h.why['due']} had not had their turn in this sweep."
+    selector = type(run.recipe.selector).__name__ if run.recipe else "the run's own selector"
+    if selector == "Uniform":
+        return f"Round {h.t} took {len(h.chosen)} of {len(run.roster)} clients at random, all equally likely."
+    told = ", ".join(f"{key} = {value}" for key, value in h.why.items())
+    return f"Round {h.t} was chosen by {selector}" + (f" ({told})." if told else ".")
+
+
+def _result(run: Run, h: Record, answer: Answer) -> None:
+    peers = max(len(h.replied) - 1, 0)
+    text = f"A client's update pulled against {run.conflicts(h):.2f} of {peers} peers on average"
+    if run.psi is not None:
+        stands = "at or above" if run.conflicts(h) >= run.psi else "below"
+        looks = "" if h.exploit else "; the rule looks at exploit rounds only"
+        text += f", {stands} psi = {run.psi:g}{looks}"
+    answer.say(text + ".", conflicts=run.conflicts(h), psi=run.psi, consensus=h.consensus)
+    if h.accuracy is not None:
+        averaged = "" if h.averaged is None else f" ({100 * h.averaged:.1f} % for the server average)"
+        answer.say(f"Accuracy {100 * h.accuracy:.1f} %{averaged}.", accuracy=h.accuracy, averaged=h.averaged)
+    if h.stop:
+        answer.say(f"The run stopped here: {h.stop}.", stop=h.stop)
+
+
+def why_client(run: Run, client: str, t: int | None = None) -> Answer:
+    """A client's part in the run, or why it was (not) chosen in round t."""
+    k, answer = row_of(run, client), Answer()
+    if t is not None:
+        _in_round(run, k, locate(run, t), answer)
+    else:
+        _overall(run, k, answer)
+    _peers(run, k, t, answer)
+    return answer
+
+
+def _in_round(run: Run, k: int, h: Record, answer: Answer) -> None:
+    name, before = f"Client {clean(run.roster[k])}", scores(run, h.t)
+    was = run.roster[k] in h.chosen
+    answer.say(_how(run, h), client=run.roster[k], round=h.t, chosen=was, exploit=h.exploit, draw=draw(run, h))
+    if before is None or "due" in h.why:
+        answer.say(f"{name} was {'' if was else 'not '}among them.")
+    elif h.exploit:
+        least = min((before.H[run.row[c]] for c in h.chosen), default=0.0)
+        answer.say(
+            f"{name} had H = {before.H[k]:+.2f}, rank {before.rank[k]} of {len(before.H)}; the last one taken had "
+            f"{least:+.2f}, so it was {'' if was else 'not '}chosen.",
+            H=float(before.H[k]), rank=before.rank[k], cut=float(least),
+        )  # fmt: skip
+        if not was and before.H[k] > least:
+            answer.say("By H alone it would have been: it was out of reach, or had been chosen too often of late.")
+    else:
+        answer.say(
+            f"{name} was {'' if was else 'not '}drawn; its H = {before.H[k]:+.2f} (rank {before.rank[k]} of "
+            f"{len(before.H)}) played no part.",
+            H=float(before.H[k]), rank=before.rank[k],
+        )  # fmt: skip
+    if reason := h.rejected.get(run.roster[k]):
+        answer.say(f"Its reply did not count: {clean(reason)}.", rejected=reason)
+
+
+def _overall(run: Run, k: int, answer: Answer) -> None:
+    name = run.roster[k]
+    rounds = [h for h in run.rounds if name in h.chosen]
+    exploit = sum(h.exploit for h in rounds)
+    split = f", {exploit} of them in exploit rounds" if any(h.exploit for h in run.rounds) else ""
+    answer.say(
+        f"Client {clean(name)} was chosen in {len(rounds)} of {len(run.rounds)} rounds{split}"
+        + (f", last in round {rounds[-1].t}." if rounds else "."),
+        client=name, chosen=[h.t for h in rounds], exploited=exploit,
+    )  # fmt: skip
+    lost = [(h.t, h.rejected[name]) for h in rounds if name in h.rejected]
+    if lost:
+        answer.say(f"{len(lost)} replies did not count, last in round {lost[-1][0]}: {clean(lost[-1][1])}.", lost=lost)
+    cost = {key: values[0] for key, values in client_costs(run, [k]).items()}
+    answer.say(
+        f"It spent {cost['joules'] + cost['joules_wasted']:.4g} J ({cost['joules_wasted']:.4g} wasted) and "
+        f"{(cost['bytes'] + cost['bytes_wasted']) / 1e6:.4g} MB ({cost['bytes_wasted'] / 1e6:.4g} wasted).",
+        **{key: value for key, value in cost.items() if key != "n"},
+    )  # fmt: skip
+    final = scores(run, run.rounds[-1].t + 1) if run.rounds else None
+    if final is not None:
+        answer.say(
+            f"Its H is now {final.H[k]:+.2f}, rank {final.rank[k]} of {len(final.H)}.", H=float(final.H[k]),
+            rank=final.rank[k],
+        )  # fmt: skip
+
+
+def _peers(run: Run, k: int, t: int | None, answer: Answer) -> None:
+    """Who the client agrees and disagrees with most, as known before round t (or at the end)."""
+    Omega = final_map(run, None if t is None else t - 1)
+    if Omega is None:
+        return
+    order = np.argsort(-Omega[k], kind="stable")
+    for head, peers in (("agrees", order[:PEERS]), ("disagrees", order[::-1][:PEERS])):
+        sign = 1 if head == "agrees" else -1
+        named = [(run.roster[j], float(Omega[k, j])) for j in peers if sign * Omega[k, j] > 0]
+        if named:
+            told = ", ".join(f"{clean(name)} ({value:+.2f})" for name, value in named)
+            answer.say(f"It {head} most with {told}.", **{head: named})
+
+
+def why_stop(run: Run) -> Answer:
+    """Why the run ended when it did."""
+    answer, T = Answer(), int(run.experiment.get("rounds", 100))
+    if not run.rounds:
+        answer.say("No round is committed yet.")
+        return answer
+    last = run.rounds[-1]
+    if last.stop:
+        answer.say(
+            f"The run stopped after round {len(run.done)} of {T}: {last.stop}.", stop=last.stop, rounds=len(run.done)
+        )
+    elif len(run.done) >= T:
+        answer.say(f"No rule stopped the run: it went through all {T} rounds.", stop="", rounds=len(run.done))
+    else:
+        answer.say(
+            f"The run is unfinished: {len(run.done)} of {T} rounds are committed.", stop="", rounds=len(run.done)
+        )
+    exploits = [h for h in run.done if h.exploit]
+    course = headways(run)
+    if course["least"] is not None:
+        means = [mean for mean in course["course"] if mean is not None]
+        answer.say(
+            f"A mean headway below {course['least']:.3f} is a standstill; over its last rounds it was {means[-1]:.3f}.",
+            headway=means[-1], least=course["least"],
+        )  # fmt: skip
+    if run.psi is None:
+        answer.say("It had no conflict rule.", psi=None)
+    elif not exploits:
+        answer.say(f"psi = {run.psi:g} was never tested: no round exploited.", psi=run.psi)
+    else:
+        top = max(exploits, key=run.conflicts)
+        answer.say(
+            f"psi = {run.psi:g}; the most conflicts in its {len(exploits)} exploit rounds were "
+            f"{run.conflicts(top):.2f}, in round {top.t}.",
+            psi=run.psi, most=run.conflicts(top), most_round=top.t, exploit_rounds=len(exploits),
+        )  # fmt: skip
+    firsts = run.summary["shadow_stops"]
+    if firsts:
+        told = ", ".join(f"{psi} in round {t}" for psi, t in firsts.items())
+        answer.say(f"Other thresholds would have stopped it: {told}.", shadow_stops=firsts)
+    end = figures(run)
+    if end["accuracy"] is not None:
+        answer.say(f"Accuracy at the end: {100 * end['accuracy']:.1f} %.", accuracy=end["accuracy"])
+    return answer

@@ -1,0 +1,57 @@
+"""A round's books: every byte and joule of every client, useful or wasted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flrce.round.gate import answers
+from flrce.round.payloads import number, sound
+from flrce.types import ClientRecord, Reply, Spent, Task
+
+
+def book(
+    t: int, tasks: Sequence[Task], replies: Sequence[Reply], rejected: Mapping[str, str],
+    asked: Sequence[tuple[str, Spent]] = (),
+) -> tuple[tuple[ClientRecord, ...], dict[str, Any]]:  # fmt: skip
+    """Each client's line, and the round's totals as fields of a Record.
+
+    A download is charged when it is sent, even to a client that then fails. Late, duplicate and unasked replies get
+    lines of their own, all waste: what travelled was paid for. The round lasts as long as the slowest reply that
+    counts, or up to the deadline where one was missed; whoever is done sooner idles until then, and its line says so:
+    the lines add up to the round. Clients that were `asked` for their loss have lines too; that comes before training.
+    """
+    first, strays = answers(tasks, replies)
+    lines = [_line(t, first.get(task.client, Reply(task.client, t)), rejected.get(task.client, "useful"))
+             for task in tasks]  # fmt: skip
+    late = any(line.outcome.startswith("late") for line in lines)
+    lines += [_line(t, reply, why) for reply, why in strays]
+    useful = [line.spent for line in lines if line.outcome == "useful"]
+    seconds = max((spent.seconds for spent in useful), default=0.0)
+    if late:
+        seconds = max([seconds, *(task.deadline for task in tasks if task.deadline < float("inf"))])
+    lines = [replace(line, spent=_waited(line.spent, seconds)) for line in lines]
+    lines += [ClientRecord(t, client, "asked", 0, 0.0, spent) for client, spent in asked]
+    spent = [line.spent for line in lines]
+    wasted = [line.spent for line in lines if line.outcome not in ("useful", "asked")]
+    return tuple(lines), {
+        "bytes_up": sum(s.bytes_up for s in spent),
+        "bytes_down": sum(s.bytes_down for s in spent),
+        "bytes_framing": sum(s.framing for s in spent),
+        "bytes_wasted": sum(s.bytes_up + s.bytes_down for s in wasted),
+        "joules": sum(s.joules for s in spent),
+        "joules_wasted": sum(s.joules for s in wasted),
+        "seconds": seconds + max((s.seconds for _, s in asked), default=0.0),
+        "measured": bool(spent) and all(s.measured for s in spent),
+    }
+
+
+def _line(t: int, reply: Reply, outcome: str) -> ClientRecord:
+    """A client's line; what it claims without sense is booked as nothing."""
+    loss = reply.loss if number(reply.loss) else 0.0
+    spent = reply.spent if sound(reply.spent) else Spent()
+    return ClientRecord(t, reply.client, outcome, reply.n if type(reply.n) is int else 0, loss, spent)
+
+
+def _waited(spent: Spent, seconds: float) -> Spent:
+    """With what the client drew until the round's end."""
+    return replace(spent, joules=spent.joules + spent.idle_watts * max(seconds - spent.seconds, 0.0))

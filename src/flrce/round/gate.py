@@ -1,0 +1,132 @@
+"""The one door between clients and everything else: a reply passes whole, or is that client's failure with a reason.
+
+Nothing a client sends raises: what is not as the task asked for it is refused, sizes before contents.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flrce.pieces import Dense, Malformed
+from flrce.round.payloads import Base, decoded, encoding, grounded, number, sound
+from flrce.types import Reply, Task, Updates
+
+MOST_SAMPLES = 10_000_000  # a client that claims more lies, or should be several clients
+Holdings = Callable[[Task], tuple[Tensor | None, Sequence[tuple[str, int]]]]
+Stray = tuple[Reply, str]
+
+
+def gate(
+    tasks: Sequence[Task], replies: Sequence[Reply], holdings: Holdings, d: int, trainable: int,
+    keep: int | None = None, w: Tensor | None = None,
+) -> tuple[Updates, dict[str, str]]:  # fmt: skip
+    """The updates that passed, ordered by row, and why each other client did not count; w is what they start from."""
+    asked, base = {task.client: task for task in tasks}, None if w is None else Base(w)
+    first, strays = answers(tasks, replies)
+    rejected = {task.client: "no reply" for task in tasks if task.client not in first}
+    rejected |= {reply.client: why for reply, why in strays if reply.client in rejected}
+    passed: dict[str, tuple[Reply, Tensor]] = {}
+    for client, reply in first.items():
+        why, u = check(asked[client], reply, holdings, base)
+        if u is None:
+            rejected[client] = why
+        else:
+            passed[client] = (reply, u)
+    for client in _slow(passed, keep):
+        del passed[client]
+        rejected[client] = "slower than the replies that were waited for"
+    ordered = sorted(passed, key=lambda client: asked[client].k)
+    u = None  # the last one too is let go of as it is stacked: each may be a large model
+    return _stack([asked[c] for c in ordered], [passed.pop(c) for c in ordered], holdings, d, trainable), rejected
+
+
+def answers(tasks: Sequence[Task], replies: Sequence[Reply]) -> tuple[dict[str, Reply], list[Stray]]:
+    """Each asked client's first reply to this round, and all others with the reason: late, duplicate, or unasked."""
+    asked = {task.client: task.t for task in tasks}
+    first: dict[str, Reply] = {}
+    strays: list[Stray] = []
+    for reply in replies:
+        if not isinstance(reply, Reply) or type(reply.client) is not str:
+            continue  # nothing to hold anybody to
+        if reply.client not in asked:
+            known = any(type(reply.t) is int and reply.t < t for t in asked.values())
+            strays.append((reply, f"late: reply to round {reply.t}" if known else "nobody asked"))
+        elif type(reply.t) is not int or reply.t != asked[reply.client]:
+            strays.append((reply, f"late: reply to round {str(reply.t)[:20]} in round {asked[reply.client]}"))
+        elif reply.client in first:
+            strays.append((reply, "duplicate"))
+        else:
+            first[reply.client] = reply
+    return first, strays
+
+
+def kept(tasks: Sequence[Task], replies: Sequence[Reply]) -> dict[str, Mapping[str, Tensor]]:
+    """What each client that answered keeps for its next task; it has moved on even where its reply did not count."""
+    first, _ = answers(tasks, replies)
+    return {client: reply.carry for client, reply in first.items() if reply.carry and _tensors(reply.carry)}
+
+
+def check(task: Task, reply: Reply, holdings: Holdings, base: Base | None = None) -> tuple[str, Tensor | None]:
+    """("", the decoded update), or (why not, None)."""
+    if reply.error or reply.payload is None:
+        return str(reply.error or "empty reply")[:300], None
+    if type(reply.t) is not int or reply.t != task.t:
+        return f"late: reply to round {str(reply.t)[:20]} in round {task.t}", None
+    if type(reply.base) is not str or (base and reply.base and reply.base != base.digest):
+        return f"trained from another model: {str(reply.base)[:40]!r}", None
+    if type(reply.n) is not int or not 1 <= reply.n <= MOST_SAMPLES:
+        return f"num_examples {str(reply.n)[:20]!r} is not an integer from 1 to {MOST_SAMPLES}", None
+    if not sound(reply.spent):
+        return "malformed: costs must be finite numbers of at least 0", None
+    if not (number(reply.loss) and number(reply.loss_square)):
+        return f"malformed: loss {str(reply.loss)[:20]}, squared {str(reply.loss_square)[:20]}", None
+    if not reply.spent.seconds <= task.deadline:
+        return f"late: {reply.spent.seconds:.1f} s past the deadline of {task.deadline:.1f} s", None
+    try:
+        (held, layout), exact = holdings(task), task.compressor is None or type(task.compressor) is Dense
+        why, u = decoded(task, reply.payload, layout)
+        return (why, u) if u is None or base is None else grounded(u, base.w, held, layout, exact)
+    except Malformed as why:
+        return f"malformed: {str(why)[:300]}", None
+    except Exception as why:  # a decoder, perhaps a user's, met bytes it did not expect
+        return f"malformed: {type(why).__name__} while decoding", None
+
+
+def _tensors(carry: Any) -> bool:
+    return isinstance(carry, Mapping) and all(type(k) is str and type(x) is Tensor for k, x in carry.items())
+
+
+def _slow(passed: dict[str, tuple[Reply, Tensor]], keep: int | None) -> list[str]:
+    """Clients beyond the `keep` fastest; ties by name."""
+    return sorted(passed, key=lambda client: (passed[client][0].spent.seconds, client))[keep:] if keep else []
+
+
+def _stack(
+    tasks: Sequence[Task], passed: list[tuple[Reply, Tensor]], holdings: Holdings, d: int, trainable: int
+) -> Updates:
+    U = torch.empty(len(passed), d)  # a row's memory is taken as the row is written, and its reply let go of
+    partial = any(holdings(task)[0] is not None or hasattr(task.compressor, "covers") for task in tasks)
+    covered = torch.zeros(len(passed), d, dtype=torch.bool) if partial else None
+    replies = [reply for reply, _ in passed]
+    for row, task in enumerate(tasks):
+        held, names = holdings(task)
+        where = held if held is not None else slice(None)
+        covers = getattr(task.compressor, "covers", None)
+        if held is not None:
+            U[row] = 0
+        U[row, where] = passed.pop(0)[1]
+        if covered is not None:
+            covered[row, where] = covers(names, encoding(task)) if covers else True
+    return Updates(
+        k=torch.tensor([task.k for task in tasks], dtype=torch.long),
+        U=U,
+        n=torch.tensor([reply.n for reply in replies], dtype=torch.float64),
+        trainable=trainable,
+        covered=None if covered is None or bool(covered.all()) else covered,
+        loss=torch.tensor([reply.loss for reply in replies], dtype=torch.float64),
+        loss_square=torch.tensor([reply.loss_square for reply in replies], dtype=torch.float64),
+        seconds=torch.tensor([reply.spent.seconds for reply in replies], dtype=torch.float64),
+        spent=tuple(reply.spent for reply in replies),
+    )

@@ -1,0 +1,1 @@
+"""The server's own part once replies are in: its averages."""

@@ -1,0 +1,1 @@
+"""What lasts: files, pages of tables, checkpoints, the ledger, and reading them back."""

@@ -1,0 +1,229 @@
+"""State on disk: one commit point a round, cost proportional to the round's P clients, and proof of every byte.
+
+A commit writes `N.state` (the model and what is small), `N.rows` (the rows of the server's tables that the round
+touched, and what its clients keep) and, when clients have appeared, `N.roster`. The manifest names every file still
+needed and the ledger's length, each with its SHA-256, and bears its own; it is written aside, fsynced and renamed: that
+rename is the commit. Manifests take turns between two names, so the previous commit stays whole at every moment.
+
+A row's newest file counts. Files of which less than half is still current are emptied bit by bit: their last rows
+move into the next commit, so the folder holds at most about twice the tables' size.
+"""
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from flrce.errors import BadInput
+from flrce.store import snapshot
+from flrce.store.disk import sync_folder, write_pieces, write_through
+from flrce.store.failpoint import failpoint
+from flrce.store.pages import pages
+from flrce.store.snapshot import Assembly, Tensors
+from flrce.types import Round, State
+
+SCHEMA = 2
+SLOTS = ("manifest.a.json", "manifest.b.json")
+FORMER = ("manifest.json", "manifest.previous.json")  # of schema 1
+OURS = (".state", ".rows", ".roster", ".part")
+Marks = Mapping[str, Mapping[str, Any]]  # ledger file -> bytes, sha256
+log = logging.getLogger("flrce")
+
+__all__ = ["Commit", "Journal", "write_through"]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What the manifest says."""
+
+    t: int
+    attempt: int
+    files: dict[str, dict[str, Any]]  # name -> sha256, bytes
+    latest: str  # stem of the newest state file
+    roster: str  # file with the clients' names
+    rounds: dict[str, str]  # "table/round" of tables by round -> file
+    scalars: dict[str, Any]  # what the pieces remember besides tensors
+    ledger: dict[str, dict[str, Any]]  # length and SHA-256 of each ledger file at the commit
+    experiment: str  # fingerprint of the configuration
+    versions: dict[str, str]
+    schema: int = SCHEMA
+
+
+class Journal:
+    """The checkpoint folder of one run."""
+
+    def __init__(self, folder: Path, experiment: str, versions: Mapping[str, str]) -> None:
+        self.folder, self.experiment, self.versions = folder, experiment, dict(versions)
+        self.last: Commit | None = None
+        self.slot = ""  # where the last commit's manifest is
+        self.roster: tuple[str, ...] = ()
+        self.owner: dict[int, str] = {}  # row of the tables -> file with its newest version
+        self.content: dict[str, tuple[int, ...]] = {}  # file -> rows in it, current or not
+        self.live: Counter[str] = Counter()  # file -> rows of which it has the newest version
+
+    def save(self, done: Round, ledger: Marks, guard: Callable[[], None]) -> None:
+        """Commit one round; `guard` raises if the folder is no longer this run's."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        state, stem = done.state, f"{len(done.state.history):06d}"
+        touched = sorted({*done.touched, *self._stragglers(set(done.touched))})
+        shot, before = snapshot.take(state, touched), self.last
+        old = {name: file for name, file in (before.rounds if before else {}).items() if name in shot.rounds}
+        files = {f"{stem}.state": write_pieces(self.folder / f"{stem}.state", pages(shot.whole))}
+        extra = {name: tensor for name, tensor in shot.rounds.items() if name not in old}
+        if touched or extra:
+            files[f"{stem}.rows"] = write_pieces(self.folder / f"{stem}.rows", pages(shot.rows | extra))
+        roster = before.roster if before else ""
+        if state.roster != self.roster or not roster:
+            roster = f"{stem}.roster"
+            files[roster] = write_pieces(self.folder / roster, [json.dumps(state.roster).encode()])
+        live = self._live_without(touched)
+        rounds = {name: old.get(name, f"{stem}.rows") for name in shot.rounds}
+        needed = {*live, *rounds.values(), roster}
+        kept = {name: entry for name, entry in (before.files if before else {}).items() if name in needed}
+        commit = Commit(
+            state.t, state.attempt, kept | files, stem, roster, rounds, shot.scalars,
+            {name: dict(mark) for name, mark in ledger.items()}, self.experiment, self.versions,
+        )  # fmt: skip
+        self._commit(commit, guard)
+        self.last, self.roster = commit, state.roster
+        self._note(f"{stem}.rows", touched, live)
+
+    def restore(self, start: State, verify: Callable[[Marks], None]) -> State | None:
+        """The last committed state without its history; `start` is the initial one of the same recipe.
+
+        A damaged newest checkpoint falls back on the spare; `verify` raises ValueError if the ledger is not as a
+        manifest says. None: nothing was committed.
+        """
+        found, problems = manifests(self.folder)
+        for path, commit, roster in found:
+            try:
+                state = self._load(commit, roster, start)
+                verify(commit.ledger)
+            except BadInput:
+                raise
+            except (ValueError, KeyError, IndexError, OSError, TypeError, RuntimeError, SafetensorError) as why:
+                problems.append(f"{path.name}: {' '.join(str(why).split())[:200]}")
+                continue
+            if commit.experiment != self.experiment:
+                raise BadInput(f"{self.folder.parent} was made by another experiment; use its own, or another --out")
+            if problems:
+                log.warning(f"{self.folder}: {problems[0]}; going on from round {commit.t}, the commit before")
+            self._warn(commit)
+            self.last, self.roster, self.slot = commit, state.roster, path.name
+            return state
+        if problems:
+            raise BadInput(f"{self.folder} is damaged beyond its spare ({'; '.join(problems)}); use another --out")
+        return None
+
+    def _live_without(self, touched: Iterable[int]) -> Counter[str]:
+        """Current rows by file, once these rows have moved on."""
+        return self.live - Counter(self.owner[k] for k in touched if k in self.owner)
+
+    def _note(self, file: str, rows: Sequence[int], live: Counter[str]) -> None:
+        """Remember where rows are now; what this costs does not grow with the number of clients."""
+        self.owner.update(dict.fromkeys(rows, file))
+        self.live = live + Counter({file: len(rows)})
+        self.content = {name: self.content.get(name, tuple(rows)) for name in self.live}
+
+    def _stragglers(self, touched: set[int]) -> list[int]:
+        """Current rows of the emptiest file, once less than half of all stored rows is current."""
+        live = self._live_without(touched)
+        if sum(len(self.content[file]) for file in live) <= 2 * live.total():
+            return []
+        emptiest = min(live, key=lambda file: (live[file] / len(self.content[file]), file))
+        return [k for k in self.content[emptiest] if self.owner[k] == emptiest and k not in touched]
+
+    def _load(self, commit: Commit, roster: tuple[str, ...], start: State) -> State:
+        """The state that a manifest describes, one file in memory at a time."""
+        roster = roster or tuple(json.loads(self._checked(commit.roster, commit)))
+        build, rounds = Assembly(start, roster), {}
+        self.content = {}
+        for name in sorted((name for name in commit.files if name.endswith(".rows")), reverse=True):
+            tensors = load(self._checked(name, commit))
+            build.add(name, tensors)
+            self.content[name] = tuple(tensors["k"].tolist()) if "k" in tensors else ()
+            rounds.update({entry: tensors[entry].clone() for entry, file in commit.rounds.items() if file == name})
+        whole: Tensors = load(self._checked(f"{commit.latest}.state", commit))
+        self.owner, self.live = build.owner, Counter(build.owner.values())
+        return build.state(commit.t, commit.attempt, whole, rounds, commit.scalars)
+
+    def _checked(self, name: str, commit: Commit) -> bytes:
+        data = (self.folder / name).read_bytes()
+        entry = commit.files[name]
+        if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise ValueError(f"{name} is not as it was written")
+        return data
+
+    def _commit(self, commit: Commit, guard: Callable[[], None]) -> None:
+        sync_folder(self.folder)
+        failpoint("commit.ready")
+        guard()
+        former, self.slot = self.slot, SLOTS[self.slot == SLOTS[0]]
+        write_through(self.folder / self.slot, _sealed(commit))
+        sync_folder(self.folder)
+        failpoint("commit.done")
+        needed = {*commit.files, *(self.last.files if self.last else ()), self.slot, former}
+        for path in self.folder.iterdir():
+            if path.name not in needed and (path.suffix in OURS or path.name in (*SLOTS, *FORMER)):
+                path.unlink()
+                failpoint("commit.swept")
+
+    def _warn(self, commit: Commit) -> None:
+        """Say which versions have changed since: the same bits are promised only for the same ones."""
+        old = commit.versions
+        drift = [f"{k} {old[k]} -> {v}" for k, v in self.versions.items() if k in old and old[k] != v]
+        if drift:
+            log.warning(f"{self.folder.parent} was begun with other versions ({', '.join(drift)}): bits may differ")
+
+
+def manifests(folder: Path) -> tuple[list[tuple[Path, Commit, tuple[str, ...]]], list[str]]:
+    """Every readable manifest, the newest first, with the names an old one lists; and what is wrong with the others."""
+    found, problems = [], []
+    for path in (folder / name for name in (*SLOTS, *FORMER)):
+        if not path.exists():
+            continue
+        try:
+            found.append((path, *read(path)))
+        except BadInput:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as why:
+            problems.append(f"{path.name}: {' '.join(str(why).split())[:200]}")
+    return sorted(found, key=lambda item: int(item[1].latest), reverse=True), problems
+
+
+def read(path: Path) -> tuple[Commit, tuple[str, ...]]:
+    """A manifest, and the clients' names where an old one lists them; ValueError if it is damaged."""
+    raw = json.loads(path.read_bytes())
+    if raw.get("schema") == 1 and "commit" not in raw:
+        return _from_first(raw), tuple(raw["roster"])
+    body = raw["commit"]
+    if hashlib.sha256(_canonical(body)).hexdigest() != raw["sha256"]:
+        raise ValueError("the manifest is not as it was written")
+    if body["schema"] != SCHEMA:
+        raise BadInput(
+            f"{path} has schema {body['schema']}, this version reads {SCHEMA}; use the version that wrote it"
+        )
+    return Commit(**body), ()
+
+
+def _from_first(raw: Mapping[str, Any]) -> Commit:
+    """Schema 1: names and rows inside the manifest, no SHA-256 of the ledger or of the manifest itself."""
+    ledger = {name: {"bytes": length, "sha256": None} for name, length in raw["ledger"].items()}
+    same = ("t", "attempt", "files", "latest", "rounds", "scalars", "experiment")
+    return Commit(**{key: raw[key] for key in same}, roster="", ledger=ledger, versions={})
+
+
+def _canonical(body: Any) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _sealed(commit: Commit) -> bytes:
+    body = _canonical(asdict(commit))
+    return b'{"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'","commit":' + body + b"}"

@@ -1,0 +1,146 @@
+"""Files that are there whole or not at all, and a folder that one process owns."""
+
+import fcntl
+import hashlib
+import os
+import platform
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flrce.errors import BadInput
+from flrce.store.failpoint import failpoint
+
+
+def write_through(path: Path, data: bytes) -> None:
+    """Write a file aside, make sure it is on disk, and rename it into place."""
+    write_pieces(path, [data])
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """The same for a file that comes piece by piece; returns its mark, the length and SHA-256."""
+    aside, length, found = path.with_name(path.name + ".part"), 0, hashlib.sha256()
+    try:
+        with open(aside, "wb", buffering=0) as f:
+            failpoint("aside.opened")
+            for piece in pieces:
+                write_all(f.fileno(), piece)
+                length += len(piece)
+                found.update(piece)
+            failpoint("aside.written")
+            os.fsync(f.fileno())
+        failpoint("aside.synced")
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    failpoint("aside.renamed")
+    return {"sha256": found.hexdigest(), "bytes": length}
+
+
+def write_all(handle: int, data: bytes | memoryview) -> None:
+    """Write every byte: the system may take fewer at a time, above all on a disk that fills up."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Lines:
+    """An append-only file of lines and the SHA-256 of what it holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.handle, self.size, self.hash = path, -1, 0, hashlib.sha256()
+
+    def verify(self, mark: Mapping[str, Any] | None) -> None:
+        """ValueError unless the file begins with what the mark describes."""
+        length = mark["bytes"] if mark else 0
+        data = self.path.read_bytes()[:length] if length else b""
+        if len(data) < length:
+            raise ValueError(f"{self.path.name} has {len(data)} bytes, fewer than the {length} committed")
+        if mark and mark["sha256"] and hashlib.sha256(data).hexdigest() != mark["sha256"]:
+            raise ValueError(f"{self.path.name} is not as it was written")
+
+    def open(self, mark: Mapping[str, Any] | None) -> None:
+        """Cut to the mark, or to nothing, and make ready to append."""
+        self.handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND, 0o644)
+        self.size = mark["bytes"] if mark else 0
+        failpoint("lines.opened")
+        os.ftruncate(self.handle, self.size)
+        failpoint("lines.cut")
+        self.hash = hashlib.sha256(os.pread(self.handle, self.size, 0))
+
+    def append(self, lines: bytes) -> None:
+        write_all(self.handle, lines)
+        self.size += len(lines)
+        self.hash.update(lines)
+        failpoint("lines.written")
+
+    def sync(self) -> None:
+        os.fsync(self.handle)
+        failpoint("lines.synced")
+
+    @property
+    def mark(self) -> dict[str, Any]:
+        return {"bytes": self.size, "sha256": self.hash.hexdigest()}
+
+    def close(self) -> None:
+        if self.handle >= 0:
+            os.close(self.handle)
+        self.handle = -1
+
+
+class Lock:
+    """A folder's `lock` file, held while its run lives. The system lets go of it when the process dies.
+
+    Whoever deletes the file can take the folder over; the former owner then finds another file in its place and `check`
+    refuses, before anything of the new owner's is overwritten.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.handle = path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self.handle, 200, 0).decode(errors="replace").strip()
+            self.close()
+            raise BadInput(f"{path.parent} is in use by {owner or 'another run'}; wait, or stop it") from None
+        os.ftruncate(self.handle, 0)
+        os.pwrite(self.handle, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+        _held.add(self)
+
+    def check(self) -> None:
+        """Refuse to go on once the folder belongs to somebody else."""
+        try:
+            mine = self.handle >= 0 and os.path.samestat(os.fstat(self.handle), os.stat(self.path))
+        except FileNotFoundError:
+            mine = False
+        if not mine:
+            owner = self.path.read_text(errors="replace").strip() if self.path.exists() else "somebody"
+            raise BadInput(f"{self.path.parent} was taken over by {owner or 'another run'}; this run ends here")
+
+    def close(self) -> None:
+        if self.handle >= 0:
+            os.close(self.handle)
+        self.handle = -1
+
+
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """A forked worker must not keep its dead parent's folder locked."""
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
