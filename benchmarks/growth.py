@@ -77,10 +77,10 @@ def timed(runs: list[Iterator[object]]) -> Iterator[tuple[float, float]]:
 
 
 def measure(point: dict[str, int], rounds: int) -> dict[str, object]:
-    """One point of a curve; the first round of each run is a warm-up."""
-    plans = [experiment(point, seed, rounds + 1) for seed in range(point["seeds"])]
+    """One point of a curve; the first round of each run is a warm-up, and the last one is judged."""
+    plans = [experiment(point, seed, rounds + 2) for seed in range(point["seeds"])]
     built: list[Parts] = [parts(plan, images(point["M"]), network(point["hidden"])) for plan in plans]
-    found = list(timed([one.rounds(plan) for one, plan in zip(built, plans, strict=True)]))[1:]
+    found = list(timed([one.rounds(plan) for one, plan in zip(built, plans, strict=True)]))[1:-1]
     for one in built:
         with closing(one.engine):
             pass

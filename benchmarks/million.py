@@ -124,7 +124,7 @@ class Fleet:
             for task, u in zip(tasks, self.fleet.full(k), strict=True)
         ]
 
-    def evaluate(self, w, t):
+    def evaluate(self, w, t, last=False):
         return None
 
     def holdings(self, task):

@@ -218,6 +218,20 @@ def test_eval_every():
     assert [h.accuracy is not None for h in history] == [False, False, True] * 2
 
 
+@pytest.mark.parametrize("average", ["last", "ema"])
+@pytest.mark.parametrize("stop", [{}, {"rounds": 4}, {"joules": 30.0}])  # the last one refuses its fifth round
+def test_the_round_that_ends_a_run_is_judged(average, stop):
+    """Whatever `eval_every` says: the summary's accuracy is that of the model handed back."""
+    recipe = {"name": "fedavg", "average": average}
+    plain = SMALL | {"rounds": 5, "recipe": recipe, "stop": stop}
+    every = runs.run(Experiment.of(plain))
+    rare = runs.run(Experiment.of(plain | {"engine": {"eval_every": 100}}))
+    assert rare.summary["rounds"] == every.summary["rounds"]
+    assert 0 < rare.summary["rounds"] <= 5
+    assert rare.summary["accuracy"] == every.summary["accuracy"] is not None
+    assert [h.accuracy is None for h in rare.history[:-1]] == [True] * (len(rare.history) - 1)
+
+
 def test_seeds_have_intervals(tmp_path):
     table = runs.run_seeds(Experiment.of(SMALL | {"rounds": 2}), [0, 1, 2], tmp_path)
     values = [json.loads((tmp_path / f"seed-{s}" / "summary.json").read_text())["accuracy"] for s in (0, 1, 2)]

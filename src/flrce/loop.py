@@ -37,7 +37,7 @@ def rounds(recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> I
     while state.t < T and not over(state):
         plan = begin(recipe, engine, state, seed)
         replies = () if plan.refused else engine.train(state.w, plan.tasks, state.carry)
-        done = finish(recipe, engine, plan, replies)
+        done = finish(recipe, engine, plan, replies, T)
         yield done
         if done.record.stop:
             return
@@ -82,13 +82,13 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int) -> Plan:
     return Plan(state, t, chosen, tasks, tuple(roster[k] for k in asked), refused)
 
 
-def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply]) -> Round:
+def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply], T: int | None = None) -> Round:
     """Check the replies, aggregate, remember, judge; or abandon the round with everything as it was."""
     state, t = plan.state, plan.t
     if plan.refused:
         clients, costs = book(t, (), (), {}, _asked(engine, plan))
         record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, **costs)
-        return replace(_end(state, record), clients=clients)
+        return replace(_end(recipe, engine, state, record), clients=clients)
     updates, rejected = gate(
         plan.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.chosen.keep, state.w
     )
@@ -100,7 +100,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply])
     if len(updates) < recipe.minimum:
         tries = state.attempt + 1
         stop = f"abandoned {tries} times in a row: {_reasons(rejected)}" if tries % GIVE_UP == 0 else ""
-        return replace(_end(state, replace(record, outcome="abandoned", stop=stop)), clients=clients)
+        return replace(_end(recipe, engine, state, replace(record, outcome="abandoned", stop=stop)), clients=clients)
     w = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
     event = Event(t, state.w, w, updates, len(state.roster), plan.chosen.k)
     headway = recipe.average.headway(state.memory["average"], event) if hasattr(recipe.average, "headway") else None
@@ -115,6 +115,8 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply])
     record = _judged(record, engine, w, model)
     record = replace(record, shadow=shadows((*state.history, record), recipe.P))
     record = replace(record, stop=recipe.stop((*state.history, record)))  # Algorithm 3
+    if (record.stop or t == T) and record.accuracy is None:
+        record = _judged(record, engine, w, model, last=True)
     carry = {**state.carry, **kept(plan.tasks, replies)}
     after = State(t, w, memory, state.roster, carry, (*state.history, record))
     return Round(after, record, clients, tuple(task.k for task in plan.tasks), model)
@@ -131,12 +133,12 @@ def _asked(engine: Engine, plan: Plan) -> list[tuple[str, Spent]]:
     ]
 
 
-def _judged(record: Record, engine: Engine, w: Tensor, model: Tensor) -> Record:
-    """The record with the accuracy of w and, where it differs, of the server average."""
-    seen = engine.evaluate(w, record.t)
+def _judged(record: Record, engine: Engine, w: Tensor, model: Tensor, last: bool = False) -> Record:
+    """The record with the accuracy of w and, where it differs, of the server average; `last`: due or not."""
+    seen = engine.evaluate(w, record.t, last)
     if seen is None:
         return record
-    averaged = None if model is w else engine.evaluate(model, record.t)
+    averaged = None if model is w else engine.evaluate(model, record.t, last)
     return replace(
         record, accuracy=seen.accuracy, accuracy_weighted=seen.weighted,
         loss=seen.loss if math.isfinite(seen.loss) else None,
@@ -144,8 +146,12 @@ def _judged(record: Record, engine: Engine, w: Tensor, model: Tensor) -> Record:
     )  # fmt: skip
 
 
-def _end(state: State, record: Record) -> Round:
-    """A round that changed nothing but the record."""
+def _end(recipe: Recipe, engine: Engine, state: State, record: Record) -> Round:
+    """A round that changed nothing but the record; where it ends the run, the model so far is judged if it was not."""
+    committed = [h for h in state.history if h.outcome == "committed"][-1:]
+    if record.stop and committed and committed[0].accuracy is None:
+        model = recipe.average.model(state.memory.get("average"), state.w)
+        record = _judged(record, engine, state.w, model, last=True)
     after = replace(state, history=(*state.history, record), attempt=state.attempt + (record.outcome == "abandoned"))
     return Round(after, record, (), (), None)
 

@@ -54,10 +54,10 @@ class Simulator:
         replies = self.crew.train(w, [(task, self._own(task.client), carry.get(task.client, {})) for task in tasks])
         return [self._booked(task, reply) for task, reply in zip(tasks, replies, strict=True)]
 
-    def evaluate(self, w: Tensor, t: int) -> Evaluation | None:
-        """The model on every client's hold-out, in one pass."""
+    def evaluate(self, w: Tensor, t: int, last: bool = False) -> Evaluation | None:
+        """The model on every client's hold-out, in one pass; in the rounds that are due, and in the `last` one."""
         index, rows = self.federation.judges
-        if t % self.eval_every or not len(index):
+        if (t % self.eval_every and not last) or not len(index):
             return None
         correct, loss = self.crew.judge(w, index)
         count = np.bincount(rows, minlength=len(self.federation.clients))

@@ -176,9 +176,9 @@ class FlowerEngine:
             self.nodes.heard(self.online[task.client], found.n)
         return replace(found, spent=self._joules(spent))
 
-    def evaluate(self, w: Tensor, t: int) -> Evaluation | None:
+    def evaluate(self, w: Tensor, t: int, last: bool = False) -> Evaluation | None:
         """The clients' own judgement of w, and the server's where it has samples."""
-        if t % self.options.eval_every:
+        if t % self.options.eval_every and not last:
             return None
         arrays = self.arrays(w)
         by_server = self.judge(t, arrays) if self.judge else None

@@ -97,7 +97,7 @@ class Session:
             plan = replace(plan, tasks=tuple(map(self.engine.fit, plan.tasks)))
             log.info("[ROUND %d/%d] %d clients: %s", plan.t, self.T, len(plan.tasks), _names(plan))
             replies = () if plan.refused else self.engine.train(state.w, plan.tasks, {}, plan.chosen.keep)
-            done = loop.finish(recipe, self.engine, plan, replies)
+            done = loop.finish(recipe, self.engine, plan, replies, self.T)
             yield done
             if done.record.stop:
                 return

@@ -238,7 +238,7 @@ def keep(folder: Path, experiment: str, history: Sequence[Record], summary: Mapp
 def summarise(history: tuple[Record, ...], size: int, trainable: int) -> dict[str, Any]:
     """A run's final figures."""
     done = [h for h in history if h.outcome == "committed"]
-    seen = [h for h in done if h.accuracy is not None]
+    seen = [h for h in history if h.accuracy is not None]  # a round that was not started may judge the one before
     last = seen[-1] if seen else Record(0)
     joules, up, down = (sum(getattr(h, name) for h in history) for name in ("joules", "bytes_up", "bytes_down"))
     handed = last.averaged if last.averaged is not None else last.accuracy
