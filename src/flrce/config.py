@@ -11,6 +11,7 @@ from flrce import recipes
 from flrce.compose import compose
 from flrce.data.partition import SCHEMES
 from flrce.data.sources import NAMES as DATA
+from flrce.data.sources import Source
 from flrce.errors import BadInput, nearest
 from flrce.fleet.costs import profile
 from flrce.models.nets import NAMES as MODELS
@@ -195,8 +196,12 @@ def _explain(error: ValidationError) -> str:
     return f"{key} = {shown if len(shown) < 60 else shown[:57] + '...'}: {message}"
 
 
-def build_net(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Any:
-    """The network an experiment names; a class of the user's gets `shape` and `classes` if it asks for them."""
+def build_net(name: str, pool: Source, seed: int) -> Any:
+    """The network an experiment names, for these samples.
+
+    A class of the user's gets, if it asks for them, `shape` (of one sample), `outputs` (how many numbers it is to
+    give; also as `classes`) and `vocabulary` (how many token ids there are).
+    """
     import inspect
 
     import torch
@@ -204,21 +209,25 @@ def build_net(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Any
     from flrce.compose import imported
     from flrce.models.nets import CNNS, build
 
+    shape = pool.shape
     if ":" not in name:
         if name in CNNS and CNNS[name][0] != shape:
             raise BadInput(
                 f"model.name {name!r} wants samples of shape {CNNS[name][0]}, the data has {shape}; use auto"
             )
-        return build(name, shape, classes, seed)
+        return build(name, shape, pool.outputs, seed, pool.kind, pool.vocabulary)
     make = imported(name, "model.name")
     wanted = inspect.signature(make).parameters
-    given = {key: value for key, value in {"shape": shape, "classes": classes}.items() if key in wanted}
+    known = {"shape": shape, "outputs": pool.outputs, "classes": pool.outputs, "vocabulary": pool.vocabulary}
+    given = {key: value for key, value in known.items() if key in wanted}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             net = make(**given)
         except TypeError as why:
-            raise BadInput(f"model.name {name!r} cannot be built: {why}; accept shape and classes, or nothing") from why
+            raise BadInput(
+                f"model.name {name!r} cannot be built: {why}; accept shape, outputs, vocabulary, or nothing"
+            ) from why
     if not isinstance(net, torch.nn.Module):
         raise BadInput(f"model.name {name!r} gives a {type(net).__name__}; it must be a torch.nn.Module")
     return net

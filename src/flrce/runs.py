@@ -65,7 +65,7 @@ def parts(
     recipe, d = experiment.build_recipe(), experiment.data
     pool = data or source(d.name, d.path)
     federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
-    net = model or build_net(experiment.model.name, pool.shape, len(pool.classes), experiment.seed)
+    net = model or build_net(experiment.model.name, pool, experiment.seed)
     suits(recipe, net, pool.shape)
     devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed)
     if decks or device_of(experiment) == "cuda":

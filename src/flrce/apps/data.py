@@ -44,8 +44,11 @@ def info(
     pool = source(d.name, d.path)
     federation = federate(pool, d.partition, exp.clients, exp.seed, d.alpha, d.holdout, d.minimum)
     described = federation.describe()
-    title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {len(pool.classes)} classes; {d.partition}"
+    what = f"{pool.outputs} {pool.kind}"
+    title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {what}; {d.partition}"
     title += f", seed {exp.seed}"
+    if svg and "labels" not in described:
+        raise BadInput(f"--svg draws who holds which classes, {pool.name} has {pool.kind}; leave it out")
     if svg:
         from flrce.results.paper.figures import partition
 
@@ -54,6 +57,13 @@ def info(
         import json
 
         print(json.dumps(described))
+        return
+    if "labels" not in described:
+        sizes = [
+            [client, str(train), str(held), bar(train, max(described["train"]))]
+            for client, train, held in zip(described["clients"], described["train"], described["held"], strict=True)
+        ]
+        table(title, ("client", "train", "held out", "size"), sizes)
         return
     most, rows = max(described["train"]), []
     for client, train, held, labels in zip(

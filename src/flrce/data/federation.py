@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flrce.data.partition import partition
+from flrce.data.partition import NATURAL, partition
 from flrce.data.sources import Source
+from flrce.errors import BadInput
 from flrce.rng import stream
 
 Index = NDArray[np.int64]
@@ -56,35 +57,59 @@ class Federation:
         return np.concatenate([*self.held, np.empty(0, np.int64)]).astype(np.int64), rows
 
     def describe(self) -> dict[str, Any]:
-        """Sizes and label histogram per client, for the run directory."""
-        labels = len(self.source.classes)
-        return {
-            "data": self.source.name,
-            "digest": _digest(self.source),
-            "classes": list(self.source.classes),
+        """Sizes per client, and a histogram of the labels where they are classes, for the run directory."""
+        source, labels = self.source, len(self.source.classes)
+        told: dict[str, Any] = {
+            "data": source.name,
+            "digest": _digest(source),
+            "classes": list(source.classes),
             "clients": list(self.clients),
             "train": [len(part) for part in self.train],
             "held": [len(part) for part in self.held],
-            "labels": [np.bincount(self.source.y[part], minlength=labels).tolist() for part in self.train],
         }
+        if source.kind == "classes":
+            told["labels"] = [np.bincount(source.y[part], minlength=labels).tolist() for part in self.train]
+        else:
+            told["kind"] = source.kind
+        return told
 
 
 def federate(
     source: Source, scheme: str, M: int, seed: int, alpha: float = 0.1, holdout: float = 0.3, minimum: int = 5
 ) -> Federation:
-    """Share the samples out, then hold some of each client's own back for validation; at least two stay to train on."""
+    """Share the samples out, then hold some of each client's own back for validation; at least two stay to train on.
+
+    A source with a test split of its own keeps it, and `holdout` does not count.
+    """
     parts = partition(source, scheme, M, alpha, minimum, stream(seed, "partition"))
-    held = [min(round(holdout * len(part)), max(len(part) - 2, 0)) for part in parts]
     names = [str(k) for k in range(M)]
-    if scheme == "natural":
+    if scheme in NATURAL:
         assert source.group is not None
         names = [_name(source, int(source.group[part[0]])) for part in parts]
-    return Federation(
-        source,
-        tuple(names),
-        tuple(np.sort(part[h:]) for part, h in zip(parts, held, strict=True)),
-        tuple(np.sort(part[:h]) for part, h in zip(parts, held, strict=True)),
-    )
+    if source.held is None:
+        cuts = [min(round(holdout * len(part)), max(len(part) - 2, 0)) for part in parts]
+        train = tuple(np.sort(part[cut:]) for part, cut in zip(parts, cuts, strict=True))
+        held = tuple(np.sort(part[:cut]) for part, cut in zip(parts, cuts, strict=True))
+    else:
+        train, held = _own_split(source.held, parts)
+        _enough(source, names, train)
+    return Federation(source, tuple(names), train, held)
+
+
+def _own_split(test: NDArray[np.bool_], parts: list[Index]) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
+    train = tuple(np.sort(part[~test[part]]) for part in parts)
+    held = tuple(np.sort(part[test[part]]) for part in parts)
+    return train, held
+
+
+def _enough(source: Source, names: list[str], train: tuple[Index, ...]) -> None:
+    """Refuses clients whose samples all belong to the test split."""
+    for name, part in zip(names, train, strict=True):
+        if len(part) < 2:
+            raise BadInput(
+                f"client {name!a} has {len(part)} training samples beside the test split of {source.name}, 2 are "
+                "needed; raise data.minimum, lower clients or change the split"
+            )
 
 
 def _digest(source: Source) -> str:
@@ -92,6 +117,8 @@ def _digest(source: Source) -> str:
     found = blake2b(np.ascontiguousarray(source.y).data, digest_size=16)
     for start in range(0, len(source.x), 10_000):  # the source may be a map of a large file
         found.update(np.ascontiguousarray(source.x[start : start + 10_000]).data)
+    if source.held is not None:
+        found.update(np.packbits(source.held).data)
     return found.hexdigest()
 
 

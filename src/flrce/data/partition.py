@@ -15,6 +15,11 @@ BIG, SHARE, JITTER = 0.2, 0.8, 0.25  # quantity: a fifth of the clients hold fou
 
 def dirichlet(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
     """Label skew: each class is shared out in proportions drawn from Dir(alpha) (the paper's CIFAR setting)."""
+    if source.y.ndim > 1 or source.kind in ("values", "labels"):
+        raise BadInput(
+            f"data.partition dirichlet shares out classes, {source.name} has {source.kind}; use quantity, iid or, with "
+            "groups, natural"
+        )
     parts: list[list[Index]] = [[] for _ in range(M)]
     for label in range(len(source.classes)):
         index = rng.permutation(np.flatnonzero(source.y == label))
@@ -41,6 +46,15 @@ def natural(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]
     return [np.flatnonzero(group == g) for g in np.sort(picked)]
 
 
+def given(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
+    """Client k is group k: a partition of one's own, with nothing drawn."""
+    group = _groups(source, M)
+    count = int(group.max()) + 1
+    if count != M:
+        raise BadInput(f"data.partition given has {count} groups, clients = {M}; set clients = {count}, or use natural")
+    return _split(group, M)
+
+
 def quantity(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
     """Size skew with IID labels, as in the client files the paper's authors released: 20 % hold 80 %."""
     big = max(1, round(BIG * M)) if M > 1 else 0
@@ -57,8 +71,9 @@ def iid(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
 
 
 SCHEMES: dict[str, Callable[[Source, int, float, Generator], list[Index]]] = {
-    "dirichlet": dirichlet, "by-group": by_group, "natural": natural, "quantity": quantity, "iid": iid,
+    "dirichlet": dirichlet, "by-group": by_group, "natural": natural, "given": given, "quantity": quantity, "iid": iid,
 }  # fmt: skip
+NATURAL = ("natural", "given")  # one group, one client, which bears the group's name
 
 
 def partition(source: Source, scheme: str, M: int, alpha: float, minimum: int, rng: Generator) -> list[Index]:
@@ -69,7 +84,7 @@ def partition(source: Source, scheme: str, M: int, alpha: float, minimum: int, r
             f"{len(source.y)}; lower one of them"
         )
     parts = SCHEMES[scheme](source, M, alpha, rng)
-    if scheme == "natural":
+    if scheme in NATURAL:
         small = min(map(len, parts))
         if small < minimum:
             raise BadInput(f"data.minimum = {minimum}, but a group of {source.name} has {small} samples; lower it")

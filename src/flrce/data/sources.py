@@ -1,7 +1,9 @@
 """Samples before they are shared out: embedded digits, Debian's Fashion-MNIST, arrays of one's own, prepared sets."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +15,53 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package da
 NAMES = ("digits", "fashion-mnist", "cifar10", "cifar100", "femnist", "speech", "mnist", "mnist-writers")
 
 
+#: what y is: class codes (N,); numbers (N,) or (N, K); next symbols (N, L) or (N,); several labels at once (N, K)
+Kind = Literal["classes", "values", "tokens", "labels"]
+IGNORED = -100  # a position of y (N, L) that has no next symbol
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Labelled samples; a network sees `x * scale + shift`."""
+    """Samples with what is to be learnt of them.
+
+    Numbers (uint8 or float32) reach a network as `x * scale + shift`. An x of int64 holds token ids: they reach it
+    as they are, for an embedding to look up. The dtype alone decides.
+    """
 
     name: str
-    x: NDArray[np.uint8] | NDArray[np.float32]  # (N, C, H, W), or (N, ...) of one's own
-    y: NDArray[np.int64]  # (N,)
-    classes: tuple[str, ...]
+    x: NDArray[Any]  # (N, C, H, W) or (N, ...) uint8 or float32; (N, L) int64 token ids
+    y: NDArray[Any]  # int64 (N,) classes; float32 (N,) or (N, K) values; int64 (N, L) or (N,) tokens; (N, K) labels 0/1
+    classes: tuple[str, ...]  # names of the classes, the vocabulary's symbols, or the labels; none for values
     group: NDArray[np.int64] | None = None  # (N,) code of the writer or speaker of each sample
     groups: tuple[str, ...] = ()  # the codes' names: untrusted text
     scale: float = 1.0
     shift: float = 0.0
+    kind: Kind = "classes"
+    held: NDArray[np.bool_] | None = None  # (N,) the data's own test split; None: each client holds some back
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
+
+    @property
+    def tokens(self) -> bool:
+        """Whether x holds token ids."""
+        return self.x.dtype == np.int64
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a network gives per sample, or per position where y is (N, L)."""
+        if self.kind == "values":
+            return 1 if self.y.ndim == 1 else int(self.y.shape[1])
+        return len(self.classes)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """How many token ids an embedding must know; 0 where x holds numbers."""
+        if not self.tokens:
+            return 0
+        known = len(self.classes) if self.kind == "tokens" else 0
+        return max(known, int(self.x.max(initial=-1)) + 1)
 
 
 def digits() -> Source:

@@ -27,7 +27,7 @@ class Simulator:
         eval_every: int = 1,
     ) -> None:  # fmt: skip
         source = federation.source
-        self.federation, self.fleet, self.eval_every = federation, fleet, eval_every
+        self.federation, self.fleet, self.eval_every, self.tokens = federation, fleet, eval_every, source.tokens
         self.shop = Workshop(net, source.shape, federation.x, federation.y, source.scale, source.shift)
         self.trainable, self.size = self.shop.layout.trainable, self.shop.layout.size
         self.blocks = self.shop.blocks
@@ -78,7 +78,7 @@ class Simulator:
     def inquiry(self, client: str, down: int) -> Spent:
         """What it costs a client to receive `down` bytes and judge w on its training samples."""
         if (1.0, -1) not in self.flops:
-            self.flops[(1.0, -1)] = inference_flops(self.shop.net, self.federation.source.shape)
+            self.flops[(1.0, -1)] = inference_flops(self.shop.net, self.shop.shape, tokens=self.tokens)
         n = self.samples(client)
         return self.fleet[client].spend(down, 0, n * self.flops[(1.0, -1)], -(-n // CHUNK))
 
@@ -108,6 +108,6 @@ class Simulator:
         """Training FLOPs of one sample under this task, counted once per shape."""
         part = self.shop.part(task)
         if part.key not in self.flops:
-            shape = self.federation.source.shape
-            self.flops[part.key] = training_flops(trainee(part, shape), shape)
+            shape = self.shop.shape
+            self.flops[part.key] = training_flops(trainee(part, shape), shape, tokens=self.tokens)
         return self.flops[part.key]

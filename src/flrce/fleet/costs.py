@@ -13,8 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flrce.errors import BadInput, nearest
@@ -97,17 +96,25 @@ def fleet(mix: str | Mapping[str, float], clients: Sequence[str], seed: int) -> 
     return devices
 
 
-def training_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2) -> float:
-    """FLOPs to train on one sample, forward and backward, of the layers that ask for gradients; torch counts them."""
-    x, y = torch.zeros(samples, *shape), torch.zeros(samples, dtype=torch.long)
+def training_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False) -> float:
+    """FLOPs to train on one sample, forward and backward, of the layers that ask for gradients; torch counts them.
+
+    The objective's own are left out: they are few, and torch counts none of them.
+    """
+    x = _blank(shape, tokens, samples)
     with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
-        F.cross_entropy(net(x), y).backward()
+        net(x).sum().backward()
     return float(counter.get_total_flops()) / samples
 
 
-def inference_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2) -> float:
+def inference_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False) -> float:
     """FLOPs to judge one sample."""
     net = copy.deepcopy(net).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        net(torch.zeros(samples, *shape))
+        net(_blank(shape, tokens, samples))
     return float(counter.get_total_flops()) / samples
+
+
+def _blank(shape: tuple[int, ...], tokens: bool, samples: int) -> Tensor:
+    """Samples of the dtype that the network is given; their values do not matter."""
+    return torch.zeros(samples, *shape, dtype=torch.int64 if tokens else torch.float32)

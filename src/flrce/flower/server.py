@@ -107,7 +107,7 @@ def _build(text: str) -> tuple[Federation, Any]:
     d = experiment.data
     pool = source(d.name, d.path)
     federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
-    return federation, build_net(experiment.model.name, pool.shape, len(pool.classes), experiment.seed)
+    return federation, build_net(experiment.model.name, pool, experiment.seed)
 
 
 def _profile(experiment: Experiment) -> str | None:

@@ -12,6 +12,7 @@ from flrce.errors import BadInput
 from flrce.local.pooling import quicken
 from flrce.models.chain import chain
 from flrce.models.flat import bind, layout
+from flrce.models.inputs import inputs
 
 CHUNK = 250  # samples an evaluation looks at together: fits the cache, where one giant batch does not
 
@@ -46,7 +47,7 @@ class Bench:
         where = torch.from_numpy(order)
         for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
             self.g.zero_()
-            batch = x.index_select(0, index).float().mul_(scale).add_(shift)  # ten times as fast as x[index]
+            batch = inputs(x.index_select(0, index), scale, shift)  # ten times as fast as x[index]
             loss = F.cross_entropy(self.net(batch), y[index], reduction="none")
             loss.mean().backward()
             with torch.no_grad():
@@ -69,7 +70,7 @@ class Bench:
         correct, losses = [], []
         with torch.inference_mode():
             for part, label in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-                out = self.net(part.float().mul_(scale).add_(shift))
+                out = self.net(inputs(part, scale, shift))
                 correct.append(out.argmax(1) == label)
                 losses.append(F.cross_entropy(out, label, reduction="none"))
         return torch.cat(correct), torch.cat(losses)

@@ -63,15 +63,17 @@ CNNS: dict[str, tuple[tuple[int, ...], Callable[[int], nn.Sequential]]] = {
 NAMES = ("auto", *CNNS, "mlp")
 
 
-def choose(shape: tuple[int, ...]) -> str:
+def choose(shape: tuple[int, ...], kind: str = "classes", vocabulary: int = 0) -> str:
     """The net for inputs of this shape: the paper's where it has one, else the MLP."""
     return next((name for name, (wanted, _) in CNNS.items() if wanted == shape), "mlp")
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def build(
+    name: str, shape: tuple[int, ...], outputs: int, seed: int, kind: str = "classes", vocabulary: int = 0
+) -> nn.Module:
     """A freshly initialised net; the same seed gives the same weights, whatever was drawn before."""
     if name == "auto":
-        name = choose(shape)
+        name = choose(shape, kind, vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _mlp(shape, classes) if name == "mlp" else CNNS[name][1](classes)
+        return _mlp(shape, outputs) if name == "mlp" else CNNS[name][1](outputs)

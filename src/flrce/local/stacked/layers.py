@@ -29,9 +29,11 @@ class Samples:
     shift: float
 
     def inputs(self, index: Tensor) -> Tensor:
-        """index (k, B) -> (k, B, *shape) float32."""
-        x = self.x.index_select(0, index.reshape(-1)).float()
-        return (x * self.scale + self.shift).reshape(*index.shape, *self.x.shape[1:])
+        """index (k, B) -> (k, B, *shape) float32, or token ids as they are."""
+        x = self.x.index_select(0, index.reshape(-1))
+        if x.dtype != torch.int64:
+            x = x.float() * self.scale + self.shift
+        return x.reshape(*index.shape, *self.x.shape[1:])
 
     def labels(self, index: Tensor) -> Tensor:
         return self.y.index_select(0, index.reshape(-1)).reshape(index.shape)
