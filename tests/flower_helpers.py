@@ -27,8 +27,10 @@ def step(arrays: dict[str, np.ndarray], partition: int, t: int) -> dict[str, np.
     return arrays
 
 
-def plain_app(spoil=lambda content, partition, t: None, calls: list | None = None, **options) -> ClientApp:
-    """Flower's quick-start shape of client; `spoil` changes a reply before it is sent."""
+def plain_app(
+    spoil=lambda content, partition, t: None, calls: list | None = None, misjudge=dict, **options
+) -> ClientApp:
+    """Flower's quick-start shape of client; `spoil` changes a reply before it is sent, `misjudge` what it finds."""
     app = ClientApp(**options)
 
     @app.train()
@@ -49,7 +51,7 @@ def plain_app(spoil=lambda content, partition, t: None, calls: list | None = Non
     def evaluate(message: Message, context: Context) -> Message:
         gap = float(np.abs(message.content["arrays"]["layer.weight"].numpy() - TARGET).mean())
         metrics = {"eval_loss": gap, "eval_acc": 1 - min(gap, 1.0), "num-examples": n_of(context)}
-        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+        return Message(RecordDict({"metrics": MetricRecord(misjudge(metrics))}), reply_to=message)
 
     return app
 

@@ -149,7 +149,7 @@ def test_only_the_fastest_count():
 
 
 def test_sound():
-    assert sound(Spent(1, 2, joules=3.0, measured=True))
+    assert sound(Spent(1, 2, compute_seconds=1.0, joules=3.0, measured=True))
     assert not sound(Spent(joules=math.inf))
     assert not sound(Spent(bytes_up="9"))
     assert not sound({})

@@ -30,6 +30,7 @@ class Plan:
     tasks: tuple[Task, ...]
     asked: tuple[str, ...] = ()  # clients that were asked for their loss
     refused: str = ""  # why the round is not started
+    n: Tensor | None = None  # (M,) samples as known before the round
 
 
 def rounds(recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Iterator[Round]:
@@ -79,7 +80,7 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int) -> Plan:
     tasks = tuple(recipe.tasks(chosen, state.memory, view))
     before = getattr(recipe.stop, "before", None)
     refused = before(state.history, [engine.estimate(task) for task in tasks]) if before else ""
-    return Plan(state, t, chosen, tasks, tuple(roster[k] for k in asked), refused)
+    return Plan(state, t, chosen, tasks, tuple(roster[k] for k in asked), refused, n)
 
 
 def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply], T: int | None = None) -> Round:
@@ -90,7 +91,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply],
         record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, **costs)
         return replace(_end(recipe, engine, state, record), clients=clients)
     updates, rejected = gate(
-        plan.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.chosen.keep, state.w
+        plan.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.chosen.keep, state.w, plan.n
     )
     clients, costs = book(t, plan.tasks, replies, rejected, _asked(engine, plan))
     record = Record(

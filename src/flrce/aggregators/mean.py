@@ -15,17 +15,26 @@ COLUMNS = 2**16  # coordinates summed at a time: several float64 copies of a lar
 class WeightedMean:
     """Eq. 4: w + rate * sum p_k u_k. Coordinates that only some clients hold are averaged over those that do.
 
-    `by` weighs a client by its "samples" n_k, or all "equal"ly. A coordinate nobody holds keeps its bits. `fill` lets
-    a client without a coordinate vote for its old value (Wen et al. 2022), so that rarely held ones move less.
+    `by` weighs a client by its "samples" n_k, or all "equal"ly; n_k is its own claim, so no more than `cap` times the
+    median of the round's is believed (0: any). A coordinate nobody holds keeps its bits. `fill` lets a client without
+    a coordinate vote for its old value (Wen et al. 2022), so that rarely held ones move less.
     """
 
     rate: float = 1.0
     by: str = "samples"
     fill: bool = False
+    cap: float = 0.0
 
     def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
-        n = updates.n if self.by == "samples" else torch.ones_like(updates.n)
+        n = weights(updates.n, self.by, self.cap)
         return step(w, replace(updates, covered=None) if self.fill else updates, n, self.rate)
+
+
+def weights(n: Tensor, by: str, cap: float = 0.0) -> Tensor:
+    """(P,) what each reply counts, from the samples that its client claims."""
+    if by == "equal":
+        return torch.ones_like(n)
+    return n.clamp(max=cap * float(n.median())) if cap and len(n) else n
 
 
 def step(w: Tensor, updates: Updates, n: Tensor, rate: float = 1.0) -> Tensor:

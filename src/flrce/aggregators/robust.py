@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flrce.aggregators.mean import weights
 from flrce.errors import BadInput
 from flrce.pieces import Recipe
 from flrce.types import Updates
@@ -81,11 +82,13 @@ class ClippedMean:
     """The weighted mean of updates shortened to at most `norm`; "median": to the median length of the round's updates.
 
     BatchNorm statistics are no gradients, so they are clipped apart, to their own median. `by` weighs clients by
-    "samples", or all "equal"ly, so that a claimed n cannot dominate either.
+    "samples", of which no more than `cap` times the round's median are believed (0: any), or all "equal"ly, so that a
+    claimed n cannot dominate either.
     """
 
     norm: float | str = "median"
     by: str = "samples"
+    cap: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.norm == "median" if isinstance(self.norm, str) else 0 < self.norm < math.inf):
@@ -94,7 +97,7 @@ class ClippedMean:
             raise ValueError(f'by must be "samples" or "equal", got {self.by!r}')
 
     def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
-        n = updates.n if self.by == "samples" else torch.ones_like(updates.n)
+        n = weights(updates.n, self.by, self.cap)
         d = updates.trainable
         scale = torch.ones(len(updates), len(w), dtype=torch.float64)
         scale[:, :d] = self._scale(updates.U[:, :d], self.norm)

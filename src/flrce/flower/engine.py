@@ -1,6 +1,5 @@
 """The same Engine over Flower's Grid: its simulation engine, its deployments, or a LocalGrid. Costs are measured."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,17 +12,20 @@ from torch import Tensor
 
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template, record, weight
-from flrce.flower.figures import ACCURACY, LOSSES, first, reported, weighted
+from flrce.flower.figures import ACCURACY, LOSSES, first, reported, strange, weighted
 from flrce.flower.nodes import LOSS, MANY, Client, Nodes, exchange, why
 from flrce.flower.options import Costs, Judge, Options
 from flrce.flower.wire import SAMPLES, read_reply, write_task
 from flrce.local.client import Workshop
 from flrce.pieces import Dense, Malformed
 from flrce.rng import stream
+from flrce.round.gate import GROWTH, MOST_SAMPLES
+from flrce.round.payloads import PER_BYTE, WATTS
 from flrce.types import Evaluation, Payload, Reply, Spent, Task
 
 Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
 AT_ONCE = 2**27  # bytes of replies fetched together
+PEAK = 10  # times a profile's active watts: no device draws more for as long as a task takes
 OVERDUE = 1000  # messages without an answer that are remembered
 
 
@@ -162,7 +164,13 @@ class FlowerEngine:
             up = sum(weight(arrays) for arrays in reply.content.array_records.values())
             spent = replace(down, bytes_up=up, compute_seconds=seconds)
             return Reply(task.client, task.t, error=f"malformed: {problem}", spent=spent)
-        if found.payload and type(task.compressor) is Dense:
+        metrics = next(iter(reply.content.metric_records.values()))
+        odd = strange(
+            {key: value for key, value in metrics.items() if key != SAMPLES}
+        )  # samples are the gate's to judge
+        if odd:
+            found = replace(found, payload=None, error=f"malformed: {odd}")
+        elif found.payload and type(task.compressor) is Dense:
             found = replace(found, payload=Payload(Once(found.payload.buffers)))
         own = found.spent.compute_seconds
         compute = min(own, seconds) if own else seconds
@@ -170,10 +178,11 @@ class FlowerEngine:
             found.spent, bytes_down=down.bytes_down, framing=found.spent.framing + down.framing,
             compute_seconds=compute, transfer_seconds=seconds - compute,
         )  # fmt: skip
-        self.metrics[task.client] = next(iter(reply.content.metric_records.values()))
+        self.metrics[task.client] = metrics
         self.pace[task.client] = compute / max(task.epochs, 1)
-        if type(found.n) is int and found.n > 0:
-            self.nodes.heard(self.online[task.client], found.n)
+        if type(found.n) is int and 0 < found.n <= MOST_SAMPLES:
+            before = self.online[task.client].n
+            self.nodes.heard(self.online[task.client], min(found.n, GROWTH * before) if before else found.n)
         return replace(found, spent=self._joules(spent))
 
     def evaluate(self, w: Tensor, t: int, last: bool = False) -> Evaluation | None:
@@ -225,7 +234,11 @@ class FlowerEngine:
 
     def _joules(self, spent: Spent) -> Spent:
         profile = self.options.profile
-        if spent.measured or profile is None:
+        if spent.measured:
+            watts = WATTS if profile is None else PEAK * profile.active_watts
+            radio = PER_BYTE * (spent.bytes_up + spent.bytes_down)
+            return replace(spent, joules=min(spent.joules, watts * spent.seconds + radio))
+        if profile is None:
             return spent
         radio = profile.up_joules * spent.bytes_up + profile.down_joules * spent.bytes_down
         joules = profile.active_watts * spent.compute_seconds + radio
@@ -244,7 +257,7 @@ class FlowerEngine:
         content = RecordDict({self.options.arrays_key: arrays, self.options.config_key: config})
         messages = [Message(content, judge.node, MessageType.EVALUATE, group_id=str(t)) for judge in judges]
         answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reported(reply))
-        figures = [answers[at] for at in sorted(answers) if 0 < (first(answers[at], (SAMPLES,)) or 0) < math.inf]
+        figures = [answers[at] for at in sorted(answers) if first(answers[at], (SAMPLES,))]
         if not figures:
             return None, None
         mean = weighted(figures)

@@ -9,6 +9,8 @@ from flwr.app import Message, MetricRecord
 
 from flrce.flower.nodes import why
 from flrce.flower.wire import SAMPLES
+from flrce.round.gate import MOST_SAMPLES
+from flrce.round.payloads import brief, number
 
 ACCURACY = ("accuracy", "eval_acc", "acc", "eval_accuracy", "val_acc", "val_accuracy")
 LOSSES = ("loss", "eval_loss", "val_loss")
@@ -16,7 +18,7 @@ log = logging.getLogger("flwr")
 
 
 def weighted(figures: Sequence[Mapping[str, Any]]) -> MetricRecord:
-    """Every metric that all report as a finite number, averaged over samples."""
+    """Every metric that all report within its range, averaged over samples."""
     n = [float(f[SAMPLES]) for f in figures]
     shared = [key for key in figures[0] if key != SAMPLES and all(first(f, (key,)) is not None for f in figures)]
     return MetricRecord({
@@ -26,14 +28,34 @@ def weighted(figures: Sequence[Mapping[str, Any]]) -> MetricRecord:
 
 
 def reported(reply: Message) -> Mapping[str, Any]:
-    """The metrics of an answer; of one that failed, none."""
+    """The metrics of an answer; of one that failed, or that has one out of its range, none."""
     if reply.has_error():
         log.info("node %d: %s", reply.metadata.src_node_id, why(reply))
         return {}
-    return next(iter(reply.content.metric_records.values()), {})
+    figures: Mapping[str, Any] = next(iter(reply.content.metric_records.values()), {})
+    problem = strange(figures)
+    if problem:
+        log.warning("node %d: %s; its metrics do not count", reply.metadata.src_node_id, problem)
+    return {} if problem else figures
 
 
 def first(figures: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    """The first of these metrics that is a finite number."""
-    found = (figures.get(name) for name in names)
-    return next((float(v) for v in found if isinstance(v, int | float) and math.isfinite(v)), None)
+    """The first of these metrics that is a number within its range."""
+    found = ((name, figures.get(name)) for name in names)
+    return next((float(value) for name, value in found if within(name, value)), None)  # type: ignore[arg-type]
+
+
+def within(name: str, value: Any) -> bool:
+    """Whether a metric is a finite number that can be: accuracies from 0 to 1, whole samples, others bounded."""
+    if name in ACCURACY:
+        return number(value, 0.0, 1.0)
+    return number(value, 1, MOST_SAMPLES) if name == SAMPLES else number(value)
+
+
+def strange(figures: Mapping[str, Any]) -> str:
+    """What is wrong with the first metric out of its range, or ""; NaN only says that a client does not know."""
+    for name, value in figures.items():
+        for one in value if isinstance(value, list) else [value]:
+            if one == one and not within(name, one):
+                return f"metric {brief(name, 40)!r} is {brief(one, 20)}, out of its range"
+    return ""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flrce.flower.arrays import Template
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.figures import ACCURACY, first
+from flrce.flower.figures import ACCURACY, first, strange
 from flrce.flower.frozen import freeze, thaw
 from flrce.flower.nodes import exchange
 from flrce.local.workload import SGD
@@ -121,7 +121,7 @@ class GuardedEngine(FlowerEngine):
         """Evaluation is the strategy's too: its messages, its sums."""
         messages = self._drawn("evaluate", t, arrays, self.evaluate_config, self.strategy.configure_evaluate)
         answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reply)
-        good = [answers[at] for at in sorted(answers) if not answers[at].has_error()]
+        good = [answers[at] for at in sorted(answers) if not answers[at].has_error() and _sane(answers[at])]
         try:
             metrics = self.strategy.aggregate_evaluate(t, good) if good else None
         except Exception as why:
@@ -178,6 +178,10 @@ class EveryRound:
     def before(self, history: Sequence[Record], estimates: Sequence[Spent]) -> str:
         check = getattr(self.rule, "before", None)
         return check(history, estimates) if check else ""
+
+
+def _sane(reply: Message) -> bool:
+    return not any(map(strange, reply.content.metric_records.values()))
 
 
 def recipe(engine: GuardedEngine, P: int) -> Recipe:

@@ -13,6 +13,8 @@ from flwr.serverapp import Grid
 
 from flrce.flower.wire import PREFIX, name_of
 from flrce.pieces import Malformed
+from flrce.round.gate import MOST_SAMPLES
+from flrce.round.payloads import brief
 
 HELLO = "query.flrce"  # a client that knows us answers with its name and number of samples
 LOSS = "query.flrce_loss"  # the mean loss of a model on its training samples
@@ -80,7 +82,7 @@ def exchange(
 def why(message: Message) -> str:
     """A failed reply's reason in one line."""
     lines = (message.error.reason or "").strip().splitlines()
-    return f"failed (code {message.error.code}): {lines[-1][:200] if lines else 'no reason given'}"
+    return f"failed (code {message.error.code}): {brief(lines[-1], 200) if lines else 'no reason given'}"
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -146,4 +148,4 @@ def _hello(node: int, reply: Message) -> Client | None:
         log.warning("node %d: %s; it goes by its node id", node, problem)
         name = f"node-{node}"
     skills = {skill: config.get(PREFIX + skill) is True for skill in ("compresses", "parts")}
-    return Client(name, node, n if type(n) is int and n > 0 else 0, **skills)
+    return Client(name, node, n if type(n) is int and 0 < n <= MOST_SAMPLES else 0, **skills)

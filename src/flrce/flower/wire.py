@@ -3,7 +3,6 @@
 A piece is built only from a name in `names.PIECES`: no code is imported because a message says so.
 """
 
-import math
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from flrce.errors import BadInput
 from flrce.flower.arrays import Template, record, tensors, weight
 from flrce.names import PIECES
 from flrce.pieces import Malformed
+from flrce.round.payloads import brief, number
 from flrce.types import Payload, Reply, Spent, Task
 
 PREFIX = "flrce."  # of our keys in a ConfigRecord, beside the user's
@@ -28,7 +28,7 @@ LOCAL = ("compressor", "tensors")  # fields of a Task that are not scalars
 def name_of(value: Any) -> str:
     """A client's name for itself, checked."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise Malformed(f"client name {str(value)[:40]!r}: use 1 to 64 letters, digits and . : @ + - _")
+        raise Malformed(f"client name {brief(value, 40)!r}: use 1 to 64 letters, digits and . : @ + - _")
     return value
 
 
@@ -139,6 +139,6 @@ def read_reply(content: RecordDict, task: Task, template: Template, w: Tensor, c
 
 
 def _figure(figures: Mapping[str, Any], *names: str) -> float | None:
-    """The first of these metrics that is a finite number."""
+    """The first of these metrics that is a number in bounds."""
     found = (figures.get(name) for name in names)
-    return next((float(v) for v in found if isinstance(v, int | float) and math.isfinite(v)), None)
+    return next((float(v) for v in found if number(v)), None)  # type: ignore[arg-type]

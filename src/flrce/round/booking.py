@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flrce.round.gate import answers
+from flrce.round.gate import MOST_SAMPLES, answers
 from flrce.round.payloads import number, sound
 from flrce.types import ClientRecord, Reply, Spent, Task
 
@@ -49,7 +49,8 @@ def _line(t: int, reply: Reply, outcome: str) -> ClientRecord:
     """A client's line; what it claims without sense is booked as nothing."""
     loss = reply.loss if number(reply.loss) else 0.0
     spent = reply.spent if sound(reply.spent) else Spent()
-    return ClientRecord(t, reply.client, outcome, reply.n if type(reply.n) is int else 0, loss, spent)
+    n = reply.n if type(reply.n) is int and 0 <= reply.n <= MOST_SAMPLES else 0
+    return ClientRecord(t, reply.client, outcome, n, loss, spent)
 
 
 def _waited(spent: Spent, seconds: float) -> Spent:

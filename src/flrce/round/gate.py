@@ -10,19 +10,23 @@ import torch
 from torch import Tensor
 
 from flrce.pieces import Dense, Malformed
-from flrce.round.payloads import Base, decoded, encoding, grounded, number, sound
+from flrce.round.payloads import Base, brief, decoded, encoding, grounded, number, sound
 from flrce.types import Reply, Task, Updates
 
 MOST_SAMPLES = 10_000_000  # a client that claims more lies, or should be several clients
+GROWTH = 4  # times as many samples as it had before: nobody gathers more between two rounds
 Holdings = Callable[[Task], tuple[Tensor | None, Sequence[tuple[str, int]]]]
 Stray = tuple[Reply, str]
 
 
 def gate(
     tasks: Sequence[Task], replies: Sequence[Reply], holdings: Holdings, d: int, trainable: int,
-    keep: int | None = None, w: Tensor | None = None,
+    keep: int | None = None, w: Tensor | None = None, known: Tensor | None = None,
 ) -> tuple[Updates, dict[str, str]]:  # fmt: skip
-    """The updates that passed, ordered by row, and why each other client did not count; w is what they start from."""
+    """The updates that passed, ordered by row, and why each other client did not count.
+
+    w is what they start from; `known` (M,) the samples that clients had before, 0 where nobody knows.
+    """
     asked, base = {task.client: task for task in tasks}, None if w is None else Base(w)
     first, strays = answers(tasks, replies)
     rejected = {task.client: "no reply" for task in tasks if task.client not in first}
@@ -30,6 +34,9 @@ def gate(
     passed: dict[str, tuple[Reply, Tensor]] = {}
     for client, reply in first.items():
         why, u = check(asked[client], reply, holdings, base)
+        had = 0 if known is None or asked[client].k >= len(known) else int(known[asked[client].k])
+        if u is not None and 0 < GROWTH * had < reply.n:
+            why, u = f"num_examples grew from {had} to {reply.n}, more than {GROWTH} times", None
         if u is None:
             rejected[client] = why
         else:
@@ -52,9 +59,9 @@ def answers(tasks: Sequence[Task], replies: Sequence[Reply]) -> tuple[dict[str, 
             continue  # nothing to hold anybody to
         if reply.client not in asked:
             known = any(type(reply.t) is int and reply.t < t for t in asked.values())
-            strays.append((reply, f"late: reply to round {reply.t}" if known else "nobody asked"))
+            strays.append((reply, f"late: reply to round {brief(reply.t, 20)}" if known else "nobody asked"))
         elif type(reply.t) is not int or reply.t != asked[reply.client]:
-            strays.append((reply, f"late: reply to round {str(reply.t)[:20]} in round {asked[reply.client]}"))
+            strays.append((reply, f"late: reply to round {brief(reply.t, 20)} in round {asked[reply.client]}"))
         elif reply.client in first:
             strays.append((reply, "duplicate"))
         else:
@@ -71,17 +78,17 @@ def kept(tasks: Sequence[Task], replies: Sequence[Reply]) -> dict[str, Mapping[s
 def check(task: Task, reply: Reply, holdings: Holdings, base: Base | None = None) -> tuple[str, Tensor | None]:
     """("", the decoded update), or (why not, None)."""
     if reply.error or reply.payload is None:
-        return str(reply.error or "empty reply")[:300], None
+        return brief(reply.error or "") or "empty reply", None
     if type(reply.t) is not int or reply.t != task.t:
-        return f"late: reply to round {str(reply.t)[:20]} in round {task.t}", None
+        return f"late: reply to round {brief(reply.t, 20)} in round {task.t}", None
     if type(reply.base) is not str or (base and reply.base and reply.base != base.digest):
-        return f"trained from another model: {str(reply.base)[:40]!r}", None
+        return f"trained from another model: {brief(reply.base, 40)!r}", None
     if type(reply.n) is not int or not 1 <= reply.n <= MOST_SAMPLES:
-        return f"num_examples {str(reply.n)[:20]!r} is not an integer from 1 to {MOST_SAMPLES}", None
+        return f"num_examples {brief(reply.n, 20)!r} is not an integer from 1 to {MOST_SAMPLES}", None
     if not sound(reply.spent):
-        return "malformed: costs must be finite numbers of at least 0", None
+        return "malformed: costs must be finite numbers of at least 0 that a device can reach", None
     if not (number(reply.loss) and number(reply.loss_square)):
-        return f"malformed: loss {str(reply.loss)[:20]}, squared {str(reply.loss_square)[:20]}", None
+        return f"malformed: loss {brief(reply.loss, 20)}, squared {brief(reply.loss_square, 20)}", None
     if not reply.spent.seconds <= task.deadline:
         return f"late: {reply.spent.seconds:.1f} s past the deadline of {task.deadline:.1f} s", None
     try:
@@ -89,7 +96,7 @@ def check(task: Task, reply: Reply, holdings: Holdings, base: Base | None = None
         why, u = decoded(task, reply.payload, layout)
         return (why, u) if u is None or base is None else grounded(u, base.w, held, layout, exact)
     except Malformed as why:
-        return f"malformed: {str(why)[:300]}", None
+        return f"malformed: {brief(why)}", None
     except Exception as why:  # a decoder, perhaps a user's, met bytes it did not expect
         return f"malformed: {type(why).__name__} while decoding", None
 

@@ -16,6 +16,10 @@ from flrce.rng import stream
 from flrce.types import Payload, Spent, Task
 
 LARGEST = 1e9  # of one coordinate: beyond it float32 products of updates overflow
+MOST = 1e30  # of any figure that a client reports: sums over clients, samples and rounds stay far from overflow
+COST = 1e18  # of bytes, seconds, joules
+WATTS, PER_BYTE = 20_000.0, 0.01  # a measured cost beyond these is no device's: a full rack drawer, a satellite's radio
+SHOWN = 300  # characters of a client's text that are kept
 VARIANCE = "running_var"  # how BatchNorm's variances are named
 
 
@@ -65,7 +69,7 @@ def decoded(task: Task, payload: Payload, layout: Sequence[tuple[str, int]]) -> 
     buffers = _Watched(payload.buffers)
     u = task.compressor.decode(Payload(buffers), layout, encoding(task))
     if buffers.unread:
-        raise Malformed(f"unexpected buffer {min(buffers.unread)[:40]!r}")
+        raise Malformed(f"unexpected buffer {brief(min(buffers.unread), 40)!r}")
     if type(u) is not Tensor or tuple(u.shape) != (size,) or not u.is_floating_point():
         raise Malformed(f"decodes to {str(getattr(u, 'shape', type(u).__name__))[:40]}, not to {size} floats")
     u = u.detach().float()
@@ -86,23 +90,37 @@ def weigh(payload: Payload, size: int, tensors: int) -> None:
         raise Malformed(f"{len(buffers)} buffers for {tensors} tensors")
     for name, buffer in buffers.items():
         if type(name) is not str or type(buffer) is not Tensor:
-            raise Malformed(f"buffer {str(name)[:40]!r} is a {type(buffer).__name__[:40]}, not a tensor")
+            raise Malformed(f"buffer {brief(name, 40)!r} is a {type(buffer).__name__[:40]}, not a tensor")
         if buffer.layout != torch.strided or buffer.is_meta or buffer.is_quantized:
-            raise Malformed(f"buffer {name[:40]!r} is no plain tensor in memory")
+            raise Malformed(f"buffer {brief(name, 40)!r} is no plain tensor in memory")
     if payload.nbytes > most:
         raise Malformed(f"{payload.nbytes} bytes, more than the {most} that {size} floats can need")
 
 
-def sound(spent: Spent) -> bool:
-    """Whether what a client says it spent can be booked."""
-    return isinstance(spent, Spent) and all(
-        number(value) and value >= 0 for value in (getattr(spent, f.name) for f in fields(Spent))
-    )
+def sound(spent: Any) -> bool:
+    """Whether what a client says it spent can be booked: numbers in bounds, and no more joules than its time allows."""
+    if not isinstance(spent, Spent):
+        return False
+    if not all(number(getattr(spent, f.name), 0, MOST if f.name == "flops" else COST) for f in fields(Spent)):
+        return False
+    most = WATTS * spent.seconds + PER_BYTE * (spent.bytes_up + spent.bytes_down)
+    return not spent.measured or spent.joules <= most
 
 
-def number(value: Any) -> bool:
-    """Whether this is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
+def number(value: Any, least: float = -MOST, most: float = MOST) -> bool:
+    """Whether this is a finite number within bounds; a giant integer is none."""
+    return isinstance(value, int | float) and least <= value <= most  # NaN compares with nothing
+
+
+def brief(value: Any, most: int = SHOWN) -> str:
+    """What a client sent as text in one line: no giant integer written out, nothing that a terminal would obey."""
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        text = str(value)[: 2 * most]
+    except Exception:  # an object with a mind of its own
+        text = f"a {type(value).__name__}"
+    return "".join(c if c.isprintable() else "?" if not c.isspace() else " " for c in text).strip()[:most]
 
 
 def encoding(task: Task) -> Generator:

@@ -193,10 +193,10 @@ def finite(value: Any) -> Any:
 
 
 def record(row: Mapping[str, Any]) -> Record:
-    """A ledger line as a Record."""
-    known = {f.name for f in fields(Record)}
+    """A ledger line as a Record; a figure that JSON could not hold was written as null and counts as none."""
+    known = {f.name: f.default for f in fields(Record)}
     values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known}
-    return Record(**values)
+    return Record(**{key: v for key, v in values.items() if v is not None or known[key] is None})
 
 
 def relations_of(done: Round) -> dict[str, Any]:
