@@ -9,10 +9,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flrce[flower]")
 
+from flrce import runs
 from flrce.apps.cli import main
 from flrce.apps.deploy import package_of, render
 from flrce.config import Experiment
+from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.store import read
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "flower-app"
@@ -77,3 +80,68 @@ def test_the_same_command_runs_on_flower(tmp_path, capsys):
         assert [row[key] for row in here] == [row[key] for row in there]
     assert main(["run", *small, "--set", "engine.name=flower", "--out", str(tmp_path / "flower")]) == 2
     assert "--resume" in capsys.readouterr().err
+
+
+FEW = {"rounds": 3, "clients": 6, "per_round": 2, "engine": {"kernel": "torch", "workers": 1}}
+
+
+def on_flower(**more):
+    return Experiment.of(FEW | {"engine": FEW["engine"] | {"name": "flower"}} | more)
+
+
+@pytest.fixture
+def grids(monkeypatch):
+    """Every grid over which a run went."""
+    from flrce.flower import server
+
+    made, real = [], server.LocalGrid
+    monkeypatch.setattr(server, "LocalGrid", lambda *a, **k: made.append(real(*a, **k)) or made[-1])
+    return made
+
+
+def test_python_honours_the_engine(tmp_path, grids):
+    """flrce.run and one run per seed go over Flower's messages where the experiment says so."""
+    seen = []
+    there = runs.run(on_flower(), tmp_path / "a", watch=seen.append)
+    here = runs.run(Experiment.of(FEW))
+    assert [done.record.t for done in seen] == [1, 2, 3]
+    assert [grid.sent > 6 for grid in grids] == [True]  # three rounds of two clients, and evaluations
+    assert [h.chosen for h in there.history] == [h.chosen for h in here.history]
+    assert there.model.keys() == here.model.keys()
+    assert there.summary["rounds"] == 3
+    with pytest.raises(BadInput, match="--resume"):
+        runs.run(on_flower(), tmp_path / "a")
+    table = runs.run_seeds(on_flower(rounds=1), [0, 1], tmp_path / "b")
+    assert table["rounds"]["mean"] == 1
+    with pytest.raises(BadInput, match="flower"):
+        next(runs.rounds(on_flower()))
+
+
+def test_own_samples_and_network_travel_over_flower():
+    import torch
+
+    torch.manual_seed(0)
+    x, net = torch.randn(120, 5).numpy(), torch.nn.Linear(5, 2)
+    own = Source("own", x, (x[:, 0] > 0).astype("int64"), ("no", "yes"))
+    result = runs.run(on_flower(rounds=2), data=own, model=net)
+    assert result.model.keys() == {"weight", "bias"}
+    assert result.summary["accuracy"] > 0.6
+
+
+def test_a_flower_run_keeps_its_experiment_and_partition(tmp_path):
+    """What the report shows of a simulated run, it shows of one on Flower: data, model, clients and their labels."""
+    runs.run(on_flower(), tmp_path / "flower")
+    runs.run(Experiment.of(FEW), tmp_path / "simulator")
+    there, here = read.one(tmp_path / "flower"), read.one(tmp_path / "simulator")
+    assert there.partition == here.partition
+    assert there.experiment | {"engine": 0} == here.experiment | {"engine": 0}
+    assert there.experiment["engine"]["name"] == "flower"
+    assert there.roster == here.roster
+
+
+def test_compare_honours_the_engine(tmp_path, grids):
+    out = tmp_path / "both"
+    sets = ["rounds=1", "clients=4", "per_round=2", "engine.kernel=torch", "engine.name=flower"]
+    assert main(["compare", *(w for s in sets for w in ("--set", s)), "--seeds", "0-1", "--out", str(out)]) == 0
+    assert [run.experiment["engine"]["name"] for run in read.find([out])] == ["flower"] * 4
+    assert len(grids) == 4

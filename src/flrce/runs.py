@@ -27,7 +27,7 @@ from flrce.models.flat import layout, pack
 from flrce.models.slicing import suits
 from flrce.pieces import Recipe
 from flrce.store.checkpoint import write_through
-from flrce.store.ledger import Ledger, summarise
+from flrce.store.ledger import Ledger, refuse_unless_new, summarise
 from flrce.types import Record, Round, State
 
 Watch = Callable[[Round], None]
@@ -62,11 +62,9 @@ def parts(
     experiment: Experiment, data: Source | None = None, model: nn.Module | None = None, decks: Decks | None = None
 ) -> Parts:
     """Build recipe, federation, network and engine; `data` and `model` replace what the experiment names."""
-    recipe, d = experiment.build_recipe(), experiment.data
-    pool = data or source(d.name, d.path)
-    federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
-    net = model or build_net(experiment.model.name, pool, experiment.seed)
-    suits(recipe, net, pool.shape)
+    recipe = experiment.build_recipe()
+    federation, net = materials(experiment, data, model)
+    suits(recipe, net, federation.source.shape)
     devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed)
     if decks or device_of(experiment) == "cuda":
         seats = (decks or Decks("cuda")).hire
@@ -81,6 +79,16 @@ def parts(
     return Parts(recipe, federation, net, Simulator(federation, net, devices, hire, experiment.engine.eval_every))
 
 
+def materials(
+    experiment: Experiment, data: Source | None = None, model: nn.Module | None = None
+) -> tuple[Federation, nn.Module]:
+    """The samples of every client, and the network."""
+    d = experiment.data
+    pool = data or source(d.name, d.path)
+    federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
+    return federation, model or build_net(experiment.model.name, pool, experiment.seed)
+
+
 def rounds(experiment: Experiment, data: Source | None = None, model: nn.Module | None = None) -> Iterator[Round]:
     """The rounds of an experiment, one by one; nothing is written.
 
@@ -88,6 +96,8 @@ def rounds(experiment: Experiment, data: Source | None = None, model: nn.Module 
     >>> [r.record.t for r in rounds(quick)]
     [1, 2]
     """
+    if experiment.engine.name == "flower":
+        raise BadInput("engine.name = 'flower': rounds one by one are the simulator's; use flrce.run(..., watch=...)")
     built = parts(experiment, data, model)
     with closing(built.engine):
         yield from built.rounds(experiment)
@@ -104,7 +114,28 @@ def run(
     2
     """
     experiment = experiment or Experiment()
+    if experiment.engine.name == "flower":
+        return _on_flower(experiment, out, resume, data, model, watch)
     return _complete(parts(experiment, data, model), experiment, out, resume, watch)
+
+
+def _on_flower(
+    experiment: Experiment, out: Path | str | None, resume: bool, data: Source | None, model: nn.Module | None,
+    watch: Watch | None,
+) -> Result:  # fmt: skip
+    """The experiment over Flower's messages within this process, one node per client; its folder is a run's."""
+    try:
+        from flrce.flower import server
+    except ImportError as why:
+        raise BadInput(f"engine.name = 'flower' needs flwr ({why}); pip install 'flrce[flower]'") from why
+    if out is not None:
+        refuse_unless_new(Path(out), resume)
+    built = materials(experiment, data, model)
+    suits(experiment.build_recipe(), built[1], built[0].source.shape)
+    found, where = server.run(experiment, out, built=built, watch=watch), layout(built[1])
+    tensors = found.arrays.to_torch_state_dict()
+    summary = summarise(found.history, where.size, where.trainable)
+    return Result(summary, found.history, dict(tensors), None if out is None else Path(out))
 
 
 def run_together(
@@ -207,7 +238,7 @@ def run_seeds(
 ) -> dict[str, Any]:  # fmt: skip
     """One run per seed in `out/seed-N`, and their means with 95 % intervals in `out/summary.json`."""
     jobs: list[tuple[Experiment, Path | None]] = [(experiment.with_seed(s), out / f"seed-{s}") for s in seeds]
-    if device_of(experiment) == "cuda":
+    if device_of(experiment) == "cuda" and experiment.engine.name != "flower":
         found = run_together(jobs, resume, watch=(lambda i, done: watch(seeds[i], done)) if watch else None)
     else:
         found = [run(exp, o, resume, watch=partial(watch, exp.seed) if watch else None) for exp, o in jobs]

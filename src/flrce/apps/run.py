@@ -1,14 +1,11 @@
 """flrce run cifar10.toml --set recipe.psi=5 --out runs/a"""
 
 import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from flrce import runs
 from flrce.apps.options import Device, File, Json, Out, Resume, Seeds, Set, experiment, seeds
 from flrce.apps.show import Progress, figure, table
-from flrce.config import Experiment
 from flrce.errors import BadInput, Unfinished
 
 COLUMNS = ("recipe", "accuracy %", "rounds", "MB", "joules", "acc/kJ", "acc/GB")
@@ -24,10 +21,7 @@ def run(
     if resume and out is None:
         raise BadInput("--resume needs --out: which run shall go on?")
     with Progress(name, exp.rounds, exp.build_recipe().stop) as progress:
-        if exp.engine.name == "flower":
-            summary = _on_flower(exp, many, out, resume)
-            aggregate = runs.intervals([summary])
-        elif many is None:
+        if many is None:
             summary = runs.run(exp, out, resume, watch=progress).summary
             aggregate = runs.intervals([summary])
         else:
@@ -43,23 +37,6 @@ def run(
     if str(summary.get("stopped", "")).startswith("abandoned"):
         remedy = "go on with --resume" if out else "nothing was kept without --out"
         raise Unfinished(f"{summary['stopped']}; {remedy}")
-
-
-def _on_flower(exp: Experiment, many: list[int] | None, out: Path | None, resume: bool) -> dict[str, Any]:
-    """The experiment over Flower's messages within this process, one node per client; its state folder is a run's."""
-    try:
-        from flrce.flower.server import run as serve
-    except ImportError as why:
-        raise BadInput(f"engine.name = 'flower' needs flwr ({why}); pip install 'flrce[flower]'") from why
-    if many is not None:
-        raise BadInput("--seeds with engine.name = 'flower': one seed at a time; use --set seed=N, or the simulator")
-    if out is not None and (out / "rounds.jsonl").exists() and not resume:
-        raise BadInput(f"--out {out} holds a run already; add --resume to go on, or name another folder")
-    with tempfile.TemporaryDirectory() as spare:
-        folder = out or Path(spare)
-        serve(exp, folder)
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return summary
 
 
 def row(name: str, aggregate: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import threading
 import tomllib
+from collections.abc import Callable
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
@@ -23,17 +24,22 @@ from flrce.flower.grid import LocalGrid
 from flrce.flower.session import Result
 from flrce.flower.strategies import RecipeStrategy
 from flrce.models.flat import layout, pack
-from flrce.types import Reply, Spent, Task
+from flrce.types import Reply, Round, Spent, Task
 
+Built = tuple[Federation, Any]  # samples and network
 _loading = threading.Lock()
 
 
-def serve(grid: Grid, experiment: Experiment, state: Path | str | None = None, **settings: Any) -> Result:
+def serve(
+    grid: Grid, experiment: Experiment, state: Path | str | None = None, built: Built | None = None,
+    watch: Callable[[Round], None] | None = None, **settings: Any,
+) -> Result:  # fmt: skip
     """All rounds of an experiment over a grid; `state` is its run directory, from which a killed run goes on.
 
     With `modelled`, costs are those of the experiment's fleet, as in the simulator, not what the clocks here say.
+    `built` takes the place of the experiment's own samples and network; `watch` is shown every round.
     """
-    federation, net = _built(experiment.toml())
+    federation, net = built or _built(experiment.toml())
     costs = _Modelled(experiment, federation, net) if settings.pop("modelled", False) else None
     given = {
         "seed": experiment.seed, "eval_every": experiment.engine.eval_every, "min_train_nodes": 1,
@@ -44,7 +50,8 @@ def serve(grid: Grid, experiment: Experiment, state: Path | str | None = None, *
         experiment.build_recipe(), state=state, model=net, sample_shape=federation.source.shape, **{**given, **settings}
     )
     strategy.experiment, strategy.partition, strategy.costs = experiment.toml(), federation.describe(), costs
-    return strategy.start(grid, arrays(experiment), experiment.rounds, timeout)
+    strategy.watch = watch
+    return strategy.start(grid, record(layout(net).views(pack(net))), experiment.rounds, timeout)
 
 
 def arrays(experiment: Experiment) -> ArrayRecord:
@@ -53,9 +60,9 @@ def arrays(experiment: Experiment) -> ArrayRecord:
     return record(layout(net).views(pack(net)))
 
 
-def local_of(experiment: Experiment, context: Context) -> Local:
+def local_of(experiment: Experiment, context: Context, built: Built | None = None) -> Local:
     """What the node with partition-id k trains with: the samples of client k of the experiment."""
-    federation, net = _built(experiment.toml())
+    federation, net = built or _built(experiment.toml())
     k = context.node_config.get("partition-id")
     if type(k) is not int or not 0 <= k < len(federation.clients):
         raise BadInput(f"partition-id {k!r}: set it with --node-config, from 0 to {len(federation.clients) - 1}")
@@ -66,16 +73,19 @@ def local_of(experiment: Experiment, context: Context) -> Local:
     )  # fmt: skip
 
 
-def experiment_client(experiment: Experiment) -> ClientApp:
+def experiment_client(experiment: Experiment, built: Built | None = None) -> ClientApp:
     """A ClientApp whose node with partition-id k is client k of the experiment."""
-    return client_app(lambda context: local_of(experiment, context))
+    return client_app(lambda context: local_of(experiment, context, built))
 
 
-def run(experiment: Experiment, state: Path | str | None = None, threads: int = 2, **settings: Any) -> Result:
+def run(
+    experiment: Experiment, state: Path | str | None = None, threads: int = 2, built: Built | None = None,
+    **settings: Any,
+) -> Result:  # fmt: skip
     """An experiment on Flower's message layer within this process: one node per client."""
-    with closing(LocalGrid(experiment_client(experiment), experiment.clients, threads=threads)) as grid:
+    with closing(LocalGrid(experiment_client(experiment, built), experiment.clients, threads=threads)) as grid:
         given = {"min_available_nodes": experiment.clients, "modelled": True}
-        return serve(grid, experiment, state, **{**given, **settings})
+        return serve(grid, experiment, state, built, **{**given, **settings})
 
 
 class _Modelled:
@@ -95,14 +105,14 @@ class _Modelled:
         return self.simulator.inquiry(client, down)
 
 
-def _built(text: str) -> tuple[Federation, Any]:
+def _built(text: str) -> Built:
     """Samples and network of an experiment, made once per process."""
     with _loading:
         return _build(text)
 
 
 @lru_cache(maxsize=2)
-def _build(text: str) -> tuple[Federation, Any]:
+def _build(text: str) -> Built:
     experiment = Experiment.of(tomllib.loads(text))
     d = experiment.data
     pool = source(d.name, d.path)

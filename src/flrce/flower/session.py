@@ -3,7 +3,7 @@
 import json
 import logging
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -52,6 +52,7 @@ class Session:
     folder: Path | None = None
     experiment: str = ""  # settings as TOML, for the state folder
     partition: Mapping[str, Any] | None = None  # who holds which samples, likewise
+    watch: Callable[[Round], None] | None = None  # is shown every round
 
     def run(self) -> Result:
         """All rounds until T or a stop; no message is sent after either."""
@@ -77,6 +78,8 @@ class Session:
                     settle()  # the round before, if this one was not even sent
                     pending, state = [done], done.state
                     self._report(result, done)
+                    if self.watch:
+                        self.watch(done)
                 settle()
             except BaseException:
                 with suppress(BadInput, OSError):
@@ -114,7 +117,10 @@ class Session:
             "clients": clients,
             "train": [self.engine.samples(c) for c in clients],
         }
-        partition = self.partition or (json.loads(old.read_bytes()) if old.exists() else found)
+        before = json.loads(old.read_bytes()) if old.exists() else {}
+        partition = before or found
+        if self.partition is not None:
+            partition = arranged(self.partition, before.get("clients", clients))
         return Ledger(self.folder, self.experiment, partition, resume=True)
 
     def _keep(self, ledger: Ledger, state: State) -> None:
@@ -164,6 +170,15 @@ class Session:
             noted[record.t] = MetricRecord({**(metrics or {}), **figures(record)})
         elif record.stop and noted:  # a round that was not even started ended the run
             noted[max(noted)]["stopped"] = 1
+
+
+def arranged(partition: Mapping[str, Any], clients: Sequence[str]) -> dict[str, Any]:
+    """A partition's lists by client in the order of the run's rows; nodes connect in whatever order they like."""
+    names = list(partition["clients"])
+    place = {client: i for i, client in enumerate([*clients, *names])}
+    rows = sorted(range(len(names)), key=lambda i: place[names[i]])
+    by_client = ("clients", "train", "held", "labels")
+    return {key: [value[i] for i in rows] if key in by_client else value for key, value in partition.items()}
 
 
 def figures(record: Record) -> dict[str, Any]:

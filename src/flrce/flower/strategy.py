@@ -3,7 +3,7 @@
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from flrce.flower.session import Result, Session, figures, kept, settings
 from flrce.local.client import Workshop
 from flrce.pieces import Full, Recipe, StopRule
 from flrce.stops.budget import AnyOf, Budget
-from flrce.types import State
+from flrce.types import Round, State
 
 Config = Mapping[str, Any]
 log = logging.getLogger("flwr")
@@ -98,6 +98,7 @@ class Ours(Strategy):
         self.experiment = ""  # TOML kept in the state folder instead of the strategy's own settings
         self.partition: Mapping[str, Any] | None = None  # who holds which samples, where the server knows
         self.costs: Costs | None = None  # a model of the fleet, where it is only simulated
+        self.watch: Callable[[Round], None] | None = None  # is shown every round
         self._open: Open | None = None
 
     @abstractmethod
@@ -141,7 +142,8 @@ class Ours(Strategy):
             recipe = replace(recipe, minimum=self.minimum)
         if shop is None and not isinstance(recipe.submodel, Full):
             raise BadInput(f"recipe {recipe.name} uses sub-models: pass model= and sample_shape= to the strategy")
-        return Session(recipe, engine, template.pack(arrays), T, self.folder, settings(recipe, T, self.options.seed))
+        written = self.experiment or settings(recipe, T, self.options.seed)
+        return Session(recipe, engine, template.pack(arrays), T, self.folder, written, self.partition, self.watch)
 
     def _shop(self) -> Workshop | None:
         if self.model is None:

@@ -38,8 +38,7 @@ class Ledger:
 
     def __init__(self, folder: Path, experiment: str, partition: Mapping[str, Any], resume: bool) -> None:
         self.folder, self.closed = folder, False
-        if (folder / "rounds.jsonl").exists() and not resume:
-            raise BadInput(f"--out {folder} holds a run already; add --resume to go on, or name another folder")
+        refuse_unless_new(folder, resume)
         with _reported(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = Lock(folder / "lock")
@@ -131,6 +130,12 @@ class Ledger:
         count = path.read_bytes().count(b"\n") if path.exists() else 0
         if count > 1:
             raise BadInput(f"{path} holds {count} rounds but checkpoint/ has none: put it back, or use another --out")
+
+
+def refuse_unless_new(folder: Path, resume: bool) -> None:
+    """A run is gone on with only where that was asked for."""
+    if (folder / "rounds.jsonl").exists() and not resume:
+        raise BadInput(f"--out {folder} holds a run already; add --resume to go on, or name another folder")
 
 
 @contextmanager
