@@ -7,12 +7,13 @@ from torch import nn
 from flrce.errors import BadInput
 from flrce.models.chain import chain
 from flrce.models.flat import bind, layout, pack, unpack
-from flrce.models.nets import CNNS, build
+from flrce.models.nets import CNNS, build, choose
 
 #: trainable, on the wire, float tensors, training FLOPs of a sample: computed from the authors' models
 SIZES = {
     ("cnn-cifar", 10): (134_902, 134_946, 16, 2_793_456),
     ("cnn-cifar", 100): (142_552, 142_596, 16, 2_838_816),
+    ("cnn-cifar-tanh", 100): (142_552, 142_596, 16, 2_838_816),
     ("cnn-emnist", 62): (64_722, 64_802, 14, 5_162_640),
     ("cnn-speech", 35): (26_285, 26_485, 14, 2_513_700),
 }
@@ -28,6 +29,17 @@ def test_the_paper_s_networks_have_the_paper_s_sizes(net, sizes):
     where = layout(module)
     assert (where.trainable, where.size, len(where.slots)) == sizes[:3]
     assert training_flops(module, shape) == sizes[3]
+
+
+def test_the_released_tanh_stands_behind_the_relu_of_both_hidden_linear_layers():
+    plain, bounded = (build(name, (3, 32, 32), 100, 5).eval() for name in ("cnn-cifar", "cnn-cifar-tanh"))
+    assert torch.equal(pack(plain), pack(bounded))  # the same weights, so only the tanh differs
+    x = torch.randn(4, 3, 32, 32)
+    features, (one, _, two, _, head) = plain[:9], plain[9:]
+    expected = head(two(one(features(x)).relu().tanh()).relu().tanh())
+    assert torch.equal(bounded(x), expected)
+    assert not torch.equal(plain(x), expected)
+    assert choose((3, 32, 32)) == "cnn-cifar"  # what `auto` built before, it builds still
 
 
 def test_the_same_seed_builds_the_same_weights():

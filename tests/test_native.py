@@ -179,7 +179,7 @@ def test_random_networks_train_as_in_torch(made, seed, whole, size, mu, squared)
     assert_evaluates_alike(k, net, w, x, y)
 
 
-@pytest.mark.parametrize("name", ["cnn-cifar", "cnn-emnist", "cnn-speech"])
+@pytest.mark.parametrize("name", ["cnn-cifar", "cnn-cifar-tanh", "cnn-emnist", "cnn-speech"])
 def test_the_papers_networks_train_as_in_torch(name):
     shape, classes = CNNS[name][0], 10
     net = named(name, shape, classes, seed=1)

@@ -18,7 +18,7 @@ from flrce.errors import BadInput
 from flrce.local.stacked.stack import Stack, lengths, level, plan
 from flrce.models.chain import chain
 from flrce.models.flat import layout, pack, unpack
-from flrce.models.nets import build
+from flrce.models.nets import CNNS, build
 
 SCALE, SHIFT = 1 / 64, -1.5
 
@@ -141,9 +141,9 @@ def test_mlp() -> None:
     compare(build("mlp", (2, 3), 5, seed=0), (2, 3), RAGGED)
 
 
-@pytest.mark.parametrize("name", ["cnn-cifar", "cnn-emnist", "cnn-speech"])
+@pytest.mark.parametrize("name", ["cnn-cifar", "cnn-cifar-tanh", "cnn-emnist", "cnn-speech"])
 def test_the_papers_networks(name: str) -> None:
-    shape = {"cnn-cifar": (3, 32, 32), "cnn-emnist": (1, 28, 28), "cnn-speech": (1, 32, 32)}[name]
+    shape = CNNS[name][0]
     compare(build(name, shape, 5, seed=0), shape, [[6, 3], [4]], lr=0.02)
 
 

@@ -1,19 +1,25 @@
 """The paper's four CNNs (its refs. randdrop, hermes), one for digits, and a plain MLP."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 
 
-def _cifar(classes: int) -> nn.Sequential:
-    """conv 3-6-16 (3x3, pad 1), each BatchNorm-ReLU-pool; fc 1024-120-84 without bias; fc-classes."""
+def _cifar(classes: int, tanh: bool = False) -> nn.Sequential:
+    """conv 3-6-16 (3x3, pad 1), each BatchNorm-ReLU-pool; fc 1024-120-84 without bias; fc-classes.
+
+    `tanh`: the released code's network for CIFAR100 (`cifar100/models.py` at commit bae0216), which has a tanh behind
+    the ReLU of each hidden linear layer. It bounds what reaches the last layer; the paper's text has no word of it.
+    """
+    first, second = ([nn.Tanh()], [nn.Tanh()]) if tanh else ([], [])  # one module each: a chain shares none
     return nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(1024, 120, bias=False), nn.ReLU(),
-        nn.Linear(120, 84, bias=False), nn.ReLU(),
+        nn.Linear(1024, 120, bias=False), nn.ReLU(), *first,
+        nn.Linear(120, 84, bias=False), nn.ReLU(), *second,
         nn.Linear(84, classes),
     )  # fmt: skip
 
@@ -59,12 +65,13 @@ CNNS: dict[str, tuple[tuple[int, ...], Callable[[int], nn.Sequential]]] = {
     "cnn-emnist": ((1, 28, 28), _emnist),
     "cnn-speech": ((1, 32, 32), _speech),
     "cnn-digits": ((1, 8, 8), _digits),
+    "cnn-cifar-tanh": ((3, 32, 32), partial(_cifar, tanh=True)),
 }
 NAMES = ("auto", *CNNS, "mlp")
 
 
 def choose(shape: tuple[int, ...], kind: str = "classes", vocabulary: int = 0) -> str:
-    """The net for inputs of this shape: the paper's where it has one, else the MLP."""
+    """The net for inputs of this shape: the paper's where it has one (without tanh), else the MLP."""
     return next((name for name, (wanted, _) in CNNS.items() if wanted == shape), "mlp")
 
 
