@@ -30,6 +30,14 @@ class Interval:
         half = float(student.ppf(0.975, n - 1)) * stdev(found) / sqrt(n) if n > 1 else None
         return cls(fmean(found), half, n)
 
+    def above(self, bound: float) -> bool | None:
+        """Whether all of the interval is at the bound or above, or all of it below; None: it reaches over the bound."""
+        if self.half is None:
+            return None  # one seed tells nothing about the next
+        if self.mean - self.half >= bound:
+            return True
+        return False if self.mean + self.half < bound else None
+
     def text(self, digits: int, signed: bool = False) -> str:
         half = "" if self.half is None else f" ± {self.half:.{digits}f}"
         return f"{self.mean:{'+' if signed else ''}.{digits}f}{half}"
