@@ -16,7 +16,7 @@ from flrce.loop import initial, rounds
 from flrce.pieces import View
 from flrce.relations import NEVER
 from flrce.selectors.relationship import ByRelationship
-from flrce.servers.averages import EMA, TailMean
+from flrce.servers.averages import EMA, Mean, TailMean
 from flrce.stops.budget import AnyOf, Budget, Patience
 from flrce.stops.conflict import Conflicts, shadows
 from flrce.stops.standstill import Standstill
@@ -315,6 +315,16 @@ def test_headway():
     ways = {vec(3, 0): 1, vec(2, 5): 0, vec(1, 0): -1}
     assert [ema.headway(m, event(w, w_next)) for w_next in ways] == pytest.approx([*ways.values()])
     assert ema.headway(m, event(w, w)) is None
+
+
+def test_an_eased_average_starts_at_the_last_model():
+    """decay 1/2: after w1 = 1 the average is 1; after w2 = 4 it is (1/2 + 4) / (3/2) = 3, its weight 3/4."""
+    w, eased = vec(4), EMA(0.5, ease=2.0)
+    mean = Mean(torch.tensor([2.25], dtype=torch.float64), 0.75)
+    assert EMA(0.5).model(mean, w).tolist() == [3.0]
+    assert eased.model(mean, w).tolist() == [4 - 0.5625]  # (3/4)^2 of the way from 4 to 3
+    with pytest.raises(ValueError, match="ease at least 0"):
+        EMA(ease=-1)
 
 
 def test_standstill():

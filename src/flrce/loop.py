@@ -135,11 +135,15 @@ def _asked(engine: Engine, plan: Plan) -> list[tuple[str, Spent]]:
 
 
 def _judged(record: Record, engine: Engine, w: Tensor, model: Tensor, last: bool = False) -> Record:
-    """The record with the accuracy of w and, where it differs, of the server average; `last`: due or not."""
-    seen = engine.evaluate(w, record.t, last)
+    """The record with the accuracy of w and, where it differs, of the server average; `last`: due or not.
+
+    Where judging a model costs messages, one is judged: the one that would be handed back.
+    """
+    once = getattr(engine, "judges_once", False)
+    seen = engine.evaluate(model if once else w, record.t, last)
     if seen is None:
         return record
-    averaged = None if model is w else engine.evaluate(model, record.t, last)
+    averaged = None if once or model is w else engine.evaluate(model, record.t, last)
     return replace(
         record, accuracy=seen.accuracy, accuracy_weighted=seen.weighted,
         loss=seen.loss if math.isfinite(seen.loss) else None,

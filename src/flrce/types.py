@@ -137,7 +137,7 @@ class Record:
     accuracy: float | None = None
     accuracy_weighted: float | None = None
     loss: float | None = None
-    averaged: float | None = None  # accuracy of the server average, where it is not the last model
+    averaged: float | None = None  # accuracy of the server average, where the last model was judged beside it
     bytes_up: int = 0
     bytes_down: int = 0
     bytes_framing: int = 0

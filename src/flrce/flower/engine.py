@@ -39,6 +39,8 @@ class Once(dict[str, Tensor]):
 class FlowerEngine:
     """Clients behind a Grid. `shop`, where the server knows the network, lets recipes use sub-models and freezing."""
 
+    judges_once = True  # every model that is judged is sent to all judges
+
     def __init__(
         self, grid: Grid, template: Template, options: Options, shop: Workshop | None = None,
         train_config: Mapping[str, Any] | None = None, evaluate_config: Mapping[str, Any] | None = None,
@@ -57,6 +59,7 @@ class FlowerEngine:
         self.meanwhile: Callable[[], None] = lambda: None  # done once while the clients of a round train
         self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
         self.judged: tuple[MetricRecord | None, MetricRecord | None] = (None, None)  # by the clients, by the server
+        self.evaluated = 0  # last round whose model was judged
         self.w: Tensor | None = None  # the model of the round that begins
         self._sent: tuple[Tensor, ArrayRecord] | None = None
 
@@ -187,8 +190,9 @@ class FlowerEngine:
 
     def evaluate(self, w: Tensor, t: int, last: bool = False) -> Evaluation | None:
         """The clients' own judgement of w, and the server's where it has samples."""
-        if t % self.options.eval_every and not last:
+        if (t % self.options.eval_every and not last) or t == self.evaluated:  # once, whatever is made of it
             return None
+        self.evaluated = t
         arrays = self.arrays(w)
         by_server = self.judge(t, arrays) if self.judge else None
         by_clients, seen = self._ask_judges(arrays, t)

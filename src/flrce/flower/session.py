@@ -61,6 +61,7 @@ class Session:
             ledger = stack.enter_context(self._ledger()) if self.folder else None
             start = loop.initial(self.recipe, self.engine, self.w)
             state = ledger.restore(start) if ledger else start
+            log.info("Evaluated and handed back: %s", _handed_back(self.recipe))
             if state.history:
                 log.info("Resuming %s after round %d", self.folder, state.t)
             result.history = state.history
@@ -218,6 +219,15 @@ def kept(folder: Path | None, key: str) -> Any:
     """A setting of a run that is to go on, or None."""
     path = folder / "experiment.toml" if folder else None
     return tomllib.loads(path.read_text()).get(key) if path and path.exists() else None
+
+
+def _handed_back(recipe: Recipe) -> str:
+    """The model of a run, in words."""
+    average, name = recipe.average, type(recipe.average).__name__
+    if name == "Last":
+        return "the last model"
+    figures = ", ".join(f"{f.name} {getattr(average, f.name):g}" for f in fields(average) if f.name)  # type: ignore[arg-type]
+    return f"an average of the rounds' models ({name}, {figures})"
 
 
 def _names(plan: loop.Plan) -> str:

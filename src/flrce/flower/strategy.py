@@ -53,7 +53,7 @@ class Open:
         return self.messages
 
     def receive(self, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The round's model and figures."""
+        """The model that would be handed back now, and the round's figures."""
         plan, engine = self.plan, self.session.engine
         if plan is None:
             return None, None
@@ -66,7 +66,8 @@ class Open:
         self.state = done.state
         if done.record.stop:
             log.info("Stopping after round %d: %s", done.record.t, done.record.stop)
-        return engine.arrays(self.state.w), MetricRecord(figures(done.record))
+        model = self.state.w if done.model is None else done.model
+        return engine.arrays(model), MetricRecord(figures(done.record))
 
 
 class Ours(Strategy):

@@ -26,9 +26,18 @@ class Mean:
 
 @dataclass(frozen=True)
 class EMA:
-    """sum decay^(t-s) w_s, divided by the sum of its weights, so that early rounds are not biased towards nothing."""
+    """sum decay^(t-s) w_s, divided by the sum of its weights, so that early rounds are not biased towards nothing.
+
+    A young average lags behind a model that still learns fast. With `ease` above 0 the way from the last model to the
+    average is gone only in part, (1 - decay^t)^ease of it: almost the last model at first, the average later.
+    """
 
     decay: float = 0.9
+    ease: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.decay < 1 and 0 <= self.ease < math.inf):
+            raise ValueError(f"decay is from 0 to below 1, ease at least 0; got {self}")
 
     def init(self, M: int, d: int, D: int) -> Mean:
         return Mean(torch.zeros(D, dtype=torch.float64))
@@ -41,9 +50,10 @@ class EMA:
     def model(self, memory: Mean, w: Tensor) -> Tensor:
         if not memory.weight:
             return w
-        model = torch.empty_like(w)
-        for part, total in zip(model.split(PART), memory.total.split(PART), strict=True):
-            part.copy_(total / memory.weight)
+        model, share = torch.empty_like(w), memory.weight**self.ease
+        for part, last, total in zip(model.split(PART), w.split(PART), memory.total.split(PART), strict=True):
+            average = total / memory.weight
+            part.copy_(torch.lerp(last.double(), average, share) if self.ease else average)
         return model
 
     def headway(self, memory: Mean, event: Event) -> float | None:
