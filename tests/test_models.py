@@ -7,7 +7,7 @@ from torch import nn
 from flrce.errors import BadInput
 from flrce.models.chain import chain
 from flrce.models.flat import bind, layout, pack, unpack
-from flrce.models.nets import CNNS, build, choose
+from flrce.models.nets import CNNS, Need, build, choose
 
 #: trainable, on the wire, float tensors, training FLOPs of a sample: computed from the authors' models
 SIZES = {
@@ -39,7 +39,7 @@ def test_the_released_tanh_stands_behind_the_relu_of_both_hidden_linear_layers()
     expected = head(two(one(features(x)).relu().tanh()).relu().tanh())
     assert torch.equal(bounded(x), expected)
     assert not torch.equal(plain(x), expected)
-    assert choose((3, 32, 32)) == "cnn-cifar"  # what `auto` built before, it builds still
+    assert choose(Need((3, 32, 32), 10)) == "cnn-cifar"  # what `auto` built before, it builds still
 
 
 def test_the_same_seed_builds_the_same_weights():

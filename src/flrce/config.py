@@ -47,6 +47,7 @@ class Data(Section):
 
 class Model(Section):
     name: str = "auto"
+    options: dict[str, bool | int | float | str] | None = None  # arguments of the network: layers, width, ...
 
     @field_validator("name")
     @classmethod
@@ -196,30 +197,25 @@ def _explain(error: ValidationError) -> str:
     return f"{key} = {shown if len(shown) < 60 else shown[:57] + '...'}: {message}"
 
 
-def build_net(name: str, pool: Source, seed: int) -> Any:
+def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None = None) -> Any:
     """The network an experiment names, for these samples.
 
     A class of the user's gets, if it asks for them, `shape` (of one sample), `outputs` (how many numbers it is to
-    give; also as `classes`) and `vocabulary` (how many token ids there are).
+    give; also as `classes`) and `vocabulary` (how many token ids there are), and the options of the experiment.
     """
     import inspect
 
     import torch
 
     from flrce.compose import imported
-    from flrce.models.nets import CNNS, build
+    from flrce.models.nets import build
 
-    shape = pool.shape
     if ":" not in name:
-        if name in CNNS and CNNS[name][0] != shape:
-            raise BadInput(
-                f"model.name {name!r} wants samples of shape {CNNS[name][0]}, the data has {shape}; use auto"
-            )
-        return build(name, shape, pool.outputs, seed, pool.kind, pool.vocabulary)
+        return build(name, pool.shape, pool.outputs, seed, pool.vocabulary, pool.every, options)
     make = imported(name, "model.name")
     wanted = inspect.signature(make).parameters
-    known = {"shape": shape, "outputs": pool.outputs, "classes": pool.outputs, "vocabulary": pool.vocabulary}
-    given = {key: value for key, value in known.items() if key in wanted}
+    known = {"shape": pool.shape, "outputs": pool.outputs, "classes": pool.outputs, "vocabulary": pool.vocabulary}
+    given = {**{key: value for key, value in known.items() if key in wanted}, **(options or {})}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

@@ -86,7 +86,7 @@ def materials(
     d = experiment.data
     pool = data or source(d.name, d.path)
     federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
-    return federation, model or build_net(experiment.model.name, pool, experiment.seed)
+    return federation, model or build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
 
 
 def rounds(experiment: Experiment, data: Source | None = None, model: nn.Module | None = None) -> Iterator[Round]:

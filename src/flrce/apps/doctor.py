@@ -60,7 +60,7 @@ def _memory(exp: Experiment) -> Iterator[Line]:
     from flrce.models.flat import layout
 
     pool = source(exp.data.name, exp.data.path)
-    where = layout(build_net(exp.model.name, pool, exp.seed))
+    where = layout(build_net(exp.model.name, pool, exp.seed, exp.model.options))
     want, have = needed(exp.build_recipe(), exp.clients, where.trainable, where.size), available()
     text = f"M = {exp.clients}, d = {where.trainable}: about {want / GIGABYTE:.3g} GB"
     if have is None:

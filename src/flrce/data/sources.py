@@ -55,6 +55,11 @@ class Source:
             return 1 if self.y.ndim == 1 else int(self.y.shape[1])
         return len(self.classes)
 
+    @property
+    def every(self) -> bool:
+        """Whether a symbol is to be told at every position, not only after the last."""
+        return self.kind == "tokens" and self.y.ndim == 2
+
     @cached_property
     def vocabulary(self) -> int:
         """How many token ids an embedding must know; 0 where x holds numbers."""

@@ -4,7 +4,7 @@ E = P_act (a batches + FLOPs / R) + e_up B_up + e_down B_down, and P_idle while 
 small as the paper's the fixed cost `a` of a batch outweighs its FLOPs.
 """
 
-import copy
+import logging
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flrce.errors import BadInput, nearest
+from flrce.fleet.flops import MORE, plain
 from flrce.rng import stream
 from flrce.types import Spent
+
+log = logging.getLogger("flrce")
 
 
 @dataclass(frozen=True)
@@ -101,18 +104,28 @@ def training_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2, tok
 
     The objective's own are left out: they are few, and torch counts none of them.
     """
-    x = _blank(shape, tokens, samples)
-    with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
-        net(x).sum().backward()
-    return float(counter.get_total_flops()) / samples
+    counted = plain(net)
+    with FlopCounterMode(display=False, custom_mapping=MORE) as counter, torch.random.fork_rng(devices=[]):
+        counted(_blank(shape, tokens, samples)).sum().backward()
+    return _known(counter, net) / samples
 
 
 def inference_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False) -> float:
     """FLOPs to judge one sample."""
-    net = copy.deepcopy(net).eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        net(_blank(shape, tokens, samples))
+    with FlopCounterMode(display=False, custom_mapping=MORE) as counter:  # with gradients: no fused encoder layers
+        plain(net).eval()(_blank(shape, tokens, samples))
     return float(counter.get_total_flops()) / samples
+
+
+def _known(counter: FlopCounterMode, net: nn.Module) -> float:
+    """What was counted; a network that seems to train for nothing is told of."""
+    total = float(counter.get_total_flops())
+    if not total:
+        log.warning(
+            "the FLOPs of %s are unknown: torch counts none of its operations, so that its joules and seconds hold "
+            "only the fixed cost of a batch", type(net).__name__,
+        )  # fmt: skip
+    return total
 
 
 def _blank(shape: tuple[int, ...], tokens: bool, samples: int) -> Tensor:

@@ -117,7 +117,7 @@ def _build(text: str) -> Built:
     d = experiment.data
     pool = source(d.name, d.path)
     federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
-    return federation, build_net(experiment.model.name, pool, experiment.seed)
+    return federation, build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
 
 
 def _profile(experiment: Experiment) -> str | None:

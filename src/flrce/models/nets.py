@@ -1,10 +1,19 @@
-"""The paper's four CNNs (its refs. randdrop, hermes), one for digits, and a plain MLP."""
+"""Networks by name: the paper's CNNs (its refs. randdrop, hermes), and one or more for every kind of sample."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import nn
+
+from flrce.errors import BadInput, nearest
+from flrce.models.gpt import GPT
+from flrce.models.resnet import ResNet
+from flrce.models.sequences import Recurrent, Series
+
+Takes = Literal["images", "series", "tokens", "numbers"]
 
 
 def _cifar(classes: int, tanh: bool = False) -> nn.Sequential:
@@ -67,20 +76,111 @@ CNNS: dict[str, tuple[tuple[int, ...], Callable[[int], nn.Sequential]]] = {
     "cnn-digits": ((1, 8, 8), _digits),
     "cnn-cifar-tanh": ((3, 32, 32), partial(_cifar, tanh=True)),
 }
-NAMES = ("auto", *CNNS, "mlp")
 
 
-def choose(shape: tuple[int, ...], kind: str = "classes", vocabulary: int = 0) -> str:
-    """The net for inputs of this shape: the paper's where it has one (without tanh), else the MLP."""
-    return next((name for name, (wanted, _) in CNNS.items() if wanted == shape), "mlp")
+@dataclass(frozen=True)
+class Need:
+    """What a network is to take and to give."""
+
+    shape: tuple[int, ...]  # of one sample
+    outputs: int
+    vocabulary: int = 0  # token ids there are; 0: samples are numbers
+    every: bool = False  # an answer after every token, not only after the last
+
+    @property
+    def takes(self) -> Takes:
+        if self.vocabulary:
+            return "tokens"
+        return {3: "images", 2: "series"}.get(len(self.shape), "numbers")  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Net:
+    """One kind of network: samples it takes, what builds it of a Need, and arguments it may be given."""
+
+    takes: Takes  # "numbers": of any shape
+    make: Callable[..., nn.Module]
+    options: tuple[str, ...] = ()
+
+
+def _linear(need: Need) -> nn.Sequential:
+    """Logistic regression where classes are to be told, linear regression where values are."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(torch.Size(need.shape).numel()), need.outputs))
+
+
+def _resnet(widths: tuple[int, ...], blocks: int, norm: Literal["group", "batch"]) -> Net:
+    return Net("images", lambda need: ResNet(need.shape[0], need.outputs, widths, blocks, norm))
+
+
+def _recurrent(cell: Literal["lstm", "gru"]) -> Net:
+    def make(need: Need, **more: int) -> nn.Module:
+        return Recurrent(need.vocabulary, need.outputs, need.every, cell, **more)
+
+    return Net("tokens", make, ("embedding", "width", "layers"))
+
+
+def _gpt(need: Need, **more: int) -> nn.Module:
+    return GPT(need.vocabulary, need.outputs, need.shape[0], need.every, **more)
+
+
+NARROW, WIDE = (16, 32, 64), (64, 128, 256, 512)
+NETS: dict[str, Net] = {
+    "mlp": Net("numbers", lambda need, hidden=64: _mlp(need.shape, need.outputs, hidden), ("hidden",)),
+    "logistic": Net("numbers", _linear), "linear": Net("numbers", _linear),
+    "resnet-8": _resnet(NARROW, 1, "group"), "resnet-8-bn": _resnet(NARROW, 1, "batch"),
+    "resnet-20": _resnet(NARROW, 3, "group"), "resnet-20-bn": _resnet(NARROW, 3, "batch"),
+    "resnet-18": _resnet(WIDE, 2, "group"), "resnet-18-bn": _resnet(WIDE, 2, "batch"),
+    "cnn-1d": Net("series", lambda need, **more: Series(need.shape[0], need.outputs, **more), ("width",)),
+    "lstm": _recurrent("lstm"), "gru": _recurrent("gru"),
+    "gpt": Net("tokens", _gpt, ("layers", "width", "heads")),
+}  # fmt: skip
+NAMES = ("auto", *CNNS, *NETS)
+
+
+def choose(need: Need) -> str:
+    """The net for such samples: LEAF's for token ids, the paper's of this shape (without tanh), else the MLP."""
+    if need.takes == "tokens":
+        return "lstm"
+    if need.takes == "series":
+        return "cnn-1d"
+    return next((name for name, (wanted, _) in CNNS.items() if wanted == need.shape), "mlp")
 
 
 def build(
-    name: str, shape: tuple[int, ...], outputs: int, seed: int, kind: str = "classes", vocabulary: int = 0
-) -> nn.Module:
+    name: str, shape: tuple[int, ...], outputs: int, seed: int, vocabulary: int = 0, every: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> nn.Module:  # fmt: skip
     """A freshly initialised net; the same seed gives the same weights, whatever was drawn before."""
+    need = Need(shape, outputs, vocabulary, every)
     if name == "auto":
-        name = choose(shape, kind, vocabulary)
+        name = choose(need)
+    options = dict(options or {})
+    _check(name, need, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _mlp(shape, outputs) if name == "mlp" else CNNS[name][1](outputs)
+        if name in CNNS:
+            return CNNS[name][1](outputs)
+        try:
+            return NETS[name].make(need, **options)
+        except (TypeError, ValueError, RuntimeError, AssertionError, ZeroDivisionError) as why:
+            raise BadInput(f"model.name {name!r} with options {options} cannot be built: {why}") from why
+
+
+def _check(name: str, need: Need, options: Mapping[str, Any]) -> None:
+    """Refuses samples that the net cannot take, and options it does not have."""
+    known: tuple[str, ...] = ()
+    if name in CNNS:
+        wanted = CNNS[name][0]
+        if need.vocabulary or wanted != need.shape:
+            raise BadInput(f"model.name {name!r} wants samples of shape {wanted}, the data has {need.shape}; use auto")
+    else:
+        takes, known = NETS[name].takes, NETS[name].options
+        if takes != need.takes and not (takes == "numbers" and need.takes != "tokens"):
+            raise BadInput(
+                f"model.name {name!r} takes {takes}, the data has {need.takes} of shape {need.shape}; use auto"
+            )
+    for key in options:
+        if key not in known:
+            raise BadInput(
+                f"model.options.{key} is no option of {name}; {nearest(key, known) if known else 'it has none'}"
+            )
