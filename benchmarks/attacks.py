@@ -71,6 +71,12 @@ ATTACKS = {
 }  # fmt: skip
 
 
+def lying(attack: str) -> tuple[str, int]:
+    """An attack and the samples its senders claim: "sign-flip, n = 3000"; 0: their true number."""
+    kind, _, n = attack.partition(", n = ")
+    return kind, int(float(n or 0))
+
+
 def attackers(clients: Sequence[str], share: float, seed: int) -> set[str]:
     order = stream(seed, "attackers").permutation(len(clients))
     return {clients[i] for i in order[: round(share * len(clients))]}
@@ -78,15 +84,22 @@ def attackers(clients: Sequence[str], share: float, seed: int) -> set[str]:
 
 @dataclass
 class Attacked:
-    """An engine whose attackers' replies are replaced; everything else is the engine's own."""
+    """An engine whose attackers' replies are replaced; everything else is the engine's own.
+
+    With `n` they claim so many samples, from the first round on: the server never knew their true number.
+    """
 
     engine: Simulator
     bad: set[str]
     kind: str
     seed: int
+    n: int = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
+
+    def samples(self, client: str) -> int:
+        return 0 if self.n and client in self.bad else self.engine.samples(client)  # unknown until they say so
 
     def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> list[Reply]:
         replies = list(self.engine.train(w, tasks, carry))
@@ -106,7 +119,7 @@ class Attacked:
         for slot in self.engine.shop.layout.slots:
             if slot.name.endswith(VARIANCE):
                 u[slot.span] = torch.maximum(u[slot.span], -w[slot.span])
-        return replace(reply, payload=Payload({"u": u}))
+        return replace(reply, payload=Payload({"u": u}), n=self.n or reply.n)
 
 
 def triggered(x: np.ndarray) -> np.ndarray:

@@ -37,7 +37,8 @@ def fedavg(P: int = 10, epochs: int = 5, batch: int = 128, lr: float = 0.1) -> R
 def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, **local: Any) -> Recipe:
     """FLrce: groups of clients whose updates balance, in turn; stops once rounds undo one another (docs/beyond.md).
 
-    It hands back the averaged model; `frugal` stops earlier, `accurate` later, and with a psi the paper's rule decides.
+    It hands back the averaged model and believes no client's samples beyond 5 times the round's median; `frugal` stops
+    earlier, `accurate` later, and with a psi the paper's rule decides.
     `paper` is Niu et al. 2024: clients that agree most with all, a stop once the chosen conflict. `authors`: their
     released code. `hardened`: what attackers cannot capture.
     """
@@ -45,15 +46,14 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
     conflict = Conflicts(threshold("50%" if psi is None else psi, P))
     if preset in STANDSTILLS:
         stop = conflict if psi is not None else STANDSTILLS[preset]
-        return replace(base, selector=InTurn(), stop=stop, average=EMA())
+        return replace(base, selector=InTurn(), aggregator=WeightedMean(cap=CAP), stop=stop, average=EMA())
     if preset not in SELECTIONS:
         raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STANDSTILLS, *SELECTIONS))}")
     base = replace(base, selector=SELECTIONS[preset], stop=conflict)
     if preset != "hardened":
         return base
-    return replace(
-        base, aggregator=ClippedMean(), stop=replace(conflict, r=2, n=5, after=10, trusted=True, confirmed=True)
-    )
+    stop = replace(conflict, r=2, n=5, after=10, trusted=True, confirmed=True)
+    return replace(base, aggregator=ClippedMean(by="equal"), stop=stop)
 
 
 def flrce_no_stop(preset: str = "default", P: int = 10, **local: Any) -> Recipe:
@@ -211,6 +211,9 @@ SELECTIONS = {
     "authors": ByRelationship(anchor="model", blend=0.9, space="wire"),
     "hardened": ByRelationship(anchor="origin", floor=0.2, most=1.5, window=10),
 }
+
+#: times the median of a round's samples that one client is believed to have (docs/robustness.md)
+CAP = 5.0
 
 #: when ours stops
 STANDSTILLS = {

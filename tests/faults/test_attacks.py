@@ -52,6 +52,16 @@ def test_directions(clean, attack, seen):
     seen(f"{attack}: {100 * clean:.1f} -> {100 * hit:.1f} %")
 
 
+@pytest.mark.row(30, "sign-flip with false num_examples", "default: 2 points, 1 of 50; hardened: 3, 20 %")
+@pytest.mark.parametrize("attack", ["sign-flip, n = 3000", "sign-flip, n = 1e7"])
+def test_lies_about_samples(clean, attack, seen):
+    default, alone = (mean(runs("flrce (default)", name, share)) for name, share in (("none", 0.0), (attack, 0.02)))
+    hit = mean(runs("flrce (hardened)", attack, 0.2))
+    assert alone > default - 0.02
+    assert hit > clean - 0.03
+    seen(f"default {100 * default:.1f} -> {100 * alone:.1f} %, hardened {100 * clean:.1f} -> {100 * hit:.1f} %")
+
+
 @pytest.mark.row(17, "backdoor at 20 %", "success rate reported")
 def test_backdoor(seen):
     found = [robustness.one(("digits", "fedavg", "backdoor", 0.2, 0))]
@@ -143,4 +153,6 @@ def test_presets_stay_apart():
     paper, hard = CATALOGUE["flrce"](preset="paper"), CATALOGUE["flrce"](preset="hardened")
     assert paper.stop == Conflicts(5.0)
     assert paper.selector == ByRelationship()
+    assert (paper.aggregator.cap, CATALOGUE["flrce"](preset="authors").aggregator.cap) == (0.0, 0.0)
+    assert hard.aggregator.by == "equal"
     assert (hard.stop.trusted, hard.stop.confirmed, hard.selector.floor) == (True, True, 0.2)
