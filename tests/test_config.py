@@ -30,6 +30,8 @@ BAD = [
     ("model.name=cnn-cifra", "model.name = 'cnn-cifra': did you mean 'cnn-cifar'?"),
     ("model.name=no.such:Net", "model.name = 'no.such:Net' cannot be imported"),
     ("model.name=cnn-cifar", "model.name 'cnn-cifar' wants samples of shape (3, 32, 32), the data has (1, 8, 8)"),
+    ("model.options=3", "model.options = 3: should be a valid dictionary"),
+    ("model.options={hidden=3}", "model.options.hidden is no option of cnn-digits; it has none"),
     ("train.batch=0", "train.batch = 0: should be"),
     ("train.epochs=0", "train.epochs = 0: should be"),
     ("train.lr=0", "train.lr = 0: should be greater than 0"),
