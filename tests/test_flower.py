@@ -179,7 +179,7 @@ BAD = {
     "NaN": (poison(np.nan), "not finite"), "Inf": (poison(np.inf), "not finite"),
     "wrong shape": (shaped(np.zeros(4, np.float32)), "shape"),
     "broadcastable": (shaped(np.zeros(1, np.float32)), "shape"),
-    "float64": (shaped(np.zeros(3)), "dtype"),
+    "integers": (shaped(np.zeros(3, np.int64)), "dtype"),
     "object": (lambda c, p, t: p == 1 and c["arrays"].pop("layer.bias"), "differ in 1 names"),
     "no samples": (claims(0), "num_examples"), "negative": (claims(-59), "num_examples"),
     "absurd": (claims(10**12), "num_examples"), "nan": (claims(float("nan")), "num_examples"),

@@ -210,7 +210,7 @@ SPOILS = {
     "broadcastable": lambda c: c["arrays"].__setitem__("layer.bias", Array(np.zeros(1, np.float32))),
     "scalar": lambda c: c["arrays"].__setitem__("layer.bias", Array(np.array(0.0, np.float32))),
     "transposed": lambda c: c["arrays"].__setitem__("layer.weight", Array(np.zeros((3, 4), np.float32))),
-    "other dtype": lambda c: c["arrays"].__setitem__("layer.bias", Array(np.zeros(3))),
+    "other kind": lambda c: c["arrays"].__setitem__("layer.bias", Array(np.zeros(3, np.int32))),
     "no arrays": lambda c: c.pop("arrays"),
     "two array records": lambda c: c.__setitem__("again", start()),
     "no metrics": lambda c: c.pop("metrics"),

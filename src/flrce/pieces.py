@@ -110,15 +110,15 @@ class Full:
 
 @dataclass(frozen=True)
 class Dense:
-    """Every coordinate travels as float32."""
+    """Every coordinate travels as float32; those of a float64 model as they are."""
 
     def encode(
         self, u: Tensor, layout: Sequence[tuple[str, int]], rng: Generator, carry: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
-        return Payload({"u": u.float()}), carry
+        return Payload({"u": u if u.dtype == torch.float64 else u.float()}), carry
 
     def decode(self, payload: Payload, layout: Sequence[tuple[str, int]], rng: Generator | None = None) -> Tensor:
-        return take(payload, "u", torch.float32, sum(size for _, size in layout))
+        return take(payload, "u", (torch.float32, torch.float64), sum(size for _, size in layout))
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,13 @@ class Last:
         return w
 
 
-def take(payload: Payload, name: str, dtype: torch.dtype, size: int) -> Tensor:
+def take(payload: Payload, name: str, dtype: torch.dtype | tuple[torch.dtype, ...], size: int) -> Tensor:
     """One buffer of a payload, checked; Malformed says what is wrong with it."""
-    buffer = payload.buffers.get(name)
+    buffer, known = payload.buffers.get(name), dtype if isinstance(dtype, tuple) else (dtype,)
     if buffer is None:
         raise Malformed(f"no buffer {name!r}; got {', '.join(map(repr, sorted(payload.buffers)))[:80] or 'none'}")
-    if buffer.dtype != dtype:
-        raise Malformed(f"buffer {name!r} is {buffer.dtype}, not {dtype}")
+    if buffer.dtype not in known:
+        raise Malformed(f"buffer {name!r} is {buffer.dtype}, not {known[0]}")
     if tuple(buffer.shape) != (size,):
         raise Malformed(f"buffer {name!r} has shape {tuple(buffer.shape)}, not ({size},)")
     return buffer

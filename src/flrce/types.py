@@ -105,8 +105,8 @@ class Updates:
 
     @property
     def u(self) -> Tensor:
-        """(P, trainable) the paper's vectors."""
-        return self.U[:, : self.trainable]
+        """(P, trainable) the paper's vectors, in float32: they are compared, not summed."""
+        return self.U[:, : self.trainable].float()
 
 
 @dataclass(frozen=True)

@@ -56,20 +56,19 @@ def _start(data: bytes) -> bytes:
 
 
 def read_array(array: Array, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
-    """A view of one array's values; dtype and shape must be those given, and the bytes exactly theirs."""
+    """A view of one array's values; dtype and shape must be those given, and the bytes exactly theirs.
+
+    Where floats are wanted, those of another width will do: clients in other frameworks widen or narrow them.
+    """
     if array.stype != "numpy.ndarray":
         raise Malformed(f"serialised as {array.stype[:40]!r}, not numpy.ndarray")
-    if (
-        shape is not None
-        and dtype is not None
-        and len(array.data) > math.prod(shape) * np.dtype(dtype).itemsize + HEADER
-    ):
+    if shape is not None and dtype is not None and len(array.data) > math.prod(shape) * _widest(dtype) + HEADER:
         raise Malformed(f"{len(array.data)} bytes for {dtype} of shape {shape}")
     try:
         found, fortran, kind, start = again(lambda: _header(_start(array.data)))
     except Exception as why:  # whatever numpy's parser raises on hostile bytes
         raise Malformed(f"no .npy header ({type(why).__name__})") from why
-    if kind.name not in DTYPES or not kind.isnative or (dtype is not None and kind.name != dtype):
+    if kind.name not in DTYPES or not kind.isnative or (dtype is not None and not _alike(kind.name, dtype)):
         raise Malformed(f"dtype {str(kind)[:40]}, not {dtype or 'a plain number'}")
     if shape is not None and tuple(found) != tuple(shape):
         raise Malformed(f"shape {str(found)[:60]}, not {tuple(shape)}")
@@ -82,9 +81,20 @@ def read_array(array: Array, dtype: str | None = None, shape: tuple[int, ...] | 
         raise Malformed(f"shape {str(found)[:60]}") from why
 
 
+def _alike(found: str, wanted: str) -> bool:
+    return found == wanted or (found in FLOATS and wanted in FLOATS)
+
+
+def _widest(dtype: str) -> int:
+    return 8 if dtype in FLOATS else np.dtype(dtype).itemsize
+
+
 @dataclass(frozen=True, eq=False)
 class Template:
-    """A user's ArrayRecord as the flat vector w, and back. Integer arrays stay as they are at first."""
+    """A user's ArrayRecord as the flat vector w, and back. Integer arrays stay as they are at first.
+
+    w is float64 where any array is, else float32; each array goes back in the dtype that it came in.
+    """
 
     layout: Layout
     dtypes: Mapping[str, str]  # every array, in the record's order
@@ -118,11 +128,11 @@ class Template:
         return cls(Layout(tuple(slots), trainable, offset), dtypes, fixed)
 
     def pack(self, arrays: ArrayRecord, minus: Tensor | None = None) -> Tensor:
-        """w (size,), or w - `minus`; Malformed unless the record has the template's keys, shapes and dtypes."""
+        """w (size,), or w - `minus`; Malformed unless the record has the template's keys, shapes and kinds."""
         if set(arrays) != set(self.dtypes):
             odd = sorted(set(arrays) ^ set(self.dtypes))
             raise Malformed(f"arrays differ in {len(odd)} names, such as {odd[0][:60]!r}")
-        w = torch.empty(self.layout.size)
+        w = torch.empty(self.layout.size, dtype=self.dtype)
         flat, base = w.numpy(), None if minus is None else minus.numpy()
         for slot in self.layout.slots:
             try:
@@ -132,8 +142,12 @@ class Template:
             if base is None:
                 flat[slot.span] = values
             else:
-                np.subtract(values.astype(np.float32, copy=False), base[slot.span], out=flat[slot.span])
+                np.subtract(values.astype(flat.dtype, copy=False), base[slot.span], out=flat[slot.span])
         return w
+
+    def carried(self, arrays: ArrayRecord) -> int:
+        """Bytes of a packed record's float values as they travelled: not every client keeps to our widths."""
+        return sum(len(arrays[name].data) - _header(_start(arrays[name].data))[3] for name, _ in self.names)
 
     def unpack(self, w: Tensor) -> ArrayRecord:
         """The user's record with the values of w."""
@@ -142,6 +156,16 @@ class Template:
             name: self.fixed[name] if name in self.fixed else Array(views[name].numpy().astype(dtype, copy=False))
             for name, dtype in self.dtypes.items()
         })  # fmt: skip
+
+    def named(self, w: Tensor) -> dict[str, Tensor]:
+        """The float arrays of w by name, copied, in their own dtypes."""
+        views = self.layout.views(w)
+        return {name: view.to(getattr(torch, self.dtypes[name]), copy=True) for name, view in views.items()}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of w."""
+        return torch.float64 if "float64" in self.dtypes.values() else torch.float32
 
     @property
     def nbytes(self) -> int:

@@ -72,7 +72,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
         w, task, template = _received(message, context, shop, tracing)
         traces = bool(task.first) or (task.rate < 1 and task.rate not in shop.slices)
         with tracing.alone() if traces else tracing.together():
-            reply, cost = _measured(lambda: shop.train(w, task, local.own, _carried(context, task.t)))
+            reply, cost = _measured(lambda: shop.train(w.float(), task, local.own, _carried(context, task.t)))
         if reply.error:
             raise ValueError(reply.error)
         _carry(context, task.t, reply.carry)
@@ -88,7 +88,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
             return Message(RecordDict({"metrics": MetricRecord({SAMPLES: 0})}), reply_to=message)
         arrays = _arrays(message)
         with tracing.together():
-            correct, loss = shop.evaluate(Template.of(arrays, shop.layout).pack(arrays), index)
+            correct, loss = shop.evaluate(Template.of(arrays, shop.layout).pack(arrays).float(), index)
         metrics: dict[str, Any] = {
             SAMPLES: len(index),
             "accuracy": float(correct.double().mean()),

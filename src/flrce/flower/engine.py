@@ -150,7 +150,7 @@ class FlowerEngine:
         """The model and one client's task. Whoever holds the whole model shares one copy of it."""
         held = self._down(task)[0]
         content = RecordDict({
-            self.options.arrays_key: self.arrays(w) if held is None else record({"held": w[held]}),
+            self.options.arrays_key: self.arrays(w) if held is None else record({"held": w[held].float()}),
             self.options.config_key: ConfigRecord({**self.train_config, "server-round": task.t, **write_task(task)}),
         })  # fmt: skip
         if task.tensors:

@@ -24,7 +24,7 @@ def freeze(strategy: Strategy) -> Tensor:
         kind, found = _arrays(value)
         if kind:
             plain[name] = [kind, *found]
-            arrays |= {f"{name}/{i}": torch.from_numpy(np.ascontiguousarray(x)) for i, x in enumerate(found.values())}
+            arrays |= {f"{name}/{i}": torch.from_numpy(np.array(x, order="C")) for i, x in enumerate(found.values())}
     header = json.dumps(plain).encode()
     return torch.frombuffer(bytearray(len(header).to_bytes(8, "little") + header + save(arrays)), dtype=torch.uint8)
 
@@ -56,7 +56,7 @@ def _arrays(value: Any) -> tuple[str, dict[str, Any]]:
         kind, found = "list", {str(i): x for i, x in enumerate(value)}
     else:
         return "", {}
-    fine = all(isinstance(x, np.ndarray) and x.dtype.kind in "fiub" for x in found.values())
+    fine = all(isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "fiub" for x in found.values())
     return (kind, found) if fine and all(isinstance(name, str) for name in found) else ("", {})
 
 

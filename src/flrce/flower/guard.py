@@ -192,5 +192,5 @@ def recipe(engine: GuardedEngine, P: int) -> Recipe:
 
 def flatten(template: Template, arrays: ArrayRecord) -> Tensor:
     """w of a record that our own server's strategy made, whatever its dtypes."""
-    parts = [np.asarray(arrays[s.name].numpy(), np.float32).reshape(s.shape) for s in template.layout.slots]
-    return torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts]))
+    parts = [np.asarray(arrays[s.name].numpy()).reshape(s.shape) for s in template.layout.slots]
+    return torch.cat([torch.from_numpy(part.reshape(-1)).to(template.dtype) for part in parts])

@@ -141,7 +141,7 @@ class Session:
         return self.recipe.average.model(state.memory.get("average"), state.w)
 
     def _named(self, state: State) -> Mapping[str, Tensor]:
-        return {name: view.clone() for name, view in self.engine.template.layout.views(self._handed(state)).items()}
+        return self.engine.template.named(self._handed(state))
 
     def _report(self, result: Result, done: Round) -> None:
         """One round in the log and in Flower's metrics."""

@@ -122,7 +122,7 @@ def read_reply(content: RecordDict, task: Task, template: Template, w: Tensor, c
         raise Malformed(f"answers for {str(echo.get(PREFIX + 'client'))[:40]!r}")
     buffers = tensors(values, cap) if rich else {"u": template.pack(values, minus=w)}
     payload = Payload(buffers)
-    up = payload.nbytes if rich else template.nbytes
+    up = payload.nbytes if rich else template.carried(values)
     n = figures.get(SAMPLES, 0)
     joules = _figure(figures, "joules")
     spent = Spent(

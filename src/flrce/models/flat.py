@@ -39,7 +39,7 @@ class Layout:
 
     def views(self, w: Tensor) -> dict[str, Tensor]:
         """Named views into w (..., size); writing to them writes to w."""
-        return {s.name: w[..., s.span].reshape(*w.shape[:-1], *s.shape) for s in self.slots}
+        return {s.name: w[..., s.span].reshape((*w.shape[:-1], *s.shape)) for s in self.slots}
 
     def __getitem__(self, name: str) -> Slot:
         return next(s for s in self.slots if s.name == name)

@@ -46,7 +46,10 @@ def gate(
         rejected[client] = "slower than the replies that were waited for"
     ordered = sorted(passed, key=lambda client: asked[client].k)
     u = None  # the last one too is let go of as it is stacked: each may be a large model
-    return _stack([asked[c] for c in ordered], [passed.pop(c) for c in ordered], holdings, d, trainable), rejected
+    dtype = torch.float32 if w is None else w.dtype
+    return _stack(
+        [asked[c] for c in ordered], [passed.pop(c) for c in ordered], holdings, d, trainable, dtype
+    ), rejected
 
 
 def answers(tasks: Sequence[Task], replies: Sequence[Reply]) -> tuple[dict[str, Reply], list[Stray]]:
@@ -111,9 +114,10 @@ def _slow(passed: dict[str, tuple[Reply, Tensor]], keep: int | None) -> list[str
 
 
 def _stack(
-    tasks: Sequence[Task], passed: list[tuple[Reply, Tensor]], holdings: Holdings, d: int, trainable: int
-) -> Updates:
-    U = torch.empty(len(passed), d)  # a row's memory is taken as the row is written, and its reply let go of
+    tasks: Sequence[Task], passed: list[tuple[Reply, Tensor]], holdings: Holdings, d: int, trainable: int,
+    dtype: torch.dtype,
+) -> Updates:  # fmt: skip
+    U = torch.empty(len(passed), d, dtype=dtype)  # a row's memory is taken as the row is written, its reply let go of
     partial = any(holdings(task)[0] is not None or hasattr(task.compressor, "covers") for task in tasks)
     covered = torch.zeros(len(passed), d, dtype=torch.bool) if partial else None
     replies = [reply for reply, _ in passed]

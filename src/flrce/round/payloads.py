@@ -72,7 +72,7 @@ def decoded(task: Task, payload: Payload, layout: Sequence[tuple[str, int]]) -> 
         raise Malformed(f"unexpected buffer {brief(min(buffers.unread), 40)!r}")
     if type(u) is not Tensor or tuple(u.shape) != (size,) or not u.is_floating_point():
         raise Malformed(f"decodes to {str(getattr(u, 'shape', type(u).__name__))[:40]}, not to {size} floats")
-    u = u.detach().float()
+    u = u.detach() if u.dtype == torch.float64 else u.detach().float()
     largest = max(map(abs, map(float, torch.aminmax(u)))) if size else 0.0  # one pass; a NaN comes out as NaN
     if not math.isfinite(largest):
         return f"{int((~torch.isfinite(u)).sum())} of {size} values are not finite", None

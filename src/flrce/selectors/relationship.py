@@ -93,8 +93,8 @@ class ByRelationship:
     def observe(self, memory: Memory, event: Event) -> Memory:
         """Steps 5, 7 and 8 of the paper's figure 4: write V and R, then the rows of Omega and H."""
         k, wire = event.updates.k, self.space == "wire"
-        U = event.updates.U if wire else event.updates.u
-        w = event.w if wire else event.w[: event.updates.trainable]
+        U = event.updates.U.float() if wire else event.updates.u
+        w = (event.w if wire else event.w[: event.updates.trainable]).float()
         full, anchored = None, self.anchor == "model"
         if 0 < self.sketch < len(w):
             S = sketch(len(w), self.sketch)
