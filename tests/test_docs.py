@@ -14,18 +14,21 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
 import click
 import pytest
+import torch
 import typer
 
 from flrce.apps import cli
 from flrce.config import Experiment
 from flrce.fleet.costs import profile
+from flrce.pieces import View
+from flrce.types import Event, Updates
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -93,6 +96,23 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         for name in set(sys.modules) - before:  # the page's own modules; another page may have its namesakes
             if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
                 del sys.modules[name]
+
+
+def test_the_example_selector_meets_clients_that_join() -> None:
+    """Three clients when the run starts, five in round 2: on a grid, clients come when they come."""
+    names: dict = {}
+    exec(next(b.text for b in blocks(DOCS / "extending.md") if b.file == "longest.py"), names)
+    selector = names["LongestAway"]()
+    memory, w = selector.init(3, 2, 2), torch.zeros(2)
+    view = View(1, 2, (0, 1, 2), torch.ones(3), None, None, None)
+    assert selector.select(memory, view, None).k == (0, 1)
+    updates = Updates(torch.tensor([0, 1]), torch.zeros(2, 2), torch.ones(2), 2)
+    memory = selector.observe(memory, Event(1, w, w, updates, 3))
+    view = View(2, 4, (0, 1, 2, 3, 4), torch.ones(5), None, None, None)
+    assert selector.select(memory, view, None).k == (2, 3, 4, 0)
+    updates = replace(updates, k=torch.tensor([2, 4]))
+    memory = selector.observe(memory, Event(2, w, w, updates, 5))
+    assert memory.last.tolist() == [1, 1, 2, 0, 2]
 
 
 def check(block: Block, path: Path) -> None:
