@@ -2,17 +2,20 @@
 
 import json
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import resources
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce import Experiment, runs
 from flrce.errors import BadInput
 from flrce.fleet.costs import Profile, inference_flops, profile, profile_names, training_flops
+from flrce.local.batches import batches
 from flrce.models.nets import CNNS, build
+from flrce.pieces import Dense
 from flrce.round.booking import book
 from flrce.types import Payload, Reply, Spent, Task
 
@@ -163,6 +166,30 @@ def test_the_weaker_mode_is_slower_and_draws_less():
     assert weak.flops < strong.flops
     assert weak.active_watts < strong.active_watts
     assert weak.batch_seconds > strong.batch_seconds
+
+
+def test_work_is_booked_for_the_samples_of_the_batches_that_are_trained():
+    """Steps that end within an epoch: an epoch's last batch is smaller, so shares of an epoch would be wrong."""
+    built = runs.parts(Experiment(clients=5, per_round=2, data={"partition": "iid"}, train={"batch": 100}))
+    built.engine.close()
+    client = built.engine.clients()[0]
+    n = built.engine.samples(client)
+    assert n % 100 > 1
+    for steps in (None, 1, 2, 3, 4, 7):
+        task = Task(client, 0, 1, seed=0, epochs=2, batch=100, steps=steps, compressor=Dense())
+        order, sizes = batches(task, n, normalised=True)
+        spent = built.engine.estimate(task)
+        assert spent.flops == len(order) * training_flops(built.net, (1, 8, 8))
+        assert spent.batches == len(sizes)
+
+
+def test_tensors_that_go_with_a_task_are_in_its_estimate():
+    built = runs.parts(Experiment(clients=5, per_round=2))
+    built.engine.close()
+    plain = Task(built.engine.clients()[0], 0, 1, seed=0, compressor=Dense())
+    more = replace(plain, tensors={"mean": torch.zeros(50)})
+    extra = built.engine.estimate(more).bytes_down - built.engine.estimate(plain).bytes_down
+    assert extra == 4 * 50
 
 
 def test_for_small_nets_the_fixed_cost_of_a_batch_outweighs_its_flops():

@@ -46,9 +46,8 @@ class Simulator:
 
     def estimate(self, task: Task) -> Spent:
         """What a task will cost if its reply is dense."""
-        held = self.shop.part(task).held
         names = self.holdings(task)[1]
-        return self._spend(task, 4 * (self.size if held is None else len(held)), 4 * sum(size for _, size in names))
+        return self._spend(task, self._down(task), 4 * sum(size for _, size in names))
 
     def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> Sequence[Reply]:
         replies = self.crew.train(w, [(task, self._own(task.client), carry.get(task.client, {})) for task in tasks])
@@ -90,18 +89,22 @@ class Simulator:
         return self.federation.train[self.federation.row[client]]
 
     def _booked(self, task: Task, reply: Reply | Dead) -> Reply:
-        held = self.shop.part(task).held
-        down = 4 * (self.size if held is None else len(held)) + sum(4 * x.numel() for x in task.tensors.values())
         if isinstance(reply, Dead):
             reply = Reply(task.client, task.t, error=str(reply))
         up = reply.payload.nbytes if reply.payload else 0
-        return replace(reply, spent=self._spend(task, down, up))
+        return replace(reply, spent=self._spend(task, self._down(task), up))
+
+    def _down(self, task: Task) -> int:
+        """Bytes that a client receives: what it holds of the model, and the task's further tensors."""
+        held = self.shop.part(task).held
+        return 4 * (self.size if held is None else len(held)) + sum(4 * x.numel() for x in task.tensors.values())
 
     def _spend(self, task: Task, down: int, up: int) -> Spent:
         n = self.samples(task.client)
         epoch = sizes_of(n, task.batch, self.shop.normalised)
         steps = task.epochs * len(epoch) if task.steps is None else task.steps
-        samples = float(epoch.sum()) * steps / max(len(epoch), 1)
+        epochs, rest = divmod(steps, max(len(epoch), 1))
+        samples = float(epochs * epoch.sum() + epoch[:rest].sum())  # an epoch's last batch is smaller than the others
         return self.fleet[task.client].spend(down, up, samples * self._flops(task), steps, framing=8)
 
     def _flops(self, task: Task) -> float:
