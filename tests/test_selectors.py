@@ -388,8 +388,33 @@ def test_fast_clients_fill_the_round():
     assert [task.steps for task in done] == [6, None]
     halved = replace(trainer, beta=0.5).assign(tasks, trainer.init(2, 2, 2), view)
     assert [task.steps for task in halved] == [4, None]
-    capped = replace(trainer, most=2).assign(tasks, trainer.init(2, 2, 2), view)
+    capped = replace(trainer, most=2.0).assign(tasks, trainer.init(2, 2, 2), view)
     assert [task.steps for task in capped] == [4, None]
+
+
+def test_fast_clients_train_longer_at_any_number_of_epochs():
+    # E = 5, 10 batches of .1 s each; client 1 takes 15 s, so 140 more steps would fit; `most` allows 5 times the 10
+    view, _ = a_view(P=2, seconds=(1.0, 15.0), n=(1, 1))
+    trainer = FillTheRound(low=0.0, high=0.0)
+    done = trainer.assign(tasks_of(view, [0, 1]), trainer.init(2, 2, 2), view)
+    assert [task.steps for task in done] == [50, None]
+    limitless = replace(trainer, most=100.0).assign(tasks_of(view, [0, 1]), trainer.init(2, 2, 2), view)
+    assert [task.steps for task in limitless] == [110, None]  # the released code's eleven times
+    with pytest.raises(ValueError, match="most"):
+        FillTheRound(most=0.5)
+
+
+def test_on_unequal_devices_pyramidfl_lets_some_train_longer():
+    exp = Experiment(rounds=4, clients=12, per_round=6, recipe={"name": "pyramidfl"}, train={"epochs": 5},
+                     fleet={"profile": {"jetson-nano": 0.5, "raspberry-pi-4": 0.5}}, engine={"workers": 1})  # fmt: skip
+    plain = runs.parts(exp)
+    plain.engine.close()
+    longer = 0
+    for done in runs.rounds(exp):
+        for line in done.clients:
+            task = Task(line.client, 0, 1, 0, exp.train.epochs, exp.train.batch, compressor=DropTensors(0.0))
+            longer += line.spent.batches > plain.engine.estimate(task).batches
+    assert longer >= 4
 
 
 def test_spares_slower_than_the_round_do_not_stretch_it():
@@ -413,14 +438,24 @@ def test_slow_clients_train_fewer_epochs_as_flrce_describes_it():
     assert [task.epochs for task in done] == [5, 5, 2, 1]
 
 
+def test_who_was_never_measured_sets_nobodys_pace():
+    # durations 2, 4, 10 and one unknown; the 34th percentile of those known is sorted[1] = 4
+    view, _ = a_view(P=4, n=(1,) * 4, seconds=(2.0, 4.0, 10.0, 0.0))
+    done = FewerEpochs(percentile=34).assign(tasks_of(view, range(4)), None, view)
+    assert [task.epochs for task in done] == [5, 5, 2, 5]
+    nobody, _ = a_view(P=4, n=(1,) * 4, seconds=(0.0,) * 4)
+    assert [task.epochs for task in FewerEpochs().assign(tasks_of(nobody, range(4)), None, nobody)] == [5] * 4
+
+
 def test_upload_dropout_needs_a_compressor_that_can_drop():
     with pytest.raises(BadInput, match="drop-tensors"):
         replace(recipes.fedavg(), trainer=FillTheRound())
 
 
 def test_pyramidfl_is_fedavg_in_the_limit():
-    """No dropout, equal devices and sizes, the same cohort and weights: the same bits."""
+    """No dropout, equal devices and numbers of batches, the same cohort and weights: the same bits."""
     base = {"data": {"partition": "iid"}, "rounds": 3, "clients": 6, "per_round": 6, "engine": {"workers": 1}}
+    base["train"] = {"batch": 32}  # 209 or 210 samples: 7 batches (13 or 14 of 16, where a batch of one is left out)
     plain = runs.run(Experiment(**base, recipe={"name": "fedavg", "aggregator": {"piece": "mean", "by": "equal"}}))
     trainer = {"piece": "fill-the-round", "low": 0.0, "high": 0.0}
     pyramid = runs.run(

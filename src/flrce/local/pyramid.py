@@ -10,6 +10,8 @@ from flrce.linalg import grown
 from flrce.pieces import Recipe, View
 from flrce.types import Event, Task
 
+FACTOR = 10  # times its steps that a client gets on top of them at most, whatever `most` says (released code)
+
 
 @dataclass(frozen=True)
 class Gradients:
@@ -23,8 +25,8 @@ class FillTheRound:
     """The original: clients that would wait train longer instead, and unimportant ones upload less.
 
     The P fastest are ranked by |u| n (by n where never seen): rank r drops each tensor of its upload with probability
-    low + r (high - low) / P, through a compressor with a `rate`. Whoever is done before the slowest of them gets up to
-    11 times its steps, but no more than `most` epochs, or its own if that is more.
+    low + r (high - low) / P, through a compressor with a `rate`. Whoever is done before the slowest of them trains on
+    until then, up to `most` times its own steps (docs/methods.md says how this reads the released code's cap).
     """
 
     epochs: int = 5
@@ -33,11 +35,13 @@ class FillTheRound:
     low: float = 0.1
     high: float = 0.6
     beta: float = 1.0
-    most: int = 5
+    most: float = 5.0  # times the steps of a plain task
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high < 1:
             raise ValueError(f"0 <= low <= high < 1 must hold, got low {self.low}, high {self.high}")
+        if self.most < 1:
+            raise ValueError(f"most must be at least 1 (1: nobody trains longer), got {self.most}")
 
     def objection(self, recipe: Recipe) -> str:
         if self.high > 0 and not hasattr(recipe.compressor, "rate"):
@@ -66,8 +70,7 @@ class FillTheRound:
         for task in tasks:
             steps = costs[task.k].batches
             more = self._more(end - seconds[task.k], costs[task.k].compute_seconds, steps) if task.k in ranks else 0
-            most = max(self.most * steps // task.epochs, steps)
-            task = replace(task, steps=min(steps + more, most)) if more else task
+            task = replace(task, steps=min(steps + more, int(self.most * steps))) if more else task
             done.append(dropping(task, rates[task.k]))
         return done
 
@@ -75,14 +78,14 @@ class FillTheRound:
         """Further steps that fit into the seconds to spare."""
         if not steps or not compute or spare <= 0:
             return 0
-        return int(min(10 * steps, self.beta * math.floor(spare / (compute / steps))))
+        return int(min(FACTOR * steps, self.beta * math.floor(spare / (compute / steps))))
 
 
 @dataclass(frozen=True)
 class FewerEpochs:
     """As FLrce's authors describe PyramidFL: E_i = clip(floor(E T / t_i), 1, E), and whole uploads.
 
-    T is the `percentile` of the durations of all reachable clients.
+    T is the `percentile` of the durations of all reachable clients that are known. Who was never measured trains E.
     """
 
     epochs: int = 5
@@ -95,12 +98,15 @@ class FewerEpochs:
             raise ValueError(f"percentile must be from 0 to 100, got {self.percentile}")
 
     def assign(self, tasks: list[Task], memory: object, view: View) -> list[Task]:
-        seconds = sorted(view.estimate(view.draft(k)).seconds for k in view.pool)
+        estimates = [view.estimate(view.draft(k)).seconds for k in view.pool]
+        seconds = sorted(one for one in estimates if one > 0)  # 0: not known
         preferred = seconds[min(int(len(seconds) * self.percentile / 100), len(seconds) - 1)] if seconds else 0.0
         return [replace(task, epochs=self._epochs(preferred, view.estimate(task).seconds)) for task in tasks]
 
     def _epochs(self, preferred: float, seconds: float) -> int:
-        return min(max(int(self.epochs * preferred / seconds), 1), self.epochs) if seconds > 0 else self.epochs
+        if seconds <= 0:
+            return self.epochs
+        return min(max(int(self.epochs * preferred / seconds), 1), self.epochs)
 
 
 def dropping(task: Task, rate: float) -> Task:
