@@ -21,12 +21,15 @@ from flrce import recipes, runs
 from flrce.config import Experiment
 from flrce.errors import BadInput
 from flrce.flower import FLrce, RecipeStrategy, client, compressing, introduce, server
-from flrce.flower.arrays import weight
+from flrce.flower.arrays import Template, weight
+from flrce.flower.engine import FlowerEngine
 from flrce.flower.grid import LocalGrid
 from flrce.flower.nodes import Nodes, natural
+from flrce.flower.options import Options
 from flrce.round.payloads import fingerprint
 from flrce.selectors.relationship import ByRelationship
 from flrce.stops.conflict import Conflicts
+from flrce.types import Task
 
 NAMES = {"wait_for_nodes": 5.0}
 
@@ -421,6 +424,30 @@ def test_transfer_is_measured_from_the_messages():
     assert record.bytes_up == runs.run(tables).history[0].bytes_up < 5 * size / 4
     assert record.bytes_framing > 5 * 128 * len(server.arrays(tables))
     assert record.seconds > 0
+
+
+def test_a_deadline_is_none_before_anybody_was_measured():
+    """TimelyFL over measured clients: the first round measures them, later ones are cut by the faster half."""
+
+    def takes_its_time(content, partition, t):
+        time.sleep(0.02 if partition == 0 else 0.3)
+
+    grid = LocalGrid(plain_app(takes_its_time), 4, threads=4)
+    result = RecipeStrategy(recipes.timelyfl(P=4), fraction_evaluate=0.0, **NAMES).start(grid, start(), 3)
+    assert [r.outcome for r in result.history] == ["committed"] * 3
+    assert len(result.history[0].replied) == 4
+    assert all("node-1000" in r.replied for r in result.history)  # far below the deadline of the second fastest
+
+
+def test_a_client_never_measured_is_taken_for_the_middle_one():
+    engine = FlowerEngine(LocalGrid(plain_app(), 4), Template.of(start()), Options())
+    names = engine.clients()
+    task = Task(names[3], 3, 1, seed=0, epochs=5, batch=4)
+    assert engine.estimate(task).seconds == 0  # nobody's pace is known
+    engine.pace = {names[0]: (1.0, 0.1), names[1]: (2.0, 0.2), names[2]: (9.0, 0.9)}
+    assert engine.estimate(task).compute_seconds == 5 * 2.0
+    assert engine.estimate(task).transfer_seconds == 0.2
+    assert engine.estimate(replace(task, client=names[0])).compute_seconds == 5 * 1.0
 
 
 # --- the client's side ---

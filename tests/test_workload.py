@@ -70,7 +70,7 @@ def test_the_proximal_recipe_draws_from_three_fifths_on():
 @pytest.mark.parametrize(
     "make",
     [lambda: Proximal(mu=-1), lambda: Proximal(epochs_from=[0, 2]), lambda: Proximal(stragglers=2),
-     lambda: Freeze(first=-1), lambda: Deadline(share=0)],
+     lambda: Freeze(first=-1), lambda: Deadline(share=0), lambda: Deadline(grace=-1)],
 )  # fmt: skip
 def test_bad_settings_are_refused(make):
     with pytest.raises(BadInput):
@@ -109,6 +109,18 @@ def test_a_deadline_by_hand():
     # the original plans with one epoch: 2, 3, 6, 35; T_k = 3: a has time for 2, c cannot finish one (alpha = 1/2)
     told = Deadline(1, clip=False).assign(tasks(4), None, view(speed, blocks=3, flops=(1.0, 0.5, 0.3)))
     assert [(t.epochs, t.first) for t in told] == [(2, 0), (1, 0), (1, 1), (1, 2)]
+
+
+def test_an_unknown_pace_is_no_pace_of_zero():
+    """Nobody measured: no deadline. Some measured: T_k is theirs, and the others are left to be measured."""
+    nobody = {str(k): (0.0, 0.0) for k in range(4)}
+    assert Deadline().assign(tasks(4), None, view(nobody)) == tasks(4)
+    # a 5 * 1 + 1 = 6 s, b 5 * 2 + 1 = 11 are known; k = 1 of 2: T_k = 6, in which b has time for floor(5 / 2) epochs
+    some = {"0": (1.0, 1.0), "1": (2.0, 1.0), "2": (0.0, 0.0), "3": (0.0, 0.0)}
+    told = Deadline().assign(tasks(4), None, view(some))
+    assert [task.epochs for task in told] == [5, 2, 5, 5]
+    assert [task.deadline for task in told] == [pytest.approx(6), pytest.approx(6), np.inf, np.inf]
+    assert Deadline(grace=0.5).assign(tasks(4), None, view(some))[0].deadline == pytest.approx(9)
 
 
 def test_equal_clients_keep_all_their_epochs_at_any_share():

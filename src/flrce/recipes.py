@@ -169,13 +169,16 @@ def heterofl(rates: Sequence[float] | None = None, P: int = 10, **local: Any) ->
     return replace(fedavg(P, **local), submodel=PrefixUnits(rates=some), name="heterofl")
 
 
-def timelyfl(share: float = 0.5, preset: str = "default", P: int = 10, epochs: int = 5, **local: Any) -> Recipe:
+def timelyfl(
+    share: float = 0.5, preset: str = "default", grace: float = 0.0, P: int = 10, epochs: int = 5, **local: Any
+) -> Recipe:
     """TimelyFL (Zhang et al. 2023): a deadline from the faster half; the rest train fewer epochs, or fewer blocks.
 
     `default` never goes beyond E epochs, as FLrce describes it; `original` plans with one and lets the fast do more.
+    Replies later than the deadline by more than the share `grace` of it are refused.
     """
     clip = _preset(preset, {"default": True, "original": False})
-    trainer = Deadline(epochs if clip else 1, share=share, clip=clip, **local)
+    trainer = Deadline(epochs if clip else 1, share=share, clip=clip, grace=grace, **local)
     return replace(fedavg(P, epochs, **local), trainer=trainer, name="timelyfl")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class FlowerEngine:
         self.judge, self.costs = judge, costs
         self.blocks = shop.blocks if shop else 1
         self.online: dict[str, Client] = {}
-        self.pace: dict[str, float] = {}  # client -> seconds of computing per epoch, as last measured
+        self.pace: dict[str, tuple[float, float]] = {}  # client -> last seconds of computing an epoch, of transfer
         self.overdue: dict[str, Task] = {}  # message of an earlier round that nobody has answered -> its task
         self.meanwhile: Callable[[], None] = lambda: None  # done once while the clients of a round train
         self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
@@ -85,14 +86,31 @@ class FlowerEngine:
         return part.coordinates, part.names
 
     def estimate(self, task: Task) -> Spent:
-        """What a task will cost: a dense reply's bytes, and the client's pace so far."""
+        """What a task will cost: a dense reply's bytes, and the client's pace so far; 0 seconds: nobody's is known."""
         if self.costs:
             return self.costs.estimate(task)
         whole = task.rate == 1 and not task.first
         up = self.template.nbytes if whole else 4 * sum(size for _, size in self.holdings(task)[1])
-        return self._joules(
-            Spent(self._down(task)[1], up, compute_seconds=self.pace.get(task.client, 0.0) * task.epochs * task.rate)
-        )
+        down = self._down(task)[1] + sum(4 * x.numel() for x in task.tensors.values())
+        epoch = -(-self.samples(task.client) // max(task.batch, 1))  # batches
+        compute, transfer = self._pace(task.client)
+        epochs = self._epochs(task)
+        return self._joules(Spent(
+            down, up, batches=round(epochs * epoch), compute_seconds=compute * epochs * task.rate,
+            transfer_seconds=transfer,
+        ))  # fmt: skip
+
+    def _pace(self, client: str) -> tuple[float, float]:
+        """A client's seconds of computing an epoch, and of transfer: as last measured, or else the others' median."""
+        if client in self.pace or not self.pace:
+            return self.pace.get(client, (0.0, 0.0))
+        compute, transfer = zip(*self.pace.values(), strict=True)
+        return median(compute), median(transfer)
+
+    def _epochs(self, task: Task) -> float:
+        """The epochs of a task, from its steps where it counts those."""
+        n = self.samples(task.client)
+        return max(task.epochs, 1) if not task.steps or not n else task.steps / -(-n // max(task.batch, 1))
 
     def inquiry(self, client: str, down: int) -> Spent:
         """What asking a client for its loss costs."""
@@ -182,7 +200,8 @@ class FlowerEngine:
             compute_seconds=compute, transfer_seconds=seconds - compute,
         )  # fmt: skip
         self.metrics[task.client] = metrics
-        self.pace[task.client] = compute / max(task.epochs, 1)
+        if 0 <= compute <= seconds:
+            self.pace[task.client] = (compute / (self._epochs(task) * task.rate), seconds - compute)
         if type(found.n) is int and 0 < found.n <= MOST_SAMPLES:
             before = self.online[task.client].n
             self.nodes.heard(self.online[task.client], min(found.n, GROWTH * before) if before else found.n)

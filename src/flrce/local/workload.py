@@ -114,7 +114,9 @@ class Deadline:
     T_k is the k-th shortest estimate of a whole task, k = share * n. A client runs the epochs that fit, at most
     `epochs` where `clip` is set (as FLrce describes the method) and at least one. One that cannot finish an epoch
     freezes input-side blocks: as few as bring its FLOPs down to alpha = T_k / (t_cmp + t_com), but never the last, and
-    none of a network that is no chain of layers. Later replies are refused.
+    none of a network that is no chain of layers. Later replies are refused; where durations are measured they vary, and
+    `grace` is the share of T_k by which a reply may miss it. A client of unknown pace trains as planned, without a
+    deadline, and is measured by that.
     """
 
     epochs: int = 5
@@ -122,20 +124,23 @@ class Deadline:
     lr: float = 0.1
     share: float = 0.5
     clip: bool = True
+    grace: float = 0.0
     partial: ClassVar[bool] = True  # a reply may cover only some coordinates
     changing: ClassVar[bool] = True  # and others in the next round
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise BadInput(f"share = {self.share!r}: must be above 0 and at most 1 (1: wait for all)")
+        if not self.grace >= 0:
+            raise BadInput(f"grace = {self.grace!r}: must not be negative; 0.1 accepts replies up to a tenth late")
 
     def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]:
-        if not tasks:
-            return tasks
         each = [view.estimate(replace(task, epochs=1)) for task in tasks]
-        totals = sorted(self.epochs * one.compute_seconds + one.transfer_seconds for one in each)
+        totals = sorted(self.epochs * one.compute_seconds + one.transfer_seconds for one in each if one.seconds > 0)
+        if not totals:
+            return tasks  # nobody's pace is known yet
         T_k = totals[portion(self.share, len(totals)) - 1]
-        return [self._fit(task, one.compute_seconds, one.transfer_seconds, T_k, view)
+        return [self._fit(task, one.compute_seconds, one.transfer_seconds, T_k, view) if one.seconds > 0 else task
                 for task, one in zip(tasks, each, strict=True)]  # fmt: skip
 
     def _fit(self, task: Task, t_cmp: float, t_com: float, T_k: float, view: View) -> Task:
@@ -144,7 +149,7 @@ class Deadline:
         alpha = min(T_k / (t_cmp + t_com), 1.0) if t_cmp + t_com else 1.0
         first = boundary(replace(task, epochs=1), alpha, view) if alpha < 1 else 0
         epochs = max(min(fits, self.epochs) if self.clip else fits, 1)
-        return replace(task, epochs=epochs, first=first, deadline=T_k * (1 + SLACK))
+        return replace(task, epochs=epochs, first=first, deadline=T_k * (1 + self.grace + SLACK))
 
 
 def boundary(task: Task, alpha: float, view: View) -> int:
