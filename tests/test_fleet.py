@@ -82,17 +82,30 @@ def spent_by(history):
 
 @pytest.mark.parametrize("recipe", ["fedavg", "oort", "power-of-choice", "pyramidfl"])
 @pytest.mark.parametrize("kind", ["joules", "bytes", "seconds"])
-def test_a_budget_is_never_passed_by_more_than_the_round_under_way(recipe, kind):
+def test_a_budget_is_never_passed(recipe, kind):
     free = runs.run(limited(recipe)).history
     limit = 0.4 * spent_by(free)[kind]
     history = runs.run(limited(recipe, **{kind: limit})).history
     assert "budget" in history[-1].stop
     assert kind in history[-1].stop
     assert len(history) < len(free)
-    assert spent_by(history[:-1])[kind] <= limit
+    assert spent_by(history)[kind] <= limit  # what a refused round would have asked or sent included
     done = [h for h in history if h.outcome == "committed"]
     for h, same in zip(done, free, strict=False):  # the budget changes nothing before it ends the run
         assert (h.chosen, h.joules) == (same.chosen, same.joules)
+
+
+@pytest.mark.parametrize("recipe", ["power-of-choice", "fedcomgate", "oort"])
+@pytest.mark.parametrize("kind", ["joules", "bytes"])
+def test_a_round_just_beyond_the_budget_costs_nothing(recipe, kind):
+    """What it would ask before training and send besides the model counts as well."""
+    free = runs.run(limited(recipe)).history
+    for rounds in (1, 12):
+        limit = 0.999 * spent_by(free[:rounds])[kind]
+        history = runs.run(limited(recipe, **{kind: limit})).history
+        assert history[-1].outcome == "not started"
+        assert spent_by(history)[kind] <= limit
+        assert spent_by(history[-1:])[kind] == 0
 
 
 def test_with_exact_estimates_a_joule_budget_is_not_passed_at_all():

@@ -10,6 +10,7 @@ from flrce.linalg import conflicts, consensus, gram
 from flrce.pieces import Engine, Recipe, View
 from flrce.rng import stream
 from flrce.round.booking import book
+from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept
 from flrce.round.memory import preflight
 from flrce.round.roster import present, samples
@@ -69,17 +70,22 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int) -> Plan:
         return Task(roster[k], k, t, seed, trainer.epochs, trainer.batch, trainer.lr, compressor=recipe.compressor)
 
     def loss(rows: Sequence[int]) -> Tensor:
+        tasks, clients = recipe.tasks(Selection(tuple(rows)), state.memory, view), [roster[k] for k in rows]
+        afford(recipe, engine, state, tasks, clients, some=True)  # nobody is asked for a round that is not paid for
         asked.extend(rows)
-        return engine.losses(state.w, [roster[k] for k in rows])
+        return engine.losses(state.w, clients)
 
     n = samples(engine, roster)
     view = View(t, recipe.P, pool, n, engine.estimate, draft, loss, state.history, getattr(engine, "blocks", 1))
-    chosen = (
-        recipe.selector.select(state.memory.get("selector"), view, stream(seed, purpose, t)) if pool else Selection(())
-    )
-    tasks = tuple(recipe.tasks(chosen, state.memory, view))
-    before = getattr(recipe.stop, "before", None)
-    refused = before(state.history, [engine.estimate(task) for task in tasks]) if before else ""
+    memory, rng = state.memory.get("selector"), stream(seed, purpose, t)
+    chosen, refused = Selection(()), ""
+    tasks: tuple[Task, ...] = ()
+    try:
+        chosen = recipe.selector.select(memory, view, rng) if pool else chosen
+        tasks = tuple(recipe.tasks(chosen, state.memory, view))
+        afford(recipe, engine, state, tasks, [roster[k] for k in asked])
+    except Refused as why:
+        tasks, refused = (), str(why)
     return Plan(state, t, chosen, tasks, tuple(roster[k] for k in asked), refused, n)
 
 
@@ -124,14 +130,8 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply],
 
 
 def _asked(engine: Engine, plan: Plan) -> list[tuple[str, Spent]]:
-    """What asking for losses cost: a download and 4 bytes back, unless the client trains and gets w anyway."""
-    chosen = set() if plan.refused else {task.client for task in plan.tasks}
-    inquiry = getattr(engine, "inquiry", lambda client, down: Spent(bytes_down=down))
-    down = 4 * len(plan.state.w)
-    return [
-        (client, inquiry(client, 0) if client in chosen else replace(inquiry(client, down), framing=4))
-        for client in plan.asked
-    ]
+    """What asking for losses cost."""
+    return asked_of(engine, plan.asked, {task.client for task in plan.tasks}, 4 * len(plan.state.w))
 
 
 def _judged(record: Record, engine: Engine, w: Tensor, model: Tensor, last: bool = False) -> Record:

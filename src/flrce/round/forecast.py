@@ -1,0 +1,73 @@
+"""What a round will cost, before it is begun: budgets are asked with this."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flrce.pieces import Engine, Recipe
+from flrce.types import Spent, State, Task
+
+
+class Refused(Exception):
+    """A round that may not be started: str(self) says why."""
+
+
+def afford(
+    recipe: Recipe, engine: Engine, state: State, tasks: Sequence[Task], asked: Sequence[str], some: bool = False
+) -> None:
+    """Refused where the recipe's budget does not pay for these tasks and for asking these clients for their losses.
+
+    With `some`, only P of the tasks will be run, and it is not known which: then the dearest must be affordable.
+    """
+    before = getattr(recipe.stop, "before", None)
+    if before is None:
+        return
+    estimates, down = [engine.estimate(task) for task in tasks], 4 * len(state.w)
+    if some:
+        costs = planned(at_most(estimates, recipe.P), asked_at_most(engine, asked, recipe.P, down))
+    else:
+        questions = asked_of(engine, asked, {task.client for task in tasks}, down)
+        costs = planned(estimates, [spent for _, spent in questions])
+    why = before(state.history, costs)
+    if why:
+        raise Refused(why)
+
+
+def asked_of(engine: Engine, asked: Sequence[str], chosen: set[str], down: int) -> list[tuple[str, Spent]]:
+    """Asking clients for their loss: a download and 4 bytes back, unless one trains and gets the model anyway."""
+    return [(client, _question(engine, client, 0 if client in chosen else down)) for client in asked]
+
+
+def asked_at_most(engine: Engine, asked: Sequence[str], P: int, down: int) -> list[Spent]:
+    """The same before it is known which P of them train: then those whose downloads cost least."""
+    both = [(_question(engine, client, down), _question(engine, client, 0)) for client in asked]
+    both.sort(key=lambda pair: pair[0].joules - pair[1].joules)
+    return [spared for _, spared in both[:P]] + [full for full, _ in both[P:]]
+
+
+def _question(engine: Engine, client: str, down: int) -> Spent:
+    inquiry = getattr(engine, "inquiry", lambda client, down: Spent(bytes_down=down))
+    spent: Spent = inquiry(client, down)
+    return replace(spent, framing=4) if down else spent
+
+
+def planned(tasks: Sequence[Spent], asked: Sequence[Spent]) -> list[Spent]:
+    """A round's estimates, client by client: being asked for a loss comes before training, and nobody idles in it."""
+    first = max((spent.seconds for spent in asked), default=0.0)
+    waits = [replace(spent, transfer_seconds=spent.transfer_seconds + first) for spent in tasks]
+    return [*waits, *(replace(spent, idle_watts=0.0) for spent in asked)]
+
+
+def at_most(estimates: Sequence[Spent], P: int) -> list[Spent]:
+    """What the dearest P of these clients could cost at most, where it is not known which P will train."""
+    count = min(P, len(estimates))
+    down, up, joules = (
+        sorted((getattr(spent, name) for spent in estimates), reverse=True)[:count]
+        for name in ("bytes_down", "bytes_up", "joules")
+    )
+    watts = max((spent.idle_watts for spent in estimates), default=0.0)
+    seconds = sorted(spent.seconds for spent in estimates)[: count - 1]  # whoever is done soon idles longest
+    slowest = max((spent.seconds for spent in estimates), default=0.0)
+    return [
+        Spent(down[i], up[i], joules=joules[i], compute_seconds=[slowest, *seconds][i], idle_watts=watts)
+        for i in range(count)
+    ]
