@@ -5,19 +5,35 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TEST := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test check unit browser flower faults docs bench lint types clean
+# what `make test` reports one by one: quick parts first, each run whatever became of the others
+PARTS := lint types docs unit numbers wheel faults flower crashes
+# tests of arithmetic, run a second time by PyTorch's plainest kernels: another processor must not change what they show
+NUMBERS := relations selectors sketch turns robust submodels workload pooling stacked deck native compressors simulator loop
+
+CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
+
+.PHONY: demo test check unit numbers wheel browser flower faults crashes docs bench lint types clean
 
 demo: $(VENV)/.core
 	rm -rf runs/demo
 	$(BIN)/flrce compare experiments/digits.toml --recipes fedavg,flrce --seeds 0-4 --out runs/demo
 	@echo "open runs/demo/report.html"
 
-test: check docs flower faults
+test: $(VENV)/.dev
+	@.ci/parts $(PARTS)
 
-check: lint types unit
+check: $(VENV)/.dev
+	@.ci/parts lint types unit
 
 unit: $(VENV)/.dev browser
-	$(TEST) tests --ignore tests/flower --ignore tests/faults -n 2 --dist loadfile
+	$(TEST) tests --ignore tests/flower --ignore tests/faults --ignore tests/newcomer/wheel -n 2 --dist loadfile
+
+numbers: $(VENV)/.dev
+	ATEN_CPU_CAPABILITY=default $(TEST) $(NUMBERS:%=tests/test_%.py) -n 2 --dist loadfile
+
+# the wheel in an empty environment outside the checkout, without pins
+wheel: $(VENV)/.dev
+	$(TEST) tests/newcomer/wheel
 
 # the page's tests want Debian's Chromium and skip without it
 browser:
@@ -28,7 +44,11 @@ flower: $(VENV)/.dev
 	$(TEST) tests/flower
 
 faults: $(VENV)/.dev
-	$(TEST) tests/faults
+	$(TEST) tests/faults $(CRASHES:%=--ignore %)
+
+# the slowest faults apart, so that a failure among the others is seen early
+crashes: $(VENV)/.dev
+	$(TEST) $(CRASHES)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

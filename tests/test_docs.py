@@ -7,10 +7,8 @@ are not run; the options of the flrce commands in them are checked.
 
 import importlib.util
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -22,7 +20,6 @@ from xml.etree import ElementTree
 import click
 import pytest
 import torch
-import typer
 
 from flrce.apps import cli
 from flrce.config import Experiment
@@ -152,7 +149,7 @@ def written() -> list[tuple[str, str]]:
 
 def test_commands_that_are_only_shown_exist() -> None:
     for place, line in written():
-        here: click.Command = typer.main.get_command(cli.app)
+        here: click.Command = cli.app
         words = shlex.split(line, comments=True)[1:]
         while isinstance(here, click.Group) and words and not words[0].startswith("-"):
             assert words[0] in here.commands, f"{place}: no command {words[0]!r}"
@@ -172,7 +169,7 @@ def leaves(here: click.Command, *path: str) -> Iterator[tuple[str, set[str]]]:
 
 
 def test_json_everywhere() -> None:
-    without = {name for name, options in leaves(typer.main.get_command(cli.app)) if "--json" not in options}
+    without = {name for name, options in leaves(cli.app) if "--json" not in options}
     assert without == {"data prepare", "deploy init"}  # as docs/commands.md says
 
 
@@ -254,12 +251,3 @@ def test_a_long_listing_is_shortened() -> None:
     lines = [f"a  round {t}" for t in range(1, 11)]
     kept = [*lines[:3], "... 4 more rounds ...", *lines[-3:], "table"]
     assert script("record").shortened([*lines, "table"]) == kept
-
-
-def test_completion_completes() -> None:
-    """What the shell asks for once `flrce --install-completion` has been run."""
-    asks = {"_FLRCE_COMPLETE": "complete_bash", "COMP_WORDS": "flrce what", "COMP_CWORD": "1"}
-    told = subprocess.run(
-        [str(Path(sys.executable).with_name("flrce"))], env={**os.environ, **asks}, capture_output=True, text=True
-    )
-    assert told.stdout.split() == ["whatif"]

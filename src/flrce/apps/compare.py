@@ -3,12 +3,10 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from flrce import runs
-from flrce.apps.options import Device, File, Json, Resume, Seeds, Set, experiment, seeds
+from flrce.apps.options import experiment, seeds
 from flrce.apps.run import COLUMNS, row
 from flrce.apps.show import Progress, table
 from flrce.errors import BadInput, nearest
@@ -19,10 +17,8 @@ from flrce.types import Round
 
 
 def compare(
-    out: Annotated[Path, typer.Option("--out", help="Folder for all runs, the table and the report.")],
-    names: Annotated[str, typer.Option("--recipes", help="Names from `flrce recipes list`, or all.")] = "fedavg,flrce",
-    file: File = None, overrides: Set = None, seed_list: Seeds = "0", resume: Resume = False, device: Device = None,
-    as_json: Json = False,
+    file: Path | None, overrides: tuple[str, ...], out: Path, names: str, seed_list: str | None, resume: bool,
+    device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run several recipes on the same data, seeds and costs; one table, one report."""
     exp = experiment(file, overrides, device)

@@ -1,20 +1,14 @@
 """flrce data list | info NAME | prepare NAME --from DIR"""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from flrce.apps.options import File, Json, Set, experiment
+from flrce.apps.options import experiment
 from flrce.apps.show import table
 from flrce.data.sources import NAMES
 from flrce.errors import BadInput, nearest
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: which there are, how they are shared out.")
 
-
-@app.command("list")
-def list_(as_json: Json = False) -> None:
+def list_(as_json: bool) -> None:
     """Every data set by name, and whether it is ready to use."""
     from flrce.data import cache
     from flrce.data.sources import FASHION
@@ -26,12 +20,7 @@ def list_(as_json: Json = False) -> None:
     table("data sets", ("name", "state"), rows, as_json)
 
 
-@app.command()
-def info(
-    name: Annotated[str | None, typer.Argument(help="A data set; without one, the experiment's.")] = None,
-    file: File = None, overrides: Set = None, as_json: Json = False,
-    svg: Annotated[Path | None, typer.Option("--svg", help="Also draw it into this file (extra: report).")] = None,
-) -> None:  # fmt: skip
+def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_json: bool, svg: Path | None) -> None:
     """How an experiment shares its samples out: sizes and labels per client."""
     from flrce.data.federation import federate
     from flrce.data.sources import source
@@ -39,7 +28,7 @@ def info(
     more = [f'data.name="{name}"'] if name else []
     if name and name not in NAMES:
         raise BadInput(f"data set {name!r} is unknown; {nearest(name, NAMES)}")
-    exp = experiment(file, [*(overrides or []), *more])
+    exp = experiment(file, [*overrides, *more])
     d = exp.data
     pool = source(d.name, d.path)
     federation = federate(pool, d.partition, exp.clients, exp.seed, d.alpha, d.holdout, d.minimum)
@@ -74,11 +63,7 @@ def info(
     print(skew(described["train"], described["labels"]))
 
 
-@app.command()
-def prepare(
-    name: Annotated[str, typer.Argument(help="A data set from `flrce data list`.")],
-    folder: Annotated[Path, typer.Option("--from", help="Folder with the set's public files.")],
-) -> None:
+def prepare(name: str, folder: Path) -> None:
     """Convert a data set's public files once into a checked, memory-mapped cache."""
     from flrce.data import cache
 

@@ -4,14 +4,10 @@ import keyword
 import re
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from flrce.apps.options import File, Set, experiment
+from flrce.apps.options import experiment
 from flrce.errors import BadInput
 
-app = typer.Typer(help="Run an experiment on real devices, through Flower.", no_args_is_help=True)
 #: template -> path in the app
 FILES = {
     "pyproject.toml": "pyproject.toml", "README.md": "README.md", "server_app.py": "@package@/server_app.py",
@@ -19,23 +15,9 @@ FILES = {
 }  # fmt: skip
 
 
-@app.callback()
-def _deploy() -> None:
-    """Run an experiment on real devices, through Flower."""
-
-
-@app.command("init")
-def init(
-    folder: Annotated[Path, typer.Argument(help="Where to write the app; its last part becomes its name.")],
-    file: File = None,
-    overrides: Set = None,
-    own: Annotated[
-        bool, typer.Option("--own", help="With a network and samples of your own, to be filled in.")
-    ] = False,
-    publisher: Annotated[str, typer.Option(help="Flower's name for who publishes the app.")] = "flrce",
-) -> None:
+def init(folder: Path, file: Path | None, overrides: tuple[str, ...], own: bool, publisher: str) -> None:
     """Write a Flower app (`flwr run` works) that trains an experiment's recipe, data and model."""
-    exp = experiment(file, [*(overrides or ()), 'engine.name="flower"'])
+    exp = experiment(file, [*overrides, 'engine.name="flower"'])
     for path, text in render(folder.resolve().name, publisher, own).items():
         _write(folder / path, text)
     _write(folder / package_of(folder.resolve().name) / "experiment.toml", exp.toml())

@@ -11,11 +11,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from flrce.apps.options import File, Json, Out, Set, experiment
+from flrce.apps.options import experiment
 from flrce.apps.show import table
 from flrce.config import Experiment, build_net
 from flrce.errors import BadInput
@@ -27,11 +24,8 @@ GIGABYTE = 1e9
 
 
 def doctor(
-    file: File = None, overrides: Set = None, out: Out = None,
-    tls: Annotated[Path | None, typer.Option("--tls", help="Folder with a deployment's certificates and keys.")] = None,
-    peer: Annotated[float | None, typer.Option("--peer-clock", help="Seconds since 1970 on a node, now.")] = None,
-    as_json: Json = False,
-) -> None:  # fmt: skip
+    file: Path | None, overrides: tuple[str, ...], out: Path | None, tls: Path | None, peer: float | None, as_json: bool
+) -> None:
     """Look at this machine before a run: versions, memory, disk, clock, certificates. Exit 2 if a run would fail."""
     exp = experiment(file, overrides)
     lines = [*_versions(), *_memory(exp), *_disk(out or Path(".")), *_clock(peer), *(_tls(tls) if tls else ())]

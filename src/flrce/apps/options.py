@@ -1,25 +1,91 @@
-"""Options that several commands share."""
+"""What the command line is made of: commands that show their whole summary, and options that several of them share.
 
+Only light modules are imported here: help and completion must not wait for PyTorch.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
+import click
 
-from flrce.config import Experiment
+from flrce.apps import complete
 from flrce.errors import BadInput
 
-File = Annotated[Path | None, typer.Argument(help="Experiment file (TOML); without one, FLrce on the embedded digits.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key; may be repeated.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
-Seeds = Annotated[str | None, typer.Option("--seeds", help="Several seeds, such as 0,1,2 or 0-4.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last committed round.")]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+if TYPE_CHECKING:
+    from flrce.config import Experiment
+
+F = TypeVar("F", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
 
 
-def experiment(file: Path | None, overrides: list[str] | None, device: str | None = None) -> Experiment:
+class Command(click.Command):
+    """A command whose summary is its first sentence, never cut."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        return summary(self.help or "")
+
+
+class Group(click.Group):
+    """Commands in the order in which they were written; alone, it shows its help."""
+
+    command_class = Command
+    group_class = type  # groups inside are of this class too
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"invoke_without_command": True, **kwargs})
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        return summary(self.help or "")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        found = super().invoke(ctx)
+        if ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
+        return found
+
+
+def summary(text: str) -> str:
+    """The first paragraph of a help text, on one line."""
+    return " ".join(text.strip().split("\n\n")[0].split())
+
+
+def option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """An option whose default is told by its help where it matters."""
+    return click.option(*names, **settings)
+
+
+def runs(help: str, many: bool = False, name: str = "run") -> Callable[[F], F]:
+    """An argument that names run directories; completion offers them."""
+    return click.argument(
+        f"{name}s" if many else name, type=PATH, nargs=-1 if many else 1, required=True, metavar=help,
+        shell_complete=complete.runs,
+    )  # fmt: skip
+
+
+file = click.argument("file", type=PATH, required=False, metavar="[FILE]", shell_complete=complete.experiments)
+sets = option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", shell_complete=complete.keys,
+    help="Override one key of the experiment; may be repeated.",
+)  # fmt: skip
+out = option("--out", type=PATH, shell_complete=complete.runs, help="Run directory.")
+seed_list = option("--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4.")
+resume = option("--resume", is_flag=True, help="Go on from the last committed round.")
+device = option(
+    "--device", metavar="auto|cpu|cuda", shell_complete=complete.words("auto", "cpu", "cuda"), help="Where to train."
+)
+as_json = option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def experiment(file: Path | None, overrides: tuple[str, ...] | list[str], device: str | None = None) -> "Experiment":
+    """The experiment that a command line names."""
+    from flrce.config import Experiment
+
     more = [f'engine.device="{device}"'] if device else []
-    return Experiment.load(file, [*(overrides or ()), *more])
+    return Experiment.load(file, [*overrides, *more])
 
 
 def seeds(text: str | None) -> list[int] | None:

@@ -1,6 +1,7 @@
 """flrce profile --out my.toml: measure this machine, so that a fleet can be made of it"""
 
 import platform
+import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -8,14 +9,12 @@ from datetime import date
 from importlib import resources
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import tomli_w
 import torch
-import typer
 
-from flrce.apps.options import Json
 from flrce.apps.show import table
 from flrce.errors import BadInput, nearest
 from flrce.fleet.costs import Profile, training_flops
@@ -34,19 +33,11 @@ Figures = dict[str, dict[str, Any]]  # figure -> value, source
 
 
 def profile(
-    out: Annotated[Path | None, typer.Option("--out", help="Profile to write; then fleet.profile = that file.")] = None,
-    model: Annotated[list[str] | None, typer.Option("--model", help="Network to train; may be repeated.")] = None,
-    watts: Annotated[
-        float | None, typer.Option("--watts", help="Power while training, where none is measured.")
-    ] = None,
-    idle_watts: Annotated[float | None, typer.Option("--idle-watts", help="Power while idle, likewise.")] = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", help="How long to measure power, each of idle and busy.")
-    ] = 3.0,
-    as_json: Json = False,
-) -> None:
+    out: Path | None, model: tuple[str, ...], watts: float | None, idle_watts: float | None, seconds: float,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Measure how fast this machine trains and, where it can tell, what it draws."""
-    names = model or list(CNNS)
+    names = list(model) or list(CNNS)
     for name in names:
         if name not in CNNS:
             raise BadInput(f"--model {name!r}: {nearest(name, CNNS)}")
@@ -134,7 +125,7 @@ def power(watts: float | None, idle: float | None, name: str, seconds: float) ->
         figure["source"] = f"not measured here, taken from laptop-cpu: {figure['source']}"
     meter = Meter()
     if meter.why:
-        typer.echo(f"{meter.why}; give --watts and --idle-watts, or a laptop's are taken", err=True)
+        print(f"{meter.why}; give --watts and --idle-watts, or a laptop's are taken", file=sys.stderr)
     else:
         step, how = stepper(name, 64), f"measured by zeus ({', '.join(meter.seen)}); {date.today()}"
         work: dict[str, Callable[[], Any]] = {

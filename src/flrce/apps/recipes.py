@@ -1,28 +1,20 @@
 """flrce recipes list | show NAME"""
 
 import json
-from typing import Annotated
 
-import typer
-
-from flrce.apps.options import Json
 from flrce.apps.show import table
 from flrce.errors import BadInput, nearest
 from flrce.pieces import describe
 from flrce.recipes import CATALOGUE
 
-app = typer.Typer(no_args_is_help=True, help="The catalogue of methods.")
 
-
-@app.command("list")
-def list_(as_json: Json = False) -> None:
+def list_(as_json: bool) -> None:
     """Every recipe with one line about it."""
     rows = [[name, (make.__doc__ or "").split("\n")[0]] for name, make in CATALOGUE.items()]
     table("recipes", ("name", "what it is"), rows, as_json)
 
 
-@app.command()
-def show(name: Annotated[str, typer.Argument(help="A name from `flrce recipes list`.")], as_json: Json = False) -> None:
+def show(name: str, as_json: bool) -> None:
     """One recipe's pieces and their settings."""
     if name not in CATALOGUE:
         raise BadInput(f"recipe {name!r} is unknown; {nearest(name, CATALOGUE)}")

@@ -2,27 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from flrce.apps.options import Json
 from flrce.apps.show import table
 from flrce.errors import BadInput
 from flrce.results import page, tables
 from flrce.store import read
 
-Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders of seeds or of recipes.")]
 
-
-def report(
-    runs: Runs,
-    out: Annotated[Path | None, typer.Option("--out", help="Where the page goes; default report.html.")] = None,
-    figures: Annotated[
-        Path | None, typer.Option("--figures", help="Folder for the paper's figures, svg and pdf.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+def report(runs: list[Path], out: Path | None, figures: Path | None, as_json: bool) -> None:
     """Write one self-contained page about any number of runs; with --figures, static figures too."""
     found = read.find(runs)
     groups = tables.groups(found)

@@ -4,13 +4,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 from rich.console import Console
 from rich.progress import Progress, TaskID, TimeRemainingColumn
 
-from flrce.apps.options import Device, Json, seeds
+from flrce.apps.options import seeds
 from flrce.errors import BadInput, nearest
 from flrce.results.paper import paper, plan
 from flrce.types import Round
@@ -19,19 +18,9 @@ QUICK_SEEDS, PAPER_SEEDS = "0-1", "0-4"
 
 
 def reproduce(
-    target: Annotated[str, typer.Argument(help="A table or figure of the paper, or all.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for cells, records, tables and figures.")],
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of prepared data sets.")] = None,
-    regime: Annotated[str | None, typer.Option("--regime", help="dirichlet or quantity; without it, both.")] = None,
-    seed_list: Annotated[str | None, typer.Option("--seeds", help="Such as 0,1,2 or 0-4 (default 0-4).")] = None,
-    datasets: Annotated[str | None, typer.Option("--datasets", help="Default: the paper's four.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small, on the embedded digits: seconds.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Run finished cells anew.")] = False,
-    tables_only: Annotated[bool, typer.Option("--tables-only", help="Train nothing; write what is there.")] = False,
-    lr: Annotated[str | None, typer.Option("--lr", help="Other rates than the paper's: femnist=0.02,...")] = None,
-    rates: Annotated[str | None, typer.Option("--rates", help="Learning rates to search, for `rates`.")] = None,
-    page: Annotated[Path | None, typer.Option("--page", help="Markdown file to put the tables into.")] = None,
-    device: Device = None, as_json: Json = False,
+    target: str, out: Path, data: Path | None, regime: str | None, seed_list: str | None, datasets: str | None,
+    quick: bool, again: bool, tables_only: bool, lr: str | None, rates: str | None, page: Path | None,
+    device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """The paper's tables and figures, beside its numbers; goes on where it was interrupted.
 
@@ -55,7 +44,7 @@ def reproduce(
             texts = carry_out(request, out, data, again, not tables_only, bar.step, bar.begin)
     except KeyboardInterrupt:
         print("interrupted; the same command without --again goes on from the last committed round", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise click.exceptions.Exit(130) from None
     if page:
         fill(page, {name: text + _image(out / f"{name}.svg", page, name) for name, text in texts.items()})
     if as_json:

@@ -1,10 +1,11 @@
 """flrce run cifar10.toml --set recipe.psi=5 --out runs/a"""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from flrce import runs
-from flrce.apps.options import Device, File, Json, Out, Resume, Seeds, Set, experiment, seeds
+from flrce.apps.options import experiment, seeds
 from flrce.apps.show import Progress, figure, table
 from flrce.errors import BadInput, Unfinished
 
@@ -12,8 +13,8 @@ COLUMNS = ("recipe", "accuracy %", "rounds", "MB", "joules", "acc/kJ", "acc/GB")
 
 
 def run(
-    file: File = None, overrides: Set = None, out: Out = None, seed_list: Seeds = None, resume: Resume = False,
-    device: Device = None, as_json: Json = False,
+    file: Path | None, overrides: tuple[str, ...], out: Path | None, seed_list: str | None, resume: bool,
+    device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run one experiment; several seeds give means with 95 % intervals."""
     exp = experiment(file, overrides, device)

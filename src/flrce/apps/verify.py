@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from flrce.apps.options import Json
 from flrce.errors import BadInput
 
 LEDGERS = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
@@ -33,10 +32,7 @@ class Difference:
         return f"{self.file}: {self.where}: {_short(self.a)} against {_short(self.b)}"
 
 
-def verify(
-    a: Annotated[Path, typer.Argument(help="A run directory.")],
-    b: Annotated[Path, typer.Argument(help="Another one.")], as_json: Json = False,
-) -> None:  # fmt: skip
+def verify(a: Path, b: Path, as_json: bool) -> None:
     """Compare two runs bit by bit: the first difference of each file. Exit code 0: identical, 1: they differ."""
     found = list(compare(a, b))
     if as_json:
@@ -46,7 +42,7 @@ def verify(
     else:
         print("\n".join(str(d) for d in found))
     if found:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def compare(a: Path, b: Path) -> Iterator[Difference]:

@@ -4,11 +4,8 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from flrce.apps.options import Json
 from flrce.apps.show import table
 from flrce.errors import BadInput
 from flrce.recipes import threshold
@@ -17,14 +14,12 @@ from flrce.results.tables import interval
 from flrce.results.whatif import Outcome, caveats, grid, replay, rules
 from flrce.store import read
 
-List = Annotated[str | None, typer.Option(metavar="A,B,...")]
+List = str | None  # A,B,...
 
 
 def whatif(
-    run: Annotated[Path, typer.Argument(help="A run directory, or a folder of seeds.")],
-    psi: List = None, patience: List = None, joules: List = None,
-    nbytes: Annotated[str | None, typer.Option("--bytes", metavar="A,B,...")] = None,
-    seconds: List = None, rounds: List = None, preset: List = None, as_json: Json = False,
+    run: Path, psi: List, patience: List, joules: List, nbytes: List, seconds: List, rounds: List, preset: List,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Replay stop rules on a recorded run: where each would have ended it, and what that would have saved.
 

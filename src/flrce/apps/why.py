@@ -2,25 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from flrce.apps.options import Json
 from flrce.errors import BadInput
 from flrce.results.why import why_client, why_round, why_stop
 from flrce.store import read
 
 
-def why(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
-    t: Annotated[int | None, typer.Option("--round", help="How this round chose, and what came of it.")] = None,
-    client: Annotated[
-        str | None, typer.Option("--client", help="A client's part; with --round, in that round.")
-    ] = None,
-    stop: Annotated[bool, typer.Option("--stop", help="Why the run ended when it did.")] = False,
-    as_json: Json = False,
-) -> None:
+def why(run: Path, t: int | None, client: str | None, stop: bool, as_json: bool) -> None:
     """Say in sentences why a round, a client or the end of a run came out as it did."""
     if stop and (t is not None or client is not None):
         raise BadInput("--stop is about the whole run; drop --round and --client, or ask twice")

@@ -1,0 +1,288 @@
+"""Every command with its options and help. What a command does stands in a module of its own, loaded when it is run."""
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flrce.apps import complete, options
+from flrce.apps.options import PATH, F, Group, option
+from flrce.version import __version__
+
+LIST = "A,B,..."
+
+
+def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        print(f"flrce {__version__}, torch {_installed('torch')}, flwr {_installed('flwr')}")
+        context.exit()
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _install(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        print(f"wrote {complete.install(app)}; Tab completes flrce in the next terminal")
+        context.exit()
+
+
+def _show(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        print(complete.script(app)[1])
+        context.exit()
+
+
+def _eager(name: str, callback: Callable[..., None], help: str) -> Callable[[F], F]:
+    return option(name, is_flag=True, is_eager=True, expose_value=False, callback=callback, help=help)
+
+
+@click.group("flrce", cls=Group, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+@_eager("--version", _version, "Show versions.")
+@_eager("--install-completion", _install, "Set up Tab for this shell.")
+@_eager("--show-completion", _show, "Print the script for Tab, to place it by hand.")
+def app() -> None:
+    """Federated learning that counts every joule and byte."""
+
+
+@app.command()
+@options.file
+@options.sets
+@options.out
+@options.seed_list
+@options.resume
+@options.device
+@options.as_json
+def run(**given: Any) -> None:
+    """Run one experiment; several seeds give means with 95 % intervals.
+
+    FILE is an experiment (TOML); without one, FLrce on the embedded digits.
+    """
+    from flrce.apps.run import run
+
+    run(**given)
+
+
+@app.command()
+@options.file
+@option("--recipes", "names", default="fedavg,flrce", show_default=True, metavar=LIST, shell_complete=complete.recipes,
+        help="Names from `flrce recipes list`, or all.")  # fmt: skip
+@option("--out", type=PATH, required=True, shell_complete=complete.runs,
+        help="Folder for all runs, the table and the report.")  # fmt: skip
+@options.sets
+@option("--seeds", "seed_list", default="0", show_default=True, help="Several seeds, such as 0,1,2 or 0-4.")
+@options.resume
+@options.device
+@options.as_json
+def compare(**given: Any) -> None:
+    """Run several recipes on the same data, seeds and costs; one table, one report."""
+    from flrce.apps.compare import compare
+
+    compare(**given)
+
+
+@app.command()
+@click.argument("target", shell_complete=complete.words(
+    "table3", "table4", "fig-accuracy", "fig-energy", "fig-bandwidth", "fig-efficiency", "fig-ablation",
+    "fig-motivation", "claims", "rates", "all"))  # fmt: skip
+@option("--out", type=PATH, required=True, help="Folder for cells, records, tables and figures.")
+@option("--data", type=PATH, help="Folder of prepared data sets.")
+@option("--regime", help="dirichlet or quantity; without it, both.")
+@option("--seeds", "seed_list", help="Such as 0,1,2 or 0-4 (default 0-4).")
+@option("--datasets", help="Default: the paper's four.")
+@option("--quick", is_flag=True, help="Small, on the embedded digits: seconds.")
+@option("--again", is_flag=True, help="Run finished cells anew.")
+@option("--tables-only", is_flag=True, help="Train nothing; write what is there.")
+@option("--lr", help="Other rates than the paper's: femnist=0.02,...")
+@option("--rates", help="Learning rates to search, for `rates`.")
+@option("--page", type=PATH, help="Markdown file to put the tables into.")
+@options.device
+@options.as_json
+def reproduce(**given: Any) -> None:
+    """The paper's tables and figures, beside its numbers; goes on where it was interrupted.
+
+    TARGET is table3, table4, fig-accuracy, fig-energy, fig-bandwidth, fig-efficiency, fig-ablation, fig-motivation, or
+    all; claims judges what the paper claims, and rates searches learning rates by its rule.
+    """
+    from flrce.apps.reproduce import reproduce
+
+    reproduce(**given)
+
+
+@app.command()
+@options.runs("RUNS...", many=True)
+@option("--out", type=PATH, help="Where the page goes; default report.html.")
+@option("--figures", type=PATH, help="Folder for the paper's figures, svg and pdf.")
+@options.as_json
+def report(runs: tuple[Path, ...], **given: Any) -> None:
+    """Write one self-contained page about any number of runs; with --figures, static figures too.
+
+    RUNS are run directories, or folders of seeds or of recipes.
+    """
+    from flrce.apps.report import report
+
+    report(list(runs), **given)
+
+
+@app.command()
+@options.runs("RUN")
+@option("--psi", metavar=LIST, help="Thresholds of the paper's rule, numbers or percentages of P.")
+@option("--patience", metavar=LIST, help="Evaluations without progress.")
+@option("--joules", metavar=LIST, help="Budgets of energy.")
+@option("--bytes", "nbytes", metavar=LIST, help="Budgets of traffic.")
+@option("--seconds", metavar=LIST, help="Budgets of time.")
+@option("--rounds", metavar=LIST, help="Numbers of rounds.")
+@option("--preset", metavar=LIST, help="FLrce's own stop: frugal, balanced or accurate.")
+@options.as_json
+def whatif(**given: Any) -> None:
+    """Replay stop rules on a recorded run: where each would have ended it, and what that would have saved.
+
+    RUN is a run directory, or a folder of seeds. Every value is a rule of its own; without any, the paper's thresholds
+    psi. Selection changes need a new run.
+    """
+    from flrce.apps.whatif import whatif
+
+    whatif(**given)
+
+
+@app.command()
+@options.runs("RUN")
+@option("--round", "t", type=int, help="How this round chose, and what came of it.")
+@option("--client", help="A client's part; with --round, in that round.")
+@option("--stop", is_flag=True, help="Why the run ended when it did.")
+@options.as_json
+def why(**given: Any) -> None:
+    """Say in sentences why a round, a client or the end of a run came out as it did."""
+    from flrce.apps.why import why
+
+    why(**given)
+
+
+@app.command()
+@option("--out", type=PATH, help="Profile to write; then fleet.profile = that file.")
+@option("--model", multiple=True, help="Network to train; may be repeated.")
+@option("--watts", type=float, help="Power while training, where none is measured.")
+@option("--idle-watts", type=float, help="Power while idle, likewise.")
+@option("--seconds", type=float, default=3.0, help="How long to measure power, each of idle and busy.")
+@options.as_json
+def profile(**given: Any) -> None:
+    """Measure how fast this machine trains and, where it can tell, what it draws."""
+    from flrce.apps.profile import profile
+
+    profile(**given)
+
+
+@app.command()
+@options.file
+@options.sets
+@options.out
+@option("--tls", type=PATH, help="Folder with a deployment's certificates and keys.")
+@option("--peer-clock", "peer", type=float, help="Seconds since 1970 on a node, now.")
+@options.as_json
+def doctor(**given: Any) -> None:
+    """Look at this machine before a run: versions, memory, disk, clock, certificates. Exit 2 if a run would fail."""
+    from flrce.apps.doctor import doctor
+
+    doctor(**given)
+
+
+@app.command()
+@options.runs("RUN", name="a")
+@options.runs("RUN", name="b")
+@options.as_json
+def verify(**given: Any) -> None:
+    """Compare two runs bit by bit: the first difference of each file. Exit code 0: identical, 1: they differ."""
+    from flrce.apps.verify import verify
+
+    verify(**given)
+
+
+@app.group()
+def recipes() -> None:
+    """The catalogue of methods."""
+
+
+@recipes.command("list")
+@options.as_json
+def recipes_list(**given: Any) -> None:
+    """Every recipe with one line about it."""
+    from flrce.apps.recipes import list_
+
+    list_(**given)
+
+
+@recipes.command("show")
+@click.argument("name", shell_complete=complete.recipe)
+@options.as_json
+def recipes_show(**given: Any) -> None:
+    """One recipe's pieces and their settings; NAME is one from `flrce recipes list`."""
+    from flrce.apps.recipes import show
+
+    show(**given)
+
+
+@app.group()
+def data() -> None:
+    """Data sets: which there are, how they are shared out."""
+
+
+@data.command("list")
+@options.as_json
+def data_list(**given: Any) -> None:
+    """Every data set by name, and whether it is ready to use."""
+    from flrce.apps.data import list_
+
+    list_(**given)
+
+
+@data.command("info")
+@click.argument("name", required=False, metavar="[NAME]", shell_complete=complete.data)
+@options.file
+@options.sets
+@options.as_json
+@option("--svg", type=PATH, help="Also draw it into this file (extra: report).")
+def data_info(**given: Any) -> None:
+    """How an experiment shares its samples out: sizes and labels per client.
+
+    NAME is a data set; without one, the experiment's.
+    """
+    from flrce.apps.data import info
+
+    info(**given)
+
+
+@data.command("prepare")
+@click.argument("name", shell_complete=complete.data)
+@option("--from", "folder", type=PATH, required=True, help="Folder with the set's public files.")
+def data_prepare(**given: Any) -> None:
+    """Convert a data set's public files once into a checked, memory-mapped cache."""
+    from flrce.apps.data import prepare
+
+    prepare(**given)
+
+
+@app.group()
+def deploy() -> None:
+    """Run an experiment on real devices, through Flower."""
+
+
+@deploy.command("init")
+@click.argument("folder", type=PATH)
+@options.file
+@options.sets
+@option("--own", is_flag=True, help="With a network and samples of your own, to be filled in.")
+@option("--publisher", default="flrce", show_default=True, help="Flower's name for who publishes the app.")
+def deploy_init(**given: Any) -> None:
+    """Write a Flower app (`flwr run` works) that trains an experiment's recipe, data and model.
+
+    FOLDER is where it goes; its last part becomes its name.
+    """
+    from flrce.apps.deploy import init
+
+    init(**given)

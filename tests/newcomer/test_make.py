@@ -1,0 +1,39 @@
+"""`make test` reports all its parts, and none of them is empty."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def variable(name: str) -> list[str]:
+    return re.search(rf"^{name} := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+
+
+@pytest.mark.parametrize(("broken", "code"), [((), 0), (("types",), 1), (("lint", "faults"), 1)])
+def test_every_part_is_run_and_reported(tmp_path, broken, code):
+    """Whatever fails: a stand-in for make says which parts were asked for."""
+    stand_in = tmp_path / "make"
+    stand_in.write_text(f'#!/bin/sh\ncase " {" ".join(broken)} " in *" $2 "*) exit 1;; esac\n')
+    stand_in.chmod(0o755)
+    told = subprocess.run(
+        [ROOT / ".ci" / "parts", *variable("PARTS")], env={**os.environ, "MAKE": str(stand_in)}, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert told.returncode == code
+    lines = told.stdout.partition("==> parts\n")[2].splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        [part, "FAILED" if part in broken else "passed"] for part in variable("PARTS")
+    ]
+
+
+def test_the_parts_are_targets_and_their_tests_exist():
+    text = (ROOT / "Makefile").read_text()
+    assert set(variable("PARTS")) <= set(re.findall(r"^(\w+):", text, re.MULTILINE))
+    assert [name for name in variable("NUMBERS") if not (ROOT / "tests" / f"test_{name}.py").exists()] == []
+    assert [name for name in variable("CRASHES") if not (ROOT / name).exists()] == []
+    assert "make test" in (ROOT / ".ci" / "run").read_text()

@@ -1,0 +1,158 @@
+"""The first minutes at the command line: quick help, whole sentences, one-line errors, Tab."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from flrce.apps import complete
+from flrce.apps.cli import main
+from flrce.apps.commands import app
+from flrce.apps.options import summary
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
+LISTS = ("[ARGS]...", "RUNS...", "A,B,...", "0.02,...")
+
+
+def seconds(code: str, times: int = 3) -> float:
+    """Processor time of the quickest of a few starts of Python with this code; other work does not count."""
+    found = []
+    for _ in range(times):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=ENV)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(found)
+
+
+@pytest.mark.parametrize("asked", [["--help"], ["run", "--help"], ["data", "info", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(asked):
+    code = (
+        "import sys\nfrom flrce.apps.cli import main\n"
+        f"assert main({asked!r}) == 0\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'pydantic', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=ENV)
+
+
+def test_help_is_quick():
+    """Against what the same machine needs for an empty program, and for torch alone."""
+    nothing, torch = seconds("pass"), seconds("import torch", 1)
+    helped = seconds("from flrce.apps.cli import main; main(['--help'])")
+    assert helped - nothing < 0.25 * (torch - nothing), (nothing, helped, torch)
+    assert helped < 0.3, helped
+
+
+def commands(here: click.Command, *path: str):
+    yield path, here
+    if isinstance(here, click.Group):
+        for name, child in here.commands.items():
+            yield from commands(child, *path, name)
+
+
+@pytest.mark.parametrize("path", [path for path, _ in commands(app)], ids=" ".join)
+def test_help_is_whole(path, capsys):
+    """No cut summary, no stray backslash, every command and option with a sentence."""
+    assert main([*path, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "\\[" not in shown
+    whole = shown
+    for word in LISTS:
+        whole = whole.replace(word, "")
+    assert "..." not in whole
+    here = dict(commands(app))[path]
+    flat = "".join(shown.split())  # a line may break inside a word
+    assert "".join(summary(here.help).split()) in flat
+    if isinstance(here, click.Group):
+        for child in here.commands.values():
+            assert "".join(summary(child.help).split()) in flat
+    for parameter in here.params:
+        assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
+
+
+WRONG = {
+    ("run", "--nonsense"): "No such option",
+    ("nonsense",): "No such command",
+    ("compare", "--recipes"): "requires an argument",
+    ("reproduce", "table3"): "Missing option '--out'",
+    ("recipes", "show"): "Missing argument",
+    ("whatif",): "Missing argument",
+    ("profile", "--watts", "many"): "not a valid float",
+    ("run", "--set", "train.lr=-1"): "train.lr = -1",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
+def test_a_usage_error_is_one_line(wrong, capsys):
+    assert main(list(wrong)) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert said.startswith("error: ")
+    assert WRONG[wrong] in said
+
+
+def test_alone_it_helps(capsys):
+    assert main([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+    assert main(["recipes"]) == 0
+    assert "list" in capsys.readouterr().out
+
+
+def tab(line: str, folder: Path, shell: str = "bash") -> list[str]:
+    """What a shell gets to hear when Tab is pressed at the end of the line."""
+    asked = {"_FLRCE_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    code = "import sys; from flrce.apps.cli import main; sys.exit(main())"
+    told = subprocess.run([sys.executable, "-c", code], cwd=folder, env=ENV | asked, capture_output=True, text=True)
+    return [part.split(",", 1)[1] for part in told.stdout.splitlines()]
+
+
+def test_tab_offers_what_there_is(tmp_path):
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "rounds.jsonl").write_text("")
+    (tmp_path / "small.toml").write_text("rounds = 2")
+    assert tab("flrce what", tmp_path) == ["whatif"]
+    assert "--resume" in tab("flrce run --re", tmp_path)
+    assert tab("flrce recipes show flrce-to", tmp_path) == ["flrce-topk"]
+    assert tab("flrce compare --recipes fedavg,flrce-to", tmp_path) == ["fedavg,flrce-topk"]
+    assert tab("flrce data info dig", tmp_path) == ["digits"]
+    assert tab("flrce run --set train.l", tmp_path) == ["train.lr="]
+    assert "recipe.psi=" in tab("flrce run --set recipe.", tmp_path)
+    assert tab("flrce run --set data.name=cifar100", tmp_path)[:1] == ["data.name=cifar100"]
+    assert tab("flrce run sm", tmp_path) == ["small.toml"]
+    assert tab("flrce report ", tmp_path) == ["runs", "runs/mine"]
+    assert tab("flrce why runs/m", tmp_path) == ["runs/mine"]
+
+
+def test_the_words_of_tab_are_those_of_the_catalogue():
+    assert complete.known() == complete.gathered(), "write them anew: python -m flrce.apps.complete"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_installed_once(tmp_path, monkeypatch, capsys, shell):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", f"/bin/{shell}")
+    for _ in range(2):
+        assert main(["--install-completion"]) == 0
+    target = tmp_path / complete.SHELLS[shell]
+    assert str(target) in capsys.readouterr().out
+    assert target.read_text().count("flrce completion" if shell != "fish" else "complete --no-files") == 1
+    monkeypatch.setenv("SHELL", "/bin/strange")
+    assert main(["--show-completion"]) == 2
+    assert "strange" in capsys.readouterr().err
+
+
+def test_a_module_of_the_working_directory_is_found(tmp_path):
+    (tmp_path / "beside.py").write_text("from flrce.stops.budget import Budget\n\ntwice = lambda: Budget(rounds=2)\n")
+    code = "import sys; from flrce.apps.cli import main; sys.exit(main(sys.argv[1:]))"
+    sets = ["rounds=5", "clients=6", "per_round=2", "recipe.stop=beside:twice", "engine.workers=1"]
+    command = [sys.executable, "-P", "-c", code, "run", "--json", *(word for s in sets for word in ("--set", s))]
+    told = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["rounds"] == 2

@@ -1,0 +1,182 @@
+"""The wheel as a stranger meets it: an empty environment outside the checkout, no pins, then no compiler, then no home.
+
+Only torch is lent by the environment that runs this, because an unpinned one is gigabytes; the rest is what the wheel
+asks for, in today's newest versions.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = ["--set", "rounds=3", "--set", "clients=8", "--set", "per_round=3"]
+NOBODY = 65534
+
+
+def call(command: list[str | Path], folder: Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    """A command in a folder, with nothing in its environment but what is said here."""
+    given = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1", "COLUMNS": "100", **env}
+    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=600)
+
+
+def required(name: str, found: dict[str, Distribution]) -> dict[str, Distribution]:
+    """A distribution and all that it needs here."""
+    key = re.sub(r"[-_.]+", "-", name).lower()
+    if key not in found:
+        found[key] = distribution(name)
+        for line in found[key].requires or ():
+            needed, _, marker = line.partition(";")
+            if "extra" not in marker:
+                try:
+                    required(re.match(r"[\w.-]+", needed.strip())[0], found)  # type: ignore[index]
+                except Exception:  # another platform's
+                    continue
+    return found
+
+
+def lend(site: Path, lent: Path) -> None:
+    """Show an environment this one's torch, and nothing else of it."""
+    lent.mkdir()
+    for one in required("torch", {}).values():
+        for top in {Path(str(file)).parts[0] for file in one.files or () if not str(file).startswith("..")}:
+            source = Path(str(one.locate_file(top)))
+            if source.exists() and not (lent / top).exists() and top != "__pycache__":
+                (lent / top).symlink_to(source)
+    (site / "lent.pth").write_text(f"{lent}\n")
+
+
+@pytest.fixture(scope="session")
+def place() -> Iterator[Path]:
+    """A folder that other users may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="flrce-newcomer-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def venv(place: Path) -> Path:
+    """An empty environment with the wheel in it."""
+    wheels = place / "wheels"
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", wheels, ROOT]
+    built = subprocess.run(build, capture_output=True, text=True)
+    if built.returncode and "No matching distribution" in built.stderr:
+        pytest.skip("no package index within reach")
+    assert built.returncode == 0, built.stderr
+    subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
+    site = next((place / "venv" / "lib").glob("python*/site-packages"))
+    lend(site, place / "lent")
+    (wheel,) = wheels.glob("flrce-*.whl")
+    pip = [place / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", wheel]
+    done = subprocess.run(pip, cwd=place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return place / "venv"
+
+
+@pytest.fixture
+def folder(place: Path, request: pytest.FixtureRequest) -> Path:
+    made = place / re.sub(r"\W", "-", request.node.name)
+    made.mkdir()
+    return made
+
+
+def test_nothing_but_the_wheel_asks_for_is_there(venv, folder):
+    listed = call([venv / "bin" / "python", "-m", "pip", "list", "--format=freeze"], folder).stdout.lower()
+    assert "click==" in listed
+    assert "typer==" not in listed
+    assert "pytest==" not in listed
+    where = call([venv / "bin" / "python", "-c", "import flrce; print(flrce.__file__)"], folder).stdout
+    assert str(venv) in where
+
+
+def test_help_version_and_a_usage_error(venv, folder):
+    flrce = venv / "bin" / "flrce"
+    helped = call([flrce, "--help"], folder)
+    assert helped.returncode == 0
+    assert "\\[" not in helped.stdout
+    assert "..." not in helped.stdout.replace("[ARGS]...", "")  # no summary is cut
+    assert "flrce " in call([flrce, "--version"], folder).stdout
+    for wrong in (["run", "--nonsense"], ["nonsense"], ["compare", "--seeds"], ["run", "--set", "rounds=0"]):
+        said = call([flrce, *wrong], folder)
+        assert said.returncode == 2, said
+        assert len(said.stderr.splitlines()) == 1, said.stderr
+        assert said.stderr.startswith("error: ")
+
+
+def test_run_and_report(venv, folder):
+    flrce = venv / "bin" / "flrce"
+    ran = call([flrce, "run", *SMALL, "--out", "runs/a"], folder)
+    assert ran.returncode == 0, ran.stderr
+    told = call([flrce, "report", "runs/a", "--out", "page.html"], folder)
+    assert told.returncode == 0, told.stderr
+    assert (folder / "page.html").stat().st_size > 20_000
+    compared = call([flrce, "compare", *SMALL, "--recipes", "fedavg,flrce", "--out", "runs/b"], folder)
+    assert compared.returncode == 0, compared.stderr
+    assert (folder / "runs" / "b" / "report.html").exists()
+
+
+def test_a_network_beside_the_experiment(venv, folder):
+    """`module:Class` finds a file of the working directory."""
+    (folder / "mine.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    ran = call([venv / "bin" / "flrce", "run", *SMALL, "--set", "model.name=mine:Net", "--out", "a"], folder)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_without_a_compiler(venv, folder):
+    ran = call([venv / "bin" / "flrce", "run", *SMALL, "--out", "a"], folder, PATH=str(venv / "bin"))
+    assert ran.returncode == 0, ran.stderr
+    assert "no C compiler" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert (folder / "a" / "summary.json").exists()
+
+
+def readable_python(version: tuple[int, int], prefix: list[str]) -> str | None:
+    """An interpreter of this version that the other user may start."""
+    names = [sys.executable, *(shutil.which(f"python{v}", path="/usr/bin:/usr/local/bin") for v in ("3.11", "3"))]
+    for name in filter(None, names):
+        asked = subprocess.run(
+            [*prefix, name, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, cwd="/"
+        )
+        if asked.stdout.split() == [str(v) for v in version]:
+            return str(name)
+    return None
+
+
+def test_an_ordinary_user_with_a_read_only_home(venv, folder):
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root, and no setpriv to become somebody else")
+    prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"] if os.geteuid() == 0 else []
+    python = readable_python(sys.version_info[:2], prefix)
+    if python is None:
+        pytest.skip("no interpreter of this version that an ordinary user may start")
+    site = next((venv / "lib").glob("python*/site-packages"))
+    if subprocess.run([*prefix, "test", "-r", site.parents[3] / "lent" / "torch" / "__init__.py"]).returncode:
+        pytest.skip("this environment's torch is for its owner's eyes only")
+    home, work = folder / "home", folder / "work"
+    home.mkdir(mode=0o555)
+    work.mkdir()
+    work.chmod(0o777)
+    paths = os.pathsep.join([str(site), str(site.parents[3] / "lent")])
+    flrce: list[str | Path] = [*prefix, python, "-m", "flrce.apps.cli"]
+    env = {"HOME": str(home), "PYTHONPATH": paths}
+    ran = call([*flrce, "run", *SMALL, "--out", "a"], work, **env)
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert call([*flrce, "report", "a"], work, **env).returncode == 0
+    assert list(home.iterdir()) == []
+    said = call([*flrce, "run", *SMALL, "--out", str(home / "runs")], work, **env)
+    assert said.returncode == 2, said.stderr
+    assert said.stderr.splitlines()[-1].startswith("error: ")
+    installed = call([*flrce, "--install-completion"], work, SHELL="/bin/bash", **env)
+    assert (installed.returncode, len(installed.stderr.splitlines())) == (2, 1), installed.stderr
