@@ -28,12 +28,16 @@ def step(arrays: dict[str, np.ndarray], partition: int, t: int) -> dict[str, np.
 
 
 def plain_app(
-    spoil=lambda content, partition, t: None, calls: list | None = None, misjudge=dict, **options
+    spoil=lambda content, partition, t: None,
+    calls: list | None = None,
+    misjudge=dict,
+    train_mods=None,
+    **options,
 ) -> ClientApp:
     """Flower's quick-start shape of client; `spoil` changes a reply before it is sent, `misjudge` what it finds."""
     app = ClientApp(**options)
 
-    @app.train()
+    @app.train(mods=train_mods)
     def train(message: Message, context: Context) -> Message:
         partition, t = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"])
         if calls is not None:

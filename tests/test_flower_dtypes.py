@@ -1,4 +1,4 @@
-"""Any model of floats: scalars, float64, float16 arrays, clients that widen or narrow, compared with FedAvg alone."""
+"""Any model of floats: scalars, float64 and float16 arrays, clients that widen or narrow; FedAvg is the oracle."""
 
 import json
 

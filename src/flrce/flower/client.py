@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from flrce.fleet.energy import Meter, Reading
 from flrce.flower.arrays import Template, record, tensors
+from flrce.flower.nodes import HELLO
 from flrce.flower.wire import PREFIX, SAMPLES, read_task, write_reply
 from flrce.local.client import Workshop
 from flrce.local.native import kernel
@@ -104,20 +105,24 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
         local = load(context)
         return local.name or name_for(context), len(local.own)
 
-    return introduce(app, who, parts=True)
+    return introduce(app, who, compresses=True, parts=True)
 
 
 def introduce(
     app: ClientApp,
     who: Callable[[Context], tuple[str, int]] | None = None,
-    compresses: bool = True,
+    compresses: bool | None = None,
     parts: bool = False,
 ) -> ClientApp:
-    """Let an app tell its stable name, its samples (0: unknown) and its skills. `compresses` needs the mod below."""
+    """Let an app tell its stable name, its samples (0: unknown) and its skills.
+
+    Whether it `compresses` is what the app-wide mod below adds by itself; say so where the mod is on `train` alone.
+    """
 
     def hello(message: Message, context: Context) -> Message:
         name, n = who(context) if who else (name_for(context), 0)
-        entries: dict[str, Any] = {"client": name, "n": n, "compresses": compresses, "parts": parts}
+        entries: dict[str, Any] = {"client": name, "n": n, "parts": parts}
+        entries |= {} if compresses is None else {"compresses": compresses}
         return Message(
             RecordDict({"hello": ConfigRecord({PREFIX + key: value for key, value in entries.items()})}),
             reply_to=message,
@@ -129,6 +134,8 @@ def introduce(
 
 def compressing(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """A Flower mod: the app's own training, in any framework, then the reply encoded as its task says."""
+    if message.metadata.message_type == HELLO:
+        return _compresses(call_next(message, context))
     config = next(iter(message.content.config_records.values()), ConfigRecord())
     if message.metadata.message_type != "train" or PREFIX + "t" not in config:
         return call_next(message, context)
@@ -147,6 +154,14 @@ def compressing(message: Message, context: Context, call_next: Callable[[Message
     base = fingerprint(w) if _exact(message) else ""
     answer = Reply(task.client, task.t, payload, n=n, loss=loss, base=base)  # type: ignore[arg-type]
     return Message(write_reply(answer, cost.seconds, cost.joules, metrics), reply_to=message)
+
+
+def _compresses(hello: Message) -> Message:
+    """An app's introduction, with what the mod adds to its skills."""
+    told = ConfigRecord() if hello.has_error() else hello.content.config_records.get("hello", ConfigRecord())
+    if PREFIX + "client" in told and PREFIX + "compresses" not in told:
+        told[PREFIX + "compresses"] = True
+    return hello
 
 
 _measuring = threading.Lock()

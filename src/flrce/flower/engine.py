@@ -14,7 +14,7 @@ from torch import Tensor
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template, record, weight
 from flrce.flower.figures import ACCURACY, LOSSES, first, reported, strange, weighted
-from flrce.flower.nodes import LOSS, MANY, Client, Nodes, exchange, why
+from flrce.flower.nodes import GONE, LOSS, MANY, Client, Nodes, exchange, why
 from flrce.flower.options import Costs, Judge, Options
 from flrce.flower.wire import SAMPLES, read_reply, write_task
 from flrce.local.client import Workshop
@@ -27,6 +27,7 @@ from flrce.types import Evaluation, Payload, Reply, Spent, Task
 Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
 AT_ONCE = 2**27  # bytes of replies fetched together
 PEAK = 10  # times a profile's active watts: no device draws more for as long as a task takes
+PATIENCE = 60.0  # seconds that a node without an answer, or with another's name, is waited for
 OVERDUE = 1000  # messages without an answer that are remembered
 
 
@@ -48,7 +49,7 @@ class FlowerEngine:
         judge: Judge | None = None, costs: Costs | None = None,
     ) -> None:  # fmt: skip
         self.grid, self.template, self.options, self.shop = grid, template, options, shop
-        self.nodes = Nodes(grid, options.ask)
+        self.nodes = Nodes(grid, options.ask, PATIENCE)
         self.trainable, self.size = template.layout.trainable, template.layout.size
         self.cap = 8 * self.size + 64 * len(template.names) + 4096  # bytes that any payload may have, as at the gate
         self.train_config, self.evaluate_config = dict(train_config or {}), dict(evaluate_config or {})
@@ -178,6 +179,8 @@ class FlowerEngine:
     def read(self, w: Tensor, task: Task, down: Spent, reply: Message, seconds: float) -> Reply:
         """One answer as a Reply, with what it really cost; whatever is wrong with it is its client's failure."""
         if reply.has_error():
+            if reply.error.code == GONE:
+                self.nodes.lost(self.online[task.client].node)
             return Reply(task.client, task.t, error=why(reply), spent=replace(down, compute_seconds=seconds))
         try:
             found = read_reply(reply.content, task, self.template, w, self.cap)

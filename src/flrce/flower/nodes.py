@@ -4,7 +4,7 @@ import gc
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -18,7 +18,10 @@ from flrce.round.payloads import brief
 
 HELLO = "query.flrce"  # a client that knows us answers with its name and number of samples
 LOSS = "query.flrce_loss"  # the mean loss of a model on its training samples
-RAISED = 2  # Flower's error code of a ClientApp that raised: here, one that knows no such query
+GONE = 5  # Flower's error code of a node that is unavailable
+GRACE = 2.0  # seconds without an answer after which newcomers are not waited for
+WAITS = 3  # and times the longest wait for an answer so far, which may be long where each starts a process
+RESERVED = re.compile(r"node-\d+")  # what nodes without a name are called
 LATE = 0.02  # share of the time a reply took by which it may be noticed late
 SLOWEST = 1.0  # seconds between two looks for replies, at most
 MANY = 1000  # replies fetched together where their size is no matter
@@ -91,20 +94,26 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 class Nodes:
-    """The nodes of a grid under their stable names. `ask` them, or (False) go by node id, as fits signed-in nodes."""
+    """The nodes of a grid under their stable names. `ask` them, or (False) go by node id, as fits signed-in nodes.
+
+    Each node is asked once. The first ones are waited for, up to `patience` seconds; whoever comes later joins when it
+    has answered. A name belongs to the node that has it for as long as that one is connected: another that uses it is
+    held back, as it may be the same client restarted, and after `patience` goes by its node id.
+    """
 
     def __init__(self, grid: Grid, ask: bool = True, patience: float = 60.0) -> None:
         self.grid, self.ask, self.patience = grid, ask, patience
-        self.known: dict[int, Client] = {}
+        self.known: dict[int, Client] = {}  # in the order of their answers
+        self.asked: dict[str, int] = {}  # message that has no answer yet -> node
+        self.holder: dict[str, int] = {}  # name -> node
+        self.gone: set[int] = set()  # nodes that Flower called unavailable, though it may still list them
+        self.twins: dict[int, float] = {}  # node that uses another's name -> since when
 
     def connected(self) -> dict[str, Client]:
         """Name -> client of every node that is connected now and has introduced itself, in natural order."""
         online = set(self.grid.get_node_ids())
-        self._introduce(sorted(online - set(self.known)))
-        found: dict[str, Client] = {}
-        for node, client in self.known.items():  # of two nodes with one name the later is the restarted one
-            if node in online:
-                found[client.name] = client
+        self._ask(sorted(online - set(self.known) - set(self.asked.values())))
+        found = {name: client for client in list(self.known.values()) if (name := self._name(client, online))}
         return {name: found[name] for name in sorted(found, key=natural)}
 
     def wait(self, least: int, seconds: float) -> dict[str, Client]:
@@ -120,32 +129,82 @@ class Nodes:
     def heard(self, client: Client, n: int) -> None:
         """Remember how many samples a client says it has."""
         self.known[client.node] = replace(client, n=n)
+        self.gone.discard(client.node)
 
-    def _introduce(self, nodes: Iterable[int]) -> None:
-        nodes = list(nodes)
+    def lost(self, node: int) -> None:
+        """Flower calls a node unavailable: its name is free for the client that is restarted under another id."""
+        self.gone.add(node)
+
+    def _name(self, client: Client, online: set[int]) -> str:
+        """The name that a client goes by now; "" where it has none."""
+        node, name = client.node, client.name
+        if node not in online:
+            return ""
+        holder = self.holder.get(name, node)
+        if holder == node or holder not in online or holder in self.gone:
+            self.holder[name] = node
+            self.twins.pop(node, None)
+            return name
+        if node not in self.twins:
+            log.warning("node %d calls itself %r, as connected node %d does: give each its own client-id or "
+                        "partition-id; it waits, in case that one was restarted", node, name, holder)  # fmt: skip
+        since = self.twins.setdefault(node, time.monotonic())
+        if time.monotonic() - since < self.patience:
+            return ""
+        log.warning("nodes %d and %d both call themselves %r: the second goes by its node id", holder, node, name)
+        self.known[node] = replace(client, name=anonymous(node))
+        return anonymous(node)
+
+    def _ask(self, nodes: Sequence[int]) -> None:
+        """Send newcomers the question, and take what answers have come."""
         if not self.ask:
-            self.known |= {node: Client(f"node-{node}", node) for node in nodes}
-            return
-        if not nodes:
+            self.known |= {node: Client(anonymous(node), node) for node in nodes}
             return
         messages = [Message(RecordDict({"config": ConfigRecord({})}), node, HELLO) for node in nodes]
-        answers = exchange(self.grid, messages, self.patience, lambda at, reply, _: _hello(nodes[at], reply))
-        for client in answers.values():
-            if client is not None:
-                self.known.pop(client.node, None)
-                self.known[client.node] = client
+        ids = list(self.grid.push_messages(messages)) if messages else []
+        self.asked |= {key: node for key, node in zip(ids, nodes, strict=True) if key}
+        first, longest, last = not self.known, 0.0, time.monotonic()  # longest wait for an answer, time of the last
+        self._listen()
+        while set(nodes) & set(self.asked.values()):
+            came, now = self._listen(), time.monotonic()
+            if came:
+                longest, last = max(longest, now - last), now
+                continue
+            limit = max(GRACE, WAITS * longest) if self.known else self.patience
+            if now - last > (limit if first else GRACE):
+                return
+            time.sleep(0.02)
+
+    def _listen(self) -> int:
+        """How many answers have come since the last look."""
+        waiting, came, plain = list(self.asked), 0, 0
+        for at in range(0, len(waiting), MANY):
+            for reply in self.grid.pull_messages(waiting[at : at + MANY]):
+                node = self.asked.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    self.known[node] = _hello(node, reply)
+                    came, plain = came + 1, plain + reply.has_error()
+        if plain:
+            log.info("%d nodes do not introduce themselves: they go by their node ids", plain)
+        return came
 
 
-def _hello(node: int, reply: Message) -> Client | None:
-    """Who answered; None: nobody yet, ask again."""
+def anonymous(node: int) -> str:
+    return f"node-{node}"
+
+
+def _hello(node: int, reply: Message) -> Client:
+    """Who answered; whoever cannot, for whatever reason, goes by its node id."""
     if reply.has_error():
-        return Client(f"node-{node}", node) if reply.error.code == RAISED else None
+        return Client(anonymous(node), node)
     config = reply.content.config_records.get("hello", ConfigRecord())
     n = config.get(PREFIX + "n", 0)
     try:
         name = name_of(config.get(PREFIX + "client"))
+        if RESERVED.fullmatch(name) and name != anonymous(node):
+            raise Malformed(f"client name {name!r} is another node's")
     except Malformed as problem:
         log.warning("node %d: %s; it goes by its node id", node, problem)
-        name = f"node-{node}"
+        name = anonymous(node)
     skills = {skill: config.get(PREFIX + skill) is True for skill in ("compresses", "parts")}
     return Client(name, node, n if type(n) is int and 0 < n <= MOST_SAMPLES else 0, **skills)

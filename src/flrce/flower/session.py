@@ -98,7 +98,7 @@ class Session:
         while state.t < self.T and not loop.over(state):
             self.w = self.engine.w = state.w
             plan = loop.begin(recipe, self.engine, state, self.engine.options.seed)
-            plan = replace(plan, tasks=tuple(map(self.engine.fit, plan.tasks)))
+            plan = fitted(plan, self.engine)
             log.info("[ROUND %d/%d] %d clients: %s", plan.t, self.T, len(plan.tasks), _names(plan))
             replies = () if plan.refused else self.engine.train(state.w, plan.tasks, {}, plan.chosen.keep)
             done = loop.finish(recipe, self.engine, plan, replies, self.T)
@@ -180,6 +180,14 @@ def arranged(partition: Mapping[str, Any], clients: Sequence[str]) -> dict[str, 
     rows = sorted(range(len(names)), key=lambda i: place[names[i]])
     by_client = ("clients", "train", "held", "labels")
     return {key: [value[i] for i in rows] if key in by_client else value for key, value in partition.items()}
+
+
+def fitted(plan: loop.Plan, engine: FlowerEngine) -> loop.Plan:
+    """The plan as its clients can do it; for the ledger, which node each of them is."""
+    tasks = tuple(map(engine.fit, plan.tasks))
+    nodes = {task.client: engine.online[task.client].node for task in tasks} if engine.costs is None else {}
+    why = {**plan.chosen.why, "nodes": nodes} if nodes else plan.chosen.why
+    return replace(plan, tasks=tasks, chosen=replace(plan.chosen, why=why))
 
 
 def figures(record: Record) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from flrce.fleet.costs import Profile, profile
 from flrce.flower.arrays import Template
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.options import Costs, Judge, Options
-from flrce.flower.session import Result, Session, figures, kept, settings
+from flrce.flower.session import Result, Session, figures, fitted, kept, settings
 from flrce.local.client import Workshop
 from flrce.pieces import Full, Recipe, StopRule
 from flrce.stops.budget import AnyOf, Budget
@@ -47,7 +47,7 @@ class Open:
             return []
         session.engine.w = self.state.w
         plan = loop.begin(session.recipe, session.engine, self.state, session.engine.options.seed)
-        self.plan = replace(plan, tasks=tuple(map(session.engine.fit, plan.tasks)))
+        self.plan = fitted(plan, session.engine)
         self.messages = [] if plan.refused else [session.engine.message(self.state.w, task) for task in self.plan.tasks]
         self.since = time.monotonic()
         return self.messages

@@ -15,7 +15,7 @@ from torch import Tensor
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template, record, tensors, weight
 from flrce.names import PIECES
-from flrce.pieces import Malformed
+from flrce.pieces import Dense, Malformed
 from flrce.round.payloads import brief, number
 from flrce.types import Payload, Reply, Spent, Task
 
@@ -120,6 +120,8 @@ def read_reply(content: RecordDict, task: Task, template: Template, w: Tensor, c
     rich, t = PREFIX + "t" in echo, echo.get(PREFIX + "t", task.t)
     if rich and echo.get(PREFIX + "client") != task.client:
         raise Malformed(f"answers for {str(echo.get(PREFIX + 'client'))[:40]!r}")
+    if not rich and type(task.compressor) is not Dense:
+        raise Malformed("the whole model from a client that says it compresses; add the mod to it: compressing")
     buffers = tensors(values, cap) if rich else {"u": template.pack(values, minus=w)}
     payload = Payload(buffers)
     up = payload.nbytes if rich else template.carried(values)

@@ -1,0 +1,202 @@
+"""Who is who on Flower: hellos that fail, hang or lie, names that are taken, and skills that are claimed."""
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs flrce[flower]")
+
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+
+from flower_helpers import plain_app, start
+from flrce import recipes
+from flrce.compressors.sparsify import TopK
+from flrce.flower import FLrce, RecipeStrategy, compressing, introduce
+from flrce.flower.grid import LocalGrid
+from flrce.flower.nodes import HELLO, Nodes
+
+NAMES = {"wait_for_nodes": 5.0, "fraction_evaluate": 0.0}
+
+
+def named(**options):
+    return introduce(plain_app(**options))
+
+
+def watched(grid, change):
+    """The grid, with each client's messages going through `change(message, context, reply)` too."""
+    through = grid.app
+    grid.app = lambda message, context: change(message, context, through)
+    return grid
+
+
+# --- skills ---
+
+
+def test_introduce_claims_no_compression_that_is_not_there():
+    """A recipe that compresses, plain clients with a name: they are sent plain tasks and all count."""
+    result = FLrce(compressor=TopK(0.5), **NAMES).start(LocalGrid(named(), 3), start(), 2)
+    assert [record.replied for record in result.history] == [("0", "1", "2")] * 2
+    assert result.history[0].bytes_up == 3 * 72
+
+
+@pytest.mark.parametrize("form", ["app", "train"])
+def test_the_mod_says_that_it_compresses(form):
+    """App-wide it speaks for itself; on `train` alone hellos do not pass it, so the app's author says so."""
+    if form == "app":
+        app = introduce(plain_app(mods=[compressing]))
+    else:
+        app = introduce(plain_app(train_mods=[compressing]), compresses=True)
+    result = FLrce(compressor=TopK(0.5), **NAMES).start(LocalGrid(app, 3), start(), 2)
+    assert [record.replied for record in result.history] == [("0", "1", "2")] * 2
+    assert result.history[0].bytes_up < 3 * 72
+
+
+def test_a_false_claim_is_refused_with_the_remedy():
+    result = FLrce(compressor=TopK(0.5), **NAMES).start(
+        LocalGrid(introduce(plain_app(), compresses=True), 2), start(), 1
+    )
+    assert "add the mod to it: compressing" in result.history[0].rejected["0"]
+
+
+# --- hellos that fail or hang ---
+
+
+@pytest.mark.parametrize("mod", [LocalDpMod(1.0, 0.1, 1.0, 1e-5), fixedclipping_mod], ids=["LocalDpMod", "clipping"])
+def test_app_wide_mods_of_flower_lock_nobody_out(mod):
+    """They answer a hello with an error, since it carries no arrays: such clients go by their node ids."""
+    result = FLrce(**NAMES).start(LocalGrid(named(mods=[mod]), 3), start(), 2)
+    assert {client for record in result.history for client in record.chosen} == {"node-1000", "node-1001", "node-1002"}
+    if mod is not fixedclipping_mod:  # that one wants a norm in the config
+        assert [len(record.replied) for record in result.history] == [3, 3]
+
+
+def test_a_node_that_never_answers_is_asked_once_and_costs_no_round():
+    release, hellos = threading.Event(), []
+
+    def hang(message, context, through):
+        if message.metadata.message_type == HELLO:
+            hellos.append(context.node_id)
+            if context.node_id == 1001:
+                release.wait(60)
+        return through(message, context)
+
+    grid = watched(LocalGrid(named(), 3, threads=4), hang)
+    begun = time.monotonic()
+    try:
+        result = FLrce(**NAMES).start(grid, start(), 6)
+    finally:
+        release.set()
+    assert time.monotonic() - begun < 15
+    assert sorted(hellos) == [1000, 1001, 1002]
+    assert all(set(record.chosen) == {"0", "2"} for record in result.history)
+
+
+def test_a_slow_hello_joins_when_it_has_come():
+    release = threading.Event()
+
+    def slow(message, context, through):
+        if message.metadata.message_type == HELLO and context.node_id == 1001:
+            release.wait(60)
+        return through(message, context)
+
+    grid = watched(LocalGrid(named(), 3, threads=4), slow)
+    nodes = Nodes(grid)
+    assert list(nodes.connected()) == ["0", "2"]
+    release.set()
+    nodes.wait(3, 10)
+    assert list(nodes.connected()) == ["0", "1", "2"]
+
+
+def test_with_nobody_to_answer_the_first_are_waited_for():
+    """Every hello takes longer than the grace: as nobody is known yet, they are waited for, up to the patience."""
+
+    def slow(message, context, through):
+        if message.metadata.message_type == HELLO:
+            time.sleep(2.5)
+        return through(message, context)
+
+    assert list(Nodes(watched(LocalGrid(named(), 2), slow)).connected()) == ["0", "1"]
+    begun = time.monotonic()
+    assert not Nodes(watched(LocalGrid(named(), 2), slow), patience=0.3).connected()
+    assert time.monotonic() - begun < 2
+
+
+# --- names that are taken ---
+
+
+def test_nobody_takes_a_connected_plain_clients_name(caplog):
+    """A newcomer that calls itself node-1001 would replace a plain client and train in its place."""
+    grid = LocalGrid(plain_app(), 3)
+    nodes = Nodes(grid)
+    assert nodes.connected()["node-1001"].node == 1001
+    grid.app = introduce(plain_app(), who=lambda context: ("node-1001", 10**6))
+    thief = grid.add({"partition-id": 9})
+    found = nodes.connected()
+    assert found["node-1001"].node == 1001
+    assert found[f"node-{thief}"].node == thief
+    assert "is another node's" in caplog.text
+
+
+def test_a_poisoner_under_a_taken_name_does_not_train():
+    def poison(content, partition, t):
+        if partition == 9:
+            content["arrays"]["layer.bias"].data = b""
+
+    calls = []
+
+    def join(message, context, through):
+        if message.metadata.message_type == "train":
+            calls.append(context.node_id)
+            if len(calls) == 1:
+                grid.add({"partition-id": 9, "client-id": "1"})
+        return through(message, context)
+
+    grid = watched(LocalGrid(named(spoil=poison), 3), join)
+    result = FLrce(**NAMES).start(grid, start(), 3)
+    assert set(calls) == {1000, 1001, 1002}
+    assert all(not record.rejected for record in result.history)
+
+
+def test_a_name_is_its_nodes_while_that_is_connected_and_then_its_heirs(caplog):
+    grid = LocalGrid(named(), 2)
+    nodes = Nodes(grid, patience=0.5)
+    assert nodes.connected()["1"].node == 1001
+    twin = grid.add({"partition-id": 1})
+    assert nodes.connected()["1"].node == 1001
+    assert "give each its own client-id or partition-id" in caplog.text
+    grid.drop(1001)  # it was a restart: the old node is gone
+    assert nodes.connected()["1"].node == twin
+    other = grid.add({"partition-id": 1})
+    nodes.connected()
+    time.sleep(0.6)  # and this one is not
+    found = nodes.connected()
+    assert found["1"].node == twin
+    assert found[f"node-{other}"].node == other
+
+
+def test_a_node_that_flower_calls_unavailable_gives_its_name_to_the_restarted_one():
+    grid = LocalGrid(named(), 2)
+    nodes = Nodes(grid)
+    nodes.connected()
+    again = grid.add({"partition-id": 1})
+    assert nodes.connected()["1"].node == 1001
+    nodes.lost(1001)
+    assert nodes.connected()["1"].node == again
+
+
+def test_two_nodes_with_one_partition_both_train(monkeypatch):
+    """The second is held back for a while, then goes by its node id."""
+    monkeypatch.setattr("flrce.flower.engine.PATIENCE", 0.2)
+    grid = LocalGrid(named(), [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 1}])
+    slow = watched(grid, lambda message, context, through: (time.sleep(0.2), through(message, context))[1])
+    result = FLrce(**NAMES).start(slow, start(), 5)
+    assert {client for record in result.history for client in record.replied} == {"0", "1", "node-1002"}
+
+
+def test_the_ledger_says_which_node_a_client_was():
+    result = RecipeStrategy(replace(recipes.fedavg(2)), **NAMES).start(LocalGrid(named(), 2), start(), 1)
+    assert result.history[0].why["nodes"] == {"0": 1000, "1": 1001}
+    assert np.isfinite(result.arrays["layer.bias"].numpy()).all()
