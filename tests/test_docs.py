@@ -213,9 +213,12 @@ def test_the_figures_are_drawn(tmp_path: Path) -> None:
     figures = script("figures")
     assert figures.relation((3.0, 4.0), (0.0, -2.0), (1.0, 0.0), age=8) == 0.5  # 4 from the line, then 2: 1 - 2/4
     assert figures.relation((1.0, 1.0), (1.0, 0.0), (0.0, -3.0), age=1) == 0.0  # a right angle
+    # two steps of (1, 0): the average is the first model's, one step behind, and a step on goes its way
+    assert figures.course([(0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (3.0, 0.0)])[1] == 1.0
+    assert figures.course([(0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (1.0, 0.0)])[1] == -1.0
     figures.main(tmp_path)
     drawn = sorted(path.name for path in tmp_path.iterdir())
-    assert drawn == ["exploration.svg", "relationships.svg", "stop.svg"]
+    assert drawn == ["exploration.svg", "headway.svg", "relationships.svg", "stop.svg"]
     for name in drawn:
         ElementTree.parse(tmp_path / name)
         assert (DOCS / "img" / name).exists()

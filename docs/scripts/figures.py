@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 
 from flrce import linalg, relations
 from flrce.selectors.relationship import ByRelationship
+from flrce.servers.averages import EMA
+from flrce.types import Event, Updates
 
 BLUE, ORANGE, GREEN, GREY = "#0066aa", "#d05a00", "#00805a", "#777777"
 IMG = Path(__file__).resolve().parent.parent / "img"
@@ -89,6 +91,39 @@ def stop(folder: Path) -> None:
     save(figure, axes, folder / "stop.svg")
 
 
+def course(models: Sequence[Point]) -> tuple[Point, float]:
+    """The average before the last of these models, and the headway of the step to it (servers/averages.py)."""
+    w = [torch.tensor(model, dtype=torch.float64) for model in models]
+    updates = Updates(torch.zeros(0), torch.zeros(0, 2), torch.zeros(0), trainable=2)
+    events = [Event(t + 1, w[t], w[t + 1], updates, M=1) for t in range(len(w) - 1)]
+    average = EMA()
+    memory = average.init(1, 2, 2)
+    for event in events[:-1]:
+        memory = average.observe(memory, event)
+    x, y = average.model(memory, w[-2]).tolist()
+    found = average.headway(memory, events[-1])
+    return (x, y), 0.0 if found is None else found
+
+
+def headway(folder: Path) -> None:
+    """Rounds that follow one another, and rounds that undo one another."""
+    ahead = [(0.8 * t, 0.25 * t + 0.25 * (-1) ** t) for t in range(7)]
+    around = [(1.0, 0.9), (4.6, 2.6), (2.6, -0.3), (3.2, 2.9), (1.2, 1.0), (5.0, 0.6), (2.6, 2.7)]
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
+    for ax, models, title in zip(axes, (ahead, around), ("early", "late"), strict=True):
+        average, found = course(models)
+        ax.plot(*zip(*models[:-1], strict=True), "o-", color=GREY, ms=4, lw=1)
+        (x, y), (a, b) = models[-2], models[-1]
+        arrow(ax, average, (x - average[0], y - average[1]), GREEN, "")
+        arrow(ax, (x, y), (a - x, b - y), BLUE, "")
+        ax.text(a, b + 0.2, "this round's step", color=BLUE, ha="center")
+        ax.plot(*average, "s", color=GREEN)
+        ax.text(average[0], average[1] - 0.4, "average", color=GREEN, ha="center")
+        ax.plot(x, y, "o", color="black")
+        ax.set(title=f"{title}: headway {found:+.2f}", xlim=(-0.4, 6.4), ylim=(-0.8, 3.2))
+    save(figure, axes, folder / "headway.svg")
+
+
 def save(figure: plt.Figure, bare: Sequence[Axes], path: Path) -> None:
     """Write a figure whose bytes do not depend on the day; `bare` axes are drawings, not charts."""
     for ax in bare:
@@ -107,6 +142,7 @@ def main(folder: Path = IMG) -> None:
         relationships(folder)
         exploration(folder)
         stop(folder)
+        headway(folder)
 
 
 if __name__ == "__main__":
