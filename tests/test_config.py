@@ -28,6 +28,15 @@ BAD = [
     ("data.holdout=-0.1", "data.holdout = -0.1: should be greater than or equal to 0"),
     ("data.minimum=1", "data.minimum = 1: should be greater than or equal to 2"),
     ("model.name=cnn-cifra", "model.name = 'cnn-cifra': did you mean 'cnn-cifar'?"),
+    ("model.name=':'", "model.name = ':': write"),
+    ("model.options=3", "model.options = 3: should be a valid dictionary"),
+    ("seed=18446744073709551616", "seed = an integer of 65 bits: should be less than or equal to 9223372036854775807"),
+    ("train.epochs=1000000000", "train.epochs = 1000000000: should be less than or equal to 10000"),
+    ("engine.workers=1000000", "engine.workers = 1000000: should be less than or equal to 1024"),
+    ("recipe.name=[1]", "recipe.name = [1]: use one of"),
+    ("fleet.profile={jetson-nano=1e308}", "fleet.profile"),
+    ("recipe.psi=" + "9" * 5000, "--set recipe.psi: Exceeds the limit"),
+    ("recipe.psi=" + "[" * 3000, "--set recipe.psi: maximum recursion depth"),
     ("model.name=no.such:Net", "model.name = 'no.such:Net' cannot be imported"),
     ("model.name=cnn-cifar", "model.name 'cnn-cifar' wants samples of shape (3, 32, 32), the data has (1, 8, 8)"),
     ("model.options=3", "model.options = 3: should be a valid dictionary"),
@@ -40,7 +49,7 @@ BAD = [
     ("recipe.psi=12", "psi must be above 0 and at most P - 1 = 9, got 12: a client has only 9 peers"),
     ("recipe.psi=0", "psi must be above 0"),
     ("recipe.psi='half'", "psi must be a number or a percentage of P such as '50%', got 'half'"),
-    ("recipe.psi=true", "recipe.psi = True: must be float or int or str"),
+    ("recipe.psi=true", "recipe.psi = True: should be a valid number or a valid string"),
     ("recipe.preset=papr", "recipe.preset = 'papr': did you mean 'paper'?"),
     ("recipe.pis=5", "recipe.pis is no setting of flrce; did you mean 'psi'?"),
     ("recipe.minimum=11", "recipe.minimum = 11: must be an integer from 1 to per_round = 10"),
@@ -68,7 +77,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("override", "line"), BAD, ids=[b[0] for b in BAD])
+@pytest.mark.parametrize(("override", "line"), BAD, ids=[b[0][:40] for b in BAD])
 def test_bad_values(override, line, capsys):
     code = main(["run", "--set", override])
     error = capsys.readouterr().err
@@ -158,7 +167,7 @@ def test_seed_lists():
 
     assert seeds("0,1,2") == [0, 1, 2]
     assert seeds("3-5,9") == [3, 4, 5, 9]
-    for bad in ("", "a", "1,1", "3-1"):
+    for bad in ("", "a", "1,1", "3-1", "²", "0-9999999999", "9" * 30, "1" + ",1" * 9, "-1", "1-", "٣"):
         with pytest.raises(BadInput):
             seeds(bad)
 

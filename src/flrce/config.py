@@ -1,25 +1,28 @@
 """The experiment file: TOML -> checked settings -> recipe, data, model, engine. All is refused before data loads."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from flrce import recipes
+from flrce.bounds import Batch, Count, Epochs, Positive, Rate, shown
 from flrce.compose import compose
 from flrce.data.partition import SCHEMES
 from flrce.data.sources import NAMES as DATA
 from flrce.data.sources import Source
-from flrce.errors import BadInput, nearest
+from flrce.errors import BadInput, brief, nearest
 from flrce.fleet.costs import profile
 from flrce.models.nets import NAMES as MODELS
 from flrce.pieces import Recipe
 
-Share = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:Class
+MOST_SEED = 2**63 - 1  # what TOML can hold
+MOST_BYTES = 2**20  # of an experiment file
 
 
 class Section(BaseModel):
@@ -31,8 +34,8 @@ class Data(Section):
     path: str | None = None
     partition: str = "dirichlet"
     alpha: Positive = 0.1
-    holdout: Share = 0.3
-    minimum: Annotated[int, Field(ge=2)] = 5
+    holdout: Annotated[float, Ge(0), Lt(1)] = 0.3
+    minimum: Annotated[int, Ge(2), Le(10**9)] = 5
 
     @field_validator("partition")
     @classmethod
@@ -52,25 +55,29 @@ class Model(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, value: str) -> str:
-        return value if ":" in value else _one_of(value, MODELS, 'or "package.module:Class"')
+        if ":" not in value:
+            return _one_of(value, MODELS, 'or "package.module:Class"')
+        if not OWN.fullmatch(value):
+            raise ValueError('write "package.module:Class"')
+        return value
 
 
 class Train(Section):
-    batch: Count = 16
-    epochs: Count = 5
-    lr: Positive = 0.1
+    batch: Batch = 16
+    epochs: Epochs = 5
+    lr: Rate = 0.1
 
 
 class EngineTable(Section):
     name: Literal["simulator", "flower"] = "simulator"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    workers: Count | Literal["auto"] = "auto"
+    workers: Annotated[int, Ge(1), Le(1024)] | Literal["auto"] = "auto"
     kernel: Literal["auto", "native", "torch"] = "auto"
     eval_every: Count = 1
 
 
 class Fleet(Section):
-    profile: str | dict[str, Positive] = "jetson-nano"
+    profile: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] = "jetson-nano"
 
     @field_validator("profile")
     @classmethod
@@ -94,7 +101,7 @@ class Stop(Section):
 class Experiment(Section):
     """One run, or one per seed. `Experiment.load` reads a file; `Experiment(**tables)` works from Python."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
     rounds: Count = 100
     clients: Count = 100
     per_round: Count = 10
@@ -120,12 +127,7 @@ class Experiment(Section):
         """An experiment file with `key=value` overrides; without a path, the defaults."""
         tables: dict[str, Any] = {}
         if path is not None:
-            try:
-                tables = tomllib.loads(Path(path).read_text())
-            except OSError as why:
-                raise BadInput(f"{path} cannot be read: {why.strerror}; give an experiment file (TOML)") from why
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
-                raise BadInput(f"{path} is not valid TOML: {why}") from why
+            tables = read_toml(Path(path))
         for override in overrides:
             _set(tables, override)
         return cls.of(tables, str(path) if path else "experiment")
@@ -137,8 +139,12 @@ class Experiment(Section):
             return cls(**tables)
         except ValidationError as error:
             raise BadInput(f"{where}: {_explain(error)}") from error
+        except RecursionError as why:
+            raise BadInput(f"{where}: tables within tables without end; pieces wrap a few others at most") from why
 
     def with_seed(self, seed: int) -> "Experiment":
+        if type(seed) is not int or not 0 <= seed <= MOST_SEED:
+            raise BadInput(f"seed = {shown(seed)}: should be an integer from 0 to {MOST_SEED}")
         return self.model_copy(update={"seed": seed})
 
     def toml(self) -> str:
@@ -150,9 +156,29 @@ class Experiment(Section):
         return compose(self.recipe, local, self.stop.model_dump(exclude_none=True))
 
 
+def read_toml(path: Path, what: str = "give an experiment file (TOML)") -> dict[str, Any]:
+    """A TOML file of moderate size as tables, or BadInput."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as why:
+        raise BadInput(f"{path} cannot be read: {getattr(why, 'strerror', None) or why}; {what}") from why
+    if len(data) > MOST_BYTES:
+        raise BadInput(f"{path} is larger than {MOST_BYTES} bytes; {what}")
+    return _parsed(data.decode(errors="surrogateescape"), str(path))
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        text.encode()
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as why:  # giant integers and a thousand brackets are no TOMLDecodeError
+        raise BadInput(f"{where} is not valid TOML: {brief(why, 200)}") from why
+
+
 def _one_of(value: str, valid: Any, more: str = "") -> str:
     if value not in valid:
-        raise ValueError(f"{nearest(value, valid)} {more}".strip())
+        raise ValueError(f"{nearest(value[:60], valid)} {more}".strip())
     return value
 
 
@@ -160,17 +186,19 @@ def _set(tables: dict[str, Any], override: str) -> None:
     """Apply `a.b=value`; the value is TOML, or else a plain string."""
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise BadInput(f"--set {override!r} is no key=value; write for example --set recipe.psi=5")
+        raise BadInput(f"--set {shown(override)} is no key=value; write for example --set recipe.psi=5")
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text
+    except (ValueError, RecursionError) as why:
+        raise BadInput(f"--set {brief(key, 60)}: {brief(why, 200)}") from why
     *path, last = key.strip().split(".")
     table = tables
     for name in path:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise BadInput(f"--set {override!r}: {name!r} is a value, not a table; drop what follows it")
+            raise BadInput(f"--set {shown(override)}: {name!r} is a value, not a table; drop what follows it")
     table[last] = value
 
 
@@ -189,12 +217,13 @@ def _explain(error: ValidationError) -> str:
     key = ".".join(path)
     if first["type"] == "extra_forbidden":
         unknown = str(first["loc"][-1])
-        return f"{'.'.join([*path, unknown])} is no known key; {nearest(unknown, section.model_fields)}"
+        return (
+            f"{brief('.'.join([*path, unknown]), 100)} is no known key; {nearest(unknown[:60], section.model_fields)}"
+        )
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not key:
         return message
-    shown = repr(first["input"])
-    return f"{key} = {shown if len(shown) < 60 else shown[:57] + '...'}: {message}"
+    return f"{key} = {shown(first['input'])}: {message}"
 
 
 def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None = None) -> Any:

@@ -2,10 +2,17 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
+
+SHOWN = 300  # characters of a stranger's text that are kept
+LONGEST = 2000  # of a message
 
 
 class BadInput(ValueError):
-    """Raised before any work is lost; the command line prints it and exits with 2."""
+    """Raised before any work is lost; the command line prints it and exits with 2. Its message is one line."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(brief(message, LONGEST))
 
 
 class Unfinished(RuntimeError):
@@ -17,3 +24,14 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     valid = sorted(valid)
     close = get_close_matches(word, valid, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(valid)}"
+
+
+def brief(value: Any, most: int = SHOWN) -> str:
+    """Anything as text in one line: no giant integer written out, nothing that a terminal would obey."""
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        text = str(value)[: 2 * most]
+    except Exception:  # an object with a mind of its own
+        text = f"a {type(value).__name__}"
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text).strip()[:most]

@@ -13,6 +13,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce.bounds import problem
 from flrce.errors import BadInput
 from flrce.types import Evaluation, Event, Payload, Record, Reply, Selection, Spent, Task, Updates
 
@@ -168,6 +169,10 @@ class Recipe:
     name: str = ""
 
     def __post_init__(self) -> None:
+        for role, piece in self.pieces():
+            why = problem(piece)
+            if why:
+                raise BadInput(f"{role} {why}")
         for _, piece in self.pieces():
             why = piece.objection(self) if hasattr(piece, "objection") else ""
             if why:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
@@ -107,7 +107,7 @@ def krum(attackers: int = 1, keep: int = 0, P: int = 10, **local: Any) -> Recipe
     return replace(fedavg(P, **local), aggregator=Krum(attackers, keep), minimum=2 * attackers + 3, name="krum")
 
 
-def clipped_mean(norm: float | str = "median", P: int = 10, **local: Any) -> Recipe:
+def clipped_mean(norm: float | Literal["median"] = "median", P: int = 10, **local: Any) -> Recipe:
     """FedAvg with updates clipped to a norm, or to the round's median one: no update dominates by its length."""
     return replace(fedavg(P, **local), aggregator=ClippedMean(norm), name="clipped-mean")
 
@@ -117,7 +117,7 @@ def fedcom(keep: float = 0.6, preset: str = "paper", feedback: bool = False, P: 
 
     `authors` averages updates without weights, as their released code does.
     """
-    by = _preset(preset, {"paper": "samples", "authors": "equal"})
+    by: Literal["samples", "equal"] = "samples" if _preset(preset, {"paper": True, "authors": False}) else "equal"
     compressor = ErrorFeedback(TopK(keep)) if feedback else TopK(keep)
     return replace(fedavg(P, **local), compressor=compressor, aggregator=WeightedMean(by=by), name="fedcom")
 

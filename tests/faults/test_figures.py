@@ -12,10 +12,11 @@ from clients import SIZES, Fleet
 
 from flrce import recipes
 from flrce.aggregators.mean import WeightedMean, weights
+from flrce.errors import brief
 from flrce.loop import initial, rounds
 from flrce.round.booking import book
 from flrce.round.gate import GROWTH, gate
-from flrce.round.payloads import MOST, brief, number, sound
+from flrce.round.payloads import MOST, number, sound
 from flrce.store.ledger import record, summarise
 from flrce.types import ClientRecord, Record, Spent, Updates
 

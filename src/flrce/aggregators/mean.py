@@ -1,11 +1,12 @@
 """Weighted means of updates. Sums run in float64 over replies in a fixed order, so no arrival order shows."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from flrce.bounds import Amount, Rate
 from flrce.types import Updates
 
 COLUMNS = 2**16  # coordinates summed at a time: several float64 copies of a large model would be alive at once
@@ -20,10 +21,10 @@ class WeightedMean:
     a coordinate vote for its old value (Wen et al. 2022), so that rarely held ones move less.
     """
 
-    rate: float = 1.0
-    by: str = "samples"
+    rate: Rate = 1.0
+    by: Literal["samples", "equal"] = "samples"
     fill: bool = False
-    cap: float = 0.0
+    cap: Amount = 0.0
 
     def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
         n = weights(updates.n, self.by, self.cap)

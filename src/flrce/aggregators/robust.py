@@ -7,12 +7,14 @@ Krum compares whole updates and refuses.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor
 
 from flrce.aggregators.mean import weights
+from flrce.bounds import Amount, Positive, Whole
 from flrce.errors import BadInput
 from flrce.pieces import Recipe
 from flrce.types import Updates
@@ -25,7 +27,7 @@ class TrimmedMean:
     Rounded up, so that it holds against up to `share` attackers; at least one value always stays.
     """
 
-    share: float = 0.2
+    share: Annotated[float, Ge(0), Lt(0.5)] = 0.2
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:
@@ -51,8 +53,8 @@ class Krum:
     P >= 2 attackers + 3; with fewer replies the neighbours shrink to at least one. keep = 0: all but the attackers.
     """
 
-    attackers: int = 1
-    keep: int = 0
+    attackers: Whole = 1
+    keep: Whole = 0
 
     def __post_init__(self) -> None:
         if self.attackers < 0 or self.keep < 0:
@@ -86,9 +88,9 @@ class ClippedMean:
     claimed n cannot dominate either.
     """
 
-    norm: float | str = "median"
-    by: str = "samples"
-    cap: float = 0.0
+    norm: Positive | Literal["median"] = "median"
+    by: Literal["samples", "equal"] = "samples"
+    cap: Amount = 0.0
 
     def __post_init__(self) -> None:
         if not (self.norm == "median" if isinstance(self.norm, str) else 0 < self.norm < math.inf):

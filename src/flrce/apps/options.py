@@ -3,6 +3,7 @@
 Only light modules are imported here: help and completion must not wait for PyTorch.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
+MOST = 10_000  # seeds of one command
 
 
 class Command(click.Command):
@@ -92,12 +94,17 @@ def seeds(text: str | None) -> list[int] | None:
     """0,1,2 or 0-4 as a list."""
     if text is None:
         return None
+    from flrce.config import MOST_SEED
+
     found: list[int] = []
     for part in text.split(","):
-        low, _, high = part.strip().partition("-")
-        if not low.isdigit() or (high and not high.isdigit()):
-            raise BadInput(f"--seeds {text!r}: {part!r} is no seed; write for example 0,1,2 or 0-4")
-        found += range(int(low), int(high or low) + 1)
+        match = re.fullmatch(r"\s*([0-9]{1,19})(?:-([0-9]{1,19}))?\s*", part)
+        if match is None:
+            raise BadInput(f"--seeds {text[:60]!r}: {part[:60]!r} is no seed; write for example 0,1,2 or 0-4")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high - low >= MOST or len(found) >= MOST or high > MOST_SEED:
+            raise BadInput(f"--seeds {text[:60]!r}: at most {MOST} seeds, each at most {MOST_SEED}; name fewer")
+        found += range(low, high + 1)
     if len(set(found)) < len(found) or not found:
-        raise BadInput(f"--seeds {text!r} names no seed, or one twice; write for example 0,1,2 or 0-4")
+        raise BadInput(f"--seeds {text[:60]!r} names no seed, or one twice; write for example 0,1,2 or 0-4")
     return found

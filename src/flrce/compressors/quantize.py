@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
@@ -26,7 +28,7 @@ class Quantize:
     tensor, so also an update of zero, arrives exactly.
     """
 
-    bits: int = 8
+    bits: Annotated[int, Ge(1), Le(8)] = 8
     stochastic: bool = True
 
     def __post_init__(self) -> None:

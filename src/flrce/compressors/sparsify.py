@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce.bounds import Part
 from flrce.compressors.buffers import Names, check_share, exactly, total
 from flrce.errors import BadInput, nearest
 from flrce.models.part import portion
@@ -27,8 +29,8 @@ class TopK:
     other. `dense_bn` sends BatchNorm's running statistics whole and picks K among the rest.
     """
 
-    keep: float = 0.6
-    coding: str = "auto"
+    keep: Part = 0.6
+    coding: Literal["auto", "bitmap", "indices", "dense"] = "auto"
     dense_bn: bool = False
 
     def __post_init__(self) -> None:
@@ -86,7 +88,7 @@ class RandomK:
     `scaled` multiplies them by d / K, so that the mean over draws is the whole update.
     """
 
-    keep: float = 0.1
+    keep: Part = 0.1
     scaled: bool = False
 
     def __post_init__(self) -> None:

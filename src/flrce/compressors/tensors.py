@@ -7,6 +7,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce.bounds import Share
 from flrce.compressors.buffers import Names, exactly
 from flrce.errors import BadInput
 from flrce.pieces import take
@@ -20,7 +21,7 @@ class DropTensors:
     A tensor left out counts as unchanged, as in the authors' code; with `coverage` the mean is over those who sent it.
     """
 
-    rate: float = 0.325
+    rate: Share = 0.325
     coverage: bool = False
 
     def __post_init__(self) -> None:

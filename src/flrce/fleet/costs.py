@@ -69,7 +69,7 @@ def profile(name: str) -> Profile:
     if name.endswith(".toml"):
         try:
             text = Path(name).read_text()
-        except (OSError, UnicodeDecodeError) as why:
+        except (OSError, ValueError) as why:
             raise BadInput(f"fleet.profile {name!r} cannot be read: {why}; give a shipped name or a TOML file") from why
     elif name in profile_names():
         text = (resources.files("flrce") / "fleet" / "profiles" / f"{name}.toml").read_text()
@@ -77,7 +77,7 @@ def profile(name: str) -> Profile:
         raise BadInput(f"fleet.profile {name!r} is unknown; {nearest(name, profile_names())}, or a file name.toml")
     try:
         return Profile(name, **{key: figure["value"] for key, figure in tomllib.loads(text).items()})
-    except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as why:
+    except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as why:
         raise BadInput(
             f"fleet.profile {name!r} is malformed ({why}); copy a shipped one and change its values"
         ) from why

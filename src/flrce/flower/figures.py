@@ -7,10 +7,11 @@ from typing import Any
 
 from flwr.app import Message, MetricRecord
 
+from flrce.errors import brief
 from flrce.flower.nodes import why
 from flrce.flower.wire import SAMPLES
 from flrce.round.gate import MOST_SAMPLES
-from flrce.round.payloads import brief, number
+from flrce.round.payloads import number
 
 ACCURACY = ("accuracy", "eval_acc", "acc", "eval_accuracy", "val_acc", "val_accuracy")
 LOSSES = ("loss", "eval_loss", "val_loss")

@@ -11,10 +11,10 @@ from typing import TypeVar
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from flrce.errors import brief
 from flrce.flower.wire import PREFIX, name_of
 from flrce.pieces import Malformed
 from flrce.round.gate import MOST_SAMPLES
-from flrce.round.payloads import brief
 
 HELLO = "query.flrce"  # a client that knows us answers with its name and number of samples
 LOSS = "query.flrce_loss"  # the mean loss of a model on its training samples

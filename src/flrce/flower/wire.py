@@ -12,11 +12,11 @@ from typing import Any
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from flrce.errors import BadInput
+from flrce.errors import BadInput, brief
 from flrce.flower.arrays import Template, record, tensors, weight
 from flrce.names import PIECES
 from flrce.pieces import Dense, Malformed
-from flrce.round.payloads import brief, number
+from flrce.round.payloads import number
 from flrce.types import Payload, Reply, Spent, Task
 
 PREFIX = "flrce."  # of our keys in a ConfigRecord, beside the user's

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from flrce.bounds import Batch, Epochs, Rate
 from flrce.linalg import grown
 from flrce.local.drift import MEAN, ROUND
 from flrce.pieces import Recipe, View
@@ -28,10 +29,10 @@ class Corrected:
     task, d floats more on the way down.
     """
 
-    epochs: int = 5
-    batch: int = 128
-    lr: float = 0.1
-    rate: float = 1.0
+    epochs: Epochs = 5
+    batch: Batch = 128
+    lr: Rate = 0.1
+    rate: Rate = 1.0
     unfused: ClassVar[str] = "gradient corrections have none"
 
     def objection(self, recipe: Recipe) -> str:

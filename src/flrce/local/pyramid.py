@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
+from flrce.bounds import Amount, Batch, Epochs, Percent, Rate, Share
 from flrce.linalg import grown
 from flrce.pieces import Recipe, View
 from flrce.types import Event, Task
@@ -29,13 +32,13 @@ class FillTheRound:
     until then, up to `most` times its own steps (docs/methods.md says how this reads the released code's cap).
     """
 
-    epochs: int = 5
-    batch: int = 128
-    lr: float = 0.1
-    low: float = 0.1
-    high: float = 0.6
-    beta: float = 1.0
-    most: float = 5.0  # times the steps of a plain task
+    epochs: Epochs = 5
+    batch: Batch = 128
+    lr: Rate = 0.1
+    low: Share = 0.1
+    high: Share = 0.6
+    beta: Amount = 1.0
+    most: Annotated[float, Ge(1), Le(1000)] = 5.0  # times the steps of a plain task
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high < 1:
@@ -88,10 +91,10 @@ class FewerEpochs:
     T is the `percentile` of the durations of all reachable clients that are known. Who was never measured trains E.
     """
 
-    epochs: int = 5
-    batch: int = 128
-    lr: float = 0.1
-    percentile: float = 10.0
+    epochs: Epochs = 5
+    batch: Batch = 128
+    lr: Rate = 0.1
+    percentile: Percent = 10.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.percentile <= 100:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from flrce.bounds import Amount, Batch, Epochs, Part, Rate, Share, Whole
 from flrce.errors import BadInput
 from flrce.models.part import portion
 from flrce.pieces import View
@@ -16,9 +17,9 @@ SLACK = 1e-9  # share of a second or an epoch by which float arithmetic may miss
 class SGD:
     """E epochs of plain SGD for everyone."""
 
-    epochs: int = 5
-    batch: int = 128
-    lr: float = 0.1
+    epochs: Epochs = 5
+    batch: Batch = 128
+    lr: Rate = 0.1
 
     def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]:
         return tasks
@@ -32,13 +33,13 @@ class Proximal:
     stay comparable. Of each round's clients the share `stragglers` manages only 1..E-1 epochs, and still counts.
     """
 
-    epochs: int = 5
-    batch: int = 128
-    lr: float = 0.1
-    mu: float = 0.01
-    epochs_from: tuple[int, ...] = ()
+    epochs: Epochs = 5
+    batch: Batch = 128
+    lr: Rate = 0.1
+    mu: Amount = 0.01
+    epochs_from: tuple[Epochs, ...] = ()
     squared: bool = True
-    stragglers: float = 0.0
+    stragglers: Share = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epochs_from", tuple(self.epochs_from))  # experiment files have lists
@@ -78,11 +79,11 @@ class Freeze:
     With `seconds`, only for clients whose device would take longer than that to train everything.
     """
 
-    epochs: int = 5
-    batch: int = 128
-    lr: float = 0.1
-    first: int = 1
-    seconds: float = 0.0
+    epochs: Epochs = 5
+    batch: Batch = 128
+    lr: Rate = 0.1
+    first: Whole = 1
+    seconds: Amount = 0.0
 
     def __post_init__(self) -> None:
         if type(self.first) is not int or self.first < 0:
@@ -119,12 +120,12 @@ class Deadline:
     deadline, and is measured by that.
     """
 
-    epochs: int = 5
-    batch: int = 128
-    lr: float = 0.1
-    share: float = 0.5
+    epochs: Epochs = 5
+    batch: Batch = 128
+    lr: Rate = 0.1
+    share: Part = 0.5
     clip: bool = True
-    grace: float = 0.0
+    grace: Amount = 0.0
     partial: ClassVar[bool] = True  # a reply may cover only some coordinates
     changing: ClassVar[bool] = True  # and others in the next round
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flrce.errors import brief
 from flrce.pieces import Dense, Malformed
-from flrce.round.payloads import Base, brief, decoded, encoding, grounded, number, sound
+from flrce.round.payloads import Base, decoded, encoding, grounded, number, sound
 from flrce.types import Reply, Task, Updates
 
 MOST_SAMPLES = 10_000_000  # a client that claims more lies, or should be several clients

@@ -11,6 +11,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce.errors import brief
 from flrce.pieces import Malformed
 from flrce.rng import stream
 from flrce.types import Payload, Spent, Task
@@ -19,7 +20,6 @@ LARGEST = 1e9  # of one coordinate: beyond it float32 products of updates overfl
 MOST = 1e30  # of any figure that a client reports: sums over clients, samples and rounds stay far from overflow
 COST = 1e18  # of bytes, seconds, joules
 WATTS, PER_BYTE = 20_000.0, 0.01  # a measured cost beyond these is no device's: a full rack drawer, a satellite's radio
-SHOWN = 300  # characters of a client's text that are kept
 VARIANCE = "running_var"  # how BatchNorm's variances are named
 
 
@@ -110,17 +110,6 @@ def sound(spent: Any) -> bool:
 def number(value: Any, least: float = -MOST, most: float = MOST) -> bool:
     """Whether this is a finite number within bounds; a giant integer is none."""
     return isinstance(value, int | float) and least <= value <= most  # NaN compares with nothing
-
-
-def brief(value: Any, most: int = SHOWN) -> str:
-    """What a client sent as text in one line: no giant integer written out, nothing that a terminal would obey."""
-    if isinstance(value, int) and abs(value) >= 2**64:
-        return f"an integer of {value.bit_length()} bits"
-    try:
-        text = str(value)[: 2 * most]
-    except Exception:  # an object with a mind of its own
-        text = f"a {type(value).__name__}"
-    return "".join(c if c.isprintable() else "?" if not c.isspace() else " " for c in text).strip()[:most]
 
 
 def encoding(task: Task) -> Generator:

@@ -6,6 +6,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce.bounds import Whole
 from flrce.linalg import grown
 from flrce.pieces import Recipe, View
 from flrce.rng import draw
@@ -27,7 +28,7 @@ class PowerOfChoice:
     of the clients' last rounds instead, which is free. `candidates` = 0 draws twice P.
     """
 
-    candidates: int = 0
+    candidates: Whole = 0
     stale: bool = False
 
     def __post_init__(self) -> None:

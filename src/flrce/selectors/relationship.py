@@ -2,13 +2,14 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from numpy.random import Generator
 from torch import Tensor
 
 from flrce import relations
+from flrce.bounds import Amount, Count, Part, Share, Whole
 from flrce.errors import BadInput
 from flrce.linalg import grown
 from flrce.pieces import View
@@ -35,16 +36,16 @@ class ByRelationship:
     """
 
     piece: ClassVar[str] = "relationship"
-    decay: float = 0.98  # phi(t) = decay ** (t - 1)
-    warmup: int = 0  # rounds that always explore
-    anchor: str = "origin"
-    blend: float = 1.0
-    space: str = "trainable"
+    decay: Share = 0.98  # phi(t) = decay ** (t - 1)
+    warmup: Whole = 0  # rounds that always explore
+    anchor: Literal["origin", "model"] = "origin"
+    blend: Part = 1.0
+    space: Literal["trainable", "wire"] = "trainable"
     pessimistic: bool = False
-    floor: float = 0.0
-    most: float = 0.0
-    window: int = 10
-    sketch: int = 0
+    floor: Share = 0.0
+    most: Amount = 0.0
+    window: Count = 10
+    sketch: Whole = 0
 
     def __post_init__(self) -> None:
         if type(self.sketch) is not int or self.sketch < 0:

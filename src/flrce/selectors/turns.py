@@ -5,12 +5,13 @@ agreeing with friends (docs/robustness.md), and a round whose mean update is lik
 """
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce.bounds import Count
 from flrce.errors import BadInput, nearest
 from flrce.linalg import grown, grown_square
 from flrce.pieces import View
@@ -48,8 +49,8 @@ class InTurn:
     """
 
     piece: ClassVar[str] = "in-turn"
-    by: str = "balance"
-    sketch: int = 2048
+    by: Literal["balance", "agreement", "chance"] = "balance"
+    sketch: Count = 2048
 
     def __post_init__(self) -> None:
         if self.by not in ORDERS:

@@ -5,11 +5,14 @@ The formulas are those of its released code: methods differ from the printed pap
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce.bounds import Count, Percent, Share
 from flrce.linalg import grown
 from flrce.pieces import View
 from flrce.rng import draw
@@ -42,15 +45,15 @@ class ByUtility:
     utility. Once nobody is unseen, every place goes by score.
     """
 
-    epsilon: float = 0.9
-    decay: float = 0.95
-    floor: float = 0.2
-    alpha: float = 2.0
-    percentile: float = 10.0  # where the preferred duration starts; 100: no preference
-    clip: float = 0.98
-    overcommit: float = 1.1
-    pace: int = 20  # rounds of the pacer's window
-    delta: float = 5.0  # percentiles that it moves by
+    epsilon: Share = 0.9
+    decay: Share = 0.95
+    floor: Share = 0.2
+    alpha: Annotated[float, Ge(0), Le(100)] = 2.0
+    percentile: Percent = 10.0  # where the preferred duration starts; 100: no preference
+    clip: Share = 0.98
+    overcommit: Annotated[float, Ge(1), Le(100)] = 1.1
+    pace: Count = 20  # rounds of the pacer's window
+    delta: Percent = 5.0  # percentiles that it moves by
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= self.epsilon <= 1:

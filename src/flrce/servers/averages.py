@@ -6,11 +6,13 @@ An average costs the server one vector and the clients nothing; BatchNorm statis
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
+from flrce.bounds import Amount
 from flrce.types import Event
 
 PART = 2**20  # floats widened to float64 at a time: models can be large
@@ -32,8 +34,8 @@ class EMA:
     average is gone only in part, (1 - decay^t)^ease of it: almost the last model at first, the average later.
     """
 
-    decay: float = 0.9
-    ease: float = 0.0
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.9
+    ease: Amount = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.decay < 1 and 0 <= self.ease < math.inf):
@@ -83,7 +85,7 @@ class Tail:
 class TailMean:
     """The mean of the last `last` models."""
 
-    last: int = 10
+    last: Annotated[int, Ge(1), Le(10_000)] = 10
 
     def init(self, M: int, d: int, D: int) -> Tail:
         return Tail()

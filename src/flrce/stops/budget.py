@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flrce.bounds import Amount, Count, Positive
 from flrce.types import Record, Spent
 
 
@@ -11,10 +12,10 @@ from flrce.types import Record, Spent
 class Budget:
     """Stop when a budget is used up; a round that it cannot pay for is not even started."""
 
-    rounds: int | None = None
-    bytes: float | None = None
-    joules: float | None = None
-    seconds: float | None = None
+    rounds: Count | None = None
+    bytes: Positive | None = None
+    joules: Positive | None = None
+    seconds: Positive | None = None
 
     def __call__(self, history: Sequence[Record]) -> str:
         return self._over(history, 0, 0.0, 0.0)
@@ -46,8 +47,8 @@ class Budget:
 class Patience:
     """Stop when accuracy has not risen by `least` over the best of before for `rounds` evaluations."""
 
-    rounds: int = 10
-    least: float = 0.0
+    rounds: Count = 10
+    least: Amount = 0.0
 
     def __call__(self, history: Sequence[Record]) -> str:
         seen = [h.averaged if h.averaged is not None else h.accuracy for h in history]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flrce.bounds import Count, Positive, Whole
 from flrce.types import Record
 
 SHADOWS = (4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0)  # the paper's grid, for P = 10
@@ -18,10 +19,10 @@ class Conflicts:
     random must agree as well: whoever captured the selection is a minority there.
     """
 
-    psi: float
-    r: int = 1
-    n: int = 1
-    after: int = 0
+    psi: Positive
+    r: Count = 1
+    n: Count = 1
+    after: Whole = 0
     trusted: bool = False
     confirmed: bool = False
 

@@ -2,7 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Ge, Le
+
+from flrce.bounds import Count, Share, Whole
 from flrce.pieces import Recipe
 from flrce.types import Record
 
@@ -18,11 +22,11 @@ class Standstill:
     differ between clients, the less of it is ever seen. No run ends within `after` rounds (docs/beyond.md).
     """
 
-    level: float = -0.08
-    share: float = 0.4
-    n: int = 20
-    first: int = 10
-    after: int = 69
+    level: Annotated[float, Ge(-1), Le(1)] = -0.08
+    share: Share = 0.4
+    n: Count = 20
+    first: Count = 10
+    after: Whole = 69
 
     def __post_init__(self) -> None:
         if not (-1 <= self.level <= 1 and 0 <= self.share <= 1 and min(self.n, self.first) >= 1 and self.after >= 0):

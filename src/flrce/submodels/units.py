@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from flrce.bounds import Part, Positive
 from flrce.errors import BadInput
 from flrce.pieces import View
 from flrce.rng import stream
@@ -17,9 +18,9 @@ class RandomUnits:
     `seconds` the largest that lets its device finish in time (Wen et al. 2022), else the smallest.
     """
 
-    rate: float = 0.75
-    rates: tuple[float, ...] = ()
-    seconds: float | None = None
+    rate: Part = 0.75
+    rates: tuple[Part, ...] = ()
+    seconds: Positive | None = None
     ordered: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -51,9 +52,9 @@ class PrefixUnits:
     Rates as for RandomUnits; the first units are in every part, the last only in the largest.
     """
 
-    rate: float = 0.75
-    rates: tuple[float, ...] = ()
-    seconds: float | None = None
+    rate: Part = 0.75
+    rates: tuple[Part, ...] = ()
+    seconds: Positive | None = None
     ordered: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
