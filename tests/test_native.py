@@ -356,12 +356,12 @@ def test_an_unusable_cache_says_so(monkeypatch, tmp_path):
 def test_builds_are_reused(monkeypatch, tmp_path):
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path))
     compiled(nn.Sequential(nn.Linear(3, 2)), (3,))
-    (built,) = (tmp_path / "native").iterdir()
+    (built,) = (tmp_path / "native").glob("*.so")
     before = built.stat().st_mtime_ns
     compiled(nn.Sequential(nn.Linear(3, 2)), (3,))  # other weights, same net
-    assert [f.stat().st_mtime_ns for f in (tmp_path / "native").iterdir()] == [before]
+    assert [f.stat().st_mtime_ns for f in (tmp_path / "native").glob("*.so")] == [before]
     compiled(nn.Sequential(nn.Linear(3, 4)), (3,))
-    assert len(list((tmp_path / "native").iterdir())) == 2
+    assert sorted(f.suffix for f in (tmp_path / "native").iterdir()) == [".sha256", ".sha256", ".so", ".so"]
 
 
 def test_processes_may_build_at_the_same_time(tmp_path):
@@ -376,7 +376,7 @@ def test_processes_may_build_at_the_same_time(tmp_path):
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) for _ in range(2)]
     # equal logits: dL/dlogit = 1/7 except label 1, so every weight of row 0 falls by 7 / 7 = 1 and the sum stays
     assert [p.communicate(timeout=60)[0].split() for p in both] == [[b"28.0", b"1.0"]] * 2
-    assert [f.suffix for f in (tmp_path / "native").iterdir()] == [".so"]
+    assert sorted(f.suffix for f in (tmp_path / "native").iterdir()) == [".sha256", ".so"]
 
 
 @given(st.integers(1, 200), st.integers(1, 32))

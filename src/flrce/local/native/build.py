@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import lru_cache
@@ -62,26 +63,67 @@ def tools() -> tuple[list[str], str, Machine]:
 
 
 def library(source: str, command: list[str], macros: str) -> Path:
-    """The shared object for this source, from the cache or built now; others may build it at the same time."""
+    """The shared object for this source, from the cache or built now; others may build it at the same time.
+
+    What is loaded is code: it must be ours, written by nobody else, and the bytes whose hash was written beside it.
+    """
     key = hashlib.sha256("\0".join([source, *command, macros]).encode()).hexdigest()
     folder = cache()
     done = folder / f"{key}.so"
-    if done.exists():
-        return done
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            text, built = Path(scratch) / "net.c", Path(scratch) / "net.so"
-            text.write_text(source)
-            said = _run([*command, "-o", str(built), str(text), "-lm"])
-            if said.returncode != 0 or not built.exists():
-                raise Unsupported(
-                    f"the C compiler failed: {next(iter(said.stderr.strip().splitlines()), 'no message')}"
-                )
-            os.replace(built, done)  # atomic: others see all of it or nothing
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _own(folder)
+        if not _intact(done):
+            _build(source, command, folder, done)
     except OSError as why:
         raise Unsupported(f"no build folder at {folder} ({why.strerror}); set FLRCE_CACHE to a writable one") from why
     return done
+
+
+def _build(source: str, command: list[str], folder: Path, done: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # a name that nobody can guess, and mode 0700
+        text, built, mark = (Path(scratch) / name for name in ("net.c", "net.so", "net.sha256"))
+        text.write_text(source)
+        said = _run([*command, "-o", str(built), str(text), "-lm"])
+        if said.returncode != 0 or not built.exists():
+            raise Unsupported(f"the C compiler failed: {next(iter(said.stderr.strip().splitlines()), 'no message')}")
+        built.chmod(0o500)
+        mark.write_text(_digest(built))
+        for path in (built, mark):
+            with open(path, "rb") as f:
+                os.fsync(f.fileno())
+        os.replace(built, done)  # atomic: others see all of it or nothing
+        os.replace(mark, done.with_suffix(".sha256"))
+
+
+def _intact(path: Path) -> bool:
+    """Whether this is a build of ours that is as it was; one that is not is made again."""
+    try:
+        with open(path, "rb", opener=_no_link) as f:
+            found = os.fstat(f.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+                return False
+            return hashlib.file_digest(f, "sha256").hexdigest() == path.with_suffix(".sha256").read_text()
+    except (OSError, ValueError):  # missing, a link, or a hash that is no text
+        return False
+
+
+def _own(folder: Path) -> None:
+    """Unsupported unless only this user (or root) can write to the folder; our own is closed to others."""
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        raise Unsupported(f"{folder} belongs to user {found.st_uid}; set FLRCE_CACHE to a folder of your own")
+    if found.st_mode & 0o022:
+        folder.chmod(found.st_mode & 0o755)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
