@@ -324,6 +324,8 @@ def test_table3_by_hand():
     assert rows["flrce"][7] == 2 - 63
     assert rows["fedcom"][8].mean == pytest.approx(10)  # FLrce's lead: 60 - 40 and 50 - 50
     assert rows["fedcom"][3] == 42.9
+    assert rows["fedcom"][9].mean == pytest.approx(30)  # and without its stop: 70 - 40 and 80 - 50
+    assert rows["flrce-no-stop"][8:10] == (rows["flrce-no-stop"][8], None)
     assert rows["timelyfl"][2] == ABSENT
     assert rows["timelyfl"][-1] == ABSENT
 
@@ -390,6 +392,12 @@ def test_table4_and_ablation_by_hand():
     (row,) = resources.ablation(g).rows
     assert row[1] == "1 of 1"
     assert row[5].mean == 0
+    # stopped in round 2 with 60 %, then 58 and 80: 2 points won and 20 lost
+    each = [run([0.5, 0.6, last], exploit={2}, conflicts=5.0) for last in (0.58, 0.8)]
+    table = resources.ablation(grid(*(("flrce-no-stop", seed, found) for seed, found in enumerate(each))))
+    (row,) = table.rows
+    assert row[table.column("worst seed")] == pytest.approx(-20)
+    assert row[table.column("seeds that lose over 1 point")] == "1 of 2"
 
 
 def test_a_stopped_run_keeps_its_accuracy():

@@ -109,7 +109,8 @@ def ablation(grid: Grid) -> Table:
     """FLrce with and without its early stop (section 4.4)."""
     columns = (
         Column("data set"), Column("seeds that stop"), Column("stops in round"), Column("accuracy %", 2),
-        Column("without stop %", 2), Column("difference", 2, True), Column("paper"),
+        Column("without stop %", 2), Column("difference", 2, True), Column("worst seed", 2, True),
+        Column("seeds that lose over 1 point"), Column("paper"),
         Column("acc/kJ without, % of with"), Column("acc/GB without, % of with"), Column("paper "), Column("note"),
     )  # fmt: skip
     rows: list[tuple[Any, ...]] = []
@@ -118,10 +119,12 @@ def ablation(grid: Grid) -> Table:
         ours, whole = figures(with_stop, "accuracy", 100), figures(without, "accuracy", 100)
         shares = [_share(without, with_stop, name) for name in EFFICIENCIES]
         said = paper.ABLATION.get(dataset, (None, None))
+        gaps = [ours[seed] - whole[seed] for seed in sorted({*ours} & {*whole})]
+        losers = f"{sum(gap < -1 for gap in gaps)} of {len(gaps)}" if gaps else None
         rows.append((
             paper.label(dataset), stops(with_stop), Interval.of(figures(with_stop, "rounds").values()) or ABSENT,
-            Interval.of(ours.values()) or ABSENT, Interval.of(whole.values()) or ABSENT, paired(ours, whole), said[0],
-            *shares, said[1], grid.note(dataset, "flrce-no-stop"),
+            Interval.of(ours.values()) or ABSENT, Interval.of(whole.values()) or ABSENT, paired(ours, whole),
+            min(gaps, default=None), losers, said[0], *shares, said[1], grid.note(dataset, "flrce-no-stop"),
         ))  # fmt: skip
     return Table(f"fig-ablation-{grid.regime}", title(grid, "With and without early stopping"), columns, tuple(rows))
 
