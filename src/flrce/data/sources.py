@@ -1,5 +1,6 @@
 """Samples before they are shared out: embedded digits, Debian's Fashion-MNIST, arrays of one's own, prepared sets."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.data import npz
 from flrce.errors import BadInput
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package dataset-fashion-mnist puts it
@@ -89,15 +91,9 @@ def fashion_mnist(folder: Path = FASHION) -> Source:
 
 def arrays(path: Path) -> Source:
     """An .npz of one's own: x (N, ...) uint8 or float, y (N,) integers, optional group (N,)."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise BadInput(f"data.path {str(path)!r} does not exist; give an .npz with x, y and optional group")
-    try:
-        with np.load(path, allow_pickle=False) as z:
-            found = {key: z[key] for key in z.files}
-    except (ValueError, OSError, EOFError) as why:
-        raise BadInput(
-            f"data.path {str(path)!r} is no plain .npz ({why}); save with numpy.savez(x=..., y=...)"
-        ) from why
+    found = npz.load(path, ("x", "y", "group"), f"data.path {str(path)!r}")
     return from_arrays(
         found.get("x"), found.get("y"), found.get("group"), name=path.stem, where=f"data.path {str(path)!r}"
     )
@@ -113,6 +109,8 @@ def from_arrays(
     """A source from arrays in memory, checked."""
     if x is None or y is None:
         raise BadInput(f"{where} lacks {'x' if x is None else 'y'}; it needs x (samples) and y (labels)")
+    if not x.ndim or y.ndim != 1 or (group is not None and group.ndim != 1):
+        raise BadInput(f"{where} x must be (N, ...), y and group (N,), got {x.shape} and {y.shape}")
     if len(x) != len(y) or (group is not None and len(group) != len(x)):
         raise BadInput(f"{where} has {len(x)} samples but {len(y)} labels or another number of groups; make them equal")
     if y.ndim != 1 or y.dtype.kind not in "iu" or (len(y) and y.min() < 0):
@@ -120,7 +118,8 @@ def from_arrays(
     if x.dtype != np.uint8:
         if x.dtype.kind not in "fiub":
             raise BadInput(f"{where} x must be numbers, got {x.dtype}; save images as uint8 or features as float32")
-        x = x.astype(np.float32)
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
         if not np.isfinite(x).all():
             raise BadInput(f"{where} x holds NaN or infinity; clean the samples first")
     codes: NDArray[np.int64] | None = None
