@@ -120,6 +120,12 @@ def test_krum_worked_by_hand():
     assert Krum(attackers=1)(torch.zeros(1), updates, None).tolist() == [1.5]  # all but one: (0 + 1 + 2 + 3) / 4
 
 
+def test_krum_looks_at_trained_coordinates_only():
+    # as above, with a BatchNorm statistic behind each update that would make the attacker everybody's neighbour
+    updates = updates_of([[0, 900], [1, -900], [2, 500], [3, -500], [1000, 0]], trainable=1)
+    assert Krum(attackers=1, keep=1)(torch.zeros(2), updates, None).tolist() == [1.0, -900.0]
+
+
 @given(st.integers(0, 10**6))
 def test_multi_krum_keeps_no_attacker_far_away(seed):
     rng = np.random.default_rng(seed)
@@ -154,6 +160,12 @@ def test_clipping_worked_by_hand():
     updates = updates_of([[3, 4], [6, 8], [0, 1]], n=[1, 1, 2])
     assert ClippedMean()(torch.zeros(2), updates, None).tolist() == [1.5, 2.5]
     assert ClippedMean(norm=100.0)(torch.zeros(2), updates, None).tolist() == [2.25, 3.5]
+
+
+def test_the_median_of_an_even_number_of_lengths_lies_between_the_middle_two():
+    # norms 1, 2, 4, 10: the median is 3, so 4 and 10 become 3: (1 + 2 + 3 + 3) / 4
+    updates = updates_of([[1.0], [2.0], [4.0], [10.0]])
+    assert ClippedMean()(torch.zeros(1), updates, None).tolist() == [2.25]
 
 
 @given(cases, st.floats(0.1, 20.0))

@@ -202,6 +202,9 @@ def test_corrections_object_to_parts_and_other_rates():
         Experiment.of({"recipe": {"name": "fedcomgate", "submodel": "random-units"}})
     with pytest.raises(BadInput, match="rate"):
         Experiment.of({"recipe": {"name": "fedcomgate", "aggregator": {"piece": "mean", "rate": 0.5}}})
+    for other in ("median", "krum", "trimmed", "clipped"):
+        with pytest.raises(BadInput, match=r'needs a plain mean .* set aggregator = "mean"'):
+            Experiment.of({"recipe": {"name": "fedcomgate", "aggregator": other}})
 
 
 #: what of a method outlives a round: a client's residual, its drift and the server's means, its units, its blocks

@@ -49,8 +49,9 @@ class Median:
 class Krum:
     """The mean of the `keep` updates with the nearest neighbours (Blanchard et al. 2017; Multi-Krum for keep > 1).
 
-    An update's score is the sum of the squared distances to its P - attackers - 2 nearest. The guarantee needs
-    P >= 2 attackers + 3; with fewer replies the neighbours shrink to at least one. keep = 0: all but the attackers.
+    An update's score is the sum of the squared distances to its P - attackers - 2 nearest, over trained coordinates:
+    BatchNorm statistics are no gradients, and would outweigh them. The guarantee needs P >= 2 attackers + 3; with fewer
+    replies the neighbours shrink to at least one. keep = 0: all but the attackers.
     """
 
     attackers: Whole = 1
@@ -74,7 +75,7 @@ class Krum:
                 "krum compares whole updates; give every client the whole model, or aggregate by trimmed mean"
             )
         P = len(updates)
-        chosen = krum(updates.U, self.attackers)[: min(self.keep or max(P - self.attackers, 1), P)]
+        chosen = krum(updates.u, self.attackers)[: min(self.keep or max(P - self.attackers, 1), P)]
         mean = updates.U[sorted(chosen)].double().mean(0)
         return (w.double() + mean).to(w.dtype)
 
@@ -112,7 +113,7 @@ class ClippedMean:
     def _scale(self, U: Tensor, norm: float | str) -> Tensor:
         """(P, 1) what each row is multiplied by."""
         norms: Tensor = torch.linalg.vector_norm(U, dim=1, keepdim=True, dtype=torch.float64)
-        most = norms.median() if isinstance(norm, str) else torch.tensor(norm, dtype=torch.float64)
+        most = norms.quantile(0.5) if isinstance(norm, str) else torch.tensor(norm, dtype=torch.float64)
         return (most / norms.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
 
 

@@ -38,7 +38,11 @@ class Corrected:
     def objection(self, recipe: Recipe) -> str:
         if recipe.partial:
             return f"the gradient correction needs whole models, but {recipe.partial} lets clients send parts; drop one"
-        if getattr(recipe.aggregator, "rate", self.rate) != self.rate:
+        rate = getattr(recipe.aggregator, "rate", None)
+        if rate is None:
+            other = type(recipe.aggregator).__name__
+            return f'the gradient correction needs a plain mean of updates, {other} is none; set aggregator = "mean"'
+        if rate != self.rate:
             return f"trainer.rate = {self.rate} must be the aggregator's rate; set both alike"
         return ""
 
