@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from flrce import Experiment, runs
+from flrce import Experiment, recipes, runs
 from flrce.apps.cli import main
 from flrce.results.whatif import SELECTION, caveats, grid, replay, rules
 from flrce.stops.budget import Budget
@@ -48,6 +48,32 @@ def test_a_hardened_rule_keeps_its_other_settings(tmp_path):
     result = runs.run(experiment("flrce", recipe=other))
     assert result.summary["stopped"], "the comparison needs a run that stops"
     same(replay(run, "", rules(run, psi=[1.0])["psi 1"]), result)
+
+
+def test_a_run_without_a_stop_replays_its_presets_rule(tmp_path):
+    """The hardened rule wants several rounds that agree, late enough, among clients that are trusted."""
+    selector = {"piece": "relationship", "decay": 0.9, "floor": 0.2}
+    shape = {"rounds": 40, "clients": 12, "per_round": 5, "engine": {"workers": 1}}
+    free = {"name": "flrce-no-stop", "preset": "hardened", "selector": selector}
+    runs.run(Experiment(**shape, recipe=free), tmp_path / "run")
+    run = read.one(tmp_path / "run")
+    rule = rules(run, psi=[1.0])["psi 1"]
+    assert rule == recipes.flrce(1.0, "hardened", P=5).stop
+    assert rule != Conflicts(1.0)
+    result = runs.run(Experiment(**shape, recipe={**free, "name": "flrce", "psi": 1.0}))
+    assert result.summary["stopped"], "the comparison needs a run that stops"
+    same(replay(run, "", rule), result)
+
+
+def test_a_budget_counts_the_questions_that_were_asked(tmp_path):
+    """Power-of-Choice: candidates that do not train download the model all the same."""
+    free = runs.run(experiment("power-of-choice", rounds=8), tmp_path / "run")
+    run = read.one(tmp_path / "run")
+    a_round = free.history[0].bytes_up + free.history[0].bytes_down
+    limit = 3.5 * a_round
+    same(replay(run, "", Budget(bytes=limit)), runs.run(experiment("power-of-choice", rounds=8, stop={"bytes": limit})))
+    notes = caveats(run, [replay(run, "9 joules", Budget(joules=9.0))])
+    assert any("losses were asked for" in note for note in notes)
 
 
 @pytest.mark.parametrize("budget", [{"joules": 12.0}, {"bytes": 5e5}, {"seconds": 0.9}, {"rounds": 4}])
@@ -109,6 +135,13 @@ def test_compressed_replies_make_budgets_a_guess(tmp_path):
     run = read.one(tmp_path / "run")
     assert any("compressed" in note for note in caveats(run, [replay(run, "9 joules", Budget(joules=9.0))]))
     assert caveats(run, [replay(run, "patience 2", Conflicts(4.0))]) == [SELECTION]
+
+
+def test_spares_make_budgets_a_guess(tmp_path):
+    runs.run(experiment("oort", rounds=2, clients=14, per_round=10), tmp_path / "run")
+    run = read.one(tmp_path / "run")
+    (note,) = caveats(run, [replay(run, "9 seconds", Budget(seconds=9.0))])[1:]
+    assert "spares were asked along" in note
 
 
 def test_replay_takes_less_than_a_second(recorded):

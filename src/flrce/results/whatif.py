@@ -1,4 +1,8 @@
-"""Stop rules replayed on a recorded run. Exact: a rule only ends a run, and sees nothing but the record."""
+"""Stop rules replayed on a recorded run: a rule only ends a run, and sees nothing but the record.
+
+A budget also refuses a round by its estimate, of which the record knows only what the round then cost; `caveats` says
+where the two differ.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,11 +10,11 @@ from typing import Any
 
 from flrce.errors import BadInput, nearest
 from flrce.pieces import Dense, StopRule
-from flrce.recipes import STANDSTILLS
+from flrce.recipes import SELECTIONS, STANDSTILLS, flrce
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import SHADOWS, Conflicts
 from flrce.store.read import Run
-from flrce.types import Record
+from flrce.types import Record, Spent
 
 SELECTION = (
     "Only the end of a run can be replayed: what would change who is selected or how they train needs a new run."
@@ -37,7 +41,7 @@ def rules(
     nbytes: Sequence[float] = (), seconds: Sequence[float] = (), rounds: Sequence[int] = (),
     preset: Sequence[str] = (),
 ) -> dict[str, StopRule]:  # fmt: skip
-    """Each value as a rule of its own, by name; psi in the run's own conflict rule, where it had one."""
+    """Each value as a rule of its own, by name; psi in the conflict rule of the run, or of its preset."""
     for name, values in {
         "psi": psi, "patience": patience, "joules": joules, "bytes": nbytes, "seconds": seconds, "rounds": rounds
     }.items():  # fmt: skip
@@ -51,13 +55,20 @@ def rules(
         raise BadInput(f'--preset: {run.folder} kept no averaged model, so no headway; it needs average = "ema"')
     return {
         **{name: STANDSTILLS[name] for name in preset},
-        **{f"psi {value:g}": replace(run.rule or Conflicts(value), psi=value) for value in psi},
+        **{f"psi {value:g}": replace(run.rule or _preset(run), psi=value) for value in psi},
         **{f"patience {value}": Patience(value) for value in patience},
         **{f"{value:g} joules": Budget(joules=value) for value in joules},
         **{f"{value:g} bytes": Budget(bytes=value) for value in nbytes},
         **{f"{value:g} seconds": Budget(seconds=value) for value in seconds},
         **{f"{value} rounds": Budget(rounds=value) for value in rounds},
     }
+
+
+def _preset(run: Run) -> Conflicts:
+    """The conflict rule that a run without one would have been under: its preset's."""
+    preset = run.experiment.get("recipe", {}).get("preset", "default")
+    stop = flrce(psi="50%", preset=preset, P=run.P).stop if preset in (*STANDSTILLS, *SELECTIONS) else None
+    return stop if isinstance(stop, Conflicts) else Conflicts(1.0)
 
 
 def grid(run: Run) -> dict[str, StopRule]:
@@ -71,8 +82,8 @@ def replay(run: Run, name: str, rule: StopRule) -> Outcome:
     for i, h in enumerate(run.rounds):
         if h.outcome == "not started":
             break
-        # a budget also refuses a round that it cannot pay for; the record knows what that round cost
-        why = before(run.rounds[:i], run.spent(i)) if before else ""
+        cost = Spent(bytes_up=h.bytes_up, bytes_down=h.bytes_down, joules=h.joules, compute_seconds=h.seconds)
+        why = before(run.rounds[:i], [cost]) if before else ""
         if why:
             return _outcome(run, name, why, i)
         why = rule(run.rounds[: i + 1]) if h.outcome == "committed" else ""
@@ -100,10 +111,24 @@ def caveats(run: Run, outcomes: Sequence[Outcome]) -> list[str]:
             f"The run itself ended after round {len(run.done)} ({run.rounds[-1].stop}): a rule that had not said stop "
             "by then would have gone on, how far only a new run can tell."
         )
-    compressed = run.recipe is None or not isinstance(run.recipe.compressor, Dense)
-    if compressed and any("joules" in o.rule or "bytes" in o.rule or "seconds" in o.rule for o in outcomes):
+    reasons = _guessed(run)
+    if reasons and any("joules" in o.rule or "bytes" in o.rule or "seconds" in o.rule for o in outcomes):
         notes.append(
-            "Replies were compressed, and a real run plans a round as if they were not: under a budget it may end "
-            "sooner."
+            f"Under a budget a real run may end sooner: it refuses a round by an estimate, and {' and '.join(reasons)}."
         )
     return notes
+
+
+def _guessed(run: Run) -> list[str]:
+    """Why a round may have been estimated at more than it then cost."""
+    if run.recipe is None:
+        return ["what it would have estimated is not known"]
+    lines = run.costs
+    reasons = {
+        "replies were compressed": not isinstance(run.recipe.compressor, Dense),
+        "spares were asked along": any(len(h.chosen) > run.P for h in run.rounds),
+        "replies did not count": any(h.rejected for h in run.rounds),
+        "who would train was not known when losses were asked for": any(line["outcome"] == "asked" for line in lines),
+        "costs were measured": run.experiment.get("engine", {}).get("name") == "flower",
+    }
+    return [reason for reason, holds in reasons.items() if holds]
