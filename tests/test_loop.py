@@ -317,6 +317,23 @@ def test_headway():
     assert ema.headway(m, event(w, w)) is None
 
 
+def test_the_second_round_has_no_headway():
+    """After one round the average is w up to its last bit: the cosine of what is left says nothing."""
+    rng = torch.Generator().manual_seed(0)
+    ema, m, w = EMA(), EMA().init(1, 500, 500), torch.zeros(500)
+
+    def event(w, w_next):
+        return Event(1, w, w_next, Updates(torch.tensor([0]), torch.zeros(1, 500), torch.ones(1), 500), 1)
+
+    seen = []
+    for _ in range(4):
+        w_next = w + torch.randn(500, generator=rng)
+        seen.append(ema.headway(m, event(w, w_next)))
+        m, w = ema.observe(m, event(w, w_next)), w_next
+    assert seen[:2] == [None, None]
+    assert None not in seen[2:]
+
+
 def test_an_eased_average_starts_at_the_last_model():
     """decay 1/2: after w1 = 1 the average is 1; after w2 = 4 it is (1/2 + 4) / (3/2) = 3, its weight 3/4."""
     w, eased = vec(4), EMA(0.5, ease=2.0)
@@ -343,6 +360,8 @@ def test_standstill():
     assert not rule(0.5, n=4, after=0)(history)  # only three are known
     assert not rule(0.5, first=1)(history)  # the first round has none
     assert not rule(-0.25)([*history, Record(4, "abandoned")])
+    with pytest.raises(BadInput, match="first two rounds have no headway"):
+        replace(recipes.flrce(), stop=Standstill(first=2))
     for stop in (Standstill(), AnyOf((Budget(joules=1.0), Standstill()))):
         with pytest.raises(BadInput, match="ema"):
             replace(recipes.fedavg(), stop=stop)

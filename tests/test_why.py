@@ -102,7 +102,7 @@ def test_a_threshold_never_reached_is_told_with_the_closest_round(tmp_path):
 
 def test_turns_and_a_standstill_are_explained(tmp_path):
     """Twelve clients, five a round: in the third round two are due, and three of the next sweep go with them."""
-    stop = {"piece": "standstill", "level": 1.0, "n": 2, "first": 2, "after": 3}
+    stop = {"piece": "standstill", "level": 1.0, "n": 2, "first": 3, "after": 3}
     own = Experiment(rounds=9, clients=12, per_round=5, recipe={"name": "flrce", "stop": stop}, engine={"workers": 1})
     runs.run(own, tmp_path / "run")
     run = read.one(tmp_path / "run")

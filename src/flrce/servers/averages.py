@@ -61,9 +61,10 @@ class EMA:
     def headway(self, memory: Mean, event: Event) -> float | None:
         """Cosine between the round's step and the way from the average before it to w; None where there is no way.
 
-        w - average is the decayed sum of the past steps: 1 means straight on, below 0 back towards the average.
+        w - average is the decayed sum of the past steps: 1 means straight on, below 0 back towards the average. After
+        one round the average is w itself, and what is left of the way is rounding.
         """
-        if not memory.weight:
+        if memory.weight <= 1 - self.decay:
             return None
         d, products = event.updates.trainable, torch.zeros(3, dtype=torch.float64)
         vectors = (event.w[:d], event.w_next[:d], memory.total[:d])

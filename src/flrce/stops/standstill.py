@@ -33,9 +33,11 @@ class Standstill:
             raise ValueError(f"level is from -1 to 1, share from 0 to 1, n and first at least 1, after 0; got {self}")
 
     def objection(self, recipe: Recipe) -> str:
-        if hasattr(recipe.average, "headway"):
-            return ""
-        return 'stop = "standstill" measures rounds against the averaged model; set average = "ema"'
+        if not hasattr(recipe.average, "headway"):
+            return 'stop = "standstill" measures rounds against the averaged model; set average = "ema"'
+        if self.first < 3:
+            return f"stop.first = {self.first}: the first two rounds have no headway to compare with; set at least 3"
+        return ""
 
     def figures(self, history: Sequence[Record]) -> tuple[float, float] | None:
         """Mean headway of the last rounds and the least that goes on; None while there are too few."""
