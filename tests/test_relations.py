@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from flrce import relations
 from flrce.relations import NEVER
+from flrce.selectors.relationship import ByRelationship
+from flrce.types import Event, Updates
 
 #: stated relative error of a relationship in each precision, over histories of up to 12 rounds
 ERROR = {torch.float64: 1e-9, torch.float32: 2e-4}
@@ -188,3 +190,22 @@ def test_tables_grow_with_the_roster():
     assert m.V.shape == (4, 2)
     assert m.Omega.shape == (4, 4)
     assert m.R.tolist() == [1, 2, NEVER, NEVER]
+
+
+@given(h=histories())
+def test_a_blended_map_starts_from_zero(h):
+    """As the authors' code: .1 of the old, which is 0 before the first observation, and .9 of the new."""
+    piece = ByRelationship(blend=0.9)
+    m = piece.init(h.M, h.w.shape[1], h.w.shape[1])
+    exact = relations.empty(h.M, h.w.shape[1])
+    Omega = torch.zeros(h.M, h.M)
+    for t, (w, k, U) in enumerate(zip(h.w, h.k, h.U, strict=True), 1):
+        order = np.argsort(k)
+        w, k, U = torch.tensor(w).float(), torch.tensor(k[order]), torch.tensor(U[order]).float()
+        updates = Updates(k, U, torch.ones(len(k), dtype=torch.float64), U.shape[1])
+        m = piece.observe(m, Event(t, w, w, updates, h.M))
+        exact = relations.remember(exact, t, w, k, U, False)
+        rows, _ = relations.relate(exact, t, w, k, U)
+        Omega[k] = 0.1 * Omega[k] + 0.9 * rows
+    torch.testing.assert_close(m.Omega, Omega)
+    torch.testing.assert_close(m.H, Omega.sum(1), rtol=1e-4, atol=1e-5)

@@ -129,13 +129,53 @@ def test_epsilon_decays_to_its_floor():
     assert selector.explores(100) == 0.2
 
 
-def test_the_first_round_explores_in_proportion_to_samples_and_asks_spares():
+def test_the_first_round_is_uniform_and_asks_spares():
     view, _ = a_view(t=1, P=10, n=(1,) * 50 + (1000,) * 11, seconds=(1.0,) * 61)
-    chosen = ByUtility().select(ByUtility().init(61, 2, 2), view, stream(0, "select", 1))
-    assert len(chosen.k) == 11  # 1.1 P
-    assert chosen.keep == 10
-    assert not chosen.exploit
+    picks = np.zeros(61)
+    for seed in range(300):
+        chosen = ByUtility().select(ByUtility().init(61, 2, 2), view, stream(seed, "select", 1))
+        assert len(set(chosen.k)) == 11  # 1.1 P, rounded down as in the released code
+        assert chosen.keep == 10
+        assert not chosen.exploit
+        picks[list(chosen.k)] += 1
+    assert picks[50:].mean() == pytest.approx(picks[:50].mean(), rel=0.15)  # 11 / 61 each, whatever the samples
+
+
+def test_later_rounds_explore_in_proportion_to_samples():
+    view, _ = a_view(t=2, P=10, n=(1,) * 50 + (1000,) * 11, seconds=(1.0,) * 61)
+    m = ByUtility().init(61, 2, 2)
+    m = replace(m, L=m.L.index_fill(0, torch.arange(5), 1), U=m.U.index_fill(0, torch.arange(5), 1.0))
+    chosen = ByUtility().select(m, view, stream(0, "select", 2))
     assert sum(k >= 50 for k in chosen.k) >= 9  # eleven clients hold all but half a percent of the samples
+
+
+def test_clip_and_scale_look_at_those_never_seen_too():
+    # U = 1, 2, 11 as above; with an unseen client of 20 samples the range is 20 - .999, with one of .5 the least .4995
+    U, L, ln = torch.tensor([1.0, 2.0, 11.0], dtype=torch.float64), torch.tensor([1, 2, 5]), math.log(10)
+    stale = [math.sqrt(0.1 * ln / L_i) for L_i in (1, 2, 5)]
+    got = utility.scores(U, L, 10, 1.0, torch.tensor([20.0]))
+    expected = [(u - 0.999) / 19.001 + s for u, s in zip((1, 2, 11), stale, strict=True)]
+    assert got.tolist() == pytest.approx(expected, rel=1e-12)
+    got = utility.scores(U, L, 10, 1.0, torch.tensor([0.5]))
+    expected = [(u - 0.4995) / 10.5005 + s for u, s in zip((1, 2, 11), stale, strict=True)]
+    assert got.tolist() == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(BadInput, match="over"):
+        replace(recipes.oort(), selector=ByUtility(over="unseen"))
+
+
+def test_unknown_durations_are_the_middle_one():
+    # half the clients never measured: they would be the fastest ten percent, and everybody else would score nothing
+    selector, M = ByUtility(overcommit=1.0), 20
+    m = replace(selector.init(M, 2, 2), L=torch.tensor([1] * 10 + [0] * 10), U=torch.ones(M, dtype=torch.float64))
+    view, _ = a_view(t=5, P=5, n=(10,) * M, seconds=(1.0, 1.0, 1.0, 1.0, 5.0, 9.0, 9.0, 9.0, 9.0, 9.0) + (0.0,) * 10)
+    assert utility.durations(m, view)[10:].tolist() == [7.0] * 10
+    assert utility.percentile(utility.durations(m, view), 10) == 1.0
+    slow = utility.penalty(utility.durations(m, view), 1.0, 2.0)
+    assert slow[:4].tolist() == [1.0] * 4  # the known fast ones keep their scores
+    nobody, _ = a_view(t=5, P=5, n=(10,) * M, seconds=(0.0,) * M)
+    chosen = selector.select(m, nobody, stream(0, "select", 5))
+    assert chosen.why["preferred_seconds"] is None
+    assert utility.penalty(utility.durations(m, nobody), math.inf, 2.0).tolist() == [1.0] * M
 
 
 def test_exploitation_takes_the_high_scores_and_exploration_the_unseen():
@@ -218,7 +258,7 @@ def test_any_history_gives_a_legal_choice(t, P, M, seed):
     pool = tuple(sorted(rng.permutation(M)[: rng.integers(1, M + 1)].tolist()))
     view, _ = a_view(t, P, tuple(rng.choice([0, 5, 500], M)), tuple(rng.choice([0.0, 1.0, 50.0], M)), pool=pool)
     chosen = selector.select(m, view, stream(seed, "select", t))
-    assert len(set(chosen.k)) == len(chosen.k) == min(math.ceil(1.1 * P - 1e-9), len(pool))
+    assert len(set(chosen.k)) == len(chosen.k) == min(int(1.1 * P + 1e-9), len(pool))
     assert set(chosen.k) <= set(pool)
     assert chosen.k == selector.select(m, view, stream(seed, "select", t)).k
 
@@ -471,6 +511,18 @@ def test_pyramidfl_is_fedavg_in_the_limit():
     assert all(torch.equal(plain.model[name], fewer.model[name]) for name in plain.model)
 
 
+# --- weights -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["oort", "pyramidfl", "power-of-choice", "heterofl"])
+def test_replies_count_alike_where_the_released_code_has_it_so(name):
+    """Power-of-Choice draws its candidates by n_k already; Oort, PyramidFL and HeteroFL average without weights."""
+    U = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    updates = Updates(torch.tensor([0, 1]), U, torch.tensor([1.0, 99.0], dtype=torch.float64), 2)
+    recipe = recipes.CATALOGUE[name]()
+    assert recipe.aggregator(torch.zeros(2), updates, None).tolist() == [0.5, 0.5]
+
+
 # --- every recipe of this family -----------------------------------------------------------------------------------
 
 FAMILY = [
@@ -530,7 +582,7 @@ def test_a_round_keeps_the_fastest_of_those_asked():
     exp = Experiment(rounds=3, clients=12, per_round=4, recipe={"name": "pyramidfl"}, engine={"workers": 1})
     for h in runs.run(exp).history:
         assert isinstance(h, Record)
-        assert len(h.chosen) == 6  # ceil(1.3 * 4)
+        assert len(h.chosen) == 5  # floor(1.3 * 4)
         assert len(h.replied) == 4
         assert set(h.rejected.values()) == {"slower than the replies that were waited for"}
         assert h.bytes_wasted > 0

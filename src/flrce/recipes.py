@@ -62,8 +62,12 @@ def flrce_no_stop(preset: str = "default", P: int = 10, **local: Any) -> Recipe:
 
 
 def oort(overcommit: float = 1.1, percentile: float = 10.0, P: int = 10, **local: Any) -> Recipe:
-    """Oort (Lai et al. 2021): clients with large losses that are fast enough, some unseen ones, spares asked along."""
-    return replace(fedavg(P, **local), selector=ByUtility(overcommit=overcommit, percentile=percentile), name="oort")
+    """Oort (Lai et al. 2021): clients with large losses that are fast enough, some unseen ones, spares asked along.
+
+    Replies count alike, as in its released code.
+    """
+    selector = ByUtility(overcommit=overcommit, percentile=percentile)
+    return replace(fedavg(P, **local), selector=selector, aggregator=WeightedMean(by="equal"), name="oort")
 
 
 def pyramidfl(preset: str = "original", overcommit: float = 1.3, P: int = 10, **local: Any) -> Recipe:
@@ -83,8 +87,12 @@ def pyramidfl(preset: str = "original", overcommit: float = 1.3, P: int = 10, **
 
 
 def power_of_choice(candidates: int = 0, stale: bool = False, P: int = 10, **local: Any) -> Recipe:
-    """Power-of-Choice (Cho et al. 2020): of some candidates, those with the largest loss; 0 candidates: twice P."""
-    return replace(fedavg(P, **local), selector=PowerOfChoice(candidates, stale), name="power-of-choice")
+    """Power-of-Choice (Cho et al. 2020): of some candidates, those with the largest loss; 0 candidates: twice P.
+
+    Candidates are drawn in proportion to their samples, so replies count alike.
+    """
+    selector = PowerOfChoice(candidates, stale)
+    return replace(fedavg(P, **local), selector=selector, aggregator=WeightedMean(by="equal"), name="power-of-choice")
 
 
 def divfl(P: int = 10, **local: Any) -> Recipe:
@@ -164,9 +172,13 @@ def dropout(rate: float = 0.75, fill: bool = False, P: int = 10, **local: Any) -
 
 
 def heterofl(rates: Sequence[float] | None = None, P: int = 10, **local: Any) -> Recipe:
-    """HeteroFL (Diao et al. 2021): nested sub-models, one of several widths for each client (1, 1/2, ... 1/16)."""
+    """HeteroFL (Diao et al. 2021): nested sub-models, one of several widths for each client (1, 1/2, ... 1/16).
+
+    Each weight is the plain mean over those who hold it.
+    """
     some = (1.0, 0.5, 0.25, 0.125, 0.0625) if rates is None else tuple(rates)
-    return replace(fedavg(P, **local), submodel=PrefixUnits(rates=some), name="heterofl")
+    mean = WeightedMean(by="equal")
+    return replace(fedavg(P, **local), submodel=PrefixUnits(rates=some), aggregator=mean, name="heterofl")
 
 
 def timelyfl(

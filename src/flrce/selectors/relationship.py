@@ -23,7 +23,8 @@ class ByRelationship:
     """Explore with probability phi(t), else take the P largest H.
 
     `anchor` is where a stale client's line passes: "origin" (eq. 6 as printed) or "model" (as the authors' code).
-    `blend` weighs a new relationship against the old (1: overwrite; the authors' code .9). `space` is the vectors
+    `blend` weighs a new relationship against the old, which is 0 before the first (1: overwrite; the authors' code .9).
+    `space` is the vectors
     compared: "trainable" parameters, or all that is on the "wire", BatchNorm statistics included. Clients never heard
     from have H = 0 and so outrank those with H < 0; `pessimistic` puts them last.
 
@@ -106,8 +107,7 @@ class ByRelationship:
         rows, H = relations.relate(m, event.t, w, k, U, anchored, full)
         if m.Omega is not None and rows is not None:
             if self.blend < 1:
-                known = (m.Omega[k] != 0) & (rows != 0)
-                rows = torch.where(known, (1 - self.blend) * m.Omega[k] + self.blend * rows, rows)
+                rows = (1 - self.blend) * m.Omega[k] + self.blend * rows
                 H = rows.sum(1)
             m.Omega[k] = rows
         m.H[k] = H

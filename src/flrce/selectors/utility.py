@@ -1,11 +1,11 @@
 """Oort (Lai et al., OSDI 2021): clients whose samples are still badly learnt and who are fast enough.
 
-The formulas are those of its released code: methods differ from the printed paper in constants only.
+The formulas are those of its released code (docs/methods.md names it, and where it differs from the printed paper).
 """
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Le
@@ -41,8 +41,10 @@ class ByUtility:
     """Oort's selection: (1 - epsilon) of the places go by score, the others to clients never seen.
 
     The score is the clipped, scaled utility plus sqrt(0.1 ln t / L_i), times (T/t_i)^alpha for clients slower than the
-    preferred duration T. `overcommit` P are asked and the P fastest replies count; the rest are credited the mean
-    utility. Once nobody is unseen, every place goes by score.
+    preferred duration T. Clip and scale are taken `over` "all" clients, where one never seen counts n_i as in the
+    released code, or over those "seen". The first round is drawn uniformly. `overcommit` P are asked and the P fastest
+    replies count; the rest are credited the mean utility. Once nobody is unseen, every place goes by score. Clients of
+    unknown duration are taken for the middle one of those known.
     """
 
     epsilon: Share = 0.9
@@ -51,6 +53,7 @@ class ByUtility:
     alpha: Annotated[float, Ge(0), Le(100)] = 2.0
     percentile: Percent = 10.0  # where the preferred duration starts; 100: no preference
     clip: Share = 0.98
+    over: Literal["all", "seen"] = "all"
     overcommit: Annotated[float, Ge(1), Le(100)] = 1.1
     pace: Count = 20  # rounds of the pacer's window
     delta: Percent = 5.0  # percentiles that it moves by
@@ -72,16 +75,19 @@ class ByUtility:
     def select(self, memory: Utilities, view: View, rng: Generator) -> Selection:
         pool = torch.tensor(view.pool)
         m = enlarge(memory, int(pool.max()) + 1)
+        if not bool(m.L.any()):
+            return self._first(view, rng)
         seconds = durations(m, view)
         preferred = percentile(seconds, m.threshold)
         slow = penalty(seconds, preferred, self.alpha)
-        K = min(math.ceil(self.overcommit * view.P - 1e-9), len(pool))
+        K = min(int(self.overcommit * view.P + 1e-9), len(pool))
         known, unseen = (m.L[pool] > 0).nonzero()[:, 0], (m.L[pool] == 0).nonzero()[:, 0]
         epsilon = self.explores(view.t)
         places = min(max(int((1 - epsilon) * K), K - len(unseen)), len(known))
         picked = []
         if places:
-            score = scores(m.U[pool[known]], m.L[pool[known]], view.t, self.clip) * slow[known]
+            beside = view.n[pool[unseen]] if self.over == "all" else None
+            score = scores(m.U[pool[known]], m.L[pool[known]], view.t, self.clip, beside) * slow[known]
             picked += [int(known[i]) for i in near_the_top(score, places, rng)]
         if K - places:
             hope = view.n[pool[unseen]] * slow[unseen]  # the only thing known of them is how much they have
@@ -94,6 +100,12 @@ class ByUtility:
             "by_score": places,
         }
         return Selection(tuple(int(pool[i]) for i in picked), exploit=places > 0, keep=view.P, why=why)
+
+    def _first(self, view: View, rng: Generator) -> Selection:
+        """Nobody has been seen: anybody may go."""
+        K = min(int(self.overcommit * view.P + 1e-9), len(view.pool))
+        picked = rng.permutation(len(view.pool))[:K]
+        return Selection(tuple(view.pool[i] for i in picked), keep=view.P, why={"epsilon": 1.0, "by_score": 0})
 
     def observe(self, memory: Utilities, event: Event) -> Utilities:
         m, updates, k = enlarge(memory, event.M), event.updates, event.updates.k
@@ -128,9 +140,14 @@ def enlarge(m: Utilities, M: int) -> Utilities:
 
 
 def durations(m: Utilities, view: View) -> Tensor:
-    """(pool,) seconds that a plain task takes each client: as the engine estimates, else as last seen."""
+    """(pool,) seconds that a plain task takes each client: as the engine estimates, else as last seen.
+
+    Of whom neither is known, the median of the others; infinite where nobody's is, which penalises nobody.
+    """
     estimates = torch.tensor([view.estimate(view.draft(k)).seconds for k in view.pool], dtype=torch.float64)
-    return torch.where(estimates > 0, estimates, m.seconds[torch.tensor(view.pool)])
+    seconds = torch.where(estimates > 0, estimates, m.seconds[torch.tensor(view.pool)])
+    known = seconds[seconds > 0]
+    return seconds.where(seconds > 0, known.quantile(0.5) if len(known) else torch.inf)
 
 
 def percentile(seconds: Tensor, threshold: float) -> float:
@@ -145,12 +162,18 @@ def penalty(seconds: Tensor, preferred: float, alpha: float) -> Tensor:
     return (preferred / seconds.clamp(min=1e-4)).pow(alpha).where(seconds > preferred, 1.0)
 
 
-def scores(U: Tensor, L: Tensor, t: int, clip: float = 0.98) -> Tensor:
-    """Scaled utility, clipped at the `clip` quantile, plus what staleness adds."""
-    ordered = U.sort()[0]
+def scores(U: Tensor, L: Tensor, t: int, clip: float = 0.98, beside: Tensor | None = None) -> Tensor:
+    """Scaled utility, clipped at the `clip` quantile, plus what staleness adds.
+
+    Quantile, least and range are those of U and of the utilities `beside` it, which are not scored themselves.
+    """
+    every = U if beside is None else torch.cat([U, beside.to(U.dtype)])
+    positive = every[every > 0] if bool((every > 0).any()) else every
+    ordered = positive.sort()[0]
     least = LEAST * ordered[0]
-    clipped = U.clamp(max=ordered[min(int(len(U) * clip), len(U) - 1)])
-    return (clipped - least) / (ordered[-1] - least).clamp(min=1e-4) + (STALENESS * math.log(t) / L.double()).sqrt()
+    clipped = U.clamp(max=ordered[min(int(len(ordered) * clip), len(ordered) - 1)])
+    scaled = (clipped - least) / (ordered[-1] - least).clamp(min=1e-4)
+    return (scaled + (STALENESS * math.log(t) / L.double()).sqrt()).clamp(min=0)
 
 
 def near_the_top(score: Tensor, places: int, rng: Generator) -> list[int]:
