@@ -159,17 +159,21 @@ def judged(runs, rules):
 
 
 def turns(runs):
-    """What going in turn adds to uniform sampling, and what balancing adds to turns by chance; averaged models at T."""
+    """What each part of the default adds at T: the average, going in turn, and balancing those who go together."""
     at = {(*run.group, run.recipe, run.seed): run.at(100) for run in runs}
+    raw = {(*run.group, run.seed): run.at(100, "accuracy") for run in runs if run.recipe == "uniform"}
     rows = []
-    for group in sorted({run.group for run in runs if run.recipe == "chance"}):
-        seeds = sorted(run.seed for run in runs if run.group == group and run.recipe == "chance")
-        gaps = [
-            [at[(*group, ours, seed)] - at[(*group, theirs, seed)] for seed in seeds]
-            for ours, theirs in (("chance", "uniform"), ("balance", "chance"))
-        ]
-        rows.append([*group, len(seeds), *map(interval, gaps)])
-    return ["data set", "regime", "seeds", "chance minus uniform", "balance minus chance"], rows
+    for group in sorted({run.group for run in runs}):
+        seeds = sorted(run.seed for run in runs if run.group == group and run.recipe == "uniform")
+        row = [*group, len(seeds), interval([at[(*group, "uniform", seed)] - raw[(*group, seed)] for seed in seeds])]
+        for ours, theirs in (("chance", "uniform"), ("balance", "chance")):
+            known = (*group, "chance", seeds[0]) in at
+            gaps = [at[(*group, ours, seed)] - at[(*group, theirs, seed)] for seed in seeds] if known else []
+            row.append(interval(gaps) if gaps else "not run")
+        rows.append(row)
+    head = ["data set", "regime", "seeds", "uniform: average minus raw model", "averages: chance minus uniform",
+            "averages: balance minus chance"]  # fmt: skip
+    return head, rows
 
 
 def sweeps(runs, regime="quantity", length=10):
