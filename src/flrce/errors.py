@@ -19,6 +19,10 @@ class Unfinished(RuntimeError):
     """A run that ended before its time but can be resumed; the command line exits with 130."""
 
 
+class Interrupted(Unfinished):
+    """Ctrl-C, with what is kept and how to go on."""
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """A hint naming the closest valid word, or all of them when none is close."""
     valid = sorted(valid)

@@ -84,6 +84,7 @@ def materials(
 ) -> tuple[Federation, nn.Module]:
     """The samples of every client, and the network."""
     d = experiment.data
+    log.info("preparing the samples of %d clients", experiment.clients)
     pool = data or source(d.name, d.path)
     federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
     return federation, model or build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
@@ -186,6 +187,8 @@ def _complete(
             return _result(built, state, None)
         with Ledger(Path(out), experiment.toml(), built.federation.describe(), resume) as ledger:
             state = ledger.restore(start)
+            if loop.over(state) and state.t < experiment.rounds:
+                log.warning("the run in %s is over: %s; its rule would end a longer one as well", out, why_over(state))
             try:
                 state = _drive(built, experiment, state, watch, ledger)
             except BaseException:
@@ -193,6 +196,10 @@ def _complete(
                 raise
             _keep(built, ledger, ledger.committed)
             return _result(built, state, ledger)
+
+
+def why_over(state: State) -> str:
+    return f"stopped after round {state.t} ({state.history[-1].stop})"
 
 
 def _drive(built: Parts, experiment: Experiment, state: State, watch: Watch | None, ledger: Ledger | None) -> State:
@@ -255,13 +262,14 @@ FIGURES = (
 
 
 def intervals(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and half-width of the 95 % interval (Student's t) of each figure over the seeds."""
+    """Mean, half-width of the 95 % interval (Student's t), least and largest of each figure over the seeds."""
     from scipy.stats import t as student
 
     table: dict[str, Any] = {}
     for name in FIGURES:
         values = torch.tensor([s[name] for s in summaries if s[name] is not None], dtype=torch.float64)
         n = len(values)
+        ends = {"low": float(values.min()), "high": float(values.max())} if n else {"low": None, "high": None}
         half = float(student.ppf(0.975, n - 1) * values.std() / n**0.5) if n > 1 else None
-        table[name] = {"mean": float(values.mean()) if n else None, "half": half, "n": n}
+        table[name] = {"mean": float(values.mean()) if n else None, "half": half, "n": n, **ends}
     return table

@@ -7,7 +7,7 @@ import sys
 import click
 
 from flrce.apps.commands import app
-from flrce.errors import BadInput, Unfinished
+from flrce.errors import BadInput, Interrupted, Unfinished
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,13 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {' '.join(text.split())}", file=sys.stderr)
         return 2
     except Unfinished as why:
-        print(f"stopped: {' '.join(str(why).split())}", file=sys.stderr)
+        word = "interrupted" if isinstance(why, Interrupted) else "stopped:"
+        print(f"{word} {' '.join(str(why).split())}", file=sys.stderr)
         return 130
     except (KeyboardInterrupt, click.Abort):
-        print("interrupted; the last committed round is kept, go on with --resume", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
-    except _Terminated:
-        print("terminated; the last committed round is kept, go on with --resume", file=sys.stderr)
+    except _Terminated as why:
+        print(" ".join(["terminated", *getattr(why, "__notes__", ())]), file=sys.stderr)
         return 143
 
 

@@ -54,7 +54,8 @@ def app() -> None:
 @app.command()
 @options.file
 @options.sets
-@options.out
+@option("--out", type=PATH, shell_complete=complete.runs, help="Run directory; default runs/RECIPE-DATE.")
+@option("--no-save", is_flag=True, help="Keep nothing.")
 @options.seed_list
 @options.resume
 @options.device
@@ -62,7 +63,8 @@ def app() -> None:
 def run(**given: Any) -> None:
     """Run one experiment; several seeds give means with 95 % intervals.
 
-    FILE is an experiment (TOML); without one, FLrce on the embedded digits.
+    FILE is an experiment (TOML); without one, FLrce on the embedded digits. With --out and --resume alone a run goes on
+    as it was begun; --set rounds=N then extends it.
     """
     from flrce.apps.run import run
 
@@ -85,6 +87,19 @@ def compare(**given: Any) -> None:
     from flrce.apps.compare import compare
 
     compare(**given)
+
+
+@app.command()
+@click.argument("folder", type=PATH, required=False, metavar="[FOLDER]")
+@options.as_json
+def runs(**given: Any) -> None:
+    """List the runs there are, finished or not.
+
+    FOLDER is where to look; without one, runs.
+    """
+    from flrce.apps.runs import runs
+
+    runs(**given)
 
 
 @app.command()

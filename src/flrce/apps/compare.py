@@ -28,7 +28,7 @@ def compare(
             raise BadInput(f"--recipes {name!r} is unknown; {nearest(name, CATALOGUE)}")
     aggregates: dict[str, dict[str, Any]] = {}
     experiments = {name: exp.__class__.of(exp.model_dump() | {"recipe": settings(exp.recipe, name)}) for name in wanted}
-    with Progress("", exp.rounds) as progress:
+    with Progress("", exp.rounds, again="the same command and --resume") as progress:
         for name, each in experiments.items():
             progress.restart(name, each.build_recipe().stop)
             aggregates[name] = runs.run_seeds(

@@ -5,39 +5,58 @@ from pathlib import Path
 from typing import Any
 
 from flrce import runs
+from flrce.apps import folders
 from flrce.apps.options import experiment, seeds
 from flrce.apps.show import Progress, figure, table
+from flrce.config import Experiment
 from flrce.errors import BadInput, Unfinished
 
-COLUMNS = ("recipe", "accuracy %", "rounds", "MB", "joules", "acc/kJ", "acc/GB")
+COLUMNS = ("recipe", "accuracy %", "last model %", "rounds", "MB", "joules", "acc/kJ", "acc/GB")
 
 
 def run(
     file: Path | None, overrides: tuple[str, ...], out: Path | None, seed_list: str | None, resume: bool,
-    device: str | None, as_json: bool,
+    device: str | None, as_json: bool, no_save: bool = False,
 ) -> None:  # fmt: skip
     """Run one experiment; several seeds give means with 95 % intervals."""
-    exp = experiment(file, overrides, device)
-    many, name = seeds(seed_list), exp.recipe.get("name", "flrce")
     if resume and out is None:
-        raise BadInput("--resume needs --out: which run shall go on?")
-    with Progress(name, exp.rounds, exp.build_recipe().stop) as progress:
+        raise BadInput("--resume: which run shall go on? Name it with --out; `flrce runs` lists those there are")
+    if no_save and out is not None:
+        raise BadInput("--no-save and --out contradict each other; drop one")
+    many = seeds(seed_list)
+    if resume and out is not None and file is None:
+        file = folders.stored(out)
+        many = folders.seeds_in(out) if many is None and file.parent != out else many
+    exp = experiment(file, overrides, device)
+    name = str(exp.recipe.get("name", "flrce"))
+    if many is not None and no_save:
+        raise BadInput("--seeds with --no-save: several runs need a folder to live in; drop one")
+    place = None if no_save else out or folders.fresh(name)
+    again = "" if place is None else f"flrce run --out {place} --resume"
+    with Progress(name, exp.rounds, exp.build_recipe().stop, again) as progress:
         if many is None:
-            summary = runs.run(exp, out, resume, watch=progress).summary
+            summary = runs.run(exp, place, resume, watch=progress).summary
             aggregate = runs.intervals([summary])
         else:
-            if out is None:
-                raise BadInput("--seeds needs --out: several runs need a folder to live in")
-            summary = aggregate = runs.run_seeds(exp, many, out, resume, lambda s, d: progress(d, f"{name} seed {s}"))
-    if as_json:
-        print(json.dumps(summary, indent=1))
-    else:
-        table(f"{name} on {exp.data.path or exp.data.name}", COLUMNS, [row(name, aggregate)])
-        if out:
-            print(f"run directory: {out}")
+            assert place is not None
+            summary = aggregate = runs.run_seeds(exp, many, place, resume, lambda s, d: progress(d, f"{name} seed {s}"))
+    _tell(exp, name, summary, aggregate, place, as_json)
     if str(summary.get("stopped", "")).startswith("abandoned"):
-        remedy = "go on with --resume" if out else "nothing was kept without --out"
+        remedy = f"go on with: flrce run --out {place} --resume" if place else "nothing was kept (--no-save)"
         raise Unfinished(f"{summary['stopped']}; {remedy}")
+
+
+def _tell(
+    exp: Experiment, name: str, summary: dict[str, Any], aggregate: dict[str, Any], place: Path | None, as_json: bool
+) -> None:
+    if as_json:
+        print(json.dumps({**summary, "folder": None if place is None else str(place)}, indent=1))
+        return
+    table(f"{name} on {exp.data.path or exp.data.name}", COLUMNS, [row(name, aggregate)])
+    if place is None:
+        print("nothing was kept (--no-save)")
+    else:
+        print(f"run directory: {place}    see it: flrce report {place}")
 
 
 def row(name: str, aggregate: dict[str, Any]) -> list[str]:
@@ -45,7 +64,8 @@ def row(name: str, aggregate: dict[str, Any]) -> list[str]:
     up, down = aggregate["bytes_up"], aggregate["bytes_down"]
     half = None if up["half"] is None else up["half"] + down["half"]
     return [
-        name, figure(aggregate["accuracy"], 100), figure(aggregate["rounds"]),
-        figure({"mean": up["mean"] + down["mean"], "half": half}, 1e-6, 2), figure(aggregate["joules"]),
-        figure(aggregate["computation_efficiency"], 1, 2), figure(aggregate["communication_efficiency"], 1, 2),
+        name, figure(aggregate["accuracy"], 100), figure(aggregate["accuracy_last"], 100),
+        figure(aggregate["rounds"], 1, 0), figure({"mean": up["mean"] + down["mean"], "half": half}, 1e-6, 2),
+        figure(aggregate["joules"]), figure(aggregate["computation_efficiency"], 1, 2),
+        figure(aggregate["communication_efficiency"], 1, 2),
     ]  # fmt: skip

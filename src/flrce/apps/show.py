@@ -1,6 +1,8 @@
 """What a terminal shows: a live line per run, plain lines in a pipe, and tables."""
 
 import json
+import logging
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,14 +14,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flrce.errors import Interrupted
 from flrce.types import Record, Round
 
 
 class Progress:
-    """A small live board on a terminal, a plain line per round in a pipe. `stop` is the rule whose psi it shows."""
+    """A small live board on a terminal, a plain line per round in a pipe. `stop` is the rule whose psi it shows.
 
-    def __init__(self, title: str, T: int, stop: Any = None) -> None:
-        self.T, self.console = T, Console(stderr=True)
+    Before the first round the board says what is being prepared. `again` is the command that goes on after Ctrl-C.
+    """
+
+    def __init__(self, title: str, T: int, stop: Any = None, again: str = "") -> None:
+        self.T, self.console, self.again = T, Console(stderr=True), again
+        self.handler, self.level = _Told(self), logging.NOTSET
         self.live = (
             Live(console=self.console, refresh_per_second=8, transient=True) if self.console.is_terminal else None
         )
@@ -83,7 +90,19 @@ class Progress:
         """Seconds until T at the pace so far."""
         return (self.T - self.records[-1].t) * (time.monotonic() - self.began) / len(self.records)
 
+    def told(self, message: str, level: int) -> None:
+        """What the engine says: a step of the preparations, or something to know."""
+        if level >= logging.WARNING:
+            (self.live.console if self.live else self.console).print(Text(f"note: {message}"), soft_wrap=True)
+        elif self.live and not self.records:
+            self.live.update(Text(f"{self.title}: {message} ..."))
+
     def __enter__(self) -> "Progress":
+        log = logging.getLogger("flrce")
+        self.level = log.level
+        log.setLevel(logging.INFO)
+        log.addHandler(self.handler)
+        logging.getLogger("flwr").setLevel(logging.WARNING)
         if self.live:
             self.live.start()
         return self
@@ -91,8 +110,33 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, why: BaseException | None, trace: TracebackType | None
     ) -> None:
+        log = logging.getLogger("flrce")
+        log.removeHandler(self.handler)
+        log.setLevel(self.level)
         if self.live:
             self.live.stop()
+        if isinstance(why, KeyboardInterrupt):
+            raise Interrupted(self.standing()) from None
+        if why is not None:
+            why.add_note(self.standing())
+
+    def standing(self) -> str:
+        """How far the run got, what is kept, and how to go on."""
+        if not self.records:
+            return "before the first round; nothing was trained yet"
+        reached = f"after round {self.records[-1].t} of {self.T}"
+        return f"{reached}; go on with: {self.again}" if self.again else f"{reached}; nothing was kept (--no-save)"
+
+
+class _Told(logging.Handler):
+    """Passes the log on to the board."""
+
+    def __init__(self, board: Progress) -> None:
+        super().__init__(logging.INFO)
+        self.board = board
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.board.told(record.getMessage(), record.levelno)
 
 
 def handed(r: Record) -> float | None:
@@ -117,22 +161,35 @@ def sparkline(values: Sequence[float], most: int = 40) -> str:
     return "".join("▁▂▃▄▅▆▇█"[round(7 * (value - low) / span)] for value in kept)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], as_json: bool = False) -> None:
-    """Print a table for a person, or the same as JSON for a program."""
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], as_json: bool = False,
+    left: Sequence[str] | None = None,
+) -> None:  # fmt: skip
+    """Print a table for a person, or the same as JSON for a program; `left`: columns of text, else what looks so."""
     if as_json:
         print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=1))
         return
     shown = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        shown.add_column(column, justify="left" if i == 0 else "right")
+        wordy = i == 0 or not all(_figure(row[i]) for row in rows)
+        text = wordy if left is None else column in left
+        shown.add_column(column, justify="left" if text else "right")
     for row in rows:
         shown.add_row(*(Text(cell) for cell in row))
     Console(width=None if sys.stdout.isatty() else 120).print(shown)
 
 
+def _figure(cell: str) -> bool:
+    """Whether a cell holds a number, with or without its interval."""
+    return bool(re.fullmatch(r"[-+]?[\d.,]+(e[-+]?\d+)?( (±|to) [\d.,]+)?|--|yes|no|\d+ of \d+", cell.strip()))
+
+
 def figure(entry: Mapping[str, Any], scale: float = 1.0, digits: int = 1) -> str:
-    """mean ± half-width, scaled."""
+    """Mean ± half-width, scaled; the range of whole numbers (no digits), and of two: their interval says nothing."""
     if entry["mean"] is None:
         return "--"
+    if entry.get("low") is not None and (digits == 0 or entry.get("n") == 2):
+        low, high = (f"{entry[end] * scale:.{digits}f}" for end in ("low", "high"))
+        return low if low == high else f"{low} to {high}"
     half = f" ± {entry['half'] * scale:.{digits}f}" if entry["half"] is not None else ""
     return f"{entry['mean'] * scale:.{digits}f}{half}"

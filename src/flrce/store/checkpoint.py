@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,12 @@ class Commit:
 class Journal:
     """The checkpoint folder of one run."""
 
-    def __init__(self, folder: Path, experiment: str, versions: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, experiment: str, versions: Mapping[str, str], former: Collection[str] = ()
+    ) -> None:
+        """`experiment` is the fingerprint of the settings; commits under a `former` one are gone on with too."""
         self.folder, self.experiment, self.versions = folder, experiment, dict(versions)
+        self.accepted = {experiment, *former}
         self.last: Commit | None = None
         self.slot = ""  # where the last commit's manifest is
         self.roster: tuple[str, ...] = ()
@@ -111,7 +115,7 @@ class Journal:
             except (ValueError, KeyError, IndexError, OSError, TypeError, RuntimeError, SafetensorError) as why:
                 problems.append(f"{path.name}: {' '.join(str(why).split())[:200]}")
                 continue
-            if commit.experiment != self.experiment:
+            if commit.experiment not in self.accepted:
                 raise BadInput(f"{self.folder.parent} was made by another experiment; use its own, or another --out")
             if problems:
                 log.warning(f"{self.folder}: {problems[0]}; going on from round {commit.t}, the commit before")

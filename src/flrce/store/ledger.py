@@ -27,31 +27,33 @@ from flrce.version import __version__
 FILES = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
 MAPPED = 300  # clients up to which the rows of Omega are kept round by round, for the report's slider
 FREE = ("engine.workers", "engine.device")  # settings that change no result
+LENGTH = "rounds"  # changes where a run ends, and no round before that
 
 
 class Ledger:
     """An open run directory; nobody else can open it meanwhile.
 
-    `experiment` is kept as experiment.toml; a run goes on only under the same one, but for lines such as the number of
-    workers, which change no result, and on the same data.
+    `experiment` is kept as experiment.toml; a run goes on only under the same one, but for settings such as the number
+    of workers, which change no result, and its length: a run may be extended. And on the same data.
     """
 
     def __init__(self, folder: Path, experiment: str, partition: Mapping[str, Any], resume: bool) -> None:
         self.folder, self.closed = folder, False
         refuse_unless_new(folder, resume)
+        before = experiment
         with _reported(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = Lock(folder / "lock")
             try:
-                _same_experiment(folder / "experiment.toml", experiment)
+                before = _same_experiment(folder / "experiment.toml", experiment)
                 _same_data(folder / "partition.json", partition)
                 write_through(folder / "experiment.toml", experiment.encode())
                 write_through(folder / "partition.json", json.dumps(partition).encode())
             except BaseException:
                 self.lock.close()
                 raise
-        fingerprint = hashlib.sha256("\n".join(_lines(experiment)).encode()).hexdigest()
-        self.journal = checkpoint.Journal(folder / "checkpoint", fingerprint, versions())
+        former = {former_fingerprint(before), former_fingerprint(experiment)}
+        self.journal = checkpoint.Journal(folder / "checkpoint", fingerprint(experiment), versions(), former)
         self.files = {name: Lines(folder / name) for name in FILES}
         self.committed: State | None = None
 
@@ -150,19 +152,40 @@ def _reported(folder: Path) -> Iterator[None]:
         ) from why
 
 
-def _same_experiment(path: Path, experiment: str) -> None:
-    if not path.exists() or _lines(path.read_text()) == _lines(experiment):
-        return
-    old, new = _flat(tomllib.loads(path.read_text())), _flat(tomllib.loads(experiment))
+def _same_experiment(path: Path, experiment: str) -> str:
+    """Refuses another experiment than the folder's; returns the folder's own."""
+    if not path.exists():
+        return experiment
+    before = path.read_text()
+    old, new = _flat(tomllib.loads(before)), _flat(tomllib.loads(experiment))
     changes = [
         f"{key} {old.get(key, 'unset')!r} -> {new.get(key, 'unset')!r}"
         for key in sorted(old | new)
-        if old.get(key) != new.get(key) and key not in FREE
+        if old.get(key) != new.get(key) and key not in (*FREE, LENGTH)
     ]
     if changes:
         raise BadInput(
             f"{path} differs from this experiment: {'; '.join(changes[:6])}; undo that, or use another --out"
         )
+    rounds = path.with_name("rounds.jsonl")
+    done = rounds.read_bytes().count(b'"outcome":"committed"') if rounds.exists() else 0
+    if new.get(LENGTH, done) < done:
+        raise BadInput(
+            f"rounds = {new[LENGTH]}: {path.parent} holds {done} already; give at least that, or another --out"
+        )
+    return before
+
+
+def fingerprint(experiment: str) -> str:
+    """Of all that decides a run's rounds."""
+    settings = {key: value for key, value in _flat(tomllib.loads(experiment)).items() if key not in (*FREE, LENGTH)}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def former_fingerprint(experiment: str) -> str:
+    """As version 0.1 wrote it: of the text, its length included."""
+    lines = [line for line in experiment.splitlines() if line.split(" = ")[0] not in ("workers", "device")]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _same_data(path: Path, partition: Mapping[str, Any]) -> None:
@@ -214,11 +237,6 @@ def relations_of(done: Round) -> dict[str, Any]:
         rows = (memory.Omega[k] * 127).round().to(torch.int8)  # (P, M)
         line["Omega"] = base64.b64encode(rows.numpy().tobytes()).decode()
     return line
-
-
-def _lines(experiment: str) -> list[str]:
-    """The lines of an experiment that decide its result."""
-    return [line for line in experiment.splitlines() if line.split(" = ")[0] not in ("workers", "device")]
 
 
 def versions() -> dict[str, str]:

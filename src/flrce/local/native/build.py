@@ -1,6 +1,7 @@
 """Compiling generated C with the user's compiler, once: shared objects are cached by the hash of all that made them."""
 
 import hashlib
+import logging
 import os
 import shutil
 import stat
@@ -15,6 +16,7 @@ from flrce.local.native.plan import Unsupported
 #: no -ffast-math: it would switch the whole process to flushing denormals, and sums are already explicit
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-w")
 SECONDS = 120
+log = logging.getLogger("flrce")
 
 
 def cache() -> Path:
@@ -74,6 +76,7 @@ def library(source: str, command: list[str], macros: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _own(folder)
         if not _intact(done):
+            log.info("compiling kernels for this network, kept in %s", folder)
             _build(source, command, folder, done)
     except OSError as why:
         raise Unsupported(f"no build folder at {folder} ({why.strerror}); set FLRCE_CACHE to a writable one") from why

@@ -1,0 +1,93 @@
+"""Where runs live when nobody says: runs/NAME-DATE; which there are; and the experiment that a folder holds."""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from flrce.errors import BadInput
+
+ROOT = Path("runs")
+DEEPEST = 3  # a folder of recipes, of seeds, of runs
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run directory at a glance."""
+
+    folder: Path
+    recipe: str
+    data: str
+    seed: int
+    rounds: int  # committed
+    T: int
+    state: str  # "finished", "stopped early", "unfinished"
+    accuracy: float | None
+    changed: float  # seconds since 1970
+
+
+def fresh(name: str, root: Path = ROOT, now: datetime | None = None) -> Path:
+    """A folder for a run that has none, made now so that nobody else takes it."""
+    stem = f"{name}-{now or datetime.now():%Y-%m-%d-%H%M%S}"
+    for i in range(1000):
+        folder = root / (f"{stem}-{i + 1}" if i else stem)
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as why:
+            raise BadInput(
+                f"{folder} cannot be made: {why.strerror}; name a folder with --out, or add --no-save"
+            ) from why
+    raise BadInput(f"{root / stem} exists a thousand times; name a folder with --out")
+
+
+def stored(folder: Path) -> Path:
+    """The experiment of a run directory, or of the first seed in a folder of seeds."""
+    for path in (folder / "experiment.toml", *sorted(folder.glob("seed-*/experiment.toml"))):
+        if path.is_file():
+            return path
+    raise BadInput(f"--resume: {folder} holds no run; `flrce runs` lists those there are")
+
+
+def seeds_in(folder: Path) -> list[int]:
+    """The seeds of a folder of seeds."""
+    names = [path.parent.name.removeprefix("seed-") for path in folder.glob("seed-*/experiment.toml")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def found(root: Path) -> Iterator[Found]:
+    """Every run below a folder, the newest last."""
+    if not root.is_dir():
+        return
+    places = {path.parent for depth in range(DEEPEST + 1) for path in root.glob("*/" * depth + "rounds.jsonl")}
+    for folder in sorted(places, key=lambda place: ((place / "rounds.jsonl").stat().st_mtime, place)):
+        try:
+            yield glance(folder)
+        except (OSError, ValueError, KeyError):
+            continue  # not ours, or damaged: `flrce report` says what is wrong with it
+
+
+def glance(folder: Path) -> Found:
+    """What a run's first and last lines say."""
+    experiment: dict[str, Any] = tomllib.loads((folder / "experiment.toml").read_text())
+    lines = (folder / "rounds.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
+    records = [json.loads(line) for line in lines]
+    done = [r for r in records if r.get("outcome", "committed") == "committed"]
+    seen = [r for r in records if r.get("accuracy") is not None]
+    T, stop = int(experiment.get("rounds", 100)), records[-1].get("stop", "") if records else ""
+    over = bool(stop) and records[-1].get("outcome") != "abandoned"
+    value = seen[-1].get("averaged") if seen else None
+    data = experiment.get("data", {})
+    return Found(
+        folder, str(experiment.get("recipe", {}).get("name", "flrce")), str(data.get("path") or data.get("name", "?")),
+        int(experiment.get("seed", 0)), len(done), T,
+        "stopped early" if over else "finished" if len(done) >= T else "unfinished",
+        value if value is not None or not seen else seen[-1]["accuracy"],
+        os.stat(folder / "rounds.jsonl").st_mtime,
+    )  # fmt: skip

@@ -1,0 +1,30 @@
+"""flrce runs"""
+
+from datetime import datetime
+from pathlib import Path
+
+from flrce.apps import folders
+from flrce.apps.show import table
+from flrce.errors import BadInput
+
+
+def runs(folder: Path | None, as_json: bool) -> None:
+    """Every run below a folder, the newest last."""
+    root = folder or folders.ROOT
+    if folder is not None and not folder.is_dir():
+        raise BadInput(f"{folder} is no folder; name one that holds runs")
+    rows = [
+        [
+            str(each.folder), each.recipe, each.data, str(each.seed), f"{each.rounds} of {each.T}", each.state,
+            "--" if each.accuracy is None else f"{100 * each.accuracy:.1f}",
+            f"{datetime.fromtimestamp(each.changed):%Y-%m-%d %H:%M}",
+        ]
+        for each in folders.found(root)
+    ]  # fmt: skip
+    heads = ("folder", "recipe", "data", "seed", "rounds", "state", "accuracy %", "last round")
+    if not rows and not as_json:
+        print(f"no runs in {root}; `flrce run` makes one")
+        return
+    table(f"runs in {root}", heads, rows, as_json, left=("folder", "recipe", "data", "state", "last round"))
+    if not as_json and any(row[5] == "unfinished" for row in rows):
+        print("an unfinished run goes on with: flrce run --out FOLDER --resume")

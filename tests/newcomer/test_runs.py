@@ -1,0 +1,176 @@
+"""A run as somebody new meets it: kept unless told otherwise, listed, gone on with, extended, interrupted."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flrce import runs
+from flrce.apps import folders
+from flrce.apps.cli import main
+from flrce.apps.show import figure
+from flrce.apps.verify import compare
+from flrce.config import Experiment
+from flrce.errors import BadInput
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
+FLRCE = [sys.executable, "-m", "flrce.apps.cli"]
+SMALL = ("rounds=3", "clients=8", "per_round=3", "engine.workers=1", "train.epochs=1")
+
+
+def sets(*more: str) -> list[str]:
+    return [word for each in (*SMALL, *more) for word in ("--set", each)]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_is_kept_and_listed(here, capsys):
+    assert main(["runs"]) == 0
+    assert "no runs" in capsys.readouterr().out
+    assert main(["run", *sets()]) == 0
+    assert main(["run", *sets("recipe.name=fedavg"), "--seeds", "0-1"]) == 0
+    told = capsys.readouterr().out
+    kept = sorted((here / "runs").iterdir())
+    assert [folder.name.rsplit("-", 4)[0] for folder in kept] == ["fedavg", "flrce"]
+    assert all(f"run directory: runs/{folder.name}" in told for folder in kept)
+    assert main(["runs", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed) == 3
+    assert {row["state"] for row in listed} == {"finished"}
+    assert {row["rounds"] for row in listed} == {"3 of 3"}
+    assert main(["runs", "nowhere"]) == 2
+
+
+def test_no_save_keeps_nothing_and_says_so(here, capsys):
+    assert main(["run", *sets(), "--no-save"]) == 0
+    assert "nothing was kept" in capsys.readouterr().out
+    assert not (here / "runs").exists()
+    assert main(["run", *sets(), "--no-save", "--out", "a"]) == 2
+    assert main(["run", *sets(), "--no-save", "--seeds", "0-1"]) == 2
+
+
+def test_two_runs_in_one_second(here):
+    from datetime import datetime
+
+    now = datetime(2026, 1, 2, 3, 4, 5)
+    assert [folders.fresh("a", now=now).name for _ in range(2)] == ["a-2026-01-02-030405", "a-2026-01-02-030405-2"]
+
+
+@pytest.mark.parametrize("recipe", ["flrce", "fedavg", "fedcomgate", "flrce-topk"])
+def test_an_extended_run_is_the_longer_one(tmp_path, recipe):
+    """Three rounds, then five by raising `rounds`: the same bits as five in one go."""
+    short = Experiment.load(None, [*SMALL, f"recipe.name={recipe}"])
+    longer = short.model_copy(update={"rounds": 5})
+    runs.run(short, tmp_path / "a")
+    runs.run(longer, tmp_path / "a", resume=True)
+    runs.run(longer, tmp_path / "b")
+    assert list(compare(tmp_path / "a", tmp_path / "b")) == []
+    with pytest.raises(BadInput, match=r"rounds = 2: .* holds 5 already"):
+        runs.run(short.model_copy(update={"rounds": 2}), tmp_path / "a", resume=True)
+
+
+def test_a_run_of_version_0_1_goes_on(tmp_path, monkeypatch):
+    """Its checkpoints carry another fingerprint."""
+    from flrce.store import ledger
+
+    short = Experiment.load(None, list(SMALL))
+    with monkeypatch.context() as old:
+        old.setattr(ledger, "fingerprint", ledger.former_fingerprint)
+        runs.run(short, tmp_path / "a")
+    longer = short.model_copy(update={"rounds": 5})
+    assert runs.run(longer, tmp_path / "a", resume=True).summary["rounds"] == 5
+    assert runs.run(longer, tmp_path / "a", resume=True).summary["rounds"] == 5
+
+
+def test_resume_needs_no_file(here, capsys):
+    assert main(["run", *sets("recipe.name=fedprox"), "--out", "a"]) == 0
+    assert main(["run", "--out", "a", "--resume", "--set", "rounds=4"]) == 0
+    assert main(["run", "--out", "a", "--resume"]) == 0
+    assert folders.glance(Path("a")).rounds == 4
+    assert folders.glance(Path("a")).recipe == "fedprox"
+    assert main(["run", *sets(), "--seeds", "3,5", "--out", "b"]) == 0
+    assert main(["run", "--out", "b", "--resume", "--set", "rounds=4"]) == 0
+    assert [each.rounds for each in folders.found(Path("b"))] == [4, 4]
+    capsys.readouterr()
+    assert main(["run", "--resume"]) == 2
+    assert "flrce runs" in capsys.readouterr().err
+    assert main(["run", "--resume", "--out", "c"]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_stopped_run_says_that_it_is_over(here, capsys):
+    assert main(["run", *sets("rounds=9", "stop.rounds=2"), "--out", "a"]) == 0
+    capsys.readouterr()
+    assert main(["run", "--out", "a", "--resume", "--set", "rounds=20"]) == 0
+    assert "note: the run in a is over" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_what_is_kept(here):
+    command = [*FLRCE, "run", *sets("rounds=4000")]
+    for more, kept in ((["--out", "a"], "flrce run --out a --resume"), (["--no-save"], "nothing was kept")):
+        process = subprocess.Popen(
+            [*command, *more], env=ENV, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+        for _ in range(2):
+            process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        told = process.stderr.read().splitlines()[-1]
+        assert process.wait() == 130
+        assert told.startswith("interrupted after round ")
+        assert kept in told
+
+
+def on_a_terminal(command: list[str], until: bytes, then: int | None = None) -> tuple[int, str]:
+    """A command on a terminal of its own; once it shows `until`, a signal."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        command, env={**ENV, "TERM": "xterm", "COLUMNS": "100", "FLRCE_CACHE": str(Path("cache").absolute())},
+        stdin=slave, stdout=slave, stderr=slave,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    os.close(slave)
+    shown, ended = b"", time.monotonic() + 120
+    while time.monotonic() < ended:
+        try:
+            part = os.read(master, 4096)
+        except OSError:
+            break
+        shown += part
+        if until in shown and then is not None:
+            process.send_signal(then)
+            then = None
+        if not part:
+            break
+    os.close(master)
+    return process.wait(), shown.decode(errors="replace")
+
+
+def test_the_start_is_shown_and_can_be_left(here):
+    """Before round 1: what is being prepared; Ctrl-C there is one line."""
+    command = [*FLRCE, "run", *sets()]
+    code, shown = on_a_terminal(command, b"preparing", signal.SIGINT)
+    assert code in (130, -signal.SIGINT)  # CPython may end by the signal itself; a shell says 130 of both
+    assert "preparing the samples of 8 clients" in shown
+    assert "interrupted before the first round" in shown
+    assert "Traceback" not in shown
+    code, shown = on_a_terminal(command, b"never")
+    assert code == 0, shown
+    assert "compiling kernels" in shown
+
+
+def test_few_seeds_are_shown_as_what_they_are():
+    entry = {"mean": 93.5, "half": 82.6, "n": 2, "low": 87.0, "high": 100.0}
+    assert figure(entry, 1, 0) == "87 to 100"
+    assert figure(entry | {"low": 100.0, "mean": 100.0, "half": 0.0}, 1, 0) == "100"
+    assert figure(entry | {"n": 3, "half": 1.5}) == "93.5 ± 1.5"
