@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce.data.federation import federate
+from flrce.data.own import from_arrays
+from flrce.data.own import from_npz as arrays
 from flrce.data.partition import SCHEMES, partition
-from flrce.data.sources import Source, arrays, digits, from_arrays, source
+from flrce.data.sources import Source, digits, source
 from flrce.errors import BadInput
 from flrce.rng import stream
 
@@ -118,8 +120,8 @@ def test_bad_arrays_are_named(tmp_path):
     for x, y, match in [
         (None, np.zeros(4, int), "lacks x"),
         (good, np.zeros(3, int), "4 samples but 3 labels"),
-        (good, np.zeros(4), "non-negative integer"),
-        (good, np.array([0, 1, -1, 0]), "non-negative integer"),
+        (good, np.full(4, np.inf), "y holds NaN or infinity"),
+        (good, np.zeros((4, 2, 2), int), "one class a sample"),
         (np.full((4, 2), np.nan), np.zeros(4, int), "NaN"),
     ]:
         with pytest.raises(BadInput, match=match):

@@ -33,7 +33,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```\s*$", re.DOTALL | re.MULTILINE)
 RUN, NOT_RUN = {"console", "python", "toml"}, {"", "text", "sh", "diff"}
 MOST = 4  # rounds of any documented run
-NEEDS = {"flower.md": "flwr", "commands.md": "tensorboard"}  # beyond the core
+NEEDS = {"flower.md": "flwr", "commands.md": "tensorboard", "data.md": "pandas"}  # beyond the core
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def test_every_block_says_whether_it_runs(page: Path) -> None:
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     if page.name in NEEDS:
         pytest.importorskip(NEEDS[page.name])
+    monkeypatch.setenv("FLRCE_DATA", str(tmp_path / "prepared"))
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -16,7 +16,7 @@ from torch import nn
 import flrce
 from flrce import runs
 from flrce.config import Experiment
-from flrce.data.sources import from_arrays
+from flrce.data.own import from_arrays
 from flrce.engines.hands import hands
 from flrce.errors import BadInput
 from flrce.local.batches import batches, sizes_of

@@ -10,11 +10,11 @@ from typing import Any
 
 from flrce.version import __version__
 
-__all__ = ["BadInput", "Experiment", "Recipe", "Result", "__version__", "recipes", "rounds", "run"]
+__all__ = ["BadInput", "Experiment", "Recipe", "Result", "Source", "__version__", "recipes", "rounds", "run"]
 
 _HOMES = {
     "BadInput": "flrce.errors", "Experiment": "flrce.config", "Recipe": "flrce.pieces", "Result": "flrce.runs",
-    "rounds": "flrce.runs", "run": "flrce.runs",
+    "Source": "flrce.data.sources", "rounds": "flrce.runs", "run": "flrce.runs",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from flrce.bounds import Batch, Count, Epochs, Positive, Rate, shown
 from flrce.compose import compose
 from flrce.data.partition import SCHEMES
 from flrce.data.sources import NAMES as DATA
-from flrce.data.sources import Source
+from flrce.data.sources import Source, prepared, source
 from flrce.errors import BadInput, brief, nearest
 from flrce.fleet.costs import profile
 from flrce.models.nets import NAMES as MODELS
@@ -36,6 +36,24 @@ class Data(Section):
     alpha: Positive = 0.1
     holdout: Annotated[float, Ge(0), Lt(1)] = 0.3
     minimum: Annotated[int, Ge(2), Le(10**9)] = 5
+    target: str | list[str] | None = None  # of a table: what is to be learnt, by column
+    group: str | None = None  # of a table: the column that names a sample's client
+    test: str | None = None  # of a table: the column that marks test samples
+    kind: Literal["classes", "values", "tokens", "labels"] | None = None  # what y holds, where its form does not say
+    layout: Literal["images", "series", "table", "tokens"] | None = None  # what x holds
+    fill: float | Literal["mean", "drop"] | None = None  # instead of what is missing
+    standardise: bool | None = None
+
+    def how(self) -> dict[str, Any]:
+        """What the experiment says about data of one's own."""
+        keys = ("target", "group", "test", "kind", "layout", "fill", "standardise")
+        return {key: value for key in keys if (value := getattr(self, key)) is not None}
+
+    def read(self) -> Source:
+        """The samples that the experiment names."""
+        if self.path is None and (how := self.how()):
+            raise BadInput(f"data.{next(iter(how))} is about data of your own; give data.path, or drop it")
+        return source(self.name, self.path, **self.how())
 
     @field_validator("partition")
     @classmethod
@@ -45,7 +63,8 @@ class Data(Section):
     @field_validator("name")
     @classmethod
     def _source(cls, value: str) -> str:
-        return _one_of(value, DATA)
+        known = value in DATA or prepared(value)
+        return value if known else _one_of(value, DATA, "(or prepare images of your own: flrce data prepare images)")
 
 
 class Model(Section):

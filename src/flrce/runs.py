@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from flrce import loop
 from flrce.config import Experiment, build_net
 from flrce.data.federation import Federation, federate
+from flrce.data.own import adopt
 from flrce.data.sources import Source, source
 from flrce.engines.deck import Decks
 from flrce.engines.hands import hands
@@ -59,7 +60,7 @@ class Parts:
 
 
 def parts(
-    experiment: Experiment, data: Source | None = None, model: nn.Module | None = None, decks: Decks | None = None
+    experiment: Experiment, data: Any = None, model: nn.Module | None = None, decks: Decks | None = None
 ) -> Parts:
     """Build recipe, federation, network and engine; `data` and `model` replace what the experiment names."""
     recipe = experiment.build_recipe()
@@ -79,18 +80,16 @@ def parts(
     return Parts(recipe, federation, net, Simulator(federation, net, devices, hire, experiment.engine.eval_every))
 
 
-def materials(
-    experiment: Experiment, data: Source | None = None, model: nn.Module | None = None
-) -> tuple[Federation, nn.Module]:
+def materials(experiment: Experiment, data: Any = None, model: nn.Module | None = None) -> tuple[Federation, nn.Module]:
     """The samples of every client, and the network."""
     d = experiment.data
     log.info("preparing the samples of %d clients", experiment.clients)
-    pool = data or source(d.name, d.path)
+    pool = d.read() if data is None else adopt(data, **d.how())
     federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
     return federation, model or build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
 
 
-def rounds(experiment: Experiment, data: Source | None = None, model: nn.Module | None = None) -> Iterator[Round]:
+def rounds(experiment: Experiment, data: Any = None, model: nn.Module | None = None) -> Iterator[Round]:
     """The rounds of an experiment, one by one; nothing is written.
 
     >>> quick = Experiment(rounds=2, clients=10, per_round=2)
@@ -106,9 +105,11 @@ def rounds(experiment: Experiment, data: Source | None = None, model: nn.Module 
 
 def run(
     experiment: Experiment | None = None, out: Path | str | None = None, resume: bool = False,
-    data: Source | None = None, model: nn.Module | None = None, watch: Watch | None = None,
+    data: Any = None, model: nn.Module | None = None, watch: Watch | None = None,
 ) -> Result:  # fmt: skip
     """Run one experiment to its end; with `out`, keep a run directory that can be resumed.
+
+    `data` replaces what the experiment names: a Source, (x, y), a torch or HuggingFace Dataset, a DataFrame, a path.
 
     >>> result = run(Experiment(rounds=2, clients=10, per_round=2))
     >>> result.summary["rounds"]
@@ -121,7 +122,7 @@ def run(
 
 
 def _on_flower(
-    experiment: Experiment, out: Path | str | None, resume: bool, data: Source | None, model: nn.Module | None,
+    experiment: Experiment, out: Path | str | None, resume: bool, data: Any, model: nn.Module | None,
     watch: Watch | None,
 ) -> Result:  # fmt: skip
     """The experiment over Flower's messages within this process, one node per client; its folder is a run's."""

@@ -275,6 +275,7 @@ def data_info(**given: Any) -> None:
 @data.command("prepare")
 @click.argument("name", shell_complete=complete.data)
 @option("--from", "folder", type=PATH, required=True, help="Folder with the set's public files.")
+@option("--as", "own", help="Another name for it: the data.name of experiments.")
 def data_prepare(**given: Any) -> None:
     """Convert a data set's public files once into a checked, memory-mapped cache."""
     from flrce.apps.data import prepare

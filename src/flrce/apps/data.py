@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flrce.apps.options import experiment
 from flrce.apps.show import table
-from flrce.data.sources import NAMES
+from flrce.data.sources import NAMES, prepared
 from flrce.errors import BadInput, nearest
 
 
@@ -14,23 +14,27 @@ def list_(as_json: bool) -> None:
     from flrce.data.sources import FASHION
 
     rows = []
-    for name in NAMES:
-        ready = name == "digits" or (cache.home() / name).is_dir() or (name == "fashion-mnist" and FASHION.is_dir())
+    own = sorted(folder.name for folder in cache.home().glob("*") if folder.name not in NAMES and prepared(folder.name))
+    for name in (*NAMES, *own):
+        ready = (
+            name in ("digits", *own) or (cache.home() / name).is_dir() or (name == "fashion-mnist" and FASHION.is_dir())
+        )
         rows.append([name, "ready" if ready else f"flrce data prepare {name} --from DIR"])
+    if "images" not in own:
+        rows.append(["images", "of your own: flrce data prepare images --from DIR"])
     table("data sets", ("name", "state"), rows, as_json)
 
 
 def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_json: bool, svg: Path | None) -> None:
     """How an experiment shares its samples out: sizes and labels per client."""
     from flrce.data.federation import federate
-    from flrce.data.sources import source
 
     more = [f'data.name="{name}"'] if name else []
-    if name and name not in NAMES:
+    if name and name not in NAMES and not prepared(name):
         raise BadInput(f"data set {name!r} is unknown; {nearest(name, NAMES)}")
     exp = experiment(file, [*overrides, *more])
     d = exp.data
-    pool = source(d.name, d.path)
+    pool = d.read()
     federation = federate(pool, d.partition, exp.clients, exp.seed, d.alpha, d.holdout, d.minimum)
     described = federation.describe()
     what = f"{pool.outputs} {pool.kind}"
@@ -63,11 +67,15 @@ def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_jso
     print(skew(described["train"], described["labels"]))
 
 
-def prepare(name: str, folder: Path) -> None:
+def prepare(name: str, folder: Path, own: str | None) -> None:
     """Convert a data set's public files once into a checked, memory-mapped cache."""
     from flrce.data import cache
 
-    print(f"prepared {cache.prepare(name, folder, progress=True)}")
+    called = own or name
+    if called != Path(called).name or called.startswith(".") or (own in NAMES and own != name):
+        raise BadInput(f"--as {called!r}: give a plain name that no other data set has")
+    print(f"prepared {cache.prepare(name, folder, cache.home() / called, progress=True)}")
+    print(f'use it with: data.name = "{called}"')
 
 
 WIDTH = 50  # characters for the labels; more of them are pooled

@@ -50,10 +50,9 @@ def _versions() -> Iterator[Line]:
 
 def _memory(exp: Experiment) -> Iterator[Line]:
     """The server's tables for the experiment's M and d."""
-    from flrce.data.sources import source
     from flrce.models.flat import layout
 
-    pool = source(exp.data.name, exp.data.path)
+    pool = exp.data.read()
     where = layout(build_net(exp.model.name, pool, exp.seed, exp.model.options))
     want, have = needed(exp.build_recipe(), exp.clients, where.trainable, where.size), available()
     text = f"M = {exp.clients}, d = {where.trainable}: about {want / GIGABYTE:.3g} GB"

@@ -1,6 +1,6 @@
-"""Samples before they are shared out: embedded digits, Debian's Fashion-MNIST, arrays of one's own, prepared sets."""
+"""Samples before they are shared out: embedded digits, Debian's Fashion-MNIST, prepared sets, data of one's own."""
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data import npz
 from flrce.errors import BadInput
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package dataset-fashion-mnist puts it
@@ -70,6 +69,58 @@ class Source:
         known = len(self.classes) if self.kind == "tokens" else 0
         return max(known, int(self.x.max(initial=-1)) + 1)
 
+    @staticmethod
+    def from_arrays(x: Any, y: Any, group: Any = None, test: Any = None, **how: Any) -> "Source":
+        """Arrays, tensors or lists: samples, what to learn, who holds them, which are for judging."""
+        return _made("from_arrays", x, y, group, test, **how)
+
+    @staticmethod
+    def from_dataset(data: Any, test: Any = None, group: Any = None, **how: Any) -> "Source":
+        """A torch Dataset of (x, y) pairs, and optionally one of test samples."""
+        return _made("from_dataset", data, test, group, **how)
+
+    @staticmethod
+    def from_huggingface(data: Any, target: str = "", group: str = "", **how: Any) -> "Source":
+        """A HuggingFace Dataset, or a DatasetDict with train and test."""
+        return _made("from_huggingface", data, target, group, **how)
+
+    @staticmethod
+    def from_pandas(frame: Any, target: str | Sequence[str] = "", group: str = "", **how: Any) -> "Source":
+        """A DataFrame: one row a sample."""
+        return _made("from_pandas", frame, target=target, group=group, **how)
+
+    @staticmethod
+    def from_csv(path: Path | str, target: str | Sequence[str] = "", group: str = "", **how: Any) -> "Source":
+        """A csv file with a header line."""
+        return _made("from_csv", path, target=target, group=group, **how)
+
+    @staticmethod
+    def from_parquet(path: Path | str, target: str | Sequence[str] = "", group: str = "", **how: Any) -> "Source":
+        """A parquet file (needs pandas and pyarrow)."""
+        return _made("from_parquet", path, target=target, group=group, **how)
+
+    @staticmethod
+    def from_folder(path: Path | str, **how: Any) -> "Source":
+        """Images, one folder a class (needs Pillow)."""
+        return _made("from_folder", path, **how)
+
+    @staticmethod
+    def from_folders(path: Path | str, **how: Any) -> "Source":
+        """One folder or file a client."""
+        return _made("from_folders", path, **how)
+
+    @staticmethod
+    def from_leaf(path: Path | str, **how: Any) -> "Source":
+        """LEAF's json: a file or a folder of them."""
+        return _made("from_leaf", path, **how)
+
+
+def _made(form: str, *args: Any, **how: Any) -> Source:
+    from flrce.data import own
+
+    made: Source = getattr(own, form)(*args, **how)
+    return made
+
 
 def digits() -> Source:
     """scikit-learn's 1,797 handwritten 8x8 digits; ships with the package, needs no download."""
@@ -89,55 +140,19 @@ def fashion_mnist(folder: Path = FASHION) -> Source:
     return read("fashion-mnist", folder)
 
 
-def arrays(path: Path) -> Source:
-    """An .npz of one's own: x (N, ...) uint8 or float, y (N,) integers, optional group (N,)."""
-    if not os.path.isfile(path):
-        raise BadInput(f"data.path {str(path)!r} does not exist; give an .npz with x, y and optional group")
-    found = npz.load(path, ("x", "y", "group"), f"data.path {str(path)!r}")
-    return from_arrays(
-        found.get("x"), found.get("y"), found.get("group"), name=path.stem, where=f"data.path {str(path)!r}"
-    )
+def prepared(name: str) -> bool:
+    """Whether a data set of this name, shipped or one's own, lies in the cache."""
+    from flrce.data import cache
+
+    return name == Path(name).name and (cache.home() / name / cache.META).is_file()
 
 
-def from_arrays(
-    x: np.ndarray | None,
-    y: np.ndarray | None,
-    group: np.ndarray | None = None,
-    name: str = "mine",
-    where: str = "arrays",
-) -> Source:
-    """A source from arrays in memory, checked."""
-    if x is None or y is None:
-        raise BadInput(f"{where} lacks {'x' if x is None else 'y'}; it needs x (samples) and y (labels)")
-    if not x.ndim or y.ndim != 1 or (group is not None and group.ndim != 1):
-        raise BadInput(f"{where} x must be (N, ...), y and group (N,), got {x.shape} and {y.shape}")
-    if len(x) != len(y) or (group is not None and len(group) != len(x)):
-        raise BadInput(f"{where} has {len(x)} samples but {len(y)} labels or another number of groups; make them equal")
-    if y.ndim != 1 or y.dtype.kind not in "iu" or (len(y) and y.min() < 0):
-        raise BadInput(f"{where} y must be one non-negative integer a sample, got {y.dtype} of shape {y.shape}")
-    if x.dtype != np.uint8:
-        if x.dtype.kind not in "fiub":
-            raise BadInput(f"{where} x must be numbers, got {x.dtype}; save images as uint8 or features as float32")
-        with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
-        if not np.isfinite(x).all():
-            raise BadInput(f"{where} x holds NaN or infinity; clean the samples first")
-    codes: NDArray[np.int64] | None = None
-    names: tuple[str, ...] = ()
-    if group is not None:
-        found, codes = np.unique(group, return_inverse=True)
-        names = tuple(str(g) for g in found)
-    if x.ndim == 3:  # grey images without a channel axis
-        x = x[:, None]
-    classes = tuple(str(c) for c in range(int(y.max(initial=0)) + 1))
-    scale = 1 / 255 if x.dtype == np.uint8 else 1.0
-    return Source(name, np.ascontiguousarray(x), y.astype(np.int64), classes, codes, names, scale=scale)
-
-
-def source(name: str, path: str | None = None) -> Source:
-    """A data set by name, or an .npz of one's own by path."""
+def source(name: str, path: str | None = None, **how: Any) -> Source:
+    """A data set by name, or a file or folder of one's own by path; `how` says what a file's form does not."""
     if path is not None:
-        return arrays(Path(path))
+        from flrce.data.own import from_path
+
+        return from_path(path, **how)
     if name == "digits":
         return digits()
     from flrce.data import cache

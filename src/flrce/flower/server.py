@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 
 from flrce.config import Experiment, build_net
 from flrce.data.federation import Federation, federate
-from flrce.data.sources import source
 from flrce.engines.simulator import Simulator
 from flrce.errors import BadInput
 from flrce.fleet.costs import fleet
@@ -115,7 +114,7 @@ def _built(text: str) -> Built:
 def _build(text: str) -> Built:
     experiment = Experiment.of(tomllib.loads(text))
     d = experiment.data
-    pool = source(d.name, d.path)
+    pool = d.read()
     federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
     return federation, build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
 

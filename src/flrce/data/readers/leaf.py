@@ -6,6 +6,7 @@ that is dark already (mean at most one half) stays as it is.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +41,9 @@ def leaf(folder: Path, progress: bool = False) -> Source:
     owners: list[str] = []
     parts: list[Part] = []
     for path in steps(found, "femnist", progress):
-        for user, part in _users(path):
+        for user, rows, labels in users(path):
             owners.append(user)
-            parts.append(part)
+            parts.append(_samples(path, user, rows, labels))
     names, codes = np.unique(np.array(owners, object), return_inverse=True)
     x = np.concatenate([x for x, _ in parts]).reshape(-1, 1, 28, 28)
     y = np.concatenate([y for _, y in parts])
@@ -54,8 +55,8 @@ def leaf(folder: Path, progress: bool = False) -> Source:
     return Source("femnist", x, y, BY_CLASS, group, tuple(map(str, names)), scale=1 / 255)
 
 
-def _users(path: Path) -> list[tuple[str, Part]]:
-    """Each user of one file with his samples."""
+def users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
+    """Each user of one file, with x and y as they stand there."""
     try:
         content = json.loads(read_bytes(path, LIMIT, REMEDY))
     except BadInput:
@@ -63,19 +64,23 @@ def _users(path: Path) -> list[tuple[str, Part]]:
     except (ValueError, RecursionError) as why:
         raise BadInput(f"{shown(path)} is no complete json; {REMEDY}") from why
     match content:
-        case {"users": list(users), "num_samples": list(counts), "user_data": dict(data)} if len(users) == len(counts):
+        case {"users": list(names), "num_samples": list(counts), "user_data": dict(data)} if len(names) == len(counts):
             pass
         case _:
             raise BadInput(f"{shown(path)} is no LEAF file: users, num_samples and user_data must agree; {REMEDY}")
-    return [(str(user), _samples(path, user, count, data)) for user, count in zip(users, counts, strict=True)]
+    return [(str(user), *_listed(path, user, count, data)) for user, count in zip(names, counts, strict=True)]
 
 
-def _samples(path: Path, user: object, count: object, data: dict[str, object]) -> Part:
+def _listed(path: Path, user: object, count: object, data: dict[str, object]) -> tuple[list[Any], list[Any]]:
     match data.get(user) if isinstance(user, str) else None:
         case {"x": list(rows), "y": list(labels)} if len(rows) == len(labels) == count:
-            pass
+            return rows, labels
         case _:
             raise BadInput(f"{shown(path)} lacks samples of user {user!a:.80}, or counts them wrongly; {REMEDY}")
+
+
+def _samples(path: Path, user: str, rows: list[Any], labels: list[Any]) -> Part:
+    """One writer's characters."""
     try:
         pixels = np.array(rows, np.float32).reshape(len(rows), PIXELS)
         y = np.array(labels, np.int64)

@@ -1,0 +1,66 @@
+"""Data of one's own, whatever it comes as: a path, arrays, a table, another library's data set."""
+
+from pathlib import Path
+from typing import Any
+
+from flrce.data.own.arrays import from_arrays
+from flrce.data.own.datasets import from_dataset, from_huggingface
+from flrce.data.own.folders import FILES, form, from_folder, from_folders, from_npz
+from flrce.data.own.leaf import from_leaf
+from flrce.data.own.tables import from_columns, from_csv, from_jsonl, from_pandas, from_parquet
+from flrce.data.readers.files import shown
+from flrce.data.sources import Source
+from flrce.errors import BadInput
+
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+FORMS = "an .npz, .csv, .parquet, .jsonl or LEAF .json file, a folder of images by class, or a folder by client"
+
+
+def from_path(path: Path | str, **how: Any) -> Source:
+    """A file or folder of any known form; its suffix, or where its images lie, says which."""
+    path = Path(path)
+    if not path.exists():
+        raise BadInput(f"data.path {str(path)!r} does not exist; give {FORMS}")
+    if "target" in how and not (path.is_dir() or path.suffix.lower() in TABLES):
+        raise BadInput(f"data.target names a column of a table, data.path {shown(path)!r} is none; drop it")
+    if path.is_file():
+        suffix = path.suffix.lower()
+        if suffix == ".json":
+            return from_leaf(path, **how)
+        if suffix in FILES:
+            return FILES[suffix](path, how)
+        raise BadInput(f"data.path {shown(path)!r} is of no known form; give {FORMS}")
+    if (path / "meta.json").is_file():
+        from flrce.data import cache
+
+        return cache.load(path)
+    if any(path.glob("*.json")) or any(path.glob("train/*.json")) or any(path.glob("all_data/*.json")):
+        return from_leaf(path, **how)
+    return form(path)(path, **how)
+
+
+def adopt(data: Any, **how: Any) -> Source:
+    """Whatever was handed over as `data`, as a source."""
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, (str, Path)):
+        return from_path(data, **how)
+    if hasattr(data, "column_names") or (isinstance(data, dict) and "train" in data):
+        return from_huggingface(data, **how)
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
+        return from_pandas(data, **how)
+    if isinstance(data, dict):
+        return from_arrays(**{**data, **how}) if {"x", "y"} <= data.keys() else from_columns(data, **how)
+    if isinstance(data, (tuple, list)) and 2 <= len(data) <= 4:
+        return from_arrays(*data, **how)
+    if hasattr(data, "__getitem__"):
+        return from_dataset(data, **how)
+    raise BadInput(
+        f"data is a {type(data).__name__}; give (x, y), a torch or HuggingFace Dataset, a DataFrame, a path or a Source"
+    )
+
+
+__all__ = [
+    "adopt", "from_arrays", "from_columns", "from_csv", "from_dataset", "from_folder", "from_folders",
+    "from_huggingface", "from_jsonl", "from_leaf", "from_npz", "from_pandas", "from_parquet", "from_path",
+]  # fmt: skip

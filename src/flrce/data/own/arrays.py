@@ -1,0 +1,259 @@
+"""Arrays of one's own made a Source: what x holds, what y asks for, and a line wherever that had to be guessed."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.data.sources import IGNORED, Kind, Source
+from flrce.errors import BadInput
+
+Layout = Literal["auto", "images", "series", "table", "tokens"]
+Fill = float | int | str | None  # a number, "mean" (of a column), "drop" (the row), or nothing: refuse
+CHANNELS = (1, 3, 4)
+FAR = 100.0  # features beyond it want scaling before gradient descent does well
+log = logging.getLogger("flrce")
+
+
+def from_arrays(
+    x: Any, y: Any, group: Any = None, test: Any = None, *, kind: Kind | Literal["auto"] = "auto",
+    layout: Layout = "auto", classes: Sequence[str] = (), fill: Fill = None, standardise: bool = False,
+    name: str = "mine", where: str = "arrays",
+) -> Source:  # fmt: skip
+    """A source from arrays, tensors or lists in memory, checked.
+
+    x: samples; uint8 is scaled to 0..1. y: classes (integers or text), values (floats), labels (N, K) of 0 and 1, or
+    next symbols. group: who a sample belongs to. test: True where a sample is only for judging.
+    layout says what x is where its form does not: "series" (N, channels, steps), "tokens" (N, ids), "table", "images".
+    """
+    x, y = (_array(value, which, where) for value, which in ((x, "x"), (y, "y")))
+    if not len(x) == len(y) == len(x if group is None else group) == len(x if test is None else test):
+        raise BadInput(f"{where} has {len(x)} samples but {len(y)} labels or another number of groups; make them equal")
+    if group is not None and np.ndim(group) != 1:
+        raise BadInput(f"{where} group must name one client a sample, got shape {np.shape(group)}")
+    if not len(x):
+        raise BadInput(f"{where} holds no samples; give at least a few for each client")
+    held = None if test is None else _split(test, where)
+    if kind == "tokens" or (layout == "auto" and _next_symbols(x, y)):
+        layout = "tokens"
+    x, kept = (_tokens(x, where), slice(None)) if layout == "tokens" else _numbers(x, layout, fill, where)
+    x, y, group, held = x[kept], y[kept], _rows(group, kept), _rows(held, kept)
+    y, names, told = targets(y, kind, layout == "tokens", where, len(classes))
+    x = shaped(x, layout, where)
+    if standardise:
+        x = standardised(x, held, where)
+    elif x.ndim == 2 and x.dtype == np.float32 and np.abs(x).max(initial=0) > FAR:
+        log.warning("%s: features reach %.3g; standardise them (standardise=True) if training diverges", where,
+                    np.abs(x).max())  # fmt: skip
+    codes, groups = _codes(group)
+    scale = 1 / 255 if x.dtype == np.uint8 else 1.0
+    return Source(
+        name, np.ascontiguousarray(x), y, _named(names, classes, where), codes, groups, scale=scale, kind=told,
+        held=held,
+    )  # fmt: skip
+
+
+def targets(
+    y: NDArray[Any], kind: str, tokens: bool, where: str, known: int = 0
+) -> tuple[NDArray[Any], tuple[str, ...], Kind]:
+    """y in the dtype of its kind, its classes' names, and the kind, found out where it is "auto".
+
+    With `known` classes, integers are their codes.
+    """
+    told = _kind(y, tokens, where) if kind == "auto" else kind
+    if told == "values":
+        return _finite(y, where), (), "values"
+    if told == "labels":
+        if y.ndim != 2 or not np.isin(y, (0, 1)).all():
+            raise BadInput(f"{where} y must be (N, K) of 0 and 1 for several labels, got {y.dtype} {y.shape}")
+        return y.astype(np.uint8), tuple(map(str, range(y.shape[1]))), "labels"
+    if told == "tokens":
+        if y.dtype.kind not in "iu" or y.ndim > 2 or (len(y) and y.min() < 0 and not _only_ignored(y)):
+            raise BadInput(
+                f"{where} y must hold next symbols as ids 0, 1, ... ({IGNORED}: none), got {y.dtype} {y.shape}"
+            )
+        return y.astype(np.int64), tuple(map(str, range(int(y.max()) + 1))), "tokens"
+    if told != "classes":
+        raise BadInput(f"{where} kind {told!r} is unknown; use classes, values, tokens or labels")
+    if y.ndim != 1:
+        raise BadInput(f"{where} y must be one class a sample, got shape {y.shape}; for several at once give 0 and 1")
+    if known and y.dtype.kind in "iu":
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < known:
+            raise BadInput(f"{where} has labels {y.min()} to {y.max()}, but {known} classes are named; name them all")
+        return y.astype(np.int64), tuple(map(str, range(known))), "classes"
+    codes, names = dense(y, where)
+    return codes, names, "classes"
+
+
+def dense(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Codes 0, 1, ... and their names. Text and scattered numbers are numbered in order; 0..max stays as it is where
+    at least half of it occurs, so that a class that happens to be missing keeps its place."""
+    if y.dtype.kind == "f":
+        if not (np.isfinite(y).all() and (y == np.round(y)).all()):
+            raise BadInput(f"{where} y holds numbers that are no classes; leave out kind='classes' to learn values")
+        y = y.astype(np.int64)
+    if y.dtype.kind == "b":
+        return y.astype(np.int64), ("False", "True")
+    found, codes = np.unique(y.astype(str) if y.dtype.kind in "OUS" else y, return_inverse=True)
+    if y.dtype.kind in "iu" and found[0] >= 0 and 2 * len(found) >= int(found[-1]) + 1:
+        return y.astype(np.int64), tuple(str(c) for c in range(int(found[-1]) + 1))
+    if y.dtype.kind in "iu":
+        log.info("%s: labels %s are numbered 0..%d", where, _some(found), len(found) - 1)
+    return codes.reshape(y.shape).astype(np.int64), tuple(str(c) for c in found)
+
+
+def shaped(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
+    """x with the axes a network wants: images (N, C, H, W), series (N, C, L)."""
+    wanted = {"images": (3, 4), "series": (3,), "table": (2,), "tokens": (2,)}
+    if layout != "auto" and x.ndim not in wanted[layout]:
+        raise BadInput(f"{where} x has shape {x.shape}, which is no {layout}; give {wanted[layout][-1]} axes")
+    if x.ndim == 3 and layout != "series":  # grey images without a channel axis
+        return x[:, None]
+    if x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
+        log.warning("%s: x %s has its channels last; taken as %d images of shape %s", where, x.shape, len(x),
+                    (x.shape[3], *x.shape[1:3]))  # fmt: skip
+        return x.transpose(0, 3, 1, 2)
+    if x.ndim == 1:
+        return x[:, None]
+    return x
+
+
+def standardised(x: NDArray[Any], held: NDArray[np.bool_] | None, where: str) -> NDArray[np.float32]:
+    """Each feature less its mean, over its deviation; both of all clients' training samples, which a real federation
+    would have to agree on first."""
+    if x.dtype != np.float32:
+        raise BadInput(f"{where}: only float features are standardised, x is {x.dtype}; leave standardise out")
+    known = x if held is None else x[~held]
+    deviation = known.std(0, dtype=np.float64)
+    found = (x - known.mean(0, dtype=np.float64)) / np.where(deviation > 0, deviation, 1)
+    return np.asarray(found, np.float32)
+
+
+def _array(value: Any, which: str, where: str) -> NDArray[Any]:
+    if value is None:
+        raise BadInput(f"{where} lacks {which}; it needs x (samples) and y (labels)")
+    if hasattr(value, "detach"):  # a tensor, which may need gradients or live on a GPU
+        value = value.detach().cpu()
+    try:
+        found = np.asarray(value)
+    except ValueError as why:
+        raise BadInput(f"{where} {which} has rows of different lengths; make them equal") from why
+    if found.ndim == 0:
+        raise BadInput(f"{where} {which} must hold one entry a sample, got a single {type(value).__name__}")
+    return found
+
+
+def _numbers(x: NDArray[Any], layout: Layout, fill: Fill, where: str) -> tuple[NDArray[Any], Any]:
+    """x in uint8 or float32, and the rows that stay."""
+    if x.dtype.kind in "OUS":
+        raise BadInput(f"{where} x holds text or rows of different lengths; give numbers, or token ids of one length")
+    if x.dtype.kind not in "fiub":
+        raise BadInput(f"{where} x must be numbers, got {x.dtype}; save images as uint8 or features as float32")
+    if layout == "auto" and x.ndim == 2 and x.dtype.kind in "iu":
+        how = "numbers divided by 255" if x.dtype == np.uint8 else "numbers"
+        log.warning("%s: x holds whole numbers %s to %s and is taken as %s; if they are token ids say layout='tokens', "
+                    "else layout='table'", where, x.min(), x.max(), how)  # fmt: skip
+    if x.dtype == np.uint8:
+        return x, slice(None)
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+    if np.isinf(x).any():
+        raise BadInput(f"{where} x holds NaN or infinity; clean the samples first")
+    return _filled(x, fill, where)
+
+
+def _filled(x: NDArray[np.float32], fill: Fill, where: str) -> tuple[NDArray[np.float32], Any]:
+    missing = np.isnan(x)
+    if not missing.any():
+        return x, slice(None)
+    count = int(missing.reshape(len(x), -1).any(1).sum())
+    if fill is None:
+        raise BadInput(f"{where} x holds NaN in {count} of {len(x)} samples; give fill = 'mean', 'drop' or a number")
+    if fill == "drop":
+        return x, ~missing.reshape(len(x), -1).any(1)
+    if fill == "mean":
+        counted = (~missing).sum(0)
+        mean = np.where(missing, 0, x).sum(0) / np.maximum(counted, 1)
+        return np.where(missing, mean, x).astype(np.float32), slice(None)
+    if isinstance(fill, str):
+        raise BadInput(f"{where} fill = {fill!r} is unknown; use 'mean', 'drop' or a number")
+    return np.where(missing, np.float32(fill), x), slice(None)
+
+
+def _tokens(x: NDArray[Any], where: str) -> NDArray[np.int64]:
+    if x.dtype.kind not in "iu" or (len(x) and x.min() < 0):
+        raise BadInput(
+            f"{where} x must hold token ids 0, 1, ..., got {x.dtype}; leave layout = 'tokens' out for numbers"
+        )
+    return x.astype(np.int64)
+
+
+def _next_symbols(x: NDArray[Any], y: NDArray[Any]) -> bool:
+    """Whether x and y are ids in step, so that y must be the ids that follow."""
+    whole = x.dtype.kind in "iu" and y.dtype.kind in "iu"
+    return whole and x.shape == y.shape and x.ndim == 2 and int(y.max()) > 1
+
+
+def _kind(y: NDArray[Any], tokens: bool, where: str) -> Kind:
+    if y.ndim == 2 and y.dtype.kind in "iub":
+        return "tokens" if tokens else "labels"
+    if y.dtype.kind != "f":
+        return "classes"
+    if y.ndim == 1 and np.isfinite(y).all() and (y == np.round(y)).all() and len(np.unique(y)) <= 20:
+        log.warning("%s: y holds whole numbers as floats and is taken as values; if they are classes say "
+                    "kind='classes'", where)  # fmt: skip
+    return "values"
+
+
+def _finite(y: NDArray[Any], where: str) -> NDArray[np.float32]:
+    if y.dtype.kind not in "fiub" or y.ndim > 2:
+        raise BadInput(f"{where} y must be (N,) or (N, K) numbers to learn values, got {y.dtype} {y.shape}")
+    found = y.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise BadInput(f"{where} y holds NaN or infinity; drop those samples first")
+    return found
+
+
+def _only_ignored(y: NDArray[Any]) -> bool:
+    return bool((y[y < 0] == IGNORED).all())
+
+
+def _split(test: Any, where: str) -> NDArray[np.bool_]:
+    """True where a sample is for judging; of booleans, 0 and 1, or words such as train and test."""
+    found = np.asarray(test)
+    if found.dtype.kind in "OUS":
+        words = np.char.lower(found.astype(str))
+        if not np.isin(words, ("train", "training", "test", "val", "valid", "validation")).all():
+            raise BadInput(f"{where} splits samples into {_some(np.unique(words))}; use train and test")
+        return ~np.isin(words, ("train", "training"))
+    if not np.isin(found, (0, 1)).all():
+        raise BadInput(f"{where} must mark test samples with True or 1, others with False or 0")
+    return found.astype(bool)
+
+
+def _codes(group: NDArray[Any] | None) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    if group is None:
+        return None, ()
+    found, codes = np.unique(group, return_inverse=True)
+    return codes.reshape(-1).astype(np.int64), tuple(str(g) for g in found)
+
+
+def _rows(values: Any, kept: Any) -> Any:
+    if values is None:
+        return None
+    found = np.asarray(values)
+    return (found.astype(str) if found.dtype.kind == "O" else found)[kept]
+
+
+def _named(found: tuple[str, ...], given: Sequence[str], where: str) -> tuple[str, ...]:
+    if not given:
+        return found
+    if len(given) < len(found):
+        raise BadInput(f"{where} has {len(found)} classes, but {len(given)} names; name them all")
+    return tuple(map(str, given))
+
+
+def _some(found: NDArray[Any]) -> str:
+    return ", ".join(ascii(str(value))[1:-1] for value in found[:4]) + (", ..." if len(found) > 4 else "")

@@ -1,0 +1,101 @@
+"""Data sets of other libraries as sources: torch.utils.data and HuggingFace's datasets."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.data.own.arrays import from_arrays
+from flrce.data.own.pool import joined
+from flrce.data.own.tables import GROUPS, SPLITS, TARGETS, _column, _typed, from_columns
+from flrce.data.sources import Source
+from flrce.errors import BadInput
+
+
+def from_dataset(data: Any, test: Any = None, group: Any = None, **how: Any) -> Source:
+    """A source from a torch Dataset of (x, y) pairs, as its transforms give them; `test` is one of samples to judge by.
+
+    A random transform (augmentation) is drawn once: the samples stay what they are then.
+    """
+    given = {"where": type(data).__name__, "name": type(data).__name__.lower(), **how}
+    x, y = _pairs(data, given["where"])
+    if test is None:
+        return from_arrays(x, y, group, **_classes(data, y, given))
+    more_x, more_y = _pairs(test, given["where"])
+    split = np.repeat([False, True], [len(x), len(more_x)])
+    return from_arrays([*x, *more_x], [*y, *more_y], group, split, **_classes(data, y, given))
+
+
+def from_huggingface(
+    data: Any, target: str = "", group: str = "", columns: Iterable[str] = (), **how: Any
+) -> Source:  # fmt: skip
+    """A source from a HuggingFace Dataset, or a DatasetDict with train and test.
+
+    One column of images, arrays or lists is x; several columns of numbers are a table's features.
+    """
+    if isinstance(data, dict):  # DatasetDict
+        return _splits(data, target, group, columns, how)
+    where = how.pop("where", "Dataset")
+    names = dict.fromkeys(data.column_names)
+    label = _column(names, target, TARGETS, "target", where)  # type: ignore[arg-type]
+    owner = _column(names, group, GROUPS, "group", where)  # type: ignore[arg-type]
+    split = _column(names, "", SPLITS, "test", where)  # type: ignore[arg-type]
+    if not label:
+        raise BadInput(f"{where} has no label column; name it with target = one of {', '.join(names)}")
+    wanted = list(columns) or [key for key in names if key not in (label, owner, split)]
+    feature: Any = getattr(data, "features", {}).get(label)
+    how = {"name": "mine", "where": where, **({"classes": feature.names} if hasattr(feature, "names") else {}), **how}
+    loose = data.with_format(None) if hasattr(data, "with_format") else data
+    if len(wanted) == 1:
+        x, y = ([_plain(value) for value in loose[key]] for key in (wanted[0], label))
+        more: dict[str, Any] = {"group": list(loose[owner])} if owner else {}
+        more |= {"test": list(loose[split])} if split else {}
+        return from_arrays(_stacked(x, where), y, **more, **how)
+    table = {key: _typed(list(loose[key])) for key in (*wanted, label, owner, split) if key}
+    return from_columns(table, label, owner, split, **how)
+
+
+def _splits(data: dict[str, Any], target: str, group: str, columns: Iterable[str], how: dict[str, Any]) -> Source:
+    """Train and test of a DatasetDict, pooled, the second held out."""
+    if "train" not in data:
+        raise BadInput(f"the DatasetDict has {', '.join(data)}, but no train; hand one of them over")
+    parts = [from_huggingface(data[key], target, group, columns, **how) for key in ("train", "test") if key in data]
+    if len(parts) == 1:
+        return parts[0]
+    return joined(parts, [False, True])
+
+
+def _pairs(data: Any, where: str) -> tuple[NDArray[Any], list[Any]]:
+    x, y = [], []
+    for i in range(len(data)) if hasattr(data, "__len__") else iter(data):
+        item = data[i] if hasattr(data, "__len__") else i
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise BadInput(f"{where} gives {type(item).__name__} where a pair (x, y) is expected; wrap it")
+        x.append(_plain(item[0]))
+        y.append(_plain(item[1]))
+    return _stacked(x, where), y
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and images as arrays."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    elif hasattr(value, "convert"):  # a Pillow image
+        value = np.asarray(value)
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
+def _stacked(x: list[Any], where: str) -> NDArray[Any]:
+    shapes = {np.shape(value) for value in x}
+    if len(shapes) > 1:
+        few = ", ".join(map(str, sorted(shapes)[:3]))
+        raise BadInput(f"{where} has samples of different shapes ({few}); resize or pad them to one")
+    return np.array(x)
+
+
+def _classes(data: Any, y: list[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The data set's own names of its classes, where y holds their codes."""
+    names: Any = getattr(data, "classes", None) or ()
+    coded = all(isinstance(value, int) for value in y)
+    return {"classes": [str(name) for name in names], **given} if coded else given

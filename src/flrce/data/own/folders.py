@@ -1,0 +1,114 @@
+"""Folders of one's own: a folder per class of images, a folder or a file per client.
+
+FOLDER/CLASS/*.png                        images by class
+FOLDER/train/CLASS/*.png  FOLDER/test/... the same with a split of its own
+FOLDER/CLIENT/CLASS/*.png                 images by client and class; train and test may lie between
+FOLDER/CLIENT/*.csv, FOLDER/CLIENT.csv    tables or arrays (npz, parquet, jsonl) by client; test.csv is the test split
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flrce.data import npz
+from flrce.data.own.arrays import from_arrays
+from flrce.data.own.pool import joined, owned
+from flrce.data.own.tables import from_csv, from_jsonl, from_parquet
+from flrce.data.readers.files import shown
+from flrce.data.readers.images import FORMATS, class_folders, load
+from flrce.data.sources import Source
+from flrce.errors import BadInput
+
+FORMS = "one folder a class (FOLDER/CLASS/*.png), or one folder or file a client (FOLDER/CLIENT/..., FOLDER/CLIENT.csv)"
+SPLITS = {"train": False, "training": False, "test": True, "val": True, "valid": True, "validation": True}
+
+
+def from_folder(path: Path | str, **how: Any) -> Source:
+    """Images, one folder a class; with train and test folders above, the data's own split. Needs Pillow."""
+    folder = _folder(path)
+    parts = _by_split(folder, _images)
+    source = joined([part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ())
+    return replace(source, name=str(how.get("name", folder.name)))
+
+
+def from_folders(path: Path | str, **how: Any) -> Source:
+    """One folder or one file a client; each may bring its own test split."""
+    folder = _folder(path)
+    clients: list[Source] = []
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and not entry.name.startswith("."):
+            clients.append(owned(_client(entry, how), entry.name))
+        elif entry.suffix.lower() in FILES:
+            clients.append(owned(FILES[entry.suffix.lower()](entry, how), entry.stem))
+    if not clients:
+        raise BadInput(f"{shown(folder)} holds neither folders nor tables; give {FORMS}")
+    return joined(clients, name=str(how.get("name", folder.name)))
+
+
+def form(folder: Path) -> Callable[..., Source]:
+    """Which of the forms above a folder has, by where its images or tables lie."""
+    below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
+    named = all(entry.name.lower() in SPLITS for entry in below) and below
+    if named or any(_has_images(entry) for entry in below):
+        return from_folder
+    return from_folders
+
+
+def _client(folder: Path, how: Mapping[str, Any]) -> Source:
+    """One client's folder: class folders of images, or tables, with or without a split."""
+    files = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in FILES]
+    if not files:
+        parts = _by_split(folder, _images)
+        return joined([part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ())
+    read = [FILES[entry.suffix.lower()](entry, how) for entry in files]
+    split = [SPLITS.get(entry.stem.lower(), False) for entry in files]
+    return joined(read, split if any(split) else ())
+
+
+def _by_split(folder: Path, read: Callable[[Path], Source]) -> list[tuple[Source, bool]]:
+    below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
+    if below and all(entry.name.lower() in SPLITS for entry in below) and not any(map(_has_images, below)):
+        return [(read(entry), SPLITS[entry.name.lower()]) for entry in below]
+    return [(read(folder), False)]
+
+
+def _images(folder: Path) -> Source:
+    found = class_folders(folder, depth=1)
+    if not found:
+        raise BadInput(f"{shown(folder)} has no folders of images; give {FORMS}")
+    x, y = load(found, False, folder.name)
+    return Source(folder.name, x, y, tuple(found), scale=1 / 255)
+
+
+def _has_images(folder: Path) -> bool:
+    return any(entry.suffix.lower() in FORMATS for entry in folder.iterdir())
+
+
+def _folder(path: Path | str) -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise BadInput(f"{shown(folder)} is no folder; give {FORMS}")
+    return folder
+
+
+def from_npz(path: Path | str, **how: Any) -> Source:
+    """An .npz with x, y, and optionally group, test and classes."""
+    path = Path(path)
+    where = f"data.path {str(path)!r}"
+    if not os.path.isfile(path):
+        raise BadInput(f"{where} does not exist; give an .npz with x, y and optional group")
+    found = npz.load(path, ("x", "y", "group", "test", "classes"), where)
+    more = {"classes": [str(name) for name in found["classes"]]} if "classes" in found else {}
+    return from_arrays(
+        found.get("x"), found.get("y"), found.get("group"), found.get("test"),
+        **{"name": path.stem, "where": where, **more, **how},
+    )  # fmt: skip
+
+
+FILES: dict[str, Callable[[Path, Mapping[str, Any]], Source]] = {
+    ".csv": lambda path, how: from_csv(path, **how), ".tsv": lambda path, how: from_csv(path, **how),
+    ".jsonl": lambda path, how: from_jsonl(path, **how), ".parquet": lambda path, how: from_parquet(path, **how),
+    ".npz": lambda path, how: from_npz(path, **how),
+}  # fmt: skip

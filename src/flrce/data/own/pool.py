@@ -1,0 +1,58 @@
+"""Sources of one form made one: several files, or training and test samples."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.data.sources import Source
+from flrce.errors import BadInput
+
+
+def joined(parts: Sequence[Source], held: Sequence[bool] = (), name: str = "") -> Source:
+    """The samples of all parts; `held` says which parts are for judging, else each keeps its own split."""
+    first = parts[0]
+    for part in parts:
+        if (part.shape, part.kind, part.x.dtype) != (first.shape, first.kind, first.x.dtype):
+            raise BadInput(
+                f"{part.name} has {part.kind} of samples {part.shape} {part.x.dtype}, {first.name} {first.kind} of "
+                f"{first.shape} {first.x.dtype}; make them alike"
+            )
+    y, classes = _targets(parts)
+    groups = tuple(dict.fromkeys(name for part in parts for name in part.groups))
+    codes = [_renumbered(part.group, part.groups, groups) for part in parts if part.group is not None]
+    split = np.repeat(held, [len(part.y) for part in parts]).astype(bool) if held else _splits(parts)
+    return replace(
+        first, name=name or first.name, x=np.concatenate([part.x for part in parts]), y=y, classes=classes,
+        group=np.concatenate(codes) if len(codes) == len(parts) else None,
+        groups=groups if len(codes) == len(parts) else (), held=split,
+    )  # fmt: skip
+
+
+def owned(part: Source, client: str) -> Source:
+    """All samples of one client."""
+    return replace(part, group=np.zeros(len(part.y), np.int64), groups=(client,))
+
+
+def _targets(parts: Sequence[Source]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    if parts[0].kind != "classes":
+        return np.concatenate([part.y for part in parts]), max((part.classes for part in parts), key=len)
+    classes = tuple(sorted({name for part in parts for name in part.classes}, key=_order))
+    return np.concatenate([_renumbered(part.y, part.classes, classes) for part in parts]), classes
+
+
+def _splits(parts: Sequence[Source]) -> NDArray[np.bool_] | None:
+    if all(part.held is None for part in parts):
+        return None
+    return np.concatenate([np.zeros(len(p.y), bool) if p.held is None else p.held for p in parts])
+
+
+def _renumbered(codes: NDArray[np.int64], old: Sequence[str], new: Sequence[str]) -> NDArray[np.int64]:
+    place = {name: i for i, name in enumerate(new)}
+    return np.array([place[name] for name in old], np.int64)[codes]
+
+
+def _order(name: str) -> tuple[bool, int, str]:
+    """Numbers by value, then words."""
+    return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)

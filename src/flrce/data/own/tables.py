@@ -1,0 +1,189 @@
+"""Tables of one's own: csv, json lines, parquet, pandas. One row a sample; columns say label, client and split."""
+
+import csv
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.data.own.arrays import Layout, from_arrays
+from flrce.data.readers.files import read_bytes, shown
+from flrce.data.sources import Source
+from flrce.errors import BadInput, nearest
+
+LIMIT = 4 << 30  # bytes of one text file
+MOST = 50  # distinct texts of a column that becomes one column each
+TARGETS, GROUPS, SPLITS = ("y", "label", "target", "class"), ("group", "client"), ("split", "test")
+MISSING = ("", "na", "nan", "?", "null", "none")
+Columns = Mapping[str, NDArray[Any]]
+log = logging.getLogger("flrce")
+
+
+def from_columns(
+    columns: Columns, target: str | Sequence[str] = "", group: str = "", test: str = "", *, name: str = "mine",
+    where: str = "table", layout: Layout = "table", **how: Any,
+) -> Source:  # fmt: skip
+    """A source from named columns: `target` to be learnt (one column or several), `group` the client, `test` the split.
+
+    Without a name, columns called y, label, target or class; group or client; split or test are taken for those. All
+    others are features; text with few values becomes one column of 0 and 1 a value.
+    """
+    wanted = [target] if isinstance(target, str) else list(target)
+    told = [found for one in wanted if (found := _column(columns, one, TARGETS, "target", where))]
+    owner = _column(columns, group, GROUPS, "group", where)
+    split = _column(columns, test, SPLITS, "test", where)
+    if not told:
+        raise BadInput(f"{where} has no label column; name it with target = one of {_listed(columns)}")
+    rest = {key: value for key, value in columns.items() if key not in {*told, owner, split}}
+    if not rest:
+        raise BadInput(f"{where} has no column left for features besides {_listed([*told, owner, split])}")
+    x = np.stack([part for key, value in rest.items() for part in _feature(key, value, where)], 1)
+    log.info("%s: %d features of %s; label %s%s%s", where, x.shape[1], _listed(rest), _listed(told),
+             f"; client {owner}" if owner else "", f"; split {split}" if split else "")  # fmt: skip
+    y = columns[told[0]] if len(told) == 1 else np.stack([columns[key] for key in told], 1)
+    if y.dtype.kind == "f" and np.isnan(y).any():
+        raise BadInput(f"{where} label column {_listed(told)} lacks {int(np.isnan(y).sum())} values; drop those rows")
+    names = {"classes": told} if how.get("kind") == "labels" and len(told) > 1 else {}
+    return from_arrays(
+        x, y, columns[owner] if owner else None, columns[split] if split else None, name=name, where=where,
+        layout=layout, **{**names, **how},
+    )  # fmt: skip
+
+
+def from_csv(path: Path | str, **how: Any) -> Source:
+    """A table from a csv file with a header line (commas, semicolons or tabs)."""
+    path = Path(path)
+    try:
+        text = read_bytes(path, LIMIT, "give a csv file").decode("utf-8-sig")
+    except UnicodeDecodeError as why:
+        raise BadInput(f"{shown(path)} is no UTF-8 text; save it as UTF-8") from why
+    return from_columns(read_csv(text, shown(path)), **{"name": path.stem, "where": shown(path), **how})
+
+
+def from_jsonl(path: Path | str, **how: Any) -> Source:
+    """A table from lines of json, one object a sample, all with the same keys."""
+    path = Path(path)
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(read_bytes(path, LIMIT, "give json lines").splitlines(), 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as why:
+            raise BadInput(f"{shown(path)} line {number} is no json; give one object a line") from why
+        if row is None:
+            continue
+        if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
+            raise BadInput(f"{shown(path)} line {number} has other keys than the first; give one object a line")
+        rows.append(row)
+    if not rows:
+        raise BadInput(f"{shown(path)} holds no samples; give one object a line")
+    given = {"name": path.stem, "where": shown(path), **how}
+    if {"x", "y"} <= rows[0].keys() and isinstance(rows[0]["x"], list):
+        more: dict[str, Any] = {key: [row[key] for row in rows] for key in ("group", "test") if key in rows[0]}
+        return from_arrays([row["x"] for row in rows], [row["y"] for row in rows], **more, **given)
+    return from_columns({key: _typed([row[key] for row in rows]) for key in rows[0]}, **given)
+
+
+def from_parquet(path: Path | str, **how: Any) -> Source:
+    """A table from a parquet file. Needs pandas with pyarrow."""
+    path = Path(path)
+    if not path.exists():
+        raise BadInput(f"{shown(path)} does not exist; give a parquet file")
+    try:
+        import pandas as pd  # type: ignore[import-untyped]
+
+        frame = pd.read_parquet(path)
+    except ImportError as why:
+        raise BadInput("parquet files need pandas and pyarrow; pip install pandas pyarrow") from why
+    except (OSError, ValueError) as why:
+        raise BadInput(f"{shown(path)} is no parquet file ({str(why).splitlines()[0]}); write it afresh") from why
+    return from_pandas(frame, **{"name": path.stem, "where": shown(path), **how})
+
+
+def from_pandas(frame: Any, **how: Any) -> Source:
+    """A table from a pandas DataFrame; its index is left out."""
+    columns: dict[str, NDArray[Any]] = {}
+    for key in frame.columns:
+        column = frame[key]
+        if column.dtype.kind in "biuf" and not hasattr(column.dtype, "numpy_dtype"):
+            columns[str(key)] = column.to_numpy()
+        else:  # text, categories, and numbers that may be missing
+            gaps = column.isna()
+            columns[str(key)] = _typed([None if gap else v for v, gap in zip(column.astype(object), gaps, strict=True)])
+    return from_columns(columns, **{"where": "DataFrame", **how})
+
+
+def read_csv(text: str, where: str, header: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Columns of a csv text; the separator is the one that the first line has most of."""
+    lines = text.splitlines()
+    if not lines:
+        raise BadInput(f"{where} is empty; give a header line and one line a sample")
+    separator = max(",;\t", key=lines[0].count)
+    rows = [row for row in csv.reader(lines, delimiter=separator) if row]
+    names = list(header) if header is not None else [cell.strip() for cell in rows.pop(0)]
+    if header is None and (all(map(_is_number, names)) or len(set(names)) < len(names)):
+        raise BadInput(f"{where} has no header line with a different name for each column; add one")
+    for number, row in enumerate(rows, 1 if header is not None else 2):
+        if len(row) != len(names):
+            raise BadInput(f"{where} line {number} has {len(row)} cells where {len(names)} are expected; mend it")
+    if not rows:
+        raise BadInput(f"{where} holds no samples below its header; add one line a sample")
+    return {key: _typed([row[i].strip() for row in rows]) for i, key in enumerate(names)}
+
+
+def _typed(values: list[Any]) -> NDArray[Any]:
+    """Integers, else floats (NaN where missing), else text."""
+    known = [None if value is None or str(value).strip().lower() in MISSING else value for value in values]
+    if all(isinstance(value, (bool, np.bool_)) for value in known):
+        return np.array(known, bool)
+    if None not in known:
+        try:
+            return np.array([_whole(value) for value in known], np.int64)
+        except (ValueError, TypeError, OverflowError):
+            pass
+    try:
+        return np.array([np.nan if value is None else float(value) for value in known], np.float64)
+    except (ValueError, TypeError):
+        return np.array(["" if value is None else str(value) for value in known])
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, float):
+        raise ValueError(value)
+    return int(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _column(columns: Columns, named: str, usual: Sequence[str], role: str, where: str) -> str:
+    """The column that plays a role: the named one, else one with a usual name, else ""."""
+    if named:
+        if named not in columns:
+            raise BadInput(f"{where} has no column {named!a} for {role}; {nearest(named, columns)}")
+        return named
+    return next((key for key in columns if key.lower() in usual), "")
+
+
+def _feature(key: str, values: NDArray[Any], where: str) -> list[NDArray[Any]]:
+    """A column as numbers; text as one column of 0 and 1 for each value but the first of two."""
+    if values.dtype.kind in "biuf":
+        return [values.astype(np.float32)]
+    found = np.unique(values)
+    if len(found) > MOST:
+        raise BadInput(f"{where} column {key!a} holds {len(found)} different texts; drop it, or turn it into numbers")
+    log.info("%s: text column %s becomes %d columns of 0 and 1", where, ascii(key), len(found))
+    return [(values == value).astype(np.float32) for value in (found[1:] if len(found) == 2 else found)]
+
+
+def _listed(names: Any) -> str:
+    known = [ascii(name)[1:-1] for name in names if name]
+    return ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
