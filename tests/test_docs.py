@@ -25,6 +25,7 @@ from flrce.apps import cli
 from flrce.config import Experiment
 from flrce.fleet.costs import profile
 from flrce.pieces import View
+from flrce.recipes import CATALOGUE
 from flrce.types import Event, Updates
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,6 +185,25 @@ def test_make_targets_exist() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", re.sub(FENCE, "", page.read_text())):
         assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What a page's headings are called in links."""
+    heads = re.findall(r"^#+ (.+)$", re.sub(FENCE, "", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_to_headings_that_exist(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", re.sub(FENCE, "", page.read_text())):
+        there = page.parent / target if target else page
+        assert anchor in anchors(there), f"{page.name}: {target}#{anchor}"
+
+
+def test_every_recipe_has_a_section() -> None:
+    heads = re.findall(r"^## .+\((.+)\)$", (DOCS / "methods.md").read_text(), re.MULTILINE)
+    named = {name for head in heads for name in re.findall(r"`([\w-]+)`", head)}
+    assert named == set(CATALOGUE)
 
 
 def script(name: str) -> ModuleType:
