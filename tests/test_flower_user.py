@@ -1,5 +1,7 @@
 """What somebody meets who moves a Flower app to ours by two lines: one evaluation, FedAvg's arguments, any dtype."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -9,9 +11,10 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_helpers import TARGET, plain_app, start
+from flrce.errors import BadInput
 from flrce.flower import FLrce, Guarded, RecipeStrategy
 from flrce.flower.grid import LocalGrid
-from flrce.recipes import flrce
+from flrce.recipes import fedprox, flrce
 
 NAMES = {"wait_for_nodes": 5.0}
 
@@ -95,3 +98,221 @@ def test_what_is_handed_back_is_said(caplog):
         FLrce(preset="paper", **NAMES).start(LocalGrid(plain_app(), 4), start(), 1)
     assert "handed back: an average of the rounds' models (EMA, decay 0.9, ease 4)" in caplog.text
     assert "handed back: the last model" in caplog.text
+
+
+# --- numbers of nodes, as FedAvg has them ---
+
+
+def test_the_number_that_trains_follows_the_number_connected():
+    """Half of four, then half of eight: nodes that come later count, as in FedAvg."""
+
+    def more(content, partition, t):
+        while t == 2 and len(grid.contexts) < 8:
+            grid.add({"partition-id": len(grid.contexts)})
+
+    grid = LocalGrid(plain_app(more), 4, threads=1)
+    result = FLrce(fraction_train=0.5, **NAMES).start(grid, start(), 4)
+    assert [len(record.chosen) for record in result.history] == [2, 2, 4, 4]
+
+
+def test_fewer_nodes_than_may_train_do_not():
+    grid = Counted(plain_app(), 2)
+    result = FLrce(min_train_nodes=3, wait_for_nodes=0.2).start(grid, start(), 5)
+    assert result.stopped.startswith("abandoned 3 times in a row")
+    assert "train" not in grid.kinds
+
+
+def test_a_recipe_for_ten_trains_with_the_four_there_are():
+    begun = time.monotonic()
+    result = RecipeStrategy("fedavg", wait_for_nodes=60.0).start(LocalGrid(plain_app(), 4), start(), 2)
+    assert time.monotonic() - begun < 30
+    assert [len(record.replied) for record in result.history] == [4, 4]
+    half = RecipeStrategy("fedavg", fraction_train=0.5, **NAMES).start(LocalGrid(plain_app(), 4), start(), 1)
+    assert len(half.history[0].replied) == 2
+
+
+def test_without_training_the_model_is_evaluated():
+    """fraction_train = 0.0, as in FedAvg."""
+    grid = Counted(plain_app(), 3)
+    ours = FLrce(fraction_train=0.0, **NAMES).start(grid, start(), 2)
+    theirs = FedAvg(fraction_train=0.0, min_available_nodes=3).start(LocalGrid(plain_app(), 3), start(), 2)
+    assert grid.kinds.count("train") == 0
+    for t in (1, 2):
+        expected = theirs.evaluate_metrics_clientapp[t]["eval_acc"]
+        assert ours.evaluate_metrics_clientapp[t]["eval_acc"] == pytest.approx(expected)
+    assert {name: array.data for name, array in ours.arrays.items()} == {n: a.data for n, a in start().items()}
+
+
+def test_a_proximal_term_reaches_plain_clients_by_flowers_name():
+    seen = []
+
+    def look(message, context):
+        if message.metadata.message_type == "train":
+            seen.append(dict(message.content["config"]))
+        return app(message, context)
+
+    app = plain_app()
+    RecipeStrategy(fedprox(mu=0.3, P=2), **NAMES).start(LocalGrid(look, 2), start(), 1)
+    assert [config["proximal-mu"] for config in seen] == [0.3, 0.3]
+    seen.clear()
+    RecipeStrategy("fedavg", **NAMES).start(LocalGrid(look, 2), start(), 1)
+    assert all("proximal-mu" not in config for config in seen)
+
+
+# --- FedAvg's other arguments ---
+
+
+def extra(content, partition, t):
+    content["metrics"]["weight"] = 1 + 2 * (partition == 0)
+    content["metrics"]["per-class"] = [float(partition), 1.0]
+
+
+def test_arguments_by_position_and_another_weight():
+    """FedAvg is the oracle: positions, weighted_by_key, and metrics that are lists."""
+    positional = (1.0, 1.0, 3, 3, 3, "weight")
+    judged = {"misjudge": lambda m: {**m, "weight": 2, "confusion": [m["eval_loss"], 1.0]}}
+    grids = [LocalGrid(plain_app(extra, **judged), 3) for _ in range(3)]
+    theirs = FedAvg(*positional).start(grids[0], start(), 2)
+    for strategy, grid in ((RecipeStrategy("fedavg", *positional, **NAMES), grids[1]), (FLrce(*positional), grids[2])):
+        ours = strategy.start(grid, start(), 2)
+        np.testing.assert_allclose(
+            ours.arrays["layer.weight"].numpy(), theirs.arrays["layer.weight"].numpy(), atol=0.01
+        )
+        for mine, other in (
+            (ours.train_metrics_clientapp[1], theirs.train_metrics_clientapp[1]),
+            (ours.evaluate_metrics_clientapp[1], theirs.evaluate_metrics_clientapp[1]),
+        ):
+            for key in set(other) - {"num-examples"}:
+                assert mine[key] == pytest.approx(other[key], rel=1e-3), key
+
+
+def test_the_users_own_sums_of_metrics():
+    def best(contents, key):
+        assert key == "num-examples"
+        found = [next(iter(content.metric_records.values())) for content in contents]
+        return MetricRecord({"best": max(f.get("eval_acc", f.get("train_loss")) for f in found), "of": len(found)})
+
+    arguments = {"train_metrics_aggr_fn": best, "evaluate_metrics_aggr_fn": best}
+    ours = FLrce(**arguments, **NAMES).start(LocalGrid(plain_app(), 3), start(), 2)
+    theirs = FedAvg(**arguments, min_available_nodes=3).start(LocalGrid(plain_app(), 3), start(), 2)
+    assert ours.train_metrics_clientapp[2]["best"] == theirs.train_metrics_clientapp[2]["best"] == 0.5
+    assert ours.evaluate_metrics_clientapp[2]["of"] == 3
+    assert ours.evaluate_metrics_clientapp[2]["best"] == pytest.approx(
+        theirs.evaluate_metrics_clientapp[2]["best"], rel=1e-3
+    )
+
+
+def test_a_config_by_round():
+    seen = []
+
+    def look(message, context):
+        if "config" in message.content:
+            kind, config = message.metadata.message_type, message.content["config"]
+            seen.append((kind, config.get("server-round"), config.get("lr"), config.get("steps")))
+        return app(message, context)
+
+    app = plain_app()
+    strategy = RecipeStrategy("fedavg", ask_names=False, **NAMES)
+    strategy.start(
+        LocalGrid(look, 2), start(), 2, train_config=lambda t: {"lr": 1 / t}, evaluate_config=lambda t: {"steps": t}
+    )
+    assert sorted(set(seen), key=str) == sorted(
+        [("train", 1, 1.0, None), ("train", 2, 0.5, None), ("evaluate", 1, None, 1), ("evaluate", 2, None, 2)], key=str
+    )
+
+
+# --- subclasses ---
+
+
+class Decaying(FLrce):
+    """As Flower's advanced example does it: another rate in each round, replies looked at, metrics added."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        config["lr"] = 0.5**server_round
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        metrics["seen"] = len(replies)
+        return arrays, metrics
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        config["judge"] = server_round
+        return list(super().configure_evaluate(server_round, arrays, config, grid))[:2]
+
+    def aggregate_evaluate(self, server_round, replies):
+        metrics = super().aggregate_evaluate(server_round, replies)
+        metrics["judges"] = len(list(replies))
+        return metrics
+
+
+@pytest.mark.parametrize("loop", ["ours", "Flower's"])
+def test_a_subclass_that_changes_a_round_is_asked(loop, tmp_path):
+    seen = []
+
+    def look(message, context):
+        if "config" in message.content:
+            seen.append((message.metadata.message_type, dict(message.content["config"])))
+        return app(message, context)
+
+    app = plain_app()
+    grid = LocalGrid(look, 3)
+    if loop == "ours":
+        result = Decaying(state=tmp_path / "run", **NAMES).start(grid, start(), 3)
+        assert [len(record.replied) for record in result.history] == [3, 3, 3]
+        assert [config["judge"] for kind, config in seen if kind == "evaluate"] == [1, 1, 2, 2, 3, 3]
+        assert [m["judges"] for m in result.evaluate_metrics_clientapp.values()] == [2, 2, 2]
+    else:
+        result = Strategy.start(Decaying(**NAMES), grid, start(), 3)
+    rates = {(config["server-round"], config["lr"]) for kind, config in seen if kind == "train"}
+    assert rates == {(1, 0.5), (2, 0.25), (3, 0.125)}
+    assert [m["seen"] for m in result.train_metrics_clientapp.values()] == [3, 3, 3]
+    straight = FLrce(**NAMES).start(LocalGrid(plain_app(), 3), start(), 3)
+    for name, array in straight.arrays.items():
+        assert array.data == result.arrays[name].data
+
+
+def test_a_subclass_may_leave_a_client_out():
+    class Fewer(FLrce):
+        def configure_train(self, server_round, arrays, config, grid):
+            messages = list(super().configure_train(server_round, arrays, config, grid))
+            return [message for message in messages if message.metadata.dst_node_id != 1001]
+
+    result = Fewer(**NAMES).start(LocalGrid(plain_app(), 3), start(), 2)
+    assert [record.replied for record in result.history] == [("node-1000", "node-1002")] * 2
+    assert not result.history[0].rejected
+
+
+class Silent(FLrce):
+    def configure_train(self, server_round, arrays, config, grid):
+        return []
+
+
+class Deaf(FLrce):
+    def aggregate_train(self, server_round, replies):
+        return None, None
+
+
+class Own(FLrce):
+    def aggregate_train(self, server_round, replies):
+        super().aggregate_train(server_round, replies)
+        return start(), None
+
+
+class Wrapped(Guarded):
+    configure_train = Silent.configure_train
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Silent(**NAMES), "must call super"), (lambda: Deaf(**NAMES), "must call super"),
+        (lambda: Own(**NAMES), "use an Aggregator"),
+        (lambda: Wrapped(FedAvg(), **NAMES), "in the strategy that is guarded"),
+    ],
+)  # fmt: skip
+def test_what_a_subclass_cannot_do_is_refused_in_one_line(make, reason):
+    with pytest.raises(BadInput, match=reason) as found:
+        make().start(LocalGrid(plain_app(), 3), start(), 2)
+    assert "\n" not in str(found.value)

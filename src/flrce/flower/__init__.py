@@ -12,6 +12,7 @@ from flrce.errors import BadInput
 
 __all__ = [
     "FLrce", "Guarded", "Local", "LocalGrid", "RecipeStrategy", "Result", "client_app", "compressing", "introduce",
+    "should_stop",
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The same Engine over Flower's Grid: its simulation engine, its deployments, or a LocalGrid. Costs are measured."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -13,17 +14,18 @@ from torch import Tensor
 
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template, record, weight
-from flrce.flower.figures import ACCURACY, LOSSES, first, reported, strange, weighted
+from flrce.flower.figures import ACCURACY, LOSSES, first, reported, strange, summed
 from flrce.flower.nodes import GONE, LOSS, MANY, Client, Nodes, exchange, why
-from flrce.flower.options import Costs, Judge, Options
-from flrce.flower.wire import SAMPLES, read_reply, write_task
+from flrce.flower.options import Config, Costs, Judge, Options
+from flrce.flower.wire import read_reply, write_task
 from flrce.local.client import Workshop
 from flrce.pieces import Dense, Malformed
 from flrce.rng import stream
 from flrce.round.gate import GROWTH, MOST_SAMPLES
-from flrce.round.payloads import PER_BYTE, WATTS
+from flrce.round.payloads import PER_BYTE, WATTS, number
 from flrce.types import Evaluation, Payload, Reply, Spent, Task
 
+log = logging.getLogger("flwr")
 Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
 AT_ONCE = 2**27  # bytes of replies fetched together
 PEAK = 10  # times a profile's active watts: no device draws more for as long as a task takes
@@ -45,14 +47,14 @@ class FlowerEngine:
 
     def __init__(
         self, grid: Grid, template: Template, options: Options, shop: Workshop | None = None,
-        train_config: Mapping[str, Any] | None = None, evaluate_config: Mapping[str, Any] | None = None,
+        train_config: Config | None = None, evaluate_config: Config | None = None,
         judge: Judge | None = None, costs: Costs | None = None,
     ) -> None:  # fmt: skip
         self.grid, self.template, self.options, self.shop = grid, template, options, shop
         self.nodes = Nodes(grid, options.ask, PATIENCE)
         self.trainable, self.size = template.layout.trainable, template.layout.size
         self.cap = 8 * self.size + 64 * len(template.names) + 4096  # bytes that any payload may have, as at the gate
-        self.train_config, self.evaluate_config = dict(train_config or {}), dict(evaluate_config or {})
+        self.train_config, self.evaluate_config = train_config or {}, evaluate_config or {}
         self.judge, self.costs = judge, costs
         self.blocks = shop.blocks if shop else 1
         self.online: dict[str, Client] = {}
@@ -61,12 +63,20 @@ class FlowerEngine:
         self.meanwhile: Callable[[], None] = lambda: None  # done once while the clients of a round train
         self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
         self.judged: tuple[MetricRecord | None, MetricRecord | None] = (None, None)  # by the clients, by the server
+        self.summed: MetricRecord | None = None  # the round's training metrics, where somebody else made one of them
+        self.asking = False  # judges, at this moment
+        self.host: Any = None  # a strategy whose own configure_evaluate and aggregate_evaluate are to be used
         self.evaluated = 0  # last round whose model was judged
         self.w: Tensor | None = None  # the model of the round that begins
         self._sent: tuple[Tensor, ArrayRecord] | None = None
 
     def clients(self) -> Sequence[str]:
+        """Who is connected; nobody, where those are fewer than may train."""
         self.online = self.nodes.wait(self.options.available, self.options.wait)
+        if len(self.online) < self.options.least_train:
+            least = self.options.least_train
+            log.warning("%d nodes are connected, and min_train_nodes is %d: nobody trains", len(self.online), least)
+            self.online = {}
         return list(self.online)
 
     def samples(self, client: str) -> int:
@@ -170,7 +180,9 @@ class FlowerEngine:
         held = self._down(task)[0]
         content = RecordDict({
             self.options.arrays_key: self.arrays(w) if held is None else record({"held": w[held].float()}),
-            self.options.config_key: ConfigRecord({**self.train_config, "server-round": task.t, **write_task(task)}),
+            self.options.config_key: ConfigRecord({
+                **configured(self.train_config, task.t), "server-round": task.t, **_for_plain(task), **write_task(task),
+            }),
         })  # fmt: skip
         if task.tensors:
             content["tensors"] = record(task.tensors)
@@ -183,21 +195,20 @@ class FlowerEngine:
                 self.nodes.lost(self.online[task.client].node)
             return Reply(task.client, task.t, error=why(reply), spent=replace(down, compute_seconds=seconds))
         try:
-            found = read_reply(reply.content, task, self.template, w, self.cap)
+            found = read_reply(reply.content, task, self.template, w, self.cap, self.options.weight_key)
         except Malformed as problem:
             up = sum(weight(arrays) for arrays in reply.content.array_records.values())
             spent = replace(down, bytes_up=up, compute_seconds=seconds)
             return Reply(task.client, task.t, error=f"malformed: {problem}", spent=spent)
         metrics = next(iter(reply.content.metric_records.values()))
-        odd = strange(
-            {key: value for key, value in metrics.items() if key != SAMPLES}
-        )  # samples are the gate's to judge
+        own = {key: value for key, value in metrics.items() if key != self.options.weight_key}  # that is the gate's
+        odd = strange(own)
         if odd:
             found = replace(found, payload=None, error=f"malformed: {odd}")
         elif found.payload and type(task.compressor) is Dense:
             found = replace(found, payload=Payload(Once(found.payload.buffers)))
-        own = found.spent.compute_seconds
-        compute = min(own, seconds) if own else seconds
+        said = found.spent.compute_seconds
+        compute = min(said, seconds) if said else seconds
         spent = replace(
             found.spent, bytes_down=down.bytes_down, framing=found.spent.framing + down.framing,
             compute_seconds=compute, transfer_seconds=seconds - compute,
@@ -217,7 +228,11 @@ class FlowerEngine:
         self.evaluated = t
         arrays = self.arrays(w)
         by_server = self.judge(t, arrays) if self.judge else None
-        by_clients, seen = self._ask_judges(arrays, t)
+        self.asking = True
+        try:
+            by_clients, seen = self._ask_judges(arrays, t)
+        finally:
+            self.asking = False
         self.judged = (by_clients, by_server)
         if seen:
             return seen
@@ -276,20 +291,39 @@ class FlowerEngine:
         picked = stream(self.options.seed, "evaluate", t).permutation(len(everyone))[:count]
         return [everyone[i] for i in sorted(picked)]
 
+    def configure_evaluate(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """The model for each judge."""
+        config["server-round"] = t
+        content = RecordDict({self.options.arrays_key: arrays, self.options.config_key: config})
+        return [Message(content, judge.node, MessageType.EVALUATE, group_id=str(t)) for judge in self._judges(t)]
+
+    def aggregate_evaluate(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The judges' metrics as one; those without samples, or out of their range, have no say."""
+        key = self.options.weight_key
+        figures = [f for f in map(reported, replies) if number(f.get(key)) and f[key] > 0]
+        return summed(figures, key, self.options.evaluate_sum)
+
     def _ask_judges(self, arrays: ArrayRecord, t: int) -> tuple[MetricRecord | None, Evaluation | None]:
         """Their metrics, weighted by samples, and accuracy per client and per sample where they report it."""
-        judges = self._judges(t)
-        config = ConfigRecord({**self.evaluate_config, "server-round": t})
-        content = RecordDict({self.options.arrays_key: arrays, self.options.config_key: config})
-        messages = [Message(content, judge.node, MessageType.EVALUATE, group_id=str(t)) for judge in judges]
-        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reported(reply))
-        figures = [answers[at] for at in sorted(answers) if first(answers[at], (SAMPLES,))]
-        if not figures:
-            return None, None
-        mean = weighted(figures)
+        config, host = configured(self.evaluate_config, t), self.host or self
+        messages = list(host.configure_evaluate(t, arrays, ConfigRecord(dict(config)), self.grid))
+        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reply)
+        replies = [answers[at] for at in sorted(answers)]
+        mean = host.aggregate_evaluate(t, replies)
+        figures = list(map(reported, replies))
         accuracies = [value for f in figures if (value := first(f, ACCURACY)) is not None]
-        if not accuracies:
+        if mean is None or not accuracies:
             return mean, None
-        down = self.template.nbytes * len(judges)
+        down = self.template.nbytes * len(messages)
         overall, loss = first(mean, ACCURACY), first(mean, LOSSES)
         return mean, Evaluation(sum(accuracies) / len(accuracies), overall or 0.0, loss or 0.0, down)
+
+
+def configured(config: Config, t: int) -> Mapping[str, Any]:
+    """What clients are told in round t."""
+    return config(t) if callable(config) else config
+
+
+def _for_plain(task: Task) -> dict[str, Any]:
+    """What clients that know Flower's strategies and not our tasks look for."""
+    return {"proximal-mu": task.mu} if task.mu else {}

@@ -5,10 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flwr.app import Message, MetricRecord
+from flwr.app import Message, MetricRecord, RecordDict
 
 from flrce.errors import brief
 from flrce.flower.nodes import why
+from flrce.flower.options import Summing
 from flrce.flower.wire import SAMPLES
 from flrce.round.gate import MOST_SAMPLES
 from flrce.round.payloads import number
@@ -18,14 +19,38 @@ LOSSES = ("loss", "eval_loss", "val_loss")
 log = logging.getLogger("flwr")
 
 
-def weighted(figures: Sequence[Mapping[str, Any]]) -> MetricRecord:
-    """Every metric that all report within its range, averaged over samples."""
-    n = [float(f[SAMPLES]) for f in figures]
-    shared = [key for key in figures[0] if key != SAMPLES and all(first(f, (key,)) is not None for f in figures)]
-    return MetricRecord({
-        key: math.fsum(float(f[key]) * weight for f, weight in zip(figures, n, strict=True)) / math.fsum(n)
-        for key in shared
-    })  # fmt: skip
+def weighted(figures: Sequence[Mapping[str, Any]], by: str = SAMPLES) -> MetricRecord:
+    """Every metric that all report within its range, averaged over samples, or by another weight; lists by element."""
+    n = [float(f[by]) for f in figures]
+    total = math.fsum(n)
+
+    def mean(values: Sequence[float]) -> float:
+        return math.fsum(float(value) * weight for value, weight in zip(values, n, strict=True)) / total
+
+    found: dict[str, Any] = {}
+    for key in (key for key in figures[0] if key != by):
+        values: list[Any] = [f.get(key) for f in figures]
+        if all(within(key, value) for value in values):
+            found[key] = mean(values)
+        elif all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1:
+            found[key] = [mean(column) for column in zip(*values, strict=True)]
+    return MetricRecord(found)
+
+
+def summed(figures: Sequence[Mapping[str, Any]], by: str, how: Summing | None) -> MetricRecord | None:
+    """One round's metrics from those of its clients; None where there are none, or where `how` cannot."""
+    known = [f for f in figures if number(f.get(by)) and f[by] > 0]
+    if not known or (how is None and len(known) < len(figures)):
+        return None
+    if how is None:
+        return weighted(known, by)
+    try:
+        return how([RecordDict({"metrics": MetricRecord(dict(f))}) for f in known], by)
+    except Exception as why:  # the user's own function
+        log.warning(
+            "%s could not sum the clients' metrics: %s: %s", getattr(how, "__name__", how), type(why).__name__, why
+        )
+        return None
 
 
 def reported(reply: Message) -> Mapping[str, Any]:

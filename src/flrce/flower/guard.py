@@ -16,7 +16,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.flower.arrays import Template
-from flrce.flower.engine import FlowerEngine
+from flrce.flower.engine import FlowerEngine, configured
 from flrce.flower.figures import ACCURACY, first, strange
 from flrce.flower.frozen import freeze, thaw
 from flrce.flower.nodes import exchange
@@ -64,7 +64,8 @@ class GuardedEngine(FlowerEngine):
         self.t, self.outgoing, self.incoming = view.t, {}, {}
         self.rows = {k: view.draft(k).client for k in view.pool}
         assert self.w is not None
-        messages = self._drawn("select", view.t, self.arrays(self.w), self.train_config, self.strategy.configure_train)
+        config = configured(self.train_config, view.t)
+        messages = self._drawn("select", view.t, self.arrays(self.w), config, self.strategy.configure_train)
         names = {client.node: client.name for client in self.online.values()}
         self.outgoing = {names[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in names}
         return tuple(k for k, client in self.rows.items() if client in self.outgoing)
@@ -96,7 +97,7 @@ class GuardedEngine(FlowerEngine):
         """The strategy's new model from the replies that passed; w where it makes none, or none that is finite."""
         replies = [self.incoming[self.rows[k]] for k in updates.k.tolist()]
         try:
-            arrays, _ = self.strategy.aggregate_train(self.t, replies)
+            arrays, self.summed = self.strategy.aggregate_train(self.t, replies)
             made = None if arrays is None else flatten(self.template, arrays)
         except Exception as why:  # a strategy's own: too few replies for Krum, for instance
             log.warning("%s made no model in round %d: %s", type(self.strategy).__name__, self.t, why)
@@ -119,7 +120,8 @@ class GuardedEngine(FlowerEngine):
 
     def _ask_judges(self, arrays: ArrayRecord, t: int) -> tuple[MetricRecord | None, Evaluation | None]:
         """Evaluation is the strategy's too: its messages, its sums."""
-        messages = self._drawn("evaluate", t, arrays, self.evaluate_config, self.strategy.configure_evaluate)
+        config = configured(self.evaluate_config, t)
+        messages = self._drawn("evaluate", t, arrays, config, self.strategy.configure_evaluate)
         answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reply)
         good = [answers[at] for at in sorted(answers) if not answers[at].has_error() and _sane(answers[at])]
         try:

@@ -1,15 +1,17 @@
 """What a user may set about a run on Flower."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from flrce.fleet.costs import Profile
 from flrce.types import Reply, Spent, Task
 
 Judge = Callable[[int, ArrayRecord], MetricRecord | None]  # round, model -> the server's own metrics
+Summing = Callable[[list[RecordDict], str], MetricRecord]  # replies, key of their weights -> metrics
+Config = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]  # for every round, or by round
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,16 @@ class Options:
     timeout: float = 3600.0  # seconds a round waits for replies
     wait: float = 300.0  # seconds to wait for enough nodes
     available: int = 1  # nodes that are enough to start a round
+    least_train: int = 1  # nodes without which no round is started
     ask: bool = True  # clients tell their names; False: node ids are stable, as with node authentication
     fraction_evaluate: float = 1.0  # share of the clients that judge a model
     least_evaluate: int = 0
     eval_every: int = 1
     arrays_key: str = "arrays"
     config_key: str = "config"
+    weight_key: str = "num-examples"  # the metric that weighs a reply
+    train_sum: Summing | None = None  # instead of weighted means
+    evaluate_sum: Summing | None = None
     profile: Profile | None = None  # models the joules of clients that cannot measure them
 
 

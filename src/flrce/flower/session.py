@@ -17,13 +17,14 @@ from torch import Tensor
 from flrce import loop
 from flrce.errors import BadInput
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.figures import weighted
-from flrce.flower.wire import SAMPLES
+from flrce.flower.figures import summed
+from flrce.flower.options import Config
 from flrce.names import PIECES
 from flrce.pieces import ROLES, Recipe
 from flrce.store.ledger import Ledger
 from flrce.types import Record, Round, State
 
+STOPPED = "should_stop said so"
 log = logging.getLogger("flwr")
 
 
@@ -53,6 +54,10 @@ class Session:
     experiment: str = ""  # settings as TOML, for the state folder
     partition: Mapping[str, Any] | None = None  # who holds which samples, likewise
     watch: Callable[[Round], None] | None = None  # is shown every round
+    train_config: Config = field(default_factory=dict)
+    resized: Callable[[int], Recipe] | None = None  # number of connected clients -> the recipe, where P depends on it
+    should_stop: Callable[[int, Result], bool] | None = None  # asked after every round
+    by_halves: Callable[["Session", State], Round] | None = None  # a round as somebody else does it
 
     def run(self) -> Result:
         """All rounds until T or a stop; no message is sent after either."""
@@ -66,7 +71,7 @@ class Session:
                 log.info("Resuming %s after round %d", self.folder, state.t)
             result.history = state.history
             for record in state.history:
-                self._note(result, record)
+                self._note(result, record, record.why.get("metrics", {}))
             pending: list[Round] = []
 
             def settle() -> None:
@@ -75,10 +80,9 @@ class Session:
 
             self.engine.meanwhile = settle
             try:
-                for done in self._rounds(state):
+                for done in self._rounds(state, result):
                     settle()  # the round before, if this one was not even sent
                     pending, state = [done], done.state
-                    self._report(result, done)
                     if self.watch:
                         self.watch(done)
                 settle()
@@ -93,19 +97,43 @@ class Session:
         result.stopped = state.history[-1].stop if state.history else ""
         return result
 
-    def _rounds(self, state: State) -> Iterator[Round]:
-        recipe = self.recipe
+    def only_judged(self) -> Result:
+        """Rounds in which nobody trains, as FedAvg has them with fraction_train = 0: the model is evaluated."""
+        result, engine = Result(), self.engine
+        result.arrays = engine.template.unpack(self.w)
+        for t in range(1, self.T + 1):
+            engine.clients()
+            engine.evaluate(self.w, t)
+            self._note(result, Record(t, "not trained"), self._metrics(Record(t)))
+            if self.should_stop and self.should_stop(t, result):
+                result.stopped = STOPPED
+                break
+        return result
+
+    def sized(self) -> Recipe:
+        """The recipe with P as now many clients are connected."""
+        connected = len(self.engine.clients()) if self.resized else 0
+        if self.resized and connected:
+            with suppress(BadInput):  # what does not go with so few clients stays as it was
+                made = self.resized(connected)
+                self.recipe = self.recipe if made.P == self.recipe.P else made
+        return self.recipe
+
+    def _rounds(self, state: State, result: Result) -> Iterator[Round]:
         while state.t < self.T and not loop.over(state):
             self.w = self.engine.w = state.w
-            plan = loop.begin(recipe, self.engine, state, self.engine.options.seed)
-            plan = fitted(plan, self.engine)
-            log.info("[ROUND %d/%d] %d clients: %s", plan.t, self.T, len(plan.tasks), _names(plan))
-            replies = () if plan.refused else self.engine.train(state.w, plan.tasks, {}, plan.chosen.keep)
-            done = loop.finish(recipe, self.engine, plan, replies, self.T)
+            done = self._report(result, self.by_halves(self, state) if self.by_halves else self._round(state))
             yield done
             if done.record.stop:
                 return
             state = done.state
+
+    def _round(self, state: State) -> Round:
+        recipe = self.sized()
+        plan = fitted(loop.begin(recipe, self.engine, state, self.engine.options.seed), self.engine)
+        log.info("[ROUND %d/%d] %d clients: %s", plan.t, self.T, len(plan.tasks), _names(plan))
+        replies = () if plan.refused else self.engine.train(state.w, plan.tasks, {}, plan.chosen.keep)
+        return loop.finish(recipe, self.engine, plan, replies, self.T)
 
     def _ledger(self) -> Ledger:
         """The state folder, opened; who the clients were at first stays as it was."""
@@ -143,8 +171,8 @@ class Session:
     def _named(self, state: State) -> Mapping[str, Tensor]:
         return self.engine.template.named(self._handed(state))
 
-    def _report(self, result: Result, done: Round) -> None:
-        """One round in the log and in Flower's metrics."""
+    def _report(self, result: Result, done: Round) -> Round:
+        """One round in the log and in Flower's metrics; those are kept with it, and whether it was to be the last."""
         record, engine = done.record, self.engine
         for client, reason in sorted(record.rejected.items()):
             log.info("\t> %s did not count: %s", client, reason)
@@ -154,23 +182,46 @@ class Session:
             "-" if record.accuracy is None else f"{record.accuracy:.4f}", record.bytes_up / 1e6,
             record.bytes_down / 1e6,
         )  # fmt: skip
+        metrics = self._metrics(record)
+        self._note(result, record, metrics)
+        model = self._handed(done.state) if done.model is None else done.model
+        if self.should_stop and record.outcome == "committed" and not record.stop:
+            result.history, result.arrays = done.state.history, engine.arrays(model)
+            if self.should_stop(record.t, result):
+                record = replace(record, stop=STOPPED)
+                self._note(result, record, metrics)
         if record.stop:
             log.info("Stopping after round %d: %s", record.t, record.stop)
-        useful = [engine.metrics[client] for client in record.replied if client in engine.metrics]
-        self._note(result, record, weighted(useful) if useful and all(SAMPLES in m for m in useful) else None)
-        by_clients, by_server = engine.judged
-        if by_clients is not None:
-            result.evaluate_metrics_clientapp[record.t] = by_clients
-        if by_server is not None:
-            result.evaluate_metrics_serverapp[record.t] = by_server
-        engine.judged = (None, None)
+        if metrics and engine.costs is None:
+            record = replace(record, why={**record.why, "metrics": metrics})
+        history = (*done.state.history[:-1], record)
+        return replace(done, record=record, state=replace(done.state, history=history))
 
-    def _note(self, result: Result, record: Record, metrics: MetricRecord | None = None) -> None:
+    def trained(self, record: Record) -> MetricRecord | None:
+        """The training metrics of a round as one, from the replies that counted."""
+        engine, options = self.engine, self.engine.options
+        useful = [engine.metrics[client] for client in record.replied if client in engine.metrics]
+        return summed(useful, options.weight_key, options.train_sum) if engine.summed is None else engine.summed
+
+    def _metrics(self, record: Record) -> dict[str, Any]:
+        """What is known of a round besides our own figures, as plain data."""
+        engine, ours = self.engine, figures(record)
+        by_clients, by_server = engine.judged
+        trained = {key: value for key, value in (self.trained(record) or {}).items() if key not in ours}
+        found = {"train": trained, "evaluate": by_clients, "server": by_server}
+        engine.judged, engine.summed = (None, None), None
+        return {name: dict(metrics) for name, metrics in found.items() if metrics is not None and len(metrics)}
+
+    def _note(self, result: Result, record: Record, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         noted = result.train_metrics_clientapp
         if record.outcome == "committed":
-            noted[record.t] = MetricRecord({**(metrics or {}), **figures(record)})
+            noted[record.t] = MetricRecord({**metrics.get("train", {}), **figures(record)})
         elif record.stop and noted:  # a round that was not even started ended the run
             noted[max(noted)]["stopped"] = 1
+        places = {"evaluate": result.evaluate_metrics_clientapp, "server": result.evaluate_metrics_serverapp}
+        for name, place in places.items():
+            if name in metrics:
+                place[record.t] = MetricRecord(dict(metrics[name]))
 
 
 def arranged(partition: Mapping[str, Any], clients: Sequence[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from flrce.flower.client import Local, client_app, compressing, introduce
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.grid import LocalGrid
 from flrce.flower.session import Result
+from flrce.flower.stopping import should_stop
 from flrce.flower.strategy import Ours
 from flrce.pieces import Compressor, Recipe
 from flrce.servers.averages import EMA
@@ -21,48 +22,58 @@ EASE = 4.0  # of the models' average: 3 % of the way to it after 5 rounds, 18 % 
 
 __all__ = [
     "FLrce", "Guarded", "Local", "LocalGrid", "RecipeStrategy", "Result", "client_app", "compressing", "introduce",
+    "should_stop",
 ]  # fmt: skip
 
 
 class RecipeStrategy(Ours):
     """Any recipe, of the catalogue or your own, as a Flower strategy.
 
-    Its P counts, not `fraction_train`. The keyword arguments are those of `Ours`.
+    Its P counts, or as many as are connected; with `fraction_train`, that share of them. What else it takes is as in
+    `Ours`.
     """
 
-    def __init__(self, recipe: Recipe | str, **settings: Any) -> None:
+    def __init__(self, recipe: Recipe | str, *fedavg: Any, **settings: Any) -> None:
         if isinstance(recipe, str):
             if recipe not in recipes.CATALOGUE:
                 raise BadInput(f"recipe {recipe!r}: use one of {', '.join(sorted(recipes.CATALOGUE))}")
             recipe = recipes.CATALOGUE[recipe]()
-        settings.setdefault("min_train_nodes", recipe.P)
-        super().__init__(**settings)
-        self.recipe = recipe
+        if len(fedavg) < 3:
+            settings.setdefault("min_train_nodes", min(recipe.P, 2))
+        super().__init__(*fedavg, **settings)
+        self.recipe, self.by_fraction = recipe, bool(fedavg) or "fraction_train" in settings
+
+    def size(self, connected: int) -> int:
+        return super().size(connected) if self.by_fraction else self.recipe.P
 
     def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
-        return self.recipe
+        return replace(self.recipe, P=P) if self.by_fraction else self.recipe
 
 
 class FLrce(Ours):
     """Relationship-based selection and early stopping; takes the place of Flower's FedAvg.
 
     Stops as its preset says, or with `psi` by the paper's rule: once a chosen client has so many conflicting peers on
-    average, a number or a percentage of those chosen. `per_round` clients train, or `fraction_train` of those connected
-    at first. `compressor` encodes the replies of clients that can (`client_app`, or the mod `compressing`). Where the
-    preset averages models (all but `paper`, `authors` and `hardened`), the last model is handed back in short runs, and
-    the average in long ones; whichever it is, it is the one that is evaluated. The rest is as in `Ours`.
+    average, a number or a percentage of those chosen. `per_round` clients train, or `fraction_train` of those that
+    are connected. `compressor` encodes the replies of clients that can (`client_app`, or the mod `compressing`).
+
+    Where the preset averages models (all but `paper`, `authors` and `hardened`), the last model is handed back in short
+    runs, and the average in long ones; whichever it is, it is the one that is evaluated. The rest is as in `Ours`.
     """
 
     def __init__(
-        self, *, psi: float | str | None = None, per_round: int | None = None, preset: str = "default",
+        self, *fedavg: Any, psi: float | str | None = None, per_round: int | None = None, preset: str = "default",
         compressor: Compressor | None = None, epochs: int = 1, batch: int = 32, lr: float = 0.01, **settings: Any,
     ) -> None:  # fmt: skip
-        if per_round is not None:
-            settings.setdefault("min_train_nodes", per_round)
-            settings.setdefault("fraction_train", 1e-9)
-        super().__init__(**settings)
+        if per_round is not None and len(fedavg) < 3:
+            settings.setdefault("min_train_nodes", min(per_round, 2))
+        super().__init__(*fedavg, **settings)
+        self.per_round, self.by_fraction = per_round, per_round is None
         self.psi, self.preset, self.compressor = psi, preset, compressor
         self.local = {"epochs": epochs, "batch": batch, "lr": lr}
+
+    def size(self, connected: int) -> int:
+        return self.per_round or super().size(connected)
 
     def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
         made = recipes.flrce(self.psi, self.preset, P, **self.local)
@@ -79,10 +90,10 @@ class Guarded(Ours):
 
     def __init__(self, strategy: Strategy, *, state: Path | str | None = None, seed: int = 0, **settings: Any) -> None:
         inner = getattr(strategy, "strategy", strategy)
-        same = ("fraction_train", "min_train_nodes", "arrayrecord_key", "configrecord_key")
+        same = ("fraction_train", "min_train_nodes", "weighted_by_key", "arrayrecord_key", "configrecord_key")
         taken = {name: getattr(inner, name) for name in same if hasattr(inner, name)}
         super().__init__(state=state, seed=seed, **{**taken, "min_available_nodes": 1, **settings})
-        self.strategy = strategy
+        self.strategy, self.by_fraction = strategy, False
         self.extra = tuple(guard.EveryRound(rule) for rule in self.extra)
 
     def engine_for(self, *args: Any, **kwargs: Any) -> FlowerEngine:

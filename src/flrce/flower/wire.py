@@ -108,7 +108,9 @@ def write_reply(reply: Reply, seconds: float, joules: float | None, metrics: Map
     })  # fmt: skip
 
 
-def read_reply(content: RecordDict, task: Task, template: Template, w: Tensor, cap: int) -> Reply:
+def read_reply(
+    content: RecordDict, task: Task, template: Template, w: Tensor, cap: int, weight_key: str = SAMPLES
+) -> Reply:
     """A client's answer, ours or any Flower client's: then its one ArrayRecord is the whole trained model."""
     if len(content) > 8:
         raise Malformed(f"{len(content)} records in one reply")
@@ -125,7 +127,7 @@ def read_reply(content: RecordDict, task: Task, template: Template, w: Tensor, c
     buffers = tensors(values, cap) if rich else {"u": template.pack(values, minus=w)}
     payload = Payload(buffers)
     up = payload.nbytes if rich else template.carried(values)
-    n = figures.get(SAMPLES, 0)
+    n = figures.get(weight_key, 0)
     joules = _figure(figures, "joules")
     spent = Spent(
         bytes_up=up, framing=weight(values) - up + len(figures.deflate()) + len(echo.deflate()),
