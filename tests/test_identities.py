@@ -34,7 +34,7 @@ def flrce():
         {"name": "fedprox", "mu": 0.0, "epochs_from": [5], "preset": "authors"},
         {"name": "dropout", "rate": 1.0},
         {"name": "dropout", "rate": 1.0, "fill": True},
-        {"name": "heterofl", "rates": [1.0]},
+        {"name": "heterofl", "rates": [1.0], "aggregator": "mean"},  # but for its own, equal weights
         {"name": "timelyfl", "share": 1.0},
         {"name": "fedavg", "compressor": {"piece": "randomk", "keep": 1.0, "scaled": True}},
         {"name": "fedavg", "compressor": {"piece": "drop-tensors", "rate": 0.0, "coverage": True}},
