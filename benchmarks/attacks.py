@@ -116,7 +116,7 @@ class Attacked:
     def _worse(self, w: Tensor, reply: Reply, u: Tensor, honest: Tensor, task: Task, count: int) -> Reply:
         rng = stream(self.seed, self.kind, task.t, task.client)
         u = ATTACKS[self.kind](u, honest, rng, task.t, count).clone()
-        for slot in self.engine.shop.layout.slots:
+        for slot in self.engine.runner.layout.slots:
             if slot.name.endswith(VARIANCE):
                 u[slot.span] = torch.maximum(u[slot.span], -w[slot.span])
         return replace(reply, payload=Payload({"u": u}), n=self.n or reply.n)

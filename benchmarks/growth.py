@@ -85,7 +85,12 @@ def measure(point: dict[str, int], rounds: int) -> dict[str, object]:
         with closing(one.engine):
             pass
     cpu, wall = (statistics.quantiles(values, n=4) for values in zip(*found, strict=True))
-    return {"d": layout(network(point["hidden"])).size, "kernel": built[0].engine.crew.name, "cpu": cpu, "wall": wall}
+    return {
+        "d": layout(network(point["hidden"])).size,
+        "kernel": built[0].engine.workers.name,
+        "cpu": cpu,
+        "wall": wall,
+    }
 
 
 def write(result: dict[str, list[dict]], rounds: int) -> str:

@@ -14,3 +14,31 @@ class Smooth(nn.Sequential):
             nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Tanh(),
             nn.Flatten(), nn.Linear(6 * prod(plane), 16), nn.Tanh(), nn.Linear(16, classes),
         )  # fmt: skip
+
+
+class Layered(nn.Sequential):
+    """The digits' network under names that a pattern can take apart."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes),
+        )  # fmt: skip
+
+
+class Dropped(nn.Sequential):
+    """A network with a random layer."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(prod(shape), 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, classes))
+
+
+class Functional(nn.Module):
+    """A network that draws at random without a layer that says so."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(prod(shape), 16), nn.Linear(16, classes)
+
+    def forward(self, x):
+        return self.out(nn.functional.dropout(self.inner(x.flatten(1)).relu(), 0.3, self.training))

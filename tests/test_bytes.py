@@ -10,13 +10,13 @@ from flrce import recipes
 from flrce.compressors.sparsify import TopK
 from flrce.compressors.tensors import DropTensors
 from flrce.fleet.costs import training_flops
-from flrce.local.client import Workshop
+from flrce.local.client import Runner
 from flrce.models.flat import pack
 from flrce.models.nets import build
 from flrce.models.part import trainee
 from flrce.pieces import View
 from flrce.rng import stream
-from flrce.types import Selection, Task
+from flrce.types import Selection, Task, Work
 
 NETS = {
     "cifar10": ("cnn-cifar", (3, 32, 32), 10),
@@ -47,14 +47,14 @@ def shop(name):
     kind, shape, classes = NETS[name]
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 255, (4, *shape)).astype(np.uint8))
-    return Workshop(build(kind, shape, classes, 0), shape, x, torch.arange(4), 1 / 255, 0.0)
+    return Runner(build(kind, shape, classes, 0), shape, x, torch.arange(4), 1 / 255, 0.0)
 
 
 def exchange(name, recipe):
     """(bytes down, the reply's payload) of one client's round under this recipe."""
     s = shop(name)
     w = pack(s.net).clone()
-    view = View(1, 10, (0,), torch.ones(1), None, lambda k: Task("a", 0, 1, 0, 1, 4), None)
+    view = View(1, 10, (0,), torch.ones(1), None, lambda k: Task("a", 0, 1, 0, Work(1, 4)), None)
     memory = recipe.init(1, s.layout.trainable, s.layout.size)
     task = recipe.tasks(Selection((0,)), memory, view)[0]
     part = s.part(task)

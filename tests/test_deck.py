@@ -66,15 +66,15 @@ def test_a_failure_reaches_every_run():
     """What breaks the device ends each run with the reason; none hangs."""
     exps = experiments(("fedavg",), (0, 1))
     built = [runs.parts(exp) for exp in exps]
-    deck = Deck(built[0].engine.shop, "cpu")
+    deck = Deck(built[0].engine.runner, "cpu")
     deck._train = lambda requests: 1 / 0
-    seats = [Seat(deck, each.engine.shop) for each in built]
+    seats = [Seat(deck, each.engine.runner) for each in built]
     failures = []
 
     def drive(i):
         each = built[i]
-        each.engine.crew.close()
-        each.engine.crew = seats[i]
+        each.engine.workers.close()
+        each.engine.workers = seats[i]
         try:
             state = loop.initial(each.recipe, each.engine, pack(each.net))
             list(each.rounds(exps[i], state))

@@ -29,7 +29,7 @@ from flrce.flower.options import Options
 from flrce.round.payloads import fingerprint
 from flrce.selectors.relationship import ByRelationship
 from flrce.stops.conflict import Conflicts
-from flrce.types import Task
+from flrce.types import Task, Work
 
 NAMES = {"wait_for_nodes": 5.0}
 
@@ -440,7 +440,7 @@ def test_a_deadline_is_none_before_anybody_was_measured():
 def test_a_client_never_measured_is_taken_for_the_middle_one():
     engine = FlowerEngine(LocalGrid(plain_app(), 4), Template.of(start()), Options())
     names = engine.clients()
-    task = Task(names[3], 3, 1, seed=0, epochs=5, batch=4)
+    task = Task(names[3], 3, 1, seed=0, work=Work(5, 4))
     assert engine.estimate(task).seconds == 0  # nobody's pace is known
     engine.pace = {names[0]: (1.0, 0.1), names[1]: (2.0, 0.2), names[2]: (9.0, 0.9)}
     assert engine.estimate(task).compute_seconds == 5 * 2.0
@@ -524,7 +524,7 @@ def test_a_reply_to_another_model_is_refused():
 
 def test_what_an_app_holds_can_be_copied_to_another_process():
     """Flower's simulation engine sends the ClientApp to Ray's processes."""
-    shops = client._Shops(client._Tracing(), most=3)
+    shops = client._Runners(client._Tracing(), most=3)
     copied = pickle.loads(pickle.dumps(shops))
     assert copied.most == 3
     assert copied.tracing.working == 0
@@ -536,6 +536,6 @@ def test_bad_settings_are_refused_in_one_line():
     with pytest.raises(BadInput, match="use one of"):
         RecipeStrategy("fedvag")
     with pytest.raises(BadInput, match="sample_shape"):
-        RecipeStrategy("fedavg", model=torch.nn.Linear(2, 2))._shop()
+        RecipeStrategy("fedavg", model=torch.nn.Linear(2, 2))._runner()
     with pytest.raises(BadInput, match="psi must be"):
         FLrce(psi=7, per_round=3, **NAMES).start(LocalGrid(plain_app(), 3), start(), 1)

@@ -21,11 +21,14 @@ from flower_helpers import start
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template, read_array, record, tensors, weight
 from flrce.flower.wire import PREFIX, name_of, read_reply, read_task, write_piece, write_reply, write_task
+from flrce.local.augment import Crop, Flip
+from flrce.local.schedules import Cosine
+from flrce.local.updates import SGD, Carried, Chain, Clip, Momentum, Prox, WeightDecay
 from flrce.names import PIECES
 from flrce.pieces import Dense, Malformed
-from flrce.types import Payload, Reply, Task
+from flrce.types import Payload, Portion, Reply, Task, Work
 
-TASK = Task("7", 3, 5, 11, epochs=2, batch=8, lr=0.05, compressor=Dense())
+TASK = Task("7", 3, 5, 11, compressor=Dense(), work=Work(epochs=2, batch=8), update=Chain((SGD(0.05),)))
 
 
 def npy(header: bytes, body: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
@@ -38,11 +41,15 @@ def claim(dtype: str, shape: object, body: bytes, fortran: bool = False) -> Arra
 
 
 finite = st.floats(allow_nan=False, width=64)
+LINKS = st.sampled_from([Clip(2.0), Prox(0.3, False), Carried(Momentum(0.5, True)), WeightDecay(0.1)])
 TASKS = st.builds(
     Task, client=st.from_regex(r"[\w.:@+-]{1,20}", fullmatch=True), k=st.integers(0, 2**40), t=st.integers(1, 2**40),
-    seed=st.integers(0, 2**62), epochs=st.integers(1, 100), batch=st.integers(1, 999), lr=finite,
-    steps=st.none() | st.integers(0, 99), mu=finite, squared=st.booleans(), first=st.integers(0, 9), rate=finite,
-    ordered=st.booleans(), compressor=st.just(Dense()), deadline=st.just(math.inf) | finite,
+    seed=st.integers(0, 2**62),
+    work=st.builds(Work, st.integers(1, 100), st.integers(1, 999), st.none() | st.integers(0, 99)),
+    part=st.builds(Portion, rate=finite, ordered=st.booleans(), first=st.integers(0, 9)),
+    update=st.lists(LINKS, max_size=3).map(lambda links: Chain((*links, SGD(0.1, Cosine(0.5, "round"))))),
+    augment=st.lists(st.sampled_from([Flip(0.3), Crop(2)]), max_size=2).map(tuple),
+    compressor=st.just(Dense()), deadline=st.just(math.inf) | finite, rounds=st.integers(0, 2**40),
 )  # fmt: skip
 
 
@@ -81,7 +88,9 @@ def test_no_code_is_imported_because_a_message_names_it(name):
         read_task({k: v for k, v in entries.items() if v is not None}, {})
 
 
-@pytest.mark.parametrize(("field", "value"), [("epochs", "5"), ("t", 1.5), ("client", 3), ("lr", "x"), ("squared", 1)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("epochs", "5"), ("t", 1.5), ("client", 3), ("rate", "x"), ("ordered", 1)]
+)
 def test_a_task_with_a_wrong_type_is_malformed(field, value):
     with pytest.raises(Malformed, match=field):
         read_task({**write_task(TASK), PREFIX + field: value}, {})

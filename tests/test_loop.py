@@ -58,7 +58,7 @@ class Made:
         u = self.update(task.client, task.t, w)
         return Reply(task.client, task.t, Payload({"u": u}), n=10, spent=self.spent)
 
-    def evaluate(self, w, t, last=False):
+    def evaluate(self, w, t, last=False, carry=None):
         return Evaluation(0.5, 0.5, 1.0)
 
 

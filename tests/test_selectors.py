@@ -13,6 +13,7 @@ from flrce import Experiment, recipes, runs
 from flrce.compressors.tensors import DropTensors
 from flrce.errors import BadInput
 from flrce.local.pyramid import FewerEpochs, FillTheRound, Gradients
+from flrce.local.workload import epochs
 from flrce.models.flat import layout
 from flrce.models.nets import build
 from flrce.pieces import View
@@ -22,7 +23,7 @@ from flrce.selectors import choice, diverse, utility
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.diverse import DivFL
 from flrce.selectors.utility import ByUtility
-from flrce.types import Event, Record, Spent, Task, Updates
+from flrce.types import Event, Record, Spent, Task, Updates, Work
 
 
 def a_view(t=1, P=2, n=(10,) * 6, seconds=(1.0,) * 6, transfer=0.0, losses=None, pool=None):
@@ -34,10 +35,9 @@ def a_view(t=1, P=2, n=(10,) * 6, seconds=(1.0,) * 6, transfer=0.0, losses=None,
         return torch.tensor([losses[k] for k in rows], dtype=torch.float64)
 
     def estimate(task):
-        work = task.epochs / 5 if task.steps is None else task.steps / 10
-        return Spent(
-            compute_seconds=seconds[task.k] * work, transfer_seconds=transfer, batches=task.steps or 2 * task.epochs
-        )
+        epochs, steps = task.work.epochs, task.work.steps
+        work = epochs / 5 if steps is None else steps / 10
+        return Spent(compute_seconds=seconds[task.k] * work, transfer_seconds=transfer, batches=steps or 2 * epochs)
 
     view = View(
         t, P, tuple(range(len(n))) if pool is None else pool, torch.tensor(n, dtype=torch.float64), estimate,
@@ -422,14 +422,14 @@ def test_upload_dropout_saves_a_third_of_the_uploads():
 def test_fast_clients_fill_the_round():
     # one epoch is 2 batches; client 0 needs 1 s for it, client 1 3 s: 2 s to spare at .5 s a step are 4 more steps
     view, _ = a_view(P=2, seconds=(5.0, 15.0), n=(1, 1))
-    trainer = FillTheRound(epochs=1, low=0.0, high=0.0)
-    tasks = [replace(task, epochs=1) for task in tasks_of(view, [0, 1])]
+    trainer = FillTheRound(low=0.0, high=0.0)
+    tasks = [epochs(task, 1) for task in tasks_of(view, [0, 1])]
     done = trainer.assign(tasks, trainer.init(2, 2, 2), view)
-    assert [task.steps for task in done] == [6, None]
+    assert [task.work.steps for task in done] == [6, None]
     halved = replace(trainer, beta=0.5).assign(tasks, trainer.init(2, 2, 2), view)
-    assert [task.steps for task in halved] == [4, None]
+    assert [task.work.steps for task in halved] == [4, None]
     capped = replace(trainer, most=2.0).assign(tasks, trainer.init(2, 2, 2), view)
-    assert [task.steps for task in capped] == [4, None]
+    assert [task.work.steps for task in capped] == [4, None]
 
 
 def test_fast_clients_train_longer_at_any_number_of_epochs():
@@ -437,9 +437,9 @@ def test_fast_clients_train_longer_at_any_number_of_epochs():
     view, _ = a_view(P=2, seconds=(1.0, 15.0), n=(1, 1))
     trainer = FillTheRound(low=0.0, high=0.0)
     done = trainer.assign(tasks_of(view, [0, 1]), trainer.init(2, 2, 2), view)
-    assert [task.steps for task in done] == [50, None]
+    assert [task.work.steps for task in done] == [50, None]
     limitless = replace(trainer, most=100.0).assign(tasks_of(view, [0, 1]), trainer.init(2, 2, 2), view)
-    assert [task.steps for task in limitless] == [110, None]  # the released code's eleven times
+    assert [task.work.steps for task in limitless] == [110, None]  # the released code's eleven times
     with pytest.raises(ValueError, match="most"):
         FillTheRound(most=0.5)
 
@@ -452,16 +452,16 @@ def test_on_unequal_devices_pyramidfl_lets_some_train_longer():
     longer = 0
     for done in runs.rounds(exp):
         for line in done.clients:
-            task = Task(line.client, 0, 1, 0, exp.train.epochs, exp.train.batch, compressor=DropTensors(0.0))
+            task = Task(line.client, 0, 1, 0, Work(exp.train.epochs, exp.train.batch), compressor=DropTensors(0.0))
             longer += line.spent.batches > plain.engine.estimate(task).batches
     assert longer >= 4
 
 
 def test_spares_slower_than_the_round_do_not_stretch_it():
     view, _ = a_view(P=2, seconds=(5.0, 15.0, 500.0), n=(1, 1, 1))
-    trainer = FillTheRound(epochs=1, low=0.0, high=0.0)
-    tasks = [replace(task, epochs=1) for task in tasks_of(view, [0, 1, 2])]
-    assert [task.steps for task in trainer.assign(tasks, trainer.init(3, 2, 2), view)] == [6, None, None]
+    trainer = FillTheRound(low=0.0, high=0.0)
+    tasks = [epochs(task, 1) for task in tasks_of(view, [0, 1, 2])]
+    assert [task.work.steps for task in trainer.assign(tasks, trainer.init(3, 2, 2), view)] == [6, None, None]
 
 
 def test_without_dropout_and_with_equal_speeds_it_is_plain_sgd():
@@ -475,16 +475,16 @@ def test_slow_clients_train_fewer_epochs_as_flrce_describes_it():
     # durations 1, 2, 4, 50 at E = 5; the 25th percentile is sorted[1] = 2: floor(5 * 2 / t) in 1..5
     view, _ = a_view(P=4, n=(1,) * 4, seconds=(1.0, 2.0, 4.0, 50.0))
     done = FewerEpochs(percentile=25).assign(tasks_of(view, range(4)), None, view)
-    assert [task.epochs for task in done] == [5, 5, 2, 1]
+    assert [task.work.epochs for task in done] == [5, 5, 2, 1]
 
 
 def test_who_was_never_measured_sets_nobodys_pace():
     # durations 2, 4, 10 and one unknown; the 34th percentile of those known is sorted[1] = 4
     view, _ = a_view(P=4, n=(1,) * 4, seconds=(2.0, 4.0, 10.0, 0.0))
     done = FewerEpochs(percentile=34).assign(tasks_of(view, range(4)), None, view)
-    assert [task.epochs for task in done] == [5, 5, 2, 5]
+    assert [task.work.epochs for task in done] == [5, 5, 2, 5]
     nobody, _ = a_view(P=4, n=(1,) * 4, seconds=(0.0,) * 4)
-    assert [task.epochs for task in FewerEpochs().assign(tasks_of(nobody, range(4)), None, nobody)] == [5] * 4
+    assert [task.work.epochs for task in FewerEpochs().assign(tasks_of(nobody, range(4)), None, nobody)] == [5] * 4
 
 
 def test_upload_dropout_needs_a_compressor_that_can_drop():

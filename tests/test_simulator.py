@@ -17,15 +17,16 @@ import flrce
 from flrce import runs
 from flrce.config import Experiment
 from flrce.data.own import from_arrays
-from flrce.engines.hands import hands
+from flrce.engines.workers import hire
 from flrce.errors import BadInput
 from flrce.local.batches import batches, sizes_of
-from flrce.local.client import Workshop
-from flrce.local.sgd import Bench
+from flrce.local.client import Runner
+from flrce.local.trainer import Trainer
 from flrce.models.flat import pack
 from flrce.models.nets import build
 from flrce.pieces import Dense
-from flrce.types import Task
+from flrce.types import Task, Work
+from training import train
 
 SMALL = {"rounds": 6, "clients": 12, "per_round": 4, "recipe": {"name": "flrce", "average": "ema"}}
 SAME = ("rounds.jsonl", "clients.jsonl", "model.safetensors", "relations.safetensors")
@@ -51,23 +52,23 @@ def test_one_two_and_four_workers_give_the_same_bits(tmp_path, kernel):
 
 def test_a_network_without_a_fused_kernel_trains_with_torch_and_one_line_says_why(caplog):
     net = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 3))
-    shop = Workshop(net, (1, 8, 8), torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), 1.0, 0.0)
-    crew = hands(shop, "auto", 1)
+    shop = Runner(net, (1, 8, 8), torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), 1.0, 0.0)
+    crew = hire(shop, "auto", 1)
     crew.close()
     assert crew.name == "torch"
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("no fused kernels, training with PyTorch: ")
     assert "AvgPool2d" in line
     with pytest.raises(BadInput, match="AvgPool2d"):
-        hands(shop, "native", 1)
+        hire(shop, "native", 1)
 
 
 def test_a_recipe_without_a_fused_kernel_trains_with_torch_and_one_line_says_why(caplog):
     built = runs.parts(Experiment.of(SMALL | {"recipe": {"name": "fedcomgate"}}))
     built.engine.close()
-    assert built.engine.crew.name == "torch"
+    assert built.engine.workers.name == "torch"
     assert [record.getMessage() for record in caplog.records] == [
-        "no fused kernels, training with PyTorch: gradient corrections have none"
+        "no fused kernels, training with PyTorch: the update has Correction"
     ]
 
 
@@ -96,7 +97,7 @@ def test_workers_of_a_killed_run_go_away(tmp_path):
         import time, flrce
         from flrce import runs
         built = runs.parts(flrce.Experiment(clients=10, per_round=2, engine={"kernel": "torch"}))
-        print(*[worker[0].pid for worker in built.engine.crew.workers], flush=True)
+        print(*[worker[0].pid for worker in built.engine.workers.workers], flush=True)
         time.sleep(60)
     """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -118,9 +119,9 @@ def _alive(pid):
 
 def test_a_worker_that_dies_is_replaced_and_its_job_done_again():
     built = runs.parts(Experiment.of(SMALL | {"engine": {"workers": 2, "kernel": "torch"}}))
-    crew = built.engine.crew
+    crew = built.engine.workers
     w = pack(built.net)
-    task = Task("3", 3, 1, 0, batch=16, compressor=Dense())
+    task = Task("3", 3, 1, 0, compressor=Dense(), work=Work(batch=16))
     before = built.engine.train(w, [task], {})[0]
     os.kill(crew.workers[0][0].pid, signal.SIGKILL)
     os.kill(crew.workers[1][0].pid, signal.SIGKILL)
@@ -144,28 +145,28 @@ def test_odd_sizes_train():
 
 
 def test_batches_are_a_shuffle_per_epoch():
-    task = Task("a", 0, 1, 0, epochs=3, batch=4)
+    task = Task("a", 0, 1, 0, work=Work(epochs=3, batch=4))
     order, sizes = batches(task, 10, normalised=True)
     assert sizes.tolist() == [4, 4, 2] * 3
     for epoch in np.split(order, 3):
         assert sorted(epoch.tolist()) == list(range(10))
     again, _ = batches(task, 10, normalised=True)
     assert np.array_equal(order, again)
-    steps = batches(Task("a", 0, 1, 0, epochs=3, batch=4, steps=5), 10, True)[1]
+    steps = batches(Task("a", 0, 1, 0, work=Work(epochs=3, batch=4, steps=5)), 10, True)[1]
     assert steps.tolist() == [4, 4, 2, 4, 4]
 
 
 def test_local_sgd_is_plain_sgd():
-    """The bound bench against torch.optim.SGD on the same batches."""
+    """The bound network against torch.optim.SGD on the same batches."""
     net, x, y = build("cnn-digits", (1, 8, 8), 10, 0), torch.rand(40, 1, 8, 8), torch.randint(10, (40,))
-    order, sizes = batches(Task("a", 0, 1, 0, epochs=2, batch=16), 40, True)
+    order, sizes = batches(Task("a", 0, 1, 0, work=Work(epochs=2, batch=16)), 40, True)
     plain = build("cnn-digits", (1, 8, 8), 10, 0).train()
     optimiser = torch.optim.SGD(plain.parameters(), lr=0.1)
     for index in np.split(order, np.cumsum(sizes)[:-1]):
         optimiser.zero_grad()
         nn.functional.cross_entropy(plain(x[index] * 2 - 1), y[index]).backward()
         optimiser.step()
-    w, losses, squares = Bench(net, (1, 8, 8)).train(pack(net), x, y, 2.0, -1.0, order, sizes, lr=0.1)
+    w, losses, squares = train(Trainer(net, (1, 8, 8)), pack(net), x, y, 2.0, -1.0, order, sizes, lr=0.1)
     assert torch.allclose(w, pack(plain), atol=1e-6)
     assert len(losses) == len(sizes)
     assert (squares >= losses.square() - 1e-6).all()
@@ -174,22 +175,22 @@ def test_local_sgd_is_plain_sgd():
 def test_the_proximal_term_pulls_back():
     net, x, y = build("mlp", (4,), 3, 0), torch.rand(20, 4), torch.randint(3, (20,))
     w = pack(net)
-    order, sizes = batches(Task("a", 0, 1, 0, epochs=8, batch=10), 20, False)
-    bench = Bench(net, (4,))
-    moved = [float((bench.train(w, x, y, 1, 0, order, sizes, lr=0.1, mu=mu)[0] - w).norm()) for mu in (0, 1, 5)]
+    order, sizes = batches(Task("a", 0, 1, 0, work=Work(epochs=8, batch=10)), 20, False)
+    trainer = Trainer(net, (4,))
+    moved = [float((train(trainer, w, x, y, 1, 0, order, sizes, lr=0.1, mu=mu)[0] - w).norm()) for mu in (0, 1, 5)]
     assert moved[0] > moved[1] > moved[2] > 0
 
 
 def test_frozen_blocks_stay_bit_for_bit():
     net, x, y = build("cnn-digits", (1, 8, 8), 10, 0), torch.rand(40, 1, 8, 8), torch.randint(10, (40,))
     w = pack(net)
-    order, sizes = batches(Task("a", 0, 1, 0, epochs=2, batch=16), 40, True)
-    bench = Bench(net, (1, 8, 8))
-    new = bench.train(w, x, y, 1, 0, order, sizes, lr=0.1, first=1)[0]
-    still = [s for s in bench.layout.slots if s.name.split(".")[0] in ("0", "1")]
+    order, sizes = batches(Task("a", 0, 1, 0, work=Work(epochs=2, batch=16)), 40, True)
+    trainer = Trainer(net, (1, 8, 8))
+    new = train(trainer, w, x, y, 1, 0, order, sizes, lr=0.1, first=1)[0]
+    still = [s for s in trainer.layout.slots if s.name.split(".")[0] in ("0", "1")]
     assert len(still) == 6  # weight, bias, and BatchNorm's four
     assert all(torch.equal(new[s.span], w[s.span]) for s in still)
-    again = bench.train(w, x, y, 1, 0, order, sizes, lr=0.1)[0]
+    again = train(trainer, w, x, y, 1, 0, order, sizes, lr=0.1)[0]
     assert not any(torch.equal(again[s.span], w[s.span]) for s in still)
 
 
@@ -244,8 +245,8 @@ def test_seeds_have_intervals(tmp_path):
 def test_a_workshop_replies_with_what_it_was_asked_for():
     x, y = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
     net = build("cnn-digits", (1, 8, 8), 10, 0)
-    reply = Workshop(net, (1, 8, 8), x, y, 1.0, 0.0).train(
-        pack(net), Task("a", 0, 1, 0, batch=8, compressor=Dense()), np.arange(20), {}
+    reply = Runner(net, (1, 8, 8), x, y, 1.0, 0.0).train(
+        pack(net), Task("a", 0, 1, 0, compressor=Dense(), work=Work(batch=8)), np.arange(20), {}
     )
     assert reply.payload.nbytes == 4 * len(pack(net))
     assert reply.n == 20

@@ -247,15 +247,16 @@ def test_models_may_be_judged_on_samples_of_their_own() -> None:
     both = stack.evaluate(w, index)
     for i in range(2):
         one = stack.evaluate(w[i : i + 1], index[i])
-        assert torch.equal(both[0][i], one[0][0])
-        torch.testing.assert_close(both[1][i], one[1][0])
+        assert torch.equal(both["accuracy"][i], one["accuracy"][0])
+        torch.testing.assert_close(both["loss"][i], one["loss"][0])
 
 
 @pytest.mark.parametrize("memory", [None, 1])
 def test_evaluate_equals_torch(memory: int | None) -> None:
     net, (x, y) = digits(), samples(DIGITS, N=300)
     w, index = starts(net, 3), np.arange(299, 10, -1)
-    correct, loss = Stack(net, DIGITS, x, y, SCALE, SHIFT, "cpu", memory).evaluate(w, index)
+    found = Stack(net, DIGITS, x, y, SCALE, SHIFT, "cpu", memory).evaluate(w, index)
+    correct, loss = found["accuracy"], found["loss"]
     for i in range(3):
         with torch.no_grad():
             logits = unpack(net.eval(), w[i])(x[index].float() * SCALE + SHIFT)

@@ -16,7 +16,7 @@ from flrce.aggregators.mean import WeightedMean
 from flrce.config import Experiment
 from flrce.errors import BadInput
 from flrce.fleet.costs import training_flops
-from flrce.local.client import Workshop
+from flrce.local.client import Runner
 from flrce.models import slicing
 from flrce.models.chain import chain
 from flrce.models.flat import layout, pack, unpack
@@ -24,7 +24,7 @@ from flrce.models.nets import build
 from flrce.models.part import trainee
 from flrce.pieces import Dense
 from flrce.submodels.units import PrefixUnits, RandomUnits
-from flrce.types import Spent, Task, Updates
+from flrce.types import Portion, Spent, Task, Updates, Work
 
 #: data set -> (network, shape, classes)
 NETS = {
@@ -39,7 +39,7 @@ def workshop(net, shape, n=12, classes=2):
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 255, (n, *shape)).astype(np.uint8))
     y = torch.from_numpy(rng.integers(0, classes, n))
-    return Workshop(net, shape, x, y, 1 / 255, 0.0)
+    return Runner(net, shape, x, y, 1 / 255, 0.0)
 
 
 def shop(name):
@@ -47,8 +47,8 @@ def shop(name):
     return workshop(build(kind, shape, classes, 0), shape, classes=classes)
 
 
-def task(client="a", t=1, **more):
-    return Task(client, 0, t, seed=0, epochs=1, batch=4, compressor=Dense(), **more)
+def task(client="a", t=1, batch=4, **part):
+    return Task(client, 0, t, seed=0, work=Work(epochs=1, batch=batch), part=Portion(**part), compressor=Dense())
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_uncovered_coordinates_never_move(recipe):
             moved = w.view(torch.int32) != done.state.w.view(torch.int32)
             may = torch.zeros(len(w), dtype=torch.bool)
             for client in done.record.chosen:
-                may[built.engine.shop.part(asked(recipe, client, done.record.t)).coordinates] = True
+                may[built.engine.runner.part(asked(recipe, client, done.record.t)).coordinates] = True
             assert 0 < int(may.sum()) < len(w)
             assert not (moved & ~may).any()
             assert (moved & may).sum() > 0.3 * may.sum()
@@ -233,8 +233,8 @@ def extra(recipe):
 def asked(recipe, client, t):
     plain = Task(client, 0, t, seed=0)
     if recipe == "flrce-freeze":
-        return replace(plain, first=1)
-    return replace(plain, rate=0.5, ordered=recipe == "heterofl")
+        return replace(plain, part=Portion(first=1))
+    return replace(plain, part=Portion(0.5, recipe == "heterofl"))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_frozen_blocks_stay_and_are_not_sent(net, rate, data):
     w = pack(net)
     part = s.part(task(first=first, rate=rate))
     reply = s.train(w, task(first=first, rate=rate), np.arange(12), {})
-    new = s.bench(part).w
+    new = s.trainer(part).w
     start = w if part.held is None else w[part.held]
     frozen = torch.ones(len(start), dtype=torch.bool)
     frozen[part.sent if part.sent is not None else slice(None)] = False
@@ -285,7 +285,7 @@ def test_smaller_is_faster():
     for _ in range(5):
         for rate, taken in seconds.items():
             start = time.perf_counter()
-            s.train(w, replace(task(rate=rate), batch=64), index, {})
+            s.train(w, task(rate=rate, batch=64), index, {})
             taken.append(time.perf_counter() - start)
     assert min(seconds[1.0]) > min(seconds[0.5]) > min(seconds[0.1])
 
@@ -294,20 +294,22 @@ def view(seconds):
     """A View of which only the estimate matters."""
     from flrce.pieces import View
 
-    return View(1, 2, (0, 1), torch.ones(2), lambda t: Spent(compute_seconds=seconds[t.client] * t.rate), None, None)
+    return View(
+        1, 2, (0, 1), torch.ones(2), lambda t: Spent(compute_seconds=seconds[t.client] * t.part.rate), None, None
+    )
 
 
 def test_rates_by_client_or_by_device():
     tasks = [Task(str(i), i, 1, seed=0) for i in range(200)]
     fixed = PrefixUnits(rates=[1.0, 0.5])
     first, second = (fixed.assign([replace(t, t=r) for t in tasks], view({})) for r in (1, 9))
-    assert [t.rate for t in first] == [t.rate for t in second]
-    assert 60 < sum(t.rate == 1 for t in first) < 140
-    assert all(t.ordered for t in first)
+    assert [t.part.rate for t in first] == [t.part.rate for t in second]
+    assert 60 < sum(t.part.rate == 1 for t in first) < 140
+    assert all(t.part.ordered for t in first)
     slow = {"0": 1.0, "1": 2.0, "2": 9.0}
     for piece in (RandomUnits, PrefixUnits):
         timed = piece(rates=[0.25, 1.0, 0.5], seconds=1.0).assign(tasks[:3], view(slow))
-        assert [t.rate for t in timed] == [1.0, 0.5, 0.25]  # the last never fits, so the smallest
+        assert [t.part.rate for t in timed] == [1.0, 0.5, 0.25]  # the last never fits, so the smallest
 
 
 @pytest.mark.parametrize("make", [lambda: RandomUnits(0), lambda: PrefixUnits(1.2), lambda: PrefixUnits(rates=[0.5, 2]),

@@ -14,16 +14,17 @@ from flrce.config import Experiment
 from flrce.errors import BadInput
 from flrce.local import drift
 from flrce.local.batches import batches
-from flrce.local.client import Workshop
+from flrce.local.client import Runner
 from flrce.local.correction import Corrected
+from flrce.local.updates import SGD, Chain, Prox
 from flrce.local.workload import Deadline, Freeze, Proximal, boundary
 from flrce.models.flat import pack, unpack
 from flrce.pieces import Dense, View
-from flrce.types import Event, Spent, Task, Updates
+from flrce.types import Event, Spent, Task, Updates, Work
 
 
-def tasks(P, t=1, **more):
-    return [Task(str(k), k, t, seed=0, compressor=Dense(), **more) for k in range(P)]
+def tasks(P, t=1, epochs=5):
+    return [Task(str(k), k, t, seed=0, work=Work(epochs), compressor=Dense()) for k in range(P)]
 
 
 def view(speed=None, blocks=1, flops=(1.0,)):
@@ -31,9 +32,9 @@ def view(speed=None, blocks=1, flops=(1.0,)):
 
     def estimate(task):
         compute, transfer = (speed or {}).get(task.client, (1.0, 0.0))
-        share = flops[task.first]
+        share = flops[task.part.first]
         return Spent(
-            flops=1e9 * share, compute_seconds=compute * task.epochs * share, transfer_seconds=transfer
+            flops=1e9 * share, compute_seconds=compute * task.work.epochs * share, transfer_seconds=transfer
         )  # fmt: skip
 
     return View(1, 4, tuple(range(4)), torch.ones(4), estimate, None, None, blocks=blocks)
@@ -41,20 +42,20 @@ def view(speed=None, blocks=1, flops=(1.0,)):
 
 def test_epochs_are_drawn_by_client_and_round():
     trainer = Proximal(epochs_from=[3, 4, 5])
-    seen = Counter(task.epochs for t in range(1, 61) for task in trainer.assign(tasks(10, t), None, view()))
+    seen = Counter(task.work.epochs for t in range(1, 61) for task in trainer.assign(tasks(10, t), None, view()))
     assert set(seen) == {3, 4, 5}
     assert all(abs(count - 200) < 60 for count in seen.values())  # 600 draws, sd 11.5
     alone = trainer.assign(tasks(10, 7)[4:5], None, view())[0]
-    assert alone.epochs == trainer.assign(tasks(10, 7), None, view())[4].epochs  # whoever else is chosen
-    assert (alone.mu, alone.squared) == (0.01, True)
+    assert alone.work == trainer.assign(tasks(10, 7), None, view())[4].work  # whoever else is chosen
+    assert trainer.links == (Prox(0.01, True),)
 
 
 def test_an_exact_share_straggles():
     for t in range(1, 20):
-        epochs = [task.epochs for task in Proximal(5, stragglers=0.5).assign(tasks(10, t), None, view())]
+        epochs = [task.work.epochs for task in Proximal(stragglers=0.5).assign(tasks(10, t), None, view())]
         assert sum(e < 5 for e in epochs) == 5
         assert min(epochs) >= 1
-    assert {task.epochs for task in Proximal(1, stragglers=0.9).assign(tasks(10), None, view())} == {1}
+    assert {task.work.epochs for task in Proximal(stragglers=0.9).assign(tasks(10, epochs=1), None, view())} == {1}
 
 
 def test_the_proximal_recipe_draws_from_three_fifths_on():
@@ -82,8 +83,9 @@ def test_the_pull_is_the_penaltys_gradient(squared):
     """Three steps on mu/2 |w - w0|^2 or mu sum |w - w0| per tensor, by autograd."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     x, y = torch.randn(6, 1, 2, 2), torch.tensor([0, 1, 0, 1, 1, 0])
-    shop, w = Workshop(net, (1, 2, 2), x, y, 1.0, 0.0), pack(net).clone()
-    one = Task("a", 0, 1, seed=0, epochs=3, batch=6, lr=0.5, mu=0.7, squared=squared, compressor=Dense())
+    shop, w = Runner(net, (1, 2, 2), x, y, 1.0, 0.0), pack(net).clone()
+    update = Chain((Prox(0.7, squared), SGD(0.5)))
+    one = Task("a", 0, 1, seed=0, work=Work(epochs=3, batch=6), update=update, compressor=Dense())
     u = shop.train(w, one, np.arange(6), {}).payload.buffers["u"]
     plain = unpack(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), w)
     start = [p.detach().clone() for p in plain.parameters()]
@@ -104,11 +106,11 @@ def test_a_deadline_by_hand():
     speed = {"0": (1.0, 1.0), "1": (2.0, 1.0), "2": (4.0, 2.0), "3": (30.0, 5.0)}
     told = Deadline().assign(tasks(4), None, view(speed, blocks=3, flops=(1.0, 0.5, 0.3)))
     # c: floor((11 - 2) / 4) = 2; d: alpha = 11 / 35 = .31, so from the block with .3 of the FLOPs on, for one epoch
-    assert [(t.epochs, t.first) for t in told] == [(5, 0), (5, 0), (2, 0), (1, 2)]
+    assert [(t.work.epochs, t.part.first) for t in told] == [(5, 0), (5, 0), (2, 0), (1, 2)]
     assert all(t.deadline == pytest.approx(11) for t in told)
     # the original plans with one epoch: 2, 3, 6, 35; T_k = 3: a has time for 2, c cannot finish one (alpha = 1/2)
-    told = Deadline(1, clip=False).assign(tasks(4), None, view(speed, blocks=3, flops=(1.0, 0.5, 0.3)))
-    assert [(t.epochs, t.first) for t in told] == [(2, 0), (1, 0), (1, 1), (1, 2)]
+    told = Deadline(clip=False).assign(tasks(4, epochs=1), None, view(speed, blocks=3, flops=(1.0, 0.5, 0.3)))
+    assert [(t.work.epochs, t.part.first) for t in told] == [(2, 0), (1, 0), (1, 1), (1, 2)]
 
 
 def test_an_unknown_pace_is_no_pace_of_zero():
@@ -118,7 +120,7 @@ def test_an_unknown_pace_is_no_pace_of_zero():
     # a 5 * 1 + 1 = 6 s, b 5 * 2 + 1 = 11 are known; k = 1 of 2: T_k = 6, in which b has time for floor(5 / 2) epochs
     some = {"0": (1.0, 1.0), "1": (2.0, 1.0), "2": (0.0, 0.0), "3": (0.0, 0.0)}
     told = Deadline().assign(tasks(4), None, view(some))
-    assert [task.epochs for task in told] == [5, 2, 5, 5]
+    assert [task.work.epochs for task in told] == [5, 2, 5, 5]
     assert [task.deadline for task in told] == [pytest.approx(6), pytest.approx(6), np.inf, np.inf]
     assert Deadline(grace=0.5).assign(tasks(4), None, view(some))[0].deadline == pytest.approx(9)
 
@@ -128,7 +130,7 @@ def test_equal_clients_keep_all_their_epochs_at_any_share():
         speed = {str(k): (compute, transfer) for k in range(4)}
         for share in (0.25, 0.5, 1.0):
             for told in Deadline(share=share).assign(tasks(4), None, view(speed, 3, (1.0, 0.5, 0.3))):
-                assert (told.epochs, told.first) == (5, 0)
+                assert (told.work.epochs, told.part.first) == (5, 0)
                 assert 5 * compute + transfer <= told.deadline
 
 
@@ -141,8 +143,8 @@ def test_the_last_block_always_trains():
 def test_only_slow_devices_freeze():
     speed = {"0": (1.0, 0.0), "1": (9.0, 0.0)}
     v = view(speed, 2, (1.0, 0.5))
-    assert [t.first for t in Freeze(first=1).assign(tasks(2), None, v)] == [1, 1]
-    assert [t.first for t in Freeze(first=1, seconds=20.0).assign(tasks(2, epochs=5), None, v)] == [0, 1]
+    assert [t.part.first for t in Freeze(first=1).assign(tasks(2), None, v)] == [1, 1]
+    assert [t.part.first for t in Freeze(first=1, seconds=20.0).assign(tasks(2, epochs=5), None, v)] == [0, 1]
 
 
 def gradient(net, w, x, y):
@@ -156,14 +158,15 @@ def test_the_correction_is_fedcomgates():
     net, lr, rate = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), 0.2, 0.5
     g = torch.Generator().manual_seed(3)
     x, y = torch.randn(7, 1, 2, 2, generator=g), torch.tensor([0, 1, 0, 1, 1, 0, 1])
-    shop, trainer = Workshop(net, (1, 2, 2), x, y, 1.0, 0.0), Corrected(2, 2, lr, rate)
+    shop, trainer = Runner(net, (1, 2, 2), x, y, 1.0, 0.0), Corrected(lr, rate)
     mine = {0: np.arange(3), 1: np.arange(3, 7)}
     w = v = pack(net).clone()
     memory, carry = trainer.init(2, 10, 10), {0: {}, 1: {}}
     delta = {0: torch.zeros(10), 1: torch.zeros(10)}
     plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     for t, chosen in ((1, [0, 1]), (2, [0]), (3, [0, 1])):
-        drafts = [Task(str(k), k, t, 0, 2, 2, lr, compressor=Dense()) for k in chosen]
+        update = Chain((*trainer.links, SGD(lr)))
+        drafts = [Task(str(k), k, t, 0, Work(2, 2), update=update, compressor=Dense()) for k in chosen]
         told = trainer.assign(drafts, memory, view())
         U, own = [], {}
         for task in told:
@@ -189,12 +192,18 @@ def test_the_correction_is_fedcomgates():
 
 def test_what_was_kept_of_a_round_that_did_not_count_lapses():
     task = Task("a", 0, 5, seed=0, tensors={drift.ROUND: torch.tensor([2]), drift.MEAN: torch.ones(3)})
-    carry = drift.kept(replace(task, t=2), torch.full((3,), 4.0), torch.ones(3), steps=2)
+
+    def kept(t):
+        state = {
+            drift.DELTA: torch.full((3,), 4.0), "start": torch.zeros(3), drift.ROUND: torch.tensor([t]),
+            "length": torch.tensor([0.1 * 2, 2.0]),
+        }  # fmt: skip
+        return drift.Correction().end(torch.ones(3), state)[0]
+
     # lr .1, 2 steps: own = -1 / (.1 * 2) = -5, and the mean's part 1 / 2: 4 - 5 - .5
-    assert drift.settled(task, carry, 3).tolist() == [-1.5] * 3
-    refused = drift.kept(replace(task, t=4), torch.full((3,), 4.0), torch.ones(3), steps=2)
-    assert drift.settled(task, refused, 3).tolist() == [4.0] * 3
-    assert drift.settled(replace(task, tensors={}), carry, 3) is None
+    assert drift.settled(task, kept(2), 3).tolist() == pytest.approx([-1.5] * 3)
+    assert drift.settled(task, kept(4), 3).tolist() == [4.0] * 3
+    assert drift.settled(replace(task, tensors={}), kept(2), 3).tolist() == [4.0] * 3
 
 
 def test_corrections_object_to_parts_and_other_rates():

@@ -5,7 +5,7 @@ from work import BATCH, EPOCHS, LR, SCALE, SHIFT, Meter, P, Work, options, tally
 
 from flrce.config import Experiment
 from flrce.data.sources import Source
-from flrce.local.client import Workshop
+from flrce.local.client import Runner
 from flrce.runs import parts
 
 
@@ -38,8 +38,8 @@ def main() -> None:
             "engine": {"kernel": given.kernel, "workers": given.cores, "device": "cpu"},
         }
     )  # fmt: skip
-    bench = Workshop.bench
-    Workshop.bench = lambda *a, **k: Counted(bench(*a, **k))
+    bench = Runner.bench
+    Runner.bench = lambda *a, **k: Counted(bench(*a, **k))
     built = parts(experiment, source, work.net(counted=False))
     assert [len(i) for i in built.federation.train] == [work.train.shape[1]] * len(work.train)
     meter = Meter()

@@ -9,14 +9,18 @@ from typing import Any
 
 from flrce.bounds import Settings, settings, settings_of, shown
 from flrce.errors import BadInput, brief, nearest
+from flrce.local.objective import BY_KIND, OBJECTIVES, Objective
+from flrce.local.updates import SGD, Adam, Carried, Chain, Clip, Momentum, WeightDecay
 from flrce.names import PIECES
 from flrce.pieces import ROLES, Recipe
 from flrce.recipes import CATALOGUE
 from flrce.stops.budget import AnyOf, Budget
 
+LOCAL = ("epochs", "batch", "lr")
 SURFACE = {
     "selector": "select", "trainer": "assign", "submodel": "assign", "compressor": "encode",
-    "aggregator": "__call__", "stop": "__call__", "average": "model",
+    "aggregator": "__call__", "stop": "__call__", "average": "model", "link": "step", "schedule": "__call__",
+    "augment": "__call__",
 }  # fmt: skip
 
 
@@ -27,6 +31,11 @@ def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[
     if not isinstance(name, str) or name not in CATALOGUE:
         raise BadInput(f"recipe.name = {shown(name)}: {nearest(brief(name, 60), CATALOGUE)}")
     pieces = {role: chosen.pop(role) for role in ROLES if role in chosen}
+    trainer, local = pieces.get("trainer"), dict(local)
+    if isinstance(trainer, Mapping):  # files of version 0.1 may say there how much clients train
+        local |= {key: trainer[key] for key in LOCAL if key in trainer}
+        pieces["trainer"] = {key: value for key, value in trainer.items() if key not in LOCAL}
+    steps = local.pop("steps", None)
     minimum = chosen.pop("minimum", None)
     make = CATALOGUE[name]
     _known(chosen, name)
@@ -34,7 +43,8 @@ def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[
         recipe = make(**chosen, **local)
     except (TypeError, ValueError, ArithmeticError) as why:
         raise BadInput(f"recipe.{name}: {why}") from why
-    recipe = replace(recipe, **{role: piece(role, wanted, local) for role, wanted in pieces.items()})
+    recipe = replace(recipe, work=replace(recipe.work, steps=steps))
+    recipe = replace(recipe, **{role: piece(role, wanted) for role, wanted in pieces.items()})
     minimum = recipe.minimum if minimum is None else minimum
     if type(minimum) is not int or not 1 <= minimum <= recipe.P:
         raise BadInput(f"recipe.minimum = {shown(minimum)}: must be an integer from 1 to per_round = {recipe.P}")
@@ -45,37 +55,95 @@ def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[
 
 def keys_of(make: Any) -> dict[str, inspect.Parameter]:
     """A catalogue function's own settings, by name; what [train] and per_round set is not among them."""
-    taken = {"P", "epochs", "batch", "lr", "local", "kw"}
+    taken = {"P", "epochs", "batch", "lr", "steps", "update", "augment", "local", "kw"}
     found: dict[str, inspect.Parameter] = {}
     for base in (make, *getattr(make, "bases", ())):
         found |= {k: p for k, p in inspect.signature(base).parameters.items() if k not in taken and k not in found}
     return found
 
 
-def piece(role: str, wanted: Any, local: Mapping[str, Any] = {}) -> Any:
+def local_of(train: Mapping[str, Any]) -> dict[str, Any]:
+    """`[train]` as the settings that every recipe takes: how much, and a chain of links unless it is plain SGD."""
+    train = dict(train)
+    local: dict[str, Any] = {key: train.pop(key) for key in ("epochs", "batch", "lr", "steps") if key in train}
+    if "augment" in train:
+        local["augment"] = tuple(piece("augment", wanted, "train") for wanted in train.pop("augment"))
+    if "update" in train:
+        links = train.pop("update")
+        if train:
+            raise BadInput(f"train.update is a whole chain; drop train.{min(train)}, or name it as a link")
+        return local | {"update": Chain(tuple(piece("link", wanted, "train") for wanted in links))}
+    return local | ({"update": _chain(train, local.get("lr", 0.1))} if train else {})
+
+
+def _chain(train: Mapping[str, Any], lr: float) -> Chain:
+    """Clipping, weight decay, momentum and the optimiser, in this order."""
+    schedule = piece("schedule", train.get("schedule", "constant"), "train")
+    name, decay = train.get("optimizer", "sgd"), train.get("weight_decay", 0.0)
+    links: list[Any] = [Clip(train["clip"])] if "clip" in train else []
+    if name == "adamw":
+        end: Any = Adam(lr, decay=train.get("weight_decay", 0.01), schedule=schedule)
+    else:
+        links += [WeightDecay(decay)] if decay else []
+        end = Adam(lr, schedule=schedule) if name == "adam" else SGD(lr, schedule)
+    if name != "sgd" and ("momentum" in train or "nesterov" in train):
+        raise BadInput(f"train.momentum goes with optimizer = 'sgd'; {name} has its own")
+    if train.get("momentum"):
+        links.append(Momentum(train["momentum"], train.get("nesterov", False)))
+    if train.get("carry"):
+        links = [Carried(link) if isinstance(link, Momentum) else link for link in links]
+        end = Carried(end) if isinstance(end, Adam) else end
+    return Chain((*links, end))
+
+
+def objective_of(wanted: str | Mapping[str, Any] | None, kind: str) -> Any:
+    """An objective by name, as a table {name = ..., field = value}, or by what the targets are."""
+    table: dict[str, Any] = {"name": wanted} if isinstance(wanted, str) else dict(wanted or {})
+    name = table.pop("name", None)
+    make = BY_KIND[kind] if name is None else OBJECTIVES.get(name) if isinstance(name, str) else None
+    if make is None and isinstance(name, str) and ":" in name:
+        make = imported(name, "objective.name")
+    if make is None:
+        raise BadInput(f'objective.name = {name!r}: {nearest(str(name), OBJECTIVES)}, or "package.module:Class"')
+    if "metrics" in table:
+        table["metrics"] = tuple(
+            imported(m, "objective.metrics") if isinstance(m, str) and ":" in m else m for m in table["metrics"]
+        )
+    try:
+        made = make(**table)
+    except (TypeError, ValueError) as why:
+        raise BadInput(f"objective = {name or kind!r}: {why}") from why
+    if not isinstance(made, Objective):
+        raise BadInput(f"objective.name = {name!r} has no losses(out, y) or no judges; see docs/extending.md")
+    return made
+
+
+def piece(role: str, wanted: Any, where: str = "recipe") -> Any:
     """One piece from a name ("topk", "package.module:Class") or a table {piece = name, field = value, ...}."""
     table = {"piece": wanted} if isinstance(wanted, str) else dict(wanted) if isinstance(wanted, Mapping) else {}
     name = table.pop("piece", None)
     if not isinstance(name, str):
-        raise BadInput(f'recipe.{role} = {shown(wanted)}: give a name, or a table with piece = "name"')
+        raise BadInput(f'{where}.{role} = {shown(wanted)}: give a name, or a table with piece = "name"')
     if ":" in name:
-        make = imported(name, f"recipe.{role}")
+        make = imported(name, f"{where}.{role}")
     elif name in PIECES[role]:
         make = PIECES[role][name]
     else:
-        raise BadInput(f'recipe.{role} = {shown(name)}: {nearest(name[:60], PIECES[role])}, or "package.module:Class"')
-    if role == "trainer":
-        table = {key: local[key] for key in ("epochs", "batch", "lr") if key in local} | table
-    wrapped = {f.name: piece(role, table[f.name]) for f in _fields(make) if f.metadata.get("piece") and f.name in table}
+        raise BadInput(f'{where}.{role} = {shown(name)}: {nearest(name[:60], PIECES[role])}, or "package.module:Class"')
+    wrapped = {
+        f.name: piece(_inner(role, f), table[f.name], where)
+        for f in _fields(make)
+        if f.metadata.get("piece") and f.name in table
+    }
     try:
         why, values = settings_of(make).checked({**table, **wrapped})
         made = None if why else make(**values)
     except Exception as problem:  # a class of the user's may raise anything
-        raise BadInput(f"recipe.{role} = {name!r}: {problem or type(problem).__name__}") from problem
+        raise BadInput(f"{where}.{role} = {name!r}: {problem or type(problem).__name__}") from problem
     if why:
-        raise BadInput(f"recipe.{role} = {name!r}: {why}")
+        raise BadInput(f"{where}.{role} = {name!r}: {why}")
     if not hasattr(made, SURFACE[role]):
-        raise BadInput(f"recipe.{role} = {name!r} has no {SURFACE[role]!r}, so it is no {role}; see docs/extending.md")
+        raise BadInput(f"{where}.{role} = {name!r} has no {SURFACE[role]!r}, so it is no {role}; see docs/extending.md")
     return made
 
 
@@ -92,6 +160,12 @@ def imported(path: str, where: str) -> Any:
         raise BadInput(f"{where} = {path!r}: {module} has no {name!r}") from why
     except Exception as why:  # a relative name, or a module that raises as it is read
         raise BadInput(f"{where} = {path!r} cannot be imported: {type(why).__name__}: {why}") from why
+
+
+def _inner(role: str, f: Any) -> str:
+    """The role of a piece within a piece: metadata may name another one than its own."""
+    named = f.metadata["piece"]
+    return named if isinstance(named, str) else role
 
 
 def _fields(make: Any) -> tuple[Any, ...]:

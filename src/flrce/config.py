@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from flrce import recipes
 from flrce.bounds import Batch, Count, Epochs, Positive, Rate, shown
-from flrce.compose import compose
+from flrce.compose import compose, local_of, objective_of
 from flrce.data.partition import SCHEMES
 from flrce.data.sources import NAMES as DATA
 from flrce.data.sources import Source, prepared, source
@@ -70,6 +71,7 @@ class Data(Section):
 class Model(Section):
     name: str = "auto"
     options: dict[str, bool | int | float | str] | None = None  # arguments of the network: layers, width, ...
+    kept: str | list[str] | None = None  # patterns of parameters that stay with their client
 
     @field_validator("name")
     @classmethod
@@ -82,9 +84,21 @@ class Model(Section):
 
 
 class Train(Section):
+    """How clients train: epochs (or steps), batch, rate, and how gradients become steps (docs/extending.md)."""
+
     batch: Batch = 16
     epochs: Epochs = 5
     lr: Rate = 0.1
+    steps: Count | None = None  # batches a round, whatever a client's samples
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    nesterov: bool | None = None
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    clip: Positive | None = None
+    schedule: str | dict[str, Any] | None = None
+    carry: bool | None = None  # the optimiser's state stays with the client from round to round
+    update: list[Any] | None = None  # a chain of links instead of the six above
+    augment: list[Any] | None = None
 
 
 class EngineTable(Section):
@@ -131,6 +145,7 @@ class Experiment(Section):
     engine: EngineTable = EngineTable()
     fleet: Fleet = Fleet()
     stop: Stop = Stop()
+    objective: str | dict[str, Any] | None = None  # by default what the data's targets are
 
     @model_validator(mode="after")
     def _consistent(self) -> "Experiment":
@@ -139,6 +154,8 @@ class Experiment(Section):
         if self.data.path is not None and self.data.name != "digits":
             raise ValueError(f"data.name {self.data.name!r} and data.path exclude each other; drop one")
         self.build_recipe()
+        if self.objective is not None:
+            self.build_objective("classes")
         return self
 
     @classmethod
@@ -171,8 +188,16 @@ class Experiment(Section):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
     def build_recipe(self) -> Recipe:
-        local = {"P": self.per_round, **self.train.model_dump()}
-        return compose(self.recipe, local, self.stop.model_dump(exclude_none=True))
+        local = {"P": self.per_round, **local_of(self.train.model_dump(exclude_none=True))}
+        recipe = compose(self.recipe, local, self.stop.model_dump(exclude_none=True))
+        kept = self.model.kept
+        if kept is None:
+            return recipe
+        return replace(recipe, kept=(*recipe.kept, *([kept] if isinstance(kept, str) else kept)))
+
+    def build_objective(self, kind: str) -> Any:
+        """What the model is for; `kind` is that of the data's targets, which decides where the experiment does not."""
+        return objective_of(self.objective, kind)
 
 
 def read_toml(path: Path, what: str = "give an experiment file (TOML)") -> dict[str, Any]:

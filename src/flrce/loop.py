@@ -1,6 +1,5 @@
 """The paper's Algorithm 4 for any recipe and engine. A generator: whoever iterates logs, saves or quits."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ from flrce.rng import stream
 from flrce.round.booking import book
 from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept
+from flrce.round.judgement import judged
 from flrce.round.memory import preflight
 from flrce.round.roster import present, samples
 from flrce.round.trust import flags, silenced, votes
@@ -37,7 +37,7 @@ class Plan:
 def rounds(recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Iterator[Round]:
     """Algorithm 4: yields after every round, until T, a stop, or too many abandoned rounds in a row."""
     while state.t < T and not over(state):
-        plan = begin(recipe, engine, state, seed)
+        plan = begin(recipe, engine, state, seed, T)
         replies = () if plan.refused else engine.train(state.w, plan.tasks, state.carry)
         done = finish(recipe, engine, plan, replies, T)
         yield done
@@ -58,7 +58,7 @@ def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
     return State(0, w, recipe.init(len(clients), engine.trainable, len(w)), clients)
 
 
-def begin(recipe: Recipe, engine: Engine, state: State, seed: int) -> Plan:
+def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -> Plan:
     """Choose C_t and say what each client is to do."""
     t, purpose = state.t + 1, f"select{state.attempt or ''}"
     state, pool = present(state, tuple(engine.clients()))
@@ -66,8 +66,10 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int) -> Plan:
     asked: list[int] = []
 
     def draft(k: int) -> Task:
-        trainer = recipe.trainer
-        return Task(roster[k], k, t, seed, trainer.epochs, trainer.batch, trainer.lr, compressor=recipe.compressor)
+        return Task(
+            roster[k], k, t, seed, recipe.work, update=recipe.chain, augment=recipe.augment,
+            compressor=recipe.compressor, rounds=T,
+        )  # fmt: skip
 
     def loss(rows: Sequence[int]) -> Tensor:
         tasks, clients = recipe.tasks(Selection(tuple(rows)), state.memory, view), [roster[k] for k in rows]
@@ -119,14 +121,16 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply],
         record, conflicts=conflicts(G), consensus=consensus(G, updates.n), headway=headway, flagged=odd,
         votes=votes(G, record.replied, silenced(state.history, odd)),
     )  # fmt: skip
-    record = _judged(record, engine, w, model)
+    carry = {**state.carry, **kept(plan.tasks, replies)}
+    after = State(t, w, memory, state.roster, carry)
+    record = _judged(record, engine, after, model)
     record = replace(record, shadow=shadows((*state.history, record), recipe.P))
     record = replace(record, stop=recipe.stop((*state.history, record)))  # Algorithm 3
-    if (record.stop or t == T) and record.accuracy is None:
-        record = _judged(record, engine, w, model, last=True)
-    carry = {**state.carry, **kept(plan.tasks, replies)}
-    after = State(t, w, memory, state.roster, carry, (*state.history, record))
-    return Round(after, record, clients, tuple(task.k for task in plan.tasks), model)
+    if (record.stop or t == T) and record.headline is None:
+        record = _judged(record, engine, after, model, last=True)
+    return Round(
+        replace(after, history=(*state.history, record)), record, clients, tuple(task.k for task in plan.tasks), model
+    )
 
 
 def _asked(engine: Engine, plan: Plan) -> list[tuple[str, Spent]]:
@@ -134,29 +138,25 @@ def _asked(engine: Engine, plan: Plan) -> list[tuple[str, Spent]]:
     return asked_of(engine, plan.asked, {task.client for task in plan.tasks}, 4 * len(plan.state.w))
 
 
-def _judged(record: Record, engine: Engine, w: Tensor, model: Tensor, last: bool = False) -> Record:
-    """The record with the accuracy of w and, where it differs, of the server average; `last`: due or not.
+def _judged(record: Record, engine: Engine, state: State, model: Tensor, last: bool = False) -> Record:
+    """The record with the judgement of w and, where it differs, of the server average; `last`: due or not.
 
     Where judging a model costs messages, one is judged: the one that would be handed back.
     """
     once = getattr(engine, "judges_once", False)
-    seen = engine.evaluate(model if once else w, record.t, last)
+    seen = engine.evaluate(model if once else state.w, record.t, last, state.carry)
     if seen is None:
         return record
-    averaged = None if once or model is w else engine.evaluate(model, record.t, last)
-    return replace(
-        record, accuracy=seen.accuracy, accuracy_weighted=seen.weighted,
-        loss=seen.loss if math.isfinite(seen.loss) else None,
-        averaged=averaged.accuracy if averaged else None, bytes_evaluation=seen.nbytes,
-    )  # fmt: skip
+    averaged = None if once or model is state.w else engine.evaluate(model, record.t, last, state.carry)
+    return judged(record, seen, averaged)
 
 
 def _end(recipe: Recipe, engine: Engine, state: State, record: Record) -> Round:
     """A round that changed nothing but the record; where it ends the run, the model so far is judged if it was not."""
     committed = [h for h in state.history if h.outcome == "committed"][-1:]
-    if record.stop and committed and committed[0].accuracy is None:
+    if record.stop and committed and committed[0].headline is None:
         model = recipe.average.model(state.memory.get("average"), state.w)
-        record = _judged(record, engine, state.w, model, last=True)
+        record = _judged(record, engine, state, model, last=True)
     after = replace(state, history=(*state.history, record), attempt=state.attempt + (record.outcome == "abandoned"))
     return Round(after, record, (), (), None)
 

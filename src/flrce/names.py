@@ -9,9 +9,13 @@ from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import RandomK, TopK
 from flrce.compressors.tensors import DropTensors
+from flrce.local.augment import TRANSFORMS
 from flrce.local.correction import Corrected
+from flrce.local.drift import Correction
 from flrce.local.pyramid import FewerEpochs, FillTheRound
-from flrce.local.workload import SGD, Deadline, Freeze, Proximal
+from flrce.local.schedules import Constant, Cosine, RoundDecay, StepDecay, WarmUp
+from flrce.local.updates import SGD, Adam, Carried, Clip, Drift, Momentum, Prox, WeightDecay
+from flrce.local.workload import Alike, Deadline, Freeze, Proximal
 from flrce.pieces import Dense, Full, Last, Never
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.diverse import DivFL
@@ -35,7 +39,8 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "divfl": DivFL,
     },
     "trainer": {
-        "sgd": SGD,
+        "alike": Alike,
+        "sgd": Alike,  # its name in files of version 0.1
         "fill-the-round": FillTheRound,
         "fewer-epochs": FewerEpochs,
         "proximal": Proximal,
@@ -60,5 +65,24 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "clipped": ClippedMean,
     },
     "stop": {"never": Never, "conflicts": Conflicts, "budget": Budget, "patience": Patience, "standstill": Standstill},
+    "link": {
+        "sgd": SGD,
+        "adam": Adam,
+        "momentum": Momentum,
+        "weight-decay": WeightDecay,
+        "clip": Clip,
+        "prox": Prox,
+        "drift": Drift,
+        "correction": Correction,
+        "carried": Carried,
+    },
+    "schedule": {
+        "constant": Constant,
+        "step": StepDecay,
+        "round-decay": RoundDecay,
+        "cosine": Cosine,
+        "warm-up": WarmUp,
+    },
+    "augment": TRANSFORMS,
     "average": {"last": Last, "ema": EMA, "tail": TailMean},
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flrce.bounds import problem
 from flrce.errors import BadInput
-from flrce.types import Evaluation, Event, Payload, Record, Reply, Selection, Spent, Task, Updates
+from flrce.types import Evaluation, Event, Payload, Record, Reply, Selection, Spent, Task, Updates, Work
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,17 @@ class Selector(Protocol):
 
 @runtime_checkable
 class LocalTrainer(Protocol):
-    """How much and how? Fills in epochs, steps, proximal term, frozen blocks, deadlines."""
-
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def lr(self) -> float: ...
+    """How much and how? Fits each client's work, part, update and deadline; what it sends along goes into `tensors`."""
 
     def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]: ...
+
+
+@runtime_checkable
+class Linked(Protocol):
+    """A trainer that puts links of its own before the update's: a proximal term, a control variate."""
+
+    @property
+    def links(self) -> Sequence[Any]: ...
 
 
 @runtime_checkable
@@ -161,6 +162,10 @@ class Recipe:
     selector: Selector
     trainer: LocalTrainer
     aggregator: Aggregator
+    work: Work = Work()  # how much everyone trains, where the trainer does not say otherwise
+    update: Any = None  # how gradients become steps: a chain of links (local/updates.py); None: plain SGD
+    augment: tuple[Any, ...] = ()  # transforms of each batch (local/augment.py)
+    kept: tuple[str, ...] = ()  # patterns of parameters that stay with their client, or "norms"
     submodel: SubModel = Full()
     compressor: Compressor = Dense()
     stop: StopRule = Never()
@@ -177,6 +182,14 @@ class Recipe:
             why = piece.objection(self) if hasattr(piece, "objection") else ""
             if why:
                 raise BadInput(why)
+
+    @property
+    def chain(self) -> Any:
+        """How clients' gradients become steps: the update, with what the trainer puts before it."""
+        update = self.update
+        for link in reversed(self.trainer.links if isinstance(self.trainer, Linked) else ()):
+            update = update.before(link)
+        return update
 
     @property
     def partial(self) -> str:
@@ -217,7 +230,9 @@ class Engine(Protocol):
     def estimate(self, task: Task) -> Spent: ...
     def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor: ...
     def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> Sequence[Reply]: ...
-    def evaluate(self, w: Tensor, t: int, last: bool = False) -> Evaluation | None: ...  # None: not due in this round
+    def evaluate(  # None: not due in this round; `carry`: what each client keeps
+        self, w: Tensor, t: int, last: bool, carry: Mapping[str, Mapping[str, Tensor]]
+    ) -> Evaluation | None: ...
     def holdings(self, task: Task) -> tuple[Tensor | None, Sequence[tuple[str, int]]]: ...  # coordinates, layout
 
 

@@ -13,7 +13,8 @@ from flrce.compressors.tensors import DropTensors
 from flrce.errors import BadInput, nearest
 from flrce.local.correction import Corrected
 from flrce.local.pyramid import FewerEpochs, FillTheRound
-from flrce.local.workload import SGD, Deadline, Freeze, Proximal
+from flrce.local.updates import SGD, Chain
+from flrce.local.workload import Alike, Deadline, Freeze, Proximal
 from flrce.pieces import Recipe
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.diverse import DivFL
@@ -25,13 +26,23 @@ from flrce.servers.averages import EMA
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.submodels.units import PrefixUnits, RandomUnits
+from flrce.types import Work
 
 T = TypeVar("T")
 
 
-def fedavg(P: int = 10, epochs: int = 5, batch: int = 128, lr: float = 0.1) -> Recipe:
-    """Federated averaging (McMahan et al. 2017): P at random, E epochs, weighted mean."""
-    return Recipe(P, selector=Uniform(), trainer=SGD(epochs, batch, lr), aggregator=WeightedMean(), name="fedavg")
+def fedavg(
+    P: int = 10, epochs: int = 5, batch: int = 128, lr: float = 0.1, update: Chain | None = None,
+    augment: Sequence[Any] = (),
+) -> Recipe:  # fmt: skip
+    """Federated averaging (McMahan et al. 2017): P at random, E epochs, weighted mean.
+
+    Every recipe takes these: clients go along plain gradients at rate lr, or as the chain `update` says.
+    """
+    return Recipe(
+        P, selector=Uniform(), trainer=Alike(), aggregator=WeightedMean(), work=Work(epochs, batch),
+        update=update or Chain((SGD(lr),)), augment=tuple(augment), name="fedavg",
+    )  # fmt: skip
 
 
 def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, **local: Any) -> Recipe:
@@ -78,11 +89,11 @@ def pyramidfl(preset: str = "original", overcommit: float = 1.3, P: int = 10, **
     selector = ByUtility(overcommit=overcommit)
     if preset == "original":
         return replace(
-            fedavg(P, **local), selector=selector, trainer=FillTheRound(**local), compressor=DropTensors(0.0),
+            fedavg(P, **local), selector=selector, trainer=FillTheRound(), compressor=DropTensors(0.0),
             aggregator=WeightedMean(by="equal"), name="pyramidfl",
         )  # fmt: skip
     if preset == "flrce":
-        return replace(fedavg(P, **local), selector=selector, trainer=FewerEpochs(**local), name="pyramidfl")
+        return replace(fedavg(P, **local), selector=selector, trainer=FewerEpochs(), name="pyramidfl")
     raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, ('original', 'flrce'))}")
 
 
@@ -140,9 +151,8 @@ def fedcom_quantised(
 
 def fedcomgate(bits: int = 8, stochastic: bool = True, rate: float = 1.0, P: int = 10, **local: Any) -> Recipe:
     """FedCOMGATE (Haddadpour et al. 2021): FedCOM with local gradients corrected for their client's drift."""
-    return replace(
-        fedcom_quantised(bits, stochastic, rate, P, **local), trainer=Corrected(**local, rate=rate), name="fedcomgate"
-    )
+    base = fedcom_quantised(bits, stochastic, rate, P, **local)
+    return replace(base, trainer=Corrected(base.update.lr, rate), name="fedcomgate")
 
 
 def fedprox(
@@ -157,7 +167,7 @@ def fedprox(
     squared = _preset(preset, {"default": True, "authors": False})
     pull = (0.01 if squared else 0.05) if mu is None else mu
     some = tuple(range(-(-3 * epochs // 5), epochs + 1)) if epochs_from is None else tuple(epochs_from)
-    trainer = Proximal(epochs, mu=pull, epochs_from=some, squared=squared, stragglers=stragglers, **local)
+    trainer = Proximal(pull, some, squared, stragglers)
     return replace(fedavg(P, epochs, **local), trainer=trainer, name="fedprox")
 
 
@@ -190,8 +200,8 @@ def timelyfl(
     Replies later than the deadline by more than the share `grace` of it are refused.
     """
     clip = _preset(preset, {"default": True, "original": False})
-    trainer = Deadline(epochs if clip else 1, share=share, clip=clip, grace=grace, **local)
-    return replace(fedavg(P, epochs, **local), trainer=trainer, name="timelyfl")
+    base = fedavg(P, epochs if clip else 1, **local)
+    return replace(base, trainer=Deadline(share, clip, grace), name="timelyfl")
 
 
 def flrce_topk(
@@ -216,7 +226,7 @@ def flrce_freeze(
 ) -> Recipe:  # fmt: skip
     """FLrce with the first blocks frozen: for all, or for devices that would need longer than `seconds`."""
     base = flrce(psi, preset, P, **local)
-    return replace(base, trainer=Freeze(**local, first=first, seconds=seconds), name="flrce-freeze")
+    return replace(base, trainer=Freeze(first, seconds), name="flrce-freeze")
 
 
 #: how the published method selects: Algorithm 1 as printed, the released code (docs/notation.md), and what attackers

@@ -20,16 +20,17 @@ from flrce.data.federation import Federation, federate
 from flrce.data.own import adopt
 from flrce.data.sources import Source, source
 from flrce.engines.deck import Decks
-from flrce.engines.hands import hands
 from flrce.engines.simulator import Simulator
+from flrce.engines.workers import Pooled, hire
 from flrce.errors import BadInput
 from flrce.fleet.costs import fleet
+from flrce.local.client import Runner
 from flrce.models.flat import layout, pack
 from flrce.models.slicing import suits
 from flrce.pieces import Recipe
 from flrce.store.checkpoint import write_through
 from flrce.store.ledger import Ledger, refuse_unless_new, summarise
-from flrce.types import Record, Round, State
+from flrce.types import Record, Round, State, Task
 
 Watch = Callable[[Round], None]
 log = logging.getLogger("flrce")
@@ -54,8 +55,12 @@ class Parts:
     net: nn.Module
     engine: Simulator
 
+    def initial(self) -> State:
+        """Before the first round."""
+        return loop.initial(self.recipe, self.engine, pack(self.net, self.engine.runner.layout))
+
     def rounds(self, experiment: Experiment, state: State | None = None) -> Iterator[Round]:
-        start = state or loop.initial(self.recipe, self.engine, pack(self.net))
+        start = state or self.initial()
         return loop.rounds(self.recipe, self.engine, start, experiment.rounds, experiment.seed)
 
 
@@ -67,17 +72,19 @@ def parts(
     federation, net = materials(experiment, data, model)
     suits(recipe, net, federation.source.shape)
     devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed)
-    if decks or device_of(experiment) == "cuda":
-        seats = (decks or Decks("cuda")).hire
-        return Parts(recipe, federation, net, Simulator(federation, net, devices, seats, experiment.engine.eval_every))
     workers = experiment.engine.workers
     count = (os.cpu_count() or 1) if workers == "auto" else workers
-    kind, why = experiment.engine.kernel, getattr(recipe.trainer, "unfused", "")
-    if kind == "auto" and why:
-        log.warning("no fused kernels, training with PyTorch: %s", why)
-        kind = "torch"
-    hire = partial(hands, kind=kind, workers=count)
-    return Parts(recipe, federation, net, Simulator(federation, net, devices, hire, experiment.engine.eval_every))
+
+    def pooled(runner: Runner) -> Pooled:
+        task = Task("", 0, 1, 0, recipe.work, update=recipe.chain, augment=recipe.augment, rounds=experiment.rounds)
+        return hire(runner, experiment.engine.kernel, count, runner.unfused(task, steps=2))
+
+    on_gpu = decks or device_of(experiment) == "cuda"
+    engine = Simulator(
+        federation, net, devices, (decks or Decks("cuda")).hire if on_gpu else pooled, experiment.engine.eval_every,
+        experiment.build_objective(federation.source.kind), recipe.kept,
+    )  # fmt: skip
+    return Parts(recipe, federation, net, engine)
 
 
 def materials(experiment: Experiment, data: Any = None, model: nn.Module | None = None) -> tuple[Federation, nn.Module]:
@@ -182,7 +189,7 @@ def _complete(
     built: Parts, experiment: Experiment, out: Path | str | None, resume: bool, watch: Watch | None
 ) -> Result:
     with closing(built.engine):
-        start = loop.initial(built.recipe, built.engine, pack(built.net))
+        start = built.initial()
         if out is None:
             state = _drive(built, experiment, start, watch, None)
             return _result(built, state, None)
@@ -221,7 +228,7 @@ def _keep(built: Parts, ledger: Ledger, state: State | None) -> None:
 def _salvage(built: Parts, ledger: Ledger) -> None:
     """After a failure, make what is committed readable. It comes from the disk: the tables in memory are a round on."""
     with suppress(BadInput, OSError):  # a full disk, or another owner: why the run ended matters more
-        _keep(built, ledger, ledger.recover(loop.initial(built.recipe, built.engine, pack(built.net))))
+        _keep(built, ledger, ledger.recover(built.initial()))
 
 
 def handed_back(recipe: Recipe, state: State) -> Tensor:
@@ -229,8 +236,14 @@ def handed_back(recipe: Recipe, state: State) -> Tensor:
 
 
 def named(built: Parts, w: Tensor) -> dict[str, Tensor]:
-    """The model as named tensors."""
-    return {name: view.clone() for name, view in layout(built.net).views(w).items()}
+    """The model as named tensors: what travels, what is fixed, and what clients keep as it was at first."""
+    where = built.engine.runner.layout
+    own = {slot.name for slot in where.kept}
+    found = {name: view.clone() for name, view in where.views(w).items()}
+    for name, p in built.net.named_parameters():
+        if not p.requires_grad or name in own:
+            found[name] = p.detach().clone()
+    return found
 
 
 def _result(built: Parts, state: State, ledger: Ledger | None) -> Result:

@@ -18,6 +18,28 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class Work:
+    """How much a client trains."""
+
+    epochs: int = 5
+    batch: int = 128
+    steps: int | None = None  # stop after so many batches, or go on past `epochs` up to them
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Which coordinates a client holds, trains and sends back."""
+
+    rate: float = 1.0  # share of hidden units in the client's sub-model
+    ordered: bool = False  # the first units (HeteroFL) instead of random ones (Federated Dropout)
+    first: int = 0  # first trained block; those before it are frozen and not sent
+
+    @property
+    def whole(self) -> bool:
+        return self.rate == 1 and not self.first
+
+
+@dataclass(frozen=True)
 class Task:
     """All that a client is told besides the model; numbers and names only, so it serialises."""
 
@@ -25,17 +47,13 @@ class Task:
     k: int  # the client's row in the server's maps
     t: int
     seed: int
-    epochs: int = 5
-    batch: int = 128
-    lr: float = 0.1
-    steps: int | None = None  # stop after so many batches, or go on past `epochs` up to them
-    mu: float = 0.0  # proximal term
-    squared: bool = True  # its norm squared (FedProx), or not (its authors' later code)
-    first: int = 0  # first trained block; those before it are frozen
-    rate: float = 1.0  # share of hidden units in the client's sub-model
-    ordered: bool = False  # the first units (HeteroFL) instead of random ones (Federated Dropout)
+    work: Work = Work()
+    part: Portion = Portion()
+    augment: tuple[Any, ...] = ()  # transforms of each batch (local/augment.py)
+    update: Any = None  # how a gradient becomes a step: a chain of links (local/updates.py)
     compressor: Any = None
     deadline: float = float("inf")  # seconds; a later reply is refused
+    rounds: int = 0  # T, for schedules over the whole run; 0: not known
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors sent along
 
 
@@ -81,6 +99,7 @@ class Reply:
     loss: float = 0.0  # mean over the first epoch
     loss_square: float = 0.0  # mean squared per-sample loss, smoothed over the first epoch (Oort)
     spent: Spent = Spent()
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors sent back, by name
     carry: Mapping[str, Tensor] = field(default_factory=dict)  # stays with the client; a simulator keeps it for it
     error: str = ""
     base: str = ""  # fingerprint of the model that the client was sent, where it says so
@@ -99,6 +118,7 @@ class Updates:
     loss_square: Tensor | None = None  # (P,)
     seconds: Tensor | None = None  # (P,) modelled or measured duration
     spent: tuple[Spent, ...] = ()
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # name -> (P, ...) what the links sent back
 
     def __len__(self) -> int:
         return len(self.k)
@@ -111,12 +131,16 @@ class Updates:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model on every client's hold-out."""
+    """A model on every client's hold-out, by the objective's metrics; the first of them is the headline."""
 
-    accuracy: float  # mean over clients, as in the paper
-    weighted: float  # mean over samples
+    value: float  # the headline: mean over clients, as in the paper
+    weighted: float  # over all samples
     loss: float
     nbytes: int = 0  # what sending the model to every client that judges it would cost
+    metric: str = "accuracy"  # the headline's name
+    lower: bool = False  # whether less of it is better
+    metrics: Mapping[str, float] = field(default_factory=dict)  # every metric, mean over clients
+    pooled: Mapping[str, float] = field(default_factory=dict)  # every metric, over all samples
 
 
 @dataclass(frozen=True)
@@ -134,10 +158,15 @@ class Record:
     votes: float = 0.0  # the same among clients that are not flagged, scaled to all
     consensus: float = 1.0  # |sum p u| / sum p |u|
     headway: float | None = None  # cosine of the round's step and the way of the rounds before (averages.py)
-    accuracy: float | None = None
+    accuracy: float | None = None  # where that is the headline metric
     accuracy_weighted: float | None = None
     loss: float | None = None
-    averaged: float | None = None  # accuracy of the server average, where the last model was judged beside it
+    averaged: float | None = None  # headline of the server average, where it is not the last model
+    metric: str = "accuracy"  # the headline's name
+    lower: bool = False  # whether less of it is better
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last model: mean over clients
+    pooled: Mapping[str, float] = field(default_factory=dict)  # of the last model: over all samples
+    metrics_averaged: Mapping[str, float] = field(default_factory=dict)  # of the server average: mean over clients
     bytes_up: int = 0
     bytes_down: int = 0
     bytes_framing: int = 0
@@ -150,6 +179,16 @@ class Record:
     shadow: tuple[float, ...] = ()  # thresholds psi that would have stopped the run by now
     why: Mapping[str, Any] = field(default_factory=dict)
     stop: str = ""  # the reason, in the round that ends the run
+
+    @property
+    def headline(self) -> float | None:
+        """The last model by the headline metric; None where it was not judged in this round."""
+        return self.accuracy if self.metric == "accuracy" else self.metrics.get(self.metric)
+
+    @property
+    def handed(self) -> float | None:
+        """The same of the model that would be handed back: the server average where there is one."""
+        return self.headline if self.averaged is None else self.averaged
 
 
 @dataclass(frozen=True)

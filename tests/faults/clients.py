@@ -40,10 +40,10 @@ class Fleet:
 
     def holdings(self, task: Task) -> tuple[Tensor | None, tuple[tuple[str, int], ...]]:
         """The whole model; a sub-model holds the first rows of the weight, a frozen one only the bias."""
-        if task.first:
+        if task.part.first:
             return torch.arange(24, 30), SIZES[1:]
-        if task.rate < 1:
-            count = max(1, int(task.rate * 24))
+        if task.part.rate < 1:
+            count = max(1, int(task.part.rate * 24))
             return torch.cat([torch.arange(count), torch.arange(24, 30)]), (("layer.weight", count), SIZES[1])
         return None, SIZES
 
@@ -67,7 +67,7 @@ class Fleet:
             replies = [replies[i] for i in stream(self.shuffle, "order").permutation(len(replies))]
         return replies  # type: ignore[return-value]
 
-    def evaluate(self, w: Tensor, t: int, last: bool = False) -> Evaluation:
+    def evaluate(self, w: Tensor, t: int, last: bool = False, carry: object = None) -> Evaluation:
         error = float((w - 1).norm())
         return Evaluation(1 / (1 + error), 1 / (1 + error), error, 4 * len(w))
 

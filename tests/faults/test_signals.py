@@ -16,8 +16,8 @@ from harness import DATA, contents, experiment, go, in_child, places, same
 import flrce
 from flrce import runs
 from flrce.apps import cli
-from flrce.engines.hands import Pooled
 from flrce.engines.simulator import Simulator
+from flrce.engines.workers import Pooled
 from flrce.types import Reply, Task
 
 FLRCE = [sys.executable, "-m", "flrce.apps.cli"]
@@ -174,7 +174,7 @@ def test_workers_killed_from_outside(reference, tmp_path, monkeypatch, seen):
             engines.append(self)
 
     def kill():
-        killed.append(engines[-1].crew.workers[0][0].pid)
+        killed.append(engines[-1].workers.workers[0][0].pid)
         os.kill(killed[-1], signal.SIGKILL)
 
     def watch(done):

@@ -19,9 +19,11 @@ from flrce.apps.show import table
 from flrce.errors import BadInput, nearest
 from flrce.fleet.costs import Profile, training_flops
 from flrce.fleet.energy import Meter
-from flrce.local.sgd import Bench
+from flrce.local.trainer import Trainer
+from flrce.local.updates import SGD, Chain, Local
 from flrce.models.nets import CNNS, build
 from flrce.store.checkpoint import write_through
+from flrce.types import Task
 
 SIZES = (4, 16, 64, 128)  # samples a batch
 LASTS = 0.15  # seconds that one timing takes at least
@@ -67,13 +69,14 @@ def timings(name: str, sizes: Sequence[int] = SIZES, lasts: float = LASTS) -> li
 def stepper(name: str, size: int, steps: int = 4) -> Callable[[], int]:
     """A function that takes `steps` training steps, and says how many."""
     shape, _ = CNNS[name]
-    bench = Bench(build(name, shape, 10, 0), shape)
+    trainer = Trainer(build(name, shape, 10, 0), shape)
+    local = Local(Task("", 0, 1, 0), steps, size, trainer.layout)
     x, y = torch.rand(size, *shape), torch.arange(size) % 10
     order, sizes = np.tile(np.arange(size), steps), np.full(steps, size)
-    w = bench.w.clone()
+    w = trainer.w.clone()
 
     def run() -> int:
-        bench.train(w, x, y, 1.0, 0.0, order, sizes, lr=0.0)
+        trainer.train(w, x, y, 1.0, 0.0, order, sizes, Chain((SGD(1e-9),)), local)
         return steps
 
     return run

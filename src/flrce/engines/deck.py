@@ -5,6 +5,7 @@ seat waits, the last to come does the work of all. The order within a stack is t
 together give the same bits each time.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Condition
@@ -14,22 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flrce.engines.hands import Order
 from flrce.engines.pool import Dead
-from flrce.local.client import Index, Lesson, Workshop
+from flrce.engines.workers import Numbers, Order
+from flrce.errors import BadInput
+from flrce.local.client import Index, Job, Runner
 from flrce.local.stacked.stack import Stack
+from flrce.local.trainer import Trained
+from flrce.local.updates import Simple, simple
 from flrce.models.part import Part
 from flrce.types import Reply
 
-Trained = tuple[Tensor, Tensor, Tensor]  # w', losses, squared losses
-Kind = tuple[float | int, int, bool, bool]  # rate, first trained block, with proximal term, its norm squared
+Kind = tuple[Any, ...]  # what lanes of one stack share: rate, first trained block, proximal term, chain of links
+log = logging.getLogger("flrce")
 
 
 @dataclass(eq=False)
 class Request:
-    """What one seat waits for: lessons trained (w', losses and squared losses of each), or a model judged."""
+    """What one seat waits for: jobs trained, or a model judged."""
 
-    lessons: Sequence[Lesson] = ()
+    jobs: Sequence[Job] = ()
     judged: tuple[Tensor, Index] | None = None
     answer: Any = None
 
@@ -37,10 +41,10 @@ class Request:
 class Deck:
     """One network and one pool of samples on one device, shared by the seats of several runs."""
 
-    def __init__(self, shop: Workshop, device: str, memory: int | None = None) -> None:
-        self.shop, self.device, self.memory = shop, device, memory
-        self.x, self.y = shop.x.to(device), shop.y.to(device)
-        self.stacks: dict[float | int, Stack] = {}
+    def __init__(self, runner: Runner, device: str, memory: int | None = None) -> None:
+        self.device, self.memory = device, memory
+        self.runner = runner.on(device)
+        self.stacks: dict[float | int, Stack | str] = {}  # or why there is none
         self.turn = Condition()
         self.seats: set[int] = set()
         self.waiting: dict[int, Request] = {}
@@ -81,31 +85,35 @@ class Deck:
 
     def _train(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            request.answer = [None] * len(request.lessons)
+            request.answer = [None] * len(request.jobs)
         groups: dict[Kind, list[tuple[Request, int]]] = {}
         for request in requests:
-            for i, lesson in enumerate(request.lessons):
-                groups.setdefault(_kind(lesson), []).append((request, i))
-        for kind in sorted(groups):
+            for i, job in enumerate(request.jobs):
+                groups.setdefault(_kind(job), []).append((request, i))
+        for kind in sorted(groups, key=repr):
             self._stack(kind, groups[kind])
 
     def _stack(self, kind: Kind, members: Sequence[tuple[Request, int]]) -> None:
-        """Train the lessons of one kind together and put the results where they belong."""
-        lessons = [request.lessons[i] for request, i in members]
-        stack = self._stack_of(lessons[0].part)
-        starts = {lesson.start.data_ptr(): lesson.start for lesson in lessons}  # a run's clients share one: sent once
-        lanes = [list(starts).index(lesson.start.data_ptr()) for lesson in lessons]
+        """Train the jobs of one kind together and put the results where they belong."""
+        jobs = [request.jobs[i] for request, i in members]
+        stack = self.stack(jobs[0].part)
+        assert isinstance(stack, Stack)
+        starts = {job.start.data_ptr(): job.start for job in jobs}  # a run's clients share one: sent once
+        lanes = [list(starts).index(job.start.data_ptr()) for job in jobs]
+        few = [_few(job) for job in jobs]
         w, losses, squares = stack.train(
             torch.stack(list(starts.values())).to(self.device)[lanes],
-            [lesson.order for lesson in lessons],
-            [lesson.sizes for lesson in lessons],
-            lr=torch.tensor([lesson.task.lr for lesson in lessons]),
-            mu=torch.tensor([lesson.task.mu for lesson in lessons]),
+            [job.order for job in jobs],
+            [job.sizes for job in jobs],
+            lr=[np.array([job.update.rate(s, job.local) for s in range(len(job.sizes))]) for job in jobs],
+            mu=torch.tensor([each.mu for each in few]),
             first=kind[1],
-            squared=kind[3],
+            squared=few[0].squared,
+            update=kind[3],
+            local=jobs[0].local,
         )
         for (request, i), *trained in zip(members, w.cpu(), losses, squares, strict=True):
-            request.answer[i] = tuple(trained)
+            request.answer[i] = Trained(*trained)
 
     def _judge(self, requests: Sequence[Request]) -> None:
         if not requests:
@@ -114,19 +122,37 @@ class Deck:
         index = np.zeros((len(judged), max(len(each) for _, each in judged)), np.int64)  # padded with sample 0
         for row, (_, each) in zip(index, judged, strict=True):
             row[: len(each)] = each
-        stack = self._stack_of(self.shop.all)
-        correct, loss = stack.evaluate(torch.stack([w for w, _ in judged]), index)
-        for request, right, each, (_, own) in zip(requests, correct, loss, judged, strict=True):
-            request.answer = (right[: len(own)].double().numpy(), each[: len(own)].double().numpy())
+        stack = self.stack(self.runner.all)
+        assert isinstance(stack, Stack)
+        found = stack.evaluate(torch.stack([w for w, _ in judged]), index)
+        for lane, (request, (_, own)) in enumerate(zip(requests, judged, strict=True)):
+            request.answer = {name: each[lane, : len(own)].double().numpy() for name, each in found.items()}
 
-    def _stack_of(self, part: Part) -> Stack:
-        """Where parts of this shape are trained."""
-        rate, shop = part.key[0], self.shop
+    def stack(self, part: Part) -> Stack | str:
+        """Where parts of this shape are trained together, or why they cannot be."""
+        rate, runner = part.key[0], self.runner
         if rate not in self.stacks:
-            self.stacks[rate] = Stack(
-                part.net, shop.shape, self.x, self.y, shop.scale, shop.shift, self.device, self.memory
-            )
+            try:
+                self.stacks[rate] = Stack(
+                    part.net, runner.shape, runner.x, runner.y, runner.scale, runner.shift, self.device, self.memory,
+                    runner.objective,
+                )  # fmt: skip
+            except BadInput as why:
+                self.stacks[rate] = str(why)
         return self.stacks[rate]
+
+    def apart(self, job: Job) -> str:
+        """Why this job is trained by itself instead of in a stack; "" if it need not be."""
+        if self.runner.layout.kept:
+            return "some parameters stay with the client"
+        if job.task.augment:
+            return "batches are augmented"
+        if isinstance(simple(job.update, job.local), str):
+            for link in job.update.links:
+                if not getattr(link, "lanes", False):
+                    return f"the update has {type(link).__name__}"
+        stack = self.stack(job.part)
+        return stack if isinstance(stack, str) else ""
 
 
 class Decks:
@@ -135,41 +161,61 @@ class Decks:
     def __init__(self, device: str) -> None:
         self.device, self.decks = device, {}  # type: tuple[str, dict[Any, Deck]]
 
-    def hire(self, shop: Workshop) -> "Seat":
+    def hire(self, runner: Runner) -> "Seat":
         """A seat at the deck of this network and these samples."""
-        key = (id(shop.x), shop.shape, tuple((s.name, s.shape) for s in shop.layout.slots), repr(shop.net))
+        key = (id(runner.x), runner.shape, repr(runner.layout), repr(runner.net), repr(runner.objective))
         if key not in self.decks:
             total = torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else 4 << 30
-            self.decks[key] = Deck(shop, self.device, memory=total // 4)
-        return Seat(self.decks[key], shop)
+            self.decks[key] = Deck(runner, self.device, memory=total // 4)
+        return Seat(self.decks[key], runner)
 
 
 class Seat:
     """One run's hands at a deck."""
 
-    def __init__(self, deck: Deck, shop: Workshop) -> None:
-        self.deck, self.shop, self.name = deck, shop, deck.device
+    def __init__(self, deck: Deck, runner: Runner) -> None:
+        self.deck, self.runner, self.name = deck, runner, deck.device
         self.number = deck.seat()
+        self.said: set[str] = set()
 
     def train(self, w: Tensor, orders: Sequence[Order]) -> list[Reply | Dead]:
-        """The clients' replies. What only torch's bench knows (a correction of every step) is trained here."""
-        lessons = [self.shop.lesson(w, task, index, carry) for task, index, carry in orders]
-        stacked = [i for i, lesson in enumerate(lessons) if len(lesson.sizes) and lesson.delta is None]
-        answers = self.deck.ask(self.number, Request([lessons[i] for i in stacked]))
+        """The clients' replies. What a stack cannot do is trained by torch on the same device, one client at a time."""
+        jobs = [self.runner.job(w, task, index, carry) for task, index, carry in orders]
+        stacked = [i for i, job in enumerate(jobs) if len(job.sizes) and not self._apart(job)]
+        answers = self.deck.ask(self.number, Request([jobs[i] for i in stacked]))
         trained: dict[int, Trained] = dict(zip(stacked, answers, strict=True))
         return [
-            self.shop.reply(lesson, *trained[i], carry=carry) if i in trained else self.shop.finish(lesson, carry)
-            for i, (lesson, (_, _, carry)) in enumerate(zip(lessons, orders, strict=True))
+            self.runner.reply(job, trained[i], carry) if i in trained else self.deck.runner.finish(job, carry)
+            for i, (job, (_, _, carry)) in enumerate(zip(jobs, orders, strict=True))
         ]
 
-    def judge(self, w: Tensor, index: Index) -> tuple[Index, Index]:
-        answer: tuple[Index, Index] = self.deck.ask(self.number, Request(judged=(w, index)))
+    def judge(self, w: Tensor, index: Index, own: Tensor | None = None) -> Numbers:
+        if isinstance(self.deck.stack(self.runner.all), str) or self.runner.layout.kept:
+            found = self.deck.runner.evaluate(w, index, own)
+            return {name: each.cpu().double().numpy() for name, each in found.items()}
+        answer: Numbers = self.deck.ask(self.number, Request(judged=(w, index)))
         return answer
 
     def close(self) -> None:
         self.deck.leave(self.number)
 
+    def _apart(self, job: Job) -> str:
+        """Why this job is trained by itself; the first of each reason is told."""
+        why = self.deck.apart(job)
+        if why and why not in self.said:
+            self.said.add(why)
+            log.warning("clients train one after another on %s: %s", self.deck.device, why)
+        return why
 
-def _kind(lesson: Lesson) -> Kind:
-    task = lesson.task
-    return (lesson.part.key[0], task.first, task.mu > 0, task.squared or not task.mu)
+
+def _few(job: Job) -> Simple:
+    found = simple(job.update, job.local)
+    return found if isinstance(found, Simple) else Simple(job.update.lr)
+
+
+def _kind(job: Job) -> Kind:
+    few = simple(job.update, job.local)
+    rate, first = job.part.key[0], job.task.part.first
+    if isinstance(few, Simple):
+        return (rate, first, (few.mu > 0, few.squared), None)
+    return (rate, first, (False, True), job.update)

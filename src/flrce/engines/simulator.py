@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.data.federation import Federation
-from flrce.engines.hands import Hands
+from flrce.engines.judging import evaluation
 from flrce.engines.pool import Dead
+from flrce.engines.workers import Numbers, Workers
 from flrce.fleet.costs import Profile, inference_flops, training_flops
-from flrce.local.batches import sizes_of
-from flrce.local.client import Workshop
-from flrce.local.sgd import CHUNK
+from flrce.local.batches import sizes_of, steps_of
+from flrce.local.client import OWN, Runner
+from flrce.local.objective import Classification, Objective
+from flrce.local.trainer import CHUNK
 from flrce.models.part import trainee
 from flrce.types import Evaluation, Reply, Spent, Task
 
@@ -23,16 +25,18 @@ class Simulator:
     """P clients of a federation trained by whatever hands there are; same bits whatever their number."""
 
     def __init__(
-        self, federation: Federation, net: nn.Module, fleet: Mapping[str, Profile], hire: Callable[[Workshop], Hands],
-        eval_every: int = 1,
+        self, federation: Federation, net: nn.Module, fleet: Mapping[str, Profile], hire: Callable[[Runner], Workers],
+        eval_every: int = 1, objective: Objective = Classification(), kept: Sequence[str] = (),
     ) -> None:  # fmt: skip
         source = federation.source
         self.federation, self.fleet, self.eval_every, self.tokens = federation, fleet, eval_every, source.tokens
-        self.shop = Workshop(net, source.shape, federation.x, federation.y, source.scale, source.shift)
-        self.trainable, self.size = self.shop.layout.trainable, self.shop.layout.size
-        self.blocks = self.shop.blocks
+        self.runner = Runner(
+            net, source.shape, federation.x, federation.y, source.scale, source.shift, objective=objective, kept=kept
+        )
+        self.trainable, self.size = self.runner.layout.trainable, self.runner.layout.size
+        self.blocks = self.runner.blocks
         self.flops: dict[tuple[float | int, ...], float] = {}
-        self.crew = hire(self.shop)
+        self.workers = hire(self.runner)
 
     def clients(self) -> Sequence[str]:
         return self.federation.clients
@@ -41,7 +45,7 @@ class Simulator:
         return len(self._own(client))
 
     def holdings(self, task: Task) -> tuple[Tensor | None, Sequence[tuple[str, int]]]:
-        part = self.shop.part(task)
+        part = self.runner.part(task)
         return part.coordinates, part.names
 
     def estimate(self, task: Task) -> Spent:
@@ -50,39 +54,47 @@ class Simulator:
         return self._spend(task, self._down(task), 4 * sum(size for _, size in names))
 
     def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> Sequence[Reply]:
-        replies = self.crew.train(w, [(task, self._own(task.client), carry.get(task.client, {})) for task in tasks])
+        replies = self.workers.train(w, [(task, self._own(task.client), carry.get(task.client, {})) for task in tasks])
         return [self._booked(task, reply) for task, reply in zip(tasks, replies, strict=True)]
 
-    def evaluate(self, w: Tensor, t: int, last: bool = False) -> Evaluation | None:
+    def evaluate(
+        self, w: Tensor, t: int, last: bool = False, carry: Mapping[str, Mapping[str, Tensor]] = {}
+    ) -> Evaluation | None:
         """The model on every client's hold-out, in one pass; in the rounds that are due, and in the `last` one."""
         index, rows = self.federation.judges
         if (t % self.eval_every and not last) or not len(index):
             return None
-        correct, loss = self.crew.judge(w, index)
-        count = np.bincount(rows, minlength=len(self.federation.clients))
-        right = np.bincount(rows, correct, minlength=len(count))
-        judges = count > 0
-        return Evaluation(
-            accuracy=float((right[judges] / count[judges]).mean()), weighted=float(correct.mean()),
-            loss=float(loss.mean()), nbytes=4 * self.size * int(judges.sum()),
-        )  # fmt: skip
+        numbers = self._judge(w, carry, index, rows)
+        return evaluation(self.runner.objective, numbers, rows, 4 * self.size)
+
+    def _judge(
+        self, w: Tensor, carry: Mapping[str, Mapping[str, Tensor]], index: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> Numbers:
+        """Numbers of every sample: in one pass, or client by client where each keeps parameters of its own."""
+        if not self.runner.layout.kept:
+            return self.workers.judge(w, index)
+        parts = []
+        for row in np.unique(rows):
+            own = carry.get(self.federation.clients[row], {}).get(OWN)
+            parts.append(self.workers.judge(w, index[rows == row], own))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
         """Mean loss of w on each client's training samples."""
         parts = [self._own(client) for client in clients]
-        _, loss = self.crew.judge(w, np.concatenate(parts))
+        loss = self.workers.judge(w, np.concatenate(parts))["loss"]
         ends = np.cumsum([len(part) for part in parts])[:-1]
         return torch.tensor([part.mean() for part in np.split(loss, ends)], dtype=torch.float64)
 
     def inquiry(self, client: str, down: int) -> Spent:
         """What it costs a client to receive `down` bytes and judge w on its training samples."""
         if (1.0, -1) not in self.flops:
-            self.flops[(1.0, -1)] = inference_flops(self.shop.net, self.shop.shape, tokens=self.tokens)
+            self.flops[(1.0, -1)] = inference_flops(self.runner.net, self.runner.shape, tokens=self.tokens)
         n = self.samples(client)
         return self.fleet[client].spend(down, 0, n * self.flops[(1.0, -1)], -(-n // CHUNK))
 
     def close(self) -> None:
-        self.crew.close()
+        self.workers.close()
 
     def _own(self, client: str) -> NDArray[np.int64]:
         """A client's training samples."""
@@ -96,21 +108,21 @@ class Simulator:
 
     def _down(self, task: Task) -> int:
         """Bytes that a client receives: what it holds of the model, and the task's further tensors."""
-        held = self.shop.part(task).held
+        held = self.runner.part(task).held
         return 4 * (self.size if held is None else len(held)) + sum(4 * x.numel() for x in task.tensors.values())
 
     def _spend(self, task: Task, down: int, up: int) -> Spent:
         n = self.samples(task.client)
-        epoch = sizes_of(n, task.batch, self.shop.normalised)
-        steps = task.epochs * len(epoch) if task.steps is None else task.steps
+        epoch = sizes_of(n, task.work.batch, self.runner.normalised)
+        steps = steps_of(task, len(epoch))
         epochs, rest = divmod(steps, max(len(epoch), 1))
         samples = float(epochs * epoch.sum() + epoch[:rest].sum())  # an epoch's last batch is smaller than the others
         return self.fleet[task.client].spend(down, up, samples * self._flops(task), steps, framing=8)
 
     def _flops(self, task: Task) -> float:
         """Training FLOPs of one sample under this task, counted once per shape."""
-        part = self.shop.part(task)
+        part = self.runner.part(task)
         if part.key not in self.flops:
-            shape = self.shop.shape
+            shape = self.runner.shape
             self.flops[part.key] = training_flops(trainee(part, shape), shape, tokens=self.tokens)
         return self.flops[part.key]

@@ -1,6 +1,7 @@
 """The client's side on Flower: a ClientApp that does any recipe's tasks, or two lines for one that exists already."""
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +21,14 @@ from flrce.fleet.energy import Meter, Reading
 from flrce.flower.arrays import Template, record, tensors
 from flrce.flower.nodes import HELLO
 from flrce.flower.wire import PREFIX, SAMPLES, read_task, write_reply
-from flrce.local.client import Workshop
+from flrce.local.client import Runner
 from flrce.local.native import kernel
+from flrce.local.objective import Classification, Objective
+from flrce.local.updates import SGD, Chain
 from flrce.pieces import Dense
 from flrce.rng import stream
 from flrce.round.payloads import fingerprint
-from flrce.types import Payload, Reply, Task
+from flrce.types import Payload, Reply, Task, Work
 
 Index = NDArray[np.int64]
 T = TypeVar("T")
@@ -48,6 +51,8 @@ class Local:
     scale: float = 1.0
     shift: float = 0.0
     name: str | None = None
+    objective: Objective = Classification()
+    kept: tuple[str, ...] = ()  # patterns of parameters that stay with this client
     kernel: str = "torch"  # "auto" trains with fused kernels where the network and the machine have them
 
     @property
@@ -65,15 +70,15 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
     """A ClientApp that does whatever task it is sent: epochs, proximal term, sub-models, freezing, any compressor."""
     app = ClientApp()
     tracing = _Tracing()
-    shops = _Shops(tracing)
+    runners = _Runners(tracing)
 
     def train(message: Message, context: Context) -> Message:
         local = load(context)
-        shop = shops(local)
-        w, task, template = _received(message, context, shop, tracing)
-        traces = bool(task.first) or (task.rate < 1 and task.rate not in shop.slices)
+        runner = runners(local)
+        w, task, template = _received(message, context, runner, tracing)
+        traces = bool(task.part.first) or (task.part.rate < 1 and task.part.rate not in runner.slices)
         with tracing.alone() if traces else tracing.together():
-            reply, cost = _measured(lambda: shop.train(w.float(), task, local.own, _carried(context, task.t)))
+            reply, cost = _measured(lambda: runner.train(w.float(), task, local.own, _carried(context, task.t)))
         if reply.error:
             raise ValueError(reply.error)
         _carry(context, task.t, reply.carry)
@@ -84,17 +89,17 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
 
     def judge(message: Message, context: Context, held: bool) -> Message:
         local = load(context)
-        shop, index = shops(local), (local.held if held else local.own)
+        runner, index = runners(local), (local.held if held else local.own)
         if index is None or not len(index):
             return Message(RecordDict({"metrics": MetricRecord({SAMPLES: 0})}), reply_to=message)
         arrays = _arrays(message)
         with tracing.together():
-            correct, loss = shop.evaluate(Template.of(arrays, shop.layout).pack(arrays).float(), index)
-        metrics: dict[str, Any] = {
-            SAMPLES: len(index),
-            "accuracy": float(correct.double().mean()),
-            "loss": float(loss.double().mean()),
-        }
+            found = runner.evaluate(Template.of(arrays, runner.layout).pack(arrays).float(), index)
+        numbers = {name: each.double().numpy() for name, each in found.items()}
+        metrics: dict[str, Any] = {SAMPLES: len(index), "loss": float(numbers["loss"].mean())}
+        for judge in runner.objective.judges:
+            value = float(judge.value(numbers[judge.name]))
+            metrics |= {judge.name: value} if math.isfinite(value) else {}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
     app.train()(train)
@@ -210,23 +215,23 @@ class _Tracing:
             yield
 
 
-class _Shops:
-    """A Workshop per thread and pool of samples: its network is bound to one client's work at a time."""
+class _Runners:
+    """A Runner per thread and pool of samples: its network is bound to one client's work at a time."""
 
     def __init__(self, tracing: _Tracing, most: int = 4) -> None:
         self.here, self.tracing, self.most = threading.local(), tracing, most
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Shops, (self.tracing, self.most)
+        return _Runners, (self.tracing, self.most)
 
-    def __call__(self, local: Local) -> Workshop:
-        kept: dict[int, tuple[Tensor, Workshop]] = self.here.__dict__.setdefault("kept", {})
+    def __call__(self, local: Local) -> Runner:
+        kept: dict[int, tuple[Tensor, Runner]] = self.here.__dict__.setdefault("kept", {})
         if id(local.x) not in kept:
             net, shape = copy.deepcopy(local.net), tuple(local.x.shape[1:])
             with self.tracing.alone():
                 native = local.kernel != "torch" and not isinstance(kernel(net, shape), str)
-            shop = Workshop(net, shape, local.x, local.y, local.scale, local.shift, native)
-            kept[id(local.x)] = (local.x, shop)
+            runner = Runner(net, shape, local.x, local.y, local.scale, local.shift, native, local.objective, local.kept)
+            kept[id(local.x)] = (local.x, runner)
             for old in list(kept)[: -self.most]:
                 del kept[old]
         return kept[id(local.x)][1]
@@ -244,22 +249,22 @@ def _exact(message: Message) -> bool:
 
 
 def _received(
-    message: Message, context: Context, shop: Workshop, tracing: _Tracing
+    message: Message, context: Context, runner: Runner, tracing: _Tracing
 ) -> tuple[Tensor, Task, Template | None]:
     """(w, the task, the template of a reply to a strategy that is not ours)."""
     config = next(iter(message.content.config_records.values()), ConfigRecord())
     arrays = _arrays(message)
     if PREFIX + "t" not in config:
-        template = Template.of(arrays, shop.layout)
+        template = Template.of(arrays, runner.layout)
         return template.pack(arrays), _task(config, context), template
-    cap = 8 * shop.layout.size + 2**16
+    cap = 8 * runner.layout.size + 2**16
     extra = message.content.array_records.get("tensors", ArrayRecord())
     task = read_task(config, tensors(extra, cap))
     if set(arrays) != {"held"}:
-        return Template.of(arrays, shop.layout).pack(arrays), task, None
+        return Template.of(arrays, runner.layout).pack(arrays), task, None
     with tracing.alone():
-        held = shop.part(task).held
-    w = torch.zeros(shop.layout.size)
+        held = runner.part(task).held
+    w = torch.zeros(runner.layout.size)
     w[held if held is not None else slice(None)] = tensors(arrays, cap)["held"]
     return w, task, None
 
@@ -267,9 +272,12 @@ def _received(
 def _task(config: Mapping[str, Any], context: Context) -> Task:
     """What to do under a strategy that sends no task: epochs, batch and lr of its config, else of the run's."""
     settings = {**context.run_config, **config}
-    chosen = {key: settings[key] for key in ("epochs", "batch", "lr") if key in settings}
+    work = Work(**{key: settings[key] for key in ("epochs", "batch") if key in settings})
+    links: list[Any] = [SGD(float(settings.get("lr", 0.1)))]
     t = int(settings.get("server-round", 0))
-    return Task(name_for(context), 0, t, int(settings.get("seed", 0)), **chosen, compressor=Dense())
+    return Task(
+        name_for(context), 0, t, int(settings.get("seed", 0)), work, update=Chain(tuple(links)), compressor=Dense()
+    )
 
 
 def _plain(template: Template, w: Tensor, reply: Reply) -> RecordDict:

@@ -18,12 +18,13 @@ from flrce.flower.figures import ACCURACY, LOSSES, first, reported, strange, sum
 from flrce.flower.nodes import GONE, LOSS, MANY, Client, Nodes, exchange, why
 from flrce.flower.options import Config, Costs, Judge, Options
 from flrce.flower.wire import read_reply, write_task
-from flrce.local.client import Workshop
+from flrce.local.client import Runner
+from flrce.local.updates import Prox
 from flrce.pieces import Dense, Malformed
 from flrce.rng import stream
 from flrce.round.gate import GROWTH, MOST_SAMPLES
 from flrce.round.payloads import PER_BYTE, WATTS, number
-from flrce.types import Evaluation, Payload, Reply, Spent, Task
+from flrce.types import Evaluation, Payload, Portion, Reply, Spent, Task
 
 log = logging.getLogger("flwr")
 Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
@@ -41,22 +42,22 @@ class Once(dict[str, Tensor]):
 
 
 class FlowerEngine:
-    """Clients behind a Grid. `shop`, where the server knows the network, lets recipes use sub-models and freezing."""
+    """Clients behind a Grid. `runner`, where the server knows the network, lets recipes use sub-models and freezing."""
 
     judges_once = True  # every model that is judged is sent to all judges
 
     def __init__(
-        self, grid: Grid, template: Template, options: Options, shop: Workshop | None = None,
+        self, grid: Grid, template: Template, options: Options, runner: Runner | None = None,
         train_config: Config | None = None, evaluate_config: Config | None = None,
         judge: Judge | None = None, costs: Costs | None = None,
     ) -> None:  # fmt: skip
-        self.grid, self.template, self.options, self.shop = grid, template, options, shop
+        self.grid, self.template, self.options, self.runner = grid, template, options, runner
         self.nodes = Nodes(grid, options.ask, PATIENCE)
         self.trainable, self.size = template.layout.trainable, template.layout.size
         self.cap = 8 * self.size + 64 * len(template.names) + 4096  # bytes that any payload may have, as at the gate
         self.train_config, self.evaluate_config = train_config or {}, evaluate_config or {}
         self.judge, self.costs = judge, costs
-        self.blocks = shop.blocks if shop else 1
+        self.blocks = runner.blocks if runner else 1
         self.online: dict[str, Client] = {}
         self.pace: dict[str, tuple[float, float]] = {}  # client -> last seconds of computing an epoch, of transfer
         self.overdue: dict[str, Task] = {}  # message of an earlier round that nobody has answered -> its task
@@ -86,28 +87,27 @@ class FlowerEngine:
         """A task as its client can do it: one that does not know our tasks sends back its whole model."""
         client = self.online[task.client]
         task = task if client.compresses else replace(task, compressor=Dense())
-        return task if client.parts else replace(task, rate=1.0, first=0)
+        return task if client.parts else replace(task, part=Portion())
 
     def holdings(self, task: Task) -> Holdings:
-        if task.rate == 1 and not task.first:
+        if task.part.whole:
             return None, self.template.names
-        if self.shop is None:
+        if self.runner is None:
             raise BadInput("this recipe uses sub-models or freezing, so the server must know the network: pass model=")
-        part = self.shop.part(task)
+        part = self.runner.part(task)
         return part.coordinates, part.names
 
     def estimate(self, task: Task) -> Spent:
         """What a task will cost: a dense reply's bytes, and the client's pace so far; 0 seconds: nobody's is known."""
         if self.costs:
             return self.costs.estimate(task)
-        whole = task.rate == 1 and not task.first
-        up = self.template.nbytes if whole else 4 * sum(size for _, size in self.holdings(task)[1])
+        up = self.template.nbytes if task.part.whole else 4 * sum(size for _, size in self.holdings(task)[1])
         down = self._down(task)[1] + sum(4 * x.numel() for x in task.tensors.values())
-        epoch = -(-self.samples(task.client) // max(task.batch, 1))  # batches
+        epoch = -(-self.samples(task.client) // max(task.work.batch, 1))  # batches
         compute, transfer = self._pace(task.client)
         epochs = self._epochs(task)
         return self._joules(Spent(
-            down, up, batches=round(epochs * epoch), compute_seconds=compute * epochs * task.rate,
+            down, up, batches=round(epochs * epoch), compute_seconds=compute * epochs * task.part.rate,
             transfer_seconds=transfer,
         ))  # fmt: skip
 
@@ -121,7 +121,11 @@ class FlowerEngine:
     def _epochs(self, task: Task) -> float:
         """The epochs of a task, from its steps where it counts those."""
         n = self.samples(task.client)
-        return max(task.epochs, 1) if not task.steps or not n else task.steps / -(-n // max(task.batch, 1))
+        return (
+            max(task.work.epochs, 1)
+            if not task.work.steps or not n
+            else task.work.steps / -(-n // max(task.work.batch, 1))
+        )
 
     def inquiry(self, client: str, down: int) -> Spent:
         """What asking a client for its loss costs."""
@@ -215,13 +219,15 @@ class FlowerEngine:
         )  # fmt: skip
         self.metrics[task.client] = metrics
         if 0 <= compute <= seconds:
-            self.pace[task.client] = (compute / (self._epochs(task) * task.rate), seconds - compute)
+            self.pace[task.client] = (compute / (self._epochs(task) * task.part.rate), seconds - compute)
         if type(found.n) is int and 0 < found.n <= MOST_SAMPLES:
             before = self.online[task.client].n
             self.nodes.heard(self.online[task.client], min(found.n, GROWTH * before) if before else found.n)
         return replace(found, spent=self._joules(spent))
 
-    def evaluate(self, w: Tensor, t: int, last: bool = False) -> Evaluation | None:
+    def evaluate(
+        self, w: Tensor, t: int, last: bool = False, carry: Mapping[str, Mapping[str, Tensor]] = {}
+    ) -> Evaluation | None:
         """The clients' own judgement of w, and the server's where it has samples."""
         if (t % self.options.eval_every and not last) or t == self.evaluated:  # once, whatever is made of it
             return None
@@ -260,9 +266,9 @@ class FlowerEngine:
 
     def _down(self, task: Task) -> tuple[Tensor | None, int]:
         """(coordinates a client receives, None for all; their bytes)."""
-        if task.rate == 1 or self.shop is None:
+        if task.part.rate == 1 or self.runner is None:
             return None, self.template.nbytes
-        held = self.shop.part(task).held
+        held = self.runner.part(task).held
         return held, self.template.nbytes if held is None else 4 * len(held)
 
     def sending(self, message: Message, task: Task) -> Spent:
@@ -326,4 +332,5 @@ def configured(config: Config, t: int) -> Mapping[str, Any]:
 
 def _for_plain(task: Task) -> dict[str, Any]:
     """What clients that know Flower's strategies and not our tasks look for."""
-    return {"proximal-mu": task.mu} if task.mu else {}
+    pull = next((link.mu for link in task.update.links if isinstance(link, Prox)), 0.0) if task.update else 0.0
+    return {"proximal-mu": pull} if pull else {}

@@ -20,10 +20,10 @@ from flrce.flower.engine import FlowerEngine, configured
 from flrce.flower.figures import ACCURACY, first, strange
 from flrce.flower.frozen import freeze, thaw
 from flrce.flower.nodes import exchange
-from flrce.local.workload import SGD
+from flrce.local.workload import Alike
 from flrce.pieces import Dense, Recipe, StopRule, View
 from flrce.rng import stream
-from flrce.types import Evaluation, Event, Record, Reply, Selection, Spent, Task, Updates
+from flrce.types import Evaluation, Event, Portion, Record, Reply, Selection, Spent, Task, Updates
 
 log = logging.getLogger("flwr")
 
@@ -71,7 +71,7 @@ class GuardedEngine(FlowerEngine):
         return tuple(k for k, client in self.rows.items() if client in self.outgoing)
 
     def fit(self, task: Task) -> Task:
-        return replace(task, compressor=Dense(), rate=1.0, first=0)
+        return replace(task, compressor=Dense(), part=Portion())
 
     def message(self, w: Tensor, task: Task) -> Message:
         return self.outgoing[task.client]
@@ -189,7 +189,7 @@ def _sane(reply: Message) -> bool:
 def recipe(engine: GuardedEngine, P: int) -> Recipe:
     """The strategy as a recipe."""
     name = f"guarded-{type(engine.strategy).__name__.lower()}"
-    return Recipe(P, Theirs(engine), SGD(), TheirSum(engine), name=name)
+    return Recipe(P, Theirs(engine), Alike(), TheirSum(engine), name=name)
 
 
 def flatten(template: Template, arrays: ArrayRecord) -> Tensor:

@@ -68,7 +68,8 @@ def local_of(experiment: Experiment, context: Context, built: Built | None = Non
     origin = federation.source
     return Local(
         net, federation.x, federation.y, federation.train[k], federation.held[k], origin.scale, origin.shift,
-        federation.clients[k], experiment.engine.kernel,
+        federation.clients[k], experiment.build_objective(origin.kind), experiment.build_recipe().kept,
+        experiment.engine.kernel,
     )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ class _Modelled:
 
     def __init__(self, experiment: Experiment, federation: Federation, net: Any) -> None:
         devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed)
-        self.simulator = Simulator(federation, net, devices, lambda shop: None)  # type: ignore[arg-type, return-value]
+        self.simulator = Simulator(federation, net, devices, lambda runner: None)  # type: ignore[arg-type, return-value]
 
     def estimate(self, task: Task) -> Spent:
         return self.simulator.estimate(task)

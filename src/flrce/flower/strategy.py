@@ -23,7 +23,7 @@ from flrce.flower.halves import Open, by_halves, changed
 from flrce.flower.options import Config, Costs, Judge, Options, Summing
 from flrce.flower.session import Result, Session, kept, settings
 from flrce.flower.wire import SAMPLES
-from flrce.local.client import Workshop
+from flrce.local.client import Runner
 from flrce.pieces import Full, Recipe, StopRule
 from flrce.stops.budget import AnyOf, Budget
 from flrce.types import Round, State
@@ -103,16 +103,16 @@ class Ours(Strategy):
         self, grid: Grid, arrays: ArrayRecord, T: int, timeout: float, train: Config, evaluate: Config,
         judge: Judge | None,
     ) -> Session:  # fmt: skip
-        shop = self._shop()
-        template = Template.of(arrays, shop.layout if shop else None)
+        runner = self._runner()
+        template = Template.of(arrays, runner.layout if runner else None)
         options = replace(self.options, timeout=timeout)
-        engine = self.engine_for(grid, template, options, shop, train, evaluate, judge, self.costs)
+        engine = self.engine_for(grid, template, options, runner, train, evaluate, judge, self.costs)
         own = changed(self, Ours)
         if own and isinstance(engine, GuardedEngine):
             raise BadInput(f"{type(self).__name__} overrides {own[0]}: override it in the strategy that is guarded")
         engine.host = self if {"configure_evaluate", "aggregate_evaluate"} & set(own) else None
         recipe = self._complete(engine, kept(self.folder, "per_round") or self.size(len(engine.clients())))
-        if shop is None and not isinstance(recipe.submodel, Full):
+        if runner is None and not isinstance(recipe.submodel, Full):
             raise BadInput(f"recipe {recipe.name} uses sub-models: pass model= and sample_shape= to the strategy")
         written = self.experiment or settings(recipe, T, self.options.seed)
         session = Session(recipe, engine, template.pack(arrays), T, self.folder, written, self.partition, self.watch)
@@ -135,13 +135,13 @@ class Ours(Strategy):
             recipe = replace(recipe, stop=AnyOf((recipe.stop, *self.extra)))
         return replace(recipe, minimum=max(self.minimum, recipe.minimum))
 
-    def _shop(self) -> Workshop | None:
+    def _runner(self) -> Runner | None:
         if self.model is None:
             return None
         if self.sample_shape is None:
             raise BadInput("model= needs sample_shape=, such as (1, 28, 28)")
         nothing = torch.zeros(0, *self.sample_shape)
-        return Workshop(self.model, self.sample_shape, nothing, torch.zeros(0, dtype=torch.long), 1.0, 0.0)
+        return Runner(self.model, self.sample_shape, nothing, torch.zeros(0, dtype=torch.long), 1.0, 0.0)
 
     def summary(self) -> None:
         """Log what the strategy is set to."""

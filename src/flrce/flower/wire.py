@@ -5,7 +5,7 @@ A piece is built only from a name in `names.PIECES`: no code is imported because
 
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -14,15 +14,17 @@ from torch import Tensor
 
 from flrce.errors import BadInput, brief
 from flrce.flower.arrays import Template, record, tensors, weight
+from flrce.local.updates import Chain
 from flrce.names import PIECES
 from flrce.pieces import Dense, Malformed
 from flrce.round.payloads import number
-from flrce.types import Payload, Reply, Spent, Task
+from flrce.types import Payload, Portion, Reply, Spent, Task, Work
 
 PREFIX = "flrce."  # of our keys in a ConfigRecord, beside the user's
 SAMPLES = "num-examples"  # what Flower calls n_k
 NAME = re.compile(r"[\w.:@+-]{1,64}")
-LOCAL = ("compressor", "tensors")  # fields of a Task that are not scalars
+LOCAL = ("compressor", "tensors", "work", "part", "update", "augment")  # fields of a Task that are not scalars
+MOST = 32  # links or transforms in one task
 
 
 def name_of(value: Any) -> str:
@@ -33,16 +35,37 @@ def name_of(value: Any) -> str:
 
 
 def write_task(task: Task) -> dict[str, Any]:
-    """A task's scalars and its compressor, as entries of a ConfigRecord."""
-    entries = {PREFIX + f.name: getattr(task, f.name) for f in fields(task) if f.name not in LOCAL}
+    """A task's numbers, its compressor, the links of its update and its transforms, as entries of a ConfigRecord."""
+    entries: dict[str, Any] = {}
+    for owner in (task, task.work, task.part):
+        entries |= {PREFIX + f.name: getattr(owner, f.name) for f in fields(owner) if f.name not in LOCAL}
     entries = {key: value for key, value in entries.items() if value is not None}
+    update = task.update or Chain()
+    entries |= _write_all("link", update.links, PREFIX + "update") | {PREFIX + "lr": update.lr}
+    entries |= _write_all("augment", task.augment, PREFIX + "augment")
     return entries | write_piece("compressor", task.compressor, PREFIX + "compressor")
 
 
 def read_task(config: Mapping[str, Any], sent: Mapping[str, Tensor]) -> Task:
     """The task in a ConfigRecord; Malformed says what is wrong with it."""
+    try:
+        return Task(
+            **_read_fields(Task, config),
+            work=Work(**_read_fields(Work, config)),
+            part=Portion(**_read_fields(Portion, config)),
+            update=Chain(_read_all("link", config, PREFIX + "update")),
+            augment=_read_all("augment", config, PREFIX + "augment"),
+            compressor=read_piece("compressor", config, PREFIX + "compressor"),
+            tensors=sent,
+        )
+    except (TypeError, BadInput) as why:
+        raise Malformed(f"no task: {why}") from why
+
+
+def _read_fields(kind: type[Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers and names of one part of a task, each of its type."""
     values: dict[str, Any] = {}
-    for f in fields(Task):
+    for f in fields(kind):
         value = config.get(PREFIX + f.name)
         if f.name in LOCAL or value is None:
             continue
@@ -50,10 +73,22 @@ def read_task(config: Mapping[str, Any], sent: Mapping[str, Tensor]) -> Task:
         if type(value) not in (*kinds, *((int,) if float in kinds else ())):
             raise Malformed(f"{PREFIX}{f.name} is a {type(value).__name__}")
         values[f.name] = float(value) if float in kinds else value
-    try:
-        return Task(**values, compressor=read_piece("compressor", config, PREFIX + "compressor"), tensors=sent)
-    except TypeError as why:
-        raise Malformed(f"no task: {why}") from why
+    return values
+
+
+def _write_all(role: str, pieces: Sequence[Any], key: str) -> dict[str, Any]:
+    """Pieces in order, under key.0, key.1, ..."""
+    entries: dict[str, Any] = {}
+    for i, piece in enumerate(pieces):
+        entries |= write_piece(role, piece, f"{key}.{i}")
+    return entries
+
+
+def _read_all(role: str, config: Mapping[str, Any], key: str) -> tuple[Any, ...]:
+    found: list[Any] = []
+    while f"{key}.{len(found)}" in config and len(found) < MOST:
+        found.append(read_piece(role, config, f"{key}.{len(found)}"))
+    return tuple(found)
 
 
 def write_piece(role: str, piece: Any, key: str) -> dict[str, Any]:
@@ -68,7 +103,7 @@ def write_piece(role: str, piece: Any, key: str) -> dict[str, Any]:
     for f in fields(piece):
         value = getattr(piece, f.name)
         if is_dataclass(value):
-            entries |= write_piece(role, value, f"{key}.{f.name}")
+            entries |= write_piece(_inner(role, f), value, f"{key}.{f.name}")
         elif value is not None:
             entries[f"{key}.{f.name}"] = list(value) if isinstance(value, tuple) else value
     return entries
@@ -85,11 +120,18 @@ def read_piece(role: str, config: Mapping[str, Any], key: str) -> Any:
         value = config.get(f"{key}.{f.name}")
         if value is not None:
             nested = f.metadata.get("piece") and isinstance(value, str)
-            values[f.name] = read_piece(role, config, f"{key}.{f.name}") if nested else _plain(value)
+            inner = f"{key}.{f.name}"
+            values[f.name] = read_piece(_inner(role, f), config, inner) if nested else _plain(value)
     try:
         return make(**values)
     except (TypeError, ValueError) as why:
         raise Malformed(f"{role} {name!r}: {why}") from why
+
+
+def _inner(role: str, f: Any) -> str:
+    """The role of a piece within a piece: metadata may name another one than its own."""
+    named = f.metadata.get("piece")
+    return named if isinstance(named, str) else role
 
 
 def _plain(value: Any) -> Any:

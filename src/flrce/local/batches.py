@@ -18,10 +18,17 @@ def sizes_of(n: int, batch: int, normalised: bool) -> Index:
     return np.array(sizes, np.int64)
 
 
+def steps_of(task: Task, epoch: int) -> int:
+    """How many batches a task trains on where an epoch has so many."""
+    if task.work.steps is None:
+        return task.work.epochs * epoch
+    return task.work.steps if epoch else 0
+
+
 def batches(task: Task, n: int, normalised: bool) -> tuple[Index, Index]:
     """(positions 0..n-1 of all batches concatenated, batch sizes); reshuffled every epoch."""
-    epoch = sizes_of(n, task.batch, normalised)
-    steps = task.epochs * len(epoch) if task.steps is None else task.steps if len(epoch) else 0
+    epoch = sizes_of(n, task.work.batch, normalised)
+    steps = steps_of(task, len(epoch))
     epochs = -(-steps // max(len(epoch), 1))
     rng = stream(task.seed, "batches", task.t, task.client)
     order = np.concatenate([rng.permutation(n)[: epoch.sum()] for _ in range(epochs)] or [np.empty(0, np.int64)])

@@ -1,8 +1,8 @@
 """A client's side of a round: take the model, train on one's own samples, send back what was asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.errors import BadInput
-from flrce.local import drift
 from flrce.local.batches import batches, sizes_of
-from flrce.local.native import kernel
-from flrce.local.sgd import Bench
-from flrce.models.chain import Chain, chain
-from flrce.models.flat import layout
+from flrce.local.native import Kernel, kernel
+from flrce.local.objective import Classification, Objective
+from flrce.local.trainer import Trained, Trainer
+from flrce.local.updates import Chain, Local, Simple, simple
+from flrce.models.chain import Chain as Layers
+from flrce.models.chain import chain
+from flrce.models.flat import layout, pack_own
 from flrce.models.part import Part, frozen, whole
 from flrce.models.slicing import Slice, prefix_units, random_units, slice_of
 from flrce.rng import stream
@@ -27,43 +29,46 @@ from flrce.types import Reply, Task
 Index = NDArray[np.int64]
 PARTS = 1024  # parts remembered: a client's sub-model is asked for several times a round
 SMOOTHING = 0.2  # Oort's weight of a new batch in its running mean of squared losses
+OWN = "kept"  # the floats that stay with a client, among what it carries
+LINKS = "update."  # before the names of what its links carry
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Job:
     """One task made ready: where a client starts, and its samples batch by batch."""
 
     task: Task
     part: Part
-    start: Tensor  # what the client holds of w
+    start: Tensor  # the local vector: what the client holds of w, and what it keeps
     order: Index  # samples of all batches, concatenated
     sizes: Index  # of the batches
-    n: int
-    delta: Tensor | None = None  # FedCOMGATE's correction
+    local: Local
+    update: Chain
 
 
-class Workshop:
-    """Everything needed to run tasks on samples at hand: one network, one pool of samples, benches by shape.
+class Runner:
+    """Everything needed to run tasks on samples at hand: one network, one pool of samples, a trainer for each shape.
 
     With `native`, shapes that have a fused kernel are trained by it, from any number of threads at once.
     """
 
     def __init__(
         self, net: nn.Module, shape: tuple[int, ...], x: Tensor, y: Tensor, scale: float, shift: float,
-        native: bool = False,
+        native: bool = False, objective: Objective = Classification(), kept: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.native, self.lock, self.cutting = native, Lock(), Lock()
-        self.net, self.shape = net, shape
+        self.net, self.shape, self.objective, self.kept = net, shape, objective, tuple(kept)
         self.x, self.y, self.scale, self.shift = x, y, scale, shift
-        self.layout = layout(net)
+        self.layout = layout(net, kept)
+        self.own = pack_own(net, self.layout)  # what a client keeps before its first task
         self.normalised = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
-        self.benches: dict[tuple[float | int, bool], Any] = {}
+        self.trainers: dict[tuple[Any, ...], Trainer | Kernel] = {}
         self.all = whole(net, self.layout)
         self.slices: dict[float, Slice] = {}
         self.parts: dict[tuple[Any, ...], Part] = {}
 
     @cached_property
-    def chain(self) -> Chain:
+    def chain(self) -> Layers:
         """The network as a chain of layers; BadInput where it is none."""
         return chain(self.net, self.shape)
 
@@ -77,10 +82,11 @@ class Workshop:
 
     def part(self, task: Task) -> Part:
         """What the client holds and sends back under this task."""
-        if task.rate == 1 and not task.first:
+        wanted = task.part
+        if wanted.whole:
             return self.all
-        key: tuple[Any, ...] = (task.rate, task.first)
-        if task.rate < 1 and not task.ordered:
+        key: tuple[Any, ...] = (wanted.rate, wanted.first)
+        if wanted.rate < 1 and not wanted.ordered:
             key = (*key, task.seed, task.t, task.client)
         with self.cutting:
             if key not in self.parts:
@@ -90,77 +96,116 @@ class Workshop:
             return self.parts[key]
 
     def _part(self, task: Task) -> Part:
-        if task.rate == 1:
-            return frozen(self.all, self.layout, self.chain, task.first)
-        if task.rate not in self.slices:
-            self.slices[task.rate] = slice_of(self.net, self.layout, self.chain, task.rate)
-        small = self.slices[task.rate]
+        if self.layout.kept:
+            raise BadInput("sub-models and frozen blocks do not go with parameters that stay with the client")
+        wanted = task.part
+        if wanted.rate == 1:
+            return frozen(self.all, self.layout, self.chain, wanted.first)
+        if wanted.rate not in self.slices:
+            self.slices[wanted.rate] = slice_of(self.net, self.layout, self.chain, wanted.rate)
+        small = self.slices[wanted.rate]
         rng = stream(task.seed, "units", task.t, task.client)
-        units = prefix_units(self.chain, task.rate) if task.ordered else random_units(self.chain, task.rate, rng)
+        ordered = wanted.ordered
+        units = prefix_units(self.chain, wanted.rate) if ordered else random_units(self.chain, wanted.rate, rng)
         part = small.part(units)
-        return frozen(part, small.where, small.blocks, task.first) if task.first else part
+        return frozen(part, small.where, small.blocks, wanted.first) if wanted.first else part
 
-    def bench(self, part: Part, fused: bool = True) -> Any:
-        """Where parts of this shape are trained, whatever they freeze: a fused kernel, or torch's bench."""
+    def on(self, device: str) -> "Runner":
+        """The same on another device."""
+        x, y = self.x.to(device), self.y.to(device)
+        return Runner(self.net, self.shape, x, y, self.scale, self.shift, False, self.objective, self.kept)
+
+    def unfused(self, task: Task, steps: int = 1) -> str:
+        """Why such a task cannot be trained by a fused kernel; "" if it can."""
+        if self.layout.kept:
+            return "some parameters stay with the client"
+        if task.augment:
+            return "batches are augmented"
+        if not (isinstance(self.objective, Classification) and self.objective.plain):
+            return f"the objective is {type(self.objective).__name__}, or has more than plain accuracy"
+        found = simple(task.update or Chain(), Local(task, steps, 0, self.layout))
+        return found if isinstance(found, str) else ""
+
+    def trainer(self, part: Part, fused: bool = True) -> Trainer | Kernel:
+        """Who trains parts of this shape, whatever they freeze: a fused kernel, or torch."""
         key = (part.key[0], self.native and fused)
         with self.lock:
-            if key not in self.benches:
+            if key not in self.trainers:
                 found = kernel(part.net, self.shape) if key[1] else ""
-                self.benches[key] = Bench(part.net, self.shape) if isinstance(found, str) else found
-            return self.benches[key]
+                torch_s = isinstance(found, str)
+                self.trainers[key] = self._torch(part) if torch_s else found  # type: ignore[assignment]
+            return self.trainers[key]
 
-    def lesson(self, w: Tensor, task: Task, index: Index, carry: Mapping[str, Tensor]) -> Lesson:
+    def _torch(self, part: Part) -> Trainer:
+        return Trainer(part.net, self.shape, self.objective, self.kept, self.x.device)
+
+    def job(self, w: Tensor, task: Task, index: Index, carry: Mapping[str, Tensor]) -> Job:
         """A task made ready; `index` are the client's samples."""
         part = self.part(task)
         start = w if part.held is None else w[part.held]
+        if self.layout.kept:
+            start = self.layout.join(w, carry.get(OWN, self.own))
         order, sizes = batches(task, len(index), self.normalised)
-        delta = drift.settled(task, carry, self.layout.trainable)
-        return Lesson(task, part, start, index[order], sizes, len(index), delta)
+        where = self.layout if part.held is None else layout(part.net)
+        update = task.update or Chain()
+        return Job(task, part, start, index[order], sizes, Local(task, len(sizes), len(index), where), update)
 
-    def reply(self, done: Lesson, new: Tensor, losses: Tensor, squares: Tensor, carry: Mapping[str, Tensor]) -> Reply:
-        """What the client sends once its part is trained to `new`."""
-        task, part = done.task, done.part
-        u = new - done.start if part.sent is None else (new - done.start)[part.sent]
+    def reply(self, job: Job, done: Trained, carry: Mapping[str, Tensor]) -> Reply:
+        """What the client sends once its part is trained."""
+        task, part = job.task, job.part
+        (new, own), (old, _) = self.layout.split(done.w), self.layout.split(job.start)
+        u = new - old if part.sent is None else (new - old)[part.sent]
         rng = stream(task.seed, "encode", task.t, task.client)
         payload, carry = task.compressor.encode(u, part.names, rng, carry)
-        if done.delta is not None:
-            carry = {**carry, **drift.kept(task, done.delta, u[: len(done.delta)], len(done.sizes))}
-        epoch = len(sizes_of(done.n, task.batch, self.normalised))
+        carry = {name: value for name, value in carry.items() if not name.startswith(LINKS)}
+        carry |= {LINKS + name: value for name, value in done.carry.items()}
+        if own is not None:
+            carry[OWN] = own
+        epoch = len(sizes_of(job.local.n, task.work.batch, self.normalised))
         return Reply(
-            task.client, task.t, payload, n=done.n, loss=float(losses[:epoch].mean()),
-            loss_square=_smoothed(squares[:epoch]), carry=carry,
+            task.client, task.t, payload, n=job.local.n, loss=float(done.losses[:epoch].mean()),
+            loss_square=_smoothed(done.squares[:epoch]), extras=done.extras, carry=carry,
         )  # fmt: skip
 
     def train(self, w: Tensor, task: Task, index: Index, carry: Mapping[str, Tensor]) -> Reply:
         """The client's reply; `index` are its samples. What it cost is the engine's to say."""
-        return self.finish(self.lesson(w, task, index, carry), carry)
+        return self.finish(self.job(w, task, index, carry), carry)
 
-    def finish(self, lesson: Lesson, carry: Mapping[str, Tensor]) -> Reply:
-        """Train one lesson here and now."""
-        task = lesson.task
-        if not len(lesson.sizes):
-            return no_batch(lesson)
-        more = {} if lesson.delta is None else {"drift": -lesson.delta}
-        bench = self.bench(lesson.part, fused=not more)
-        with self.lock if isinstance(bench, Bench) else nullcontext():
-            new, losses, squares = bench.train(
-                lesson.start, self.x, self.y, self.scale, self.shift, lesson.order, lesson.sizes,
-                lr=task.lr, mu=task.mu, first=task.first, squared=task.squared, **more,
-            )  # fmt: skip
-        return self.reply(lesson, new, losses, squares, carry)
+    def finish(self, job: Job, carry: Mapping[str, Tensor]) -> Reply:
+        """Train one job here and now."""
+        if not len(job.sizes):
+            return no_batch(job)
+        found = simple(job.update, job.local)
+        fused = not self.unfused(job.task, len(job.sizes))
+        trainer = self.trainer(job.part, fused)
+        samples = (self.x, self.y, self.scale, self.shift, job.order, job.sizes)
+        if isinstance(trainer, Kernel):
+            assert isinstance(found, Simple)
+            first = job.task.part.first
+            new = trainer.train(job.start, *samples, lr=found.lr, mu=found.mu, first=first, squared=found.squared)
+            return self.reply(job, Trained(*new), carry)
+        kept = {name.removeprefix(LINKS): value for name, value in carry.items() if name.startswith(LINKS)}
+        with self.lock:
+            done = trainer.train(job.start, *samples, job.update, job.local, kept, job.task.augment)
+        return self.reply(job, replace(done, w=done.w.cpu()), carry)
 
-    def evaluate(self, w: Tensor, index: Index) -> tuple[Tensor, Tensor]:
-        """(correct, loss) of the whole model on these samples."""
-        where = torch.from_numpy(index)
-        bench = self.bench(self.all)
-        with self.lock if isinstance(bench, Bench) else nullcontext():
-            correct, loss = bench.evaluate(w, self.x.index_select(0, where), self.y[where], self.scale, self.shift)
-        return correct, loss
+    def evaluate(self, w: Tensor, index: Index, own: Tensor | None = None) -> dict[str, Tensor]:
+        """ "loss" and the metrics' numbers of the whole model on these samples; `own`: what the client keeps."""
+        where = torch.from_numpy(index).to(self.x.device)
+        plain = isinstance(self.objective, Classification) and self.objective.plain and not self.layout.kept
+        trainer = self.trainer(self.all, plain)
+        whole = self.layout.join(w, self.own if own is None else own)
+        samples = (self.x.index_select(0, where), self.y[where], self.scale, self.shift)
+        with self.lock if isinstance(trainer, Trainer) else nullcontext():
+            found = trainer.evaluate(whole, *samples)
+        if isinstance(found, dict):
+            return found
+        return {"loss": found[1], "accuracy": found[0]}
 
 
-def no_batch(lesson: Lesson) -> Reply:
+def no_batch(job: Job) -> Reply:
     """The reply of a client with too few samples to train on."""
-    return Reply(lesson.task.client, lesson.task.t, error=f"{lesson.n} samples make no batch")
+    return Reply(job.task.client, job.task.t, error=f"{job.local.n} samples make no batch")
 
 
 def _smoothed(squares: Tensor) -> float:

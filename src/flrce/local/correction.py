@@ -1,14 +1,13 @@
 """FedCOMGATE's gradient correction, the server's half of it; drift.py is the client's."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from flrce.bounds import Batch, Epochs, Rate
+from flrce.bounds import Rate
 from flrce.linalg import grown
-from flrce.local.drift import MEAN, ROUND
+from flrce.local.drift import MEAN, ROUND, Correction
 from flrce.pieces import Recipe, View
 from flrce.types import Event, Task
 
@@ -23,17 +22,18 @@ class Means:
 
 @dataclass(frozen=True)
 class Corrected:
-    """E epochs of SGD along g - delta_k (FedCOMGATE, Haddadpour et al. 2021).
+    """Training along g - delta_k (FedCOMGATE, Haddadpour et al. 2021).
 
     mean q = (w - w') / (rate * lr) follows from successive models; `rate` is the aggregator's. It is sent with the next
     task, d floats more on the way down.
     """
 
-    epochs: Epochs = 5
-    batch: Batch = 128
     lr: Rate = 0.1
     rate: Rate = 1.0
-    unfused: ClassVar[str] = "gradient corrections have none"
+
+    @property
+    def links(self) -> tuple[Correction, ...]:
+        return (Correction(),)
 
     def objection(self, recipe: Recipe) -> str:
         if recipe.partial:
@@ -44,6 +44,8 @@ class Corrected:
             return f'the gradient correction needs a plain mean of updates, {other} is none; set aggregator = "mean"'
         if rate != self.rate:
             return f"trainer.rate = {self.rate} must be the aggregator's rate; set both alike"
+        if recipe.update is not None and recipe.update.lr != self.lr:
+            return f"trainer.lr = {self.lr} must be the clients' rate {recipe.update.lr}; set both alike"
         return ""
 
     def init(self, M: int, d: int, D: int) -> Means:

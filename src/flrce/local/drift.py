@@ -6,30 +6,43 @@ client's next task and is settled then.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from flrce.local.updates import Local
 from flrce.types import Task
 
 ROUND, MEAN = "drift.round", "drift.mean"  # in a task: a round and its mean q; 0 before the client's first
-DELTA, OWN, STEPS = "drift.delta", "drift.own", "drift.steps"  # with the client
+DELTA, OWN, STEPS = "delta", "own", "steps"  # with the client, beside the round's number
+Tensors = Mapping[str, Tensor]
 
 
-def settled(task: Task, carry: Mapping[str, Tensor], size: int) -> Tensor | None:
-    """delta_k (size,) as of this round, or None where the task asks for no correction.
+@dataclass(frozen=True)
+class Correction:
+    """g - delta_k; what the client needs to settle delta_k next time stays with it."""
+
+    def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors:
+        told, task = torch.tensor([local.task.t]), local.task
+        length = torch.tensor([task.update.lr * local.steps, float(local.steps)], dtype=torch.float64)
+        return {DELTA: settled(task, carry, len(w)), "start": w.clone(), ROUND: told, "length": length}
+
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
+        return g - state[DELTA], state
+
+    def end(self, w: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
+        far, steps = state["length"].tolist()
+        own = -(w - state["start"]) / far
+        return {DELTA: state[DELTA], OWN: own, ROUND: state[ROUND], STEPS: torch.tensor([steps])}, {}
+
+
+def settled(task: Task, carry: Tensors, size: int) -> Tensor:
+    """delta_k (size,) as of this round.
 
     The mean of a round in which the client's reply did not count never comes; what it kept of that round lapses.
     """
-    if ROUND not in task.tensors:
-        return None
     delta = carry.get(DELTA, torch.zeros(size))
     if MEAN in task.tensors and ROUND in carry and torch.equal(carry[ROUND], task.tensors[ROUND]):
         delta = delta + carry[OWN] - task.tensors[MEAN] / float(carry[STEPS])
     return delta
-
-
-def kept(task: Task, delta: Tensor, u: Tensor, steps: int) -> dict[str, Tensor]:
-    """What the client keeps until the mean is known; u (size,) = w_k - w."""
-    own = -u / (task.lr * steps)
-    return {DELTA: delta, OWN: own, ROUND: torch.tensor([task.t]), STEPS: torch.tensor([float(steps)])}

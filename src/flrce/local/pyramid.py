@@ -8,8 +8,9 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from flrce.bounds import Amount, Batch, Epochs, Percent, Rate, Share
+from flrce.bounds import Amount, Percent, Share
 from flrce.linalg import grown
+from flrce.local.workload import epochs
 from flrce.pieces import Recipe, View
 from flrce.types import Event, Task
 
@@ -32,9 +33,6 @@ class FillTheRound:
     until then, up to `most` times its own steps (docs/methods.md says how this reads the released code's cap).
     """
 
-    epochs: Epochs = 5
-    batch: Batch = 128
-    lr: Rate = 0.1
     low: Share = 0.1
     high: Share = 0.6
     beta: Amount = 1.0
@@ -73,7 +71,9 @@ class FillTheRound:
         for task in tasks:
             steps = costs[task.k].batches
             more = self._more(end - seconds[task.k], costs[task.k].compute_seconds, steps) if task.k in ranks else 0
-            task = replace(task, steps=min(steps + more, int(self.most * steps))) if more else task
+            if more:
+                most = int(self.most * steps)
+                task = replace(task, work=replace(task.work, steps=min(steps + more, most)))
             done.append(dropping(task, rates[task.k]))
         return done
 
@@ -91,9 +91,6 @@ class FewerEpochs:
     T is the `percentile` of the durations of all reachable clients that are known. Who was never measured trains E.
     """
 
-    epochs: Epochs = 5
-    batch: Batch = 128
-    lr: Rate = 0.1
     percentile: Percent = 10.0
 
     def __post_init__(self) -> None:
@@ -104,12 +101,10 @@ class FewerEpochs:
         estimates = [view.estimate(view.draft(k)).seconds for k in view.pool]
         seconds = sorted(one for one in estimates if one > 0)  # 0: not known
         preferred = seconds[min(int(len(seconds) * self.percentile / 100), len(seconds) - 1)] if seconds else 0.0
-        return [replace(task, epochs=self._epochs(preferred, view.estimate(task).seconds)) for task in tasks]
+        return [epochs(task, self._epochs(task.work.epochs, preferred, view.estimate(task).seconds)) for task in tasks]
 
-    def _epochs(self, preferred: float, seconds: float) -> int:
-        if seconds <= 0:
-            return self.epochs
-        return min(max(int(self.epochs * preferred / seconds), 1), self.epochs)
+    def _epochs(self, most: int, preferred: float, seconds: float) -> int:
+        return min(max(int(most * preferred / seconds), 1), most) if seconds > 0 else most
 
 
 def dropping(task: Task, rate: float) -> Task:

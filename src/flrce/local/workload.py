@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from flrce.bounds import Amount, Batch, Epochs, Part, Rate, Share, Whole
+from flrce.bounds import Amount, Epochs, Part, Share, Whole
 from flrce.errors import BadInput
+from flrce.local.updates import Prox
 from flrce.models.part import portion
 from flrce.pieces import View
 from flrce.rng import stream
@@ -14,12 +15,8 @@ SLACK = 1e-9  # share of a second or an epoch by which float arithmetic may miss
 
 
 @dataclass(frozen=True)
-class SGD:
-    """E epochs of plain SGD for everyone."""
-
-    epochs: Epochs = 5
-    batch: Batch = 128
-    lr: Rate = 0.1
+class Alike:
+    """Everyone trains as the recipe says."""
 
     def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]:
         return tasks
@@ -27,15 +24,12 @@ class SGD:
 
 @dataclass(frozen=True)
 class Proximal:
-    """FedProx (Li et al. 2020): SGD on F_k + mu/2 |w_k - w|^2, or mu |.| per tensor where not `squared`.
+    """FedProx (Li et al. 2020): training on F_k + mu/2 |w_k - w|^2, or mu |.| per tensor where not `squared`.
 
-    Everyone draws an epoch count from `epochs_from` (none: `epochs` for all) by client and round alone, so that methods
+    Everyone draws an epoch count from `epochs_from` (none: the recipe's) by client and round alone, so that methods
     stay comparable. Of each round's clients the share `stragglers` manages only 1..E-1 epochs, and still counts.
     """
 
-    epochs: Epochs = 5
-    batch: Batch = 128
-    lr: Rate = 0.1
     mu: Amount = 0.01
     epochs_from: tuple[Epochs, ...] = ()
     squared: bool = True
@@ -50,18 +44,19 @@ class Proximal:
         if not 0 <= self.stragglers <= 1:
             raise BadInput(f"stragglers = {self.stragglers!r}: must be a share between 0 and 1")
 
+    @property
+    def links(self) -> tuple[Prox, ...]:
+        return (Prox(self.mu, self.squared),) if self.mu else ()
+
     def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]:
         slow = self._slow(tasks)
-        return [
-            replace(task, mu=self.mu, squared=self.squared, epochs=self._epochs(task, task.client in slow))
-            for task in tasks
-        ]
+        return [epochs(task, self._epochs(task, task.client in slow)) for task in tasks]
 
     def _epochs(self, task: Task, slow: bool) -> int:
         rng = stream(task.seed, "epochs", task.t, task.client)
-        if slow and self.epochs > 1:
-            return int(rng.integers(1, self.epochs))
-        return int(rng.choice(self.epochs_from)) if self.epochs_from else self.epochs
+        if slow and task.work.epochs > 1:
+            return int(rng.integers(1, task.work.epochs))
+        return int(rng.choice(self.epochs_from)) if self.epochs_from else task.work.epochs
 
     def _slow(self, tasks: list[Task]) -> set[str]:
         """This round's stragglers: an exact share, as in the authors' code."""
@@ -79,9 +74,6 @@ class Freeze:
     With `seconds`, only for clients whose device would take longer than that to train everything.
     """
 
-    epochs: Epochs = 5
-    batch: Batch = 128
-    lr: Rate = 0.1
     first: Whole = 1
     seconds: Amount = 0.0
 
@@ -103,7 +95,7 @@ class Freeze:
         if not self.first:
             return tasks
         return [
-            replace(task, first=self.first) if not self.seconds or view.estimate(task).seconds > self.seconds else task
+            frozen(task, self.first) if not self.seconds or view.estimate(task).seconds > self.seconds else task
             for task in tasks
         ]
 
@@ -113,16 +105,13 @@ class Deadline:
     """TimelyFL (Zhang et al. 2023): whoever is slow trains less, so that all report by T_k.
 
     T_k is the k-th shortest estimate of a whole task, k = share * n. A client runs the epochs that fit, at most
-    `epochs` where `clip` is set (as FLrce describes the method) and at least one. One that cannot finish an epoch
+    the recipe's where `clip` is set (as FLrce describes the method) and at least one. One that cannot finish an epoch
     freezes input-side blocks: as few as bring its FLOPs down to alpha = T_k / (t_cmp + t_com), but never the last, and
     none of a network that is no chain of layers. Later replies are refused; where durations are measured they vary, and
     `grace` is the share of T_k by which a reply may miss it. A client of unknown pace trains as planned, without a
     deadline, and is measured by that.
     """
 
-    epochs: Epochs = 5
-    batch: Batch = 128
-    lr: Rate = 0.1
     share: Part = 0.5
     clip: bool = True
     grace: Amount = 0.0
@@ -136,8 +125,12 @@ class Deadline:
             raise BadInput(f"grace = {self.grace!r}: must not be negative; 0.1 accepts replies up to a tenth late")
 
     def assign(self, tasks: list[Task], memory: Any, view: View) -> list[Task]:
-        each = [view.estimate(replace(task, epochs=1)) for task in tasks]
-        totals = sorted(self.epochs * one.compute_seconds + one.transfer_seconds for one in each if one.seconds > 0)
+        each = [view.estimate(epochs(task, 1)) for task in tasks]
+        totals = sorted(
+            task.work.epochs * one.compute_seconds + one.transfer_seconds
+            for task, one in zip(tasks, each, strict=True)
+            if one.seconds > 0
+        )
         if not totals:
             return tasks  # nobody's pace is known yet
         T_k = totals[portion(self.share, len(totals)) - 1]
@@ -146,15 +139,25 @@ class Deadline:
 
     def _fit(self, task: Task, t_cmp: float, t_com: float, T_k: float, view: View) -> Task:
         """The task cut down to T_k."""
-        fits = int((T_k - t_com) / t_cmp + SLACK) if t_cmp else self.epochs
+        fits = int((T_k - t_com) / t_cmp + SLACK) if t_cmp else task.work.epochs
         alpha = min(T_k / (t_cmp + t_com), 1.0) if t_cmp + t_com else 1.0
-        first = boundary(replace(task, epochs=1), alpha, view) if alpha < 1 else 0
-        epochs = max(min(fits, self.epochs) if self.clip else fits, 1)
-        return replace(task, epochs=epochs, first=first, deadline=T_k * (1 + self.grace + SLACK))
+        first = boundary(epochs(task, 1), alpha, view) if alpha < 1 else 0
+        many = max(min(fits, task.work.epochs) if self.clip else fits, 1)
+        return replace(frozen(epochs(task, many), first), deadline=T_k * (1 + self.grace + SLACK))
+
+
+def epochs(task: Task, many: int) -> Task:
+    """The task with so many epochs."""
+    return replace(task, work=replace(task.work, epochs=many))
+
+
+def frozen(task: Task, first: int) -> Task:
+    """The task with the blocks before `first` frozen."""
+    return replace(task, part=replace(task.part, first=first))
 
 
 def boundary(task: Task, alpha: float, view: View) -> int:
     """The first trained block: the lowest whose share of the FLOPs is at most alpha, or else the last one."""
     full = view.estimate(task).flops
-    fits = (first for first in range(view.blocks) if view.estimate(replace(task, first=first)).flops <= alpha * full)
+    fits = (first for first in range(view.blocks) if view.estimate(frozen(task, first)).flops <= alpha * full)
     return next(fits, view.blocks - 1)

@@ -1,14 +1,28 @@
-"""nn.Module <-> the flat float32 vector w that travels.
+"""nn.Module <-> the flat float32 vector w that travels, by the role of each tensor.
 
-Trainable parameters come first (in the module's order), then the float buffers (BatchNorm's running mean and
-variance), so that `w[:layout.trainable]` is the vector of the paper's formulas and `w` is what a message carries.
-Integer buffers (`num_batches_tracked`) never travel.
+| role       | what                                                              | where it is                     |
+|------------|-------------------------------------------------------------------|---------------------------------|
+| trained    | parameters that ask for gradients                                 | first in w: the paper's vector  |
+| statistics | float buffers, such as BatchNorm's running mean and variance      | behind them in w, averaged      |
+| kept       | parameters and buffers that stay with a client (FedBN, FedPer)    | in a vector of the client's own |
+| fixed      | parameters that ask for no gradients: the base under LoRA         | in the module; never travel     |
+
+Integer buffers (`num_batches_tracked`) never travel either. A client trains its local vector: what it keeps and trains,
+then w, then what it keeps of the statistics; so both w and all that trains are one slice of it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+
+from flrce.errors import BadInput
+
+NORMS = "norms"  # in place of a pattern: every normalisation layer
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,7 @@ class Layout:
     slots: tuple[Slot, ...]
     trainable: int
     size: int
+    kept: tuple[Slot, ...] = ()  # what stays with the client, in a vector of its own: trained first
 
     def views(self, w: Tensor) -> dict[str, Tensor]:
         """Named views into w (..., size); writing to them writes to w."""
@@ -44,52 +59,116 @@ class Layout:
     def __getitem__(self, name: str) -> Slot:
         return next(s for s in self.slots if s.name == name)
 
+    @cached_property
+    def own(self) -> "Layout":
+        """The client's own vector alone."""
+        return _placed([(s.name, s.shape, s.trainable) for s in self.kept])
+
+    @cached_property
+    def local(self) -> "Layout":
+        """The local vector: all that a client holds."""
+        if not self.kept:
+            return self
+        trained = [s for s in (*self.kept, *self.slots) if s.trainable]
+        rest = [s for s in (*self.slots, *self.kept) if not s.trainable]
+        return _placed([(s.name, s.shape, s.trainable) for s in (*trained, *rest)])
+
+    @property
+    def travelling(self) -> slice:
+        """Where w lies in the local vector."""
+        return slice(self.own.trainable, self.own.trainable + self.size)
+
+    def join(self, w: Tensor, own: Tensor | None) -> Tensor:
+        """The local vector of a client with these kept floats."""
+        if not self.kept or own is None:
+            return w
+        return torch.cat([own[: self.own.trainable], w, own[self.own.trainable :]])
+
+    def split(self, local: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(w, the client's own) of a local vector."""
+        if not self.kept:
+            return local, None
+        where = self.travelling
+        return local[where], torch.cat([local[: where.start], local[where.stop :]])
+
+
+def _placed(tensors: Sequence[tuple[str, tuple[int, ...], bool]], kept: tuple[Slot, ...] = ()) -> Layout:
+    """One tensor behind the other; those that train come first."""
+    slots, offset, trainable = [], 0, 0
+    for name, shape, trained in tensors:
+        slots.append(Slot(name, shape, offset, trained))
+        offset += slots[-1].size
+        trainable += slots[-1].size if trained else 0
+    return Layout(tuple(slots), trainable, offset, kept)
+
 
 def tensors(module: nn.Module) -> list[tuple[str, Tensor, bool]]:
-    """(name, tensor, trainable) in the order of w."""
-    named = list(module.named_parameters())
-    trained = [(name, p.data, True) for name, p in named if p.requires_grad]
-    fixed = [(name, p.data, False) for name, p in named if not p.requires_grad]
-    buffers = [(name, b, False) for name, b in module.named_buffers() if b.is_floating_point()]
-    return trained + fixed + buffers
+    """(name, tensor, trained) of all that has a place in w or with a client, trained ones first."""
+    trained = [(name, p.data, True) for name, p in module.named_parameters() if p.requires_grad]
+    return trained + [(name, b, False) for name, b in module.named_buffers() if b.is_floating_point()]
 
 
-def layout(module: nn.Module) -> Layout:
-    """The layout of a module's w."""
-    slots, offset, trainable = [], 0, 0
-    for name, tensor, trained in tensors(module):
-        slots.append(Slot(name, tuple(tensor.shape), offset, trained))
-        offset += tensor.numel()
-        trainable += tensor.numel() if trained else 0
-    return Layout(tuple(slots), trainable, offset)
+def layout(module: nn.Module, kept: Sequence[str] = ()) -> Layout:
+    """The layout of a module's w. `kept`: patterns of names that stay with the client, or "norms"."""
+    found = tensors(module)
+    stays = _kept(module, [name for name, _, _ in found], kept)
+    own = _placed([(name, tuple(x.shape), trained) for name, x, trained in found if name in stays]).slots
+    return _placed([(name, tuple(x.shape), trained) for name, x, trained in found if name not in stays], own)
 
 
-def pack(module: nn.Module) -> Tensor:
-    """w, a copy of the module's tensors."""
-    parts = [tensor.detach().reshape(-1).float() for _, tensor, _ in tensors(module)]
+def _kept(module: nn.Module, names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    for pattern in patterns:
+        if pattern == NORMS:
+            layers = [path for path, layer in module.named_modules() if isinstance(layer, _NORMS)]
+            here = {name for name in names if name.rpartition(".")[0] in layers}
+        else:
+            here = {name for name in names if fnmatchcase(name, pattern)}
+        if not here:
+            few = ", ".join(names[:6])
+            raise BadInput(f"model.kept = {pattern!r} matches no tensor of the network; it has {few}, ...")
+        found |= here
+    if found and not set(names) - found:
+        raise BadInput(f"model.kept = {', '.join(patterns)!r} keeps every tensor with the client: nothing would travel")
+    return found
+
+
+def pack(module: nn.Module, where: Layout | None = None) -> Tensor:
+    """w, a copy of the module's tensors; `where` may leave some of them out."""
+    return _copied(module, where or layout(module))
+
+
+def pack_own(module: nn.Module, where: Layout) -> Tensor | None:
+    """What a client keeps before it has trained: the module's own values; None where nothing is kept."""
+    return _copied(module, where.own) if where.kept else None
+
+
+def _copied(module: nn.Module, where: Layout) -> Tensor:
+    found = {name: tensor for name, tensor, _ in tensors(module)}
+    parts = [found[s.name].detach().reshape(-1).float() for s in where.slots]
     return torch.cat(parts) if parts else torch.empty(0)
 
 
-def unpack(module: nn.Module, w: Tensor) -> nn.Module:
+def unpack(module: nn.Module, w: Tensor, where: Layout | None = None) -> nn.Module:
     """Copy w into the module's tensors; returns the module."""
-    offset = 0
+    views = (where or layout(module)).views(w)
     with torch.no_grad():
-        for _, tensor, _ in tensors(module):
-            tensor.copy_(w[offset : offset + tensor.numel()].reshape(tensor.shape))
-            offset += tensor.numel()
+        for name, tensor, _ in tensors(module):
+            if name in views:
+                tensor.copy_(views[name])
     return module
 
 
-def bind(module: nn.Module, w: Tensor, g: Tensor) -> nn.Module:
+def bind(module: nn.Module, w: Tensor, g: Tensor, where: Layout | None = None) -> nn.Module:
     """Make the module live inside w: parameters and buffers become views of w, gradients views of g (trainable,).
 
-    One flat SGD step then updates every tensor at once.
+    One flat step then updates every tensor at once. `where` is the layout of w, the module's own unless given.
     """
-    where = layout(module)
+    where = where or layout(module)
     views = where.views(w)
     for name, p in module.named_parameters():
-        p.data = views[name]
         if p.requires_grad:
+            p.data = views[name]
             p.grad = g[where[name].span].view(p.shape)
     for path, sub in module.named_modules():
         for name, b in list(sub.named_buffers(recurse=False)):

@@ -46,7 +46,7 @@ def slice_of(net: nn.Module, where: Layout, blocks: Chain, rate: float) -> Slice
     """The small network that keeps max(1, floor(rate * width)) units of every hidden layer."""
     sliceable(blocks)
     narrow = _narrow(blocks, [portion(rate, width) for width in widths(blocks)])
-    small = _build(net, where, blocks, narrow)
+    small = _build(net, blocks, narrow)
     return Slice(rate, small, layout(small), narrow, blocks, where)
 
 
@@ -85,6 +85,8 @@ def suits(recipe: Recipe, net: nn.Module, shape: tuple[int, ...]) -> None:
         before(blocks, getattr(recipe.trainer, "first", 0))
         if getattr(recipe.submodel, "chained", False):
             sliceable(blocks)
+            if not all(p.requires_grad for p in net.parameters()):
+                raise BadInput("sub-models: some of its parameters are fixed, and only trained ones can be cut")
     except BadInput as why:
         raise BadInput(f"{type(needing[0]).__name__} does not go with this network: {why}") from why
 
@@ -133,15 +135,12 @@ def _narrow(blocks: Chain, keep: Sequence[int]) -> Chain:
     return Chain(tuple(layers))
 
 
-def _build(net: nn.Module, where: Layout, source: Chain, narrow: Chain) -> nn.Sequential:
-    """The small network, untrained; what is not trained in `net` is not trained in it."""
+def _build(net: nn.Module, source: Chain, narrow: Chain) -> nn.Sequential:
+    """The small network, untrained."""
     modules, layers = dict(net.named_modules()), []
     with torch.random.fork_rng(devices=[]):
         for layer, small in zip(source.layers, narrow.layers, strict=True):
-            made = _layer(small, modules.get(layer.name))
-            for name, parameter in made.named_parameters():
-                parameter.requires_grad_(where[f"{layer.name}.{name}"].trainable)
-            layers.append(made)
+            layers.append(_layer(small, modules.get(layer.name)))
     return nn.Sequential(*layers)
 
 

@@ -45,20 +45,20 @@ class Budget:
 
 @dataclass(frozen=True)
 class Patience:
-    """Stop when accuracy has not risen by `least` over the best of before for `rounds` evaluations."""
+    """Stop when the headline metric has not improved by `least` on the best of before for `rounds` evaluations."""
 
     rounds: Count = 10
     least: Amount = 0.0
 
     def __call__(self, history: Sequence[Record]) -> str:
-        seen = [h.averaged if h.averaged is not None else h.accuracy for h in history]
-        values = [value for value in seen if value is not None]
-        if len(values) <= self.rounds or history[-1].accuracy is None:
+        sign = -1.0 if history and history[-1].lower else 1.0
+        values = [sign * h.handed for h in history if h.handed is not None]
+        if len(values) <= self.rounds or history[-1].headline is None:
             return ""
         best = max(values[: -self.rounds])
         if max(values[-self.rounds :]) > best + self.least:
             return ""
-        return f"no gain of {self.least:g} over {best:.4f} in {self.rounds} evaluations"
+        return f"no gain of {self.least:g} over {sign * best:.4f} in {self.rounds} evaluations"
 
 
 @dataclass(frozen=True)

@@ -261,12 +261,17 @@ def keep(folder: Path, experiment: str, history: Sequence[Record], summary: Mapp
 def summarise(history: tuple[Record, ...], size: int, trainable: int) -> dict[str, Any]:
     """A run's final figures."""
     done = [h for h in history if h.outcome == "committed"]
-    seen = [h for h in history if h.accuracy is not None]  # a round that was not started may judge the one before
+    seen = [h for h in history if h.headline is not None]  # a round that was not started may judge the one before
     last = seen[-1] if seen else Record(0)
     joules, up, down = (sum(getattr(h, name) for h in history) for name in ("joules", "bytes_up", "bytes_down"))
-    handed = last.averaged if last.averaged is not None else last.accuracy
+    handed = last.handed if last.metric == "accuracy" else None
     return {
         "rounds": len(done),
+        "metric": last.metric,  # the headline of the model that is handed back, and of the last one
+        "better": "lower" if last.lower else "higher",
+        "value": last.handed,
+        "value_last": last.headline,
+        "metrics": dict(last.metrics_averaged or last.metrics),
         "accuracy": handed,
         "accuracy_last": last.accuracy,
         "accuracy_weighted": last.accuracy_weighted,

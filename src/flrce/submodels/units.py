@@ -7,7 +7,7 @@ from flrce.bounds import Part, Positive
 from flrce.errors import BadInput
 from flrce.pieces import View
 from flrce.rng import stream
-from flrce.types import Task
+from flrce.types import Portion, Task
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def _check(piece: RandomUnits | PrefixUnits) -> None:
 def _rated(piece: RandomUnits | PrefixUnits, task: Task, view: View) -> Task:
     """The task with its client's rate."""
     if not piece.rates:
-        return replace(task, rate=float(piece.rate), ordered=piece.ordered)
+        return replace(task, part=Portion(float(piece.rate), piece.ordered))
     sizes = sorted((float(rate) for rate in piece.rates), reverse=True)
-    options = [replace(task, rate=rate, ordered=piece.ordered) for rate in sizes]
+    options = [replace(task, part=Portion(rate, piece.ordered)) for rate in sizes]
     if piece.seconds is None:
         return options[int(stream(task.seed, "rate", 0, task.client).integers(len(options)))]
     return next((one for one in options if view.estimate(one).seconds <= piece.seconds), options[-1])

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from flrce.errors import BadInput
 from flrce.local.stacked.triton_block import FusedBlock, fuse, usable
 from flrce.models.chain import Chain, Layer
+from flrce.models.inputs import inputs
 
 Tensors = dict[str, Tensor]
 RANDOM = "Dropout at {!r} draws at random, which the stacked trainer does not repeat; use p=0"
@@ -30,13 +31,12 @@ class Samples:
 
     def inputs(self, index: Tensor) -> Tensor:
         """index (k, B) -> (k, B, *shape) float32, or token ids as they are."""
-        x = self.x.index_select(0, index.reshape(-1))
-        if x.dtype != torch.int64:
-            x = x.float() * self.scale + self.shift
+        x = inputs(self.x.index_select(0, index.reshape(-1)), self.scale, self.shift)
         return x.reshape(*index.shape, *self.x.shape[1:])
 
-    def labels(self, index: Tensor) -> Tensor:
-        return self.y.index_select(0, index.reshape(-1)).reshape(index.shape)
+    def targets(self, index: Tensor) -> Tensor:
+        """index (k, B) -> (k B, ...)."""
+        return self.y.index_select(0, index.reshape(-1))
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer) -> Tensor:
@@ -104,13 +104,15 @@ def apply(layer: Layer, x: Tensor, t: Tensors, count: Tensor, training: bool) ->
 class ChainNet:
     """A chain of layers for k lanes; conv-BatchNorm-ReLU-pool runs are fused where the device has Triton."""
 
-    def __init__(self, links: Chain, samples: Samples):
+    def __init__(self, net: nn.Module, links: Chain, samples: Samples):
         for layer in links.layers:
             if layer.kind == "dropout" and layer["p"] > 0:
                 raise BadInput(RANDOM.format(layer.name))
             if layer.kind == "batchnorm" and (layer["momentum"] is None or not layer["running"]):
                 raise BadInput(f"BatchNorm at {layer.name!r} needs running statistics and a momentum to be stacked")
         self.links, self.samples = links, samples
+        #: parameters that do not train are the same for all lanes
+        self.fixed = {name: p.detach()[None] for name, p in net.named_parameters() if not p.requires_grad}
         #: (place of the first layer, a fused block or one layer)
         self.parts: list[tuple[int, FusedBlock | Layer]] = list(enumerate(links.layers))
         if usable(samples.x.device):
@@ -123,6 +125,7 @@ class ChainNet:
     def logits(self, t: Tensors, index: Tensor, count: Tensor, first: int, training: bool) -> Tensor:
         """index (k, B) into the samples -> (k, B, classes)."""
         cut, samples = self.cut(first), self.samples
+        t = {**{name: p.expand(len(index), *p.shape[1:]) for name, p in self.fixed.items()}, **t}
         x: Tensor | None = None
         for place, part in self.parts:
             live = training and place >= cut
@@ -159,6 +162,22 @@ class FunctionalNet:
             if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
                 raise BadInput(RANDOM.format(name))
         self.module, self.samples = module, samples
+        self._try()
+
+    def _try(self) -> None:
+        """BadInput where torch cannot run this network for several lanes at once."""
+        trained = {name: p.detach()[None].repeat(2, *(1,) * p.dim()).requires_grad_()
+                   for name, p in self.module.named_parameters() if p.requires_grad}  # fmt: skip
+        device = self.samples.x.device
+        index, count = torch.zeros(2, 2, dtype=torch.int32, device=device), torch.full((2,), 2, device=device)
+        try:
+            out = self.logits(dict(trained), index, count, 0, training=True)
+            torch.autograd.grad(out.float().sum(), list(trained.values()), allow_unused=True)
+        except Exception as why:  # torch raises many kinds for what vmap does not know
+            line = str(why).splitlines()[0][:120] if str(why) else type(why).__name__
+            raise BadInput(
+                f"torch cannot run {type(self.module).__name__} for several clients at once ({line})"
+            ) from why
 
     def logits(self, t: Tensors, index: Tensor, count: Tensor, first: int, training: bool) -> Tensor:
         def one(tensors: Tensors, x: Tensor) -> Tensor:

@@ -11,16 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flrce.errors import BadInput
+from flrce.local.objective import Classification, Objective
 from flrce.local.stacked.layers import ChainNet, FunctionalNet, Samples
 from flrce.local.stacked.steps import SEGMENT, Bench, Mode, exact
+from flrce.local.updates import Chain, Local
 from flrce.models.chain import chain
 from flrce.models.flat import layout
 
 Index = NDArray[np.int64]
 Plan = NDArray[np.int32]
+Rates = NDArray[np.float32]
 CHUNK = 256  # samples of one model evaluated at once
 
 
@@ -62,14 +64,30 @@ def plan(orders: Sequence[Index], sizes: Sequence[Index], begin: int, end: int, 
     return indices.reshape(end - begin, K, batch), counts.reshape(end - begin, K)
 
 
+def _rates(lr: float | Tensor | Sequence[Rates], sizes: Sequence[Index]) -> list[Rates]:
+    """The rate of every step of every lane."""
+    if isinstance(lr, float | int | Tensor):
+        each = torch.as_tensor(lr, dtype=torch.float32).expand(len(sizes)).tolist()
+        return [np.full(len(size), rate, np.float32) for size, rate in zip(sizes, each, strict=True)]
+    return [np.asarray(rate, np.float32) for rate in lr]
+
+
+def _padded(rates: Sequence[Rates], steps: int) -> Rates:
+    """(steps, lanes); 0 where a lane has finished."""
+    table = np.zeros((steps, len(rates)), np.float32)
+    for lane, rate in enumerate(rates):
+        table[: len(rate), lane] = rate
+    return table
+
+
 class Stack:
     """K lanes (a lane = one client's local training in one run), all of one network, trained together on one device."""
 
     def __init__(self, net: nn.Module, shape: tuple[int, ...], x: Tensor, y: Tensor, scale: float, shift: float,
-                 device: str, memory: int | None = None):  # fmt: skip
+                 device: str, memory: int | None = None, objective: Objective = Classification()):  # fmt: skip
         if tuple(x.shape[1:]) != tuple(shape) or len(x) != len(y) or len(x) == 0:
             raise BadInput(f"samples {tuple(x.shape)} with {len(y)} labels do not fit a network for {tuple(shape)}")
-        self.where, self.device = layout(net), torch.device(device)
+        self.where, self.device, self.objective = layout(net), torch.device(device), objective
         samples = Samples(x.contiguous().to(device), y.to(device), float(scale), float(shift))
         self.net: ChainNet | FunctionalNet
         try:
@@ -77,26 +95,28 @@ class Stack:
         except BadInput as why:
             self.net = FunctionalNet(copy.deepcopy(net).to(device), samples, why)
         else:
-            self.net = ChainNet(links, samples)
+            self.net = ChainNet(copy.deepcopy(net).to(device), links, samples)
         if memory is None:  # asked once: a split that followed the free memory would change bits from call to call
             memory = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else 2 << 30
         self.memory = memory
         self._benches: dict[Mode, Bench] = {}
 
     def train(
-        self, w: Tensor, orders: Sequence[Index], sizes: Sequence[Index], lr: float | Tensor, mu: float | Tensor = 0.0,
-        first: int = 0, squared: bool = True,
+        self, w: Tensor, orders: Sequence[Index], sizes: Sequence[Index], lr: float | Tensor | Sequence[Rates],
+        mu: float | Tensor = 0.0, first: int = 0, squared: bool = True, update: Chain | None = None,
+        local: Local | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
         """Train lane i from w[i] on its batches; (w' (K, d), losses, squares), the last two per lane and step.
 
-        orders[i] holds lane i's sample indices, batch after batch, and sizes[i] its batch sizes. SGD on the mean cross
-        entropy; mu pulls towards w[i] with mu/2 ||.||^2 (squared) or mu ||.|| per tensor. Blocks before
+        orders[i] holds lane i's sample indices, batch after batch, and sizes[i] its batch sizes. SGD on the mean loss,
+        at a rate for each lane, or for each step of each lane; mu pulls towards w[i] with mu/2 ||.||^2 (squared) or
+        mu ||.|| per tensor. With `update`, every lane follows that chain of links instead. Blocks before
         chain.trained[first] are frozen. Losses and their squares are means over a batch, before its step.
         """
         K = len(w)
         sizes = [np.asarray(s, dtype=np.int64) for s in sizes]
         self._check(w, orders, sizes, first)
-        rates = torch.as_tensor(lr, dtype=torch.float32).expand(K)
+        rates = _rates(lr, sizes)
         pulls = torch.as_tensor(mu, dtype=torch.float32).expand(K)
         prox = (2 if squared else 1) if bool((pulls != 0).any()) else 0
         out, losses = w.clone(), [torch.zeros(2, 0)] * K
@@ -107,32 +127,32 @@ class Stack:
             for at in range(0, len(busy), most):
                 group = busy[at : at + most]
                 batch = -(-max(int(sizes[i].max()) for i in group) // 16) * 16
-                bench = self._bench(Mode(level(len(group), most), batch, first, prox))
-                bench.load(w[group].to(self.device), rates[group], pulls[group])
-                seen = self._drive(bench, [orders[i] for i in group], [sizes[i] for i in group])
+                bench = self._bench(Mode(level(len(group), most), batch, first, prox, update))
+                bench.load(w[group].to(self.device), pulls[group], local)
+                few, lengths = [orders[i] for i in group], [sizes[i] for i in group]
+                seen = self._drive(bench, few, lengths, [rates[i] for i in group])
                 for lane, i in enumerate(group):
                     losses[i] = seen[:, : len(sizes[i]), lane].clone()
                 out[group] = bench.store(len(group)).to(out.device)
         return out, [pair[0] for pair in losses], [pair[1] for pair in losses]
 
-    def _drive(self, bench: Bench, orders: Sequence[Index], sizes: Sequence[Index]) -> Tensor:
+    def _drive(self, bench: Bench, orders: Sequence[Index], sizes: Sequence[Index], rates: Sequence[Rates]) -> Tensor:
         """Run every step of a loaded group, a segment of the plan at a time; (2, steps, lanes) losses and squares."""
         steps = np.array([len(size) for size in sizes])
         seen = []
         for begin in range(0, int(steps[0]), SEGMENT):
             end = min(begin + SEGMENT, int(steps[0]))
             indices, counts = plan(orders, sizes, begin, end, bench.mode.batch)
-            bench.lay(indices, counts)
+            bench.lay(indices, counts, _padded([rate[begin:end] for rate in rates], end - begin))
             for k, many in lengths(steps, begin, end, bench.mode.lanes):
                 bench.run(k, many)
             seen.append(bench.losses[:, : end - begin].to("cpu", copy=True))
         return torch.cat(seen, 1)
 
-    def evaluate(self, w: Tensor, index: Index) -> tuple[Tensor, Tensor]:
-        """w (S, d), index (N,) or (S, N): (correct (S, N) bool, loss (S, N) float32) in eval mode."""
+    def evaluate(self, w: Tensor, index: Index) -> dict[str, Tensor]:
+        """w (S, d), index (N,) or (S, N): "loss" (S, N) and the metrics' numbers (S, N, ...) in eval mode."""
         S, N = len(w), index.shape[-1]
-        correct = torch.zeros(S, N, dtype=torch.bool, device=self.device)
-        loss = torch.zeros(S, N, device=self.device)
+        found: dict[str, Tensor] = {}
         at = torch.from_numpy(np.broadcast_to(index, (S, N)).astype(np.int32)).to(self.device)
         most = self._lanes(CHUNK)
         with exact(), torch.no_grad():
@@ -144,12 +164,16 @@ class Stack:
                 for begin in range(0, N, CHUNK):
                     chunk = at[lane : lane + k, begin : begin + CHUNK].contiguous()
                     count = torch.full((k,), chunk.shape[1], dtype=torch.int32, device=self.device)
-                    logits = self.net.logits(tensors, chunk, count, 0, training=False)
-                    y = self.net.samples.labels(chunk)
-                    each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").reshape(y.shape)
-                    loss[lane : lane + k, begin : begin + CHUNK] = each
-                    correct[lane : lane + k, begin : begin + CHUNK] = logits.argmax(-1) == y
-        return correct.to(w.device), loss.to(w.device)
+                    out = self.net.logits(tensors, chunk, count, 0, training=False).flatten(0, 1)
+                    y = self.net.samples.targets(chunk)
+                    numbers = {"loss": self.objective.losses(out, y)}
+                    numbers |= {judge.name: judge.of(out, y) for judge in self.objective.judges}
+                    for name, each in numbers.items():
+                        each = each.reshape(*chunk.shape, *each.shape[1:])
+                        if name not in found:
+                            found[name] = each.new_zeros(S, N, *each.shape[2:])
+                        found[name][lane : lane + k, begin : begin + CHUNK] = each
+        return {name: each.to(w.device) for name, each in found.items()}
 
     def _bytes(self, lanes: int, batch: int) -> int:
         """Estimated memory of a step: per lane w, its start, its gradient and one spare, and per sample activations."""
@@ -167,7 +191,7 @@ class Stack:
         else:
             while self._benches and sum(self._bytes(m.lanes, m.batch) for m in (mode, *self._benches)) > self.memory:
                 self._benches.pop(next(iter(self._benches)))
-            self._benches[mode] = Bench(self.net, self.where, mode, self._trained(mode.first))
+            self._benches[mode] = Bench(self.net, self.where, mode, self._trained(mode.first), self.objective)
         self._benches[mode] = self._benches.pop(mode)  # the latest used last
         return self._benches[mode]
 

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
+from flrce.local.objective import Objective
 from flrce.local.stacked.layers import ChainNet, FunctionalNet, Tensors
+from flrce.local.updates import Chain, Local
 from flrce.models.flat import Layout
 
 SEGMENT = 128  # steps whose plan is on the device at once
@@ -22,16 +23,20 @@ SEGMENT = 128  # steps whose plan is on the device at once
 
 @dataclass(frozen=True)
 class Mode:
-    """What a recording depends on besides shapes. `prox`: 0 none, 2 squared norm, 1 the norm itself."""
+    """What a recording depends on besides shapes. `prox`: 0 none, 2 squared norm, 1 the norm itself.
+
+    `update` is a chain of links that is more than plain SGD with a proximal term; then prox is 0.
+    """
 
     lanes: int
     batch: int
     first: int
     prox: int
+    update: Chain | None = None
 
     def holds(self, other: "Mode") -> bool:
         """Whether buffers of this mode serve the other, at less than twice its work."""
-        same = (self.first, self.prox) == (other.first, other.prox)
+        same = (self.first, self.prox, self.update) == (other.first, other.prox, other.update)
         return same and other.lanes <= self.lanes and other.batch <= self.batch < 2 * other.batch
 
 
@@ -59,34 +64,48 @@ def pull(now: Tensor, start: Tensor, mu: Tensor, prox: int) -> Tensor:
 class Bench:
     """Static buffers of mode.lanes lanes x mode.batch samples, and the recorded steps over them."""
 
-    def __init__(self, net: ChainNet | FunctionalNet, where: Layout, mode: Mode, trained: frozenset[str]):
+    def __init__(
+        self, net: ChainNet | FunctionalNet, where: Layout, mode: Mode, trained: frozenset[str], objective: Objective
+    ):
         device = net.samples.x.device
         K, B = mode.lanes, mode.batch
-        self.net, self.where, self.mode, self.trained = net, where, mode, trained
+        self.net, self.where, self.mode, self.trained, self.objective = net, where, mode, trained, objective
         self.now: Tensors = {s.name: torch.zeros(K, *s.shape, device=device) for s in where.slots}
         self.start: Tensors = {name: torch.zeros_like(self.now[name]) for name in trained} if mode.prox else {}
         self.plan = torch.zeros(SEGMENT, K, B, dtype=torch.int32, device=device)
         self.counts = torch.zeros(SEGMENT, K, dtype=torch.int32, device=device)
-        self.rate, self.mu = torch.zeros(K, device=device), torch.zeros(K, device=device)
+        self.rates, self.mu = torch.zeros(SEGMENT, K, device=device), torch.zeros(K, device=device)
+        self.states: tuple[Tensors, ...] = ()  # of the links, (K, ...) each
         self.losses = torch.zeros(2, SEGMENT, K, device=device)  # mean loss, mean squared loss
         self.clock = torch.zeros(1, dtype=torch.int64, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def load(self, w: Tensor, rate: Tensor, mu: Tensor) -> None:
-        """Set the lanes' starting vectors w (K, d) and their rates (K,)."""
+    def load(self, w: Tensor, mu: Tensor, local: Local | None = None) -> None:
+        """Set the lanes' starting vectors w (K, d) and their proximal pulls (K,); links begin anew."""
         for name, view in self.where.views(w).items():
             self.now[name][: len(w)].copy_(view)
         for name, start in self.start.items():
             start.copy_(self.now[name])
-        self.rate[: len(w)].copy_(rate)
         self.mu[: len(w)].copy_(mu)
+        if self.mode.update and local:
+            fresh = self.mode.update.begin(self._trained(self.mode.lanes), local, {})
+            if not self.states:
+                self.states = tuple({name: value.clone() for name, value in state.items()} for state in fresh)
+            for state, begun in zip(self.states, fresh, strict=True):
+                for name, value in begun.items():
+                    state[name].copy_(value)
 
-    def lay(self, indices: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
-        """Set the next steps' plan, (steps, K, batch) and (steps, K), and start from its first; spare lanes rest."""
+    def _trained(self, k: int) -> Tensor:
+        """(k, d) the trained coordinates of the first k lanes, in the order of w."""
+        return torch.cat([self.now[s.name][:k].flatten(1) for s in self.where.slots if s.name in self.trained], 1)
+
+    def lay(self, indices: NDArray[np.int32], counts: NDArray[np.int32], rates: NDArray[np.float32]) -> None:
+        """Set the next steps' plan, (steps, K, batch), (steps, K) and (steps, K), from its first; spare lanes rest."""
         steps, K = counts.shape
         self.plan[:steps, :K].copy_(torch.from_numpy(indices))
         self.counts.zero_()
         self.counts[:steps, :K].copy_(torch.from_numpy(counts))
+        self.rates[:steps, :K].copy_(torch.from_numpy(rates))
         self.clock.zero_()
 
     def store(self, K: int) -> Tensor:
@@ -124,7 +143,18 @@ class Bench:
         leaves = {name: self.now[name][:k].detach().requires_grad_() for name in sorted(self.trained)}
         tensors = {name: leaves.get(name, value[:k]) for name, value in self.now.items()}
         mean, square = self._losses(tensors, index, count)
-        rate = self.rate[:k] * (count > 0)  # a finished lane stands still, its proximal pull too
+        rate = self.rates.index_select(0, self.clock)[0, :k] * (count > 0)  # a finished lane stands still
+        if self.mode.update:
+            self._linked(leaves, mean, rate, count > 0)
+        else:
+            self._plain(leaves, mean, rate)
+        with torch.no_grad():
+            self.losses[:, :, :k].index_copy_(1, self.clock, torch.stack([mean, square])[:, None])
+            self.clock += 1
+
+    def _plain(self, leaves: Tensors, mean: Tensor, rate: Tensor) -> None:
+        """SGD, perhaps with a proximal pull."""
+        k = len(rate)
         steps = torch.autograd.grad((rate * mean).sum(), list(leaves.values()))
         with torch.no_grad():
             if self.mode.prox:
@@ -132,13 +162,29 @@ class Bench:
                 pulls = [pull(leaf, self.start[name][:k], force, self.mode.prox) for name, leaf in leaves.items()]
                 steps = tuple(torch._foreach_add(steps, pulls))
             torch._foreach_sub_([self.now[name][:k] for name in leaves], steps)
-            self.losses[:, :, :k].index_copy_(1, self.clock, torch.stack([mean, square])[:, None])
-            self.clock += 1
+
+    def _linked(self, leaves: Tensors, mean: Tensor, rate: Tensor, running: Tensor) -> None:
+        """Any chain of links, on all lanes' flat gradients (k, d) at once."""
+        k, update = len(rate), self.mode.update
+        assert update is not None
+        names = [s.name for s in self.where.slots if s.name in leaves]
+        grads = torch.autograd.grad(mean.sum(), [leaves[name] for name in names])
+        with torch.no_grad():
+            g = torch.cat([grad.flatten(1) for grad in grads], 1)
+            before = tuple({name: value[:k] for name, value in state.items()} for state in self.states)
+            direction, after = update.step(g, self._trained(k), before)
+            for state, fresh in zip(before, after, strict=True):
+                for name, value in state.items():
+                    live = running.reshape(-1, *(1,) * (value.dim() - 1))
+                    value.copy_(torch.where(live, fresh[name], value))
+            steps = (rate[:, None] * direction).split([grad[0].numel() for grad in grads], 1)
+            for name, step in zip(names, steps, strict=True):
+                self.now[name][:k].sub_(step.reshape(self.now[name][:k].shape))
 
     def _losses(self, tensors: Tensors, index: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """(mean loss, mean squared loss) of each lane's real samples, (k,) each."""
-        logits = self.net.logits(tensors, index, count, self.mode.first, training=True)
-        each = F.cross_entropy(logits.flatten(0, 1), self.net.samples.labels(index).flatten(), reduction="none")
+        out = self.net.logits(tensors, index, count, self.mode.first, training=True)
+        each = self.objective.losses(out.flatten(0, 1), self.net.samples.targets(index))
         real = torch.arange(index.shape[1], device=index.device) < count[:, None]
         each = each.reshape(index.shape).where(real, 0)
         n = count.clamp(min=1)

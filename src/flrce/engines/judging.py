@@ -1,0 +1,40 @@
+"""From numbers of each sample to an evaluation: every metric per client and over all samples."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.engines.workers import Numbers
+from flrce.local.metrics import Judges
+from flrce.local.objective import Objective
+from flrce.types import Evaluation
+
+Index = NDArray[np.int64]
+
+
+def evaluation(objective: Objective, numbers: Numbers, rows: Index, model: int) -> Evaluation:
+    """`rows` says whose sample each is, `model` what it costs to send the model to one client that judges it."""
+    judges = objective.judges
+    metrics = {judge.name: _mean(per_client(judge, numbers[judge.name], rows)) for judge in judges}
+    pooled = {judge.name: float(judge.value(numbers[judge.name])) for judge in judges}
+    head = judges[0]
+    return Evaluation(
+        metrics[head.name], pooled[head.name], float(numbers["loss"].mean()), model * len(np.unique(rows)),
+        head.name, head.better == "lower", metrics, pooled,
+    )  # fmt: skip
+
+
+def per_client(judge: Judges, numbers: NDArray[np.float64], rows: Index) -> NDArray[np.float64]:
+    """A figure for each client that has samples, in the order of their rows."""
+    if getattr(judge, "mean", False):
+        count = np.bincount(rows)
+        return (np.bincount(rows, numbers) / np.maximum(count, 1))[count > 0]
+    edges = np.flatnonzero(np.diff(rows)) + 1  # rows are in order
+    return np.array([judge.value(part) for part in np.split(numbers, edges)])
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """Over the clients that have a figure: an area under a curve needs both classes."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan

@@ -1,0 +1,91 @@
+"""Who does the simulated clients' work: fused kernels in threads, torch in processes, or one stack on a GPU.
+
+All three do the same work on the same batches and give results in the order they were asked for, so neither their
+number nor their timing shows. Kinds differ in the last bits, as torch's own backends do.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flrce.engines.pool import Dead, Processes, Threads
+from flrce.errors import BadInput, Unfinished
+from flrce.local.client import Index, Runner
+from flrce.local.native import kernel
+from flrce.types import Reply, Task
+
+JUDGED = 1000  # samples in one job of an evaluation
+TRIES = 3  # workers that may die of one such job: unlike a client's reply, an evaluation cannot be done without
+Order = tuple[Task, Index, Mapping[str, Tensor]]  # a task, the client's samples, what it keeps
+Numbers = dict[str, NDArray[np.float64]]  # "loss" and each metric: (n, ...), a row for each sample
+log = logging.getLogger("flrce")
+
+
+class Workers(Protocol):
+    """What the simulator asks for. `judge` gives numbers for each sample; `own`: what the client that judges keeps."""
+
+    name: str
+
+    def train(self, w: Tensor, orders: Sequence[Order]) -> list[Reply | Dead]: ...
+    def judge(self, w: Tensor, index: Index, own: Tensor | None = None) -> Numbers: ...
+    def close(self) -> None: ...
+
+
+class Pooled:
+    """Jobs spread over a pool: worker processes that share the model's memory, or threads."""
+
+    def __init__(self, runner: Runner, count: int, name: str) -> None:
+        self.runner, self.name = runner, name
+        self.w = torch.zeros(runner.layout.size).share_memory_()
+        self.pool: Any = Threads(self._work, count) if name == "native" else Processes(self._work, count)
+
+    @property
+    def workers(self) -> Any:
+        """The processes, for whoever wants to watch or kill them."""
+        return self.pool.workers
+
+    def train(self, w: Tensor, orders: Sequence[Order]) -> list[Reply | Dead]:
+        self.w.copy_(w)
+        longest = sorted(range(len(orders)), key=lambda i: -len(orders[i][1]) * orders[i][0].work.epochs)
+        done = dict(zip(longest, self.pool.run([("train", *orders[i]) for i in longest]), strict=True))
+        return [done[i] for i in range(len(orders))]
+
+    def judge(self, w: Tensor, index: Index, own: Tensor | None = None) -> Numbers:
+        self.w.copy_(w)
+        chunks = np.split(index, range(JUDGED, len(index), JUDGED))
+        results = self.pool.run([("judge", chunk, own) for chunk in chunks], TRIES)
+        for result in results:
+            if isinstance(result, Dead):
+                raise Unfinished(f"evaluation: {result}; what is committed is kept, go on with --resume")
+        names = results[0]
+        return {name: np.concatenate([result[name].double().numpy() for result in results]) for name in names}
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _work(self, what: str, *job: Any) -> Any:
+        """One job in a worker: a task with the client's samples and what it keeps, or samples to judge."""
+        if what == "train":
+            return self.runner.train(self.w, *job)
+        return self.runner.evaluate(self.w, *job)
+
+
+def hire(runner: Runner, kind: str, count: int, unfused: str = "") -> Pooled:
+    """Fused kernels if network, objective and update have them and `kind` allows, else torch in processes.
+
+    `unfused`: why the recipe has none. One line says why there are none.
+    """
+    if kind != "torch":
+        found = unfused or kernel(runner.net, runner.shape)
+        if not isinstance(found, str):
+            runner.native = True
+            return Pooled(runner, count, "native")
+        if kind == "native":
+            raise BadInput(f"engine.kernel = 'native': {found}; use auto or torch")
+        log.warning("no fused kernels, training with PyTorch: %s", found)
+    return Pooled(runner, count, "torch")

@@ -1,0 +1,87 @@
+"""Batches made different each time they are seen: a transform takes x (n, ...) and a generator of the task's own.
+
+The generator follows from (seed, round, client), so that neither workers nor engines show. A user's own transform is
+any callable of these two.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+@runtime_checkable
+class Transform(Protocol):
+    def __call__(self, x: Tensor, rng: Generator) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Mirrors a share of the samples left to right (their last dimension)."""
+
+    share: Share = 0.5
+
+    def __call__(self, x: Tensor, rng: Generator) -> Tensor:
+        chosen = _draw(len(x), x, rng) < self.share
+        return torch.where(_wide(chosen, x), x.flip(-1), x)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Pads images (n, C, H, W) with zeros and cuts out a window of the same size at random."""
+
+    pad: Count = 4
+
+    def __call__(self, x: Tensor, rng: Generator) -> Tensor:
+        n, C, H, W = x.shape
+        padded = F.pad(x, (self.pad,) * 4)
+        shift = torch.randint(2 * self.pad + 1, (2, n, 1), generator=rng).to(x.device)
+        rows = shift[0] + torch.arange(H, device=x.device)  # (n, H)
+        columns = shift[1] + torch.arange(W, device=x.device)  # (n, W)
+        at = torch.arange(n, device=x.device)[:, None, None, None]
+        return padded[at, torch.arange(C, device=x.device)[None, :, None, None], rows[:, None, :, None],
+                      columns[:, None, None, :]]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Sets a square of each image (n, C, H, W) to zero (DeVries & Taylor 2017)."""
+
+    size: Count = 8
+
+    def __call__(self, x: Tensor, rng: Generator) -> Tensor:
+        n, _, H, W = x.shape
+        top = torch.randint(H, (n, 1), generator=rng).to(x.device) - self.size // 2
+        left = torch.randint(W, (n, 1), generator=rng).to(x.device) - self.size // 2
+        y, z = torch.arange(H, device=x.device), torch.arange(W, device=x.device)
+        rows = (y >= top) & (y < top + self.size)  # (n, H)
+        columns = (z >= left) & (z < left + self.size)  # (n, W)
+        return x.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Adds normal noise of this standard deviation."""
+
+    deviation: Positive = 0.1
+
+    def __call__(self, x: Tensor, rng: Generator) -> Tensor:
+        return x + self.deviation * torch.randn(x.shape, generator=rng).to(x.device)
+
+
+TRANSFORMS: dict[str, Any] = {"flip": Flip, "crop": Crop, "cutout": Cutout, "noise": Noise}
+
+
+def _draw(n: int, x: Tensor, rng: Generator) -> Tensor:
+    return torch.rand(n, generator=rng).to(x.device)
+
+
+def _wide(chosen: Tensor, x: Tensor) -> Tensor:
+    return chosen.reshape(-1, *(1,) * (x.dim() - 1))

@@ -1,0 +1,158 @@
+"""What a model is for: the loss of each sample, and the metrics it is judged by. The first metric is the headline."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from flrce.errors import BadInput, nearest
+from flrce.local.metrics import IGNORED, METRICS, TOKENS, Judges
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Inner = Annotated[float, Field(gt=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """`losses(out, y)`: (n,) the loss of each sample; `judges`: its metrics; `kind`: the targets it wants (data)."""
+
+    @property
+    def judges(self) -> tuple[Judges, ...]: ...
+
+    def losses(self, out: Any, y: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Cross-entropy over classes; `weights` makes some classes count more, `smoothing` softens the labels."""
+
+    smoothing: Share = 0.0
+    weights: tuple[float, ...] = ()
+    metrics: tuple[Any, ...] = ("accuracy",)
+    kind: ClassVar[str] = "classes"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", tuple(map(float, self.weights)))  # experiment files have lists
+        if any(not weight > 0 for weight in self.weights):
+            raise BadInput(f"objective.weights = {list(self.weights)!r}: every class needs a weight above 0")
+        _named(self)
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is the cross-entropy and accuracy that fused kernels know."""
+        return not self.smoothing and not self.weights and self.metrics == ("accuracy",)
+
+    @property
+    def judges(self) -> tuple[Judges, ...]:
+        return _judges(self.metrics)
+
+    def losses(self, out: Tensor, y: Tensor) -> Tensor:
+        weights = torch.tensor(self.weights, device=out.device) if self.weights else None
+        if weights is not None and len(weights) != out.shape[-1]:
+            raise BadInput(
+                f"objective.weights has {len(weights)} values for {out.shape[-1]} classes; give one for each"
+            )
+        return F.cross_entropy(out, y, weights, reduction="none", label_smoothing=self.smoothing)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Values: squared error, Huber's loss (`delta`: where it turns linear), or the pinball loss of a `quantile`."""
+
+    loss: Literal["mse", "huber", "quantile"] = "mse"
+    delta: Positive = 1.0
+    quantile: Inner = 0.5
+    metrics: tuple[Any, ...] = ("mae", "mse", "r2")
+    kind: ClassVar[str] = "values"
+
+    def __post_init__(self) -> None:
+        _named(self)
+
+    @property
+    def judges(self) -> tuple[Judges, ...]:
+        return _judges(self.metrics)
+
+    def losses(self, out: Tensor, y: Tensor) -> Tensor:
+        out, y = out.reshape(len(y), -1), y.reshape(len(y), -1).to(out.dtype)
+        if out.shape != y.shape:
+            raise BadInput(f"the network gives {out.shape[1]} values a sample, the data has {y.shape[1]}")
+        if self.loss == "mse":
+            return (out - y).square().mean(1)
+        if self.loss == "huber":
+            return F.huber_loss(out, y, reduction="none", delta=self.delta).mean(1)
+        below = y - out
+        return torch.maximum(self.quantile * below, (self.quantile - 1) * below).mean(1)
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """Cross-entropy per token: out (n, L, V) with y (n, L), -100 where none counts; or (n, V) with y (n,)."""
+
+    metrics: tuple[Any, ...] = ("accuracy", "perplexity")
+    kind: ClassVar[str] = "tokens"
+
+    def __post_init__(self) -> None:
+        _named(self)
+
+    @property
+    def judges(self) -> tuple[Judges, ...]:
+        """Accuracy is per token here."""
+        return tuple(TOKENS if judge is METRICS["accuracy"] else judge for judge in _judges(self.metrics))
+
+    def losses(self, out: Tensor, y: Tensor) -> Tensor:
+        nats = F.cross_entropy(out.reshape(-1, out.shape[-1]), y.reshape(-1), reduction="none", ignore_index=IGNORED)
+        real = (y != IGNORED).reshape(len(y), -1).sum(1).clamp(min=1)
+        return nats.reshape(len(y), -1).sum(1) / real
+
+
+@dataclass(frozen=True)
+class MultiLabel:
+    """Any number of labels a sample: binary cross-entropy for each; y (n, K) of 0 and 1."""
+
+    metrics: tuple[Any, ...] = ("label-f1", "subset-accuracy")
+    kind: ClassVar[str] = "labels"
+
+    def __post_init__(self) -> None:
+        _named(self)
+
+    @property
+    def judges(self) -> tuple[Judges, ...]:
+        return _judges(self.metrics)
+
+    def losses(self, out: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(out, y.to(out.dtype), reduction="none").mean(1)
+
+
+#: by the names that experiment files use
+OBJECTIVES: dict[str, type[Any]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "next-token": NextToken,
+    "multi-label": MultiLabel,
+}
+BY_KIND: dict[str, type[Any]] = {make.kind: make for make in OBJECTIVES.values()}
+
+
+def _named(objective: Any) -> None:
+    """Metrics as a tuple, each known by name or a metric itself."""
+    object.__setattr__(objective, "metrics", tuple(objective.metrics))
+    if not objective.metrics:
+        raise BadInput("objective.metrics is empty; name at least one, the first is the headline")
+    _judges(objective.metrics)
+
+
+def _judges(metrics: tuple[Any, ...]) -> tuple[Judges, ...]:
+    found = []
+    for metric in metrics:
+        if isinstance(metric, str) and metric not in METRICS:
+            raise BadInput(f"objective.metrics: {metric!r}: {nearest(metric, METRICS)}")
+        found.append(METRICS[metric] if isinstance(metric, str) else metric)
+        if not isinstance(found[-1], Judges):
+            raise BadInput(
+                f"objective.metrics: {metric!r} is no metric; it needs name, better, of(out, y) and value(...)"
+            )
+    return tuple(found)

@@ -1,0 +1,156 @@
+"""Local training in plain PyTorch: any network, any objective, any chain of links, on any device.
+
+The reference for every faster trainer, and what does the work where they do not apply.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flrce.errors import BadInput
+from flrce.local.objective import Classification, Objective
+from flrce.local.pooling import quicken
+from flrce.local.updates import Chain, Local
+from flrce.models.chain import chain
+from flrce.models.flat import bind, layout
+from flrce.models.inputs import inputs
+from flrce.rng import stream
+
+Index = NDArray[np.int64]
+CHUNK = 250  # samples an evaluation looks at together: fits the cache, where one giant batch does not
+DRAWING = RLock()  # torch's default generator is one for the whole process: whoever seeds it has it to himself
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a client's training."""
+
+    w: Tensor  # (size,) the local vector after the last step
+    losses: Tensor  # (steps,) mean loss of each batch before its step
+    squares: Tensor  # (steps,) mean squared per-sample loss
+    carry: Mapping[str, Tensor] = field(default_factory=dict)  # what the links keep with the client
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # what they send back
+
+
+class Trainer:
+    """One network bound to one flat vector, reused for every client that a worker trains."""
+
+    def __init__(
+        self, net: nn.Module, shape: tuple[int, ...], objective: Objective = Classification(),
+        kept: Sequence[str] = (), device: str | torch.device = "cpu",
+    ) -> None:  # fmt: skip
+        self.layout, self.objective, self.shape = layout(net, kept), objective, shape
+        self.where = self.layout.local
+        self.w = torch.zeros(self.where.size, device=device)
+        self.g = torch.zeros(self.where.trainable, device=device)
+        self.net = bind(quicken(copy.deepcopy(net).to(device)), self.w, self.g, self.where)
+        self.given = net  # with the layers that a chain knows
+        self.learning = [p for p in self.net.parameters() if p.requires_grad]
+        self.random: bool | None = None  # whether its layers draw at random; found out by the first batch
+
+    def train(
+        self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float, order: Index, sizes: Index,
+        update: Chain, local: Local, carry: Mapping[str, Tensor] = {}, augment: Sequence[Any] = (),
+    ) -> Trained:  # fmt: skip
+        """Train from the local vector w (size,) on these batches.
+
+        x (n, ...), y (n, ...); `order` holds the sample indices of all batches, `sizes` the batches' lengths. Blocks
+        before the task's first one are frozen, their BatchNorms in eval mode.
+        """
+        self.w.copy_(w)
+        weights = self.w[: self.where.trainable]
+        frozen = self._freeze(local.task.part.first)
+        losses, squares = torch.zeros(2, len(sizes), device=self.w.device)
+        where = torch.from_numpy(order).to(x.device)
+        task = local.task
+        rng = torch.Generator().manual_seed(_seed(task, "augment")) if augment else None
+        states = update.begin(weights, local, carry)
+        with self._drawing(x, scale, shift, _seed(task, "layers")):
+            for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
+                self.g.zero_()
+                batch = inputs(x.index_select(0, index), scale, shift)  # ten times as fast as x[index]
+                for transform in augment:
+                    batch = transform(batch, rng)
+                loss = self.objective.losses(self.net(batch), y[index])
+                loss.mean().backward()
+                with torch.no_grad():
+                    losses[step], squares[step] = loss.mean(), loss.square().mean()
+                    direction, states = update.step(self.g, weights, states)
+                    for span in frozen:
+                        direction[span] = 0
+                    weights.sub_(direction, alpha=update.rate(step, local))
+        self._thaw()
+        kept, sent = update.end(weights, states)
+        return Trained(self.w.clone(), losses.cpu(), squares.cpu(), kept, sent)
+
+    def evaluate(self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float) -> dict[str, Tensor]:
+        """ "loss" (n,), and the numbers of each metric (n, ...), in eval mode."""
+        self.w.copy_(w)
+        self.net.eval()
+        found: dict[str, list[Tensor]] = {"loss": [], **{judge.name: [] for judge in self.objective.judges}}
+        with torch.inference_mode():
+            for part, target in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+                out = self.net(inputs(part, scale, shift))
+                found["loss"].append(self.objective.losses(out, target))
+                for judge in self.objective.judges:
+                    found[judge.name].append(judge.of(out, target))
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
+    @contextmanager
+    def _drawing(self, x: Tensor, scale: float, shift: float, seed: int) -> Iterator[None]:
+        """Random layers draw from the task's own seed; a network without them needs no turn."""
+        if self.random is None:
+            self.random = self._draws(inputs(x[:2], scale, shift))
+        if not self.random:
+            yield
+            return
+        with DRAWING, torch.random.fork_rng(self._devices()):
+            torch.manual_seed(seed)
+            yield
+
+    def _draws(self, batch: Tensor) -> bool:
+        """Whether a forward pass in training mode takes numbers from torch's generator."""
+        if not len(batch):
+            return False
+        with DRAWING, torch.random.fork_rng(self._devices()), torch.no_grad():
+            state = self.w.clone()  # BatchNorm moves its statistics
+            device = self.w.device
+            before = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+            self.net(batch.repeat(2, *(1,) * (batch.dim() - 1)))  # two samples at least, for BatchNorm
+            after = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+            self.w.copy_(state)
+        return not torch.equal(before, after)
+
+    def _devices(self) -> list[torch.device]:
+        return [self.w.device] if self.w.device.type == "cuda" else []
+
+    def _freeze(self, first: int) -> list[slice]:
+        """Freeze the blocks before `first`; returns the spans of w that must not move."""
+        self.net.train()
+        if not first:
+            return []
+        blocks = chain(self.given, self.shape)
+        if first >= len(blocks.trained):
+            raise BadInput(f"first trained block {first}: the network has only {len(blocks.trained)}")
+        cut = blocks.layers.index(blocks.trained[first])
+        modules = dict(self.net.named_modules())
+        names = {layer.name for layer in blocks.layers[:cut] if layer.name}
+        for name in names:
+            modules[name].eval().requires_grad_(False)
+        return [s.span for s in self.where.slots if s.trainable and s.name.rpartition(".")[0] in names]
+
+    def _thaw(self) -> None:
+        for p in self.learning:
+            p.requires_grad_(True)
+
+
+def _seed(task: Any, purpose: str) -> int:
+    return int(stream(task.seed, purpose, task.t, task.client).integers(2**63))

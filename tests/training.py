@@ -1,0 +1,39 @@
+"""The torch trainer called with plain numbers, as the fused kernels and the stack are; runs cut off and resumed."""
+
+import pytest
+
+from flrce import runs
+from flrce.local.updates import SGD, Chain, Local, Prox
+from flrce.types import Portion, Task, Work
+
+
+def update(lr=0.1, mu=0.0, squared=True, links=()):
+    return Chain((*links, *([Prox(mu, squared)] if mu else []), SGD(lr)))
+
+
+def local(trainer, sizes, first=0, chain=None, t=1, T=10, seed=0, **tensors):
+    task = Task("a", 0, t, seed, Work(1, 1), Portion(first=first), update=chain, rounds=T, tensors=tensors)
+    return Local(task, len(sizes), int(sum(sizes)), trainer.layout)
+
+
+def train(trainer, w, x, y, scale, shift, order, sizes, lr=0.1, mu=0.0, first=0, squared=True, chain=None, carry=None):
+    chain = chain or update(lr, mu, squared)
+    job = local(trainer, sizes, first, chain)
+    done = trainer.train(w, x, y, scale, shift, order, sizes, chain, job, carry or {})
+    return done.w, done.losses, done.squares
+
+
+def assert_resumes(experiment, folder, after=2, **given):
+    """A run cut off after some rounds and resumed has the bytes of one left alone; returns the latter's result."""
+
+    def cut(done):
+        if done.record.t == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(experiment, folder / "cut", watch=cut, **given)
+    runs.run(experiment, folder / "cut", resume=True, **given)
+    straight = runs.run(experiment, folder / "straight", **given)
+    for file in ("rounds.jsonl", "clients.jsonl", "model.safetensors"):
+        assert (folder / "cut" / file).read_bytes() == (folder / "straight" / file).read_bytes(), file
+    return straight
