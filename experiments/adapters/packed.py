@@ -3,16 +3,23 @@
 The packing, which is nobody's public form: FOLDER/cifar10 and FOLDER/cifar100 hold lossless WebP sheets of 50 x 50
 tiles with labels.npy and classes.txt; the others are npz files. Speech holds 8-bit differences along time (x_dt) with
 scale and offset per coefficient, and goes through the same standardisation as the wav reader's features. FEMNIST is
-black on white and is inverted here, so that ink is bright as in EMNIST. Needs Pillow for CIFAR.
+black on white and is inverted here, so that ink is bright as in EMNIST. Shakespeare is lines of json, one a role; at
+stride 1 it takes 2.7 GB. Needs Pillow for CIFAR.
 """
 
 import argparse
+import gzip
+import json
 from pathlib import Path
 
 import numpy as np
 
 from flrce.data import cache
+from flrce.data.own import from_arrays, from_columns
+from flrce.data.readers.heart import from_tables
 from flrce.data.readers.idx import BY_CLASS, DIGITS
+from flrce.data.readers.shakespeare import LENGTH, by_role, roles_of
+from flrce.data.readers.smartwatch import from_series
 from flrce.data.readers.speech import from_features
 from flrce.data.sources import Source
 
@@ -55,12 +62,59 @@ def _written(name: str, path: Path, key: str, classes: tuple[str, ...], invert: 
     return Source(name, 255 - x if invert else x, y, classes, codes.astype(np.int64), groups, scale=1 / 255)
 
 
+def shakespeare(path: Path) -> Source:
+    return by_role(_roles(path), "shakespeare")
+
+
+def shakespeare_tokens(path: Path) -> Source:
+    return by_role(_roles(path), "shakespeare-tokens", stride=LENGTH, every=True)
+
+
+def _roles(path: Path) -> dict[str, str]:
+    with gzip.open(path, "rt") as lines:
+        return roles_of(json.loads(line) for line in lines)
+
+
+def fed_heart(path: Path) -> Source:
+    with np.load(path, allow_pickle=False) as z:
+        table = np.concatenate([z["x"], z["grade"][:, None]], 1).astype(np.float64)
+        return from_tables({str(name): table[z["group"] == name] for name in np.unique(z["group"])})
+
+
+def smartwatch(path: Path) -> Source:
+    with np.load(path, allow_pickle=False) as z:
+        x, edges = z["x"].astype(np.float32), z["offset"]
+        names, subjects = z["labels"][z["y"]], z["subject"]
+    series = [(f"S{s:02d}", str(n), x[a:b]) for s, n, a, b in zip(subjects, names, edges, edges[1:], strict=False)]
+    return from_series(series)
+
+
+def chem97(path: Path) -> Source:
+    """Exam scores by school district: a regression."""
+    with np.load(path, allow_pickle=False) as z:
+        columns = {key.removeprefix("chem97_"): z[key] for key in z.files if key.startswith("chem97_")}
+    columns.pop("school")
+    columns["score"] = columns["score"].astype(np.float32)
+    return from_columns(columns, "score", "lea", name="chem97", standardise=True)
+
+
+def vowel(path: Path) -> Source:
+    with np.load(path, allow_pickle=False) as z:
+        return from_arrays(z["vowel_x"], z["vowel_classes"][z["vowel_y"]], z["vowel_speaker"], name="vowel")
+
+
 PACKED = {
     "cifar10": ("cifar10", cifar),
     "cifar100": ("cifar100", cifar),
     "speech": ("speech.npz", speech),
     "femnist": ("femnist.npz", femnist),
     "mnist-writers": ("mnist_writers.npz", mnist_writers),
+    "shakespeare": ("shakespeare.jsonl.gz", shakespeare),
+    "shakespeare-tokens": ("shakespeare.jsonl.gz", shakespeare_tokens),
+    "fed-heart": ("heart.npz", fed_heart),
+    "smartwatch": ("smartwatch.npz", smartwatch),
+    "chem97": ("tabular.npz", chem97),
+    "vowel": ("tabular.npz", vowel),
 }
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flrce.data.readers import read
 from flrce.data.readers.files import read_bytes, shown
-from flrce.data.sources import Source
+from flrce.data.sources import IGNORED, Source
 from flrce.errors import BadInput
 
 VERSION = 1
@@ -25,7 +26,7 @@ META = "meta.json"
 META_LIMIT = 256 << 20
 REMEDY = "prepare the data set again"
 
-ArrayFile = Literal["x.npy", "y.npy", "group.npy"]
+ArrayFile = Literal["x.npy", "y.npy", "group.npy", "held.npy"]
 
 
 class Entry(BaseModel):
@@ -44,15 +45,16 @@ class Meta(BaseModel):
     name: str
     classes: list[str]
     groups: list[str]
-    counts: list[int]  # samples of each class
+    counts: list[int]  # samples of each class; of other kinds, of all
     shape: list[int]  # of x
     scale: float = Field(allow_inf_nan=False)
     shift: float = Field(allow_inf_nan=False)
     files: dict[ArrayFile, Entry]
     seal: str = ""
+    kind: Literal["values", "tokens", "labels"] | None = None  # None: classes
 
     def text(self) -> str:
-        return json.dumps(self.model_dump(), indent=1) + "\n"
+        return json.dumps(self.model_dump(exclude_none=True), indent=1) + "\n"
 
     def sealed(self) -> "Meta":
         blank = self.model_copy(update={"seal": ""})
@@ -82,7 +84,7 @@ def write(source: Source, folder: Path) -> Path:
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         aside.chmod(0o755)  # mkdtemp's 0700 would lock out other users of a shared cache
-        arrays = {"x.npy": source.x, "y.npy": source.y, "group.npy": source.group}
+        arrays = {"x.npy": source.x, "y.npy": source.y, "group.npy": source.group, "held.npy": source.held}
         files = {name: _save(aside / name, array) for name, array in arrays.items() if array is not None}
         _flush(aside / META, _meta(source, files).sealed().text().encode())
         _sync(aside)
@@ -100,7 +102,11 @@ def load(folder: Path, verify: bool = True) -> Source:
         _check_file(folder / name, entry, verify)
     x, y = _map(folder / "x.npy"), _map(folder / "y.npy")
     group = _map(folder / "group.npy") if "group.npy" in meta.files else None
-    source = Source(meta.name, x, y, tuple(meta.classes), group, tuple(meta.groups), scale=meta.scale, shift=meta.shift)
+    held = _map(folder / "held.npy") if "held.npy" in meta.files else None
+    source = Source(
+        meta.name, x, y, tuple(meta.classes), group, tuple(meta.groups), scale=meta.scale, shift=meta.shift,
+        kind=meta.kind or "classes", held=held,
+    )  # fmt: skip
     if verify:
         _check(source, shown(folder))
     if list(x.shape) != meta.shape or len(y) != len(x) or sum(meta.counts) != len(x):
@@ -116,11 +122,12 @@ def _meta(source: Source, files: dict[str, Entry]) -> Meta:
                 "name": source.name,
                 "classes": list(source.classes),
                 "groups": list(source.groups),
-                "counts": np.bincount(source.y, minlength=len(source.classes)).tolist(),
+                "counts": _counts(source),
                 "shape": list(source.x.shape),
                 "scale": float(source.scale),
                 "shift": float(source.shift),
                 "files": files,
+                "kind": None if source.kind == "classes" else source.kind,
             }
         )
     except ValidationError as why:
@@ -150,21 +157,43 @@ def _first(why: ValidationError) -> str:
     return f"{'.'.join(map(ascii, error['loc']))}: {error['msg']}"
 
 
+def _counts(source: Source) -> list[int]:
+    if source.kind != "classes":
+        return [len(source.y)]
+    return [int(count) for count in np.bincount(source.y, minlength=len(source.classes))]
+
+
+#: what y may be: dtypes, axes
+TARGETS = {"classes": ("i8", (1,)), "values": ("f4", (1, 2)), "tokens": ("i8", (1, 2)), "labels": ("u1 f4", (2,))}
+
+
 def _check(source: Source, where: str) -> None:
     """Refuses arrays that training would trip over."""
-    x, y, group = source.x, source.y, source.group
-    if x.dtype not in (np.uint8, np.float32) or y.dtype != np.int64 or y.shape != x.shape[:1]:
+    x, y, group, held = source.x, source.y, source.group, source.held
+    dtypes, axes = TARGETS[source.kind]
+    if x.dtype not in (np.uint8, np.float32, np.int64) or y.shape[:1] != x.shape[:1]:
         raise BadInput(
-            f"{where} needs x (N, ...) uint8 or float32 and y (N,) int64, got {x.dtype} {x.shape}, {y.dtype}"
+            f"{where} needs x (N, ...) uint8, float32 or int64 ids and y (N,), got {x.dtype} {x.shape}, {y.shape}"
         )
-    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(source.classes):
+    if not any(y.dtype == dtype for dtype in dtypes.split()) or y.ndim not in axes:
+        raise BadInput(f"{where} needs y of {dtypes} with {axes[-1]} axes for {source.kind}, got {y.dtype} {y.shape}")
+    if source.kind in ("classes", "tokens") and len(y) and not _within(y, len(source.classes), source.kind):
         raise BadInput(f"{where} has labels beyond its {len(source.classes)} classes; {REMEDY}")
+    if x.dtype == np.int64 and x.size and int(x.min()) < 0:
+        raise BadInput(f"{where} has token ids below 0; {REMEDY}")
+    if held is not None and (held.dtype != np.bool_ or held.shape != x.shape[:1]):
+        raise BadInput(f"{where} needs held (N,) bool, got {held.dtype} {held.shape}; {REMEDY}")
     if group is None:
         return
-    if group.dtype != np.int64 or group.shape != y.shape:
+    if group.dtype != np.int64 or group.shape != y.shape[:1]:
         raise BadInput(f"{where} needs group (N,) int64, got {group.dtype} {group.shape}; {REMEDY}")
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(source.groups):
         raise BadInput(f"{where} has group codes beyond its {len(source.groups)} groups; {REMEDY}")
+
+
+def _within(y: NDArray[np.int64], classes: int, kind: str) -> bool:
+    known = y[y != IGNORED] if kind == "tokens" else y
+    return not known.size or 0 <= int(known.min()) <= int(known.max()) < classes
 
 
 def _check_file(path: Path, entry: Entry, verify: bool) -> None:

@@ -13,7 +13,10 @@ from flrce.errors import BadInput
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package dataset-fashion-mnist puts it
 #: sets by name; those not embedded are prepared once with `flrce data prepare`
-NAMES = ("digits", "fashion-mnist", "cifar10", "cifar100", "femnist", "speech", "mnist", "mnist-writers")
+NAMES = (
+    "digits", "fashion-mnist", "cifar10", "cifar100", "femnist", "speech", "mnist", "mnist-writers", "shakespeare",
+    "shakespeare-tokens", "fed-heart", "smartwatch",
+)  # fmt: skip
 
 
 #: what y is: class codes (N,); numbers (N,) or (N, K); next symbols (N, L) or (N,); several labels at once (N, K)

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.own.arrays import from_arrays
-from flrce.data.own.pool import joined
-from flrce.data.own.tables import GROUPS, SPLITS, TARGETS, _column, _typed, from_columns
+from flrce.data.own.tables import GROUPS, SPLITS, TARGETS, _column, from_columns
+from flrce.data.pool import joined
+from flrce.data.readers.columns import typed
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
@@ -52,7 +53,7 @@ def from_huggingface(
         more: dict[str, Any] = {"group": list(loose[owner])} if owner else {}
         more |= {"test": list(loose[split])} if split else {}
         return from_arrays(_stacked(x, where), y, **more, **how)
-    table = {key: _typed(list(loose[key])) for key in (*wanted, label, owner, split) if key}
+    table = {key: typed(list(loose[key])) for key in (*wanted, label, owner, split) if key}
     return from_columns(table, label, owner, split, **how)
 
 

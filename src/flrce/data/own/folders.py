@@ -14,8 +14,8 @@ from typing import Any
 
 from flrce.data import npz
 from flrce.data.own.arrays import from_arrays
-from flrce.data.own.pool import joined, owned
 from flrce.data.own.tables import from_csv, from_jsonl, from_parquet
+from flrce.data.pool import joined, owned
 from flrce.data.readers.files import shown
 from flrce.data.readers.images import FORMATS, class_folders, load
 from flrce.data.sources import Source

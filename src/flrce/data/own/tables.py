@@ -1,6 +1,5 @@
 """Tables of one's own: csv, json lines, parquet, pandas. One row a sample; columns say label, client and split."""
 
-import csv
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.own.arrays import Layout, from_arrays
+from flrce.data.readers.columns import read_csv, typed
 from flrce.data.readers.files import read_bytes, shown
 from flrce.data.sources import Source
 from flrce.errors import BadInput, nearest
@@ -18,7 +18,6 @@ from flrce.errors import BadInput, nearest
 LIMIT = 4 << 30  # bytes of one text file
 MOST = 50  # distinct texts of a column that becomes one column each
 TARGETS, GROUPS, SPLITS = ("y", "label", "target", "class"), ("group", "client"), ("split", "test")
-MISSING = ("", "na", "nan", "?", "null", "none")
 Columns = Mapping[str, NDArray[Any]]
 log = logging.getLogger("flrce")
 
@@ -84,7 +83,7 @@ def from_jsonl(path: Path | str, **how: Any) -> Source:
     if {"x", "y"} <= rows[0].keys() and isinstance(rows[0]["x"], list):
         more: dict[str, Any] = {key: [row[key] for row in rows] for key in ("group", "test") if key in rows[0]}
         return from_arrays([row["x"] for row in rows], [row["y"] for row in rows], **more, **given)
-    return from_columns({key: _typed([row[key] for row in rows]) for key in rows[0]}, **given)
+    return from_columns({key: typed([row[key] for row in rows]) for key in rows[0]}, **given)
 
 
 def from_parquet(path: Path | str, **how: Any) -> Source:
@@ -112,56 +111,8 @@ def from_pandas(frame: Any, **how: Any) -> Source:
             columns[str(key)] = column.to_numpy()
         else:  # text, categories, and numbers that may be missing
             gaps = column.isna()
-            columns[str(key)] = _typed([None if gap else v for v, gap in zip(column.astype(object), gaps, strict=True)])
+            columns[str(key)] = typed([None if gap else v for v, gap in zip(column.astype(object), gaps, strict=True)])
     return from_columns(columns, **{"where": "DataFrame", **how})
-
-
-def read_csv(text: str, where: str, header: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Columns of a csv text; the separator is the one that the first line has most of."""
-    lines = text.splitlines()
-    if not lines:
-        raise BadInput(f"{where} is empty; give a header line and one line a sample")
-    separator = max(",;\t", key=lines[0].count)
-    rows = [row for row in csv.reader(lines, delimiter=separator) if row]
-    names = list(header) if header is not None else [cell.strip() for cell in rows.pop(0)]
-    if header is None and (all(map(_is_number, names)) or len(set(names)) < len(names)):
-        raise BadInput(f"{where} has no header line with a different name for each column; add one")
-    for number, row in enumerate(rows, 1 if header is not None else 2):
-        if len(row) != len(names):
-            raise BadInput(f"{where} line {number} has {len(row)} cells where {len(names)} are expected; mend it")
-    if not rows:
-        raise BadInput(f"{where} holds no samples below its header; add one line a sample")
-    return {key: _typed([row[i].strip() for row in rows]) for i, key in enumerate(names)}
-
-
-def _typed(values: list[Any]) -> NDArray[Any]:
-    """Integers, else floats (NaN where missing), else text."""
-    known = [None if value is None or str(value).strip().lower() in MISSING else value for value in values]
-    if all(isinstance(value, (bool, np.bool_)) for value in known):
-        return np.array(known, bool)
-    if None not in known:
-        try:
-            return np.array([_whole(value) for value in known], np.int64)
-        except (ValueError, TypeError, OverflowError):
-            pass
-    try:
-        return np.array([np.nan if value is None else float(value) for value in known], np.float64)
-    except (ValueError, TypeError):
-        return np.array(["" if value is None else str(value) for value in known])
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, float):
-        raise ValueError(value)
-    return int(value)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _column(columns: Columns, named: str, usual: Sequence[str], role: str, where: str) -> str:

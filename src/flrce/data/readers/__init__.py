@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flrce.data.readers import cifar, idx, images, leaf, speech
+from flrce.data.readers import cifar, heart, idx, images, leaf, shakespeare, smartwatch, speech
 from flrce.data.readers.files import shown
 from flrce.data.sources import Source
 from flrce.errors import BadInput, nearest
@@ -44,6 +44,12 @@ READERS: dict[str, Reader] = {
         "MNIST with writers: QMNIST's labels and MNIST's or QMNIST's images", None, idx.mnist_writers
     ),
     "fashion-mnist": Reader("Fashion-MNIST: idx files (Debian: dataset-fashion-mnist)", 60_000, idx.fashion_mnist),
+    "shakespeare": Reader("Shakespeare by role: LEAF's json, or one .txt file a role", None, shakespeare.shakespeare),
+    "shakespeare-tokens": Reader(
+        "the same, the next character at every position", None, shakespeare.shakespeare_tokens
+    ),
+    "fed-heart": Reader("heart disease in four hospitals: UCI's processed.*.data", 740, heart.heart),
+    "smartwatch": Reader("movements by subject: one csv file a series", None, smartwatch.smartwatch),
     "images": Reader("images of your own: one folder a class (needs Pillow)", None, images.images),
 }
 

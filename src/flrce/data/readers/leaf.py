@@ -55,6 +55,17 @@ def leaf(folder: Path, progress: bool = False) -> Source:
     return Source("femnist", x, y, BY_CLASS, group, tuple(map(str, names)), scale=1 / 255)
 
 
+def pooled(path: Path) -> list[tuple[str, list[Any], list[Any], bool]]:
+    """(user, x, y, whether it is for judging) of one file or a folder's; users without samples are left out."""
+    found = [path] if path.is_file() else files(path)
+    if not found:
+        raise BadInput(f"{shown(path)} holds no json files; {REMEDY}")
+    rows = [(user, x, y, file.parent.name == "test") for file in found for user, x, y in users(file) if x]
+    if not rows:
+        raise BadInput(f"{shown(path)} holds no samples; {REMEDY}")
+    return rows
+
+
 def users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
     """Each user of one file, with x and y as they stand there."""
     try:

@@ -1,0 +1,60 @@
+"""Columns of a csv text, in the dtype their cells have."""
+
+import csv
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.errors import BadInput
+
+MISSING = ("", "na", "nan", "?", "null", "none")
+
+
+def read_csv(text: str, where: str, header: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Columns of a csv text; the separator is the one that the first line has most of."""
+    lines = text.splitlines()
+    if not lines:
+        raise BadInput(f"{where} is empty; give a header line and one line a sample")
+    separator = max(",;\t", key=lines[0].count)
+    rows = [row for row in csv.reader(lines, delimiter=separator) if row]
+    names = list(header) if header is not None else [cell.strip() for cell in rows.pop(0)]
+    if header is None and (all(map(_is_number, names)) or len(set(names)) < len(names)):
+        raise BadInput(f"{where} has no header line with a different name for each column; add one")
+    for number, row in enumerate(rows, 1 if header is not None else 2):
+        if len(row) != len(names):
+            raise BadInput(f"{where} line {number} has {len(row)} cells where {len(names)} are expected; mend it")
+    if not rows:
+        raise BadInput(f"{where} holds no samples below its header; add one line a sample")
+    return {key: typed([row[i].strip() for row in rows]) for i, key in enumerate(names)}
+
+
+def typed(values: list[Any]) -> NDArray[Any]:
+    """Integers, else floats (NaN where missing), else text."""
+    known = [None if value is None or str(value).strip().lower() in MISSING else value for value in values]
+    if all(isinstance(value, (bool, np.bool_)) for value in known):
+        return np.array(known, bool)
+    if None not in known:
+        try:
+            return np.array([_whole(value) for value in known], np.int64)
+        except (ValueError, TypeError, OverflowError):
+            pass
+    try:
+        return np.array([np.nan if value is None else float(value) for value in known], np.float64)
+    except (ValueError, TypeError):
+        return np.array(["" if value is None else str(value) for value in known])
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, float):
+        raise ValueError(value)
+    return int(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""Time series of a wearer's movements, one csv file a series: windows of 128 steps by 64.
+
+FOLDER/SUBJECT/CLASS/*.csv, or FOLDER/*.csv named SUBJECT_CLASS_... (S1_E0_L.csv); a header line, then one line a step
+with a number for each channel (smartwatch: ax, ay, az, wx, wy, wz at 50 Hz).
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from flrce.data.readers.columns import read_csv
+from flrce.data.readers.files import read_bytes, shown, steps
+from flrce.data.sources import Source
+from flrce.errors import BadInput
+
+LENGTH, STRIDE = 128, 64
+LIMIT = 256 << 20
+REMEDY = "give one csv file a series, as FOLDER/SUBJECT/CLASS/*.csv or FOLDER/SUBJECT_CLASS_*.csv"
+
+Series = tuple[str, str, NDArray[np.float32]]  # subject, class, (steps, channels)
+
+
+def smartwatch(folder: Path, progress: bool = False) -> Source:
+    """Windows of every series, with the class of its exercise and its subject."""
+    nested, flat = sorted(folder.glob("*/*/*.csv")), sorted(folder.glob("*.csv"))
+    if not nested and not flat:
+        raise BadInput(f"{shown(folder)} holds no csv files; {REMEDY}")
+    return from_series((_series(path, bool(nested)) for path in steps(nested or flat, "series", progress)), folder)
+
+
+def from_series(series: Iterable[Series], folder: Path = Path("smartwatch")) -> Source:
+    """Standardised windows (N, channels, 128); a series shorter than one is left out."""
+    x: list[NDArray[np.float32]] = []
+    y: list[str] = []
+    owner: list[str] = []
+    for subject, label, values in series:
+        if x and values.shape[1] != x[0].shape[1]:
+            raise BadInput(f"{shown(folder)} has series of {values.shape[1]} and of {x[0].shape[1]} channels; {REMEDY}")
+        if len(values) < LENGTH:
+            continue
+        found = sliding_window_view(values, LENGTH, axis=0)[::STRIDE]  # (n, channels, 128)
+        x.append(found)
+        y += [label] * len(found)
+        owner += [subject] * len(found)
+    if not x:
+        raise BadInput(f"{shown(folder)} has no series of {LENGTH} steps; {REMEDY}")
+    pool = np.concatenate(x).astype(np.float32)
+    mean, deviation = pool.mean((0, 2), keepdims=True), pool.std((0, 2), keepdims=True)
+    classes, codes = np.unique(y, return_inverse=True)
+    groups, group = np.unique(owner, return_inverse=True)
+    return Source(
+        "smartwatch", (pool - mean) / np.where(deviation > 0, deviation, 1), codes.astype(np.int64),
+        tuple(map(str, classes)), group.astype(np.int64), tuple(map(str, groups)),
+    )  # fmt: skip
+
+
+def _series(path: Path, nested: bool) -> Series:
+    if nested:
+        subject, label = path.parent.parent.name, path.parent.name
+    elif path.stem.count("_") < 1:
+        raise BadInput(f"{shown(path)} names no subject and class; {REMEDY}")
+    else:
+        subject, label = path.stem.split("_")[:2]
+    try:
+        text = read_bytes(path, LIMIT, REMEDY).decode("utf-8-sig")
+    except UnicodeDecodeError as why:
+        raise BadInput(f"{shown(path)} is no text; {REMEDY}") from why
+    columns = read_csv(text, shown(path))
+    for name, values in columns.items():
+        if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+            raise BadInput(f"{shown(path)} column {name!a} has gaps or text; {REMEDY}")
+    return subject, label, np.stack(list(columns.values()), 1).astype(np.float32)
