@@ -190,6 +190,7 @@ def test_lines_of_retried_rounds_go_to_their_own_record():
 
 def test_reading_a_run_loads_no_code_that_its_settings_name(tmp_path):
     shutil.copytree(compared() / "fedavg" / "seed-0", tmp_path / "run")
+    (tmp_path / "run" / "checksums.json").unlink()
     (tmp_path / "evil.py").write_text("raise SystemExit('loaded')")
     text = (tmp_path / "run" / "experiment.toml").read_text()
     (tmp_path / "run" / "experiment.toml").write_text(text.replace('average = "ema"', 'average = "evil:Average"'))
@@ -332,7 +333,7 @@ def test_an_unfinished_run_can_be_reported(tmp_path, capsys):
     shutil.copytree(compared() / "flrce-no-stop" / "seed-0", tmp_path / "run")
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run" / "rounds.jsonl").write_text("".join(lines[:5]) + lines[5][:40])
-    for name in ("summary.json", "relations.safetensors", "model.safetensors"):
+    for name in ("summary.json", "relations.safetensors", "model.safetensors", "checksums.json"):
         (tmp_path / "run" / name).unlink()
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "r.html")]) == 0
     assert "unfinished: 5 of 16 rounds" in (tmp_path / "r.html").read_text()
@@ -350,6 +351,7 @@ def test_an_unfinished_run_can_be_reported(tmp_path, capsys):
 )
 def test_bad_folders_are_refused_in_one_line(tmp_path, capsys, break_it, says):
     shutil.copytree(compared() / "fedavg" / "seed-0", tmp_path / "run")
+    (tmp_path / "run" / "checksums.json").unlink()
     break_it(tmp_path / "run")
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "r.html")]) == 2
     told = capsys.readouterr().err

@@ -209,10 +209,10 @@ def doctor(**given: Any) -> None:
 
 @app.command()
 @options.runs("RUN", name="a")
-@options.runs("RUN", name="b")
+@click.argument("b", type=options.PATH, required=False, metavar="[RUN]", shell_complete=complete.runs)
 @options.as_json
 def verify(**given: Any) -> None:
-    """Compare two runs bit by bit: the first difference of each file. Exit code 0: identical, 1: they differ."""
+    """Check the files of a run against their hashes, or compare two runs bit by bit. Exit code 1: something differs."""
     from flrce.apps.verify import verify
 
     verify(**given)

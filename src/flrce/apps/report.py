@@ -12,6 +12,11 @@ from flrce.store import read
 def report(runs: list[Path], out: Path | None, figures: Path | None, as_json: bool) -> None:
     """Write one self-contained page about any number of runs; with --figures, static figures too."""
     found = read.find(runs)
+    with read.careful(found):
+        _report(found, runs, out, figures, as_json)
+
+
+def _report(found: list[read.Run], runs: list[Path], out: Path | None, figures: Path | None, as_json: bool) -> None:
     groups = tables.groups(found)
     written: list[Path] = []
     try:

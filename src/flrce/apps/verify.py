@@ -1,4 +1,4 @@
-"""flrce verify runs/a runs/b"""
+"""flrce verify runs/a, flrce verify runs/a runs/b"""
 
 import json
 from collections.abc import Iterator
@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from flrce.errors import BadInput
+from flrce.store.checkpoint import manifests
+from flrce.store.seal import SEAL, damaged, sealed
 
 LEDGERS = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
 TENSORS = ("model.safetensors", "relations.safetensors")
@@ -32,8 +34,10 @@ class Difference:
         return f"{self.file}: {self.where}: {_short(self.a)} against {_short(self.b)}"
 
 
-def verify(a: Path, b: Path, as_json: bool) -> None:
-    """Compare two runs bit by bit: the first difference of each file. Exit code 0: identical, 1: they differ."""
+def verify(a: Path, b: Path | None, as_json: bool) -> None:
+    """Check a run's files, or compare two runs: the first difference of each file. Exit code 1: something differs."""
+    if b is None:
+        return check(a, as_json)
     found = list(compare(a, b))
     if as_json:
         print(json.dumps([vars(d) for d in found], indent=1, default=str))
@@ -42,6 +46,29 @@ def verify(a: Path, b: Path, as_json: bool) -> None:
     else:
         print("\n".join(str(d) for d in found))
     if found:
+        raise click.exceptions.Exit(1)
+
+
+def check(folder: Path, as_json: bool) -> None:
+    """Every file of one run against the hashes that were written with it, those of its checkpoint included."""
+    if not (folder / "rounds.jsonl").is_file():
+        raise BadInput(f"{folder} is no run directory: it has no rounds.jsonl; name a folder that `flrce run` wrote")
+    marks = sealed(folder)
+    if not marks:
+        raise BadInput(
+            f"{folder} has no {SEAL}: it has not ended yet, or an earlier version wrote it; end it with --resume"
+        )
+    problems, count = damaged(folder, marks), len(marks)
+    found, unreadable = manifests(folder / "checkpoint")
+    problems += [f"checkpoint/{line}" for line in unreadable]
+    for path, commit, _ in found[:1]:
+        problems += [f"checkpoint/{line}" for line in damaged(path.parent, commit.files)]
+        count += len(commit.files)
+    if as_json:
+        print(json.dumps({"files": count, "problems": problems}, indent=1))
+    else:
+        print("\n".join(problems) if problems else f"whole: {count} files are as they were written")
+    if problems:
         raise click.exceptions.Exit(1)
 
 

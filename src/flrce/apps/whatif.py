@@ -35,6 +35,11 @@ def whatif(
     }  # fmt: skip
     if len({each.name for each in runs}) > 1:
         raise BadInput(f"{run} holds several recipes; name the folder of one, such as {runs[0].folder.parent}")
+    with read.careful(runs):
+        _show(run, runs, wanted, as_json)
+
+
+def _show(run: Path, runs: list[read.Run], wanted: dict[str, list[Any]], as_json: bool) -> None:
     outcomes = {each: [replay(each, *rule) for rule in (rules(each, **wanted) or grid(each)).items()] for each in runs}
     notes = list(dict.fromkeys(note for each in runs for note in caveats(each, outcomes[each])))
     if as_json:

@@ -13,12 +13,13 @@ def why(run: Path, t: int | None, client: str | None, stop: bool, as_json: bool)
     if stop and (t is not None or client is not None):
         raise BadInput("--stop is about the whole run; drop --round and --client, or ask twice")
     found = read.one(run)
-    if client is not None:
-        answer = why_client(found, client, t)
-    elif t is not None:
-        answer = why_round(found, t)
-    else:
-        answer = why_stop(found)
+    with read.careful([found]):
+        if client is not None:
+            answer = why_client(found, client, t)
+        elif t is not None:
+            answer = why_round(found, t)
+        else:
+            answer = why_stop(found)
     if as_json:
         print(json.dumps({"sentences": answer.sentences, **answer.facts}, indent=1))
     else:

@@ -1,6 +1,5 @@
 """A run over a Grid from first round to last: the loop, the state folder, and what Flower's Result wants to know."""
 
-import json
 import logging
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from flrce.flower.options import Config
 from flrce.names import PIECES
 from flrce.pieces import ROLES, Recipe
 from flrce.store.ledger import Ledger
+from flrce.store.seal import document
 from flrce.types import Record, Round, State
 
 STOPPED = "should_stop said so"
@@ -146,7 +146,7 @@ class Session:
             "clients": clients,
             "train": [self.engine.samples(c) for c in clients],
         }
-        before = json.loads(old.read_bytes()) if old.exists() else {}
+        before = document(old) if old.exists() else {}
         partition = before or found
         if self.partition is not None:
             partition = arranged(self.partition, before.get("clients", clients))

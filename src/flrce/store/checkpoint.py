@@ -5,6 +5,8 @@ touched, and what its clients keep) and, when clients have appeared, `N.roster`.
 needed and the ledger's length, each with its SHA-256, and bears its own; it is written aside, fsynced and renamed: that
 rename is the commit. Manifests take turns between two names, so the previous commit stays whole at every moment.
 
+Files are readable by their owner alone (mode 0600): clients' last updates lie in them as they came.
+
 A row's newest file counts. Files of which less than half is still current are emptied bit by bit: their last rows
 move into the next commit, so the folder holds at most about twice the tables' size.
 """
@@ -23,7 +25,7 @@ from safetensors.torch import load
 
 from flrce.errors import BadInput
 from flrce.store import snapshot
-from flrce.store.disk import sync_folder, write_pieces, write_through
+from flrce.store.disk import PRIVATE, sync_folder, write_pieces, write_through
 from flrce.store.failpoint import failpoint
 from flrce.store.pages import pages
 from flrce.store.snapshot import Assembly, Tensors
@@ -74,19 +76,19 @@ class Journal:
 
     def save(self, done: Round, ledger: Marks, guard: Callable[[], None]) -> None:
         """Commit one round; `guard` raises if the folder is no longer this run's."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         state, stem = done.state, f"{len(done.state.history):06d}"
         touched = sorted({*done.touched, *self._stragglers(set(done.touched))})
         shot, before = snapshot.take(state, touched), self.last
         old = {name: file for name, file in (before.rounds if before else {}).items() if name in shot.rounds}
-        files = {f"{stem}.state": write_pieces(self.folder / f"{stem}.state", pages(shot.whole))}
+        files = {f"{stem}.state": write_pieces(self.folder / f"{stem}.state", pages(shot.whole), PRIVATE)}
         extra = {name: tensor for name, tensor in shot.rounds.items() if name not in old}
         if touched or extra:
-            files[f"{stem}.rows"] = write_pieces(self.folder / f"{stem}.rows", pages(shot.rows | extra))
+            files[f"{stem}.rows"] = write_pieces(self.folder / f"{stem}.rows", pages(shot.rows | extra), PRIVATE)
         roster = before.roster if before else ""
         if state.roster != self.roster or not roster:
             roster = f"{stem}.roster"
-            files[roster] = write_pieces(self.folder / roster, [json.dumps(state.roster).encode()])
+            files[roster] = write_pieces(self.folder / roster, [json.dumps(state.roster).encode()], PRIVATE)
         live = self._live_without(touched)
         rounds = {name: old.get(name, f"{stem}.rows") for name in shot.rounds}
         needed = {*live, *rounds.values(), roster}
@@ -170,7 +172,7 @@ class Journal:
         failpoint("commit.ready")
         guard()
         former, self.slot = self.slot, SLOTS[self.slot == SLOTS[0]]
-        write_through(self.folder / self.slot, _sealed(commit))
+        write_through(self.folder / self.slot, _sealed(commit), PRIVATE)
         sync_folder(self.folder)
         failpoint("commit.done")
         needed = {*commit.files, *(self.last.files if self.last else ()), self.slot, former}

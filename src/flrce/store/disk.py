@@ -12,17 +12,21 @@ from typing import Any
 from flrce.errors import BadInput
 from flrce.store.failpoint import failpoint
 
+CHUNK = 2**24  # bytes read at a time: one call of the system returns at most 2 GiB
+PRIVATE = 0o600  # of files with clients' updates in them
 
-def write_through(path: Path, data: bytes) -> None:
+
+def write_through(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file aside, make sure it is on disk, and rename it into place."""
-    write_pieces(path, [data])
+    write_pieces(path, [data], mode)
 
 
-def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], mode: int = 0o666) -> dict[str, Any]:
     """The same for a file that comes piece by piece; returns its mark, the length and SHA-256."""
     aside, length, found = path.with_name(path.name + ".part"), 0, hashlib.sha256()
     try:
-        with open(aside, "wb", buffering=0) as f:
+        aside.unlink(missing_ok=True)  # whatever was left there, a link perhaps
+        with open(aside, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, mode)) as f:
             failpoint("aside.opened")
             for piece in pieces:
                 write_all(f.fileno(), piece)
@@ -55,6 +59,16 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def hashed(path: Path, most: int | None = None) -> dict[str, Any]:
+    """The length and SHA-256 of a file, or of its first `most` bytes; little of it is in memory at a time."""
+    found, length = hashlib.sha256(), 0
+    with open(path, "rb") as f:
+        while data := f.read(CHUNK if most is None else min(CHUNK, most - length)):
+            found.update(data)
+            length += len(data)
+    return {"sha256": found.hexdigest(), "bytes": length}
+
+
 class Lines:
     """An append-only file of lines and the SHA-256 of what it holds."""
 
@@ -63,21 +77,25 @@ class Lines:
 
     def verify(self, mark: Mapping[str, Any] | None) -> None:
         """ValueError unless the file begins with what the mark describes."""
-        length = mark["bytes"] if mark else 0
-        data = self.path.read_bytes()[:length] if length else b""
-        if len(data) < length:
-            raise ValueError(f"{self.path.name} has {len(data)} bytes, fewer than the {length} committed")
-        if mark and mark["sha256"] and hashlib.sha256(data).hexdigest() != mark["sha256"]:
+        if not mark or not mark["bytes"]:
+            return
+        found = hashed(self.path, mark["bytes"])
+        if found["bytes"] < mark["bytes"]:
+            raise ValueError(f"{self.path.name} has {found['bytes']} bytes, fewer than the {mark['bytes']} committed")
+        if mark["sha256"] and found["sha256"] != mark["sha256"]:
             raise ValueError(f"{self.path.name} is not as it was written")
 
     def open(self, mark: Mapping[str, Any] | None) -> None:
         """Cut to the mark, or to nothing, and make ready to append."""
-        self.handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | os.O_NOFOLLOW
+        self.handle = os.open(self.path, flags, 0o644)
         self.size = mark["bytes"] if mark else 0
         failpoint("lines.opened")
         os.ftruncate(self.handle, self.size)
         failpoint("lines.cut")
-        self.hash = hashlib.sha256(os.pread(self.handle, self.size, 0))
+        self.hash = hashlib.sha256()
+        for start in range(0, self.size, CHUNK):
+            self.hash.update(os.pread(self.handle, min(CHUNK, self.size - start), start))
 
     def append(self, lines: bytes) -> None:
         write_all(self.handle, lines)
@@ -107,7 +125,7 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.handle = path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.path, self.handle = path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from flrce.errors import BadInput
+from flrce.errors import BadInput, brief
 from flrce.store import checkpoint
 from flrce.store.disk import Lines, Lock, sync_folder, write_through
 from flrce.store.failpoint import failpoint
+from flrce.store.seal import SEAL, SEALED, document, seal
 from flrce.types import Record, Round, State
 from flrce.version import __version__
 
@@ -39,10 +40,12 @@ class Ledger:
 
     def __init__(self, folder: Path, experiment: str, partition: Mapping[str, Any], resume: bool) -> None:
         self.folder, self.closed = folder, False
-        refuse_unless_new(folder, resume)
         before = experiment
         with _reported(folder):
+            _named(folder)
+            refuse_unless_new(folder, resume)
             folder.mkdir(parents=True, exist_ok=True)
+            _own(folder)
             self.lock = Lock(folder / "lock")
             try:
                 before = _same_experiment(folder / "experiment.toml", experiment)
@@ -64,6 +67,7 @@ class Ledger:
             if found is None:
                 self._nothing_lost()
             marks = self.journal.last.ledger if self.journal.last else {}
+            (self.folder / SEAL).unlink(missing_ok=True)  # what it describes may change now
             for name, lines in self.files.items():
                 lines.open(marks.get(name))
             sync_folder(self.folder)
@@ -109,6 +113,7 @@ class Ledger:
                 kept = {name: table for name, table in tables.items() if table is not None}  # a sketch has no Omega
                 write_through(self.folder / "relations.safetensors", save(kept))
             write_through(self.folder / "summary.json", json.dumps(finite(summary), indent=1).encode())
+            seal(self.folder, self.journal.last.ledger if self.journal.last else {})
             sync_folder(self.folder)
 
     def close(self) -> None:
@@ -134,6 +139,23 @@ class Ledger:
             raise BadInput(f"{path} holds {count} rounds but checkpoint/ has none: put it back, or use another --out")
 
 
+def _named(folder: Path) -> None:
+    """BadInput unless this can be the name of a folder; a name too long is the system's to refuse."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"--out {os.fsencode(folder)!r} is no UTF-8; name another folder") from None
+    if "\0" in str(folder):
+        raise BadInput(f"--out {str(folder)!r} holds a null character; name another folder")
+
+
+def _own(folder: Path) -> None:
+    """BadInput if anything that a run writes in its folder is a link to somewhere else."""
+    for name in (*SEALED, SEAL, "lock", "checkpoint"):
+        if (folder / name).is_symlink():
+            raise BadInput(f"{folder / name} is a symbolic link; a run writes only inside its folder: remove it")
+
+
 def refuse_unless_new(folder: Path, resume: bool) -> None:
     """A run is gone on with only where that was asked for."""
     if (folder / "rounds.jsonl").exists() and not resume:
@@ -148,7 +170,8 @@ def _reported(folder: Path) -> Iterator[None]:
     except OSError as why:
         reason = why.strerror or str(why)
         raise BadInput(
-            f"{folder} cannot be written: {reason}; the last committed round is kept: make room, then use --resume"
+            f"{brief(folder, 200)} cannot be written: {reason}; the last committed round is kept: make room, then use "
+            "--resume"
         ) from why
 
 
@@ -156,8 +179,11 @@ def _same_experiment(path: Path, experiment: str) -> str:
     """Refuses another experiment than the folder's; returns the folder's own."""
     if not path.exists():
         return experiment
-    before = path.read_text()
-    old, new = _flat(tomllib.loads(before)), _flat(tomllib.loads(experiment))
+    try:
+        before = path.read_text(encoding="utf-8")
+        old, new = _flat(tomllib.loads(before)), _flat(tomllib.loads(experiment))
+    except (ValueError, RecursionError) as why:
+        raise BadInput(f"{path} is damaged ({brief(why, 100)}); restore it, or use another --out") from why
     changes = [
         f"{key} {old.get(key, 'unset')!r} -> {new.get(key, 'unset')!r}"
         for key in sorted(old | new)
@@ -191,7 +217,7 @@ def former_fingerprint(experiment: str) -> str:
 def _same_data(path: Path, partition: Mapping[str, Any]) -> None:
     if not path.exists():
         return
-    old, new = json.loads(path.read_bytes()), json.loads(json.dumps(partition))
+    old, new = document(path), json.loads(json.dumps(partition))
     changed = [key for key in sorted(old.keys() & new.keys()) if old[key] != new[key]]
     if changed:
         raise BadInput(
@@ -256,6 +282,7 @@ def keep(folder: Path, experiment: str, history: Sequence[Record], summary: Mapp
     write_through(folder / "experiment.toml", experiment.encode())
     write_through(folder / "rounds.jsonl", "".join(f"{line}\n" for line in lines).encode())
     write_through(folder / "summary.json", json.dumps(summary, indent=1).encode())
+    seal(folder, {})
 
 
 def summarise(history: tuple[Record, ...], size: int, trainable: int) -> dict[str, Any]:

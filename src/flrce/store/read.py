@@ -4,22 +4,58 @@ import base64
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required
 
 import numpy as np
+from annotated_types import Ge
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from flrce.compose import compose
-from flrce.errors import BadInput
+from flrce.errors import BadInput, brief
 from flrce.pieces import Recipe
 from flrce.stops.conflict import Conflicts
-from flrce.store.ledger import record, summarise
+from flrce.store.ledger import MAPPED, summarise
+from flrce.store.seal import Marks, contents, document, sealed
 from flrce.types import Record, Spent
 
 Matrix = NDArray[np.int8]
+MOST, MOST_ROUNDS = 1e30, 10**9  # of any figure, and of rounds: what is larger was not written by a run
+
+
+class ClientLine(TypedDict, total=False):
+    """A line of clients.jsonl."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)  # type: ignore[misc]
+    t: Required[Annotated[int, Ge(0)]]
+    client: Required[str]
+    outcome: Required[str]
+    n: int
+    loss: float
+    joules: float
+    bytes_up: int
+    bytes_down: int
+    framing: int
+    compute_seconds: float
+    transfer_seconds: float
+
+
+class RelationLine(TypedDict, total=False):
+    """A line of relations.jsonl."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)  # type: ignore[misc]
+    t: Required[Annotated[int, Ge(0)]]
+    k: Required[list[Annotated[int, Ge(0)]]]
+    H: Required[list[float]]
+    Omega: str
+
+
+RECORD, COST, RELATION = TypeAdapter(Record), TypeAdapter(ClientLine), TypeAdapter(RelationLine)
 
 
 @dataclass(frozen=True)
@@ -43,6 +79,7 @@ class Run:
     partition: Mapping[str, Any]
     relations: tuple[Relation, ...]
     extra: Mapping[str, Any]  # summary.json, where the run got as far as writing one
+    sealed: bool = False  # whether its files are known to be as they were written
 
     @property
     def name(self) -> str:
@@ -177,33 +214,96 @@ def one(folder: Path | str) -> Run:
 
 
 def read(folder: Path) -> Run:
-    """One run directory; what its last, unfinished line may hold is left out."""
+    """One run directory, checked against its seal where it has one; half a last line is left out."""
     try:
-        experiment = tomllib.loads((folder / "experiment.toml").read_text())
-        return Run(
-            folder, experiment, tuple(record(row) for row in _lines(folder / "rounds.jsonl")),
-            tuple(_lines(folder / "clients.jsonl")), _json(folder / "partition.json"),
-            tuple(_relation(row) for row in _lines(folder / "relations.jsonl")), _json(folder / "summary.json"),
+        marks = sealed(folder)
+        if not (folder / "experiment.toml").is_file():
+            raise ValueError("it has no experiment.toml")
+        experiment = tomllib.loads(contents(folder / "experiment.toml", marks).decode())
+        run = Run(
+            folder, experiment, tuple(map(_record, _lines(folder / "rounds.jsonl", marks))),
+            tuple(map(_cost, _lines(folder / "clients.jsonl", marks))), _json(folder / "partition.json", marks),
+            tuple(map(_relation, _lines(folder / "relations.jsonl", marks))), _json(folder / "summary.json", marks),
+            bool(marks),
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as why:
-        raise BadInput(f"{folder} is no readable run: {why}; was it changed by hand?") from why
+        _plausible(run)
+        return run
+    except BadInput:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
+        said = brief(why.errors()[0]["msg"] if isinstance(why, ValidationError) else why, 200)
+        raise BadInput(f"{folder} is no readable run: {said}; was it changed by hand?") from why
+
+
+@contextmanager
+def careful(runs: Sequence[Run]) -> Iterator[None]:
+    """What no seal vouches for may hold anything: whatever a report stumbles over is one line, not a traceback."""
+    try:
+        yield
+    except (BadInput, OSError):
+        raise
+    except Exception as why:
+        loose = [run.folder for run in runs if not run.sealed]
+        if not loose:
+            raise
+        said = f"{type(why).__name__}: {brief(why, 100)}"
+        raise BadInput(f"{loose[0]} holds figures that make no sense ({said}); was it changed by hand?") from why
+
+
+def _plausible(run: Run) -> None:
+    """ValueError where a table would grow with a number that somebody wrote, not with what the run was."""
+    if not isinstance(run.experiment.get("recipe", {}), Mapping):
+        raise ValueError("experiment.toml names no recipe")
+    names = run.partition.get("clients", ())
+    if not isinstance(names, list | tuple):
+        raise ValueError("partition.json lists no clients")
+    most = len(names) + len({client for h in run.rounds for client in h.chosen})
+    for relation in run.relations:
+        if any(k >= most for k in relation.k):
+            raise ValueError(f"relations.jsonl names row {max(relation.k)} of {most} clients")
+
+
+def _record(row: Mapping[str, Any]) -> Record:
+    """A round's line with every figure of its type, and within bounds."""
+    found = RECORD.validate_python({key: value for key, value in row.items() if value is not None})
+    figures = [value for value in vars(found).values() if isinstance(value, int | float)]
+    if not 0 <= found.t <= MOST_ROUNDS or any(abs(value) > MOST for value in figures):
+        raise ValueError(f"rounds.jsonl has a figure beyond all bounds in round {brief(found.t, 20)}")
+    return found
+
+
+def _cost(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A client's line of a round."""
+    COST.validate_python({key: value for key, value in row.items() if value is not None})
+    return row
 
 
 def _relation(row: Mapping[str, Any]) -> Relation:
-    k, packed = tuple(row["k"]), row.get("Omega")
-    Omega = None if packed is None else np.frombuffer(base64.b64decode(packed), np.int8).reshape(len(k), -1)
-    return Relation(row["t"], k, tuple(row["H"]), Omega)
+    found = RELATION.validate_python(row)
+    k, H, packed = found["k"], found["H"], found.get("Omega")
+    if len(H) != len(k):
+        raise ValueError(f"relations.jsonl has {len(H)} sums for {len(k)} rows")
+    Omega = None if packed is None else np.frombuffer(base64.b64decode(packed, validate=True), np.int8)
+    if Omega is not None:
+        Omega = Omega.reshape(len(k), -1)
+        if Omega.shape[1] > MAPPED:
+            raise ValueError(f"relations.jsonl has a map of {Omega.shape[1]} clients")
+    return Relation(found["t"], tuple(k), tuple(H), Omega)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    whole, _, _ = path.read_bytes().rpartition(b"\n")  # a crash may leave half a line
-    return [json.loads(line) for line in whole.splitlines() if line.strip()]
+def _lines(path: Path, marks: Marks) -> Iterator[dict[str, Any]]:
+    whole, _, _ = contents(path, marks).rpartition(b"\n")  # a crash may leave half a line
+    for line in whole.splitlines():
+        if line.strip():
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"{path.name} has a line that is no table")
+            yield row
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+def _json(path: Path, marks: Marks) -> dict[str, Any]:
+    contents(path, marks)
+    return document(path) if path.exists() else {}
 
 
 def _natural(path: Path) -> tuple[Any, ...]:
