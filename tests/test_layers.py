@@ -16,7 +16,7 @@ LAYERS = {
     "recipes": 4, "names": 4, "loop": 4, "engines": 4,
     "compose": 5,
     "config": 6, "store": 6,
-    "flower": 7, "track": 7,
+    "flower": 7, "track": 7, "outcome": 7,
     "runs": 8,
     "results": 9,
     "apps": 10,

@@ -147,6 +147,12 @@ class Experiment(Section):
     stop: Stop = Stop()
     objective: str | dict[str, Any] | None = None  # by default what the data's targets are
 
+    def __init__(self, **tables: Any) -> None:
+        try:
+            super().__init__(**tables)
+        except ValidationError as error:
+            raise BadInput(f"experiment: {_explain(error)}") from None
+
     @model_validator(mode="after")
     def _consistent(self) -> "Experiment":
         if self.per_round > self.clients:
@@ -173,8 +179,8 @@ class Experiment(Section):
         """Checked settings, or BadInput with one line."""
         try:
             return cls(**tables)
-        except ValidationError as error:
-            raise BadInput(f"{where}: {_explain(error)}") from error
+        except BadInput as why:
+            raise BadInput(f"{where}: {str(why).removeprefix('experiment: ')}") from why
         except RecursionError as why:
             raise BadInput(f"{where}: tables within tables without end; pieces wrap a few others at most") from why
 

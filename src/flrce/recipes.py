@@ -57,7 +57,7 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
     conflict = Conflicts(threshold("50%" if psi is None else psi, P))
     if preset in STANDSTILLS:
         stop = conflict if psi is not None else STANDSTILLS[preset]
-        return replace(base, selector=InTurn(), aggregator=WeightedMean(cap=CAP), stop=stop, average=EMA())
+        return replace(base, selector=InTurn(), aggregator=WeightedMean(cap=CAP), stop=stop, average=AVERAGE)
     if preset not in SELECTIONS:
         raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STANDSTILLS, *SELECTIONS))}")
     base = replace(base, selector=SELECTIONS[preset], stop=conflict)
@@ -239,6 +239,9 @@ SELECTIONS = {
 
 #: times the median of a round's samples that one client is believed to have (docs/robustness.md)
 CAP = 5.0
+
+#: what ours hands back: the averaged model, which a short run has not got far enough for
+AVERAGE = EMA(ease=4.0)
 
 #: when ours stops
 STANDSTILLS = {

@@ -27,23 +27,15 @@ from flrce.fleet.costs import fleet
 from flrce.local.client import Runner
 from flrce.models.flat import layout, pack
 from flrce.models.slicing import suits
+from flrce.outcome import Result
 from flrce.pieces import Recipe
 from flrce.store.checkpoint import write_through
 from flrce.store.ledger import Ledger, refuse_unless_new, summarise
-from flrce.types import Record, Round, State, Task
+from flrce.store.notes import notes
+from flrce.types import Round, State, Task
 
 Watch = Callable[[Round], None]
 log = logging.getLogger("flrce")
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a run."""
-
-    summary: dict[str, Any]
-    history: tuple[Record, ...]
-    model: dict[str, Tensor]  # name -> tensor, as handed back
-    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -140,11 +132,13 @@ def _on_flower(
     if out is not None:
         refuse_unless_new(Path(out), resume)
     built = materials(experiment, data, model)
-    suits(experiment.build_recipe(), built[1], built[0].source.shape)
+    recipe = experiment.build_recipe()
+    suits(recipe, built[1], built[0].source.shape)
     found, where = server.run(experiment, out, built=built, watch=watch), layout(built[1])
     tensors = found.arrays.to_torch_state_dict()
     summary = summarise(found.history, where.size, where.trainable)
-    return Result(summary, found.history, dict(tensors), None if out is None else Path(out))
+    told = notes(found.history, built[0].describe(), recipe.stop, experiment.rounds, experiment.engine.eval_every)
+    return Result(summary, found.history, dict(tensors), None if out is None else Path(out), told)
 
 
 def run_together(
@@ -192,7 +186,7 @@ def _complete(
         start = built.initial()
         if out is None:
             state = _drive(built, experiment, start, watch, None)
-            return _result(built, state, None)
+            return _result(built, state, experiment.rounds, None)
         with Ledger(Path(out), experiment.toml(), built.federation.describe(), resume) as ledger:
             state = ledger.restore(start)
             if loop.over(state) and state.t < experiment.rounds:
@@ -203,7 +197,7 @@ def _complete(
                 _salvage(built, ledger)
                 raise
             _keep(built, ledger, ledger.committed)
-            return _result(built, state, ledger)
+            return _result(built, state, experiment.rounds, ledger)
 
 
 def why_over(state: State) -> str:
@@ -222,7 +216,9 @@ def _drive(built: Parts, experiment: Experiment, state: State, watch: Watch | No
 
 def _keep(built: Parts, ledger: Ledger, state: State | None) -> None:
     if state is not None:
-        ledger.finish(state, built.engine.trainable, named(built, handed_back(built.recipe, state)))
+        model = handed_back(built.recipe, state)
+        last = None if model is state.w else named(built, state.w)
+        ledger.finish(state, built.engine.trainable, named(built, model), last)
 
 
 def _salvage(built: Parts, ledger: Ledger) -> None:
@@ -246,11 +242,11 @@ def named(built: Parts, w: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _result(built: Parts, state: State, ledger: Ledger | None) -> Result:
+def _result(built: Parts, state: State, T: int, ledger: Ledger | None) -> Result:
     summary = summarise(state.history, built.engine.size, built.engine.trainable)
-    return Result(
-        summary, state.history, named(built, handed_back(built.recipe, state)), ledger.folder if ledger else None
-    )
+    found = notes(state.history, built.federation.describe(), built.recipe.stop, T, built.engine.eval_every)
+    model = named(built, handed_back(built.recipe, state))
+    return Result(summary, state.history, model, ledger.folder if ledger else None, found)
 
 
 def run_seeds(
@@ -264,6 +260,9 @@ def run_seeds(
     else:
         found = [run(exp, o, resume, watch=partial(watch, exp.seed) if watch else None) for exp, o in jobs]
     summaries = [result.summary for result in found]
+    for result in found:
+        for note in result.notes:
+            log.warning("%s: %s", result.folder, note)
     table = {"seeds": list(seeds), **intervals(summaries)}
     write_through(out / "summary.json", json.dumps(table, indent=1).encode())
     return table

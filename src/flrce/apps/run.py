@@ -1,6 +1,7 @@
 """flrce run cifar10.toml --set recipe.psi=5 --out runs/a"""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,18 @@ def run(
         raise BadInput("--seeds with --no-save: several runs need a folder to live in; drop one")
     place = None if no_save else out or folders.fresh(name)
     again = "" if place is None else f"flrce run --out {place} --resume"
+    notes: tuple[str, ...] = ()
     with Progress(name, exp.rounds, exp.build_recipe().stop, again) as progress:
         if many is None:
-            summary = runs.run(exp, place, resume, watch=progress).summary
+            result = runs.run(exp, place, resume, watch=progress)
+            summary, notes = result.summary, result.notes
             aggregate = runs.intervals([summary])
         else:
             assert place is not None
             summary = aggregate = runs.run_seeds(exp, many, place, resume, lambda s, d: progress(d, f"{name} seed {s}"))
     _tell(exp, name, summary, aggregate, place, as_json)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     if str(summary.get("stopped", "")).startswith("abandoned"):
         remedy = f"go on with: flrce run --out {place} --resume" if place else "nothing was kept (--no-save)"
         raise Unfinished(f"{summary['stopped']}; {remedy}")

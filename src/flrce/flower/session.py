@@ -153,7 +153,9 @@ class Session:
         return Ledger(self.folder, self.experiment, partition, resume=True)
 
     def _keep(self, ledger: Ledger, state: State) -> None:
-        ledger.finish(state, self.engine.trainable, self._named(state))
+        model = self._handed(state)
+        last = None if model is state.w else self.engine.template.named(state.w)
+        ledger.finish(state, self.engine.trainable, self.engine.template.named(model), last)
 
     def _salvage(self, ledger: Ledger | None, roster: tuple[str, ...]) -> None:
         """After a failure, make what is committed readable. It comes from the disk: tables in memory are a round on."""
@@ -167,9 +169,6 @@ class Session:
 
     def _handed(self, state: State) -> Tensor:
         return self.recipe.average.model(state.memory.get("average"), state.w)
-
-    def _named(self, state: State) -> Mapping[str, Tensor]:
-        return self.engine.template.named(self._handed(state))
 
     def _report(self, result: Result, done: Round) -> Round:
         """One round in the log and in Flower's metrics; those are kept with it, and whether it was to be the last."""

@@ -101,13 +101,17 @@ class Ledger:
         self.committed = done.state
         failpoint("round.committed")
 
-    def finish(self, state: State, trainable: int, model: Mapping[str, Tensor]) -> None:
-        """Write the model, the relationship map and the summary."""
+    def finish(
+        self, state: State, trainable: int, model: Mapping[str, Tensor], last: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Write the model handed back, the `last` one where that is another, the relationship map and the summary."""
         self.lock.check()
         memory = state.memory.get("selector")
         summary = summarise(state.history, state.w.numel(), trainable)
         with _reported(self.folder):
             write_through(self.folder / "model.safetensors", save({k: v.contiguous() for k, v in model.items()}))
+            if last is not None:
+                write_through(self.folder / "last.safetensors", save({k: v.contiguous() for k, v in last.items()}))
             if memory is not None and hasattr(memory, "Omega") and memory.H is not None:
                 tables = {"Omega": memory.Omega, "H": memory.H, "R": memory.R}
                 kept = {name: table for name, table in tables.items() if table is not None}  # a sketch has no Omega

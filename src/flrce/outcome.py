@@ -1,0 +1,59 @@
+"""What came of a run, for somebody at a Python prompt."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from flrce.errors import BadInput
+from flrce.types import Record
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What came of a run. `notes` are what one should know of it beyond the figures."""
+
+    summary: dict[str, Any]
+    history: tuple[Record, ...]
+    model: dict[str, Tensor]  # name -> tensor, as handed back
+    folder: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """One line, and the notes."""
+        s = self.summary
+        accuracy = "not evaluated" if s["accuracy"] is None else f"accuracy {100 * s['accuracy']:.1f} %"
+        if s["accuracy_last"] is not None and s["accuracy_last"] != s["accuracy"]:
+            accuracy += f" (last model {100 * s['accuracy_last']:.1f} %)"
+        ended = f", stopped: {s['stopped']}" if s["stopped"] else ""
+        spent = f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.4g} MB, {s['joules']:.4g} J {s['energy']}"
+        kept = "not kept" if self.folder is None else str(self.folder)
+        line = f"Result({accuracy}, {s['rounds']} rounds{ended}, {spent}, {kept})"
+        return "\n".join([line, *(f"note: {note}" for note in self.notes)])
+
+    def to_pandas(self) -> Any:
+        """One row per round, indexed by its number."""
+        try:
+            import pandas
+        except ImportError as why:
+            raise BadInput("Result.to_pandas() needs pandas; pip install pandas") from why
+        return pandas.DataFrame([asdict(record) for record in self.history]).set_index("t")
+
+    def plot(self, axes: Any = None) -> Any:
+        """Accuracy by round, of the last and of the averaged model, and where a rule ended the run; the axes."""
+        try:
+            from matplotlib import pyplot
+        except ImportError as why:
+            raise BadInput("Result.plot() needs matplotlib; pip install 'flrce[report]'") from why
+        axes = axes or pyplot.subplots(figsize=(6, 3.5), layout="constrained")[1]
+        seen = [r for r in self.history if r.accuracy is not None]
+        averaged = [(r.t, 100 * r.averaged) for r in seen if r.averaged is not None]
+        axes.plot([r.t for r in seen], [100 * (r.accuracy or 0.0) for r in seen], label="last model", linewidth=1.2)
+        if averaged:
+            axes.plot(*zip(*averaged, strict=True), label="averaged model, handed back", linewidth=1.8)
+        if self.history and self.history[-1].stop:
+            axes.axvline(self.history[-1].t, color="black", linewidth=1, linestyle="--", label="stopped")
+        axes.set(xlabel="round", ylabel="accuracy, %")
+        axes.legend()
+        return axes

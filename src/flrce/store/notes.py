@@ -1,0 +1,107 @@
+"""What a user should know about a run beyond its figures: a training that diverged, a model that learnt nothing, a rule
+that could not act, an average that lags. Pure functions of the record and of the label counts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flrce.pieces import StopRule
+from flrce.stops.budget import AnyOf, Patience
+from flrce.stops.conflict import Conflicts
+from flrce.stops.standstill import Standstill
+from flrce.types import Record
+
+ABSURD = ("not finite", "malformed: loss", "is beyond")  # what the gate says of replies that have diverged
+GROWN = 1e3  # times its first value: a loss that is lost
+CHANCE = 1.15  # times what guessing gets
+NEAR = 0.005  # of what always naming one class gets
+LAG = 0.01  # by which the model handed back may be worse than the last one
+
+
+def notes(
+    history: Sequence[Record], partition: Mapping[str, Any], stop: StopRule, T: int, eval_every: int = 1
+) -> tuple[str, ...]:
+    """Every note about a run, the gravest first."""
+    found = [diverged(history), learnt_nothing(history, partition), lagging(history), unreachable(stop, T, eval_every)]
+    return tuple(note for note in found if note)
+
+
+def diverged(history: Sequence[Record]) -> str:
+    """The first round in which losses or updates went to infinity."""
+    first = next((h.loss for h in history if h.loss is not None), 1.0)
+    for h in history:
+        lost = sum(any(word in reason for word in ABSURD) for reason in h.rejected.values())
+        if lost and 2 * lost >= len(h.chosen):
+            what = f"the training of {lost} of {len(h.chosen)} clients diverged"
+        elif h.accuracy is not None and h.loss is None:
+            what = "the loss went to infinity"
+        elif h.loss is not None and h.loss > GROWN * max(first, 1.0):
+            what = f"the loss went to {h.loss:.1e}"
+        else:
+            continue
+        return f"{what} in round {h.t}: lower train.lr, or scale the features"
+    return ""
+
+
+def learnt_nothing(history: Sequence[Record], partition: Mapping[str, Any]) -> str:
+    """Whether the last evaluation is what guessing, or always naming the most frequent class, would get."""
+    labels, classes = partition.get("labels") or (), [str(name) for name in partition.get("classes", ())]
+    seen = [h for h in history if h.accuracy_weighted is not None]
+    if not seen or not labels or len(classes) < 2 or not any(map(sum, labels)):
+        return ""
+    accuracy = float(seen[-1].accuracy_weighted or 0.0)
+    counts = [sum(column) for column in zip(*labels, strict=True)]
+    share, name = max(zip((count / sum(counts) for count in counts), classes, strict=True))
+    if share > CHANCE / len(classes) and abs(accuracy - share) <= NEAR:
+        return (
+            f"{100 * accuracy:.1f} % is what always saying {name!r} would get; the model may tell nothing apart: look "
+            "at the accuracy of each class, or weigh the classes"
+        )
+    if accuracy <= CHANCE / len(classes):
+        return (
+            f"{100 * accuracy:.1f} % is chance for {len(classes)} classes: train for longer, or change train.lr or the "
+            "model"
+        )
+    return ""
+
+
+def lagging(history: Sequence[Record]) -> str:
+    """Whether the averaged model that is handed back is worse than the last one."""
+    seen = [h for h in history if h.accuracy is not None]
+    if not seen or seen[-1].averaged is None:
+        return ""
+    last, averaged = float(seen[-1].accuracy or 0.0), seen[-1].averaged
+    if averaged >= last - LAG:
+        return ""
+    return (
+        f"the averaged model that is handed back scored {100 * averaged:.1f} %, the last one {100 * last:.1f} % "
+        '(last.safetensors): train for longer, or hand the last one back with recipe.average = "last"'
+    )
+
+
+def earliest(rule: Any, eval_every: int = 1) -> int:
+    """The first round in which a rule of ours can say stop."""
+    if isinstance(rule, Standstill):
+        return max(rule.after + 1, rule.n + 2)  # headway is known from the third round on
+    if isinstance(rule, Conflicts):
+        return max(rule.after + 1, rule.r)
+    return (rule.rounds + 1) * eval_every if isinstance(rule, Patience) else 1
+
+
+def unreachable(stop: Any, T: int, eval_every: int = 1) -> str:
+    """Rules that cannot act within T rounds."""
+    for rule in rules(stop):
+        at = earliest(rule, eval_every)
+        if at > T:
+            return (
+                f"the stop rule ({type(rule).__name__}) acts from round {at} on, so it cannot end a run of {T} rounds"
+            )
+    return ""
+
+
+def rules(stop: Any) -> Iterator[Any]:
+    """A stop rule, or those that it is any of."""
+    if isinstance(stop, AnyOf):
+        for inner in stop.rules:
+            yield from rules(inner)
+    else:
+        yield stop

@@ -1,0 +1,129 @@
+"""What a run tells beyond its figures, and what a Result shows at a Python prompt."""
+
+import numpy as np
+import pytest
+
+import flrce
+from flrce.data.sources import Source
+from flrce.stops.budget import AnyOf, Budget, Patience
+from flrce.stops.conflict import Conflicts
+from flrce.stops.standstill import Standstill
+from flrce.store.notes import diverged, earliest, lagging, learnt_nothing, notes, unreachable
+from flrce.types import Record
+
+SMALL = {"rounds": 3, "clients": 8, "per_round": 4, "engine": {"workers": 1}}
+
+
+def blobs(positives: float, n: int = 600) -> Source:
+    """Two classes, of which the rarer is `positives` of all, and features that say nothing of them."""
+    rng = np.random.default_rng(0)
+    return Source(
+        "blobs",
+        rng.normal(size=(n, 5)).astype(np.float32),
+        (rng.random(n) < positives).astype(np.int64),
+        ("no", "yes"),
+    )
+
+
+def test_divergence_is_named_in_words():
+    result = flrce.run(flrce.Experiment(**SMALL, train={"lr": 1e5}))
+    assert result.notes[0].endswith("in round 1: lower train.lr, or scale the features")
+    assert "diverged" in result.notes[0]
+    assert diverged([Record(1, accuracy=0.1, loss=2.0), Record(2, accuracy=0.1)]).startswith(
+        "the loss went to infinity in round 2"
+    )
+    assert "4.0e+09 in round 2" in diverged([Record(1, accuracy=0.1, loss=2.0), Record(2, accuracy=0.1, loss=4e9)])
+    assert diverged([Record(1, accuracy=0.1, loss=2.0, rejected={"a": "no reply"}, chosen=("a", "b"))]) == ""
+
+
+def test_a_majority_class_and_chance_are_named():
+    rare = flrce.run(flrce.Experiment(**SMALL, data={"partition": "iid"}), data=blobs(0.02))
+    assert any("always saying 'no'" in note for note in rare.notes)
+    even = learnt_nothing(
+        [Record(1, accuracy=0.1, accuracy_weighted=0.1)], {"labels": [[5] * 10], "classes": range(10)}
+    )
+    assert "10.0 % is chance for 10 classes" in even
+    assert (
+        learnt_nothing([Record(1, accuracy=0.9, accuracy_weighted=0.9)], {"labels": [[5] * 10], "classes": range(10)})
+        == ""
+    )
+    assert learnt_nothing([Record(1, accuracy=0.1, accuracy_weighted=0.1)], {"kind": "numbers", "classes": []}) == ""
+
+
+def test_a_rule_that_cannot_act_is_named():
+    assert (
+        unreachable(Standstill(), 69)
+        == "the stop rule (Standstill) acts from round 70 on, so it cannot end a run of 69 rounds"
+    )
+    assert unreachable(Standstill(), 70) == ""
+    assert "Patience" in unreachable(AnyOf((Budget(rounds=3), Patience(10))), 20, eval_every=2)
+    assert unreachable(Conflicts(5.0), 1) == ""
+    for rule in (Standstill(after=3, n=4, first=3, level=1.0, share=1.0), Patience(3), Conflicts(2.0, r=2, n=3)):
+        history, at = [], 0
+        while not at:
+            t = len(history) + 1
+            history.append(Record(t, exploit=True, conflicts=9.0, accuracy=0.5, headway=-1.0 if t > 2 else None))
+            at = t if rule(history) else 0
+        assert at == earliest(rule), rule
+
+
+def test_a_lagging_average_is_named():
+    assert "handed back scored 64.3 %, the last one 87.6 %" in lagging([Record(5, accuracy=0.876, averaged=0.643)])
+    assert lagging([Record(5, accuracy=0.876, averaged=0.87)]) == ""
+    assert notes((), {}, Budget(), 5) == ()
+
+
+@pytest.mark.parametrize("rounds", [3, 5, 10])
+def test_the_default_does_not_lag_in_short_runs(rounds):
+    """The averaged model is eased in: it never costs a point of what the last one has."""
+    result = flrce.run(flrce.Experiment(rounds=rounds, clients=30, per_round=6, engine={"workers": 1}))
+    assert result.summary["accuracy"] >= result.summary["accuracy_last"] - 0.01
+    assert not any("averaged" in note for note in result.notes)
+
+
+def test_both_models_are_kept(tmp_path):
+    from safetensors.torch import load_file
+
+    result = flrce.run(flrce.Experiment(**SMALL), tmp_path / "a")
+    handed, last = (load_file(tmp_path / "a" / f"{name}.safetensors") for name in ("model", "last"))
+    assert all((handed[key] == tensor).all() for key, tensor in result.model.items())
+    assert any((handed[key] != last[key]).any() for key in handed)
+    flrce.run(flrce.Experiment(**SMALL, recipe={"name": "fedavg"}), tmp_path / "b")
+    assert not (tmp_path / "b" / "last.safetensors").exists()
+
+
+def test_a_result_at_the_prompt(tmp_path):
+    result = flrce.run(flrce.Experiment(**SMALL), tmp_path / "a")
+    first, *rest = repr(result).splitlines()
+    assert first.startswith("Result(accuracy ")
+    assert len(first) < 160
+    assert f"{tmp_path / 'a'})" in first
+    assert rest == [f"note: {note}" for note in result.notes]
+    frame = pytest.importorskip("pandas") and result.to_pandas()
+    assert list(frame.index) == [1, 2, 3]
+    assert frame["accuracy"].iloc[-1] == result.summary["accuracy_last"]
+
+
+def test_a_result_is_plotted():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    axes = flrce.run(flrce.Experiment(**SMALL, stop={"rounds": 2})).plot()
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["last model", "averaged model, handed back", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"rounds": 0}, "experiment: rounds = 0: should be greater than or equal to 1"),
+        ({"round": 5}, "experiment: round is no known key; did you mean 'rounds'?"),
+        ({"recipe": {"name": "fedavgg"}}, "did you mean 'fedavg'?"),
+        ({"train": {"lr": "fast"}}, "train.lr = 'fast'"),
+        ({"per_round": 300}, "per_round must be at most clients"),
+    ],
+)
+def test_python_gets_the_same_one_line_errors(wrong, line):
+    with pytest.raises(flrce.BadInput) as caught:
+        flrce.Experiment(**wrong)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
