@@ -92,7 +92,7 @@ def from_parquet(path: Path | str, **how: Any) -> Source:
     if not path.exists():
         raise BadInput(f"{shown(path)} does not exist; give a parquet file")
     try:
-        import pandas as pd  # type: ignore[import-untyped]
+        import pandas as pd
 
         frame = pd.read_parquet(path)
     except ImportError as why:
