@@ -13,7 +13,8 @@ from flrce.recipes import CATALOGUE
 #: some 15 points below what it reached when this was written)
 RECIPES = {
     "fedavg": ({}, 0.75), "flrce": ({}, 0.60), "flrce-no-stop": ({}, 0.75), "oort": ({}, 0.65),
-    "pyramidfl": ({}, 0.55), "power-of-choice": ({}, 0.80), "divfl": ({}, 0.70), "trimmed-mean": ({}, 0.65),
+    "pyramidfl": ({}, 0.55), "power-of-choice": ({}, 0.80), "clustered-sampling": ({}, 0.75),
+    "tifl": ({}, 0.75), "stratified-turns": ({}, 0.75), "divfl": ({}, 0.70), "trimmed-mean": ({}, 0.65),
     "median": ({}, 0.65), "krum": ({}, 0.70), "clipped-mean": ({}, 0.70), "fedcom": ({}, 0.75),
     "fedcom-quantised": ({}, 0.75), "fedcomgate": ({}, 0.75), "fedprox": ({}, 0.75), "dropout": ({}, 0.70),
     "heterofl": ({}, 0.55), "timelyfl": ({}, 0.70), "flrce-topk": ({}, 0.75), "flrce-dropout": ({}, 0.65),

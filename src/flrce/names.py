@@ -18,8 +18,10 @@ from flrce.local.updates import SGD, Adam, Carried, Clip, Drift, Momentum, Prox,
 from flrce.local.workload import Alike, Deadline, Freeze, Proximal
 from flrce.pieces import Dense, Full, Last, Never
 from flrce.selectors.choice import PowerOfChoice
+from flrce.selectors.clustered import Clustered
 from flrce.selectors.diverse import DivFL
 from flrce.selectors.relationship import ByRelationship
+from flrce.selectors.tiers import Tiers
 from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
@@ -36,6 +38,8 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "in-turn": InTurn,
         "utility": ByUtility,
         "power-of-choice": PowerOfChoice,
+        "clustered": Clustered,
+        "tiers": Tiers,
         "divfl": DivFL,
     },
     "trainer": {

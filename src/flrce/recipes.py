@@ -17,8 +17,10 @@ from flrce.local.updates import SGD, Chain
 from flrce.local.workload import Alike, Deadline, Freeze, Proximal
 from flrce.pieces import Recipe
 from flrce.selectors.choice import PowerOfChoice
+from flrce.selectors.clustered import Clustered
 from flrce.selectors.diverse import DivFL
 from flrce.selectors.relationship import ByRelationship
+from flrce.selectors.tiers import POLICIES, Tiers
 from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
@@ -104,6 +106,25 @@ def power_of_choice(candidates: int = 0, stale: bool = False, P: int = 10, **loc
     """
     selector = PowerOfChoice(candidates, stale)
     return replace(fedavg(P, **local), selector=selector, aggregator=WeightedMean(by="equal"), name="power-of-choice")
+
+
+def clustered_sampling(by: str = "similarity", P: int = 10, **local: Any) -> Recipe:
+    """Clustered sampling (Fraboni et al. 2021): one client of each of P urns, filled by "similarity" or by "size"."""
+    selector = Clustered(_preset(by, {"similarity": "similarity", "size": "size"}, "by"))
+    return replace(
+        fedavg(P, **local), selector=selector, aggregator=WeightedMean(by="equal"), name="clustered-sampling"
+    )
+
+
+def tifl(policy: str = "uniform", P: int = 10, **local: Any) -> Recipe:
+    """TiFL (Chai et al. 2020): five tiers by speed, one of them a round; policies uniform, random, fast and slow."""
+    odds = _preset(policy, POLICIES, "policy")
+    return replace(fedavg(P, **local), selector=Tiers(len(odds), odds), name="tifl")
+
+
+def stratified_turns(P: int = 10, **local: Any) -> Recipe:
+    """FedAvg with everyone in turn, one client of each size in every round."""
+    return replace(fedavg(P, **local), selector=InTurn(by="sizes"), name="stratified-turns")
 
 
 def divfl(P: int = 10, **local: Any) -> Recipe:
@@ -258,6 +279,9 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     "oort": oort,
     "pyramidfl": pyramidfl,
     "power-of-choice": power_of_choice,
+    "clustered-sampling": clustered_sampling,
+    "tifl": tifl,
+    "stratified-turns": stratified_turns,
     "divfl": divfl,
     "trimmed-mean": trimmed_mean,
     "median": median,
@@ -276,10 +300,10 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
 }
 
 
-def _preset(name: str, meaning: Mapping[str, T]) -> T:
+def _preset(name: str, meaning: Mapping[str, T], key: str = "preset") -> T:
     """What a preset stands for."""
     if name not in meaning:
-        raise BadInput(f"recipe.preset = {name!r}: {nearest(name, meaning)}")
+        raise BadInput(f"recipe.{key} = {name!r}: {nearest(name, meaning)}")
     return meaning[name]
 
 

@@ -15,6 +15,7 @@ PEERS = 3  # named on either side
 TURNS = {  # how those who are due are grouped (selectors/turns.py)
     "balance": "so that their last updates balance",
     "agreement": "that agree most with the others",
+    "sizes": "of all sizes",
     "chance": "at random",
 }
 

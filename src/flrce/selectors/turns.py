@@ -19,7 +19,7 @@ from flrce.relations import NEVER
 from flrce.selectors.sketch import sketch
 from flrce.types import Event, Selection
 
-ORDERS = ("balance", "agreement", "chance")
+ORDERS = ("balance", "agreement", "sizes", "chance")
 CROWD = 1_000  # clients considered at a time
 MAPPED = 2_000  # clients up to which all their relationships are kept, for reports
 
@@ -42,14 +42,15 @@ class InTurn:
 
     - "balance": one is drawn, the others bring the group's mean last update nearest to that of all who are due;
     - "agreement": the largest mean cosine with the others' last updates first (FLrce's idea of H);
+    - "sizes": one of each of P parts of them, from the fewest samples to the most (stratified by n);
     - "chance": whoever is drawn.
 
-    Whoever was never heard from goes first, drawn at random. Updates are compared by sketches of `sketch`
-    floats (sketch.py), so the server keeps M x sketch of them, whatever the model's size.
+    But for "sizes", whoever was never heard from goes first, drawn at random. Updates are compared by sketches of
+    `sketch` floats (sketch.py), so the server keeps M x sketch of them, whatever the model's size.
     """
 
     piece: ClassVar[str] = "in-turn"
-    by: Literal["balance", "agreement", "chance"] = "balance"
+    by: Literal["balance", "agreement", "sizes", "chance"] = "balance"
     sketch: Count = 2048
 
     def __post_init__(self) -> None:
@@ -63,26 +64,28 @@ class InTurn:
         return replace(self, sketch=size)
 
     def init(self, M: int, d: int, D: int) -> Turns:
-        turn, R, mapped = torch.zeros(M, dtype=torch.long), torch.full((M,), NEVER), self.by != "chance"
+        turn, R, mapped = torch.zeros(M, dtype=torch.long), torch.full((M,), NEVER), self.by in ("balance", "agreement")
         Omega = torch.zeros(M, M) if mapped and M <= MAPPED else None
         return Turns(turn, R, torch.zeros(M, min(self.sketch, d) * mapped), Omega, torch.zeros(M) if mapped else None)
 
     def select(self, memory: Turns, view: View, rng: Generator) -> Selection:
         pool = torch.tensor([view.pool[i] for i in rng.permutation(len(view.pool))])
         m = enlarge(memory, int(pool.max()) + 1)
-        served, known = m.turn[pool] >= m.sweep, m.R[pool] > NEVER
+        served, known = m.turn[pool] >= m.sweep, (m.R[pool] > NEVER) | (self.by == "sizes")
         due = int((~served).sum())
         chosen, rest = (pool[~served], served) if due < view.P else (pool[:0], ~served)  # the last, and some anew
         chosen = torch.cat([chosen, pool[rest & ~known]])[: view.P]
         count = min(view.P - len(chosen), int((rest & known).sum()))
         if count:
             crowd = pool[rest & known][: max(CROWD, count)]
-            chosen = torch.cat([chosen, self._next(m, chosen, crowd, count)])
+            chosen = torch.cat([chosen, self._next(m, chosen, crowd, count, view.n)])
         by = self.by if count else "chance"
         return Selection(tuple(chosen.tolist()), exploit=by != "chance", why={"due": due, "by": by})
 
-    def _next(self, m: Turns, chosen: Tensor, rest: Tensor, count: int) -> Tensor:
-        """Who of the rest goes along with the chosen."""
+    def _next(self, m: Turns, chosen: Tensor, rest: Tensor, count: int, n: Tensor) -> Tensor:
+        """Who of the rest, who come in random order, goes along with the chosen."""
+        if self.by == "sizes":
+            return rest[stratified(n[rest], count)]
         if self.by == "balance":
             return rest[balanced(m.V[rest], m.V[chosen[m.R[chosen] > NEVER]], count)]
         if self.by == "agreement":
@@ -125,6 +128,12 @@ def agreement(V: Tensor) -> Tensor:
     """(L,) mean cosine of each row with all; 0 for a zero update."""
     unit = torch.nn.functional.normalize(V, dim=1)
     return unit @ unit.mean(0)
+
+
+def stratified(n: Tensor, count: int) -> list[int]:
+    """`count` positions: the first of each of `count` parts, as equal as can be, of those sorted by n."""
+    parts = n.argsort(stable=True).tensor_split(count)
+    return [int(part.min()) for part in parts]
 
 
 def balanced(S: Tensor, chosen: Tensor, count: int) -> list[int]:

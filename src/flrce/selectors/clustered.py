@@ -1,0 +1,147 @@
+"""Clustered sampling (Fraboni et al., ICML 2021): one client from each of P urns, so that a round is like the whole.
+
+Client k puts P n_k balls into P urns of N = sum n balls each. A ball of each urn is drawn; its client trains, and all
+replies count alike: in the mean over draws a client counts n_k / N, as in sampling with replacement, but the variance
+is smaller the more alike the clients of an urn are.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import linkage
+from scipy.spatial.distance import pdist
+from torch import Tensor
+
+from flrce.bounds import Count
+from flrce.linalg import grown
+from flrce.pieces import View
+from flrce.rng import draw
+from flrce.selectors.sketch import sketch
+from flrce.types import Event, Selection
+
+CROWD = 500  # clients considered at a time: their tree takes a cube of it
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What each client last sent. Written in place."""
+
+    V: Tensor = field(metadata={"rows": True})  # (M, sketch) last updates, sketched; 0: never heard from
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """Urns are filled `by`
+
+    - "size": clients from the largest to the smallest (the paper's algorithm 1);
+    - "similarity": groups of clients whose last updates point the same way, none above an urn's size; the P largest
+      groups have an urn each, and the others fill them up (algorithm 2). Angles are taken between sketches of `sketch`
+      floats; those with a client never heard from are 0, as in the released code.
+
+    A client drawn from one urn is not drawn from another: the urn is asked again. Of more than CROWD clients, so many
+    drawn at random are considered.
+    """
+
+    piece: ClassVar[str] = "clustered"
+    by: Literal["size", "similarity"] = "size"
+    sketch: Count = 2048
+
+    def sketched(self, size: int) -> "Clustered":
+        """The same with `size` floats of each update."""
+        return replace(self, sketch=size)
+
+    def init(self, M: int, d: int, D: int) -> Sent:
+        return Sent(torch.zeros(M, min(self.sketch, d) * (self.by == "similarity")))
+
+    def select(self, memory: Sent, view: View, rng: Generator) -> Selection:
+        pool = np.array([view.pool[i] for i in rng.permutation(len(view.pool))[:CROWD]])
+        pool.sort()
+        n = view.n[torch.from_numpy(pool)].numpy().astype(np.int64)
+        n = n if n.any() else np.ones_like(n)  # nobody's samples are known
+        P = min(view.P, int((n > 0).sum()))
+        if self.by == "size":
+            urns = urns_by_size(n, P)
+        else:
+            V = grown(memory.V, int(pool.max()) + 1)[torch.from_numpy(pool)]
+            urns = urns_by_similarity(n, P, tree(angles(V)), rng)
+        picked = one_of_each(urns, n, rng)
+        return Selection(tuple(int(pool[i]) for i in picked), exploit=self.by == "similarity", why={"by": self.by})
+
+    def observe(self, memory: Sent, event: Event) -> Sent:
+        V, u = grown(memory.V, event.M), event.updates.u
+        if V.shape[1]:
+            V[event.updates.k] = sketch(u.shape[1], V.shape[1])(u) if V.shape[1] < u.shape[1] else u
+        return Sent(V)
+
+
+def urns_by_size(n: Ints, P: int) -> Ints:
+    """(P, L) balls of each client in each urn: the largest clients first, urn after urn (algorithm 1)."""
+    urns = np.zeros((P, len(n)), np.int64)
+    pour(urns, np.argsort(-n, kind="stable"), P * n, int(n.sum()), 0)
+    return urns
+
+
+def urns_by_similarity(n: Ints, P: int, merges: NDArray[np.float64], rng: Generator) -> Ints:
+    """(P, L) balls of each client in each urn, from a tree of the clients (algorithm 2)."""
+    N = int(n.sum())
+    own, balls = np.divmod(P * n, N)  # whoever fills urns alone has those
+    urns = np.zeros((P, len(n)), np.int64)
+    first = P - int(own.sum())  # urns to be shared
+    urns[np.arange(first, P), np.repeat(np.arange(len(n)), own)] = N
+    groups = sorted(cut(merges, balls, N), key=lambda group: (int(balls[group].sum()), group[0]))
+    groups, largest = groups[: len(groups) - first], groups[len(groups) - first :]
+    for urn, group in zip(urns, largest, strict=False):
+        urn[group] = balls[group]
+    k = 0
+    for group in groups:
+        k = pour(urns, rng.permutation(group), balls, N, k)
+    return urns
+
+
+def pour(urns: Ints, order: Ints, balls: Ints, N: int, k: int) -> int:
+    """Fill the urns from the k-th on with these clients' balls, N at most in each; returns the one not yet full."""
+    for client in order:
+        left = int(balls[client])
+        while left:
+            fits = min(N - int(urns[k].sum()), left)
+            urns[k, client] += fits
+            left -= fits
+            k += urns[k].sum() == N
+    return k
+
+
+def angles(V: Tensor) -> NDArray[np.float64]:
+    """(L, L) angles between rows; 0 with a zero row."""
+    unit = torch.nn.functional.normalize(V.double(), dim=1)
+    found = (unit @ unit.T).clamp(-1, 1).arccos().fill_diagonal_(0)
+    heard = (V != 0).any(1)
+    return (found * heard * heard[:, None]).numpy()
+
+
+def tree(similarity: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(L - 1, 4) scipy's merges by Ward's criterion; as in the released code the matrix's rows are the points."""
+    return np.asarray(linkage(pdist(similarity), "ward")) if len(similarity) > 1 else np.zeros((0, 4))
+
+
+def cut(merges: NDArray[np.float64], balls: Ints, N: int) -> list[list[int]]:
+    """The largest subtrees that hold at most N balls, as lists of clients in ascending order."""
+    groups = {i: [i] for i in range(len(balls))}
+    for step, (a, b) in enumerate(merges[:, :2].astype(int).tolist()):
+        if a in groups and b in groups and balls[groups[a] + groups[b]].sum() <= N:
+            groups[len(balls) + step] = sorted(groups.pop(a) + groups.pop(b))
+    return list(groups.values())
+
+
+def one_of_each(urns: Ints, n: Ints, rng: Generator) -> list[int]:
+    """A client of each urn, nobody twice; where all of an urn's are taken, one of the others in proportion to n."""
+    picked: list[int] = []
+    for urn in urns:
+        weights = urn.copy() if np.delete(urn, picked).any() else n.copy()
+        weights[picked] = 0
+        picked += draw(rng, weights, 1)
+    return picked
