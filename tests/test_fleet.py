@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from flrce import Experiment, runs
 from flrce.apps.cli import main
 from flrce.apps.profile import fit
+from flrce.errors import BadInput
 from flrce.fleet.costs import fleet, profile
 from flrce.fleet.energy import Meter, Reading, counters, measured
 from flrce.models.flat import pack
@@ -38,6 +39,54 @@ def test_the_seed_decides_who_has_what():
     first, second = fleet(mix, clients, 0), fleet(mix, clients, 1)
     assert Counter(d.name for d in first.values()) == {"jetson-nano": 28, "raspberry-pi-4": 12}
     assert first != second
+
+
+def test_devices_by_client(tmp_path, caplog):
+    clients = ["phone-1", "phone-2", "clinic", "shed"]
+    named = {
+        "phone-*": "phone",
+        "phone-2": "jetson-nano",
+        "shed": "raspberry-pi-4",
+    }  # a name beats a pattern
+    devices = fleet("laptop-cpu", clients, 0, named)
+    assert [devices[c].name for c in clients] == ["phone", "jetson-nano", "laptop-cpu", "raspberry-pi-4"]
+    path = tmp_path / "devices.csv"
+    path.write_text("client,profile\nphone-*,phone\nphone-2,jetson-nano\nshed,raspberry-pi-4\nelsewhere,phone\n\n")
+    assert fleet("laptop-cpu", clients, 0, str(path)) == devices
+    assert not caplog.text
+    fleet("laptop-cpu", clients, 0, {"tablet-*": "phone"})
+    assert "'tablet-*' fits no client" in caplog.text
+
+
+def test_the_rest_of_a_fleet_stays_what_it_was():
+    clients = [f"c{i}" for i in range(40)]
+    mix = {"jetson-nano": 0.7, "raspberry-pi-4": 0.3}
+    plain, named = fleet(mix, clients, 0), fleet(mix, clients, 0, {"c7": "phone"})
+    assert {c for c in clients if plain[c] != named[c]} == {"c7"}
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "no columns client and profile"),
+        ("name,device\na,phone\n", "no columns client and profile"),
+        ("client,profile\na\n", "line 2 is no pair"),
+        ("client,profile\na,phone\na,phone\n", "line 3 is no pair, or names a client twice"),
+        ("client,profile\na,phnoe\n", "did you mean 'phone'"),
+    ],
+)
+def test_malformed_lists_of_devices(tmp_path, text, match):
+    (tmp_path / "devices.csv").write_text(text)
+    with pytest.raises(BadInput, match=match):
+        fleet("phone", ["a"], 0, str(tmp_path / "devices.csv"))
+
+
+def test_a_slower_device_takes_longer():
+    def seconds(kind):
+        exp = Experiment(rounds=1, clients=4, per_round=4, recipe={"name": "fedavg"}, fleet={"clients": {"2": kind}})
+        return next(runs.rounds(exp)).record.seconds
+
+    assert seconds("raspberry-pi-4") != seconds("laptop-cpu")
 
 
 def test_oort_prefers_the_fast_half_of_a_fleet():

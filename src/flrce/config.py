@@ -17,7 +17,7 @@ from flrce.data.partition import SCHEMES
 from flrce.data.sources import NAMES as DATA
 from flrce.data.sources import Source, prepared, source
 from flrce.errors import BadInput, brief, nearest
-from flrce.fleet.costs import profile
+from flrce.fleet.costs import assigned, profile
 from flrce.models.nets import NAMES as MODELS
 from flrce.pieces import Recipe
 
@@ -111,6 +111,7 @@ class EngineTable(Section):
 
 class Fleet(Section):
     profile: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] = "jetson-nano"
+    clients: str | dict[str, str] | None = None  # profiles by client or pattern, or a csv file of them
 
     @field_validator("profile")
     @classmethod
@@ -119,6 +120,13 @@ class Fleet(Section):
             profile(name)
         if not value:
             raise ValueError("an empty mix has no devices; name at least one profile")
+        return value
+
+    @field_validator("clients")
+    @classmethod
+    def _assigned(cls, value: str | dict[str, str] | None) -> str | dict[str, str] | None:
+        for name in set(assigned(value).values()) if value is not None else ():
+            profile(name)
         return value
 
 

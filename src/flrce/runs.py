@@ -63,7 +63,7 @@ def parts(
     recipe = experiment.build_recipe()
     federation, net = materials(experiment, data, model)
     suits(recipe, net, federation.source.shape)
-    devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed)
+    devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients)
     workers = experiment.engine.workers
     count = (os.cpu_count() or 1) if workers == "auto" else workers
 

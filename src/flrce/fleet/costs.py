@@ -4,6 +4,8 @@ E = P_act (a batches + FLOPs / R) + e_up B_up + e_down B_down, and P_idle while 
 small as the paper's the fixed cost `a` of a batch outweighs its FLOPs.
 """
 
+import csv
+import fnmatch
 import logging
 import math
 import tomllib
@@ -83,8 +85,53 @@ def profile(name: str) -> Profile:
         ) from why
 
 
-def fleet(mix: str | Mapping[str, float], clients: Sequence[str], seed: int) -> dict[str, Profile]:
-    """Each client's device: all alike, or a mix assigned by a seeded shuffle."""
+def fleet(
+    mix: str | Mapping[str, float], clients: Sequence[str], seed: int, by_client: str | Mapping[str, str] | None = None
+) -> dict[str, Profile]:
+    """Each client's device: all alike, or a mix assigned by a seeded shuffle, but for those named in `by_client`.
+
+    `by_client` maps names or patterns ("phone-*", the last that fits counts) to profiles, or is a csv file of them.
+    """
+    devices = _mixed(mix, clients, seed)
+    if not by_client:
+        return devices
+    named = assigned(by_client)
+    known = {name: profile(name) for name in set(named.values())}
+    exact = {client: known[named[client]] for client in clients if client in named}
+    patterns = {pattern: kind for pattern, kind in named.items() if any(sign in pattern for sign in "*?[")}
+    for pattern, kind in patterns.items():
+        fits = fnmatch.filter(clients, pattern)
+        if not fits:
+            log.warning("fleet.clients: %s fits no client; the first are %s", ascii(pattern), ", ".join(clients[:3]))
+        devices |= dict.fromkeys(fits, known[kind])
+    if not exact and not patterns:
+        log.warning("fleet.clients names none of the clients; the first are %s", ", ".join(clients[:3]))
+    return devices | exact
+
+
+def assigned(by_client: str | Mapping[str, str]) -> dict[str, str]:
+    """Client or pattern -> profile, from a table or from a csv file with the columns client and profile."""
+    if not isinstance(by_client, str):
+        return dict(by_client)
+    remedy = "give a csv file with a header line client,profile"
+    try:
+        with open(by_client, newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as why:
+        raise BadInput(f"fleet.clients {by_client!r} cannot be read: {why}; {remedy}") from why
+    if not rows or [cell.strip().lower() for cell in rows[0]] != ["client", "profile"]:
+        raise BadInput(f"fleet.clients {by_client!r} has no columns client and profile; {remedy}")
+    found: dict[str, str] = {}
+    for number, row in enumerate(rows[1:], 2):
+        if not row:
+            continue
+        if len(row) != 2 or row[0].strip() in found:
+            raise BadInput(f"fleet.clients {by_client!r} line {number} is no pair, or names a client twice; {remedy}")
+        found[row[0].strip()] = row[1].strip()
+    return found
+
+
+def _mixed(mix: str | Mapping[str, float], clients: Sequence[str], seed: int) -> dict[str, Profile]:
     if isinstance(mix, str):
         one = profile(mix)
         return dict.fromkeys(clients, one)

@@ -92,7 +92,7 @@ class _Modelled:
     """The simulator's books without its workers."""
 
     def __init__(self, experiment: Experiment, federation: Federation, net: Any) -> None:
-        devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed)
+        devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients)
         self.simulator = Simulator(federation, net, devices, lambda runner: None)  # type: ignore[arg-type, return-value]
 
     def estimate(self, task: Task) -> Spent:
@@ -122,4 +122,5 @@ def _build(text: str) -> Built:
 
 def _profile(experiment: Experiment) -> str | None:
     """The device that models joules, where all clients have the same."""
-    return experiment.fleet.profile if isinstance(experiment.fleet.profile, str) else None
+    told = experiment.fleet
+    return told.profile if isinstance(told.profile, str) and not told.clients else None
