@@ -107,7 +107,7 @@ def test_turns_and_a_standstill_are_explained(tmp_path):
     runs.run(own, tmp_path / "run")
     run = read.one(tmp_path / "run")
     assert why_round(run, 3).sentences[0] == (
-        "Round 3 took 5 clients so that their last updates balance; 2 had not had their turn in this sweep."
+        "Round 3 took 5 clients grouped by their last updates; 2 had not had their turn in this sweep."
     )
     told = why_client(run, run.rounds[2].chosen[0], 3)
     assert told.sentences[1].endswith("was among them.")

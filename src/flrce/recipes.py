@@ -48,7 +48,7 @@ def fedavg(
 
 
 def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, **local: Any) -> Recipe:
-    """FLrce: groups of clients whose updates balance, in turn; stops once rounds undo one another (docs/beyond.md).
+    """FLrce: everyone in turn, grouped by their last updates; stops once rounds undo one another (docs/beyond.md).
 
     It hands back the averaged model and believes no client's samples beyond 5 times the round's median; `frugal` stops
     earlier, `accurate` later, and with a psi the paper's rule decides.

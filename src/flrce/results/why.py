@@ -13,7 +13,7 @@ from flrce.types import Record
 
 PEERS = 3  # named on either side
 TURNS = {  # how those who are due are grouped (selectors/turns.py)
-    "balance": "so that their last updates balance",
+    "balance": "grouped by their last updates",
     "agreement": "that agree most with the others",
     "sizes": "of all sizes",
     "chance": "at random",

@@ -1,7 +1,8 @@
 """Everyone once before anyone twice; the relationships between last updates say who goes together.
 
 With few labels each, clients pull the model to and fro. Nobody is left out of a sweep, nobody can capture it by
-agreeing with friends (docs/robustness.md), and a round whose mean update is like everyone's swings the model least.
+agreeing with friends (docs/robustness.md). What "balance" adds to turns by chance is not known: updates are nearly
+orthogonal, so the shortest ones, those of small clients, go first (docs/beyond.md).
 """
 
 from dataclasses import dataclass, field, replace
