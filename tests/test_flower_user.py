@@ -1,6 +1,7 @@
 """What somebody meets who moves a Flower app to ours by two lines: one evaluation, FedAvg's arguments, any dtype."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from flrce.errors import BadInput
 from flrce.flower import FLrce, Guarded, RecipeStrategy
 from flrce.flower.grid import LocalGrid
 from flrce.recipes import fedprox, flrce
+from flrce.servers.averages import EMA
 
 NAMES = {"wait_for_nodes": 5.0}
 
@@ -41,7 +43,7 @@ class Counted(LocalGrid):
 
 STRATEGIES = {
     "flrce": lambda: FLrce(**NAMES),
-    "plain average": lambda: RecipeStrategy(flrce(P=4), **NAMES),
+    "plain average": lambda: RecipeStrategy(replace(flrce(P=4), average=EMA()), **NAMES),
     "paper": lambda: FLrce(preset="paper", **NAMES),
     "guarded": lambda: Guarded(FedAvg(min_available_nodes=4), **NAMES),
 }
@@ -87,7 +89,11 @@ def test_the_switch_is_not_worse_in_short_runs(rounds):
     """All clients in every round: the same training, so what is handed back decides. A plain average is far behind."""
     theirs = gap(FedAvg(min_available_nodes=4).start(LocalGrid(plain_app(), 4), start(), rounds).arrays)
     ours = gap(FLrce(**NAMES).start(LocalGrid(plain_app(), 4), start(), rounds).arrays)
-    lagging = gap(RecipeStrategy(flrce(P=4), **NAMES).start(LocalGrid(plain_app(), 4), start(), rounds).arrays)
+    lagging = gap(
+        RecipeStrategy(replace(flrce(P=4), average=EMA()), **NAMES)
+        .start(LocalGrid(plain_app(), 4), start(), rounds)
+        .arrays
+    )
     assert ours <= theirs + 0.01
     assert rounds == 1 or lagging > theirs + 0.02
 

@@ -10,19 +10,23 @@ from typing import Any
 
 from flrce.errors import BadInput
 
-__all__ = [
-    "FLrce", "Guarded", "Local", "LocalGrid", "RecipeStrategy", "Result", "client_app", "compressing", "introduce",
-    "should_stop",
-]  # fmt: skip
+#: public name -> where it is
+PLACES = {
+    **dict.fromkeys(("FLrce", "Guarded", "RecipeStrategy"), "strategies"),
+    **dict.fromkeys(("Local", "client_app", "compressing", "introduce"), "client"),
+    "LocalGrid": "grid", "Result": "session", "should_stop": "stopping",
+}  # fmt: skip
+__all__ = list(PLACES)
+VERSIONS = "1.38 to 1.42"  # of Flower, with which the tests have passed
 
 
 def __getattr__(name: str) -> Any:
     """Public names load on first use: Flower is an extra, and not every corner of this package needs it."""
-    if name not in __all__:
+    if name not in PLACES:
         raise AttributeError(f"module 'flrce.flower' has no attribute {name!r}")
     try:
-        return getattr(import_module("flrce.flower.strategies"), name)
+        return getattr(import_module(f"flrce.flower.{PLACES[name]}"), name)
     except ModuleNotFoundError as missing:
         if (missing.name or "").split(".")[0] != "flwr":
             raise
-        raise BadInput(f"flrce.flower needs Flower ({missing}); install flrce[flower]") from missing
+        raise BadInput(f"flrce.flower needs Flower {VERSIONS} ({missing}); install flrce[flower]") from missing

@@ -9,10 +9,19 @@ from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
+from flrce.errors import BadInput
+from flrce.flower import VERSIONS
 from flrce.flower.arrays import again
+
+try:  # not Flower's public interface: without them no Message can be made outside of a run
+    from flwr.supercore.run import Run
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError as why:
+    raise BadInput(
+        f"LocalGrid needs parts of Flower that are private to it, as of {VERSIONS} ({why}); "
+        "FLrce, Guarded and the clients do without: run them on Flower's own engines, or install such a Flower"
+    ) from why
 
 SERVER = 1  # Flower's own id for the server's side
 RAISED, GONE = 2, 5  # Flower's error codes: the ClientApp raised; the node is unavailable

@@ -1,14 +1,13 @@
 """A run over a Grid from first round to last: the loop, the state folder, and what Flower's Result wants to know."""
 
 import logging
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result as FlowerResult
 from torch import Tensor
@@ -17,14 +16,14 @@ from flrce import loop
 from flrce.errors import BadInput
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.figures import summed
+from flrce.flower.folder import in_flowers_words, opened
 from flrce.flower.options import Config
-from flrce.names import PIECES
-from flrce.pieces import ROLES, Recipe
+from flrce.pieces import Recipe
 from flrce.store.ledger import Ledger
-from flrce.store.seal import document
 from flrce.types import Record, Round, State
 
 STOPPED = "should_stop said so"
+TOTALS = ("bytes_up", "bytes_down", "bytes_wasted", "joules")
 log = logging.getLogger("flwr")
 
 
@@ -61,9 +60,13 @@ class Session:
 
     def run(self) -> Result:
         """All rounds until T or a stop; no message is sent after either."""
-        result = Result()
+        result, begun = Result(), time.monotonic()
         with ExitStack() as stack:
-            ledger = stack.enter_context(self._ledger()) if self.folder else None
+            if self.engine.costs is None:
+                stack.enter_context(in_flowers_words())
+            ledger = None
+            if self.folder:
+                ledger = stack.enter_context(opened(self.folder, self.experiment, self.partition, self.engine))
             start = loop.initial(self.recipe, self.engine, self.w)
             state = ledger.restore(start) if ledger else start
             log.info("Evaluated and handed back: %s", _handed_back(self.recipe))
@@ -95,7 +98,25 @@ class Session:
                 self._keep(ledger, ledger.committed)
             result.history, result.arrays = state.history, self.engine.template.unpack(self._handed(state))
         result.stopped = state.history[-1].stop if state.history else ""
+        self._close(result, time.monotonic() - begun)
         return result
+
+    def _close(self, result: Result, seconds: float) -> None:
+        """The run in a few lines."""
+        done = [record for record in result.history if record.outcome == "committed"]
+        log.info("")
+        log.info(
+            "%d of %d rounds in %.1f s: %s", len(done), self.T, seconds, result.stopped or "all that were asked for"
+        )
+        seen = [record for record in done if record.accuracy is not None]
+        if seen:
+            log.info("\taccuracy %.4f (round %d) of %s", seen[-1].accuracy, seen[-1].t, _handed_back(self.recipe))
+        total = {name: sum(getattr(record, name) for record in result.history) for name in TOTALS}
+        log.info("\t%.3f MB up, %.3f MB down, %.3f MB of it in vain; %.1f J; %d replies did not count",
+                 total["bytes_up"] / 1e6, total["bytes_down"] / 1e6, total["bytes_wasted"] / 1e6, total["joules"],
+                 sum(len(record.rejected) for record in result.history))  # fmt: skip
+        if self.folder:
+            log.info("\tkept in %s: flrce report %s --out report.html", self.folder, self.folder)
 
     def only_judged(self) -> Result:
         """Rounds in which nobody trains, as FedAvg has them with fraction_train = 0: the model is evaluated."""
@@ -135,23 +156,6 @@ class Session:
         replies = () if plan.refused else self.engine.train(state.w, plan.tasks, {}, plan.chosen.keep)
         return loop.finish(recipe, self.engine, plan, replies, self.T)
 
-    def _ledger(self) -> Ledger:
-        """The state folder, opened; who the clients were at first stays as it was."""
-        assert self.folder is not None
-        old = self.folder / "partition.json"
-        clients = list(self.engine.clients())
-        found = {
-            "data": "flower",
-            "classes": [],
-            "clients": clients,
-            "train": [self.engine.samples(c) for c in clients],
-        }
-        before = document(old) if old.exists() else {}
-        partition = before or found
-        if self.partition is not None:
-            partition = arranged(self.partition, before.get("clients", clients))
-        return Ledger(self.folder, self.experiment, partition, resume=True)
-
     def _keep(self, ledger: Ledger, state: State) -> None:
         model = self._handed(state)
         last = None if model is state.w else self.engine.template.named(state.w)
@@ -183,9 +187,8 @@ class Session:
         )  # fmt: skip
         metrics = self._metrics(record)
         self._note(result, record, metrics)
-        model = self._handed(done.state) if done.model is None else done.model
-        if self.should_stop and record.outcome == "committed" and not record.stop:
-            result.history, result.arrays = done.state.history, engine.arrays(model)
+        if self.should_stop and done.model is not None and not record.stop:
+            result.history, result.arrays = done.state.history, engine.arrays(done.model)
             if self.should_stop(record.t, result):
                 record = replace(record, stop=STOPPED)
                 self._note(result, record, metrics)
@@ -223,15 +226,6 @@ class Session:
                 place[record.t] = MetricRecord(dict(metrics[name]))
 
 
-def arranged(partition: Mapping[str, Any], clients: Sequence[str]) -> dict[str, Any]:
-    """A partition's lists by client in the order of the run's rows; nodes connect in whatever order they like."""
-    names = list(partition["clients"])
-    place = {client: i for i, client in enumerate([*clients, *names])}
-    rows = sorted(range(len(names)), key=lambda i: place[names[i]])
-    by_client = ("clients", "train", "held", "labels")
-    return {key: [value[i] for i in rows] if key in by_client else value for key, value in partition.items()}
-
-
 def fitted(plan: loop.Plan, engine: FlowerEngine) -> loop.Plan:
     """The plan as its clients can do it; for the ledger, which node each of them is."""
     tasks = tuple(map(engine.fit, plan.tasks))
@@ -247,36 +241,6 @@ def figures(record: Record) -> dict[str, Any]:
         **{name: getattr(record, name) for name in names}, "exploit": int(record.exploit),
         "replied": len(record.replied), "rejected": len(record.rejected), "stopped": int(bool(record.stop)),
     }  # fmt: skip
-
-
-def settings(recipe: Recipe, T: int, seed: int, **more: Any) -> str:
-    """What decides a run's result, as the TOML of its state folder."""
-    pieces = {role: named(role, getattr(recipe, role)) for role in ROLES}
-    table = {"name": recipe.name or "custom", "minimum": recipe.minimum, **pieces}
-    return tomli_w.dumps({
-        "seed": seed, "rounds": T, "per_round": recipe.P, **more, "recipe": table, "engine": {"name": "flower"},
-    })  # fmt: skip
-
-
-def named(role: str, piece: Any) -> dict[str, Any]:
-    """A piece as an experiment file writes it: its short name, or its class, and its fields."""
-    name = next((name for name, make in PIECES[role].items() if make is type(piece)), type(piece).__name__)
-    table: dict[str, Any] = {"piece": name}
-    for f in fields(piece) if is_dataclass(piece) else ():
-        value = getattr(piece, f.name)
-        if is_dataclass(value):
-            table[f.name] = named(role, value)
-        elif isinstance(value, tuple):
-            table[f.name] = [named(role, item) if is_dataclass(item) else item for item in value]
-        elif isinstance(value, str | int | float | bool):
-            table[f.name] = value
-    return table
-
-
-def kept(folder: Path | None, key: str) -> Any:
-    """A setting of a run that is to go on, or None."""
-    path = folder / "experiment.toml" if folder else None
-    return tomllib.loads(path.read_text()).get(key) if path and path.exists() else None
 
 
 def _handed_back(recipe: Recipe) -> str:

@@ -9,21 +9,11 @@ from flwr.serverapp.strategy import Strategy
 from flrce import recipes
 from flrce.errors import BadInput
 from flrce.flower import guard
-from flrce.flower.client import Local, client_app, compressing, introduce
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.grid import LocalGrid
-from flrce.flower.session import Result
-from flrce.flower.stopping import should_stop
 from flrce.flower.strategy import Ours
 from flrce.pieces import Compressor, Recipe
-from flrce.servers.averages import EMA
 
-EASE = 4.0  # of the models' average: 3 % of the way to it after 5 rounds, 18 % after 10, 59 % after 20, 94 % after 40
-
-__all__ = [
-    "FLrce", "Guarded", "Local", "LocalGrid", "RecipeStrategy", "Result", "client_app", "compressing", "introduce",
-    "should_stop",
-]  # fmt: skip
+__all__ = ["FLrce", "Guarded", "RecipeStrategy"]
 
 
 class RecipeStrategy(Ours):
@@ -77,8 +67,6 @@ class FLrce(Ours):
 
     def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
         made = recipes.flrce(self.psi, self.preset, P, **self.local)
-        if isinstance(made.average, EMA):
-            made = replace(made, average=replace(made.average, ease=EASE))
         return replace(made, compressor=self.compressor) if self.compressor else made
 
 

@@ -18,10 +18,11 @@ from flrce.errors import BadInput
 from flrce.fleet.costs import Profile, profile
 from flrce.flower.arrays import Template
 from flrce.flower.engine import FlowerEngine
+from flrce.flower.folder import kept, settings
 from flrce.flower.guard import GuardedEngine
 from flrce.flower.halves import Open, by_halves, changed
 from flrce.flower.options import Config, Costs, Judge, Options, Summing
-from flrce.flower.session import Result, Session, kept, settings
+from flrce.flower.session import Result, Session
 from flrce.flower.wire import SAMPLES
 from flrce.local.client import Runner
 from flrce.pieces import Full, Recipe, StopRule

@@ -1,0 +1,108 @@
+"""A run's folder on Flower: its settings, its clients, its model's arrays, and the ledger."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from flrce.errors import BadInput
+from flrce.flower.arrays import Template
+from flrce.flower.engine import FlowerEngine
+from flrce.names import PIECES
+from flrce.pieces import ROLES, Recipe
+from flrce.store.disk import write_through
+from flrce.store.ledger import Ledger
+from flrce.store.seal import document
+
+WORDS = {"another --out": "another state folder", "use --resume": "start again with the same state folder",
+         "rounds = ": "num_rounds = "}  # fmt: skip
+
+
+def opened(folder: Path, experiment: str, partition: Mapping[str, Any] | None, engine: FlowerEngine) -> Ledger:
+    """The ledger; who the clients were at first stays as it was, and another model is refused."""
+    old = folder / "partition.json"
+    clients = list(engine.clients())
+    found = {"data": "flower", "classes": [], "clients": clients, "train": [engine.samples(c) for c in clients]}
+    before = document(old) if old.exists() else {}
+    kept = arranged(partition, before.get("clients", clients)) if partition is not None else before or found
+    _same_arrays(folder / "arrays.json", engine.template)
+    ledger = Ledger(folder, experiment, kept, resume=True)
+    try:
+        write_through(folder / "arrays.json", json.dumps(_described(engine.template), indent=1).encode())
+    except OSError as why:
+        ledger.close()
+        raise BadInput(f"{folder} cannot be written: {why.strerror or why}; make room, then start again") from why
+    return ledger
+
+
+@contextmanager
+def in_flowers_words() -> Iterator[None]:
+    """What the ledger says to users of the command line, as said to those of a strategy."""
+    try:
+        yield
+    except BadInput as why:
+        text = str(why)
+        for ours, theirs in WORDS.items():
+            text = text.replace(ours, theirs)
+        raise BadInput(text) from why
+
+
+def _described(template: Template) -> dict[str, list[Any]]:
+    shapes = {slot.name: list(slot.shape) for slot in template.layout.slots}
+    return {name: [dtype, shapes.get(name)] for name, dtype in template.dtypes.items()}
+
+
+def _same_arrays(path: Path, template: Template) -> None:
+    """BadInput where a folder was begun with arrays of other names, dtypes or shapes."""
+    if not path.exists():
+        return
+    old, new = json.loads(path.read_bytes()), _described(template)
+    name = next((name for name in [*old, *new] if old.get(name) != new.get(name)), None)
+    if name is not None:
+        there, here = (" ".join(map(str, x[name])) if name in x else "missing" for x in (old, new))
+        raise BadInput(f"{path.parent} holds another model: {name!r} is {there} there and {here} in initial_arrays; "
+                       "pass the same model, or another state folder")  # fmt: skip
+
+
+def arranged(partition: Mapping[str, Any], clients: Sequence[str]) -> dict[str, Any]:
+    """A partition's lists by client in the order of the run's rows; nodes connect in whatever order they like."""
+    names = list(partition["clients"])
+    place = {client: i for i, client in enumerate([*clients, *names])}
+    rows = sorted(range(len(names)), key=lambda i: place[names[i]])
+    by_client = ("clients", "train", "held", "labels")
+    return {key: [value[i] for i in rows] if key in by_client else value for key, value in partition.items()}
+
+
+def settings(recipe: Recipe, T: int, seed: int, **more: Any) -> str:
+    """What decides a run's result, as the TOML of its state folder."""
+    pieces = {role: named(role, getattr(recipe, role)) for role in ROLES}
+    table = {"name": recipe.name or "custom", "minimum": recipe.minimum, **pieces}
+    return tomli_w.dumps({
+        "seed": seed, "rounds": T, "per_round": recipe.P, **more, "recipe": table, "engine": {"name": "flower"},
+    })  # fmt: skip
+
+
+def named(role: str, piece: Any) -> dict[str, Any]:
+    """A piece as an experiment file writes it: its short name, or its class, and its fields."""
+    name = next((name for name, make in PIECES[role].items() if make is type(piece)), type(piece).__name__)
+    table: dict[str, Any] = {"piece": name}
+    for f in fields(piece) if is_dataclass(piece) else ():
+        value = getattr(piece, f.name)
+        if is_dataclass(value):
+            table[f.name] = named(role, value)
+        elif isinstance(value, tuple):
+            table[f.name] = [named(role, item) if is_dataclass(item) else item for item in value]
+        elif isinstance(value, str | int | float | bool):
+            table[f.name] = value
+    return table
+
+
+def kept(folder: Path | None, key: str) -> Any:
+    """A setting of a run that is to go on, or None."""
+    path = folder / "experiment.toml" if folder else None
+    return tomllib.loads(path.read_text()).get(key) if path and path.exists() else None
