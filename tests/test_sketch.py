@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import permutations, product
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from flrce.pieces import View
 from flrce.recipes import CATALOGUE
 from flrce.relations import NEVER
 from flrce.round import memory
+from flrce.selectors import sketch as maps_of
 from flrce.selectors.relationship import ByRelationship
-from flrce.selectors.sketch import Sketch, deviation, sketch
+from flrce.selectors.sketch import Sketch, Turned, deviation, sketch
 from flrce.store.checkpoint import Journal
 from flrce.store.ledger import relations_of
 from flrce.types import Event, Record, Round, State, Task, Updates
@@ -31,6 +33,34 @@ def test_worked_example():
     S = Sketch(2, torch.tensor([2, 0, 3, 1, 4]), torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0]))
     # 30 + 40 - 50 = 20, -10 + 20 = 10
     assert S(torch.tensor([[10.0, 20.0, 30.0, 40.0, 50.0]])).tolist() == [[20.0, 10.0]]
+
+
+def test_turned_blocks():
+    # k = 2, blocks (10, 20), (30, 40), (50): the second is turned by one, signs -, +, +, +, -
+    S = Turned(2, torch.tensor([0, 1, 0]), torch.tensor([-1, 1, 1, 1, -1], dtype=torch.int8))
+    # bucket 0: -10 + 40 - 50, bucket 1: 20 + 30
+    assert S(torch.tensor([[10.0, 20.0, 30.0, 40.0, 50.0]])).tolist() == [[-20.0, 50.0]]
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 50), st.integers(1, 40), st.integers(0, 2**32), st.booleans())
+def test_turned_products_are_unbiased_within_the_same_variance(d, k, seed, spiky):
+    """Large maps, made small: every coordinate once, and the bounds of the shuffled ones."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(2, d)) ** (5 if spiky else 1)
+    X = torch.tensor(np.stack([x / np.linalg.norm(x), y / np.linalg.norm(y)]))
+    maps = [turned(d, k, draw) for draw in range(MAPS)]
+    assert (maps[0](torch.eye(d)).abs().sum(1) == 1).all()
+    images = torch.stack([S(X) for S in maps])
+    error = (images[:, 0] * images[:, 1]).sum(1) - X[0] @ X[1]
+    bound = ((1 + (X[0] @ X[1]) ** 2) / k).sqrt()
+    assert error.mean().abs() <= 5 * bound / MAPS**0.5
+    assert error.square().mean().sqrt() <= 1.5 * bound
+
+
+def turned(d, k, seed):
+    with mock.patch.object(maps_of, "LARGE", 0):
+        return sketch.__wrapped__(d, k, seed)
 
 
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(1, 20), st.integers(0, 2**32))

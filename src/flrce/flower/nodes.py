@@ -72,7 +72,7 @@ def exchange(
                     strays.pop(key)(reply)
                 del reply
             if large:
-                gc.collect()  # Flower's records refer to one another in circles, and these are large
+                gc.collect(1)  # Flower's records refer to one another in circles, and these are large and young
         if enough(list(results.values())):
             break
         if waiting and len(waiting) == before:

@@ -10,6 +10,10 @@ Sketched norms and products belong to real vectors of R^k, so cosines stay in [-
 linear, H's part from fresh updates is <Su/|Su|, sum_j Sv_j/|Sv_j|>: its error falls as 1/sqrt(k) too, relative to the
 length of that sum, which is at most M. Only products with past updates V are sketched: <u, w> is taken before.
 
+A shuffle of millions of coordinates is a walk through all of the memory. Above LARGE of them, blocks of k are turned by
+a random offset each instead: two coordinates of one block never share a bucket, two of different blocks with
+probability 1/k, so that the same bounds hold.
+
 The map follows from (d, k, seed) and is never stored. Whoever knows it can craft updates that it does not see.
 """
 
@@ -17,11 +21,13 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flrce.rng import stream
 
+LARGE = 2**22
 ROWS, FLOATS = 8, 2**24  # vectors shuffled at a time, so that the copy stays in the cache, or at least small
 
 
@@ -43,10 +49,28 @@ class Sketch:
         return found
 
 
+@dataclass(frozen=True)
+class Turned:
+    """S for large d: (n, d) -> (n, k), block by block of k coordinates."""
+
+    k: int
+    offsets: Tensor  # (ceil(d / k),) by how much a block is turned
+    signs: Tensor  # (d,) int8, +1 or -1
+
+    def __call__(self, X: Tensor) -> Tensor:
+        k, found = self.k, X.new_zeros(len(X), 2 * self.k)
+        for block, part, offset in zip(X.split(k, 1), self.signs.split(k), self.offsets.tolist(), strict=True):
+            found[:, offset : offset + len(part)].addcmul_(block, part.to(X.dtype))
+        return found[:, :k] + found[:, k:]  # what was turned past the end goes on at the start
+
+
 @lru_cache(maxsize=4)
-def sketch(d: int, k: int, seed: int = 0) -> Sketch:
+def sketch(d: int, k: int, seed: int = 0) -> Sketch | Turned:
     """The map for vectors of d floats; the same arguments give the same map on every machine."""
     rng = stream(seed, f"sketch {d} {k}")
+    if d > LARGE:
+        signs = torch.from_numpy(rng.integers(0, 2, d, dtype=np.int8)).mul_(2).sub_(1)
+        return Turned(k, torch.from_numpy(rng.integers(0, k, -(-d // k))), signs)
     order = torch.from_numpy(rng.permutation(d)).int()  # half the memory
     signs = torch.from_numpy(rng.integers(0, 2, d)).float().mul_(2).sub_(1)
     return Sketch(k, order, signs)
