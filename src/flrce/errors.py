@@ -1,5 +1,6 @@
 """What a user did wrong, in one line: what, where, remedy."""
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -39,3 +40,19 @@ def brief(value: Any, most: int = SHOWN) -> str:
     except Exception:  # an object with a mind of its own
         text = f"a {type(value).__name__}"
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text).strip()[:most]
+
+
+def shortage(why: BaseException) -> str:
+    """What the machine has too little of, and what to do; "" where the exception is about something else."""
+    text, kept = str(why).lower(), "what is committed is kept: then go on with --resume"
+    number = why.errno if isinstance(why, OSError) else 0
+    memory = isinstance(why, MemoryError) or number == errno.ENOMEM or type(why).__name__ == "OutOfMemoryError"
+    if memory or (isinstance(why, RuntimeError) and ("allocate memory" in text or "out of memory" in text)):
+        return f"out of memory; free some, or lower clients, per_round or train.batch; {kept}"
+    if number in (errno.EMFILE, errno.ENFILE) or "too many open files" in text:
+        return f"out of file descriptors; raise ulimit -n, or lower engine.workers; {kept}"
+    if number == errno.EAGAIN or "start new thread" in text:
+        return f"no further process or thread; raise ulimit -u, or lower engine.workers; {kept}"
+    if "shared memory" in text or "/torch_" in text:
+        return f"out of shared memory; make room in /dev/shm; {kept}"
+    return ""

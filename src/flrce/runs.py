@@ -187,7 +187,8 @@ def _complete(
         if out is None:
             state = _drive(built, experiment, start, watch, None)
             return _result(built, state, experiment.rounds, None)
-        with Ledger(Path(out), experiment.toml(), built.federation.describe(), resume) as ledger:
+        kernel = built.engine.workers.name
+        with Ledger(Path(out), experiment.toml(), built.federation.describe(), resume, kernel) as ledger:
             state = ledger.restore(start)
             if loop.over(state) and state.t < experiment.rounds:
                 log.warning("the run in %s is over: %s; its rule would end a longer one as well", out, why_over(state))

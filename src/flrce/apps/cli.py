@@ -7,7 +7,7 @@ import sys
 import click
 
 from flrce.apps.commands import app
-from flrce.errors import BadInput, Interrupted, Unfinished
+from flrce.errors import BadInput, Interrupted, Unfinished, shortage
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,6 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
     except _Terminated as why:
         print(" ".join(["terminated", *getattr(why, "__notes__", ())]), file=sys.stderr)
         return 143
+    except Exception as why:
+        text = shortage(why)
+        if not text:
+            raise
+        print(f"error: {text}", file=sys.stderr)
+        return 2
 
 
 class _Terminated(BaseException):

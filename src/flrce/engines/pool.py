@@ -21,6 +21,7 @@ Job = tuple[Any, ...]
 Work = Callable[..., Any]
 #: fork shares the samples without a copy and knows any user's class; macOS cannot fork safely
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
+LOOK = 5.0  # seconds between two looks whether a silent worker was stopped: twice in a row, and it is replaced
 START = "fork" if sys.platform == "linux" else "spawn"
 
 
@@ -53,12 +54,15 @@ class Processes:
         results: list[Any] = [None] * len(jobs)
         todo, died = list(range(len(jobs)))[::-1], [0] * len(jobs)
         busy: dict[int, int] = {}  # worker -> job
+        stopped: set[int] = set()  # workers found so at the last look
         while todo or busy:
             for slot in range(len(self.workers)):
                 if todo and slot not in busy:
                     busy[slot] = todo.pop()
                     self._send(slot, jobs[busy[slot]])
-            ready = wait([self.workers[slot][1] for slot in busy])
+            ready = wait([self.workers[slot][1] for slot in busy], LOOK)
+            if not ready:
+                stopped = self._let_go(stopped, [slot for slot in busy if _stopped(self.workers[slot][0].pid)])
             for slot in [slot for slot in busy if self.workers[slot][1] in ready]:
                 job = busy.pop(slot)
                 try:
@@ -83,6 +87,12 @@ class Processes:
         for process, _ in self.workers:
             _bury(process)
 
+    def _let_go(self, before: set[int], now: list[int]) -> set[int]:
+        """Kill workers that somebody stopped (SIGSTOP) and did not wake: their jobs go to others."""
+        for slot in before.intersection(now):
+            self.workers[slot][0].kill()
+        return set(now)
+
     def _start(self) -> tuple[Any, Connection]:
         here, there = self.context.Pipe()
         process = self.context.Process(target=_serve, args=(self.work, there, os.getpid()), daemon=True)
@@ -105,6 +115,15 @@ class Processes:
         _bury(process)
         self.exit_code = process.exitcode
         self.workers[slot] = self._start()
+
+
+def _stopped(pid: int) -> bool:
+    """Whether a process is stopped, where the system tells."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            return f.read().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
 
 
 def _bury(process: Any, patience: float = 5.0) -> None:

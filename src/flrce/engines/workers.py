@@ -5,6 +5,8 @@ number nor their timing shows. Kinds differ in the last bits, as torch's own bac
 """
 
 import logging
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +21,7 @@ from flrce.local.client import Index, Runner
 from flrce.local.native import kernel
 from flrce.types import Reply, Task
 
+SHARED = "/dev/shm"  # where Linux keeps memory that processes share
 JUDGED = 1000  # samples in one job of an evaluation
 TRIES = 3  # workers that may die of one such job: unlike a client's reply, an evaluation cannot be done without
 Order = tuple[Task, Index, Mapping[str, Tensor]]  # a task, the client's samples, what it keeps
@@ -41,7 +44,7 @@ class Pooled:
 
     def __init__(self, runner: Runner, count: int, name: str) -> None:
         self.runner, self.name = runner, name
-        self.w = torch.zeros(runner.layout.size).share_memory_()
+        self.w = shared(runner.layout.size)
         self.pool: Any = Threads(self._work, count) if name == "native" else Processes(self._work, count)
 
     @property
@@ -73,6 +76,15 @@ class Pooled:
         if what == "train":
             return self.runner.train(self.w, *job)
         return self.runner.evaluate(self.w, *job)
+
+
+def shared(size: int) -> Tensor:
+    """(size,) zeros in memory that worker processes share; writing to more than there is would kill by a signal."""
+    free = shutil.disk_usage(SHARED).free if os.path.isdir(SHARED) else 4 * size
+    if 4 * size > free:
+        raise BadInput(f"{SHARED} has {free / 1e6:.1f} MB left, the model needs {4 * size / 1e6:.1f}; make room there")
+    made: Tensor = torch.zeros(size).share_memory_()
+    return made
 
 
 def hire(runner: Runner, kind: str, count: int, unfused: str = "") -> Pooled:

@@ -38,7 +38,9 @@ class Ledger:
     of workers, which change no result, and its length: a run may be extended. And on the same data.
     """
 
-    def __init__(self, folder: Path, experiment: str, partition: Mapping[str, Any], resume: bool) -> None:
+    def __init__(
+        self, folder: Path, experiment: str, partition: Mapping[str, Any], resume: bool, kernel: str = ""
+    ) -> None:
         self.folder, self.closed = folder, False
         before = experiment
         with _reported(folder):
@@ -55,8 +57,9 @@ class Ledger:
             except BaseException:
                 self.lock.close()
                 raise
+        made_by = versions() | ({"kernel": kernel} if kernel else {})  # other kernels, other bits
         former = {former_fingerprint(before), former_fingerprint(experiment)}
-        self.journal = checkpoint.Journal(folder / "checkpoint", fingerprint(experiment), versions(), former)
+        self.journal = checkpoint.Journal(folder / "checkpoint", fingerprint(experiment), made_by, former)
         self.files = {name: Lines(folder / name) for name in FILES}
         self.committed: State | None = None
 
