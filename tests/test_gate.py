@@ -131,7 +131,7 @@ def test_reasons(field, value, reason):
 def test_the_deadline():
     slow = replace(honest(task()), spent=Spent(compute_seconds=9.0))
     assert check(task(deadline=10.0), slow, holdings)[1] is not None
-    assert check(task(deadline=8.0), slow, holdings)[0] == "late: 9.0 s past the deadline of 8.0 s"
+    assert check(task(deadline=8.0), slow, holdings)[0] == "late: 9 s, past the deadline of 8 s"
 
 
 def test_too_large_a_value():

@@ -94,7 +94,7 @@ def check(task: Task, reply: Reply, holdings: Holdings, base: Base | None = None
     if not (number(reply.loss) and number(reply.loss_square)):
         return f"malformed: loss {brief(reply.loss, 20)}, squared {brief(reply.loss_square, 20)}", None
     if not reply.spent.seconds <= task.deadline:
-        return f"late: {reply.spent.seconds:.1f} s past the deadline of {task.deadline:.1f} s", None
+        return f"late: {reply.spent.seconds:.3g} s, past the deadline of {task.deadline:.3g} s", None
     try:
         (held, layout), exact = holdings(task), task.compressor is None or type(task.compressor) is Dense
         why, u = decoded(task, reply.payload, layout)

@@ -35,9 +35,9 @@ class Tiers:
     def __post_init__(self) -> None:
         object.__setattr__(self, "odds", tuple(self.odds))  # experiment files have lists
         if self.odds and len(self.odds) != self.tiers:
-            raise BadInput(f"selector.odds: {len(self.odds)} chances for {self.tiers} tiers; give one each")
+            raise BadInput(f"odds: {len(self.odds)} chances for {self.tiers} tiers; give one each")
         if self.odds and not (min(self.odds) >= 0 and 0 < sum(self.odds) < np.inf):
-            raise BadInput(f"selector.odds = {list(self.odds)}: must not be negative, and not all 0")
+            raise BadInput(f"odds = {list(self.odds)}: must not be negative, and not all 0")
 
     def select(self, memory: Any, view: View, rng: Generator) -> Selection:
         seconds = durations(view)
