@@ -138,7 +138,7 @@ def test_the_page_may_not_ask_the_network_even_if_it_wanted_to(shown):
 
 def test_every_chart_is_drawn_and_labelled(shown):
     charts = shown.all("figure.chart")
-    assert len(charts) == 11
+    assert len(charts) == 12
     drawn = [chart for chart in charts if chart.get_attribute("id") != "headway"]  # this run has none
     for chart in drawn:
         svg = chart.find_element(By.CSS_SELECTOR, ".canvas svg")
@@ -217,7 +217,7 @@ def test_the_stop_and_psi_are_marked_only_where_there_are_any(shown):
         picker.select_by_value(str(i))
         assert len(shown.all("#conflicts .psi")) == (run.psi is not None)
         assert len(shown.all("#conflicts .stop")) == bool(run.rounds[-1].stop)
-        expected = f"{len(run.done)} rounds committed. {'Stopped' if run.rounds[-1].stop else 'No rule'}"
+        expected = f"This run {'stopped after round' if run.rounds[-1].stop else 'ran all'} {len(run.done)}"
         assert shown.find("#ended").text.startswith(expected)
     assert any(run.rounds[-1].stop for run in runs)
 
@@ -295,7 +295,7 @@ def test_hostile_names_stay_text(browser, tmp_path):
         for _ in range(12):
             svg.send_keys(Keys.ARROW_DOWN if chart != "costs" else Keys.ARROW_RIGHT)
     time.sleep(0.2)
-    assert browser.driver.title == "flrce report"
+    assert browser.driver.title.startswith("flrce report: digits, natural partition")
     assert browser.all("img, figure svg script, body > b") == []
     names = browser.run("return [...document.querySelectorAll('#clients tbody th')].map((cell) => cell.textContent)")
     assert set(names) == set(HOSTILE)
@@ -396,3 +396,56 @@ def test_controls_have_names(shown):
     levels = shown.run("return [...document.querySelectorAll('h1, h2, h3')].map((h) => Number(h.tagName[1]))")
     assert levels[0] == 1
     assert set(levels[1:]) == {2}
+
+
+def test_the_page_opens_with_sentences(shown):
+    told = [each.text for each in shown.all("#story p")]
+    assert told[0].startswith("Against fedavg, ")
+    assert any("on the clients' hold-outs over" in sentence for sentence in told)
+    assert shown.find("#h-compare").text == "Recipes compared"
+
+
+def test_a_page_of_one_run_compares_nothing(browser, tmp_path):
+    browser.size(1200)
+    browser.open(page.write([compared() / "fedavg" / "seed-0"], tmp_path / "r.html"))
+    assert browser.find("#h-compare").text == "Accuracy"
+    assert not browser.find("#energy").is_displayed()
+    assert browser.find("#story p").text.startswith("fedavg reached ")
+
+
+def test_the_axis_zooms(shown):
+    ticks = "return [...document.querySelectorAll('#accuracy svg text')].map((t) => parseFloat(t.textContent))"
+    near = [v for v in shown.run(ticks) if v is not None and v == v]
+    shown.click("#zoom")
+    whole = [v for v in shown.run(ticks) if v is not None and v == v]
+    assert near != whole
+    assert 0 in whole
+
+
+@pytest.mark.parametrize("table", ["headline", "clients"])
+def test_tables_sort(shown, table):
+    shown.run("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    cells = f"return [...document.querySelectorAll('#{table} tbody tr')].map((r) => parseFloat(r.cells[2].textContent))"
+    shown.click(f"#{table} thead th:nth-child(3)")
+    down = shown.run(cells)
+    shown.click(f"#{table} thead th:nth-child(3)")
+    up = shown.run(cells)
+    assert len(down) > 1
+    assert down == sorted(down, reverse=True)
+    assert up == sorted(up)
+
+
+def test_it_prints_on_a4_without_cutting(shown):
+    """186 mm between the margins are 703 CSS pixels: nothing is wider, neither the page nor a table nor a picture."""
+    shown.size(703)
+    shown.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        wide = (
+            "return [...document.querySelectorAll('table, svg, figure, p, pre')].map((e) => e.getBoundingClientRect())"
+            ".filter((b) => b.width && b.right > 704).length"
+        )
+        assert shown.run("return document.documentElement.scrollWidth") <= 703
+        assert shown.run(wide) == 0
+        assert not any(each.is_displayed() for each in shown.all(".tools, #theme"))
+    finally:
+        shown.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

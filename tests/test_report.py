@@ -47,7 +47,7 @@ def test_interval_by_hand():
     found = tables.interval([1.0, 2.0, 3.0])
     assert (found.mean, found.n) == (2.0, 3)
     assert found.half == pytest.approx(2.484138, abs=1e-6)
-    assert tables.interval([4.0]) == tables.Interval(4.0, None, 1)
+    assert tables.interval([4.0]) == tables.Interval(4.0, None, 1, 4.0, 4.0)
     assert tables.interval([]) == tables.Interval(None, None, 0)
 
 

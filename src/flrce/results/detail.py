@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.results.story import decided, ended
 from flrce.stops.standstill import Standstill
 from flrce.store.read import Run
 
@@ -38,10 +39,23 @@ def detail(run: Run, rows: Sequence[int]) -> dict[str, Any]:
         "seconds": [_short(x) for x in np.cumsum([h.seconds for h in run.rounds])],
         "chosen": [[place[c] for c in h.chosen if c in place] for h in run.rounds],
         "rejected": [[place[c] for c in h.rejected if c in place] for h in run.rounds],
+        "loss": [_short(h.loss) for h in run.rounds],
+        "training": training(run),
+        "decided": decided(run),
         "psi": run.psi,
         "stop": run.rounds[-1].stop if run.rounds else "",
+        "ended": ended(run),
         "costs": client_costs(run, rows),
     }
+
+
+def training(run: Run) -> list[float | None]:
+    """Mean loss of the clients whose replies counted, over the first epoch of each round."""
+    found = []
+    for lines in run.parts:
+        losses = [line["loss"] for line in lines if line["outcome"] == "useful" and line.get("loss") is not None]
+        found.append(_short(sum(losses) / len(losses)) if losses else None)
+    return found
 
 
 def headways(run: Run) -> dict[str, Any]:

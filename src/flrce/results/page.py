@@ -15,6 +15,7 @@ from string import Template
 from typing import Any
 
 from flrce.results import detail, tables
+from flrce.results.story import ended, story
 from flrce.results.tables import AXES, HEADLINE, Group, Interval
 from flrce.store import read
 from flrce.store.disk import write_through
@@ -41,7 +42,8 @@ def page(runs: Sequence[Run]) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
         script=script, digest=digest, style=_asset("page.css"), data=embed(payload(parts)), version=__version__,
-        headline=headline(parts), setting=html.escape(setting(runs)), picker=picker(parts), settings=experiment(parts),
+        story=told(parts), headline=headline(parts), energy=modelled(runs), setting=html.escape(setting(runs)),
+        compared="Recipes compared" if len(parts) > 1 else "Accuracy", picker=picker(parts), settings=experiment(parts),
     )  # fmt: skip
 
 
@@ -129,7 +131,11 @@ def headline(parts: Sequence[Group]) -> str:
     """The table at the top, readable without the script."""
     heads, rows = tables.headline(parts)
     digits = [digits for _, _, digits in HEADLINE.values()]
-    lines = ["<thead><tr>", *(f'<th scope="col">{html.escape(head)}</th>' for head in heads), "</tr></thead><tbody>"]
+    lines = [
+        "<thead><tr>",
+        *(f'<th scope="col" tabindex="0">{html.escape(head)}</th>' for head in heads),
+        "</tr></thead><tbody>",
+    ]
     for label, seeds, *cells in rows:
         lines.append(f'<tr><th scope="row">{html.escape(label)}</th><td>{seeds}</td>')
         lines += [f"<td>{shown(cell, n)}</td>" for cell, n in zip(cells, digits, strict=True)]
@@ -140,8 +146,20 @@ def headline(parts: Sequence[Group]) -> str:
 def shown(cell: Interval, digits: int) -> str:
     if cell.mean is None:
         return "--"
+    if digits == 0 and cell.low is not None and cell.high is not None:
+        return f"{cell.low:.0f}" if cell.low == cell.high else f"{cell.low:.0f} to {cell.high:.0f}"
     half = "" if cell.half is None else f' <span class="half">± {cell.half:.{digits}f}</span>'
     return f"{cell.mean:.{digits}f}{half}"
+
+
+def told(parts: Sequence[Group]) -> str:
+    """The opening sentences."""
+    return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in story(parts))
+
+
+def modelled(runs: Sequence[Run]) -> str:
+    """What the figures of energy and time are."""
+    return "measured" if all(run.summary["energy"] == "measured" for run in runs) else "modelled"
 
 
 def setting(runs: Sequence[Run]) -> str:
@@ -173,16 +191,6 @@ def experiment(parts: Sequence[Group]) -> str:
         text = html.escape("\n".join(lines))
         blocks.append(f"<details><summary>{html.escape(part.label)}</summary><pre>{text}</pre></details>")
     return "".join(blocks)
-
-
-def ended(run: Run) -> str:
-    """How a run ended, in words."""
-    if not run.rounds:
-        return "no round committed yet"
-    if run.rounds[-1].stop:
-        return f"stopped after round {len(run.done)}: {run.rounds[-1].stop}"
-    T = run.experiment.get("rounds", 100)
-    return f"ran all {T} rounds" if len(run.done) >= T else f"unfinished: {len(run.done)} of {T} rounds"
 
 
 def _asset(name: str) -> str:

@@ -18,7 +18,7 @@ SMOOTH = 5  # evaluations in the running mean
 #: figure -> heading, unit's name in `units`, digits
 HEADLINE = {
     "accuracy": ("Accuracy %", "percent", 1),
-    "rounds": ("Rounds", "", 1),
+    "rounds": ("Rounds", "", 0),
     "joules": ("Energy", "joules", 1),
     "bytes": ("Traffic", "bytes", 2),
     "seconds": ("Time", "seconds", 2),
@@ -40,15 +40,18 @@ class Interval:
     mean: float | None
     half: float | None
     n: int
+    low: float | None = None
+    high: float | None = None
 
     def per(self, unit: float) -> "Interval":
-        return Interval(
-            None if self.mean is None else self.mean / unit, None if self.half is None else self.half / unit, self.n
-        )
+        scaled = [None if x is None else x / unit for x in (self.mean, self.half, self.low, self.high)]
+        return Interval(scaled[0], scaled[1], self.n, scaled[2], scaled[3])
 
     def text(self, digits: int) -> str:
         if self.mean is None:
             return "--"
+        if digits == 0 and self.low is not None and self.high is not None:  # whole numbers: from fewest to most
+            return f"{self.low:.0f}" if self.low == self.high else f"{self.low:.0f} to {self.high:.0f}"
         return f"{self.mean:.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
 
 
@@ -71,12 +74,13 @@ def interval(values: Sequence[float]) -> Interval:
     """95 % interval of the mean.
 
     >>> interval([1.0, 2.0, 3.0])
-    Interval(mean=2.0, half=2.484137..., n=3)
+    Interval(mean=2.0, half=2.484137..., n=3, low=1.0, high=3.0)
     """
     n = len(values)
     if n < 2:
-        return Interval(values[0] if n else None, None, n)
-    return Interval(float(np.mean(values)), float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / n**0.5), n)
+        return Interval(values[0] if n else None, None, n, *([values[0]] * 2 if n else ()))
+    half = float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / n**0.5)
+    return Interval(float(np.mean(values)), half, n, min(values), max(values))
 
 
 def figures(run: Run) -> dict[str, float | None]:

@@ -7,6 +7,7 @@ import numpy as np
 from flrce.errors import BadInput, nearest
 from flrce.results.detail import client_costs, final_map, headways
 from flrce.results.scores import draw, scores
+from flrce.results.story import about, reason
 from flrce.results.tables import figures
 from flrce.store.read import Run
 from flrce.types import Record
@@ -93,7 +94,10 @@ def _how(run: Run, h: Record) -> str:
         return f"Round {h.t} {'exploited' if h.exploit else 'explored'}: {against}, so it took {then}."
     if "due" in h.why:
         them = TURNS.get(str(h.why.get("by")), "in turn")
-        return f"Round {h.t} took {len(h.chosen)} clients {them}; {h.why['due']} had not had their turn in this sweep."
+        return (
+            f"Round {h.t} took {len(h.chosen)} clients {them}; everybody has a turn before anybody has the next, and "
+            f"{h.why['due']} were still waiting for theirs."
+        )
     selector = type(run.recipe.selector).__name__ if run.recipe else "the run's own selector"
     if selector == "Uniform":
         return f"Round {h.t} took {len(h.chosen)} of {len(run.roster)} clients at random, all equally likely."
@@ -202,7 +206,9 @@ def why_stop(run: Run) -> Answer:
     last = run.rounds[-1]
     if last.stop:
         answer.say(
-            f"The run stopped after round {len(run.done)} of {T}: {last.stop}.", stop=last.stop, rounds=len(run.done)
+            f"The run stopped after round {len(run.done)} of {T}: {reason(run)} [{last.stop}].",
+            stop=last.stop,
+            rounds=len(run.done),
         )
     elif len(run.done) >= T:
         answer.say(f"No rule stopped the run: it went through all {T} rounds.", stop="", rounds=len(run.done))
@@ -215,25 +221,32 @@ def why_stop(run: Run) -> Answer:
     if course["least"] is not None:
         means = [mean for mean in course["course"] if mean is not None]
         answer.say(
-            f"A mean headway below {course['least']:.3f} is a standstill; over its last rounds it was {means[-1]:.3f}.",
+            "Headway says how far a round goes on where those before it went: 1 straight on, 0 astray, below 0 back. "
+            f"A mean below {course['least']:.3f} is a standstill; over the last rounds it was {means[-1]:.3f}.",
             headway=means[-1], least=course["least"],
         )  # fmt: skip
     if run.psi is None:
-        answer.say("It had no conflict rule.", psi=None)
+        answer.facts["psi"] = None
     elif not exploits:
-        answer.say(f"psi = {run.psi:g} was never tested: no round exploited.", psi=run.psi)
+        answer.say(f"The limit psi = {run.psi:g} was never tested: no round chose by what is known.", psi=run.psi)
     else:
         top = max(exploits, key=run.conflicts)
         answer.say(
-            f"psi = {run.psi:g}; the most conflicts in its {len(exploits)} exploit rounds were "
-            f"{run.conflicts(top):.2f}, in round {top.t}.",
+            f"Its rule ends a run once a chosen client has psi = {run.psi:g} peers whose updates pull against its own; "
+            f"the most in the {len(exploits)} rounds that chose by what is known were {run.conflicts(top):.2f}, in "
+            f"round {top.t}.",
             psi=run.psi, most=run.conflicts(top), most_round=top.t, exploit_rounds=len(exploits),
         )  # fmt: skip
     firsts = run.summary["shadow_stops"]
-    if firsts:
+    answer.facts["shadow_stops"] = firsts
+    if firsts and run.psi is not None:
         told = ", ".join(f"{psi} in round {t}" for psi, t in firsts.items())
-        answer.say(f"Other thresholds would have stopped it: {told}.", shadow_stops=firsts)
+        answer.say(f"Other limits psi would have ended it: {told}.")
     end = figures(run)
     if end["accuracy"] is not None:
-        answer.say(f"Accuracy at the end: {100 * end['accuracy']:.1f} %.", accuracy=end["accuracy"])
+        other = end["accuracy_last"]
+        both = "" if other is None or other == end["accuracy"] else f" (the last model: {100 * other:.1f} %)"
+        answer.say(f"Accuracy of the model handed back: {100 * end['accuracy']:.1f} %{both}.", accuracy=end["accuracy"])
+    for note in about(run):
+        answer.say(f"Note: {note}.")
     return answer

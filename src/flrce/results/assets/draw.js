@@ -78,11 +78,12 @@ function keys(frame, entries, y) {
   for (const [name, paint, style] of entries) {
     const width = 34 + 6.6 * short(name, 40).length;
     if (x + width > frame.right + 30 && x > frame.left) { x = frame.left; y += 18; }
-    if (style === "box") node(frame.svg, "rect", { x, y: y - 9, width: 11, height: 11, rx: 2, fill: paint });
+    const boxed = style === "box" || style === "pale";
+    if (boxed) node(frame.svg, "rect", { x, y: y - 9, width: 11, height: 11, rx: 2, fill: paint, opacity: style === "pale" ? 0.4 : "" });
     else if (style === "ring") node(frame.svg, "circle", { cx: x + 6, cy: y - 4, r: 4, fill: frame.paper, stroke: paint, "stroke-width": 1.8 });
     else if (style === "dot") node(frame.svg, "circle", { cx: x + 6, cy: y - 4, r: 4.5, fill: paint });
     else node(frame.svg, "line", { x1: x, x2: x + 18, y1: y - 4, y2: y - 4, stroke: paint, "stroke-width": 2.5, "stroke-dasharray": style });
-    words(frame, x + (style === "box" || style === "ring" || style === "dot" ? 17 : 24), y, short(name, 40), { "text-anchor": "start" });
+    words(frame, x + (boxed || style === "ring" || style === "dot" ? 17 : 24), y, short(name, 40), { "text-anchor": "start" });
     x += width;
   }
 }

@@ -31,28 +31,67 @@ function courseOf(run, axis, averaged) {
   return found;
 }
 
+const KINDS = { raw: "of the round", averaged: "handed back", smooth: "of the round, running mean" };
+
+// The y axis: all of it, or where the curves are in the later two thirds: there they differ, if at all.
+function range(shown, high) {
+  const later = shown.flatMap(({ curve: [xs, mean] }) => mean.filter((_, j) => xs[j] >= high / 3 || j === mean.length - 1));
+  const tops = shown.flatMap(({ curve: [, mean, half] }) => mean.map((m, j) => Math.min(m + (half?.[j] || 0), 1)));
+  const whole = Math.min(100, Math.ceil(Math.max(...tops, 0.1) * 10) * 10);
+  if (!byId("zoom").checked || !later.length) return [0, whole];
+  const low = 100 * Math.min(...later), span = Math.max(100 * Math.max(...later) - low, 4);
+  return [Math.max(0, Math.floor(low - 0.6 * span)), Math.min(100, Math.ceil(100 * Math.max(...later) + 0.3 * span))];
+}
+
+let clips = 0;
+function clip(frame) {
+  frame.clip = `clip${clips++}`;
+  node(node(frame.svg, "clipPath", { id: frame.clip }), "rect", { x: frame.left, y: frame.top, width: Math.max(frame.right - frame.left, 0), height: Math.max(frame.bottom - frame.top, 0) });
+}
+
+function stopLine(frame, at) {
+  node(frame.svg, "line", { x1: at, x2: at, y1: frame.top, y2: frame.bottom, stroke: frame.ink, "stroke-width": 1.4, class: "stop" });
+  words(frame, at - 6, frame.top + 10, "stop", { "text-anchor": "end" });
+}
+
+// Loss on the hold-outs and of the clients while they trained.
+function drawLoss(frame) {
+  const run = now(), last = Math.max(run.t.at(-1), 2), has = (list) => run.t.map((_, i) => i).filter((i) => list[i] != null);
+  const series = [["on the hold-outs, last model", run.loss, colour("s0"), ""], ["while training, first epoch", run.training, colour("s1"), "2 3"]];
+  const most = 1.05 * Math.max(...run.loss, ...run.training, 0.01);
+  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low: 0, high: most });
+  for (const [, list, paint, style] of series) node(frame.svg, "path", { d: path(has(list).map((i) => [x(run.t[i]), y(list[i])])), fill: "none", stroke: paint, "stroke-width": 2, "stroke-dasharray": style });
+  keys(frame, series.map(([name, , paint, style]) => [name, paint, style]), frame.top - 32);
+  return {
+    cols: run.t.length, label: `Ends at ${number(run.loss.filter((v) => v != null).at(-1))} on the hold-outs.`,
+    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
+    cell: (i) => ({ x: x(run.t[i]), y: frame.top, text: `round ${run.t[i]}\nhold-outs ${number(run.loss[i])}\ntraining ${number(run.training[i])}` }),
+    csv: () => [["round", "loss", "training_loss"], ...run.t.map((t, i) => [t, run.loss[i], run.training[i]])],
+  };
+}
+
 function drawAccuracy(frame) {
   const axis = chosen("axis"), kind = chosen("kind"), per = unit(axis).per;
   const shown = visible().map(([recipe, i]) => ({ recipe, i, curve: recipe.curves[kind][axis] })).filter((s) => s.curve[0].length);
   const runsOf = (i) => data.runs.filter((run) => run.recipe === i);
   const high = Math.max(...shown.map((s) => s.curve[0].at(-1)), axis === "rounds" ? 2 : 0) / per || 1;
-  const tops = shown.flatMap((s) => s.curve[1].map((m, j) => Math.min(m + (s.curve[2]?.[j] || 0), 1)));
-  const top = Math.min(100, Math.ceil(Math.max(...tops, 0.1) * 10) * 10);
-  const [x, y] = axes(frame, { low: 0, high, name: axisName(axis) }, { low: 0, high: top, name: "accuracy %" });
+  const [low, top] = range(shown, high * per);
+  const [x, y] = axes(frame, { low: 0, high, name: axisName(axis) }, { low, high: top, name: `accuracy %, of the model ${KINDS[kind]}` });
+  clip(frame);
   for (const { i, curve: [xs, mean, half] } of shown) {
-    const at = (v, j) => [x(xs[j] / per), y(100 * Math.max(0, Math.min(v, top / 100)))];
+    const at = (v, j) => [x(xs[j] / per), y(100 * Math.max(low / 100, Math.min(v, top / 100)))];
     if (half) {
       const upper = mean.map((m, j) => at(m + half[j], j)), lower = mean.map((m, j) => at(m - half[j], j)).reverse();
       node(frame.svg, "path", { d: `${path([...upper, ...lower])}Z`, fill: seriesColour(i), opacity: 0.11, class: "band" });
     }
     if (byId("seeds").checked) for (const run of runsOf(i)) {
       const points = courseOf(run, axis, kind === "averaged").map(([a, b]) => [x(a / per), y(100 * b)]);
-      node(frame.svg, "path", { d: path(points), fill: "none", stroke: seriesColour(i), "stroke-width": 1, opacity: 0.45, class: "seed" });
+      node(frame.svg, "path", { d: path(points), fill: "none", stroke: seriesColour(i), "stroke-width": 1, opacity: 0.45, class: "seed", "clip-path": `url(#${frame.clip})` });
     }
   }
   for (const { i, curve: [xs, mean] } of shown) {
     const points = mean.map((m, j) => [x(xs[j] / per), y(100 * m)]);
-    node(frame.svg, "path", { d: path(points), fill: "none", stroke: seriesColour(i), "stroke-width": 2.2, "stroke-dasharray": dash(i), class: "mean" });
+    node(frame.svg, "path", { d: path(points), fill: "none", stroke: seriesColour(i), "stroke-width": 2.2, "stroke-dasharray": dash(i), class: "mean", "clip-path": `url(#${frame.clip})` });
     for (const run of runsOf(i)) {
       const end = courseOf(run, axis, false).at(-1);
       if (!run.stop || !end) continue;
@@ -60,6 +99,7 @@ function drawAccuracy(frame) {
       if (level != null) node(frame.svg, "circle", { cx: x(end[0] / per), cy: y(100 * level), r: 4, fill: frame.paper, stroke: seriesColour(i), "stroke-width": 2, class: "stop" });
     }
   }
+  if (data.runs.some((run) => run.stop)) keys({ ...frame, left: Math.max(frame.left, frame.right - 190) }, [["a rule ended a run here", frame.muted, "ring"]], frame.bottom - 10);
   const cols = axis === "rounds" ? Math.round(high) : 120;
   const place = (i) => (axis === "rounds" ? i + 1 : (high * (i + 1)) / cols);
   return {
@@ -82,13 +122,15 @@ function drawAccuracy(frame) {
 
 // Bars per recipe; parts are stacked figures [figure, heading, opacity], whisker the figure of the interval.
 const drawBars = (parts, whisker, scale) => (frame) => {
-  const { per, name, hint = "" } = scale(), shown = visible(), n = Math.max(shown.length, 1);
+  const { per, name } = scale(), shown = visible(), n = Math.max(shown.length, 1);
   const whole = (recipe) => recipe.figures[whisker][0] || 0, half = (recipe) => recipe.figures[whisker][1] || 0;
   const most = Math.max(...shown.map(([r]) => (whole(r) + half(r)) / per), 0) * 1.06 || 1;
   const slot = (frame.right - frame.left) / n, wide = Math.min(slot * 0.62, 74);
   const tilted = shown.some(([r]) => 6.8 * short(r.label, 22).length > slot);
   if (!tilted) frame.bottom += 34;
-  const [, y] = axes(frame, { low: 0, high: n, ticks: [], name: "" }, { low: 0, high: most, name: name + hint });
+  const [, y] = axes(frame, { low: 0, high: n, ticks: [], name: "" }, { low: 0, high: most, name });
+  const stacked = shown.length ? parts(shown[0][0]) : [];
+  if (stacked.length > 1) keys({ ...frame, left: frame.left + 60 }, stacked.map(([, head, opacity]) => [head, frame.ink, opacity < 1 ? "pale" : "box"]), frame.top - 9);
   shown.forEach(([recipe, i], j) => {
     const middle = frame.left + slot * (j + 0.5);
     let base = 0;
@@ -129,11 +171,7 @@ function drawConflicts(frame) {
     const paint = colour(run.exploit[i] ? "exploit" : "explore");
     node(frame.svg, "circle", { cx: x(run.t[i]), cy: y(run.conflicts[i]), r: run.exploit[i] ? 4 : 3.2, fill: run.exploit[i] ? paint : frame.paper, stroke: paint, "stroke-width": 1.6 });
   }
-  if (run.stop && done.length) {
-    const at = x(run.t[done.at(-1)]);
-    node(frame.svg, "line", { x1: at, x2: at, y1: frame.top, y2: frame.bottom, stroke: frame.ink, "stroke-width": 1.4, class: "stop" });
-    words(frame, at - 6, frame.top + 10, "stop", { "text-anchor": "end" });
-  }
+  if (run.decided === "conflicts" && done.length) stopLine(frame, x(run.t[done.at(-1)]));
   const head = [["explore", colour("explore"), "ring"], [run.psi == null ? "exploit" : "exploit: the rule looks", colour("exploit"), "dot"]];
   keys(frame, head, frame.top - 32);
   return {
@@ -153,8 +191,9 @@ function drawHeadway(frame) {
   node(frame.svg, "path", { d: path(course.map((i) => [x(run.t[i]), y(run.course[i])])), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "course" });
   if (run.least != null) {
     node(frame.svg, "line", { x1: frame.left, x2: frame.right, y1: y(run.least), y2: y(run.least), stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "least" });
-    words(frame, frame.left + 6, y(run.least) - 6, `below ${number(run.least)}: standstill`, { "text-anchor": "start", fill: colour("wasted") });
+    words(frame, frame.left + 6, y(run.least) - 6, `below ${number(run.least, 2)}: standstill`, { "text-anchor": "start", fill: colour("wasted") });
   }
+  if (run.decided === "headway") stopLine(frame, x(run.t.at(-1)));
   keys(frame, [["a round", colour("explore"), "ring"], ...(course.length ? [["mean the rule looks at", colour("exploit"), ""]] : [])], frame.top - 32);
   return {
     cols: run.t.length, label: run.least == null ? "The run had no standstill rule." : `A mean below ${number(run.least)} is a standstill. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,

@@ -2,15 +2,17 @@
 
 const compareCharts = [
   new Chart("accuracy", { draw: drawAccuracy, height: (w) => Math.max(260, Math.min(430, w * 0.5)), legend: legendOf }),
-  new Chart("energy", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.joules[0] - r.figures.joules_wasted[0], "useful", 1], [r.figures.joules_wasted[0], "wasted", 0.4]], "joules", () => ({ ...unit("joules"), hint: "; pale: wasted" })) }),
-  new Chart("traffic", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.bytes_down[0], "down", 1], [r.figures.bytes_up[0], "up", 0.55]], "bytes", () => ({ ...unit("bytes"), hint: "; solid: down, pale: up" })) }),
+  new Chart("energy", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.joules[0] - r.figures.joules_wasted[0], "useful", 1], [r.figures.joules_wasted[0], "wasted", 0.4]], "joules", () => unit("joules")) }),
+  new Chart("traffic", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.bytes_down[0], "down", 1], [r.figures.bytes_up[0], "up", 0.55]], "bytes", () => unit("bytes")) }),
   new Chart("per-joule", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.computation_efficiency[0], "accuracy per kJ", 1]], "computation_efficiency", () => ({ per: 1, name: "per kJ" })) }),
   new Chart("per-byte", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.communication_efficiency[0], "accuracy per GB", 1]], "communication_efficiency", () => ({ per: 1, name: "per GB" })) }),
 ];
 const nothing = () => (now().t.length ? "" : "No round is committed yet.");
 const noMap = () => (now().left_out ? "Left out to keep the page small: make a report of this run alone to see its map." : now().relations ? "" : now().M > 300 ? "Fleets of more than 300 clients keep no map per round." : "This recipe keeps no relationship map.");
 const tall = () => Math.max(220, Math.min(660, names(now()).length * 9 + 90));
+const run_has_loss = () => [...now().loss, ...now().training].some((v) => v != null);
 const runCharts = [
+  new Chart("loss", { draw: drawLoss, height: () => 260, margins: { top: 52 }, empty: () => (run_has_loss() ? "" : "The run was not judged.") }),
   new Chart("conflicts", { draw: drawConflicts, height: () => 300, margins: { top: 52 }, empty: nothing }),
   new Chart("headway", { draw: drawHeadway, height: () => 280, margins: { top: 52 }, empty: () => (now().headway.some((h) => h != null) ? "" : "Headway is measured against an averaged model: this run kept none.") }),
   new Chart("selections", { draw: drawSelections, height: tall, margins: { left: 60 }, empty: nothing }),
@@ -44,8 +46,7 @@ function pickRun() {
   slider.value = slider.max;
   slider.disabled = steps < 2;
   showRound();
-  const done = run.outcome.filter((o) => o === "committed").length;
-  byId("ended").textContent = `${done} rounds committed. ${run.stop ? `Stopped: ${run.stop}.` : "No rule stopped the run."}${run.M > names(run).length ? ` The charts show the ${names(run).length} clients chosen most often, of ${run.M}.` : ""}`;
+  byId("ended").textContent = `This run ${run.ended}.${run.M > names(run).length ? ` The charts show the ${names(run).length} clients chosen most often, of ${run.M}.` : ""}`;
   fillTable(byId("clients"), clientTable(run));
   redraw(runCharts);
 }
@@ -59,13 +60,29 @@ function showRound() {
 function fillTable(table, [head, ...rows]) {
   table.replaceChildren();
   const top = tag(tag(table, "thead"), "tr"), body = tag(table, "tbody");
-  for (const name of head) tag(top, "th", { scope: "col" }, name);
+  for (const name of head) tag(top, "th", { scope: "col", tabIndex: 0 }, name);
   for (const [name, ...values] of rows) {
     const row = tag(body, "tr");
     tag(row, "th", { scope: "row", title: name }, name);
     for (const value of values) tag(row, "td", {}, number(value, 5));
   }
 }
+
+// Tables sort by the number or the word a cell begins with; again, the other way round.
+function sortBy(cell) {
+  const table = cell.closest("table"), body = table.tBodies[0], at = cell.cellIndex;
+  const down = cell.getAttribute("aria-sort") !== "descending";
+  const key = (row) => { const text = row.cells[at].textContent, n = parseFloat(text); return isNaN(n) ? text : n; };
+  const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+  body.append(...[...body.rows].sort((a, b) => (down ? -1 : 1) * order(key(a), key(b))));
+  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+  cell.setAttribute("aria-sort", down ? "descending" : "ascending");
+}
+document.querySelectorAll("table.sortable").forEach((table) => {
+  const act = (event) => { const cell = event.target.closest("thead th"); if (cell && (event.type === "click" || event.key === "Enter")) sortBy(cell); };
+  table.addEventListener("click", act);
+  table.addEventListener("keydown", act);
+});
 
 const THEMES = ["system", "light", "dark"];
 byId("theme").addEventListener("click", () => {
@@ -79,11 +96,9 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
 if (!data.recipes.some((recipe) => recipe.hasAverage)) {
   const averaged = document.querySelector('input[value="averaged"]');
-  averaged.disabled = true;
-  averaged.parentElement.title = "No run kept a server average";
-  averaged.parentElement.style.opacity = 0.55;
+  averaged.parentElement.title = "No run kept a server average: the last model is handed back";
 }
-on('input[name="axis"], input[name="kind"], #seeds', "change", () => chartOf("accuracy").render());
+on('input[name="axis"], input[name="kind"], #seeds, #zoom', "change", () => chartOf("accuracy").render());
 on('input[name="order"]', "change", () => redraw(["relations", "selections", "partition"].map(chartOf)));
 on('input[name="cost"]', "change", () => chartOf("costs").render());
 on("#run", "change", pickRun);
@@ -94,6 +109,7 @@ on("[data-table]", "click", (event) => {
 });
 const first = data.runs.findIndex((run) => run.relations);
 byId("run").value = String(Math.max(first, 0));
+if (data.recipes.length < 2) document.querySelector("#compare .pair").hidden = true;
 fillLegend();
 redraw(compareCharts);
 pickRun();

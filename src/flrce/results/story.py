@@ -1,0 +1,140 @@
+"""What a report opens with: what was saved, at what loss, how sure that is, and why runs ended, in plain words."""
+
+from collections.abc import Sequence
+
+from flrce.results.tables import Group, Interval, interval, units
+from flrce.stops.budget import Patience
+from flrce.stops.standstill import Standstill
+from flrce.store.notes import notes
+from flrce.store.read import Run
+
+BASELINE = "fedavg"
+CLOSE = 0.5  # percent: less is no saving
+MANY = 4  # recipes of which each gets its own sentence; of more, the table speaks
+
+
+def story(groups: Sequence[Group]) -> list[str]:
+    """A few sentences about all the runs of a page."""
+    if not any(run.done for group in groups for run in group.runs):
+        return ["No round is committed yet."]
+    first = [f"{group.label} {alone(group, groups)}" for group in groups] if len(groups) <= MANY else []
+    against = next((group for group in groups if group.label == BASELINE), groups[0])
+    others = [compared(group, against) for group in groups if group is not against]
+    warned = dict.fromkeys(note for group in groups for run in group.runs for note in about(run))
+    return [*others, *first, *(f"Note: {note}." for note in warned)]
+
+
+def alone(group: Group, groups: Sequence[Group]) -> str:
+    """One recipe: how far it got, what that took, and how its runs ended."""
+    scales, runs = units(groups), group.runs
+    accuracy, seeds = group.interval("accuracy").per(0.01), len(runs)
+    spent = " and ".join(
+        f"{group.interval(name).per(scales[name][0]).text(digits)} {scales[name][1]}"
+        for name, digits in (("joules", 1), ("bytes", 2))
+    )
+    kind = " and ".join(sorted({run.summary["energy"] for run in runs}))
+    where = "on the clients' hold-outs"
+    reached = "had no model judged" if accuracy.mean is None else f"reached {accuracy.text(1)} % {where}"
+    over = f" over {seeds} seeds" if seeds > 1 else " (one seed, so no interval)"
+    return f"{reached}{over} for {spent} ({kind} energy); {endings(runs)}."
+
+
+def endings(runs: Sequence[Run]) -> str:
+    """How the runs of a recipe ended."""
+    early = [run for run in runs if run.rounds and run.rounds[-1].stop and len(run.done) < rounds_of(run)]
+    if len(runs) == 1:
+        return ended(runs[0])
+    if not early:
+        return f"no rule ended a run before its time: {span([len(run.done) for run in runs])} rounds"
+    after = span([len(run.done) for run in early])
+    many = f"{len(early)} of {len(runs)} runs stopped early"
+    return f"{many}, after {after} of {rounds_of(runs[0])} rounds: {reason(early[0])}"
+
+
+def ended(run: Run) -> str:
+    """How one run ended, in words."""
+    T = rounds_of(run)
+    if not run.rounds:
+        return "no round is committed yet"
+    if run.rounds[-1].stop:
+        return f"stopped after round {len(run.done)} of {T}: {reason(run)}"
+    return f"ran all {T} rounds" if len(run.done) >= T else f"unfinished: {len(run.done)} of {T} rounds so far"
+
+
+def reason(run: Run) -> str:
+    """Why a rule ended the run, without its jargon."""
+    stop = run.rounds[-1].stop if run.rounds else ""
+    which = decided(run)
+    if which == "headway":
+        rule = next((rule for rule in run.rules if isinstance(rule, Standstill)), Standstill())
+        return f"its rounds had begun to undo one another (mean headway of the last {rule.n} below its limit)"
+    if which == "conflicts":
+        last = run.done[-1]
+        peers = max(len(last.replied) - 1, 0)
+        return f"the chosen clients pulled against one another ({run.conflicts(last):.1f} of {peers} peers on average)"
+    if "budget" in stop:
+        return f"{stop.partition(' (')[0].replace('next round would pass', 'one more round would have passed its')}"
+    if any(isinstance(rule, Patience) for rule in run.rules) and stop.startswith("no gain"):
+        return "its accuracy had stopped rising"
+    return stop
+
+
+def decided(run: Run) -> str:
+    """The quantity on which the stop was decided: headway, conflicts, or "" for budgets and the like."""
+    stop = run.rounds[-1].stop if run.rounds else ""
+    return next((name for name in ("headway", "conflicts") if stop.startswith(name)), "")
+
+
+def compared(group: Group, against: Group) -> str:
+    """What a recipe saved against another, at what loss, and how sure that is: seeds in pairs where both have them."""
+    saved = " and ".join(
+        _less(mine.mean, theirs.mean, word)
+        for word, mine, theirs in (
+            ("energy", group.interval("joules"), against.interval("joules")),
+            ("traffic", group.interval("bytes"), against.interval("bytes")),
+        )
+    )
+    apart = difference(group, against)
+    if apart.mean is None:
+        return f"Against {against.label}, {group.label} used {saved}."
+    points = f"{abs(apart.mean):.1f} points {'higher' if apart.mean >= 0 else 'lower'}"
+    points = "no different" if points.startswith("0.0 ") else points
+    if apart.half is None:
+        sure = "one seed, so nobody knows how much of that is chance"
+    elif abs(apart.mean) > apart.half:
+        sure = f"± {apart.half:.1f} over {apart.n} seeds, more than chance"
+    else:
+        sure = f"± {apart.half:.1f} over {apart.n} seeds, so it may be chance"
+    return f"Against {against.label}, {group.label} used {saved}, and its accuracy is {points} ({sure})."
+
+
+def difference(group: Group, against: Group) -> Interval:
+    """Accuracy of a group less that of another, in points, seed by seed."""
+    theirs = {run.seed: run.summary["accuracy"] for run in against.runs}
+    pairs = [(run.summary["accuracy"], theirs.get(run.seed)) for run in group.runs]
+    return interval([100 * (mine - other) for mine, other in pairs if mine is not None and other is not None])
+
+
+def about(run: Run) -> tuple[str, ...]:
+    """What one should know of a run beyond its figures."""
+    if run.recipe is None:
+        return ()
+    every = int(run.experiment.get("engine", {}).get("eval_every", 1))
+    return notes(run.rounds, run.partition, run.recipe.stop, rounds_of(run), every)
+
+
+def rounds_of(run: Run) -> int:
+    return int(run.experiment.get("rounds", 100))
+
+
+def span(values: Sequence[int]) -> str:
+    return f"{min(values)}" if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def _less(mine: float | None, theirs: float | None, word: str) -> str:
+    if not mine or not theirs:
+        return f"as much {word}"
+    share = 100 * (1 - mine / theirs)
+    if abs(share) < CLOSE:
+        return f"as much {word}"
+    return f"{abs(share):.0f} % {'less' if share > 0 else 'more'} {word}"

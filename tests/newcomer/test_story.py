@@ -1,0 +1,68 @@
+"""The sentences a report opens with, worked by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from flrce.results import story, tables
+from flrce.results.tables import Group
+from flrce.store import read
+from flrce.types import Record
+from report_helpers import compared
+
+
+@pytest.fixture(scope="module")
+def run():
+    return read.one(compared() / "fedavg" / "seed-0")
+
+
+def made(run, seed, accuracy, joules=100.0, nbytes=1000, stop="", rounds=2, **more):
+    """A run of a few rounds that cost `joules` and `nbytes` in all."""
+    each = {"joules": joules / rounds, "bytes_up": nbytes // rounds}
+    records = [Record(t, accuracy=accuracy, accuracy_weighted=accuracy, loss=1.0, **each) for t in range(1, rounds + 1)]
+    records[-1] = replace(records[-1], stop=stop)
+    own = {**run.experiment, "seed": seed, "rounds": 10 if stop else rounds, **more}
+    return replace(run, experiment=own, rounds=tuple(records), costs=(), relations=(), extra={})
+
+
+def test_savings_and_how_sure_they_are(run):
+    fedavg = Group("fedavg", tuple(made(run, s, 0.90 + 0.01 * s) for s in range(3)))
+    # paired differences 2, 1, 3 points: mean 2, deviation 1, 4.302653 / sqrt(3) = 2.5, so it may be chance
+    better = Group(
+        "mine", tuple(made(run, s, 0.90 + 0.01 * s + d, 75.0, 400) for s, d in enumerate((0.02, 0.01, 0.03)))
+    )
+    told = story.compared(better, fedavg)
+    assert told == (
+        "Against fedavg, mine used 25 % less energy and 60 % less traffic, and its accuracy is 2.0 points higher "
+        "(± 2.5 over 3 seeds, so it may be chance)."
+    )
+    sure = Group("mine", tuple(made(run, s, 0.88 + 0.01 * s) for s in range(3)))
+    assert "as much energy and as much traffic" in story.compared(sure, fedavg)
+    assert "2.0 points lower (± 0.0 over 3 seeds, more than chance)" in story.compared(sure, fedavg)
+    one = story.compared(Group("mine", better.runs[:1]), fedavg)
+    assert "one seed, so nobody knows how much of that is chance" in one
+
+
+@pytest.mark.parametrize(
+    ("stop", "words", "decided"),
+    [
+        ("headway -0.048 < 0.007 over 20 rounds", "its rounds had begun to undo one another", "headway"),
+        ("conflicts 3 >= psi 2", "the chosen clients pulled against one another", "conflicts"),
+        ("next round would pass budget of 60 joules (61.2)", "one more round would have passed its budget of 60", ""),
+        ("abandoned 3 times in a row: nobody is reachable", "abandoned 3 times in a row: nobody is reachable", ""),
+    ],
+)  # fmt: skip
+def test_a_stop_in_plain_words(run, stop, words, decided):
+    ended = made(run, 0, 0.9, stop=stop)
+    assert story.ended(ended).startswith(f"stopped after round 2 of 10: {words}")
+    assert story.decided(ended) == decided
+
+
+def test_every_recipe_says_how_its_runs_ended():
+    groups = tables.groups(read.find([compared()]))
+    told = story.story(groups)
+    for group in groups:
+        assert any(
+            sentence.startswith((f"{group.label} reached", "Against fedavg, " + group.label)) for sentence in told
+        )
+    assert "No round is committed yet." in story.story([Group("x", (replace(groups[0].runs[0], rounds=()),))])
