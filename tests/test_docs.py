@@ -7,6 +7,7 @@ are not run; the options of the flrce commands in them are checked.
 
 import importlib.util
 import json
+import pydoc
 import re
 import shlex
 import sys
@@ -112,6 +113,12 @@ def test_the_example_selector_meets_clients_that_join() -> None:
     updates = replace(updates, k=torch.tensor([2, 4]))
     memory = selector.observe(memory, Event(2, w, w, updates, 5))
     assert memory.last.tolist() == [1, 1, 2, 0, 2]
+
+
+def test_the_reference_names_what_there_is() -> None:
+    """Said here in a second; `make docs` would say it too."""
+    for name in re.findall(r"^::: (\S+)", (DOCS / "reference.md").read_text(), re.MULTILINE):
+        pydoc.resolve(name)
 
 
 def check(block: Block, path: Path) -> None:
