@@ -17,7 +17,7 @@ from flrce.local.batches import batches
 from flrce.models.nets import CNNS, build
 from flrce.pieces import Dense
 from flrce.round.booking import book
-from flrce.types import Payload, Reply, Spent, Task
+from flrce.types import Payload, Reply, Spent, Task, Work
 
 #: net, classes -> forward multiply-adds and training FLOPs of a sample, counted by hand from the layers
 COUNTED = {
@@ -176,7 +176,7 @@ def test_work_is_booked_for_the_samples_of_the_batches_that_are_trained():
     n = built.engine.samples(client)
     assert n % 100 > 1
     for steps in (None, 1, 2, 3, 4, 7):
-        task = Task(client, 0, 1, seed=0, epochs=2, batch=100, steps=steps, compressor=Dense())
+        task = Task(client, 0, 1, seed=0, work=Work(2, 100, steps), compressor=Dense())
         order, sizes = batches(task, n, normalised=True)
         spent = built.engine.estimate(task)
         assert spent.flops == len(order) * training_flops(built.net, (1, 8, 8))
