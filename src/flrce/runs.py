@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from flrce.errors import BadInput
 from flrce.fleet.costs import fleet
 from flrce.local.client import Runner
 from flrce.models.flat import layout, pack
+from flrce.models.inputs import inputs, tried
 from flrce.models.slicing import suits
 from flrce.outcome import Result
 from flrce.pieces import Recipe
@@ -85,7 +87,10 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     log.info("preparing the samples of %d clients", experiment.clients)
     pool = d.read() if data is None else adopt(data, **d.how())
     federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
-    return federation, model or build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
+    net = model or build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
+    told = experiment.objective is None and pool.kind in ("classes", "tokens")
+    tried(net, inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift), pool.outputs if told else None)
+    return federation, net
 
 
 def rounds(experiment: Experiment, data: Any = None, model: nn.Module | None = None) -> Iterator[Round]:

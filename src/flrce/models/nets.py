@@ -86,6 +86,7 @@ class Need:
     outputs: int
     vocabulary: int = 0  # token ids there are; 0: samples are numbers
     every: bool = False  # an answer after every token, not only after the last
+    signed: bool = False  # images of -1..1 instead of 0..1
 
     @property
     def takes(self) -> Takes:
@@ -119,6 +120,14 @@ def _recurrent(cell: Literal["lstm", "gru"]) -> Net:
     return Net("tokens", make, ("embedding", "width", "layers"))
 
 
+def _efficientnet(need: Need, **more: Any) -> nn.Module:
+    from flrce.models.pretrained import EfficientNetLite0
+
+    if need.shape[0] not in (1, 3):
+        raise ValueError(f"it takes images of 1 or 3 channels, not {need.shape[0]}")
+    return EfficientNetLite0(need.outputs, **{"signed": need.signed, **more})
+
+
 def _gpt(need: Need, **more: int) -> nn.Module:
     return GPT(need.vocabulary, need.outputs, need.shape[0], need.every, **more)
 
@@ -130,6 +139,7 @@ NETS: dict[str, Net] = {
     "resnet-8": _resnet(NARROW, 1, "group"), "resnet-8-bn": _resnet(NARROW, 1, "batch"),
     "resnet-20": _resnet(NARROW, 3, "group"), "resnet-20-bn": _resnet(NARROW, 3, "batch"),
     "resnet-18": _resnet(WIDE, 2, "group"), "resnet-18-bn": _resnet(WIDE, 2, "batch"),
+    "efficientnet-lite0": Net("images", _efficientnet, ("size", "frozen", "signed")),
     "cnn-1d": Net("series", lambda need, **more: Series(need.shape[0], need.outputs, **more), ("width",)),
     "lstm": _recurrent("lstm"), "gru": _recurrent("gru"),
     "gpt": Net("tokens", _gpt, ("layers", "width", "heads")),
@@ -148,10 +158,10 @@ def choose(need: Need) -> str:
 
 def build(
     name: str, shape: tuple[int, ...], outputs: int, seed: int, vocabulary: int = 0, every: bool = False,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None, signed: bool = False,
 ) -> nn.Module:  # fmt: skip
     """A freshly initialised net; the same seed gives the same weights, whatever was drawn before."""
-    need = Need(shape, outputs, vocabulary, every)
+    need = Need(shape, outputs, vocabulary, every, signed)
     if name == "auto":
         name = choose(need)
     options = dict(options or {})
@@ -162,6 +172,8 @@ def build(
             return CNNS[name][1](outputs)
         try:
             return NETS[name].make(need, **options)
+        except BadInput:
+            raise
         except (TypeError, ValueError, RuntimeError, AssertionError, ZeroDivisionError) as why:
             raise BadInput(f"model.name {name!r} with options {options} cannot be built: {why}") from why
 

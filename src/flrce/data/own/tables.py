@@ -96,7 +96,7 @@ def from_parquet(path: Path | str, **how: Any) -> Source:
 
         frame = pd.read_parquet(path)
     except ImportError as why:
-        raise BadInput("parquet files need pandas and pyarrow; pip install pandas pyarrow") from why
+        raise BadInput("parquet files need pandas and pyarrow; pip install 'flrce[tables]'") from why
     except (OSError, ValueError) as why:
         raise BadInput(f"{shown(path)} is no parquet file ({str(why).splitlines()[0]}); write it afresh") from why
     return from_pandas(frame, **{"name": path.stem, "where": shown(path), **how})
