@@ -138,7 +138,7 @@ def test_the_page_may_not_ask_the_network_even_if_it_wanted_to(shown):
 
 def test_every_chart_is_drawn_and_labelled(shown):
     charts = shown.all("figure.chart")
-    assert len(charts) == 12
+    assert len(charts) == 14
     drawn = [chart for chart in charts if chart.get_attribute("id") != "headway"]  # this run has none
     for chart in drawn:
         svg = chart.find_element(By.CSS_SELECTOR, ".canvas svg")
@@ -309,7 +309,7 @@ def test_hostile_names_stay_text(browser, tmp_path):
 def test_tab_goes_through_the_controls_in_the_order_of_the_page(shown):
     shown.run("document.body.tabIndex = -1; document.body.focus()")
     seen = []
-    for _ in range(60):
+    for _ in range(90):
         shown.driver.switch_to.active_element.send_keys(Keys.TAB)
         here = shown.run(
             "const a = document.activeElement, r = a.getBoundingClientRect();"

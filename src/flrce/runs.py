@@ -202,7 +202,7 @@ def _complete(
             except BaseException:
                 _salvage(built, ledger)
                 raise
-            _keep(built, ledger, ledger.committed)
+            _keep(built, ledger, ledger.committed, ended=True)
             return _result(built, state, experiment.rounds, ledger)
 
 
@@ -220,11 +220,12 @@ def _drive(built: Parts, experiment: Experiment, state: State, watch: Watch | No
     return state
 
 
-def _keep(built: Parts, ledger: Ledger, state: State | None) -> None:
+def _keep(built: Parts, ledger: Ledger, state: State | None, ended: bool = False) -> None:
     if state is not None:
         model = handed_back(built.recipe, state)
         last = None if model is state.w else named(built, state.w)
-        ledger.finish(state, built.engine.trainable, named(built, model), last)
+        final = built.engine.breakdown(model, state.carry) if ended else None
+        ledger.finish(state, built.engine.trainable, named(built, model), last, final)
 
 
 def _salvage(built: Parts, ledger: Ledger) -> None:

@@ -1,8 +1,11 @@
 """`make test` reports all its parts, and none of them is empty."""
 
+import ast
 import os
 import re
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,3 +40,26 @@ def test_the_parts_are_targets_and_their_tests_exist():
     assert [name for name in variable("NUMBERS") if not (ROOT / "tests" / f"test_{name}.py").exists()] == []
     assert [name for name in variable("CRASHES") if not (ROOT / name).exists()] == []
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_what_is_imported_is_declared():
+    """Every package that the sources import is asked for by the wheel, or by one of its extras."""
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*asked["dependencies"], *(line for extra in asked["optional-dependencies"].values() for line in extra)]
+    declared = {re.split(r"[<>=\[ ]", line)[0].lower().replace("-", "_") for line in lines}
+    declared |= {
+        "sklearn",
+        "PIL",
+        "mlflow",
+        "flrce",
+        "triton",
+    }  # other names; triton comes with torch
+    declared |= {"pandas", "librosa", "soundfile", "datasets", "pyarrow"}  # named in the error where they are missing
+    found = set()
+    for path in (ROOT / "src" / "flrce").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add((node.module or "").split(".")[0])
+    assert found - set(sys.stdlib_module_names) - declared == set()

@@ -66,3 +66,21 @@ def test_every_recipe_says_how_its_runs_ended():
             sentence.startswith((f"{group.label} reached", "Against fedavg, " + group.label)) for sentence in told
         )
     assert "No round is committed yet." in story.story([Group("x", (replace(groups[0].runs[0], rounds=()),))])
+
+
+def test_the_model_is_shown_for_each_client_and_class(tmp_path):
+    """final.json: their means are the headline, weighted by hold-outs or not."""
+    import flrce
+    from flrce.results.detail import served
+    from flrce.results.why import why_client
+
+    result = flrce.run(flrce.Experiment(rounds=3, clients=8, per_round=4, engine={"workers": 1}), tmp_path / "a")
+    run = read.one(tmp_path / "a")
+    values, held = run.final["clients"], run.final["held"]
+    known = [value for value in values if value is not None]
+    assert sum(known) / len(known) == pytest.approx(result.summary["accuracy"])
+    by_class = sum(n * (value or 0.0) for n, value in zip(held, run.final["classes"], strict=True)) / sum(held)
+    by_client = sum(n * (value or 0.0) for n, value in zip(run.partition["held"], values, strict=True)) / sum(held)
+    assert by_class == pytest.approx(by_client)
+    assert len(served(run, range(8))["byClient"]) == 8
+    assert any("of its hold-out right" in sentence for sentence in why_client(run, run.roster[0]).sentences)

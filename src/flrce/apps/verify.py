@@ -17,7 +17,7 @@ from flrce.store.seal import SEAL, damaged, sealed
 
 LEDGERS = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
 TENSORS = ("model.safetensors", "last.safetensors", "relations.safetensors")
-DOCUMENTS = ("partition.json", "summary.json")
+DOCUMENTS = ("partition.json", "final.json", "summary.json")
 MACHINE = ("versions", "hardware")  # of summary.json: where a run ran, not what came of it
 
 

@@ -34,6 +34,15 @@ def per_client(judge: Judges, numbers: NDArray[np.float64], rows: Index) -> NDAr
     return np.array([judge.value(part) for part in np.split(numbers, edges)])
 
 
+def breakdown(judge: Judges, numbers: NDArray[np.float64], groups: Index, count: int) -> list[float | None]:
+    """A metric for each of `count` groups of samples, by client or by class; None for a group without samples."""
+    order = np.argsort(groups, kind="stable")
+    edges = np.searchsorted(groups[order], np.arange(1, count))
+    parts = np.split(numbers[order], edges)
+    values = [float(judge.value(part)) if len(part) else math.nan for part in parts]
+    return [value if math.isfinite(value) else None for value in values]
+
+
 def _mean(values: NDArray[np.float64]) -> float:
     """Over the clients that have a figure: an area under a curve needs both classes."""
     known = values[np.isfinite(values)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.data.federation import Federation
-from flrce.engines.judging import evaluation
+from flrce.engines.judging import breakdown, evaluation
 from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Workers
 from flrce.fleet.costs import Profile, inference_flops, training_flops
@@ -19,6 +20,8 @@ from flrce.local.objective import Classification, Objective
 from flrce.local.trainer import CHUNK
 from flrce.models.part import trainee
 from flrce.types import Evaluation, Reply, Spent, Task
+
+MOST = 100_000  # clients of whom each gets a figure at the end
 
 
 class Simulator:
@@ -66,6 +69,21 @@ class Simulator:
             return None
         numbers = self._judge(w, carry, index, rows)
         return evaluation(self.runner.objective, numbers, rows, 4 * self.size)
+
+    def breakdown(self, w: Tensor, carry: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any] | None:
+        """The headline metric of w for each client and, where labels are classes, each class; None: no hold-outs."""
+        index, rows = self.federation.judges
+        source, head = self.federation.source, self.runner.objective.judges[0]
+        if not len(index) or len(self.federation.clients) > MOST:
+            return None
+        numbers = self._judge(w, carry, index, rows)[head.name]
+        by_client = breakdown(head, numbers, rows, len(self.federation.clients))
+        found: dict[str, Any] = {"metric": head.name, "clients": by_client}
+        if source.kind == "classes":
+            labels = np.asarray(source.y)[index]
+            found["classes"] = breakdown(head, numbers, labels, len(source.classes))
+            found["held"] = np.bincount(labels, minlength=len(source.classes)).tolist()
+        return found
 
     def _judge(
         self, w: Tensor, carry: Mapping[str, Mapping[str, Tensor]], index: NDArray[np.int64], rows: NDArray[np.int64]

@@ -46,6 +46,18 @@ def detail(run: Run, rows: Sequence[int]) -> dict[str, Any]:
         "stop": run.rounds[-1].stop if run.rounds else "",
         "ended": ended(run),
         "costs": client_costs(run, rows),
+        **served(run, rows),
+    }
+
+
+def served(run: Run, rows: Sequence[int]) -> dict[str, Any]:
+    """The accuracy of the model handed back for each client and each class, where it was recorded."""
+    if run.final.get("metric") != "accuracy":
+        return {"byClient": [], "byClass": []}
+    clients, classes = run.final.get("clients", []), run.final.get("classes", [])
+    return {
+        "byClient": [_short(clients[k]) if k < len(clients) else None for k in rows],
+        "byClass": [_short(value) for value in classes],
     }
 
 

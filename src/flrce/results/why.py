@@ -175,6 +175,15 @@ def _overall(run: Run, k: int, answer: Answer) -> None:
         f"{(cost['bytes'] + cost['bytes_wasted']) / 1e6:.4g} MB ({cost['bytes_wasted'] / 1e6:.4g} wasted).",
         **{key: value for key, value in cost.items() if key != "n"},
     )  # fmt: skip
+    values = run.final.get("clients", [])
+    if run.final.get("metric") == "accuracy" and k < len(values) and values[k] is not None:
+        known = sorted(value for value in values if value is not None)
+        place = known.index(values[k]) + 1
+        answer.say(
+            f"The model handed back gets {100 * values[k]:.1f} % of its hold-out right, rank {place} of {len(known)} "
+            "from below.",
+            accuracy=values[k],
+        )
     final = scores(run, run.rounds[-1].t + 1) if run.rounds else None
     if final is not None:
         answer.say(

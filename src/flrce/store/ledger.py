@@ -105,9 +105,13 @@ class Ledger:
         failpoint("round.committed")
 
     def finish(
-        self, state: State, trainable: int, model: Mapping[str, Tensor], last: Mapping[str, Tensor] | None = None
-    ) -> None:
-        """Write the model handed back, the `last` one where that is another, the relationship map and the summary."""
+        self, state: State, trainable: int, model: Mapping[str, Tensor], last: Mapping[str, Tensor] | None = None,
+        final: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Write the model handed back, the `last` one where that is another, the relationship map and the summary.
+
+        `final` is how good the model is for each client and each class.
+        """
         self.lock.check()
         memory = state.memory.get("selector")
         summary = summarise(state.history, state.w.numel(), trainable)
@@ -119,6 +123,8 @@ class Ledger:
                 tables = {"Omega": memory.Omega, "H": memory.H, "R": memory.R}
                 kept = {name: table for name, table in tables.items() if table is not None}  # a sketch has no Omega
                 write_through(self.folder / "relations.safetensors", save(kept))
+            if final is not None:
+                write_through(self.folder / "final.json", json.dumps(finite(final), indent=1).encode())
             write_through(self.folder / "summary.json", json.dumps(finite(summary), indent=1).encode())
             seal(self.folder, self.journal.last.ledger if self.journal.last else {})
             sync_folder(self.folder)

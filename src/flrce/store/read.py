@@ -5,7 +5,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Required
@@ -80,6 +80,7 @@ class Run:
     relations: tuple[Relation, ...]
     extra: Mapping[str, Any]  # summary.json, where the run got as far as writing one
     sealed: bool = False  # whether its files are known to be as they were written
+    final: Mapping[str, Any] = field(default_factory=dict)  # how good its model is for each client and each class
 
     @property
     def name(self) -> str:
@@ -224,7 +225,7 @@ def read(folder: Path) -> Run:
             folder, experiment, tuple(map(_record, _lines(folder / "rounds.jsonl", marks))),
             tuple(map(_cost, _lines(folder / "clients.jsonl", marks))), _json(folder / "partition.json", marks),
             tuple(map(_relation, _lines(folder / "relations.jsonl", marks))), _json(folder / "summary.json", marks),
-            bool(marks),
+            bool(marks), _json(folder / "final.json", marks),
         )  # fmt: skip
         _plausible(run)
         return run

@@ -12,7 +12,7 @@ from flrce.store.disk import hashed, write_through
 SEAL = "checksums.json"
 SEALED = (
     "experiment.toml", "partition.json", "rounds.jsonl", "clients.jsonl", "relations.jsonl", "model.safetensors",
-    "relations.safetensors", "summary.json",
+    "last.safetensors", "relations.safetensors", "final.json", "summary.json",
 )  # fmt: skip
 Marks = Mapping[str, Mapping[str, Any]]  # file -> bytes, sha256
 
