@@ -1,5 +1,7 @@
 """Who trains, drawn so that a round is like the whole: clustered sampling, tiers of like speed, turns by size."""
 
+import subprocess
+import sys
 from collections import Counter
 from fractions import Fraction
 
@@ -151,6 +153,11 @@ def test_clustered_sampling_finds_room_for_new_clients_and_weighs_alike():
     assert recipes.clustered_sampling().aggregator.by == "equal"
     with pytest.raises(BadInput, match=r"recipe\.by = 'sizes'"):
         recipes.clustered_sampling("sizes")
+
+
+def test_recipes_load_without_a_library_for_trees():
+    code = "import sys, flrce.recipes; sys.exit('scipy.cluster.hierarchy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # --- tiers ---------------------------------------------------------------------------------------------------------

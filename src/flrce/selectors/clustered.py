@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import linkage
-from scipy.spatial.distance import pdist
 from torch import Tensor
 
 from flrce.bounds import Count
@@ -125,7 +123,12 @@ def angles(V: Tensor) -> NDArray[np.float64]:
 
 def tree(similarity: NDArray[np.float64]) -> NDArray[np.float64]:
     """(L - 1, 4) scipy's merges by Ward's criterion; as in the released code the matrix's rows are the points."""
-    return np.asarray(linkage(pdist(similarity), "ward")) if len(similarity) > 1 else np.zeros((0, 4))
+    if len(similarity) < 2:
+        return np.zeros((0, 4))
+    from scipy.cluster.hierarchy import linkage  # takes a second to load, and other recipes do without
+    from scipy.spatial.distance import pdist
+
+    return np.asarray(linkage(pdist(similarity), "ward"))
 
 
 def cut(merges: NDArray[np.float64], balls: Ints, N: int) -> list[list[int]]:
