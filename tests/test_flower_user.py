@@ -322,3 +322,21 @@ def test_what_a_subclass_cannot_do_is_refused_in_one_line(make, reason):
     with pytest.raises(BadInput, match=reason) as found:
         make().start(LocalGrid(plain_app(), 3), start(), 2)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_accuracies_in_percent(name):
+    """Flower's users report .93 or 93: the metrics stay as reported, records are shares, and a liar is out."""
+
+    def spoil(content, partition, t):
+        content["metrics"]["accuracy"] = 1e6 if partition == 3 else 50.0
+
+    def percent(metrics):
+        return {**metrics, "eval_acc": 100 * metrics["eval_acc"]}
+
+    result = STRATEGIES[name]().start(LocalGrid(plain_app(spoil, misjudge=percent), 4), start(), 2)
+    assert [set(record.rejected) for record in result.history] == [{"node-1003"}] * 2
+    assert result.train_metrics_clientapp[1]["accuracy"] == pytest.approx(50.0)
+    found = result.evaluate_metrics_clientapp[2]["eval_acc"]
+    assert found == pytest.approx(100 * (1 - gap(result.arrays)), rel=1e-5)
+    assert result.history[-1].accuracy == pytest.approx(found / 100)

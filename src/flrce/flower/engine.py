@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template, record, weight
-from flrce.flower.figures import ACCURACY, LOSSES, first, reported, strange, summed
+from flrce.flower.figures import ACCURACY, LOSSES, PERCENT, first, metrics_of, reported, scale, strange, summed
 from flrce.flower.nodes import GONE, LOSS, MANY, Client, Nodes, exchange, why
 from flrce.flower.options import Config, Costs, Judge, Options
 from flrce.flower.wire import read_reply, write_task
@@ -160,8 +160,19 @@ class FlowerEngine:
         found = [
             replies.get(at) or self._missed(messages[at], task, down[at], keep is None) for at, task in enumerate(tasks)
         ]
+        found = self.in_scale(found)
         found = [self.costs.booked(task, r) for task, r in zip(tasks, found, strict=True)] if self.costs else found
         return [*found, *late]
+
+    def in_scale(self, replies: Sequence[Reply]) -> list[Reply]:
+        """The round's replies; refused where an accuracy is beyond what the others' can be."""
+        most, key = scale(list(self.metrics.values())), self.options.weight_key
+        found = []
+        for reply in replies:
+            own = {name: x for name, x in self.metrics.get(reply.client, {}).items() if name != key}
+            odd = "" if reply.error else strange(own, most)
+            found.append(replace(reply, payload=None, error=f"malformed: {odd}") if odd else reply)
+        return found
 
     def _missed(self, message: Message, task: Task, down: Spent, waited: bool) -> Reply:
         """A client that has not answered yet; should it do so in a later round, that is booked as waste."""
@@ -206,7 +217,7 @@ class FlowerEngine:
             return Reply(task.client, task.t, error=f"malformed: {problem}", spent=spent)
         metrics = next(iter(reply.content.metric_records.values()))
         own = {key: value for key, value in metrics.items() if key != self.options.weight_key}  # that is the gate's
-        odd = strange(own)
+        odd = strange(own, PERCENT)
         if odd:
             found = replace(found, payload=None, error=f"malformed: {odd}")
         elif found.payload and type(task.compressor) is Dense:
@@ -242,10 +253,11 @@ class FlowerEngine:
         self.judged = (by_clients, by_server)
         if seen:
             return seen
-        accuracy = first(by_server or {}, ACCURACY)
+        most = scale([by_server or {}])
+        accuracy = first(by_server or {}, ACCURACY, most)
         if accuracy is None:
             return None
-        return Evaluation(accuracy, accuracy, first(by_server or {}, LOSSES) or 0.0)
+        return Evaluation(accuracy / most, accuracy / most, first(by_server or {}, LOSSES) or 0.0)
 
     def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
         """Mean loss of w on each client's training samples; of one that cannot tell, as it last reported."""
@@ -305,9 +317,10 @@ class FlowerEngine:
 
     def aggregate_evaluate(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The judges' metrics as one; those without samples, or out of their range, have no say."""
-        key = self.options.weight_key
-        figures = [f for f in map(reported, replies) if number(f.get(key)) and f[key] > 0]
-        return summed(figures, key, self.options.evaluate_sum)
+        key, replies = self.options.weight_key, list(replies)
+        most = scale(list(map(metrics_of, replies)))
+        figures = [f for reply in replies if number((f := reported(reply, most)).get(key)) and f[key] > 0]
+        return summed(figures, key, self.options.evaluate_sum, most)
 
     def _ask_judges(self, arrays: ArrayRecord, t: int) -> tuple[MetricRecord | None, Evaluation | None]:
         """Their metrics, weighted by samples, and accuracy per client and per sample where they report it."""
@@ -316,13 +329,15 @@ class FlowerEngine:
         answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reply)
         replies = [answers[at] for at in sorted(answers)]
         mean = host.aggregate_evaluate(t, replies)
-        figures = list(map(reported, replies))
-        accuracies = [value for f in figures if (value := first(f, ACCURACY)) is not None]
+        figures, key = list(map(metrics_of, replies)), self.options.weight_key
+        most = scale(figures)
+        sane = [f for f in figures if not strange(f, most) and number(f.get(key)) and f[key] > 0]
+        accuracies = [value / most for f in sane if (value := first(f, ACCURACY, most)) is not None]
         if mean is None or not accuracies:
             return mean, None
         down = self.template.nbytes * len(messages)
-        overall, loss = first(mean, ACCURACY), first(mean, LOSSES)
-        return mean, Evaluation(sum(accuracies) / len(accuracies), overall or 0.0, loss or 0.0, down)
+        overall, loss = first(mean, ACCURACY, most), first(mean, LOSSES)
+        return mean, Evaluation(sum(accuracies) / len(accuracies), (overall or 0.0) / most, loss or 0.0, down)
 
 
 def configured(config: Config, t: int) -> Mapping[str, Any]:

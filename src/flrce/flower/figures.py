@@ -15,11 +15,18 @@ from flrce.round.gate import MOST_SAMPLES
 from flrce.round.payloads import number
 
 ACCURACY = ("accuracy", "eval_acc", "acc", "eval_accuracy", "val_acc", "val_accuracy")
+PERCENT = 100.0
 LOSSES = ("loss", "eval_loss", "val_loss")
 log = logging.getLogger("flwr")
 
 
-def weighted(figures: Sequence[Mapping[str, Any]], by: str = SAMPLES) -> MetricRecord:
+def scale(figures: Sequence[Mapping[str, Any]]) -> float:
+    """The largest accuracy that can be: 1, or 100 where more than half of the clients report percentages."""
+    found = [f[name] for f in figures for name in ACCURACY if number(f.get(name), 0.0, PERCENT)]
+    return PERCENT if 2 * sum(value > 1 for value in found) > len(found) else 1.0
+
+
+def weighted(figures: Sequence[Mapping[str, Any]], by: str = SAMPLES, most: float = 1.0) -> MetricRecord:
     """Every metric that all report within its range, averaged over samples, or by another weight; lists by element."""
     n = [float(f[by]) for f in figures]
     total = math.fsum(n)
@@ -30,20 +37,22 @@ def weighted(figures: Sequence[Mapping[str, Any]], by: str = SAMPLES) -> MetricR
     found: dict[str, Any] = {}
     for key in (key for key in figures[0] if key != by):
         values: list[Any] = [f.get(key) for f in figures]
-        if all(within(key, value) for value in values):
+        if all(within(key, value, most) for value in values):
             found[key] = mean(values)
         elif all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1:
             found[key] = [mean(column) for column in zip(*values, strict=True)]
     return MetricRecord(found)
 
 
-def summed(figures: Sequence[Mapping[str, Any]], by: str, how: Summing | None) -> MetricRecord | None:
+def summed(
+    figures: Sequence[Mapping[str, Any]], by: str, how: Summing | None, most: float = 1.0
+) -> MetricRecord | None:
     """One round's metrics from those of its clients; None where there are none, or where `how` cannot."""
     known = [f for f in figures if number(f.get(by)) and f[by] > 0]
     if not known or (how is None and len(known) < len(figures)):
         return None
     if how is None:
-        return weighted(known, by)
+        return weighted(known, by, most)
     try:
         return how([RecordDict({"metrics": MetricRecord(dict(f))}) for f in known], by)
     except Exception as why:  # the user's own function
@@ -53,35 +62,40 @@ def summed(figures: Sequence[Mapping[str, Any]], by: str, how: Summing | None) -
         return None
 
 
-def reported(reply: Message) -> Mapping[str, Any]:
+def reported(reply: Message, most: float = 1.0) -> Mapping[str, Any]:
     """The metrics of an answer; of one that failed, or that has one out of its range, none."""
     if reply.has_error():
         log.info("node %d: %s", reply.metadata.src_node_id, why(reply))
         return {}
-    figures: Mapping[str, Any] = next(iter(reply.content.metric_records.values()), {})
-    problem = strange(figures)
+    figures = metrics_of(reply)
+    problem = strange(figures, most)
     if problem:
         log.warning("node %d: %s; its metrics do not count", reply.metadata.src_node_id, problem)
     return {} if problem else figures
 
 
-def first(figures: Mapping[str, Any], names: Sequence[str]) -> float | None:
+def metrics_of(reply: Message) -> Mapping[str, Any]:
+    """What an answer reports."""
+    return {} if reply.has_error() else next(iter(reply.content.metric_records.values()), {})
+
+
+def first(figures: Mapping[str, Any], names: Sequence[str], most: float = 1.0) -> float | None:
     """The first of these metrics that is a number within its range."""
     found = ((name, figures.get(name)) for name in names)
-    return next((float(value) for name, value in found if within(name, value)), None)  # type: ignore[arg-type]
+    return next((float(value) for name, value in found if within(name, value, most)), None)  # type: ignore[arg-type]
 
 
-def within(name: str, value: Any) -> bool:
-    """Whether a metric is a finite number that can be: accuracies from 0 to 1, whole samples, others bounded."""
+def within(name: str, value: Any, most: float = 1.0) -> bool:
+    """Whether a metric is a finite number that can be: accuracies from 0 to `most`, whole samples, others bounded."""
     if name in ACCURACY:
-        return number(value, 0.0, 1.0)
+        return number(value, 0.0, most)
     return number(value, 1, MOST_SAMPLES) if name == SAMPLES else number(value)
 
 
-def strange(figures: Mapping[str, Any]) -> str:
+def strange(figures: Mapping[str, Any], most: float = 1.0) -> str:
     """What is wrong with the first metric out of its range, or ""; NaN only says that a client does not know."""
     for name, value in figures.items():
         for one in value if isinstance(value, list) else [value]:
-            if one == one and not within(name, one):
+            if one == one and not within(name, one, most):
                 return f"metric {brief(name, 40)!r} is {brief(one, 20)}, out of its range"
     return ""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flrce.flower.arrays import Template
 from flrce.flower.engine import FlowerEngine, configured
-from flrce.flower.figures import ACCURACY, first, strange
+from flrce.flower.figures import ACCURACY, first, metrics_of, scale, strange
 from flrce.flower.frozen import freeze, thaw
 from flrce.flower.nodes import exchange
 from flrce.local.workload import Alike
@@ -123,15 +123,17 @@ class GuardedEngine(FlowerEngine):
         config = configured(self.evaluate_config, t)
         messages = self._drawn("evaluate", t, arrays, config, self.strategy.configure_evaluate)
         answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reply)
-        good = [answers[at] for at in sorted(answers) if not answers[at].has_error() and _sane(answers[at])]
+        came = [answers[at] for at in sorted(answers) if not answers[at].has_error()]
+        most = scale(list(map(metrics_of, came)))
+        good = [reply for reply in came if not any(strange(m, most) for m in reply.content.metric_records.values())]
         try:
             metrics = self.strategy.aggregate_evaluate(t, good) if good else None
         except Exception as why:
             log.warning("%s could not sum evaluations of round %d: %s", type(self.strategy).__name__, t, why)
             return None, None
-        accuracy = first(metrics or {}, ACCURACY)
+        accuracy = first(metrics or {}, ACCURACY, most)
         down = self.template.nbytes * len(messages)
-        return metrics, None if accuracy is None else Evaluation(accuracy, accuracy, 0.0, down)
+        return metrics, None if accuracy is None else Evaluation(accuracy / most, accuracy / most, 0.0, down)
 
 
 @dataclass(frozen=True)
@@ -180,10 +182,6 @@ class EveryRound:
     def before(self, history: Sequence[Record], estimates: Sequence[Spent]) -> str:
         check = getattr(self.rule, "before", None)
         return check(history, estimates) if check else ""
-
-
-def _sane(reply: Message) -> bool:
-    return not any(map(strange, reply.content.metric_records.values()))
 
 
 def recipe(engine: GuardedEngine, P: int) -> Recipe:

@@ -35,7 +35,7 @@ class Open:
         session, engine, self.plan, self.messages, self.done = self.session, self.session.engine, None, (), None
         if loop.over(self.state):
             return []
-        engine.w, engine.train_config = self.state.w, dict(config)
+        engine.w, engine.train_config, engine.metrics = self.state.w, dict(config), {}
         plan = loop.begin(session.sized(), engine, self.state, engine.options.seed)
         self.plan = fitted(plan, engine)
         self.messages = [] if plan.refused else [engine.message(self.state.w, task) for task in self.plan.tasks]
@@ -65,7 +65,7 @@ class Open:
             if i is not None:
                 seconds = self.seconds.get(self.messages[i].metadata.message_id, passed)
                 read.append(engine.read(self.state.w, plan.tasks[i], down[i], reply, seconds))
-        self.done = loop.finish(self.session.recipe, engine, plan, read, self.session.T)
+        self.done = loop.finish(self.session.recipe, engine, plan, engine.in_scale(read), self.session.T)
         self.state = self.done.state
         model = self.state.w if self.done.model is None else self.done.model
         self.arrays = engine.arrays(model)

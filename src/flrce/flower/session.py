@@ -15,7 +15,7 @@ from torch import Tensor
 from flrce import loop
 from flrce.errors import BadInput
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.figures import summed
+from flrce.flower.figures import scale, summed
 from flrce.flower.folder import in_flowers_words, opened
 from flrce.flower.options import Config
 from flrce.pieces import Recipe
@@ -203,7 +203,9 @@ class Session:
         """The training metrics of a round as one, from the replies that counted."""
         engine, options = self.engine, self.engine.options
         useful = [engine.metrics[client] for client in record.replied if client in engine.metrics]
-        return summed(useful, options.weight_key, options.train_sum) if engine.summed is None else engine.summed
+        if engine.summed is not None:
+            return engine.summed
+        return summed(useful, options.weight_key, options.train_sum, scale(useful))
 
     def _metrics(self, record: Record) -> dict[str, Any]:
         """What is known of a round besides our own figures, as plain data."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template
-from flrce.flower.figures import ACCURACY, LOSSES, first
+from flrce.flower.figures import ACCURACY, LOSSES, PERCENT, first
 from flrce.pieces import StopRule
 from flrce.servers.averages import EMA, Mean
 from flrce.stops.budget import AnyOf, Budget
@@ -53,7 +53,7 @@ class ShouldStop:
         figures = _figures(result, server_round)
         self.history.append(Record(
             t=server_round, exploit=True, headway=self._headway(server_round, result.arrays),
-            accuracy=first(figures, self.metric), loss=first(figures, LOSSES), seconds=now - self.clock,
+            accuracy=first(figures, self.metric, PERCENT), loss=first(figures, LOSSES), seconds=now - self.clock,
         ))  # fmt: skip
         self.clock = now
         before = getattr(self.rule, "before", lambda history, estimates: "")
