@@ -433,6 +433,14 @@ def test_run_takes_any_of_them(form, tmp_path):
     assert flrce.run(Experiment(**QUICK), data=data).summary["accuracy"] == plain.summary["accuracy"]
 
 
+def test_columns_are_named_for_tables_only():
+    x, y = blobs()
+    named = Experiment(**QUICK, data={"target": "y"})
+    assert flrce.run(named, data={"a": x[:, 0], "b": x[:, 1], "y": y}).summary["rounds"] == 2
+    with pytest.raises(BadInput, match="target names a column of a table, a tuple has none"):
+        flrce.run(named, data=(x, y))
+
+
 def test_run_refuses_what_it_does_not_know():
     with pytest.raises(BadInput, match="data is a int; give"):
         flrce.run(Experiment(**QUICK), data=3)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flrce.data.own.arrays import from_arrays
 from flrce.data.own.datasets import from_dataset, from_huggingface
 from flrce.data.own.folders import FILES, form, from_folder, from_folders, from_npz
@@ -49,8 +51,13 @@ def adopt(data: Any, **how: Any) -> Source:
         return from_huggingface(data, **how)
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return from_pandas(data, **how)
+    if isinstance(data, dict) and not {"x", "y"} <= data.keys():
+        return from_columns({key: np.asarray(value) for key, value in data.items()}, **how)
+    for key in ("target", "group", "test"):
+        if key in how:
+            raise BadInput(f"data.{key} names a column of a table, a {type(data).__name__} has none; drop it")
     if isinstance(data, dict):
-        return from_arrays(**{**data, **how}) if {"x", "y"} <= data.keys() else from_columns(data, **how)
+        return from_arrays(**{**data, **how})
     if isinstance(data, (tuple, list)) and 2 <= len(data) <= 4:
         return from_arrays(*data, **how)
     if hasattr(data, "__getitem__"):
