@@ -12,7 +12,7 @@ NUMBERS := relations selectors sketch turns robust submodels workload pooling st
 
 CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
 
-.PHONY: demo test check unit numbers wheel browser flower faults crashes docs bench lint types clean
+.PHONY: demo test check unit numbers wheel browser flower faults fuzz crashes docs bench lint types clean
 
 demo: $(VENV)/.core
 	rm -rf runs/demo
@@ -49,6 +49,10 @@ faults: $(VENV)/.dev
 # the slowest faults apart, so that a failure among the others is seen early
 crashes: $(VENV)/.dev
 	$(TEST) $(CRASHES)
+
+# damaged experiments, run directories, payloads and .npz files, a minute each; FUZZ = "--seconds 600 --seed 3 npz"
+fuzz: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/faults/long_fuzz.py $(FUZZ)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -61,7 +61,7 @@ def mutated(rng: random.Random) -> dict[str, Any]:
         spot = rng.choice(list(_tables(tables)))
         key = rng.choice(list(spot)) if spot and rng.random() < 0.8 else rng.choice([*KEYS, *Experiment.model_fields])
         action = rng.random()
-        if action < 0.3 and type(spot.get(key)) in (int, float):
+        if action < 0.3 and type(spot.get(key)) in (int, float) and abs(spot[key]) < 1e9:
             spot[key] = type(spot[key])(spot[key] * rng.choice([0.5, 2, 3, 10, -1]))
         elif action < 0.7:
             spot[key] = copy.deepcopy(rng.choice(ODD))

@@ -155,7 +155,7 @@ class Experiment(Section):
     stop: Stop = Stop()
     objective: str | dict[str, Any] | None = None  # by default what the data's targets are
 
-    def __init__(self, **tables: Any) -> None:
+    def __init__(self, /, **tables: Any) -> None:  # a key may be called self
         try:
             super().__init__(**tables)
         except ValidationError as error:

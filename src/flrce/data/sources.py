@@ -1,5 +1,6 @@
 """Samples before they are shared out: embedded digits, Debian's Fashion-MNIST, prepared sets, data of one's own."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -147,7 +148,7 @@ def prepared(name: str) -> bool:
     """Whether a data set of this name, shipped or one's own, lies in the cache."""
     from flrce.data import cache
 
-    return name == Path(name).name and (cache.home() / name / cache.META).is_file()
+    return name == Path(name).name and os.path.isfile(cache.home() / name / cache.META)  # False for any odd name
 
 
 def source(name: str, path: str | None = None, **how: Any) -> Source:
