@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 import tomli_w
 from annotated_types import BaseMetadata
+from pydantic.fields import FieldInfo
 
 from experiment_fuzz import BASES, bytes_of, mutated, outcome
 from flrce import recipes
@@ -53,7 +54,7 @@ def test_every_field_of_every_piece_declares_its_bounds(role, name):
 
 def kinds(hint):
     """The leaves of an annotation; an Annotated one with bounds is a leaf."""
-    if any(isinstance(m, BaseMetadata) for m in getattr(hint, "__metadata__", ())):
+    if any(isinstance(m, BaseMetadata | FieldInfo) for m in getattr(hint, "__metadata__", ())):
         return [hint]
     parts = [p for p in typing.get_args(hint) if isinstance(p, type) or typing.get_origin(p)]
     return [leaf for part in parts for leaf in kinds(part)] if parts else [hint]

@@ -134,7 +134,7 @@ class Drift:
     Control variates in general: SCAFFOLD's g - c_k + c. Whoever builds on it says in its own `end` what is kept.
     """
 
-    name: str = "drift"
+    name: Annotated[str, Field(min_length=1, max_length=60)] = "drift"
 
     def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors:
         sent, kept = local.task.tensors.get(self.name), carry.get(self.name)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.random import Generator
 
-from flrce.bounds import Count
+from flrce.bounds import Amount, Count
 from flrce.errors import BadInput
 from flrce.pieces import View
 from flrce.types import Selection
@@ -30,7 +30,7 @@ class Tiers:
 
     piece: ClassVar[str] = "tiers"
     tiers: Count = 5
-    odds: tuple[float, ...] = ()
+    odds: tuple[Amount, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "odds", tuple(self.odds))  # experiment files have lists
