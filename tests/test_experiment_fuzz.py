@@ -66,9 +66,9 @@ BAD = [
     ("average", {"piece": "tail", "last": -1}, "last = -1: should be greater than or equal to 1"),
     ("stop", {"piece": "patience", "rounds": 0}, "rounds = 0: should be greater than or equal to 1"),
     ("stop", {"piece": "conflicts"}, "psi is missing"),
-    ("trainer", {"piece": "sgd", "batch": 0}, "batch = 0: should be greater than or equal to 1"),
-    ("trainer", {"piece": "sgd", "epochs": 10**9}, "epochs = 1000000000: should be less than or equal to 10000"),
-    ("trainer", {"piece": "sgd", "lr": float("inf")}, "lr = inf: should be"),
+    ("trainer", {"piece": "sgd", "batch": 0}, "batch is no setting of it"),
+    ("link", {"piece": "sgd", "lr": float("inf")}, "lr = inf: should be"),
+    ("link", {"piece": "momentum", "beta": 1.5}, "beta = 1.5: should be"),
     ("selector", {"piece": "utility", "overcommit": float("nan")}, "overcommit = nan: should be"),
     ("selector", {"piece": "relationship", "anchor": "modle"}, "anchor = 'modle': should be 'origin' or 'model'"),
     ("aggregator", {"piece": "mean", "rate": float("nan")}, "rate = nan: should be"),
@@ -95,5 +95,9 @@ def test_pieces_made_in_python_are_checked_too():
 
     with pytest.raises(BadInput, match="aggregator WeightedMean: rate = nan: should be a finite number"):
         replace(recipes.fedavg(), aggregator=WeightedMean(rate=float("nan")))
-    with pytest.raises(BadInput, match="trainer SGD: lr = -1"):
+    with pytest.raises(BadInput, match="update SGD: lr = -1"):
         recipes.fedavg(lr=-1)
+    with pytest.raises(BadInput, match="work Work: epochs = 0: should be greater than or equal to 1"):
+        recipes.fedavg(epochs=0)
+    with pytest.raises(BadInput, match="work Work: batch = 1000000000: should be"):
+        recipes.fedavg(batch=10**9)

@@ -174,7 +174,8 @@ class Recipe:
     name: str = ""
 
     def __post_init__(self) -> None:
-        for role, piece in self.pieces():
+        client = (("work", self.work), ("update", self.update), *(("augment", each) for each in self.augment))
+        for role, piece in (*self.pieces(), *client):
             why = problem(piece)
             if why:
                 raise BadInput(f"{role} {why}")

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from flrce.bounds import Batch, Count, Epochs
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -21,9 +23,9 @@ class Selection:
 class Work:
     """How much a client trains."""
 
-    epochs: int = 5
-    batch: int = 128
-    steps: int | None = None  # stop after so many batches, or go on past `epochs` up to them
+    epochs: Epochs = 5
+    batch: Batch = 128
+    steps: Count | None = None  # stop after so many batches, or go on past `epochs` up to them
 
 
 @dataclass(frozen=True)
