@@ -12,8 +12,8 @@ from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import RandomK, TopK
 from flrce.pieces import Dense
 from flrce.round.booking import book
-from flrce.round.gate import MOST_SAMPLES, answers, check, encoding, gate, kept
-from flrce.round.payloads import LARGEST, sound
+from flrce.round.gate import MOST_SAMPLES, answers, check, gate, kept
+from flrce.round.payloads import LARGEST, encoding, sound
 from flrce.types import Payload, Reply, Spent, Task
 
 LAYOUT = (("a", 5), ("b", 3))

@@ -9,7 +9,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "flrce"
 #: module or package -> layer
 LAYERS = {
     "version": 0, "errors": 0, "rng": 0, "linalg": 0,
-    "bounds": 0.5, "types": 0.7,
+    "bounds": 0.5, "types": 0.7, "traits": 0.8,
     "pieces": 1,
     "data": 2, "models": 2, "relations": 2, "round": 2, "fleet": 2,
     "local": 3, "selectors": 3, "submodels": 3, "compressors": 3, "aggregators": 3, "servers": 3, "stops": 3,
@@ -64,5 +64,5 @@ def test_only_flower_files_import_flwr():
 
 
 def test_the_loop_the_catalogue_and_the_map_stay_short():
-    for name, most in {"loop.py": 165, "relations.py": 160, "recipes.py": 330, "round/gate.py": 160}.items():
+    for name, most in {"loop.py": 175, "relations.py": 160, "recipes.py": 330, "round/gate.py": 160}.items():
         assert len((SOURCE / name).read_text().splitlines()) <= most, name

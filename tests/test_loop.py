@@ -34,8 +34,10 @@ class Made:
     trainable: int = 2
     asked: list[tuple[str, ...]] = field(default_factory=list)
     spent: Spent = COST
+    blocks: int = 1
+    judges_once: bool = False
 
-    def clients(self):
+    def clients(self, t):
         return self.ids
 
     def samples(self, client):
@@ -50,7 +52,13 @@ class Made:
     def holdings(self, task):
         return None, [("w", self.trainable)]
 
-    def train(self, w, tasks, carry):
+    def accept(self, task):
+        return task
+
+    def inquiry(self, client, down):
+        return Spent(bytes_down=down)
+
+    def train(self, w, tasks, carry, keep=None):
         self.asked.append(tuple(task.client for task in tasks))
         return [self.reply(task, w) for task in tasks]
 
@@ -243,8 +251,8 @@ def test_the_order_of_replies_never_matters(order):
     table = {str(k): torch.tensor(rng.normal(size=2), dtype=torch.float32) for k in range(5)}
 
     class Shuffled(Made):
-        def train(self, w, tasks, carry):
-            replies = super().train(w, tasks, carry)
+        def train(self, w, tasks, carry, keep=None):
+            replies = super().train(w, tasks, carry, keep)
             return [replies[i] for i in order]
 
     engines = [kind(lambda c, t, w: table[c] * t, [str(k) for k in range(5)]) for kind in (Made, Shuffled)]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flrce import relations
 from flrce.relations import NEVER
+from flrce.round.tables import grow_one
 from flrce.selectors.relationship import ByRelationship
 from flrce.types import Event, Updates
 
@@ -186,7 +187,7 @@ def test_only_models_still_in_use_are_kept():
 
 
 def test_tables_grow_with_the_roster():
-    m = relations.enlarge(memory(V=[[1, 2], [3, 4]], R=[1, 2]), 4)
+    m = grow_one(memory(V=[[1, 2], [3, 4]], R=[1, 2]), 4)
     assert m.V.shape == (4, 2)
     assert m.Omega.shape == (4, 4)
     assert m.R.tolist() == [1, 2, NEVER, NEVER]

@@ -252,7 +252,7 @@ class Attacked:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def train(self, w, tasks, carry):
+    def train(self, w, tasks, carry, keep=None):
         return [self.twisted(reply) for reply in self.engine.train(w, tasks, carry)]
 
     def twisted(self, reply):

@@ -19,6 +19,7 @@ from flrce.models.nets import build
 from flrce.pieces import View
 from flrce.relations import NEVER
 from flrce.rng import draw, stream
+from flrce.round.tables import grow_one
 from flrce.selectors import choice, diverse, utility
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.diverse import DivFL
@@ -265,7 +266,7 @@ def test_any_history_gives_a_legal_choice(t, P, M, seed):
 
 def test_new_clients_find_room():
     selector = ByUtility()
-    m = selector.observe(selector.init(2, 2, 2), an_event(1, [4], M=5))
+    m = selector.observe(grow_one(selector.init(2, 2, 2), 5), an_event(1, [4], M=5))
     assert len(m.U) == 5
 
 
@@ -295,7 +296,7 @@ def test_clients_without_samples_are_no_candidates():
 
 
 def test_new_clients_have_an_unknown_loss():
-    assert choice.enlarge(choice.Losses(torch.zeros(1, dtype=torch.float64)), 2).loss.tolist() == [0, math.inf]
+    assert grow_one(choice.Losses(torch.zeros(1, dtype=torch.float64)), 2).loss.tolist() == [0, math.inf]
 
 
 def test_the_bytes_of_asking():
@@ -382,7 +383,7 @@ def test_the_unheard_go_first():
 
 
 def test_the_gram_table_grows():
-    m = diverse.enlarge(DivFL().init(2, 3, 3), 5)
+    m = grow_one(DivFL().init(2, 3, 3), 5)
     assert m.G.shape == (5, 5)
     assert m.R.tolist() == [NEVER] * 5
 

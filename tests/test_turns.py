@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from flrce import Experiment, runs
 from flrce.errors import BadInput
 from flrce.rng import stream
+from flrce.round.tables import grow_one
 from flrce.selectors import turns
 from flrce.selectors.sketch import sketch
 from flrce.selectors.turns import ORDERS, InTurn
@@ -75,6 +76,7 @@ def test_who_comes_back_or_is_new_gets_one_turn_not_all():
     m, count = piece.init(4, 2, 2), Counter()
     for t in range(1, 13):
         pool = (0, 1, 2) if t <= 6 else (0, 1, 2, 3, 4)  # 3 was away, 4 is new
+        m = grow_one(m, max(pool) + 1)  # as the loop does when a client appears
         view, _ = a_view(t=t, P=1, n=(1,) * 5, pool=pool)
         (k,) = piece.select(m, view, stream(0, "select", t)).k
         count[k] += t > 6

@@ -19,7 +19,8 @@ from flrce.stops.budget import AnyOf, Budget
 LOCAL = ("epochs", "batch", "lr")
 SURFACE = {
     "selector": "select", "trainer": "assign", "submodel": "assign", "compressor": "encode",
-    "aggregator": "__call__", "stop": "__call__", "average": "model", "link": "step", "schedule": "__call__",
+    "aggregator": "__call__", "server": "step", "pace": "room",
+    "stop": "__call__", "average": "model", "link": "step", "schedule": "__call__",
     "augment": "__call__",
 }  # fmt: skip
 

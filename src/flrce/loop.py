@@ -5,18 +5,20 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from flrce.linalg import conflicts, consensus, gram
 from flrce.pieces import Engine, Recipe, View
 from flrce.rng import stream
 from flrce.round.booking import book
+from flrce.round.diagnostics import diagnosed
+from flrce.round.flights import flying, land, landed, takeoff
 from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept
-from flrce.round.judgement import judged
+from flrce.round.judgement import judge
 from flrce.round.memory import preflight
+from flrce.round.pace import Buffered
+from flrce.round.returned import checked, whole
 from flrce.round.roster import present, samples
-from flrce.round.trust import flags, silenced, votes
 from flrce.stops.conflict import shadows
-from flrce.types import Event, Record, Reply, Round, Selection, Spent, State, Task
+from flrce.types import Event, Flight, Record, Reply, Round, Selection, State, Task
 
 GIVE_UP = 3  # abandoned rounds in a row that end a run
 
@@ -28,17 +30,22 @@ class Plan:
     state: State
     t: int
     chosen: Selection
-    tasks: tuple[Task, ...]
+    flights: tuple[Flight, ...]  # this round's tasks, and earlier ones that are still under way
     asked: tuple[str, ...] = ()  # clients that were asked for their loss
     refused: str = ""  # why the round is not started
     n: Tensor | None = None  # (M,) samples as known before the round
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What this round's clients are told."""
+        return tuple(flight.task for flight in self.flights if flight.task.t == self.t)
 
 
 def rounds(recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Iterator[Round]:
     """Algorithm 4: yields after every round, until T, a stop, or too many abandoned rounds in a row."""
     while state.t < T and not over(state):
         plan = begin(recipe, engine, state, seed, T)
-        replies = () if plan.refused else engine.train(state.w, plan.tasks, state.carry)
+        replies = () if plan.refused else train(recipe, engine, plan)
         done = finish(recipe, engine, plan, replies, T)
         yield done
         if done.record.stop:
@@ -53,7 +60,7 @@ def over(state: State) -> bool:
 
 def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
     """Before the first round."""
-    clients = tuple(engine.clients())
+    clients = tuple(engine.clients(1))
     preflight(recipe, len(clients), engine.trainable, len(w))
     return State(0, w, recipe.init(len(clients), engine.trainable, len(w)), clients)
 
@@ -61,8 +68,11 @@ def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
 def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -> Plan:
     """Choose C_t and say what each client is to do."""
     t, purpose = state.t + 1, f"select{state.attempt or ''}"
-    state, pool = present(state, tuple(engine.clients()))
+    state, pool = present(state, tuple(engine.clients(t)))
     roster = state.roster
+    under_way = flying(recipe, state)
+    busy = {flight.task.k for flight in under_way}
+    pool = tuple(k for k in pool if k not in busy) if busy else pool
     asked: list[int] = []
 
     def draft(k: int) -> Task:
@@ -78,77 +88,72 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
         return engine.losses(state.w, clients)
 
     n = samples(engine, roster)
-    view = View(t, recipe.P, pool, n, engine.estimate, draft, loss, state.history, getattr(engine, "blocks", 1))
+    P = recipe.pace.room(recipe.P, len(busy))
+    view = View(t, P, pool, n, engine.estimate, draft, loss, state.history, engine.blocks)
     memory, rng = state.memory.get("selector"), stream(seed, purpose, t)
     chosen, refused = Selection(()), ""
     tasks: tuple[Task, ...] = ()
     try:
-        chosen = recipe.selector.select(memory, view, rng) if pool else chosen
-        tasks = tuple(recipe.tasks(chosen, state.memory, view))
+        if pool and P:
+            chosen = checked(recipe.selector, recipe.selector.select(memory, view, rng), len(roster))
+        tasks = tuple(engine.accept(task) for task in recipe.tasks(chosen, state.memory, view))
         afford(recipe, engine, state, tasks, [roster[k] for k in asked])
     except Refused as why:
         tasks, refused = (), str(why)
-    return Plan(state, t, chosen, tasks, tuple(roster[k] for k in asked), refused, n)
+    flights = takeoff(recipe, engine, state, tasks, under_way)
+    return Plan(state, t, chosen, flights, tuple(roster[k] for k in asked), refused, n)
+
+
+def train(recipe: Recipe, engine: Engine, plan: Plan) -> Sequence[Reply]:
+    """The replies of the round: to all its tasks, or under a buffered pace to the first of those under way."""
+    keep = plan.chosen.keep or recipe.pace.keep(recipe.P)
+    if not isinstance(recipe.pace, Buffered):
+        return engine.train(plan.state.w, plan.tasks, plan.state.carry, keep)
+    return landed(engine, plan.flights, recipe.pace.size, plan.state.carry)
 
 
 def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply], T: int | None = None) -> Round:
     """Check the replies, aggregate, remember, judge; or abandon the round with everything as it was."""
     state, t = plan.state, plan.t
+    asked = asked_of(engine, plan.asked, {task.client for task in plan.tasks}, 4 * len(state.w))
     if plan.refused:
-        clients, costs = book(t, (), (), {}, _asked(engine, plan))
+        clients, costs = book(t, (), (), {}, asked)
         record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, **costs)
         return replace(_end(recipe, engine, state, record), clients=clients)
+    landing = land(recipe, state, plan.flights, replies)
+    keep = plan.chosen.keep or recipe.pace.keep(recipe.P)
     updates, rejected = gate(
-        plan.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.chosen.keep, state.w, plan.n
-    )
-    clients, costs = book(t, plan.tasks, replies, rejected, _asked(engine, plan))
+        landing.tasks, replies, engine.holdings, len(state.w), engine.trainable, keep, state.w, plan.n,
+        landing.bases, t, landing.oldest,
+    )  # fmt: skip
+    clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds)
     record = Record(
         t=t, exploit=plan.chosen.exploit, chosen=tuple(task.client for task in plan.tasks),
         replied=tuple(state.roster[k] for k in updates.k.tolist()), rejected=rejected, why=plan.chosen.why, **costs,
     )  # fmt: skip
     if len(updates) < recipe.minimum:
+        state = replace(state, memory={**state.memory, **landing.memory})
         tries = state.attempt + 1
         stop = f"abandoned {tries} times in a row: {_reasons(rejected)}" if tries % GIVE_UP == 0 else ""
         return replace(_end(recipe, engine, state, replace(record, outcome="abandoned", stop=stop)), clients=clients)
-    w = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
+    target = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
+    whole(recipe.aggregator, target, state.w)
+    w, server = recipe.server.step(state.w, target, updates, state.memory.get("server"))
     event = Event(t, state.w, w, updates, len(state.roster), plan.chosen.k)
-    headway = recipe.average.headway(state.memory["average"], event) if hasattr(recipe.average, "headway") else None
-    memory = recipe.observe(state.memory, event)
+    memory = {**recipe.observe(state.memory, event), **landing.memory}
+    if "server" in memory:
+        memory["server"] = server
     model = recipe.average.model(memory.get("average"), w)
-    G = gram(updates.u)
-    odd = flags(G, record.replied)
-    record = replace(
-        record, conflicts=conflicts(G), consensus=consensus(G, updates.n), headway=headway, flagged=odd,
-        votes=votes(G, record.replied, silenced(state.history, odd)),
-    )  # fmt: skip
-    carry = {**state.carry, **kept(plan.tasks, replies)}
-    after = State(t, w, memory, state.roster, carry)
-    record = _judged(record, engine, after, model)
+    after = State(t, w, memory, state.roster, {**state.carry, **kept(landing.tasks, replies)})
+    record = diagnosed(record, recipe, state, event)
+    record = judge(record, engine, after, model)
     record = replace(record, shadow=shadows((*state.history, record), recipe.P))
     record = replace(record, stop=recipe.stop((*state.history, record)))  # Algorithm 3
     if (record.stop or t == T) and record.headline is None:
-        record = _judged(record, engine, after, model, last=True)
-    return Round(
-        replace(after, history=(*state.history, record)), record, clients, tuple(task.k for task in plan.tasks), model
-    )
-
-
-def _asked(engine: Engine, plan: Plan) -> list[tuple[str, Spent]]:
-    """What asking for losses cost."""
-    return asked_of(engine, plan.asked, {task.client for task in plan.tasks}, 4 * len(plan.state.w))
-
-
-def _judged(record: Record, engine: Engine, state: State, model: Tensor, last: bool = False) -> Record:
-    """The record with the judgement of w and, where it differs, of the server average; `last`: due or not.
-
-    Where judging a model costs messages, one is judged: the one that would be handed back.
-    """
-    once = getattr(engine, "judges_once", False)
-    seen = engine.evaluate(model if once else state.w, record.t, last, state.carry)
-    if seen is None:
-        return record
-    averaged = None if once or model is state.w else engine.evaluate(model, record.t, last, state.carry)
-    return judged(record, seen, averaged)
+        record = judge(record, engine, after, model, last=True)
+    touched = {*updates.k.tolist(), *(task.k for task in (*plan.tasks, *landing.tasks))}
+    after = replace(after, history=(*state.history, record))
+    return Round(after, record, clients, tuple(sorted(touched)), model)
 
 
 def _end(recipe: Recipe, engine: Engine, state: State, record: Record) -> Round:
@@ -156,7 +161,7 @@ def _end(recipe: Recipe, engine: Engine, state: State, record: Record) -> Round:
     committed = [h for h in state.history if h.outcome == "committed"][-1:]
     if record.stop and committed and committed[0].headline is None:
         model = recipe.average.model(state.memory.get("average"), state.w)
-        record = _judged(record, engine, state, model, last=True)
+        record = judge(record, engine, state, model, last=True)
     after = replace(state, history=(*state.history, record), attempt=state.attempt + (record.outcome == "abandoned"))
     return Round(after, record, (), (), None)
 

@@ -16,7 +16,9 @@ from flrce.local.pyramid import FewerEpochs, FillTheRound
 from flrce.local.schedules import Constant, Cosine, RoundDecay, StepDecay, WarmUp
 from flrce.local.updates import SGD, Adam, Carried, Clip, Drift, Momentum, Prox, WeightDecay
 from flrce.local.workload import Alike, Deadline, Freeze, Proximal
-from flrce.pieces import Dense, Full, Last, Never
+from flrce.pieces import Dense, Full, Last, Never, Step, Synchronous
+from flrce.round import pace
+from flrce.round.pace import Buffered, Fastest
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.clustered import Clustered
 from flrce.selectors.diverse import DivFL
@@ -25,6 +27,7 @@ from flrce.selectors.tiers import Tiers
 from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
+from flrce.servers import steps as servers
 from flrce.servers.averages import EMA, TailMean
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import Conflicts
@@ -68,6 +71,15 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "krum": Krum,
         "clipped": ClippedMean,
     },
+    "server": {
+        "step": Step,
+        "momentum": servers.Momentum,
+        "adam": servers.Adam,
+        "yogi": servers.Yogi,
+        "adagrad": servers.Adagrad,
+        "exp": servers.ExP,
+    },
+    "pace": {"synchronous": Synchronous, "fastest": Fastest, "deadline": pace.Deadline, "buffered": Buffered},
     "stop": {"never": Never, "conflicts": Conflicts, "budget": Budget, "patience": Patience, "standstill": Standstill},
     "link": {
         "sgd": SGD,

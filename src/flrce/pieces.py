@@ -13,9 +13,10 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.bounds import problem
+from flrce.bounds import Rate, problem
 from flrce.errors import BadInput
-from flrce.types import Evaluation, Event, Payload, Record, Reply, Selection, Spent, Task, Updates, Work
+from flrce.traits import Linked, Objects, Observes, Partial, Remembers, Tells
+from flrce.types import Evaluation, Event, Flight, Payload, Record, Reply, Selection, Spent, Task, Updates, Work
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,6 @@ class LocalTrainer(Protocol):
 
 
 @runtime_checkable
-class Linked(Protocol):
-    """A trainer that puts links of its own before the update's: a proximal term, a control variate."""
-
-    @property
-    def links(self) -> Sequence[Any]: ...
-
-
-@runtime_checkable
 class SubModel(Protocol):
     """Which coordinates? Sets the share of units that each client holds."""
 
@@ -79,9 +72,24 @@ class Compressor(Protocol):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """What do replies become?"""
+    """What do replies become? The model that they point to, from w."""
 
     def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor: ...
+
+
+@runtime_checkable
+class ServerStep(Protocol):
+    """How does the server go there? From w towards the aggregator's target; returns the model and its memory."""
+
+    def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Any) -> tuple[Tensor, Any]: ...
+
+
+@runtime_checkable
+class Pace(Protocol):
+    """When is a round over? `room`: how many are asked when some are busy; `keep`: only so many replies count."""
+
+    def room(self, P: int, busy: int) -> int: ...
+    def keep(self, P: int) -> int | None: ...
 
 
 @runtime_checkable
@@ -132,6 +140,30 @@ class Never:
 
 
 @dataclass(frozen=True)
+class Step:
+    """The server goes `rate` of the way to where the replies point: 1, all of it."""
+
+    rate: Rate = 1.0
+
+    def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Any) -> tuple[Tensor, Any]:
+        if self.rate == 1:
+            return target, memory
+        d = updates.trainable  # statistics of BatchNorm are no gradients
+        return torch.cat([torch.lerp(w[:d], target[:d], self.rate), target[d:]]), memory
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """Everyone who was asked is waited for."""
+
+    def room(self, P: int, busy: int) -> int:
+        return P
+
+    def keep(self, P: int) -> int | None:
+        return None
+
+
+@dataclass(frozen=True)
 class Last:
     """The last model is handed back."""
 
@@ -151,7 +183,7 @@ def take(payload: Payload, name: str, dtype: torch.dtype | tuple[torch.dtype, ..
     return buffer
 
 
-ROLES = ("selector", "trainer", "submodel", "compressor", "aggregator", "stop", "average")
+ROLES = ("selector", "trainer", "submodel", "compressor", "aggregator", "server", "pace", "stop", "average")
 
 
 @dataclass(frozen=True)
@@ -168,6 +200,8 @@ class Recipe:
     kept: tuple[str, ...] = ()  # patterns of parameters that stay with their client, or "norms"
     submodel: SubModel = Full()
     compressor: Compressor = Dense()
+    server: ServerStep = Step()
+    pace: Pace = Synchronous()
     stop: StopRule = Never()
     average: ServerAverage = Last()
     minimum: int = 1  # fewer replies than this abandon the round
@@ -180,7 +214,7 @@ class Recipe:
             if why:
                 raise BadInput(f"{role} {why}")
         for _, piece in self.pieces():
-            why = piece.objection(self) if hasattr(piece, "objection") else ""
+            why = piece.objection(self) if isinstance(piece, Objects) else ""
             if why:
                 raise BadInput(why)
 
@@ -195,7 +229,8 @@ class Recipe:
     @property
     def partial(self) -> str:
         """The pieces that let a reply cover only some coordinates, or "" where each covers all."""
-        return " and ".join(type(piece).__name__ for _, piece in self.pieces() if getattr(piece, "partial", False))
+        some = [piece for _, piece in self.pieces() if isinstance(piece, Partial) and piece.partial]
+        return " and ".join(type(piece).__name__ for piece in some)
 
     def pieces(self) -> Iterator[tuple[str, Any]]:
         for role in ROLES:
@@ -203,12 +238,12 @@ class Recipe:
 
     def init(self, M: int, d: int, D: int) -> dict[str, Any]:
         """What the pieces remember before the first round; d floats are trained, D travel."""
-        return {role: piece.init(M, d, D) for role, piece in self.pieces() if hasattr(piece, "init")}
+        return {role: piece.init(M, d, D) for role, piece in self.pieces() if isinstance(piece, Remembers)}
 
     def observe(self, memory: Mapping[str, Any], event: Event) -> dict[str, Any]:
         """Every piece's memory after a committed round."""
         return {
-            role: piece.observe(memory[role], event) if hasattr(piece, "observe") else memory[role]
+            role: piece.observe(memory[role], event) if isinstance(piece, Observes) else memory[role]
             for role, piece in self.pieces()
             if role in memory
         }
@@ -218,23 +253,42 @@ class Recipe:
         tasks = [view.draft(k) for k in chosen.k]
         tasks = self.submodel.assign(tasks, view)
         tasks = [replace(task, compressor=self.compressor) for task in tasks]
-        return self.trainer.assign(tasks, memory.get("trainer"), view)
+        tasks = self.trainer.assign(tasks, memory.get("trainer"), view)
+        return [self.pace.told(task) for task in tasks] if isinstance(self.pace, Tells) else tasks
 
 
 class Engine(Protocol):
-    """Where clients run."""
+    """Where clients run: a simulator on this machine, a stack on a GPU, Flower's nodes."""
 
     trainable: int  # trained floats at the front of w
+    blocks: int  # of the network, each ready to be frozen; 1: all or nothing
+    judges_once: bool  # whether judging a model costs messages, so that only the one to hand back is judged
 
-    def clients(self) -> Sequence[str]: ...  # who is reachable now
+    def clients(self, t: int) -> Sequence[str]: ...  # who is reachable in round t
     def samples(self, client: str) -> int: ...  # training samples, 0 where unknown
-    def estimate(self, task: Task) -> Spent: ...
+    def accept(self, task: Task) -> Task: ...  # as its client can do it
+    def estimate(self, task: Task) -> Spent: ...  # modelled cost, before it is run
+    def inquiry(self, client: str, down: int) -> Spent: ...  # what asking for its loss costs
     def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor: ...
-    def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> Sequence[Reply]: ...
-    def evaluate(  # None: not due in this round; `carry`: what each client keeps
-        self, w: Tensor, t: int, last: bool, carry: Mapping[str, Mapping[str, Tensor]]
-    ) -> Evaluation | None: ...
     def holdings(self, task: Task) -> tuple[Tensor | None, Sequence[tuple[str, int]]]: ...  # coordinates, layout
+
+    def train(
+        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
+    ) -> Sequence[Reply]:
+        """Replies to these tasks; with `keep`, no more good ones than that need be waited for."""
+        ...
+
+    def evaluate(self, w: Tensor, t: int, last: bool, carry: Mapping[str, Mapping[str, Tensor]]) -> Evaluation | None:
+        """What clients think of w, each with what it keeps; None: not due in this round, nor the `last`."""
+        ...
+
+
+@runtime_checkable
+class Asynchronous(Protocol):
+    """An engine whose clients really work at their own pace: tasks are sent, and replies collected as they come."""
+
+    def send(self, flights: Sequence[Flight], carry: Mapping[str, Mapping[str, Tensor]]) -> None: ...
+    def collect(self, flights: Sequence[Flight], size: int) -> Sequence[Reply]: ...  # at least `size`, as they come
 
 
 def describe(piece: Any) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flrce.linalg import grown, grown_square
-
 NEVER = -(2**31)  # R of a client never heard from
 TINY = 1e-12
 BLOCK = 2**10  # clients compared at a time: what is kept meanwhile is P x BLOCK, not P x M
@@ -23,7 +21,7 @@ class Memory:
     """The server's maps. V and its norms are written in place: copying (M, d) would dwarf the product."""
 
     V: Tensor = field(metadata={"rows": True})  # (M, d) last update of each client
-    R: Tensor = field(metadata={"rows": True})  # (M,) round of that update
+    R: Tensor = field(metadata={"rows": True, "fill": NEVER})  # (M,) round of that update
     Omega: Tensor | None = field(metadata={"rows": True, "square": True})  # (M, M) of k (row) with j; None: not kept
     H: Tensor = field(metadata={"rows": True})  # (M,) sum of a row: the heuristic of eq. 7
     vv: Tensor = field(metadata={"rows": True})  # (M,) squared norms of V
@@ -38,16 +36,6 @@ def empty(M: int, d: int, dtype: torch.dtype = torch.float32, mapped: bool = Tru
         V=zeros(M, d, dtype=dtype), R=torch.full((M,), NEVER), Omega=zeros(M, M, dtype=dtype) if mapped else None,
         H=zeros(M, dtype=dtype), vv=zeros(M, dtype=torch.float64), av=zeros(M, dtype=torch.float64),
     )  # fmt: skip
-
-
-def enlarge(m: Memory, M: int) -> Memory:
-    """Room for clients that have appeared since."""
-    if len(m.H) >= M:
-        return m
-    Omega = None if m.Omega is None else grown_square(m.Omega, M)
-    return replace(
-        m, V=grown(m.V, M), R=grown(m.R, M, NEVER), Omega=Omega, H=grown(m.H, M), vv=grown(m.vv, M), av=grown(m.av, M)
-    )
 
 
 def remember(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, anchored: bool) -> Memory:

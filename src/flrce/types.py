@@ -59,6 +59,16 @@ class Task:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors sent along
 
 
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """A task under way: the model its client was sent, and when it was and will be back (seconds of the run)."""
+
+    task: Task
+    w: Tensor
+    sent: float = 0.0
+    due: float = 0.0
+
+
 @dataclass(frozen=True)
 class Payload:
     """Encoded buffers as they travel; `nbytes` is what they really weigh."""
@@ -120,7 +130,8 @@ class Updates:
     loss_square: Tensor | None = None  # (P,)
     seconds: Tensor | None = None  # (P,) modelled or measured duration
     spent: tuple[Spent, ...] = ()
-    extras: Mapping[str, Tensor] = field(default_factory=dict)  # name -> (P, ...) what the links sent back
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # name -> (P, size) what the links sent back
+    age: Tensor | None = None  # (P,) rounds since the client was sent its model; None: all in this round
 
     def __len__(self) -> int:
         return len(self.k)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flrce.rng import stream
-from flrce.round.gate import encoding
+from flrce.round.payloads import encoding
 from flrce.types import Evaluation, Payload, Reply, Spent, Task
 
 Change = Callable[[Reply, Task], object]
@@ -25,8 +25,9 @@ class Fleet:
     trainable: int = sum(size for _, size in SIZES)
     blocks: int = 2
     seconds: Mapping[str, float] = field(default_factory=dict)
+    judges_once: bool = False
 
-    def clients(self) -> list[str]:
+    def clients(self, t: int) -> list[str]:
         return [f"c{k}" for k in range(self.M)]
 
     def samples(self, client: str) -> int:
@@ -60,7 +61,15 @@ class Fleet:
             spent=replace(self.estimate(task), bytes_up=payload.nbytes), carry=kept,
         )  # fmt: skip
 
-    def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> list[Reply]:
+    def accept(self, task: Task) -> Task:
+        return task
+
+    def inquiry(self, client: str, down: int) -> Spent:
+        return Spent(bytes_down=down)
+
+    def train(
+        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
+    ) -> list[Reply]:
         replies = [self.change(self.honest(w, task, carry.get(task.client, {})), task) for task in tasks]
         replies = [reply for reply in replies if reply is not None] + self.extra(tasks)
         if self.shuffle:

@@ -9,8 +9,8 @@ from harness import DATA, experiment
 from flrce import runs
 from flrce.pieces import Dense
 from flrce.recipes import CATALOGUE
-from flrce.round.gate import check, encoding, gate
-from flrce.round.payloads import Base, fingerprint, grounded
+from flrce.round.gate import check, gate
+from flrce.round.payloads import Base, encoding, fingerprint, grounded
 from flrce.types import Payload, Reply, Task
 
 LAYOUT = (("a.weight", 3), ("a.running_mean", 2), ("a.running_var", 2))
@@ -39,7 +39,7 @@ class Poisoned:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def train(self, w, tasks, carry):
+    def train(self, w, tasks, carry, keep=None):
         replies = list(self.engine.train(w, tasks, carry))
         for i, job in enumerate(tasks):
             held, layout = self.holdings(job)

@@ -11,6 +11,7 @@ from torch import Tensor
 from flrce.compressors.buffers import Names, total
 from flrce.errors import BadInput
 from flrce.pieces import Compressor, Dense, Recipe
+from flrce.traits import Changing, Covers, Partial
 from flrce.types import Payload
 
 RESIDUAL = "residual"
@@ -30,12 +31,12 @@ class ErrorFeedback:
 
     @property
     def partial(self) -> bool:
-        return bool(getattr(self.inner, "partial", False))
+        return isinstance(self.inner, Partial) and self.inner.partial
 
     def objection(self, recipe: Recipe) -> str:
         """Residuals belong to coordinates, so every round must send the same ones."""
         for piece in (recipe.submodel, recipe.trainer):
-            if getattr(piece, "changing", False):
+            if isinstance(piece, Changing) and piece.changing:
                 return (
                     f"error feedback keeps a residual per coordinate, but {type(piece).__name__} gives a client other "
                     "coordinates in every round; use the compressor without it"
@@ -57,6 +58,6 @@ class ErrorFeedback:
 
     def covers(self, layout: Names, rng: Generator) -> Tensor:
         """(d,) bool: the coordinates that count in the mean."""
-        covers = getattr(self.inner, "covers", None)
-        found = covers(layout, rng) if covers else torch.ones(total(layout), dtype=torch.bool)
-        return torch.as_tensor(found)
+        if isinstance(self.inner, Covers):
+            return self.inner.covers(layout, rng)
+        return torch.ones(total(layout), dtype=torch.bool)

@@ -41,7 +41,9 @@ class Simulator:
         self.flops: dict[tuple[float | int, ...], float] = {}
         self.workers = hire(self.runner)
 
-    def clients(self) -> Sequence[str]:
+    judges_once = False
+
+    def clients(self, t: int = 1) -> Sequence[str]:
         return self.federation.clients
 
     def samples(self, client: str) -> int:
@@ -54,9 +56,15 @@ class Simulator:
     def estimate(self, task: Task) -> Spent:
         """What a task will cost if its reply is dense."""
         names = self.holdings(task)[1]
-        return self._spend(task, self._down(task), 4 * sum(size for _, size in names))
+        up = 4 * (sum(size for _, size in names) + sum(self._sends(task).values()))
+        return self._spend(task, self._down(task), up)
 
-    def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> Sequence[Reply]:
+    def accept(self, task: Task) -> Task:
+        return task
+
+    def train(
+        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
+    ) -> Sequence[Reply]:
         replies = self.workers.train(w, [(task, self._own(task.client), carry.get(task.client, {})) for task in tasks])
         return [self._booked(task, reply) for task, reply in zip(tasks, replies, strict=True)]
 
@@ -122,7 +130,13 @@ class Simulator:
         if isinstance(reply, Dead):
             reply = Reply(task.client, task.t, error=str(reply))
         up = reply.payload.nbytes if reply.payload else 0
+        up += sum(4 * extra.numel() for extra in reply.extras.values())
         return replace(reply, spent=self._spend(task, self._down(task), up))
+
+    def _sends(self, task: Task) -> Mapping[str, int]:
+        """Names and sizes of what the links of a task send beside its update."""
+        found: Mapping[str, int] = task.update.sends(self.trainable) if task.update is not None else {}
+        return found
 
     def _down(self, task: Task) -> int:
         """Bytes that a client receives: what it holds of the model, and the task's further tensors."""

@@ -71,7 +71,7 @@ class FlowerEngine:
         self.w: Tensor | None = None  # the model of the round that begins
         self._sent: tuple[Tensor, ArrayRecord] | None = None
 
-    def clients(self) -> Sequence[str]:
+    def clients(self, t: int = 1) -> Sequence[str]:
         """Who is connected; nobody, where those are fewer than may train."""
         self.online = self.nodes.wait(self.options.available, self.options.wait)
         if len(self.online) < self.options.least_train:
@@ -83,7 +83,7 @@ class FlowerEngine:
     def samples(self, client: str) -> int:
         return self.online[client].n if client in self.online else 0
 
-    def fit(self, task: Task) -> Task:
+    def accept(self, task: Task) -> Task:
         """A task as its client can do it: one that does not know our tasks sends back its whole model."""
         client = self.online[task.client]
         task = task if client.compresses else replace(task, compressor=Dense())
@@ -102,6 +102,7 @@ class FlowerEngine:
         if self.costs:
             return self.costs.estimate(task)
         up = self.template.nbytes if task.part.whole else 4 * sum(size for _, size in self.holdings(task)[1])
+        up += 4 * sum(task.update.sends(self.trainable).values()) if task.update is not None else 0
         down = self._down(task)[1] + sum(4 * x.numel() for x in task.tensors.values())
         epoch = -(-self.samples(task.client) // max(task.work.batch, 1))  # batches
         compute, transfer = self._pace(task.client)

@@ -70,7 +70,7 @@ class GuardedEngine(FlowerEngine):
         self.outgoing = {names[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in names}
         return tuple(k for k, client in self.rows.items() if client in self.outgoing)
 
-    def fit(self, task: Task) -> Task:
+    def accept(self, task: Task) -> Task:
         return replace(task, compressor=Dense(), part=Portion())
 
     def message(self, w: Tensor, task: Task) -> Message:

@@ -11,7 +11,7 @@ from flrce import loop
 from flrce.errors import BadInput
 from flrce.flower.engine import configured
 from flrce.flower.nodes import exchange
-from flrce.flower.session import Session, figures, fitted
+from flrce.flower.session import Session, figures, noted
 from flrce.types import Round, State
 
 HALVES = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
@@ -36,8 +36,8 @@ class Open:
         if loop.over(self.state):
             return []
         engine.w, engine.train_config, engine.metrics = self.state.w, dict(config), {}
-        plan = loop.begin(session.sized(), engine, self.state, engine.options.seed)
-        self.plan = fitted(plan, engine)
+        plan = loop.begin(session.sized(), engine, self.state, engine.options.seed, session.T)
+        self.plan = noted(plan, engine)
         self.messages = [] if plan.refused else [engine.message(self.state.w, task) for task in self.plan.tasks]
         self.since = time.monotonic()
         return self.messages
@@ -45,11 +45,12 @@ class Open:
     def sent(self, messages: Sequence[Message]) -> None:
         """Go by the messages that were really sent: a subclass may have left some out or written them anew."""
         assert self.plan is not None
-        tasks = {self.session.engine.online[task.client].node: task for task in self.plan.tasks}
-        odd = next((m.metadata.dst_node_id for m in messages if m.metadata.dst_node_id not in tasks), None)
+        online = self.session.engine.online
+        flights = {online[flight.task.client].node: flight for flight in self.plan.flights}
+        odd = next((m.metadata.dst_node_id for m in messages if m.metadata.dst_node_id not in flights), None)
         if odd is not None:
             raise BadInput(f"configure_train has a message for node {odd}, which was not chosen; choose by a Selector")
-        self.plan = replace(self.plan, tasks=tuple(tasks[m.metadata.dst_node_id] for m in messages))
+        self.plan = replace(self.plan, flights=tuple(flights[m.metadata.dst_node_id] for m in messages))
         self.messages = messages
 
     def receive(self, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:

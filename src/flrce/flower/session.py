@@ -151,9 +151,9 @@ class Session:
 
     def _round(self, state: State) -> Round:
         recipe = self.sized()
-        plan = fitted(loop.begin(recipe, self.engine, state, self.engine.options.seed), self.engine)
+        plan = noted(loop.begin(recipe, self.engine, state, self.engine.options.seed, self.T), self.engine)
         log.info("[ROUND %d/%d] %d clients: %s", plan.t, self.T, len(plan.tasks), _names(plan))
-        replies = () if plan.refused else self.engine.train(state.w, plan.tasks, {}, plan.chosen.keep)
+        replies = () if plan.refused else loop.train(recipe, self.engine, plan)
         return loop.finish(recipe, self.engine, plan, replies, self.T)
 
     def _keep(self, ledger: Ledger, state: State) -> None:
@@ -228,12 +228,11 @@ class Session:
                 place[record.t] = MetricRecord(dict(metrics[name]))
 
 
-def fitted(plan: loop.Plan, engine: FlowerEngine) -> loop.Plan:
-    """The plan as its clients can do it; for the ledger, which node each of them is."""
-    tasks = tuple(map(engine.fit, plan.tasks))
-    nodes = {task.client: engine.online[task.client].node for task in tasks} if engine.costs is None else {}
+def noted(plan: loop.Plan, engine: FlowerEngine) -> loop.Plan:
+    """The plan with a note for the ledger: which node each of its clients is."""
+    nodes = {task.client: engine.online[task.client].node for task in plan.tasks} if engine.costs is None else {}
     why = {**plan.chosen.why, "nodes": nodes} if nodes else plan.chosen.why
-    return replace(plan, tasks=tasks, chosen=replace(plan.chosen, why=why))
+    return replace(plan, chosen=replace(plan.chosen, why=why))
 
 
 def figures(record: Record) -> dict[str, Any]:

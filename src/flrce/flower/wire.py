@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from flrce.errors import BadInput, brief
@@ -143,11 +143,14 @@ def write_reply(reply: Reply, seconds: float, joules: float | None, metrics: Map
     assert reply.payload is not None
     base = {PREFIX + "base": reply.base} if reply.base else {}
     figures = {SAMPLES: reply.n, "train_loss": reply.loss, "loss-square": reply.loss_square, "seconds": seconds}
-    return RecordDict({
+    answer = RecordDict({
         "payload": record(reply.payload.buffers),
         "metrics": MetricRecord({**metrics, **figures, **({} if joules is None else {"joules": joules})}),
         "reply": ConfigRecord({PREFIX + "client": reply.client, PREFIX + "t": reply.t, **base}),
     })  # fmt: skip
+    if reply.extras:
+        answer["extras"] = record(reply.extras)
+    return answer
 
 
 def read_reply(
@@ -156,7 +159,8 @@ def read_reply(
     """A client's answer, ours or any Flower client's: then its one ArrayRecord is the whole trained model."""
     if len(content) > 8:
         raise Malformed(f"{len(content)} records in one reply")
-    metrics, arrays = content.metric_records, content.array_records
+    metrics, arrays = content.metric_records, dict(content.array_records)
+    extras = arrays.pop("extras", ArrayRecord())
     if len(metrics) != 1 or len(arrays) != 1:
         raise Malformed(f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords, not one of each")
     figures, values = next(iter(metrics.values())), next(iter(arrays.values()))
@@ -168,11 +172,12 @@ def read_reply(
         raise Malformed("the whole model from a client that says it compresses; add the mod to it: compressing")
     buffers = tensors(values, cap) if rich else {"u": template.pack(values, minus=w)}
     payload = Payload(buffers)
-    up = payload.nbytes if rich else template.carried(values)
+    more = tensors(extras, cap) if rich else {}
+    up = payload.nbytes + sum(4 * x.numel() for x in more.values()) if rich else template.carried(values)
     n = figures.get(weight_key, 0)
     joules = _figure(figures, "joules")
     spent = Spent(
-        bytes_up=up, framing=weight(values) - up + len(figures.deflate()) + len(echo.deflate()),
+        bytes_up=up, framing=weight(values) + weight(extras) - up + len(figures.deflate()) + len(echo.deflate()),
         compute_seconds=max(_figure(figures, "seconds") or 0.0, 0.0), joules=max(joules or 0.0, 0.0),
         measured=joules is not None,
     )  # fmt: skip
@@ -180,7 +185,7 @@ def read_reply(
         task.client, t if type(t) is int else -1, payload,
         n=int(n) if isinstance(n, float) and n.is_integer() else n,  # type: ignore[arg-type]
         loss=_figure(figures, "train_loss", "loss") or 0.0, loss_square=_figure(figures, "loss-square") or 0.0,
-        spent=spent, base=echo.get(PREFIX + "base", ""),  # type: ignore[arg-type]  # the gate's to judge
+        extras=more, spent=spent, base=echo.get(PREFIX + "base", ""),  # type: ignore[arg-type]  # the gate's to judge
     )  # fmt: skip
 
 

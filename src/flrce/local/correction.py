@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from flrce.bounds import Rate
-from flrce.linalg import grown
 from flrce.local.drift import MEAN, ROUND, Correction
 from flrce.pieces import Recipe, View
 from flrce.types import Event, Task
@@ -56,7 +55,7 @@ class Corrected:
 
     def observe(self, memory: Means, event: Event) -> Means:
         updates = event.updates
-        last = grown(memory.last, event.M).clone()
+        last = memory.last.clone()
         last[updates.k] = event.t
         mean = (event.w - event.w_next)[: updates.trainable] / (self.rate * self.lr)
         used = set(last.tolist())

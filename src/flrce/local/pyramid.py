@@ -2,16 +2,16 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
 from flrce.bounds import Amount, Percent, Share
-from flrce.linalg import grown
 from flrce.local.workload import epochs
 from flrce.pieces import Recipe, View
+from flrce.traits import Rated
 from flrce.types import Event, Task
 
 FACTOR = 10  # times its steps that a client gets on top of them at most, whatever `most` says (released code)
@@ -21,7 +21,7 @@ FACTOR = 10  # times its steps that a client gets on top of them at most, whatev
 class Gradients:
     """How much each client's last update mattered."""
 
-    utility: Tensor = field(metadata={"rows": True})  # (M,) |u| n; -1: never seen
+    utility: Tensor = field(metadata={"rows": True, "fill": -1.0})  # (M,) |u| n; -1: never seen
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FillTheRound:
             raise ValueError(f"most must be at least 1 (1: nobody trains longer), got {self.most}")
 
     def objection(self, recipe: Recipe) -> str:
-        if self.high > 0 and not hasattr(recipe.compressor, "rate"):
+        if self.high > 0 and not isinstance(recipe.compressor, Rated):
             return 'upload dropout needs a compressor with a rate; add compressor = "drop-tensors", or set high = 0'
         return ""
 
@@ -53,7 +53,7 @@ class FillTheRound:
         return Gradients(torch.full((M,), -1.0, dtype=torch.float64))
 
     def observe(self, memory: Gradients, event: Event) -> Gradients:
-        utility = grown(memory.utility, event.M, -1.0).clone()
+        utility = memory.utility.clone()
         norms = torch.linalg.vector_norm(event.updates.u, dim=1, dtype=torch.float64)
         utility[event.updates.k] = norms * event.updates.n
         return Gradients(utility)
@@ -61,7 +61,7 @@ class FillTheRound:
     def assign(self, tasks: list[Task], memory: Gradients, view: View) -> list[Task]:
         costs = {task.k: view.estimate(task) for task in tasks}
         running = sorted(costs, key=lambda k: (costs[k].seconds, k))[: view.P]
-        known = grown(memory.utility, max(costs, default=0) + 1, -1.0)
+        known = memory.utility
         matters = {k: float(known[k]) if known[k] >= 0 else float(view.n[k]) for k in running}
         ranks = {k: r for r, k in enumerate(sorted(running, key=lambda k: (-matters[k], k)))}
         rates = {k: self.low + ranks.get(k, len(running) - 1) * (self.high - self.low) / len(running) for k in costs}
@@ -109,6 +109,8 @@ class FewerEpochs:
 
 def dropping(task: Task, rate: float) -> Task:
     """The task with its compressor's rate set, where it has one."""
-    if hasattr(task.compressor, "rate"):
-        return replace(task, compressor=replace(task.compressor, rate=rate))
+    compressor: Any = task.compressor
+    if isinstance(compressor, Rated):
+        tuned: Any = replace(compressor, rate=rate)  # type: ignore[type-var]
+        return replace(task, compressor=tuned)
     return task

@@ -8,7 +8,8 @@ The last link says how far to go: w -= lr * g, with a rate that may follow a sch
 
 and, where it remembers something within a round, `begin(w, local, carry) -> state` with a state of named tensors.
 `end(w, state) -> (carry, extras)` says what stays with the client until its next task, and what travels to the server,
-where it arrives as `updates.extras`. The torch trainer runs any chain; faster trainers say which ones they fuse.
+where it arrives as `updates.extras`; `sends(d)` declares its names and sizes. The torch trainer runs any chain; faster
+trainers say which ones they fuse.
 
 Shipped links work on any number of leading dimensions, so that a stack of clients can run them at once.
 """
@@ -54,6 +55,13 @@ class Remembers(Link, Protocol):
     """A link with a state of its own during a round."""
 
     def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors: ...
+
+
+@runtime_checkable
+class Sends(Link, Protocol):
+    """A link that sends tensors back: their names and sizes for a model of d floats, so that gate and books know."""
+
+    def sends(self, d: int) -> Mapping[str, int]: ...
 
 
 @runtime_checkable
@@ -251,6 +259,10 @@ class Chain:
             g, state = link.step(g, w, state)
             after.append(state)
         return g, tuple(after)
+
+    def sends(self, d: int) -> dict[str, int]:
+        """Names and sizes of all that travels back beside the update."""
+        return {name: n for link in self.links if isinstance(link, Sends) for name, n in link.sends(d).items()}
 
     def end(self, w: Tensor, states: tuple[Tensors, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(what stays with the client, what travels), each name with its link's number before it."""

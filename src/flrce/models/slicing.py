@@ -17,6 +17,7 @@ from flrce.models.chain import Chain, Layer, chain
 from flrce.models.flat import Layout, layout
 from flrce.models.part import Part, before, portion
 from flrce.pieces import Recipe
+from flrce.traits import Chained
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,13 +78,13 @@ def sliceable(blocks: Chain) -> None:
 
 def suits(recipe: Recipe, net: nn.Module, shape: tuple[int, ...]) -> None:
     """BadInput where pieces of a recipe need a plain chain of layers, or more blocks, and the network is none such."""
-    needing = [piece for _, piece in recipe.pieces() if getattr(piece, "chained", False)]
+    needing = [piece for _, piece in recipe.pieces() if isinstance(piece, Chained) and piece.chained]
     if not needing:
         return
     try:
         blocks = chain(net, shape)
         before(blocks, getattr(recipe.trainer, "first", 0))
-        if getattr(recipe.submodel, "chained", False):
+        if isinstance(recipe.submodel, Chained) and recipe.submodel.chained:
             sliceable(blocks)
             if not all(p.requires_grad for p in net.parameters()):
                 raise BadInput("sub-models: some of its parameters are fixed, and only trained ones can be cut")

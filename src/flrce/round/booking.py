@@ -11,14 +11,15 @@ from flrce.types import ClientRecord, Reply, Spent, Task
 
 def book(
     t: int, tasks: Sequence[Task], replies: Sequence[Reply], rejected: Mapping[str, str],
-    asked: Sequence[tuple[str, Spent]] = (),
+    asked: Sequence[tuple[str, Spent]] = (), lasted: float | None = None,
 ) -> tuple[tuple[ClientRecord, ...], dict[str, Any]]:  # fmt: skip
     """Each client's line, and the round's totals as fields of a Record.
 
     A download is charged when it is sent, even to a client that then fails. Late, duplicate and unasked replies get
     lines of their own, all waste: what travelled was paid for. The round lasts as long as the slowest reply that
     counts, or up to the deadline where one was missed; whoever is done sooner idles until then, and its line says so:
-    the lines add up to the round. Clients that were `asked` for their loss have lines too; that comes before training.
+    the lines add up to the round. Where it is known how long it `lasted`, nobody waits. Clients that were `asked` for
+    their loss have lines too; that comes before training.
     """
     first, strays = answers(tasks, replies)
     lines = [_line(t, first.get(task.client, Reply(task.client, t)), rejected.get(task.client, "useful"))
@@ -29,7 +30,10 @@ def book(
     seconds = max((spent.seconds for spent in useful), default=0.0)
     if late:
         seconds = max([seconds, *(task.deadline for task in tasks if task.deadline < float("inf"))])
-    lines = [replace(line, spent=_waited(line.spent, seconds)) for line in lines]
+    if lasted is None:
+        lines = [replace(line, spent=_waited(line.spent, seconds)) for line in lines]
+    else:  # clients come and go by themselves, and nobody waits for the round's end
+        seconds = lasted
     lines += [ClientRecord(t, client, "asked", 0, 0.0, spent) for client, spent in asked]
     spent = [line.spent for line in lines]
     wasted = [line.spent for line in lines if line.outcome not in ("useful", "asked")]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flrce.pieces import Engine, Recipe
+from flrce.traits import Refuses
 from flrce.types import Spent, State, Task
 
 
@@ -18,8 +19,7 @@ def afford(
 
     With `some`, only P of the tasks will be run, and it is not known which: then the dearest must be affordable.
     """
-    before = getattr(recipe.stop, "before", None)
-    if before is None:
+    if not isinstance(recipe.stop, Refuses):
         return
     estimates, down = [engine.estimate(task) for task in tasks], 4 * len(state.w)
     if some:
@@ -27,7 +27,7 @@ def afford(
     else:
         questions = asked_of(engine, asked, {task.client for task in tasks}, down)
         costs = planned(estimates, [spent for _, spent in questions])
-    why = before(state.history, costs)
+    why = recipe.stop.before(state.history, costs)
     if why:
         raise Refused(why)
 
@@ -45,8 +45,7 @@ def asked_at_most(engine: Engine, asked: Sequence[str], P: int, down: int) -> li
 
 
 def _question(engine: Engine, client: str, down: int) -> Spent:
-    inquiry = getattr(engine, "inquiry", lambda client, down: Spent(bytes_down=down))
-    spent: Spent = inquiry(client, down)
+    spent = engine.inquiry(client, down)
     return replace(spent, framing=4) if down else spent
 
 

@@ -4,6 +4,7 @@ Nothing a client sends raises: what is not as the task asked for it is refused, 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from flrce.errors import brief
 from flrce.pieces import Dense, Malformed
-from flrce.round.payloads import Base, decoded, encoding, grounded, number, sound
+from flrce.round.payloads import Base, decoded, extras_checked, grounded, number, sound
+from flrce.round.stacking import stacked
 from flrce.types import Reply, Task, Updates
 
 MOST_SAMPLES = 10_000_000  # a client that claims more lies, or should be several clients
@@ -23,18 +25,24 @@ Stray = tuple[Reply, str]
 def gate(
     tasks: Sequence[Task], replies: Sequence[Reply], holdings: Holdings, d: int, trainable: int,
     keep: int | None = None, w: Tensor | None = None, known: Tensor | None = None,
+    bases: Mapping[str, Tensor] = {}, t: int | None = None, oldest: int | None = None,
 ) -> tuple[Updates, dict[str, str]]:  # fmt: skip
     """The updates that passed, ordered by row, and why each other client did not count.
 
-    w is what they start from; `known` (M,) the samples that clients had before, 0 where nobody knows.
+    w is the model now, and what clients start from where `bases` has no older one; `known` (M,) the samples that they
+    had before, 0 where nobody knows. In round t, replies more than `oldest` rounds old do not count.
     """
-    asked, base = {task.client: task for task in tasks}, None if w is None else Base(w)
+    asked, now = {task.client: task for task in tasks}, None if w is None else Base(w)
+    sent = {client: now if base is w else Base(base) for client, base in bases.items()}
     first, strays = answers(tasks, replies)
     rejected = {task.client: "no reply" for task in tasks if task.client not in first}
     rejected |= {reply.client: why for reply, why in strays if reply.client in rejected}
     passed: dict[str, tuple[Reply, Tensor]] = {}
     for client, reply in first.items():
-        why, u = check(asked[client], reply, holdings, base)
+        why, u = check(asked[client], reply, holdings, sent.get(client, now), now, trainable)
+        age = 0 if t is None else t - asked[client].t
+        if u is not None and oldest is not None and age > oldest:
+            why, u = f"late: {age} rounds old", None
         had = 0 if known is None or asked[client].k >= len(known) else int(known[asked[client].k])
         if u is not None and 0 < GROWTH * had < reply.n:
             why, u = f"num_examples grew from {had} to {reply.n}, more than {GROWTH} times", None
@@ -48,9 +56,10 @@ def gate(
     ordered = sorted(passed, key=lambda client: asked[client].k)
     u = None  # the last one too is let go of as it is stacked: each may be a large model
     dtype = torch.float32 if w is None else w.dtype
-    return _stack(
-        [asked[c] for c in ordered], [passed.pop(c) for c in ordered], holdings, d, trainable, dtype
-    ), rejected
+    few = [asked[c] for c in ordered]
+    updates = stacked(few, [passed.pop(c) for c in ordered], holdings, d, trainable, dtype)
+    ages = [0 if t is None else t - task.t for task in few]
+    return replace(updates, age=torch.tensor(ages)) if any(ages) else updates, rejected
 
 
 def answers(tasks: Sequence[Task], replies: Sequence[Reply]) -> tuple[dict[str, Reply], list[Stray]]:
@@ -79,8 +88,16 @@ def kept(tasks: Sequence[Task], replies: Sequence[Reply]) -> dict[str, Mapping[s
     return {client: reply.carry for client, reply in first.items() if reply.carry and _tensors(reply.carry)}
 
 
-def check(task: Task, reply: Reply, holdings: Holdings, base: Base | None = None) -> tuple[str, Tensor | None]:
-    """("", the decoded update), or (why not, None)."""
+def check(
+    task: Task,
+    reply: Reply,
+    holdings: Holdings,
+    base: Base | None = None,
+    now: Base | None = None,
+    trainable: int = 0,
+) -> tuple[str, Tensor | None]:
+    """("", the decoded update), or (why not, None). It started from `base` and is added to `now`, if another."""
+    now = now or base
     if reply.error or reply.payload is None:
         return brief(reply.error or "") or "empty reply", None
     if type(reply.t) is not int or reply.t != task.t:
@@ -97,8 +114,9 @@ def check(task: Task, reply: Reply, holdings: Holdings, base: Base | None = None
         return f"late: {reply.spent.seconds:.3g} s, past the deadline of {task.deadline:.3g} s", None
     try:
         (held, layout), exact = holdings(task), task.compressor is None or type(task.compressor) is Dense
+        extras_checked(task, reply.extras, trainable)
         why, u = decoded(task, reply.payload, layout)
-        return (why, u) if u is None or base is None else grounded(u, base.w, held, layout, exact)
+        return (why, u) if u is None or now is None else grounded(u, now.w, held, layout, exact and base is now)
     except Malformed as why:
         return f"malformed: {brief(why)}", None
     except Exception as why:  # a decoder, perhaps a user's, met bytes it did not expect
@@ -112,33 +130,3 @@ def _tensors(carry: Any) -> bool:
 def _slow(passed: dict[str, tuple[Reply, Tensor]], keep: int | None) -> list[str]:
     """Clients beyond the `keep` fastest; ties by name."""
     return sorted(passed, key=lambda client: (passed[client][0].spent.seconds, client))[keep:] if keep else []
-
-
-def _stack(
-    tasks: Sequence[Task], passed: list[tuple[Reply, Tensor]], holdings: Holdings, d: int, trainable: int,
-    dtype: torch.dtype,
-) -> Updates:  # fmt: skip
-    U = torch.empty(len(passed), d, dtype=dtype)  # a row's memory is taken as the row is written, its reply let go of
-    partial = any(holdings(task)[0] is not None or hasattr(task.compressor, "covers") for task in tasks)
-    covered = torch.zeros(len(passed), d, dtype=torch.bool) if partial else None
-    replies = [reply for reply, _ in passed]
-    for row, task in enumerate(tasks):
-        held, names = holdings(task)
-        where = held if held is not None else slice(None)
-        covers = getattr(task.compressor, "covers", None)
-        if held is not None:
-            U[row] = 0
-        U[row, where] = passed.pop(0)[1]
-        if covered is not None:
-            covered[row, where] = covers(names, encoding(task)) if covers else True
-    return Updates(
-        k=torch.tensor([task.k for task in tasks], dtype=torch.long),
-        U=U,
-        n=torch.tensor([reply.n for reply in replies], dtype=torch.float64),
-        trainable=trainable,
-        covered=None if covered is None or bool(covered.all()) else covered,
-        loss=torch.tensor([reply.loss for reply in replies], dtype=torch.float64),
-        loss_square=torch.tensor([reply.loss_square for reply in replies], dtype=torch.float64),
-        seconds=torch.tensor([reply.spent.seconds for reply in replies], dtype=torch.float64),
-        spent=tuple(reply.spent for reply in replies),
-    )

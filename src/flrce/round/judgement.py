@@ -4,7 +4,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from flrce.types import Evaluation, Record
+from torch import Tensor
+
+from flrce.pieces import Engine
+from flrce.types import Evaluation, Record, State
+
+
+def judge(record: Record, engine: Engine, state: State, model: Tensor, last: bool = False) -> Record:
+    """The record with the judgement of w and, where it differs, of the server average; `last`: due or not.
+
+    Where judging a model costs messages, one is judged: the one that would be handed back.
+    """
+    once = engine.judges_once
+    seen = engine.evaluate(model if once else state.w, record.t, last, state.carry)
+    if seen is None:
+        return record
+    averaged = None if once or model is state.w else engine.evaluate(model, record.t, last, state.carry)
+    return judged(record, seen, averaged)
 
 
 def judged(record: Record, seen: Evaluation, averaged: Evaluation | None) -> Record:

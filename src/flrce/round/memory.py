@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flrce.errors import BadInput
 from flrce.pieces import Recipe
+from flrce.traits import Sketched
 
 ROUND = 8  # copies of a round's updates that are alive at once: payloads, rows, float64 sums, the rows' file
 CLIENT = 400  # bytes of a client's name in the roster and in the sets and lists that a round makes of all names
@@ -35,10 +36,10 @@ def needed(recipe: Recipe, M: int, d: int, D: int) -> int:
 
 def sketch_that_fits(recipe: Recipe, M: int, d: int, D: int, have: int) -> int:
     """Floats per client, a power of two, of the largest sketched map within `have` bytes; 0: none is possible."""
-    sketched = getattr(recipe.selector, "sketched", None)
+    selector = recipe.selector
     size = 1 << (d - 1).bit_length()  # at least d: V exact, Omega not kept
-    while sketched and size >= SMALLEST:
-        if needed(replace(recipe, selector=sketched(size)), M, d, D) <= have:
+    while isinstance(selector, Sketched) and size >= SMALLEST:
+        if needed(replace(recipe, selector=selector.sketched(size)), M, d, D) <= have:
             return size
         size //= 2
     return 0
@@ -67,7 +68,7 @@ def preflight(recipe: Recipe, M: int, d: int, D: int) -> None:
     parts = sorted(tables(recipe, M, d, D).items(), key=lambda item: -item[1])[:2]
     largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size)
     fits = sketch_that_fits(recipe, M, d, D, have)
-    name = getattr(recipe.selector, "piece", "")
+    name = recipe.selector.piece if isinstance(recipe.selector, Sketched) else ""
     sketch = f'sketch the map ([recipe.selector] piece = "{name}", sketch = {fits}), ' if fits else ""
     raise BadInput(
         f"{M} clients and {d} trained floats need {want / 1e9:.1f} GB ({largest or 'updates'}), "

@@ -81,6 +81,20 @@ def decoded(task: Task, payload: Payload, layout: Sequence[tuple[str, int]]) -> 
     return "", u
 
 
+def extras_checked(task: Task, extras: Any, d: int) -> None:
+    """Malformed unless what a client sends beside its update is what the links of its task send."""
+    expected = task.update.sends(d) if task.update is not None else {}
+    if not isinstance(extras, Mapping) or set(extras) != set(expected):
+        names = ", ".join(sorted(map(str, extras)))[:80] if isinstance(extras, Mapping) else type(extras).__name__
+        raise Malformed(f"sends {names or 'nothing'} beside its update, not {', '.join(expected) or 'nothing'}")
+    for name, size in expected.items():
+        value = extras[name]
+        if type(value) is not Tensor or tuple(value.shape) != (size,) or not value.is_floating_point():
+            raise Malformed(f"{name!r} is {str(getattr(value, 'shape', type(value).__name__))[:40]}, not {size} floats")
+        if size and not float(value.abs().max()) <= LARGEST:
+            raise Malformed(f"{name!r} holds values that are not finite, or beyond {LARGEST:g}")
+
+
 def weigh(payload: Payload, size: int, tensors: int) -> None:
     """Malformed unless the payload is plain tensors, no more and no heavier than a task of `size` floats can need."""
     if not isinstance(payload, Payload) or not isinstance(payload.buffers, Mapping):

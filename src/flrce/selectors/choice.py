@@ -1,13 +1,13 @@
 """Power-of-Choice (Cho, Wang & Joshi 2020): of some candidates, those with the largest loss."""
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, field
 
 import torch
 from numpy.random import Generator
 from torch import Tensor
 
 from flrce.bounds import Whole
-from flrce.linalg import grown
 from flrce.pieces import Recipe, View
 from flrce.rng import draw
 from flrce.types import Event, Selection
@@ -17,7 +17,7 @@ from flrce.types import Event, Selection
 class Losses:
     """Each client's loss when it last trained; infinite before that, so that everyone gets a turn."""
 
-    loss: Tensor = field(metadata={"rows": True})  # (M,)
+    loss: Tensor = field(metadata={"rows": True, "fill": math.inf})  # (M,)
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,12 @@ class PowerOfChoice:
     def select(self, memory: Losses, view: View, rng: Generator) -> Selection:
         D = min(max(self.candidates or 2 * view.P, view.P), len(view.pool))
         rows = [view.pool[i] for i in draw(rng, view.n[torch.tensor(view.pool)].numpy(), D)]
-        loss = enlarge(memory, max(rows) + 1).loss[torch.tensor(rows)] if self.stale else view.loss(rows)
+        loss = memory.loss[torch.tensor(rows)] if self.stale else view.loss(rows)
         order = loss.argsort(descending=True, stable=True)[: view.P]
         return Selection(tuple(rows[i] for i in order), exploit=bool(loss.isfinite().any()), why={"candidates": D})
 
     def observe(self, memory: Losses, event: Event) -> Losses:
         assert event.updates.loss is not None
-        loss = enlarge(memory, event.M).loss.clone()
+        loss = memory.loss.clone()
         loss[event.updates.k] = event.updates.loss
         return Losses(loss)
-
-
-def enlarge(m: Losses, M: int) -> Losses:
-    """Room for clients that have appeared since."""
-    return replace(m, loss=grown(m.loss, M, torch.inf))

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.bounds import Count
-from flrce.linalg import grown
 from flrce.pieces import View
 from flrce.rng import draw
 from flrce.selectors.sketch import sketch
@@ -65,13 +64,13 @@ class Clustered:
         if self.by == "size":
             urns = urns_by_size(n, P)
         else:
-            V = grown(memory.V, int(pool.max()) + 1)[torch.from_numpy(pool)]
+            V = memory.V[torch.from_numpy(pool)]
             urns = urns_by_similarity(n, P, tree(angles(V)), rng)
         picked = one_of_each(urns, n, rng)
         return Selection(tuple(int(pool[i]) for i in picked), exploit=self.by == "similarity", why={"by": self.by})
 
     def observe(self, memory: Sent, event: Event) -> Sent:
-        V, u = grown(memory.V, event.M), event.updates.u
+        V, u = memory.V, event.updates.u
         if V.shape[1]:
             V[event.updates.k] = sketch(u.shape[1], V.shape[1])(u) if V.shape[1] < u.shape[1] else u
         return Sent(V)

@@ -4,13 +4,12 @@ It maximises -sum_k min_{i in S} |V_k - V_i| greedily over FLrce's own table V, 
 rival of selection by relationships.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.linalg import grown, grown_square
 from flrce.pieces import View
 from flrce.relations import NEVER
 from flrce.types import Event, Selection
@@ -24,7 +23,7 @@ class Gram:
     """
 
     V: Tensor = field(metadata={"rows": True})  # (M, d) last update of each client
-    R: Tensor = field(metadata={"rows": True})  # (M,) round of that update
+    R: Tensor = field(metadata={"rows": True, "fill": NEVER})  # (M,) round of that update
     G: Tensor = field(metadata={"rows": True, "square": True})  # (M, M) <V_k, V_j> when k last reported
 
 
@@ -37,7 +36,7 @@ class DivFL:
 
     def select(self, memory: Gram, view: View, rng: Generator) -> Selection:
         pool = torch.tensor(view.pool)
-        m = enlarge(memory, int(pool.max()) + 1)
+        m = memory
         heard = m.R[pool] > NEVER
         unseen = pool[~heard].tolist()
         first = [unseen[i] for i in rng.permutation(len(unseen))[: view.P]]
@@ -46,16 +45,11 @@ class DivFL:
         return Selection((*first, *known[picked].tolist()), exploit=not first, why={"unseen": len(unseen)})
 
     def observe(self, memory: Gram, event: Event) -> Gram:
-        m, k, u = enlarge(memory, event.M), event.updates.k, event.updates.u
+        m, k, u = memory, event.updates.k, event.updates.u
         m.V[k], m.R[k] = u, event.t
         m.G[k] = (u @ m.V.T).double()
         m.G[k, k] = torch.linalg.vector_norm(u, dim=1, dtype=torch.float64).square()
         return m
-
-
-def enlarge(m: Gram, M: int) -> Gram:
-    """Room for clients that have appeared since."""
-    return replace(m, V=grown(m.V, M), R=grown(m.R, M, NEVER), G=grown_square(m.G, M))
 
 
 def distances(m: Gram) -> Tensor:

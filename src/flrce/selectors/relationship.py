@@ -11,7 +11,6 @@ from torch import Tensor
 from flrce import relations
 from flrce.bounds import Amount, Count, Part, Share, Whole
 from flrce.errors import BadInput
-from flrce.linalg import grown
 from flrce.pieces import View
 from flrce.relations import NEVER, Memory
 from flrce.selectors.sketch import sketch
@@ -72,8 +71,7 @@ class ByRelationship:
         if draw < phi:
             picked = pool[torch.from_numpy(rng.permutation(len(pool)))[: view.P]]
             return Selection(tuple(picked.tolist()), why={"phi": phi})
-        M = int(pool.max()) + 1 if len(pool) else 0
-        H, R = grown(memory.H, M)[pool], grown(memory.R, M, NEVER)[pool]
+        H, R = memory.H[pool], memory.R[pool]
         if self.pessimistic:
             H = H.where(R > NEVER, -torch.inf)
         order = H.argsort(descending=True, stable=True)  # ties: the lowest row
@@ -102,7 +100,7 @@ class ByRelationship:
             S = sketch(len(w), self.sketch)
             full = None if anchored else (w, U)  # of past models only sketches are kept
             U, w = S(U), S(w[None])[0]
-        m = relations.enlarge(memory, event.M)
+        m = memory
         m = relations.remember(m, event.t, w, k, U, anchored)
         rows, H = relations.relate(m, event.t, w, k, U, anchored, full)
         if m.Omega is not None and rows is not None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from flrce.bounds import Count
 from flrce.errors import BadInput, nearest
-from flrce.linalg import grown, grown_square
 from flrce.pieces import View
 from flrce.relations import NEVER
 from flrce.selectors.sketch import sketch
@@ -30,7 +29,7 @@ class Turns:
     """Who has had how many turns, what they last sent, and how that relates. All but `turn` is written in place."""
 
     turn: Tensor = field(metadata={"rows": True})  # (M,) the last sweep in which a client was asked
-    R: Tensor = field(metadata={"rows": True})  # (M,) round of its last update
+    R: Tensor = field(metadata={"rows": True, "fill": NEVER})  # (M,) round of its last update
     V: Tensor = field(metadata={"rows": True})  # (M, sketch) that update, sketched, times its samples
     Omega: Tensor | None = field(metadata={"rows": True, "square": True})  # (M, M) cosines when k (row) last reported
     H: Tensor | None = field(metadata={"rows": True})  # (M,) sum of a row, as eq. 7
@@ -71,7 +70,7 @@ class InTurn:
 
     def select(self, memory: Turns, view: View, rng: Generator) -> Selection:
         pool = torch.tensor([view.pool[i] for i in rng.permutation(len(view.pool))])
-        m = enlarge(memory, int(pool.max()) + 1)
+        m = memory
         served, known = m.turn[pool] >= m.sweep, (m.R[pool] > NEVER) | (self.by == "sizes")
         due = int((~served).sum())
         chosen, rest = (pool[~served], served) if due < view.P else (pool[:0], ~served)  # the last, and some anew
@@ -94,7 +93,7 @@ class InTurn:
         return rest[:count]
 
     def observe(self, memory: Turns, event: Event) -> Turns:
-        m, k, u = enlarge(memory, event.M), event.updates.k, event.updates.u
+        m, k, u = memory, event.updates.k, event.updates.u
         chosen = torch.tensor(event.chosen, dtype=torch.long)
         turn, again = m.turn.clone(), m.turn[chosen] >= m.sweep
         turn[chosen], m.R[k] = m.sweep + again.long(), event.t
@@ -106,15 +105,6 @@ class InTurn:
             if m.Omega is not None:
                 m.Omega[k] = rows
         return replace(m, turn=turn, sweep=m.sweep + bool(again.any()))
-
-
-def enlarge(m: Turns, M: int) -> Turns:
-    """Room for clients that have appeared since."""
-    if len(m.R) >= M:
-        return m
-    Omega = None if m.Omega is None else grown_square(m.Omega, M)
-    H = None if m.H is None else grown(m.H, M)
-    return replace(m, turn=grown(m.turn, M), R=grown(m.R, M, NEVER), V=grown(m.V, M), Omega=Omega, H=H)
 
 
 def related(V: Tensor, k: Tensor) -> Tensor:

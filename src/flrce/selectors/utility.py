@@ -13,7 +13,6 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.bounds import Count, Percent, Share
-from flrce.linalg import grown
 from flrce.pieces import View
 from flrce.rng import draw
 from flrce.types import Event, Selection
@@ -74,7 +73,7 @@ class ByUtility:
 
     def select(self, memory: Utilities, view: View, rng: Generator) -> Selection:
         pool = torch.tensor(view.pool)
-        m = enlarge(memory, int(pool.max()) + 1)
+        m = memory
         if not bool(m.L.any()):
             return self._first(view, rng)
         seconds = durations(m, view)
@@ -108,7 +107,7 @@ class ByUtility:
         return Selection(tuple(view.pool[i] for i in picked), keep=view.P, why={"epsilon": 1.0, "by_score": 0})
 
     def observe(self, memory: Utilities, event: Event) -> Utilities:
-        m, updates, k = enlarge(memory, event.M), event.updates, event.updates.k
+        m, updates, k = memory, event.updates, event.updates.k
         assert updates.loss_square is not None
         assert updates.seconds is not None
         exploited = m.L[k] > 0
@@ -130,13 +129,6 @@ class ByUtility:
         elif t >= 2 * self.pace and change >= 5 * m.before:
             threshold = max(self.delta, threshold - self.delta)
         return replace(m, threshold=threshold, before=m.current, current=0.0)
-
-
-def enlarge(m: Utilities, M: int) -> Utilities:
-    """Room for clients that have appeared since."""
-    if len(m.U) >= M:
-        return m
-    return replace(m, U=grown(m.U, M), L=grown(m.L, M), seconds=grown(m.seconds, M))
 
 
 def durations(m: Utilities, view: View) -> Tensor:

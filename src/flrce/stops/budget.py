@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flrce.bounds import Amount, Count, Positive
+from flrce.traits import Objects, Refuses
 from flrce.types import Record, Spent
 
 
@@ -68,12 +69,12 @@ class AnyOf:
     rules: tuple[Any, ...]
 
     def objection(self, recipe: Any) -> str:
-        checks = [rule.objection for rule in self.rules if hasattr(rule, "objection")]
+        checks = [rule.objection for rule in self.rules if isinstance(rule, Objects)]
         return next((why for check in checks if (why := check(recipe))), "")
 
     def __call__(self, history: Sequence[Record]) -> str:
         return next((why for rule in self.rules if (why := rule(history))), "")
 
     def before(self, history: Sequence[Record], estimates: Sequence[Spent]) -> str:
-        checks = [rule.before for rule in self.rules if hasattr(rule, "before")]
+        checks = [rule.before for rule in self.rules if isinstance(rule, Refuses)]
         return next((why for check in checks if (why := check(history, estimates))), "")

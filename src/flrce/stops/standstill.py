@@ -8,6 +8,7 @@ from annotated_types import Ge, Le
 
 from flrce.bounds import Count, Share, Whole
 from flrce.pieces import Recipe
+from flrce.traits import MeasuresHeadway
 from flrce.types import Record
 
 
@@ -33,7 +34,7 @@ class Standstill:
             raise ValueError(f"level is from -1 to 1, share from 0 to 1, n and first at least 1, after 0; got {self}")
 
     def objection(self, recipe: Recipe) -> str:
-        if not hasattr(recipe.average, "headway"):
+        if not isinstance(recipe.average, MeasuresHeadway):
             return 'stop = "standstill" measures rounds against the averaged model; set average = "ema"'
         if self.first < 3:
             return f"stop.first = {self.first}: the first two rounds have no headway to compare with; set at least 3"

@@ -66,7 +66,7 @@ class Assembly:
                 template = getattr(memory, f.name)
                 if f.metadata.get("rows") and isinstance(template, Tensor):  # a table may be left out
                     square = bool(f.metadata.get("square"))
-                    self.tables[f"{role}.{f.name}"] = _blank(template, len(self.roster), square)
+                    self.tables[f"{role}.{f.name}"] = _blank(template, len(self.roster), square, f.metadata)
 
     def add(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         """Place the rows of one file that no newer file holds."""
@@ -107,12 +107,10 @@ def _by_round(key: str, rounds: Mapping[str, Tensor]) -> dict[int, Tensor]:
     return dict(sorted(mine.items()))
 
 
-def _blank(template: Tensor, M: int, square: bool) -> Tensor:
+def _blank(template: Tensor, M: int, square: bool, metadata: Mapping[str, Any]) -> Tensor:
     """A table of M rows as they are before they are first written."""
-    table = template.new_zeros((M, M) if square else (M, *template.shape[1:]))
-    if template.numel() and template.dim() == 1:
-        table.fill_(template[0].item())
-    return table
+    same = float(template[0]) if template.numel() and template.dim() == 1 else 0.0  # where the piece does not say
+    return template.new_full((M, M) if square else (M, *template.shape[1:]), metadata.get("fill", same))
 
 
 def _plain(template: Any, value: Any) -> Any:

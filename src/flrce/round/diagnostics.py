@@ -1,0 +1,30 @@
+"""What a committed round shows besides its model: conflict, consensus, headway, and who is out of line.
+
+Nothing here changes the run; stop rules and reports read it from the record.
+"""
+
+from dataclasses import replace
+
+from flrce.linalg import conflicts, consensus, gram
+from flrce.pieces import Recipe
+from flrce.round.trust import flags, silenced, votes
+from flrce.traits import MeasuresHeadway
+from flrce.types import Event, Record, State
+
+
+def diagnosed(record: Record, recipe: Recipe, state: State, event: Event) -> Record:
+    """The record with the round's diagnostics; `state` is that before the round."""
+    updates = event.updates
+    G = gram(updates.u)
+    odd = flags(G, record.replied)
+    headway = None
+    if isinstance(recipe.average, MeasuresHeadway):
+        headway = recipe.average.headway(state.memory["average"], event)
+    return replace(
+        record,
+        conflicts=conflicts(G),
+        consensus=consensus(G, updates.n),
+        headway=headway,
+        flagged=odd,
+        votes=votes(G, record.replied, silenced(state.history, odd)),
+    )

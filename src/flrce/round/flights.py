@@ -1,0 +1,74 @@
+"""Tasks under way: sent in this round or an earlier one, back in this round or a later one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from flrce.pieces import Asynchronous, Engine, Recipe
+from flrce.round.pace import Buffered, Sky, can_wait, due, packed, unpacked
+from flrce.types import Flight, Reply, State, Task
+
+Carry = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Which tasks a round answers for, and what is still under way after it."""
+
+    tasks: tuple[Task, ...]
+    bases: Mapping[str, Tensor] = field(default_factory=dict)  # client -> the model it was sent, if not this round's
+    seconds: float | None = None  # how long the round lasted; None: as its replies say
+    oldest: int | None = None  # replies that are more rounds old do not count
+    memory: Mapping[str, Any] = field(default_factory=dict)  # the pace's, after the round
+
+
+def flying(recipe: Recipe, state: State) -> list[Flight]:
+    """What is under way before the round begins."""
+    sky = state.memory.get("pace")
+    if not isinstance(sky, Sky):
+        return []
+    return [unpacked(row, recipe, sky.bases) for row in sky.flights]
+
+
+def takeoff(
+    recipe: Recipe, engine: Engine, state: State, tasks: Sequence[Task], under_way: Sequence[Flight]
+) -> tuple[Flight, ...]:
+    """Everything under way once this round's tasks are sent."""
+    if not isinstance(recipe.pace, Buffered):
+        return tuple(Flight(task, state.w) for task in tasks)
+    can_wait(recipe, tasks)
+    now = state.memory["pace"].clock
+    sent = (Flight(task, state.w, now, now + engine.estimate(task).seconds) for task in tasks)
+    return (*under_way, *sent)
+
+
+def landed(engine: Engine, flights: Sequence[Flight], size: int, carry: Carry) -> list[Reply]:
+    """The first replies to come back: really so where clients are real, by the model of their costs where not."""
+    if isinstance(engine, Asynchronous):
+        engine.send(flights, carry)
+        return list(engine.collect(flights, size))
+    back, _ = due(flights, size)
+    replies: list[Reply] = []
+    for t in sorted({flight.task.t for flight in back}):
+        group = [flight for flight in back if flight.task.t == t]
+        replies += engine.train(group[0].w, [flight.task for flight in group], carry)
+    return replies
+
+
+def land(recipe: Recipe, state: State, flights: Sequence[Flight], replies: Sequence[Reply]) -> Landing:
+    """Whose replies this round is about."""
+    if not isinstance(recipe.pace, Buffered):
+        return Landing(tuple(flight.task for flight in flights))
+    answered = {(reply.client, reply.t) for reply in replies if isinstance(reply, Reply)}
+    back = [flight for flight in flights if (flight.task.client, flight.task.t) in answered]
+    rest = [flight for flight in flights if (flight.task.client, flight.task.t) not in answered]
+    before: Sky = state.memory["pace"]
+    clock = max((flight.due for flight in back), default=before.clock)
+    clock = max(clock, before.clock)
+    sky = Sky({flight.task.t: flight.w for flight in rest}, tuple(packed(flight) for flight in rest), clock)
+    return Landing(
+        tuple(flight.task for flight in back), {flight.task.client: flight.w for flight in back},
+        clock - before.clock, recipe.pace.oldest, {"pace": sky},
+    )  # fmt: skip

@@ -1,0 +1,36 @@
+"""What pieces return, looked at before it is used: a user's own piece that errs is named in one line."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flrce.errors import BadInput
+from flrce.types import Selection
+
+
+def checked(selector: Any, chosen: Any, M: int) -> Selection:
+    """The selection, if it is one of different rows of the roster."""
+    name = type(selector).__name__
+    if not isinstance(chosen, Selection):
+        kind = type(chosen).__name__
+        raise BadInput(f"{name}.select returned a {kind}; return rows as a Selection, such as Selection((0, 3))")
+    try:
+        rows = tuple(int(k) for k in chosen.k)
+    except (TypeError, ValueError):
+        raise BadInput(f"{name}.select chose {str(chosen.k)[:60]}; rows are whole numbers") from None
+    if len(set(rows)) < len(rows):
+        raise BadInput(f"{name}.select chose a client twice: {str(rows)[:60]}")
+    if any(not 0 <= k < M for k in rows):
+        raise BadInput(f"{name}.select chose a row outside 0..{M - 1}: {str(rows)[:60]}")
+    return chosen if rows == chosen.k else Selection(rows, chosen.exploit, chosen.keep, chosen.why)
+
+
+def whole(aggregator: Any, target: Any, w: Tensor) -> None:
+    """BadInput unless the aggregator returned a model."""
+    name = type(aggregator).__name__
+    if not isinstance(target, Tensor) or target.shape != w.shape:
+        shape = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
+        raise BadInput(f"{name} returned {shape}; return the new model, a tensor of shape {tuple(w.shape)}")
+    if not bool(torch.isfinite(target).all()):
+        raise BadInput(f"{name} returned a model that is not finite; check its arithmetic")

@@ -1,0 +1,51 @@
+"""Replies that passed the gate, as one row each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flrce.round.payloads import encoding
+from flrce.traits import Covers
+from flrce.types import Reply, Task, Updates
+
+
+def stacked(
+    tasks: Sequence[Task], passed: list[tuple[Reply, Tensor]], holdings: Any, d: int, trainable: int,
+    dtype: torch.dtype,
+) -> Updates:  # fmt: skip
+    """One row each, in the order of the tasks; `passed` is emptied, so that P large models are not held twice."""
+    U = torch.empty(len(passed), d, dtype=dtype)  # a row's memory is taken as the row is written, its reply let go of
+    partial = any(holdings(task)[0] is not None or isinstance(task.compressor, Covers) for task in tasks)
+    covered = torch.zeros(len(passed), d, dtype=torch.bool) if partial else None
+    replies = [reply for reply, _ in passed]
+    for row, task in enumerate(tasks):
+        held, names = holdings(task)
+        where = held if held is not None else slice(None)
+        if held is not None:
+            U[row] = 0
+        U[row, where] = passed.pop(0)[1]
+        if covered is not None:
+            covered[row, where] = _covered(task, names)
+    return Updates(
+        k=torch.tensor([task.k for task in tasks], dtype=torch.long),
+        U=U,
+        n=torch.tensor([reply.n for reply in replies], dtype=torch.float64),
+        trainable=trainable,
+        covered=None if covered is None or bool(covered.all()) else covered,
+        loss=torch.tensor([reply.loss for reply in replies], dtype=torch.float64),
+        loss_square=torch.tensor([reply.loss_square for reply in replies], dtype=torch.float64),
+        seconds=torch.tensor([reply.spent.seconds for reply in replies], dtype=torch.float64),
+        spent=tuple(reply.spent for reply in replies),
+        extras={name: torch.stack([reply.extras[name] for reply in replies]) for name in _sent(replies)},
+    )
+
+
+def _covered(task: Task, names: Sequence[tuple[str, int]]) -> Tensor | bool:
+    return task.compressor.covers(names, encoding(task)) if isinstance(task.compressor, Covers) else True
+
+
+def _sent(replies: Sequence[Reply]) -> list[str]:
+    """Extras that every reply has: links of one recipe send the same ones."""
+    return sorted(set.intersection(*(set(reply.extras) for reply in replies))) if replies else []

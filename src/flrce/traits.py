@@ -1,0 +1,115 @@
+"""What a piece may be able to do besides answering its question: it has a trait by having its method or property."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.types import Event, Record, Spent, Task
+
+
+@runtime_checkable
+class Linked(Protocol):
+    """A trainer that puts links of its own before the update's: a proximal term, a control variate."""
+
+    @property
+    def links(self) -> Sequence[Any]: ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A piece with a memory; M clients, d trained floats, D that travel."""
+
+    def init(self, M: int, d: int, D: int) -> Any: ...
+
+
+@runtime_checkable
+class Observes(Protocol):
+    """A piece that learns from a committed round."""
+
+    def observe(self, memory: Any, event: Event) -> Any: ...
+
+
+@runtime_checkable
+class Objects(Protocol):
+    """A piece that does not go with every recipe: why, or ""."""
+
+    def objection(self, recipe: Any) -> str: ...
+
+
+@runtime_checkable
+class Partial(Protocol):
+    """A piece that may let a reply cover only some coordinates."""
+
+    @property
+    def partial(self) -> bool: ...
+
+
+@runtime_checkable
+class Changing(Protocol):
+    """A piece that may give a client other coordinates in every round."""
+
+    @property
+    def changing(self) -> bool: ...
+
+
+@runtime_checkable
+class Chained(Protocol):
+    """A piece that may need a network that is a plain chain of layers."""
+
+    @property
+    def chained(self) -> bool: ...
+
+
+@runtime_checkable
+class Covers(Protocol):
+    """A compressor that says which coordinates count in the mean."""
+
+    def covers(self, layout: Sequence[tuple[str, int]], rng: Generator) -> Tensor: ...
+
+
+@runtime_checkable
+class Rated(Protocol):
+    """A compressor with a rate that a trainer may set for each client."""
+
+    @property
+    def rate(self) -> float: ...
+
+
+@runtime_checkable
+class MeasuresHeadway(Protocol):
+    """An average that knows which way the rounds went."""
+
+    def headway(self, memory: Any, event: Event) -> float | None: ...
+
+
+@runtime_checkable
+class Refuses(Protocol):
+    """A stop that looks at what the next round would cost, before it is begun."""
+
+    def before(self, history: Sequence[Record], estimates: Sequence[Spent]) -> str: ...
+
+
+@runtime_checkable
+class Sketched(Protocol):
+    """A selector whose map can be kept smaller."""
+
+    @property
+    def piece(self) -> str: ...
+
+    def sketched(self, size: int) -> Any: ...
+
+
+@runtime_checkable
+class Tells(Protocol):
+    """A pace that tells clients something too: a deadline."""
+
+    def told(self, task: Task) -> Task: ...
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """An engine that knows everybody's samples at once: (M,) float64."""
+
+    def counts(self, clients: Sequence[str]) -> Tensor: ...
