@@ -65,11 +65,12 @@ def read_task(config: Mapping[str, Any], sent: Mapping[str, Tensor]) -> Task:
 def _read_fields(kind: type[Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers and names of one part of a task, each of its type."""
     values: dict[str, Any] = {}
+    hints = typing.get_type_hints(kind)  # without the bounds beside them
     for f in fields(kind):
         value = config.get(PREFIX + f.name)
         if f.name in LOCAL or value is None:
             continue
-        kinds = typing.get_args(f.type) or (f.type,)
+        kinds = typing.get_args(hints[f.name]) or (hints[f.name],)
         if type(value) not in (*kinds, *((int,) if float in kinds else ())):
             raise Malformed(f"{PREFIX}{f.name} is a {type(value).__name__}")
         values[f.name] = float(value) if float in kinds else value
