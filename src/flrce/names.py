@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from flrce.aggregators.defences import CentredClip, GeometricMedian, Mixed
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
 from flrce.compressors.feedback import ErrorFeedback
@@ -70,6 +71,9 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "median": Median,
         "krum": Krum,
         "clipped": ClippedMean,
+        "geometric-median": GeometricMedian,
+        "centred-clip": CentredClip,
+        "mixed": Mixed,
     },
     "server": {
         "step": Step,
