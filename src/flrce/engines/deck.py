@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.engines.pool import Dead
@@ -21,7 +22,7 @@ from flrce.errors import BadInput
 from flrce.local.client import Index, Job, Runner
 from flrce.local.stacked.stack import Stack
 from flrce.local.trainer import Trained
-from flrce.local.updates import Simple, simple
+from flrce.local.updates import Chain, Simple, simple
 from flrce.models.part import Part
 from flrce.types import Reply
 
@@ -105,7 +106,7 @@ class Deck:
             torch.stack(list(starts.values())).to(self.device)[lanes],
             [job.order for job in jobs],
             [job.sizes for job in jobs],
-            lr=[np.array([job.update.rate(s, job.local) for s in range(len(job.sizes))]) for job in jobs],
+            lr=_rates(jobs, kind[3]),
             mu=torch.tensor([each.mu for each in few]),
             first=kind[1],
             squared=few[0].squared,
@@ -206,6 +207,13 @@ class Seat:
             self.said.add(why)
             log.warning("clients train one after another on %s: %s", self.deck.device, why)
         return why
+
+
+def _rates(jobs: Sequence[Job], update: Chain | None) -> Tensor | list[NDArray[np.float32]]:
+    """One rate for each job, or where links may change it within a round, one for each step of each."""
+    if update is None:
+        return torch.tensor([_few(job).lr for job in jobs])
+    return [np.array([job.update.rate(s, job.local) for s in range(len(job.sizes))], np.float32) for job in jobs]
 
 
 def _few(job: Job) -> Simple:

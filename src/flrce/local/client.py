@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -187,7 +187,7 @@ class Runner:
         kept = {name.removeprefix(LINKS): value for name, value in carry.items() if name.startswith(LINKS)}
         with self.lock:
             done = trainer.train(job.start, *samples, job.update, job.local, kept, job.task.augment)
-        return self.reply(job, replace(done, w=done.w.cpu()), carry)
+        return self.reply(job, done, carry)
 
     def evaluate(self, w: Tensor, index: Index, own: Tensor | None = None) -> dict[str, Tensor]:
         """ "loss" and the metrics' numbers of the whole model on these samples; `own`: what the client keeps."""

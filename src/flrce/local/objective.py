@@ -1,6 +1,7 @@
 """What a model is for: the loss of each sample, and the metrics it is judged by. The first metric is the headline."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -51,7 +52,7 @@ class Classification:
         return _judges(self.metrics)
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
-        weights = torch.tensor(self.weights, device=out.device) if self.weights else None
+        weights = _weights(self.weights, out.device) if self.weights else None
         if weights is not None and len(weights) != out.shape[-1]:
             raise BadInput(
                 f"objective.weights has {len(weights)} values for {out.shape[-1]} classes; give one for each"
@@ -135,6 +136,12 @@ OBJECTIVES: dict[str, type[Any]] = {
     "multi-label": MultiLabel,
 }
 BY_KIND: dict[str, type[Any]] = {make.kind: make for make in OBJECTIVES.values()}
+
+
+@lru_cache(maxsize=16)
+def _weights(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Weights of classes on a device, put there once: a recorded step may not copy from the host."""
+    return torch.tensor(values, device=device)
 
 
 def _named(objective: Any) -> None:

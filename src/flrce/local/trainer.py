@@ -6,7 +6,7 @@ The reference for every faster trainer, and what does the work where they do not
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
 
@@ -70,6 +70,7 @@ class Trainer:
         frozen = self._freeze(local.task.part.first)
         losses, squares = torch.zeros(2, len(sizes), device=self.w.device)
         where = torch.from_numpy(order).to(x.device)
+        local, carry = self._here(local), self._moved(carry)
         task = local.task
         rng = torch.Generator().manual_seed(_seed(task, "augment")) if augment else None
         states = update.begin(weights, local, carry)
@@ -89,7 +90,16 @@ class Trainer:
                     weights.sub_(direction, alpha=update.rate(step, local))
         self._thaw()
         kept, sent = update.end(weights, states)
-        return Trained(self.w.clone(), losses.cpu(), squares.cpu(), kept, sent)
+        sent = {name: value.cpu() for name, value in sent.items()}
+        return Trained(self.w.cpu().clone(), losses.cpu(), squares.cpu(), {k: x.cpu() for k, x in kept.items()}, sent)
+
+    def _moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to(self.w.device) for name, value in tensors.items()}
+
+    def _here(self, local: Local) -> Local:
+        """What the client knows, with the tensors of its task on this device."""
+        task = local.task
+        return replace(local, task=replace(task, tensors=self._moved(task.tensors))) if task.tensors else local
 
     def evaluate(self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float) -> dict[str, Tensor]:
         """ "loss" (n,), and the numbers of each metric (n, ...), in eval mode."""

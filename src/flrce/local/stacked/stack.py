@@ -6,6 +6,7 @@ sizes, each with its own recorded step, and a client with thousands of steps cos
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -64,19 +65,21 @@ def plan(orders: Sequence[Index], sizes: Sequence[Index], begin: int, end: int, 
     return indices.reshape(end - begin, K, batch), counts.reshape(end - begin, K)
 
 
-def _rates(lr: float | Tensor | Sequence[Rates], sizes: Sequence[Index]) -> list[Rates]:
-    """The rate of every step of every lane."""
+def _rates(lr: float | Tensor | Sequence[Rates], lanes: int) -> Rates | list[Rates]:
+    """(lanes,) one rate for each, or the rates of each lane's steps."""
     if isinstance(lr, float | int | Tensor):
-        each = torch.as_tensor(lr, dtype=torch.float32).expand(len(sizes)).tolist()
-        return [np.full(len(size), rate, np.float32) for size, rate in zip(sizes, each, strict=True)]
+        return np.broadcast_to(np.asarray(lr, np.float32), lanes)
     return [np.asarray(rate, np.float32) for rate in lr]
 
 
-def _padded(rates: Sequence[Rates], steps: int) -> Rates:
-    """(steps, lanes); 0 where a lane has finished."""
-    table = np.zeros((steps, len(rates)), np.float32)
-    for lane, rate in enumerate(rates):
-        table[: len(rate), lane] = rate
+def _table(rates: Rates | list[Rates], group: Sequence[int], begin: int, end: int) -> Rates:
+    """(steps, lanes) of a group; a lane that has finished stands still whatever its rate."""
+    if isinstance(rates, np.ndarray):
+        return np.broadcast_to(rates[list(group)], (end - begin, len(group))).copy()
+    table = np.zeros((end - begin, len(group)), np.float32)
+    for lane, i in enumerate(group):
+        part = rates[i][begin:end]
+        table[: len(part), lane] = part
     return table
 
 
@@ -116,7 +119,7 @@ class Stack:
         K = len(w)
         sizes = [np.asarray(s, dtype=np.int64) for s in sizes]
         self._check(w, orders, sizes, first)
-        rates = _rates(lr, sizes)
+        rates = _rates(lr, K)
         pulls = torch.as_tensor(mu, dtype=torch.float32).expand(K)
         prox = (2 if squared else 1) if bool((pulls != 0).any()) else 0
         out, losses = w.clone(), [torch.zeros(2, 0)] * K
@@ -130,20 +133,22 @@ class Stack:
                 bench = self._bench(Mode(level(len(group), most), batch, first, prox, update))
                 bench.load(w[group].to(self.device), pulls[group], local)
                 few, lengths = [orders[i] for i in group], [sizes[i] for i in group]
-                seen = self._drive(bench, few, lengths, [rates[i] for i in group])
+                seen = self._drive(bench, few, lengths, partial(_table, rates, group))
                 for lane, i in enumerate(group):
                     losses[i] = seen[:, : len(sizes[i]), lane].clone()
                 out[group] = bench.store(len(group)).to(out.device)
         return out, [pair[0] for pair in losses], [pair[1] for pair in losses]
 
-    def _drive(self, bench: Bench, orders: Sequence[Index], sizes: Sequence[Index], rates: Sequence[Rates]) -> Tensor:
+    def _drive(
+        self, bench: Bench, orders: Sequence[Index], sizes: Sequence[Index], rates: Callable[[int, int], Rates]
+    ) -> Tensor:
         """Run every step of a loaded group, a segment of the plan at a time; (2, steps, lanes) losses and squares."""
         steps = np.array([len(size) for size in sizes])
         seen = []
         for begin in range(0, int(steps[0]), SEGMENT):
             end = min(begin + SEGMENT, int(steps[0]))
             indices, counts = plan(orders, sizes, begin, end, bench.mode.batch)
-            bench.lay(indices, counts, _padded([rate[begin:end] for rate in rates], end - begin))
+            bench.lay(indices, counts, rates(begin, end))
             for k, many in lengths(steps, begin, end, bench.mode.lanes):
                 bench.run(k, many)
             seen.append(bench.losses[:, : end - begin].to("cpu", copy=True))
