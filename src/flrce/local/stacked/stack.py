@@ -5,7 +5,7 @@ sizes, each with its own recorded step, and a client with thousands of steps cos
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
