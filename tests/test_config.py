@@ -76,6 +76,7 @@ BAD = [
     ("fleet.clients=3", "fleet.clients = 3: should be a valid string"),
     ("fleet.clients={a='phnoe'}", "'phnoe' is unknown; did you mean 'phone'?"),
     ("fleet.clients=none.csv", "fleet.clients 'none.csv' cannot be read"),
+    ('fleet.availability="dayly"', "did you mean 'daily'"),
     ("stop.rounds=0", "stop.rounds = 0: should be"),
     ("stop.bytes=-1", "stop.bytes = -1: should be greater than 0"),
     ("stop.joules=0", "stop.joules = 0: should be greater than 0"),

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from flrce import Experiment, runs
 from flrce.apps.cli import main
 from flrce.apps.profile import fit
 from flrce.errors import BadInput
+from flrce.fleet.availability import ByChance, Daily
 from flrce.fleet.costs import fleet, profile
 from flrce.fleet.energy import Meter, Reading, counters, measured
 from flrce.models.flat import pack
@@ -311,3 +313,30 @@ def test_bad_input_of_flrce_profile_is_one_line(arguments, why, capsys):
     assert why in error
     assert error.count("\n") == 1
     assert not Path("mine.json").exists()
+
+
+def test_clients_come_and_go_by_seed_and_round():
+    some = [f"c{k}" for k in range(200)]
+    half = [client for client in some if ByChance(0.5)(0, client, 3)]
+    assert 70 < len(half) < 130
+    assert half == [client for client in some if ByChance(0.5)(0, client, 3)]
+    assert half != [client for client in some if ByChance(0.5)(0, client, 4)]
+    assert half != [client for client in some if ByChance(0.5)(1, client, 3)]
+    for client in some[:5]:  # 3 of every 6 rounds, one after the other
+        there = [Daily(6, 3)(0, client, t) for t in range(1, 25)]
+        assert sum(there) == 12
+        assert sum(a != b for a, b in pairwise(there)) <= 8
+        assert there[:6] == there[6:12]
+
+
+def test_the_experiment_says_who_can_be_reached():
+    tables = {"rounds": 6, "clients": 10, "per_round": 4, "recipe": {"name": "fedavg"}}
+    found = runs.run(Experiment(**tables, fleet={"availability": {"piece": "by-chance", "share": 0.4}}))
+    there = ByChance(0.4)
+    for record in found.history:
+        assert 0 < len(record.chosen) <= 4
+        assert all(there(0, client, record.t) for client in record.chosen)
+    with pytest.raises(BadInput, match=r"fleet\.availability = 'by-chance': share"):
+        Experiment(fleet={"availability": {"piece": "by-chance", "share": 2.0}})
+    with pytest.raises(BadInput, match="did you mean 'daily'"):
+        Experiment(fleet={"availability": "dayly"})

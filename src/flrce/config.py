@@ -2,7 +2,9 @@
 
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from flrce import recipes
 from flrce.bounds import Batch, Count, Epochs, Positive, Rate, shown
-from flrce.compose import compose, local_of, objective_of
+from flrce.compose import compose, local_of, objective_of, piece
 from flrce.data.partition import SCHEMES
 from flrce.data.sources import NAMES as DATA
 from flrce.data.sources import Source, prepared, source
@@ -112,6 +114,13 @@ class EngineTable(Section):
 class Fleet(Section):
     profile: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] = "jetson-nano"
     clients: str | dict[str, str] | None = None  # profiles by client or pattern, or a csv file of them
+    availability: str | dict[str, Any] | None = None  # who can be reached in which round; all, unless given
+
+    def there(self, seed: int) -> Callable[[str, int], bool] | None:
+        """(client, round) -> whether it can be reached; None: always."""
+        if self.availability is None:
+            return None
+        return partial(piece("availability", self.availability, "fleet"), seed)
 
     @field_validator("profile")
     @classmethod
@@ -168,6 +177,7 @@ class Experiment(Section):
         if self.data.path is not None and self.data.name != "digits":
             raise ValueError(f"data.name {self.data.name!r} and data.path exclude each other; drop one")
         self.build_recipe()
+        self.fleet.there(self.seed)
         if self.objective is not None:
             self.build_objective("classes")
         return self

@@ -60,7 +60,7 @@ def over(state: State) -> bool:
 
 def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
     """Before the first round."""
-    clients = tuple(engine.clients(1))
+    clients = tuple(engine.clients(0))
     preflight(recipe, len(clients), engine.trainable, len(w))
     return State(0, w, recipe.init(len(clients), engine.trainable, len(w)), clients)
 

@@ -10,6 +10,7 @@ from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import RandomK, TopK
 from flrce.compressors.tensors import DropTensors
+from flrce.fleet import availability
 from flrce.local.augment import TRANSFORMS
 from flrce.local.correction import Corrected
 from flrce.local.drift import Correction
@@ -104,5 +105,6 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "warm-up": WarmUp,
     },
     "augment": TRANSFORMS,
+    "availability": availability.MODELS,
     "average": {"last": Last, "ema": EMA, "tail": TailMean},
 }

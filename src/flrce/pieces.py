@@ -264,7 +264,7 @@ class Engine(Protocol):
     blocks: int  # of the network, each ready to be frozen; 1: all or nothing
     judges_once: bool  # whether judging a model costs messages, so that only the one to hand back is judged
 
-    def clients(self, t: int) -> Sequence[str]: ...  # who is reachable in round t
+    def clients(self, t: int) -> Sequence[str]: ...  # who is reachable in round t; 0: who is known before
     def samples(self, client: str) -> int: ...  # training samples, 0 where unknown
     def accept(self, task: Task) -> Task: ...  # as its client can do it
     def estimate(self, task: Task) -> Spent: ...  # modelled cost, before it is run

@@ -76,7 +76,7 @@ def parts(
     on_gpu = decks or device_of(experiment) == "cuda"
     engine = Simulator(
         federation, net, devices, (decks or Decks("cuda")).hire if on_gpu else pooled, experiment.engine.eval_every,
-        experiment.build_objective(federation.source.kind), recipe.kept,
+        experiment.build_objective(federation.source.kind), recipe.kept, experiment.fleet.there(experiment.seed),
     )  # fmt: skip
     return Parts(recipe, federation, net, engine)
 
@@ -134,6 +134,8 @@ def _on_flower(
         from flrce.flower import server
     except ImportError as why:
         raise BadInput(f"engine.name = 'flower' needs flwr ({why}); pip install 'flrce[flower]'") from why
+    if experiment.fleet.availability is not None:
+        raise BadInput("fleet.availability is the simulator's; on Flower clients are there while connected; drop it")
     if out is not None:
         refuse_unless_new(Path(out), resume)
     built = materials(experiment, data, model)

@@ -30,8 +30,10 @@ class Simulator:
     def __init__(
         self, federation: Federation, net: nn.Module, fleet: Mapping[str, Profile], hire: Callable[[Runner], Workers],
         eval_every: int = 1, objective: Objective = Classification(), kept: Sequence[str] = (),
+        there: Callable[[str, int], bool] | None = None,
     ) -> None:  # fmt: skip
         source = federation.source
+        self.there = there  # (client, round) -> whether it can be reached; None: always
         self.federation, self.fleet, self.eval_every, self.tokens = federation, fleet, eval_every, source.tokens
         self.runner = Runner(
             net, source.shape, federation.x, federation.y, source.scale, source.shift, objective=objective, kept=kept
@@ -44,7 +46,9 @@ class Simulator:
     judges_once = False
 
     def clients(self, t: int = 1) -> Sequence[str]:
-        return self.federation.clients
+        if self.there is None or t < 1:
+            return self.federation.clients
+        return [client for client in self.federation.clients if self.there(client, t)]
 
     def samples(self, client: str) -> int:
         return len(self._own(client))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,7 +154,7 @@ def training_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2, tok
     """
     counted = plain(net)
     with FlopCounterMode(display=False, custom_mapping=MORE) as counter, torch.random.fork_rng(devices=[]):
-        counted(_blank(shape, tokens, samples)).sum().backward()
+        _summed(counted(_blank(shape, tokens, samples))).backward()
     return _known(counter, net) / samples
 
 
@@ -173,6 +174,14 @@ def _known(counter: FlopCounterMode, net: nn.Module) -> float:
             "only the fixed cost of a batch", type(net).__name__,
         )  # fmt: skip
     return total
+
+
+def _summed(out: Any) -> Tensor:
+    """The sum of all that a network gave: a tensor, or tuples, lists and dicts of them that its objective takes."""
+    if isinstance(out, Tensor):
+        return out.sum()
+    parts = out.values() if isinstance(out, Mapping) else out
+    return torch.stack([_summed(part) for part in parts]).sum()
 
 
 def _blank(shape: tuple[int, ...], tokens: bool, samples: int) -> Tensor:
