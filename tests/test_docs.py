@@ -6,6 +6,7 @@ are not run; the options of the flrce commands in them are checked.
 """
 
 import importlib.util
+import itertools
 import json
 import pydoc
 import re
@@ -27,7 +28,9 @@ from flrce.config import Experiment
 from flrce.fleet.costs import profile
 from flrce.pieces import View
 from flrce.recipes import CATALOGUE
+from flrce.round.tables import grow_one
 from flrce.types import Event, Updates
+from test_layers import LAYERS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -108,11 +111,24 @@ def test_the_example_selector_meets_clients_that_join() -> None:
     assert selector.select(memory, view, None).k == (0, 1)
     updates = Updates(torch.tensor([0, 1]), torch.zeros(2, 2), torch.ones(2), 2)
     memory = selector.observe(memory, Event(1, w, w, updates, 3))
+    memory = grow_one(memory, 5)
     view = View(2, 4, (0, 1, 2, 3, 4), torch.ones(5), None, None, None)
     assert selector.select(memory, view, None).k == (2, 3, 4, 0)
     updates = replace(updates, k=torch.tensor([2, 4]))
     memory = selector.observe(memory, Event(2, w, w, updates, 5))
     assert memory.last.tolist() == [1, 1, 2, 0, 2]
+
+
+def test_the_rooms_are_drawn_as_the_layers_are_checked() -> None:
+    """Every module of tests/test_layers.py stands in the picture, those of higher layers higher up."""
+    picture = next(b.text for b in blocks(DOCS / "architecture.md"))
+    rooms = {name: layer for name, layer in LAYERS.items() if name}
+    lines = picture.splitlines()
+    row = {name: i for i, line in enumerate(lines) for name in rooms if re.search(rf"(^|\W\W){name}(/|\W\W|$)", line)}
+    assert set(row) == set(rooms)
+    for one, two in itertools.combinations(rooms, 2):
+        if int(rooms[one]) != int(rooms[two]):
+            assert (row[one] > row[two]) == (rooms[one] < rooms[two]), f"{one} and {two}"
 
 
 def test_the_reference_names_what_there_is() -> None:
