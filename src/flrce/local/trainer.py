@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from flrce.errors import BadInput
 from flrce.local.objective import Classification, Objective
 from flrce.local.pooling import quicken
+from flrce.local.precision import repeatable
 from flrce.local.updates import Chain, Local
 from flrce.models.chain import chain
 from flrce.models.flat import bind, layout
@@ -74,7 +75,7 @@ class Trainer:
         task = local.task
         rng = torch.Generator().manual_seed(_seed(task, "augment")) if augment else None
         states = update.begin(weights, local, carry)
-        with self._drawing(x, scale, shift, _seed(task, "layers")):
+        with repeatable(self.w.device), self._drawing(x, scale, shift, _seed(task, "layers")):
             for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
                 self.g.zero_()
                 batch = inputs(x.index_select(0, index), scale, shift)  # ten times as fast as x[index]
@@ -106,7 +107,7 @@ class Trainer:
         self.w.copy_(w)
         self.net.eval()
         found: dict[str, list[Tensor]] = {"loss": [], **{judge.name: [] for judge in self.objective.judges}}
-        with torch.inference_mode():
+        with repeatable(self.w.device), torch.inference_mode():
             for part, target in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
                 out = self.net(inputs(part, scale, shift))
                 found["loss"].append(self.objective.losses(out, target))

@@ -4,8 +4,6 @@ A step finds its batch through a counter that lives on the device, so that one r
 round; recordings differ only in the number of lanes that are still running.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,18 +36,6 @@ class Mode:
         """Whether buffers of this mode serve the other, at less than twice its work."""
         same = (self.first, self.prox, self.update) == (other.first, other.prox, other.update)
         return same and other.lanes <= self.lanes and other.batch <= self.batch < 2 * other.batch
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """Full float32 products and repeatable kernels (TF32 stays off: signs of small updates decide)."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def pull(now: Tensor, start: Tensor, mu: Tensor, prox: int) -> Tensor:
