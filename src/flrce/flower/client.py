@@ -21,7 +21,7 @@ from flrce.fleet.energy import Meter, Reading
 from flrce.flower.arrays import Template, record, tensors
 from flrce.flower.nodes import HELLO
 from flrce.flower.wire import PREFIX, SAMPLES, read_task, write_reply
-from flrce.local.client import Runner
+from flrce.local.client import OWN, Runner
 from flrce.local.native import kernel
 from flrce.local.objective import Classification, Objective
 from flrce.local.updates import SGD, Chain
@@ -94,7 +94,8 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
             return Message(RecordDict({"metrics": MetricRecord({SAMPLES: 0})}), reply_to=message)
         arrays = _arrays(message)
         with tracing.together():
-            found = runner.evaluate(Template.of(arrays, runner.layout).pack(arrays).float(), index)
+            w = Template.of(arrays, runner.layout).pack(arrays).float()
+            found = runner.evaluate(w, index, _carried(context).get(OWN))
         numbers = {name: each.double().numpy() for name, each in found.items()}
         metrics: dict[str, Any] = {SAMPLES: len(index), "loss": float(numbers["loss"].mean())}
         for judge in runner.objective.judges:
@@ -286,10 +287,10 @@ def _plain(template: Template, w: Tensor, reply: Reply) -> RecordDict:
     return RecordDict({"arrays": template.unpack(w + payload.buffers["u"]), "metrics": metrics})
 
 
-def _carried(context: Context, t: int) -> dict[str, Tensor]:
-    """What this client's compressor kept before round t: a round that is run again starts from the same."""
+def _carried(context: Context, t: int | None = None) -> dict[str, Tensor]:
+    """What this client kept before round t, or last: a round that is run again starts from the same."""
     rounds = [int(key.removeprefix(CARRY)) for key in context.state if key.startswith(CARRY)]
-    before = [r for r in rounds if r < t]
+    before = [r for r in rounds if t is None or r < t]
     if not before:
         return {}
     kept = context.state[f"{CARRY}{max(before)}"]

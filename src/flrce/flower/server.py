@@ -93,7 +93,8 @@ class _Modelled:
 
     def __init__(self, experiment: Experiment, federation: Federation, net: Any) -> None:
         devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients)
-        self.simulator = Simulator(federation, net, devices, lambda runner: None)  # type: ignore[arg-type, return-value]
+        kept = experiment.build_recipe().kept
+        self.simulator = Simulator(federation, net, devices, lambda runner: None, kept=kept)  # type: ignore[arg-type, return-value]
 
     def estimate(self, task: Task) -> Spent:
         return self.simulator.estimate(task)

@@ -32,6 +32,7 @@ class RecipeStrategy(Ours):
             settings.setdefault("min_train_nodes", min(recipe.P, 2))
         super().__init__(*fedavg, **settings)
         self.recipe, self.by_fraction = recipe, bool(fedavg) or "fraction_train" in settings
+        self.kept = recipe.kept
 
     def size(self, connected: int) -> int:
         return super().size(connected) if self.by_fraction else self.recipe.P

@@ -66,6 +66,7 @@ class Ours(Strategy):
         self.partition: Mapping[str, Any] | None = None  # who holds which samples, where the server knows
         self.costs: Costs | None = None  # a model of the fleet, where it is only simulated
         self.watch: Callable[[Round], None] | None = None  # is shown every round
+        self.kept: tuple[str, ...] = ()  # patterns of parameters that stay with their client
         self._open: Open | None = None
         self._engine: FlowerEngine | None = None
 
@@ -96,6 +97,8 @@ class Ours(Strategy):
         self.summary()
         first = evaluate_fn(0, initial_arrays) if evaluate_fn else None
         result = session.run() if self.fraction_train else session.only_judged()
+        if self.kept:  # what clients keep is handed back as it was at first
+            result.arrays = ArrayRecord({**initial_arrays, **result.arrays})
         if first is not None:
             result.evaluate_metrics_serverapp[0] = first
         return result
@@ -105,6 +108,11 @@ class Ours(Strategy):
         judge: Judge | None,
     ) -> Session:  # fmt: skip
         runner = self._runner()
+        if runner and runner.layout.kept:
+            staying = {slot.name for slot in runner.layout.kept}
+            arrays = ArrayRecord({name: array for name, array in arrays.items() if name not in staying})
+        elif self.kept:
+            raise BadInput("parameters that stay with their client: pass model= and sample_shape= to the strategy")
         template = Template.of(arrays, runner.layout if runner else None)
         options = replace(self.options, timeout=timeout)
         engine = self.engine_for(grid, template, options, runner, train, evaluate, judge, self.costs)
@@ -142,7 +150,8 @@ class Ours(Strategy):
         if self.sample_shape is None:
             raise BadInput("model= needs sample_shape=, such as (1, 28, 28)")
         nothing = torch.zeros(0, *self.sample_shape)
-        return Runner(self.model, self.sample_shape, nothing, torch.zeros(0, dtype=torch.long), 1.0, 0.0)
+        labels = torch.zeros(0, dtype=torch.long)
+        return Runner(self.model, self.sample_shape, nothing, labels, 1.0, 0.0, kept=self.kept)
 
     def summary(self) -> None:
         """Log what the strategy is set to."""
