@@ -42,3 +42,10 @@ class Functional(nn.Module):
 
     def forward(self, x):
         return self.out(nn.functional.dropout(self.inner(x.flatten(1)).relu(), 0.3, self.training))
+
+
+class Bare(nn.Sequential):
+    """A small network without normalisation: all of w is trained."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(prod(shape), 8), nn.Tanh(), nn.Linear(8, classes))

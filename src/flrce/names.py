@@ -5,7 +5,9 @@ from typing import Any
 
 from flrce.aggregators.defences import CentredClip, GeometricMedian, Mixed
 from flrce.aggregators.mean import WeightedMean
+from flrce.aggregators.normalised import Normalised
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
+from flrce.aggregators.stale import Discounted, Interpolated
 from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import RandomK, TopK
@@ -14,7 +16,9 @@ from flrce.fleet import availability
 from flrce.local.augment import TRANSFORMS
 from flrce.local.correction import Corrected
 from flrce.local.drift import Correction
+from flrce.local.dynamic import Dual, Dynamic
 from flrce.local.pyramid import FewerEpochs, FillTheRound
+from flrce.local.scaffold import Controlled, Variate
 from flrce.local.schedules import Constant, Cosine, RoundDecay, StepDecay, WarmUp
 from flrce.local.updates import SGD, Adam, Carried, Clip, Drift, Momentum, Prox, WeightDecay
 from flrce.local.workload import Alike, Deadline, Freeze, Proximal
@@ -30,7 +34,8 @@ from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
 from flrce.servers import steps as servers
-from flrce.servers.averages import EMA, TailMean
+from flrce.servers.averages import EMA, GrowingTail, TailMean
+from flrce.servers.dynamic import DynamicStep
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
@@ -56,6 +61,8 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "freeze": Freeze,
         "deadline": Deadline,
         "corrected": Corrected,
+        "scaffold": Controlled,
+        "dynamic": Dynamic,
     },
     "submodel": {"full": Full, "random-units": RandomUnits, "prefix-units": PrefixUnits},
     "compressor": {
@@ -74,6 +81,9 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "clipped": ClippedMean,
         "geometric-median": GeometricMedian,
         "centred-clip": CentredClip,
+        "normalised": Normalised,
+        "discounted": Discounted,
+        "interpolated": Interpolated,
         "mixed": Mixed,
     },
     "server": {
@@ -83,6 +93,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "yogi": servers.Yogi,
         "adagrad": servers.Adagrad,
         "exp": servers.ExP,
+        "dynamic": DynamicStep,
     },
     "pace": {"synchronous": Synchronous, "fastest": Fastest, "deadline": pace.Deadline, "buffered": Buffered},
     "stop": {"never": Never, "conflicts": Conflicts, "budget": Budget, "patience": Patience, "standstill": Standstill},
@@ -96,6 +107,8 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "drift": Drift,
         "correction": Correction,
         "carried": Carried,
+        "variate": Variate,
+        "dual": Dual,
     },
     "schedule": {
         "constant": Constant,
@@ -106,5 +119,5 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "augment": TRANSFORMS,
     "availability": availability.MODELS,
-    "average": {"last": Last, "ema": EMA, "tail": TailMean},
+    "average": {"last": Last, "ema": EMA, "tail": TailMean, "growing-tail": GrowingTail},
 }

@@ -197,7 +197,7 @@ class Recipe:
     work: Work = Work()  # how much everyone trains, where the trainer does not say otherwise
     update: Any = None  # how gradients become steps: a chain of links (local/updates.py); None: plain SGD
     augment: tuple[Any, ...] = ()  # transforms of each batch (local/augment.py)
-    kept: tuple[str, ...] = ()  # patterns of parameters that stay with their client, or "norms"
+    kept: tuple[str, ...] = ()  # patterns of parameters that stay with their client, "norms" or "head"
     submodel: SubModel = Full()
     compressor: Compressor = Dense()
     server: ServerStep = Step()

@@ -1,4 +1,7 @@
-"""Every method on one screen: each is a composition of pieces."""
+"""Every method on one screen: each is a composition of pieces.
+
+Here are FLrce and what its paper compares it with; field.py has FedAvg, which all start from, and the field's others.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +14,11 @@ from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import TopK
 from flrce.compressors.tensors import DropTensors
 from flrce.errors import BadInput, nearest
+from flrce.field import *  # noqa: F403 - so that recipes.scaffold is one of them
+from flrce.field import FIELD, fedavg
 from flrce.local.correction import Corrected
 from flrce.local.pyramid import FewerEpochs, FillTheRound
-from flrce.local.updates import SGD, Chain
-from flrce.local.workload import Alike, Deadline, Freeze, Proximal
+from flrce.local.workload import Deadline, Freeze, Proximal
 from flrce.pieces import Recipe
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.clustered import Clustered
@@ -22,29 +26,13 @@ from flrce.selectors.diverse import DivFL
 from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.tiers import POLICIES, Tiers
 from flrce.selectors.turns import InTurn
-from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
 from flrce.servers.averages import EMA
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.submodels.units import PrefixUnits, RandomUnits
-from flrce.types import Work
 
 T = TypeVar("T")
-
-
-def fedavg(
-    P: int = 10, epochs: int = 5, batch: int = 128, lr: float = 0.1, update: Chain | None = None,
-    augment: Sequence[Any] = (),
-) -> Recipe:  # fmt: skip
-    """Federated averaging (McMahan et al. 2017): P at random, E epochs, weighted mean.
-
-    Every recipe takes these: clients go along plain gradients at rate lr, or as the chain `update` says.
-    """
-    return Recipe(
-        P, selector=Uniform(), trainer=Alike(), aggregator=WeightedMean(), work=Work(epochs, batch),
-        update=update or Chain((SGD(lr),)), augment=tuple(augment), name="fedavg",
-    )  # fmt: skip
 
 
 def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, **local: Any) -> Recipe:
@@ -297,6 +285,7 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     "flrce-topk": flrce_topk,
     "flrce-dropout": flrce_dropout,
     "flrce-freeze": flrce_freeze,
+    **FIELD,
 }
 
 

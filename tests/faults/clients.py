@@ -56,9 +56,11 @@ class Fleet:
         u = u if held is None else u[held]
         payload, kept = task.compressor.encode(u, names, encoding(task), carry)
         n = self.samples(task.client)
+        sends = {} if task.update is None else task.update.sends(self.trainable)
+        extras = {name: torch.zeros(size) for name, size in sends.items()}
         return Reply(
             task.client, task.t, payload, n, loss=float(u.norm()), loss_square=float(u.norm() ** 2),
-            spent=replace(self.estimate(task), bytes_up=payload.nbytes), carry=kept,
+            spent=replace(self.estimate(task), bytes_up=payload.nbytes), carry=kept, extras=extras,
         )  # fmt: skip
 
     def accept(self, task: Task) -> Task:

@@ -10,6 +10,7 @@ from clients import SIZES, Fleet, spoil
 from harness import in_child
 
 from flrce.loop import initial, rounds
+from flrce.pieces import Synchronous
 from flrce.recipes import CATALOGUE
 from flrce.types import Payload, Reply, Spent
 
@@ -17,7 +18,8 @@ T, SEED, D = 4, 7, sum(size for _, size in SIZES)
 
 
 RECIPES = {name: make(P=6) for name, make in CATALOGUE.items()}
-each_recipe = pytest.mark.parametrize("name", RECIPES)
+WAITING = [name for name, recipe in RECIPES.items() if isinstance(recipe.pace, Synchronous)]
+each_recipe = pytest.mark.parametrize("name", WAITING)  # those that wait for nobody: at the end
 
 
 def run(name, T=T, **engine):
@@ -282,3 +284,40 @@ def test_free_riders(name):
         assert not memory.Omega[row].any()
         assert not memory.Omega[:, row].any()
         assert memory.H[row] == 0
+
+
+@pytest.mark.row(10, "a bad reply that is rounds old, asynchronous recipes", "SKIP when it lands; later ones count")
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - set(WAITING)))
+def test_bad_replies_that_were_under_way(name):
+    """The last of the first round's clients to come back: with one reply a round, that round is abandoned."""
+    cases = [
+        lambda reply, task: spoil(reply, element(float("nan"))),
+        lambda reply, task: buffers(reply, u=torch.zeros(D + 1)),
+        lambda reply, task: replace(reply, n=-1),
+        lambda reply, task: replace(reply, payload=None, error="it died"),
+    ]
+    first = run(name, T=1)[0].record
+    culprit = max(set(first.chosen) - set(first.replied))
+    for case in cases:
+        done = run(
+            name,
+            T=8,
+            change=lambda reply, task, c=case: c(reply, task) if (task.client, task.t) == (culprit, 1) else reply,
+        )
+        landed = [r for r in done if culprit in r.record.rejected]
+        assert len(landed) == 1
+        assert landed[0].record.t > 1
+        assert landed[0].record.bytes_wasted > 0 or "died" in landed[0].record.rejected[culprit]
+        assert landed[0].record.outcome == ("abandoned" if RECIPES[name].pace.size == 1 else "committed")
+        assert done[-1].state.t == 8
+        assert all(torch.isfinite(r.state.w).all() for r in done)
+
+
+@pytest.mark.row(5, "all clients fail, asynchronous recipes", "ABANDONED; after 3 in a row the run ends, resumable")
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - set(WAITING)))
+def test_all_under_way_fail(name):
+    done = run(name, change=lambda reply, task: replace(reply, payload=None, error="it died"))
+    assert [r.record.outcome for r in done] == ["abandoned"] * 3
+    assert "it died" in done[-1].record.stop
+    more = list(rounds(replace(RECIPES[name], minimum=1), Fleet(), done[-1].state, T, SEED))
+    assert [r.record.outcome for r in more] == ["committed"] * T

@@ -66,11 +66,12 @@ def test_negative_variances(name):
         # some arrive late: then they did no harm
         reasons = [done[t - 1].record.rejected.get(client, "") for t, client in engine.bad]
         refused = any(reason.startswith("a variance of -1 in ") for reason in reasons)
-        assert refused == (type(built.recipe.compressor) is Dense), reasons  # others are cut at 0
+        sent = bool(engine.bad) or name != "fedbn"  # which keeps its statistics at home
+        assert refused == (sent and type(built.recipe.compressor) is Dense), reasons  # others are cut at 0
         spans = [s.span for s in engine.runner.layout.slots if s.name.endswith("running_var")]
         assert all(r.state.w[span].min() >= 0 for r in done for span in spans)
         assert all(torch.isfinite(r.state.w).all() for r in done)
-        assert all(r.record.loss is not None for r in done)  # a NaN would be None
+        assert all(r.record.loss is not None for r in done if r.record.outcome == "committed")  # a NaN would be None
         if name == "fedavg":  # what would become of the model without the gate
             w = done[-1].state.w.clone()
             w[spans[0]] = -1.0

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from flrce.errors import BadInput
 
 NORMS = "norms"  # in place of a pattern: every normalisation layer
+HEAD = "head"  # in place of a pattern: the last layer that has parameters
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
 
 
@@ -109,7 +110,7 @@ def tensors(module: nn.Module) -> list[tuple[str, Tensor, bool]]:
 
 
 def layout(module: nn.Module, kept: Sequence[str] = ()) -> Layout:
-    """The layout of a module's w. `kept`: patterns of names that stay with the client, or "norms"."""
+    """The layout of a module's w. `kept`: patterns of names that stay with the client, "norms" or "head"."""
     found = tensors(module)
     stays = _kept(module, [name for name, _, _ in found], kept)
     own = _placed([(name, tuple(x.shape), trained) for name, x, trained in found if name in stays]).slots
@@ -122,6 +123,9 @@ def _kept(module: nn.Module, names: Sequence[str], patterns: Sequence[str]) -> s
         if pattern == NORMS:
             layers = [path for path, layer in module.named_modules() if isinstance(layer, _NORMS)]
             here = {name for name in names if name.rpartition(".")[0] in layers}
+        elif pattern == HEAD:
+            last = [name.rpartition(".")[0] for name, _ in module.named_parameters()][-1:]
+            here = {name for name in names if name.rpartition(".")[0] in last}
         else:
             here = {name for name in names if fnmatchcase(name, pattern)}
         if not here:

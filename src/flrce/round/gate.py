@@ -59,7 +59,9 @@ def gate(
     few = [asked[c] for c in ordered]
     updates = stacked(few, [passed.pop(c) for c in ordered], holdings, d, trainable, dtype)
     ages = [0 if t is None else t - task.t for task in few]
-    return replace(updates, age=torch.tensor(ages)) if any(ages) else updates, rejected
+    if any(ages) and w is not None:
+        updates = replace(updates, age=torch.tensor(ages), base=tuple(bases.get(task.client, w) for task in few))
+    return updates, rejected
 
 
 def answers(tasks: Sequence[Task], replies: Sequence[Reply]) -> tuple[dict[str, Reply], list[Stray]]:

@@ -12,7 +12,7 @@ import torch
 from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
-from flrce.bounds import Amount
+from flrce.bounds import Amount, Part
 from flrce.types import Event
 
 PART = 2**20  # floats widened to float64 at a time: models can be large
@@ -96,9 +96,35 @@ class TailMean:
         return Tail(dict(kept))
 
     def model(self, memory: Any, w: Tensor) -> Tensor:
-        if not memory.models:
-            return w
-        total = torch.zeros_like(w, dtype=torch.float64)
-        for model in memory.models.values():
-            total += model.double()
-        return (total / len(memory.models)).to(w.dtype)
+        return _mean(memory, w)
+
+
+@dataclass(frozen=True)
+class GrowingTail:
+    """The mean of the last `share` of all models so far, rounded up: a window that grows with the run (t / 4).
+
+    A fixed tail is a smaller share the longer a run is. It keeps as many models as it averages.
+    """
+
+    share: Part = 0.25
+
+    def init(self, M: int, d: int, D: int) -> Tail:
+        return Tail()
+
+    def observe(self, memory: Tail, event: Event) -> Tail:
+        oldest = event.t - math.ceil(self.share * event.t - 1e-9) + 1
+        kept = {t: model for t, model in memory.models.items() if t >= oldest}
+        return Tail({**kept, event.t: event.w_next})
+
+    def model(self, memory: Any, w: Tensor) -> Tensor:
+        return _mean(memory, w)
+
+
+def _mean(memory: Tail, w: Tensor) -> Tensor:
+    """The models' mean; w where there are none."""
+    if not memory.models:
+        return w
+    total = torch.zeros_like(w, dtype=torch.float64)
+    for model in memory.models.values():
+        total += model.double()
+    return (total / len(memory.models)).to(w.dtype)

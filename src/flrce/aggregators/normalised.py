@@ -1,0 +1,55 @@
+"""FedNova (Wang et al. 2020): a client that makes more steps does not pull the mean towards its own optimum."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Lt
+from torch import Tensor
+
+from flrce.aggregators.mean import step
+from flrce.types import Updates
+
+KNOWN = ("Clip", "WeightDecay", "Momentum", "SGD")  # links whose steps |a| below counts rightly
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """w + tau_eff sum p_k u_k / |a_k|, tau_eff = sum p_k |a_k|.
+
+    |a_k| is how many gradients' lengths tau_k steps go: tau_k for plain SGD, and with a client's `momentum` rho
+    (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho). tau_k are the batches that a client says it trained on.
+    Statistics of BatchNorm are no gradients: their mean is the plain one.
+    """
+
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
+
+    def objection(self, recipe: Any) -> str:
+        if recipe.partial:
+            return f"FedNova's mean is of whole updates, but {recipe.partial} lets clients send parts; drop one"
+        links = recipe.chain.links if recipe.chain is not None else ()
+        strange = [type(link).__name__ for link in links if type(link).__name__ not in KNOWN]
+        if strange or any(getattr(link, "nesterov", False) for link in links):
+            return f"FedNova knows the steps of SGD and its momentum only, not of {(*strange, 'nesterov')[0]}; drop it"
+        betas = {link.beta for link in links if hasattr(link, "beta")} or {0.0}
+        if betas != {self.momentum}:
+            return f"aggregator.momentum = {self.momentum} must be the clients' {min(betas)}; set both alike"
+        return ""
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+        a = self.lengths(updates)
+        p = updates.n / updates.n.sum()
+        # `step` divides by its weights' sum: the rate puts it back
+        rate = float((p * a).sum() * (p / a).sum())
+        moved, mean = step(w, updates, p / a, rate), step(w, updates, updates.n)
+        return torch.cat([moved[: updates.trainable], mean[updates.trainable :]])
+
+    def lengths(self, updates: Updates) -> Tensor:
+        """(P,) |a_k|; of clients that do not say, the others' mean."""
+        tau = torch.tensor([spent.batches for spent in updates.spent], dtype=torch.float64)
+        known = tau > 0
+        if not bool(known.any()):
+            return torch.ones(len(updates), dtype=torch.float64)
+        tau = torch.where(known, tau, tau[known].mean())
+        rho = self.momentum
+        return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)

@@ -1,0 +1,68 @@
+"""Replies that come late under an asynchronous pace, and how much less they count."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from flrce.aggregators.mean import step
+from flrce.bounds import Amount, Part, Whole
+from flrce.types import Updates
+
+
+@dataclass(frozen=True)
+class Discounted:
+    """FedBuff (Nguyen et al. 2022): w + sum u_k / (1 + age_k)^exponent / P, over the P replies of a round.
+
+    The sum is divided by the number of replies and not by their weights, so that a round of old ones goes less far.
+    """
+
+    exponent: Annotated[float, Ge(0), Le(100)] = 0.5
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+        each = (1 + ages(updates)) ** -self.exponent
+        return step(w, updates, each, float(each.mean()))
+
+
+@dataclass(frozen=True)
+class Interpolated:
+    """FedAsync (Xie et al. 2019): w + a_t (w_k - w), a_t = alpha s(age), one reply a round; w_k = its start + u_k.
+
+    s is 1 ("constant"), (1 + age)^-a ("polynomial"), or 1 up to an age of b and 1 / (a (age - b) + 1) beyond ("hinge").
+    """
+
+    alpha: Part = 0.6
+    staleness: Literal["constant", "hinge", "polynomial"] = "polynomial"
+    a: Amount = 0.5
+    b: Whole = 4
+
+    def objection(self, recipe: Any) -> str:
+        if recipe.partial:
+            return f"FedAsync mixes whole models, but {recipe.partial} lets clients send parts; drop one"
+        if getattr(recipe.pace, "size", None) != 1:
+            return 'FedAsync mixes one reply at a time; set pace = {piece = "buffered", size = 1}'
+        return ""
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+        found = w.double()
+        for row, age in enumerate(ages(updates).tolist()):
+            start = w if updates.base is None else updates.base[row]
+            found = torch.lerp(found, start.double() + updates.U[row].double(), self.alpha * self.weight(age))
+        return found.to(w.dtype)
+
+    def weight(self, age: float) -> float:
+        """s(age)."""
+        if self.staleness == "polynomial":
+            return float((1 + age) ** -self.a)
+        if self.staleness == "hinge" and age > self.b:
+            return 1 / (self.a * (age - self.b) + 1)
+        return 1.0
+
+
+def ages(updates: Updates) -> Tensor:
+    """(P,) float64 rounds since each client was sent its model."""
+    if updates.age is None:
+        return torch.zeros(len(updates), dtype=torch.float64)
+    return updates.age.double()

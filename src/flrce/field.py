@@ -1,0 +1,141 @@
+"""FedAvg, and what the field has made of it: server optimisers, drift, personal parts, asynchrony.
+
+recipes.py has FLrce and what its paper compares it with; `CATALOGUE` there names all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from flrce.aggregators.mean import WeightedMean
+from flrce.aggregators.normalised import Normalised
+from flrce.aggregators.stale import Discounted, Interpolated
+from flrce.local.dynamic import Dynamic
+from flrce.local.scaffold import Controlled
+from flrce.local.updates import SGD, Chain
+from flrce.local.workload import Alike, Proximal
+from flrce.models.flat import HEAD, NORMS
+from flrce.pieces import Recipe, Step
+from flrce.round.pace import Buffered
+from flrce.selectors.uniform import Uniform
+from flrce.servers import steps
+from flrce.servers.averages import TailMean
+from flrce.servers.dynamic import DynamicStep
+from flrce.types import Work
+
+
+def fedavg(
+    P: int = 10, epochs: int = 5, batch: int = 128, lr: float = 0.1, update: Chain | None = None,
+    augment: Sequence[Any] = (),
+) -> Recipe:  # fmt: skip
+    """Federated averaging (McMahan et al. 2017): P at random, E epochs, weighted mean.
+
+    Every recipe takes these: clients go along plain gradients at rate lr, or as the chain `update` says.
+    """
+    return Recipe(
+        P, selector=Uniform(), trainer=Alike(), aggregator=WeightedMean(), work=Work(epochs, batch),
+        update=update or Chain((SGD(lr),)), augment=tuple(augment), name="fedavg",
+    )  # fmt: skip
+
+
+def fedavgm(beta: float = 0.9, rate: float = 1.0, P: int = 10, **local: Any) -> Recipe:
+    """FedAvgM (Hsu et al. 2019): the server goes along with momentum."""
+    return replace(fedavg(P, **local), server=steps.Momentum(beta, rate), name="fedavgm")
+
+
+def fedadam(
+    rate: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, P: int = 10, **local: Any
+) -> Recipe:
+    """FedAdam (Reddi et al. 2021): the server's step is Adam's, the mean update its gradient."""
+    return replace(fedavg(P, **local), server=steps.Adam(rate, beta1, beta2, tau), name="fedadam")
+
+
+def fedyogi(
+    rate: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, P: int = 10, **local: Any
+) -> Recipe:
+    """FedYogi (Reddi et al. 2021): as FedAdam, with second moments that forget no faster than needed."""
+    return replace(fedavg(P, **local), server=steps.Yogi(rate, beta1, beta2, tau), name="fedyogi")
+
+
+def fedadagrad(rate: float = 0.01, beta1: float = 0.0, tau: float = 1e-3, P: int = 10, **local: Any) -> Recipe:
+    """FedAdagrad (Reddi et al. 2021): as FedAdam, with second moments that only grow."""
+    return replace(fedavg(P, **local), server=steps.Adagrad(rate, beta1, tau), name="fedadagrad")
+
+
+def fedexp(eps: float = 1e-3, P: int = 10, **local: Any) -> Recipe:
+    """FedExP (Jhunjhunwala et al. 2023): longer server steps where updates disagree; the last two models' mean."""
+    base = replace(fedavg(P, **local), aggregator=WeightedMean(by="equal"))
+    return replace(base, server=steps.ExP(eps), average=TailMean(2), name="fedexp")
+
+
+def scaffold(option: Literal["I", "II"] = "II", rate: float = 1.0, P: int = 10, **local: Any) -> Recipe:
+    """SCAFFOLD (Karimireddy et al. 2020): gradients corrected by control variates, which travel as well.
+
+    Option I spends one more pass over a client's samples on its variate, option II takes it from the client's steps.
+    """
+    base = replace(fedavg(P, **local), aggregator=WeightedMean(by="equal"))
+    return replace(base, trainer=Controlled(option), server=Step(rate), name="scaffold")
+
+
+def feddyn(alpha: float = 0.1, P: int = 10, **local: Any) -> Recipe:
+    """FedDyn (Acar et al. 2021): each client's objective bent so that its optimum is everyone's."""
+    base = replace(fedavg(P, **local), aggregator=WeightedMean(by="equal"))
+    return replace(base, trainer=Dynamic(alpha), server=DynamicStep(), name="feddyn")
+
+
+def fednova(P: int = 10, **local: Any) -> Recipe:
+    """FedNova (Wang et al. 2020): updates divided by their clients' numbers of steps before they are averaged."""
+    base = fedavg(P, **local)
+    beta = next((link.beta for link in base.update.links if hasattr(link, "beta")), 0.0)
+    return replace(base, aggregator=Normalised(beta), name="fednova")
+
+
+def fedbn(P: int = 10, **local: Any) -> Recipe:
+    """FedBN (Li et al. 2021): every client keeps its own normalisation layers; the network must have some."""
+    return replace(fedavg(P, **local), kept=(NORMS,), name="fedbn")
+
+
+def fedper(heads: Sequence[str] | None = None, P: int = 10, **local: Any) -> Recipe:
+    """FedPer (Arivazhagan et al. 2019): every client keeps its own head: the last layer, or what patterns name."""
+    return replace(fedavg(P, **local), kept=(HEAD,) if heads is None else tuple(heads), name="fedper")
+
+
+def fedbuff(size: int = 0, rate: float = 1.0, exponent: float = 0.5, P: int = 10, **local: Any) -> Recipe:
+    """FedBuff (Nguyen et al. 2022): P clients always under way, a step after `size` replies (0: half of P).
+
+    A reply that is a rounds old counts 1 / (1 + a)^exponent.
+    """
+    pace = Buffered(size or max(P // 2, 1))
+    return replace(
+        fedavg(P, **local), pace=pace, aggregator=Discounted(exponent), server=Step(rate), name="fedbuff"
+    )  # fmt: skip
+
+
+def fedasync(
+    alpha: float = 0.6, staleness: Literal["constant", "hinge", "polynomial"] = "polynomial", a: float | None = None,
+    b: int = 4, mu: float = 0.005, P: int = 10, **local: Any,
+) -> Recipe:  # fmt: skip
+    """FedAsync (Xie et al. 2019): P clients always under way, every reply mixed in at once, less if it is stale.
+
+    a is .5 for polynomial weights and 10 for the hinge unless given.
+    """
+    mixed = Interpolated(alpha, staleness, (10.0 if staleness == "hinge" else 0.5) if a is None else a, b)
+    return replace(
+        fedavg(P, **local), pace=Buffered(1), trainer=Proximal(mu), aggregator=mixed, name="fedasync"
+    )  # fmt: skip
+
+
+FIELD: dict[str, Callable[..., Recipe]] = {
+    "fedavgm": fedavgm,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fedadagrad": fedadagrad,
+    "fedexp": fedexp,
+    "scaffold": scaffold,
+    "feddyn": feddyn,
+    "fednova": fednova,
+    "fedbn": fedbn,
+    "fedper": fedper,
+    "fedbuff": fedbuff,
+    "fedasync": fedasync,
+}

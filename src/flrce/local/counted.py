@@ -1,0 +1,48 @@
+"""What a client keeps of a round whose reply may not have counted: its next task says, and settles it.
+
+A client that was too late has moved on, the server has not: what both sides sum up would drift apart. So a client keeps
+a vector as it was before and after its last round, and a task names the client's last round that counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from flrce.types import Task
+
+ROUND, AFTER = "counted.round", ".after"
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The round of each client's last reply that counted; 0: none."""
+
+    last: Tensor = field(metadata={"rows": True})  # (M,)
+
+
+def told(task: Task, last: Tensor, **tensors: Tensor) -> Task:
+    """The task with its client's last round that counted, and further tensors by name."""
+    return replace(task, tensors={**task.tensors, ROUND: last[task.k : task.k + 1].clone(), **tensors})
+
+
+def seen(last: Tensor, k: Tensor, t: int) -> Tensor:
+    """(M,) after the replies of rows k counted in round t."""
+    after = last.clone()
+    after[k] = t
+    return after
+
+
+def settled(name: str, task: Task, carry: Tensors, w: Tensor) -> Tensor:
+    """The client's vector as of its last round that counted; 0 before there was one."""
+    now = task.tensors.get(ROUND)
+    counted = now is not None and ROUND in carry and torch.equal(carry[ROUND].cpu(), now.cpu())
+    found = carry.get(name + AFTER if counted else name)
+    return torch.zeros_like(w) if found is None else found.to(w)
+
+
+def kept(name: str, before: Tensor, after: Tensor, t: Tensor) -> dict[str, Tensor]:
+    """What stays with the client after round t."""
+    return {name: before.cpu(), name + AFTER: after.cpu(), ROUND: t}

@@ -1,0 +1,410 @@
+"""The field's methods against their papers' algorithms in plain loops, client after client and step after step."""
+
+import math
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from flrce import recipes, runs
+from flrce.aggregators.normalised import Normalised
+from flrce.aggregators.stale import Interpolated
+from flrce.config import Experiment
+from flrce.errors import BadInput
+from flrce.local.batches import batches
+from flrce.local.scaffold import DELTA, C
+from flrce.loop import initial, rounds
+from flrce.models.flat import layout, pack, unpack
+from flrce.models.inputs import inputs
+from flrce.round.pace import Fastest
+from flrce.servers.averages import GrowingTail
+from flrce.types import Event, Spent, Task, Updates, Work
+from test_loop import Made, vec
+from test_servers import Uneven
+from training import assert_resumes
+
+LR, BATCH, EPOCHS, M = 0.1, 16, 2, 6
+
+
+def experiment(recipe, **changes):
+    tables = {
+        "rounds": 4, "clients": M, "per_round": 3, "recipe": recipe, "model": {"name": "own_nets:Bare"},
+        "train": {"lr": LR, "batch": BATCH, "epochs": EPOCHS}, "engine": {"workers": 1, "kernel": "torch"},
+    }  # fmt: skip
+    return Experiment.of(tables | changes)
+
+
+class Loops:
+    """Samples, batches and gradients of a run, and nothing else of the framework."""
+
+    def __init__(self, exp):
+        self.built = runs.parts(exp)
+        self.net, self.federation, self.runner = self.built.net, self.built.federation, self.built.engine.runner
+        self.seed, self.trainable = exp.seed, layout(self.net).trainable
+
+    def indices(self, client, t, epochs=EPOCHS):
+        """The samples of each batch."""
+        own = self.federation.train[self.federation.row[client]]
+        order, sizes = batches(Task(client, 0, t, self.seed, Work(epochs, BATCH)), len(own), self.runner.normalised)
+        return torch.from_numpy(own[order]).split(sizes.tolist())
+
+    def n(self, client):
+        return len(self.federation.train[self.federation.row[client]])
+
+    def gradient(self, w, index):
+        unpack(self.net, w)
+        out = self.net(inputs(self.runner.x[index], self.runner.scale, self.runner.shift))
+        loss = F.cross_entropy(out, self.runner.y[index])
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(self.net.parameters()))])
+
+    def sgd(self, w, indices, bend=lambda g, w: g):
+        """Plain steps along bent gradients."""
+        for index in indices:
+            w = w - LR * bend(self.gradient(w, index), w)
+        return w
+
+
+def played(recipe, method, **changes):
+    """A run beside the same method in loops: (the run's last model, the loops')."""
+    exp = experiment(recipe, **changes)
+    loops = Loops(exp)
+    with closing(loops.built.engine):
+        done = list(loops.built.rounds(exp))
+        w = pack(loops.net)
+        memory = {}
+        for r in done:
+            w = method(loops, w, r.record.replied, r.record.t, memory)
+    return done, done[-1].state.w, w
+
+
+def mean(loops, w, replied, t, weights="samples"):
+    """FedAvg's mean update."""
+    n = {k: loops.n(k) if weights == "samples" else 1 for k in replied}
+    return sum(n[k] * (loops.sgd(w, loops.indices(k, t)) - w) for k in replied) / sum(n.values())
+
+
+def momentum(loops, w, replied, t, memory):
+    memory["m"] = 0.8 * memory.get("m", 0) + mean(loops, w, replied, t)
+    return w + 0.5 * memory["m"]
+
+
+def adaptive(kind):
+    def method(loops, w, replied, t, memory):
+        delta, beta1 = mean(loops, w, replied, t), 0.0 if kind == "adagrad" else 0.9
+        m = beta1 * memory.get("m", 0) + (1 - beta1) * delta
+        v, square = memory.get("v", torch.full_like(w, 1e-6)), delta**2
+        if kind == "adam":
+            v = 0.99 * v + 0.01 * square
+        elif kind == "yogi":
+            v = v - 0.01 * square * torch.sign(v - square)
+        else:
+            v = v + square
+        memory |= {"m": m, "v": v}
+        return w + 0.02 * m / (v.sqrt() + 1e-3)
+
+    return method
+
+
+def exp_(loops, w, replied, t, memory):
+    us = [loops.sgd(w, loops.indices(k, t)) - w for k in replied]
+    delta = sum(us) / len(us)
+    eta = sum(float(u @ u) for u in us) / (2 * len(us) * (float(delta @ delta) + 1e-3))
+    return w + max(1.0, eta) * delta
+
+
+def scaffold(option, rate):
+    """Algorithm 1 of the paper, with its letters: x, c, y_i, c_i."""
+
+    def method(loops, x, replied, t, memory):
+        c, variates = memory.setdefault("c", torch.zeros_like(x)), memory.setdefault("c_i", {})
+        dx, dc = torch.zeros_like(x), torch.zeros_like(x)
+        for i in replied:
+            c_i = variates.get(i, torch.zeros_like(x))
+            steps = loops.indices(i, t, EPOCHS + (option == "I"))
+            one = len(steps) // (EPOCHS + 1)
+            survey, steps = (steps[:one], steps[one:]) if option == "I" else ([], steps)
+            y = loops.sgd(x, steps, lambda g, _, c_i=c_i, c=c: g - c_i + c)
+            new = c_i - c + (x - y) / (len(steps) * LR)
+            if option == "I":
+                new = loops.gradient(x, torch.cat(survey))  # the whole of f_i at once
+            dx += (y - x) / len(replied)
+            dc += (new - c_i) / len(replied)
+            variates[i] = new
+        memory["c"] = c + len(replied) / M * dc
+        return x + rate * dx
+
+    return method
+
+
+def feddyn(loops, theta, replied, t, memory):
+    """Algorithm 1 of the paper: grad_k and h as they stand there."""
+    alpha, grads, h = 0.2, memory.setdefault("grads", {}), memory.setdefault("h", torch.zeros_like(theta))
+    local = {}
+    for k in replied:
+        grad = grads.get(k, torch.zeros_like(theta))
+        local[k] = loops.sgd(theta, loops.indices(k, t), lambda g, w, grad=grad: g - grad + alpha * (w - theta))
+        grads[k] = grad - alpha * (local[k] - theta)
+    h = memory["h"] = h - alpha / M * sum(local[k] - theta for k in replied)
+    return sum(local.values()) / len(replied) - h / alpha
+
+
+def fednova(rho):
+    """Eq. 6 and 7 of the paper: gradients weighted by a_i; d_i their normalised sum."""
+
+    def method(loops, x, replied, t, memory):
+        total, tau_eff, moved = sum(loops.n(k) for k in replied), 0.0, torch.zeros_like(x)
+        for k in replied:
+            steps, y, buffer, gradients = loops.indices(k, t), x, 0, []
+            for index in steps:
+                gradients.append(loops.gradient(y, index))
+                buffer = rho * buffer + gradients[-1]
+                y = y - LR * buffer
+            tau, p = len(steps), loops.n(k) / total
+            a = [sum(rho**j for j in range(tau - s)) for s in range(tau)]
+            d = sum(weight * g for weight, g in zip(a, gradients, strict=True)) / sum(a)
+            tau_eff += p * sum(a)
+            moved += p * LR * d
+        return x - tau_eff * moved
+
+    return method
+
+
+METHODS = {
+    "fedavgm": ({"beta": 0.8, "rate": 0.5}, momentum, {}),
+    "fedadam": ({"rate": 0.02}, adaptive("adam"), {}),
+    "fedyogi": ({"rate": 0.02}, adaptive("yogi"), {}),
+    "fedadagrad": ({"rate": 0.02}, adaptive("adagrad"), {}),
+    "fedexp": ({}, exp_, {}),
+    "scaffold": ({}, scaffold("II", 1.0), {}),
+    "scaffold, a server rate": ({"rate": 0.7}, scaffold("II", 0.7), {}),
+    "scaffold, option I": ({"option": "I"}, scaffold("I", 1.0), {}),
+    "feddyn": ({"alpha": 0.2}, feddyn, {}),
+    "fednova": ({}, fednova(0.0), {}),
+    "fednova, momentum": ({}, fednova(0.7), {"train": {"lr": LR, "batch": BATCH, "epochs": EPOCHS, "momentum": 0.7}}),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_its_paper_s(name):
+    settings, method, changes = METHODS[name]
+    _, found, wanted = played({"name": name.partition(",")[0], **settings}, method, **changes)
+    torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-5)
+    _, plain, _ = played({"name": "fedavg"}, method, **changes)
+    assert not torch.allclose(found, plain, rtol=1e-2, atol=1e-3)  # the test could tell
+
+
+# --- what a client keeps when its reply does not count ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_a_reply_that_did_not_count_leaves_no_trace(name):
+    """With spares the slowest are refused every round; the loops know only those that counted."""
+    settings, method, _ = METHODS[name]
+    spares = {"pace": {"piece": "fastest", "spares": 0.3}}
+    fleet = {"profile": {"jetson-nano": 0.5, "raspberry-pi-4": 0.5}}
+    done, found, wanted = played({"name": name, **settings, **spares}, method, fleet=fleet, rounds=8)
+    assert any(r.record.rejected for r in done)
+    refused = {client for r in done for client in r.record.rejected}
+    assert refused & {client for r in done for client in r.record.replied}
+    torch.testing.assert_close(found, wanted, rtol=5e-4, atol=5e-5)
+
+
+def test_the_server_s_variate_is_the_clients_mean():
+    exp = experiment({"name": "scaffold"}, rounds=5)
+    *_, last = runs.rounds(exp)
+    own = [kept[f"update.0.{C}.after"] for kept in last.state.carry.values()]
+    torch.testing.assert_close(last.state.memory["trainer"].total, sum(own), rtol=1e-4, atol=1e-5)
+    assert len(own) > 3
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["own_nets:Bare", "own_nets:Layered"])
+def test_scaffold_doubles_what_travels(model):
+    """d trained floats more each way, statistics once; and the number of a round, 4 bytes down."""
+    exp = experiment({"name": "scaffold"}, model={"name": model}, rounds=2)
+    built = runs.parts(exp)
+    with closing(built.engine):
+        where = built.engine.runner.layout
+        for r in built.rounds(exp):
+            assert r.record.bytes_up == 3 * 4 * (where.size + where.trainable)
+            assert r.record.bytes_down == 3 * (4 * (where.size + where.trainable) + 4)
+            estimate = built.engine.estimate(
+                Task(r.record.replied[0], 0, 1, 0, Work(EPOCHS, BATCH), update=built.recipe.chain)
+            )
+            assert estimate.bytes_up == 4 * (where.size + where.trainable)
+
+
+def test_option_i_pays_for_its_pass():
+    flops = {}
+    for option in ("I", "II"):
+        *_, last = runs.rounds(experiment({"name": "scaffold", "option": option}, rounds=1))
+        flops[option] = sum(c.spent.flops for c in last.clients)
+    assert flops["I"] == pytest.approx(flops["II"] * (EPOCHS + 1) / EPOCHS)
+
+
+@pytest.mark.parametrize(("recipe", "names"), [
+    ({"name": "fedbn"}, ["1.weight", "1.bias", "1.running_mean", "1.running_var"]),
+    ({"name": "fedper"}, ["7.weight", "7.bias"]),
+    ({"name": "fedper", "heads": ["5.*", "7.*"]}, ["5.weight", "5.bias", "7.weight", "7.bias"]),
+])  # fmt: skip
+def test_what_is_personal_does_not_travel(recipe, names):
+    exp = experiment(recipe, model={"name": "own_nets:Layered"}, rounds=2)
+    built = runs.parts(exp)
+    with closing(built.engine):
+        where = built.engine.runner.layout
+        assert sorted(s.name for s in where.kept) == sorted(names)
+        done = list(built.rounds(exp))
+    assert [r.record.bytes_up for r in done] == [3 * 4 * where.size] * 2
+
+
+def test_personal_parts_train_with_the_rest():
+    """FedPer in loops: every client goes on from its own head, the body is averaged."""
+    exp = experiment({"name": "fedper"})
+    loops = Loops(exp)
+    with closing(loops.built.engine):
+        done = list(loops.built.rounds(exp))
+        whole = layout(loops.net)
+        head = slice(whole["3.weight"].offset, whole.size)
+        w, heads = pack(loops.net), {}
+        for r in done:
+            total, moved = sum(loops.n(k) for k in r.record.replied), torch.zeros_like(w)
+            for k in r.record.replied:
+                start = w.clone()
+                start[head] = heads.get(k, w[head])
+                local = loops.sgd(start, loops.indices(k, r.record.t))
+                heads[k] = local[head]
+                moved += loops.n(k) / total * (local - start)
+            moved[head] = 0
+            w = w + moved
+    torch.testing.assert_close(done[-1].state.w, w[: head.start], rtol=2e-4, atol=2e-5)
+    for client, kept in done[-1].state.carry.items():
+        torch.testing.assert_close(kept["kept"], heads[client], rtol=2e-4, atol=2e-5)
+
+
+# --- asynchronous -----------------------------------------------------------------------------------------------------
+
+SECONDS = {"0": 1.0, "1": 2.0, "2": 4.0}
+
+
+def pulled(client, t, w):
+    return 0.3 * (vec(1.0 + int(client), -int(client)) - w)
+
+
+def asynchronous(T, size, absorb):
+    """Clients start anew as soon as a step was taken; `absorb(w, [(start, update, age)])` is the server."""
+    w, t = vec(0, 0), 1
+    under_way = {client: (seconds, w, 1) for client, seconds in SECONDS.items()}  # due, start, round
+    for t in range(1, T + 1):
+        back = sorted(under_way, key=lambda client: (under_way[client][0], client))[:size]
+        clock = max(under_way[client][0] for client in back)
+        w = absorb(w, [(start, pulled(c, sent, start), t - sent) for c in back for _, start, sent in [under_way[c]]])
+        under_way |= {client: (clock + SECONDS[client], w, t + 1) for client in back}
+    return w
+
+
+def ran(recipe, T):
+    engine = Uneven(pulled, sorted(SECONDS))
+    return list(rounds(recipe, engine, initial(recipe, engine, vec(0, 0)), T, 0))
+
+
+def test_fedbuff_is_its_paper_s():
+    def absorb(w, replies):
+        return w + 0.8 * sum(u / math.sqrt(1 + age) for _, u, age in replies) / len(replies)
+
+    done = ran(replace(recipes.fedbuff(size=2, rate=0.8, P=3), minimum=1), 12)
+    torch.testing.assert_close(done[-1].state.w, asynchronous(12, 2, absorb), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("staleness", "settings", "weight"), [
+    ("constant", {}, lambda age: 1.0),
+    ("polynomial", {"a": 0.7}, lambda age: (1 + age) ** -0.7),
+    ("hinge", {"a": 2.0, "b": 1}, lambda age: 1.0 if age <= 1 else 1 / (2.0 * (age - 1) + 1)),
+])  # fmt: skip
+def test_fedasync_is_its_paper_s(staleness, settings, weight):
+    """x = (1 - a_t) x + a_t x_new: what is mixed in is the client's model, which started from an older x."""
+
+    def absorb(x, replies):
+        for start, u, age in replies:
+            share = 0.5 * weight(age)
+            x = (1 - share) * x + share * (start + u)
+        return x
+
+    done = ran(recipes.fedasync(alpha=0.5, staleness=staleness, P=3, **settings), 14)
+    torch.testing.assert_close(done[-1].state.w, asynchronous(14, 1, absorb), rtol=1e-5, atol=1e-6)
+
+
+def test_fedasync_clients_are_pulled_back():
+    assert [type(link).__name__ for link in recipes.fedasync(mu=0.005).chain.links] == ["Prox", "SGD"]
+    assert recipes.fedasync(staleness="hinge").aggregator == Interpolated(0.6, "hinge", 10.0, 4)
+
+
+# --- averages ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tail_that_grows():
+    """After t rounds the mean of the last ceil(t / 4) models, which are 1, 4, 9, ..."""
+    piece, memory = GrowingTail(), GrowingTail().init(1, 1, 1)
+    updates = Updates(torch.zeros(0, dtype=torch.long), torch.zeros(0, 1), torch.zeros(0), 1)
+    for t in range(1, 21):
+        memory = piece.observe(memory, Event(t, vec(0), vec(t**2), updates, 1))
+        last = range(t - math.ceil(t / 4) + 1, t + 1)
+        assert piece.model(memory, vec(t**2)).item() == pytest.approx(sum(s**2 for s in last) / len(last))
+
+
+def test_a_growing_tail_resumes(tmp_path):
+    assert_resumes(experiment({"name": "fedavg", "average": {"piece": "growing-tail", "share": 0.5}}), tmp_path)
+
+
+# --- what does not go together ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("recipe", "changes", "why"), [
+    ({"name": "scaffold", "submodel": "random-units"}, {}, "whole models"),
+    ({"name": "scaffold"}, {"model": {"name": "own_nets:Bare", "kept": "3.*"}}, "whole models"),
+    ({"name": "feddyn", "trainer": {"piece": "dynamic"}, "submodel": "prefix-units"}, {}, "whole models"),
+    ({"name": "scaffold", "option": "I"}, {"train": {"momentum": 0.9}}, "plain SGD"),
+    ({"name": "scaffold", "option": "I"}, {"train": {"steps": 4}}, r"train\.epochs"),
+    ({"name": "scaffold", "option": "III"}, {}, "'I' or 'II'"),
+    ({"name": "fednova"}, {"train": {"optimizer": "adam"}}, "not of Adam"),
+    ({"name": "fednova", "trainer": "proximal"}, {}, "not of Prox"),
+    ({"name": "fednova"}, {"train": {"momentum": 0.9, "nesterov": True}}, "nesterov"),
+    ({"name": "fednova", "aggregator": {"piece": "normalised", "momentum": 0.5}}, {}, "must be the clients'"),
+    ({"name": "fedasync", "pace": "synchronous"}, {}, "one reply at a time"),
+    ({"name": "fedasync", "alpha": 1.5}, {}, "less than or equal to 1"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(recipe, changes, why):
+    with pytest.raises(BadInput, match=why):
+        experiment(recipe, **changes).build_recipe()
+
+
+def test_scaffold_cannot_wait():
+    with pytest.raises(BadInput, match="buffered does not go with Controlled"):
+        runs.run(experiment({"name": "scaffold", "pace": {"piece": "buffered", "size": 2}}))
+
+
+def test_a_client_that_does_not_say_its_steps_counts_as_the_others_do():
+    updates = Updates(
+        torch.arange(3), torch.eye(3), torch.ones(3, dtype=torch.float64), 3,
+        spent=(Spent(batches=2), Spent(batches=6), Spent()),
+    )  # fmt: skip
+    assert Normalised().lengths(updates).tolist() == [2, 6, 4]
+    assert Normalised().lengths(replace(updates, spent=(Spent(),) * 3)).tolist() == [1, 1, 1]
+
+
+def test_a_link_s_extras_pass_the_gate_or_the_reply_does_not_count():
+    """What SCAFFOLD's server adds up is looked at as closely as an update."""
+    recipe = replace(recipes.scaffold(P=2), pace=Fastest(0.0), minimum=1)
+
+    class Sends(Made):
+        def reply(self, task, w):
+            bad = {"a": float("nan"), "b": 1.0}[task.client]
+            return replace(super().reply(task, w), extras={DELTA: vec(bad, 0.5)})
+
+    engine = Sends(lambda c, t, w: vec(1, 0), ["a", "b"])
+    done = list(rounds(recipe, engine, initial(recipe, engine, vec(0, 0)), 1, 0))
+    assert "not finite" in done[0].record.rejected["a"]
+    assert done[0].state.memory["trainer"].total.tolist() == [1.0, 0.5]
