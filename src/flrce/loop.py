@@ -151,9 +151,9 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply],
     record = replace(record, stop=recipe.stop((*state.history, record)))  # Algorithm 3
     if (record.stop or t == T) and record.headline is None:
         record = judge(record, engine, after, model, last=True)
-    touched = {*updates.k.tolist(), *(task.k for task in (*plan.tasks, *landing.tasks))}
+    touched = dict.fromkeys(task.k for task in (*plan.tasks, *landing.tasks))  # the chosen first, as they were chosen
     after = replace(after, history=(*state.history, record))
-    return Round(after, record, clients, tuple(sorted(touched)), model)
+    return Round(after, record, clients, tuple(touched), model)
 
 
 def _end(recipe: Recipe, engine: Engine, state: State, record: Record) -> Round:

@@ -278,6 +278,7 @@ def run_seeds(
 
 
 FIGURES = (
+    "value", "value_last",
     "accuracy", "accuracy_last", "rounds", "joules", "bytes_up", "bytes_down", "seconds", "computation_efficiency",
     "communication_efficiency",
 )  # fmt: skip
@@ -287,9 +288,9 @@ def intervals(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean, half-width of the 95 % interval (Student's t), least and largest of each figure over the seeds."""
     from scipy.stats import t as student
 
-    table: dict[str, Any] = {}
+    table: dict[str, Any] = {"metric": summaries[0].get("metric", "accuracy") if summaries else "accuracy"}
     for name in FIGURES:
-        values = torch.tensor([s[name] for s in summaries if s[name] is not None], dtype=torch.float64)
+        values = torch.tensor([s[name] for s in summaries if s.get(name) is not None], dtype=torch.float64)
         n = len(values)
         ends = {"low": float(values.min()), "high": float(values.max())} if n else {"low": None, "high": None}
         half = float(student.ppf(0.975, n - 1) * values.std() / n**0.5) if n > 1 else None

@@ -20,6 +20,7 @@ def metrics(record: Record) -> dict[str, float]:
     """A round's figures under names that a tracker shows; what was not measured is left out."""
     found = {name: getattr(record, name) for name in FIGURES}
     found |= {"exploit": record.exploit, "replied": len(record.replied), "rejected": len(record.rejected)}
+    found |= {f"{name}": value for name, value in record.metrics.items()}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 

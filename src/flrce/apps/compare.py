@@ -7,7 +7,7 @@ from typing import Any
 
 from flrce import runs
 from flrce.apps.options import experiment, seeds
-from flrce.apps.run import COLUMNS, row
+from flrce.apps.run import columns, row
 from flrce.apps.show import Progress, table
 from flrce.errors import BadInput, nearest
 from flrce.recipes import CATALOGUE
@@ -46,7 +46,11 @@ def compare(
         count = len(seeds(seed_list) or [0])
         spread = f"{count} seeds, 95 % intervals" if count > 1 else "one seed"
         title = f"{exp.data.path or exp.data.name}, {exp.data.partition}, {spread}"
-        table(title, COLUMNS, [row(name, aggregate) for name, aggregate in aggregates.items()])
+        table(
+            title,
+            columns(next(iter(aggregates.values()))["metric"]),
+            [row(name, aggregate) for name, aggregate in aggregates.items()],
+        )
         print(f"report: {out / 'report.html'}")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flrce.errors import BadInput
+from flrce.store.ledger import record
 
 ROOT = Path("runs")
 DEEPEST = 3  # a folder of recipes, of seeds, of runs
@@ -26,7 +27,8 @@ class Found:
     rounds: int  # committed
     T: int
     state: str  # "finished", "stopped early", "unfinished"
-    accuracy: float | None
+    metric: str
+    value: float | None
     changed: float  # seconds since 1970
 
 
@@ -79,15 +81,15 @@ def glance(folder: Path) -> Found:
     lines = (folder / "rounds.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
     records = [json.loads(line) for line in lines]
     done = [r for r in records if r.get("outcome", "committed") == "committed"]
-    seen = [r for r in records if r.get("accuracy") is not None]
+    found = [record(r) for r in records]
+    seen = [r for r in found if r.headline is not None]
     T, stop = int(experiment.get("rounds", 100)), records[-1].get("stop", "") if records else ""
     over = bool(stop) and records[-1].get("outcome") != "abandoned"
-    value = seen[-1].get("averaged") if seen else None
     data = experiment.get("data", {})
     return Found(
         folder, str(experiment.get("recipe", {}).get("name", "flrce")), str(data.get("path") or data.get("name", "?")),
         int(experiment.get("seed", 0)), len(done), T,
         "stopped early" if over else "finished" if len(done) >= T else "unfinished",
-        value if value is not None or not seen else seen[-1]["accuracy"],
+        seen[-1].metric if seen else "accuracy", seen[-1].handed if seen else None,
         os.stat(folder / "rounds.jsonl").st_mtime,
     )  # fmt: skip

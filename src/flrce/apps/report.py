@@ -32,7 +32,7 @@ def _report(found: list[read.Run], runs: list[Path], out: Path | None, figures: 
         print(json.dumps({"written": list(map(str, written)), "headline": tables.plain(groups)}, indent=1))
         return
     heads, rows = tables.headline(groups)
-    digits = [digits for _, _, digits in tables.HEADLINE.values()]
+    digits = [digits for _, _, digits in tables.columns(groups).values()]
     cells = [[row[0], str(row[1]), *(c.text(n) for c, n in zip(row[2:], digits, strict=True))] for row in rows]
     kept = [i for i, head in enumerate(heads) if not head.startswith(("Seeds", "Time", "Wasted"))]
     table("mean ± 95 % interval", [heads[i] for i in kept], [[row[i] for i in kept] for row in cells])

@@ -11,8 +11,15 @@ from flrce.apps.options import experiment, seeds
 from flrce.apps.show import Progress, figure, table
 from flrce.config import Experiment
 from flrce.errors import BadInput, Unfinished
+from flrce.results import headline as words
 
-COLUMNS = ("recipe", "accuracy %", "last model %", "rounds", "MB", "joules", "acc/kJ", "acc/GB")
+COLUMNS = ("rounds", "MB", "joules", "acc/kJ", "acc/GB")
+
+
+def columns(metric: str) -> tuple[str, ...]:
+    """Heads of the table: the metric of the model handed back and of the last one, and what they cost."""
+    unit = " %" if metric in words.SHARES else ""
+    return ("recipe", f"{metric}{unit}", f"last model{unit}", *COLUMNS)
 
 
 def run(
@@ -57,7 +64,7 @@ def _tell(
     if as_json:
         print(json.dumps({**summary, "folder": None if place is None else str(place)}, indent=1))
         return
-    table(f"{name} on {exp.data.path or exp.data.name}", COLUMNS, [row(name, aggregate)])
+    table(f"{name} on {exp.data.path or exp.data.name}", columns(aggregate["metric"]), [row(name, aggregate)])
     if place is None:
         print("nothing was kept (--no-save)")
     else:
@@ -67,9 +74,10 @@ def _tell(
 def row(name: str, aggregate: dict[str, Any]) -> list[str]:
     """One recipe's line of the headline table."""
     up, down = aggregate["bytes_up"], aggregate["bytes_down"]
+    unit, digits = words.unit(aggregate["metric"]), words.digits(aggregate["metric"])
     half = None if up["half"] is None else up["half"] + down["half"]
     return [
-        name, figure(aggregate["accuracy"], 100), figure(aggregate["accuracy_last"], 100),
+        name, *(figure(aggregate[key], 1 / unit, digits) for key in ("value", "value_last")),
         figure(aggregate["rounds"], 1, 0), figure({"mean": up["mean"] + down["mean"], "half": half}, 1e-6, 2),
         figure(aggregate["joules"]), figure(aggregate["computation_efficiency"], 1, 2),
         figure(aggregate["communication_efficiency"], 1, 2),

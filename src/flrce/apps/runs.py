@@ -6,6 +6,7 @@ from pathlib import Path
 from flrce.apps import folders
 from flrce.apps.show import table
 from flrce.errors import BadInput
+from flrce.results import headline as words
 
 
 def runs(folder: Path | None, as_json: bool) -> None:
@@ -16,12 +17,12 @@ def runs(folder: Path | None, as_json: bool) -> None:
     rows = [
         [
             str(each.folder), each.recipe, each.data, str(each.seed), f"{each.rounds} of {each.T}", each.state,
-            "--" if each.accuracy is None else f"{100 * each.accuracy:.1f}",
+            "--" if each.value is None else f"{each.metric} {words.shown(each.metric, each.value)}",
             f"{datetime.fromtimestamp(each.changed):%Y-%m-%d %H:%M}",
         ]
         for each in folders.found(root)
     ]  # fmt: skip
-    heads = ("folder", "recipe", "data", "seed", "rounds", "state", "accuracy %", "last round")
+    heads = ("folder", "recipe", "data", "seed", "rounds", "state", "handed back", "last round")
     if not rows and not as_json:
         print(f"no runs in {root}; `flrce run` makes one")
         return

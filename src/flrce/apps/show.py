@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flrce.errors import Interrupted
+from flrce.results import headline as words
 from flrce.types import Record, Round
 
 
@@ -53,9 +54,9 @@ class Progress:
     def line(self) -> str:
         """The last round in one line."""
         r = self.records[-1]
-        accuracy = "  --  " if (value := handed(r)) is None else f"{100 * value:5.1f}%"
+        value = "  --  " if r.handed is None else f"{words.shown(r.metric, r.handed):>6}"
         line = (
-            f"{self.title}  round {r.t:>3}/{self.T}  {'exploit' if r.exploit else 'explore'}  accuracy {accuracy}"
+            f"{self.title}  round {r.t:>3}/{self.T}  {'exploit' if r.exploit else 'explore'}  {r.metric} {value}"
             f"  conflicts {r.conflicts:3.1f}  {self.nbytes / 1e6:8.2f} MB  {self.joules:9.1f} J"
             f"  {self.left:4.0f} s left"
         )
@@ -64,12 +65,12 @@ class Progress:
     def board(self) -> Table:
         """The run so far: courses of accuracy and conflicts, what is spent, how long it still takes."""
         r, psi = self.records[-1], threshold_of(self.stop)
-        accuracies = [value for h in self.records if (value := handed(h)) is not None]
+        values = [h.handed for h in self.records if h.handed is not None]
         against = "" if psi is None else f" of psi {psi:g}"
         board = Table.grid(padding=(0, 2))
         board.add_row(Text(self.title, style="bold"), Text(f"round {r.t} of {self.T}, {self.left:.0f} s left"))
-        shown = f"{100 * accuracies[-1]:5.1f} %  {sparkline(accuracies)}" if accuracies else "not judged yet"
-        board.add_row(Text("accuracy"), Text(shown))
+        shown = f"{words.shown(r.metric, values[-1]):>7}  {sparkline(values)}" if values else "not judged yet"
+        board.add_row(Text(r.metric), Text(shown))
         board.add_row(
             Text("conflicts"), Text(f"{r.conflicts:5.1f}    {sparkline([h.conflicts for h in self.records])}{against}")
         )
@@ -137,11 +138,6 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.board.told(record.getMessage(), record.levelno)
-
-
-def handed(r: Record) -> float | None:
-    """Accuracy of the model that would be handed back."""
-    return r.accuracy if r.averaged is None else r.averaged
 
 
 def threshold_of(stop: Any) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 from flrce.apps.show import table
 from flrce.errors import BadInput
 from flrce.recipes import threshold
+from flrce.results import headline as words
 from flrce.results import tables
 from flrce.results.tables import interval
 from flrce.results.whatif import Outcome, caveats, grid, replay, rules
@@ -49,14 +50,14 @@ def _show(run: Path, runs: list[read.Run], wanted: dict[str, list[Any]], as_json
     title = (
         f"{run}: {len(runs[0].done)} rounds recorded" if len(runs) == 1 else f"{run}: {len(runs)} runs, 95 % intervals"
     )
-    units = tables.units(tables.groups(runs))
+    units, judged = tables.units(tables.groups(runs)), tables.metric(tables.groups(runs))
     energy, traffic = units["joules"][1], units["bytes"][1]
     heads = [
         "rule",
         "stops",
         "round",
-        "accuracy %",
-        "averaged %",
+        words.heading(judged),
+        f"averaged{' %' if judged in words.SHARES else ''}",
         energy,
         traffic,
         f"{energy} saved",
@@ -72,7 +73,9 @@ def _row(same: list[Outcome], units: dict[str, tuple[float, str]]) -> list[str]:
     stops, many = [float(o.stop) for o in same if o.stop is not None], len(same) > 1
     said = f"{len(stops)} of {len(same)}" if many else "yes" if stops else "no"
     (joules, _), (nbytes, _) = units["joules"], units["bytes"]
-    figures = {"accuracy": (0.01, 1), "averaged": (0.01, 1), "joules": (joules, 1), "bytes": (nbytes, 2)}
+    share = units["headline"][0]
+    digits = 1 if share != 1 else 4
+    figures = {"accuracy": (share, digits), "averaged": (share, digits), "joules": (joules, 1), "bytes": (nbytes, 2)}
     figures |= {"joules_saved": (joules, 1), "bytes_saved": (nbytes, 2)}
     cells = []
     for name, (per, digits) in figures.items():

@@ -32,7 +32,7 @@ def detail(run: Run, rows: Sequence[int]) -> dict[str, Any]:
         "exploit": [int(h.exploit) for h in run.rounds],
         "conflicts": [round(run.conflicts(h), 3) for h in run.rounds],
         **headways(run),
-        "accuracy": [_short(h.accuracy) for h in run.rounds],
+        "accuracy": [_short(h.headline) for h in run.rounds],
         "averaged": [_short(h.averaged) for h in run.rounds],
         "joules": [_short(x) for x in np.cumsum([h.joules for h in run.rounds])],
         "bytes": [int(x) for x in np.cumsum([h.bytes_up + h.bytes_down for h in run.rounds])],

@@ -15,6 +15,7 @@ from string import Template
 from typing import Any
 
 from flrce.results import detail, tables
+from flrce.results import headline as words
 from flrce.results.story import ended, story
 from flrce.results.tables import AXES, HEADLINE, Group, Interval
 from flrce.store import read
@@ -38,12 +39,14 @@ def write(folders: Sequence[Path | str], out: Path | str) -> Path:
 def page(runs: Sequence[Run]) -> str:
     """The page as text."""
     parts = tables.groups(runs)
+    metric = html.escape(words.name(tables.metric(parts)))
     script = "\n".join(_asset(name) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
         script=script, digest=digest, style=_asset("page.css"), data=embed(payload(parts)), version=__version__,
-        story=told(parts), headline=headline(parts), energy=modelled(runs), setting=html.escape(setting(runs)),
-        compared="Recipes compared" if len(parts) > 1 else "Accuracy", picker=picker(parts), settings=experiment(parts),
+        story=told(parts), headline=headline(parts), metric=metric, energy=modelled(runs),
+        setting=html.escape(setting(runs)),
+        compared="Recipes compared" if len(parts) > 1 else metric, picker=picker(parts), settings=experiment(parts),
     )  # fmt: skip
 
 
@@ -73,6 +76,7 @@ def payload(parts: Sequence[Group]) -> dict[str, Any]:
     _add_maps(runs, [run for part in parts for run in part.runs])
     return {
         "units": {name: {"per": per, "name": unit} for name, (per, unit) in tables.units(parts).items()},
+        "metric": {"name": words.heading(tables.metric(parts)), "per": words.unit(tables.metric(parts))},
         "recipes": [group(part) for part in parts], "runs": runs,
         "rosters": rosters.items, "partitions": partitions.items,
     }  # fmt: skip
@@ -130,7 +134,7 @@ def _curve(part: Group, axis: str, kind: str) -> list[Any]:
 def headline(parts: Sequence[Group]) -> str:
     """The table at the top, readable without the script."""
     heads, rows = tables.headline(parts)
-    digits = [digits for _, _, digits in HEADLINE.values()]
+    digits = [digits for _, _, digits in tables.columns(parts).values()]
     lines = [
         "<thead><tr>",
         *(f'<th scope="col" tabindex="0">{html.escape(head)}</th>' for head in heads),

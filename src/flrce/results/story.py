@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from flrce.results.tables import Group, Interval, interval, units
+from flrce.results import headline as words
+from flrce.results.tables import Group, Interval, figures, interval, metric, units
 from flrce.stops.budget import Patience
 from flrce.stops.standstill import Standstill
 from flrce.store.notes import notes
@@ -27,14 +28,16 @@ def story(groups: Sequence[Group]) -> list[str]:
 def alone(group: Group, groups: Sequence[Group]) -> str:
     """One recipe: how far it got, what that took, and how its runs ended."""
     scales, runs = units(groups), group.runs
-    accuracy, seeds = group.interval("accuracy").per(0.01), len(runs)
+    judged, seeds = metric([group]), len(runs)
+    value = group.interval("accuracy").per(words.unit(judged)).text(words.digits(judged))
     spent = " and ".join(
         f"{group.interval(name).per(scales[name][0]).text(digits)} {scales[name][1]}"
         for name, digits in (("joules", 1), ("bytes", 2))
     )
     kind = " and ".join(sorted({run.summary["energy"] for run in runs}))
     where = "on the clients' hold-outs"
-    reached = "had no model judged" if accuracy.mean is None else f"reached {accuracy.text(1)} % {where}"
+    unit = " %" if judged in words.SHARES else f" ({words.name(judged)})"
+    reached = "had no model judged" if value == "--" else f"reached {value}{unit} {where}"
     over = f" over {seeds} seeds" if seeds > 1 else " (one seed, so no interval)"
     return f"{reached}{over} for {spent} ({kind} energy); {endings(runs)}."
 
@@ -75,7 +78,7 @@ def reason(run: Run) -> str:
     if "budget" in stop:
         return f"{stop.partition(' (')[0].replace('next round would pass', 'one more round would have passed its')}"
     if any(isinstance(rule, Patience) for rule in run.rules) and stop.startswith("no gain"):
-        return "its accuracy had stopped rising"
+        return f"its {words.name(run.summary.get('metric', 'accuracy')).lower()} had stopped improving"
     return stop
 
 
@@ -97,22 +100,27 @@ def compared(group: Group, against: Group) -> str:
     apart = difference(group, against)
     if apart.mean is None:
         return f"Against {against.label}, {group.label} used {saved}."
-    points = f"{abs(apart.mean):.1f} points {'higher' if apart.mean >= 0 else 'lower'}"
+    judged = metric([group, against])
+    share = judged in words.SHARES
+    size = f"{abs(apart.mean):.1f} points" if share else f"{abs(apart.mean):.3g}"
+    points = f"{size} {'higher' if apart.mean >= 0 else 'lower'}"
     points = "no different" if points.startswith("0.0 ") else points
     if apart.half is None:
         sure = "one seed, so nobody knows how much of that is chance"
     elif abs(apart.mean) > apart.half:
-        sure = f"± {apart.half:.1f} over {apart.n} seeds, more than chance"
+        sure = f"± {apart.half:.3g} over {apart.n} seeds, more than chance"
     else:
-        sure = f"± {apart.half:.1f} over {apart.n} seeds, so it may be chance"
-    return f"Against {against.label}, {group.label} used {saved}, and its accuracy is {points} ({sure})."
+        sure = f"± {apart.half:.3g} over {apart.n} seeds, so it may be chance"
+    called = words.name(judged).lower() if judged == "accuracy" else words.name(judged)
+    return f"Against {against.label}, {group.label} used {saved}, and its {called} is {points} ({sure})."
 
 
 def difference(group: Group, against: Group) -> Interval:
-    """Accuracy of a group less that of another, in points, seed by seed."""
-    theirs = {run.seed: run.summary["accuracy"] for run in against.runs}
-    pairs = [(run.summary["accuracy"], theirs.get(run.seed)) for run in group.runs]
-    return interval([100 * (mine - other) for mine, other in pairs if mine is not None and other is not None])
+    """The headline metric of a group less that of another, shares in points, seed by seed."""
+    unit = words.unit(metric([group, against]))
+    theirs = {run.seed: figures(run)["accuracy"] for run in against.runs}
+    pairs = [(figures(run)["accuracy"], theirs.get(run.seed)) for run in group.runs]
+    return interval([(mine - other) / unit for mine, other in pairs if mine is not None and other is not None])
 
 
 def about(run: Run) -> tuple[str, ...]:

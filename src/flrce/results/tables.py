@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from flrce.results import headline as words
 from flrce.store.read import Run
 from flrce.types import Record
 
@@ -15,9 +16,9 @@ Series = NDArray[np.float64]
 
 AXES = ("rounds", "joules", "bytes", "seconds")
 SMOOTH = 5  # evaluations in the running mean
-#: figure -> heading, unit's name in `units`, digits
+#: figure -> heading, unit's name in `units`, digits; the first is the objective's headline metric, accuracy as a rule
 HEADLINE = {
-    "accuracy": ("Accuracy %", "percent", 1),
+    "accuracy": ("Accuracy %", "headline", 1),
     "rounds": ("Rounds", "", 0),
     "joules": ("Energy", "joules", 1),
     "bytes": ("Traffic", "bytes", 2),
@@ -87,7 +88,8 @@ def figures(run: Run) -> dict[str, float | None]:
     """The headline figures of one run."""
     s = run.summary
     return {
-        **{name: s[name] for name in ("accuracy", "accuracy_last", "rounds", "joules", "seconds")},
+        "accuracy": s.get("value", s["accuracy"]),
+        **{name: s[name] for name in ("accuracy_last", "rounds", "joules", "seconds")},
         **{name: s[name] for name in ("computation_efficiency", "communication_efficiency", "joules_wasted")},
         "bytes": s["bytes_up"] + s["bytes_down"], "bytes_up": s["bytes_up"], "bytes_down": s["bytes_down"],
         "wasted": s["joules_wasted"] / s["joules"] if s["joules"] else None,
@@ -133,23 +135,37 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def units(parts: Sequence[Group]) -> dict[str, tuple[float, str]]:
     """The unit in which each cost of these groups reads best."""
-    chosen = {"percent": (0.01, "%"), "": (1.0, "")}
+    chosen = {"percent": (0.01, "%"), "": (1.0, ""), "headline": (words.unit(metric(parts)), "")}
     for name, scales in SCALES.items():
         largest = max((value for part in parts for value in part.values(name)), default=0.0)
         chosen[name] = next((scale for scale in scales if largest >= scale[0]), scales[-1])
     return chosen
 
 
+def metric(parts: Sequence[Group]) -> str:
+    """What these runs are judged by."""
+    return words.common(run.summary for part in parts for run in part.runs)
+
+
+def columns(parts: Sequence[Group]) -> dict[str, tuple[str, str, int]]:
+    """HEADLINE with the heading and digits of these runs' metric; what is gained per joule only of shares."""
+    judged = metric(parts)
+    found = {**HEADLINE, "accuracy": (words.heading(judged), "headline", words.digits(judged))}
+    if judged == "accuracy":
+        return found
+    return {name: entry for name, entry in found.items() if not name.endswith("_efficiency")}
+
+
 def headline(parts: Sequence[Group]) -> tuple[list[str], list[list[Any]]]:
     """The table at the top: headings, and per group its label, seeds, and an Interval per figure in its unit."""
     scales = units(parts)
     heads = [
-        f"{head}{f' {scales[unit][1]}' if unit in SCALES else ''}" for head, unit, _ in HEADLINE.values()
+        f"{head}{f' {scales[unit][1]}' if unit in SCALES else ''}" for head, unit, _ in columns(parts).values()
     ]  # fmt: skip
     rows = []
     for part in parts:
         row: list[Any] = [part.label, len(part.runs)]
-        for name, (_, unit, _) in HEADLINE.items():
+        for name, (_, unit, _) in columns(parts).items():
             row.append(part.interval(name).per(scales[unit][0]))
         rows.append(row)
     return ["Recipe", "Seeds", *heads], rows
@@ -159,6 +175,7 @@ def plain(parts: Sequence[Group]) -> list[dict[str, Any]]:
     """The headline for a program: figures in base units."""
     return [
         {"recipe": part.label, "seeds": [run.seed for run in part.runs]}
+        | {"metric": metric([part])}
         | {name: asdict(part.interval(name)) for name in HEADLINE}
         for part in parts
     ]
@@ -172,16 +189,16 @@ def spent(h: Record, axis: str) -> float:
 
 
 def course(run: Run, axis: str, kind: str = "raw") -> tuple[Series, Series]:
-    """Accuracy along an axis: rounds, or what had been spent by then, abandoned rounds included.
+    """The headline metric along an axis: rounds, or what had been spent by then, abandoned rounds included.
 
     `kind`: "raw", the model of the round; "averaged", the server average where one was kept; "smooth", a running mean.
     """
     total, x, y = 0.0, [], []
     for h in run.rounds:
         total += spent(h, axis)
-        if h.accuracy is not None:
+        if h.headline is not None:
             x.append(total)
-            y.append(h.averaged if kind == "averaged" and h.averaged is not None else h.accuracy)
+            y.append(h.averaged if kind == "averaged" and h.averaged is not None else h.headline)
     values = np.array(y, dtype=np.float64)
     if kind == "smooth":
         sums = np.concatenate([[0.0], np.cumsum(values)])
@@ -191,7 +208,7 @@ def course(run: Run, axis: str, kind: str = "raw") -> tuple[Series, Series]:
 
 
 def band(part: Group, axis: str, kind: str = "raw", points: int = 100) -> tuple[Series, Series, Series | None]:
-    """Mean accuracy of a group and its interval along an axis; a run that has ended keeps its last accuracy."""
+    """Mean headline of a group and its interval along an axis; a run that has ended keeps its last value."""
     courses = [c for c in (course(run, axis, kind) for run in part.runs) if len(c[0])]
     if not courses:
         return np.empty(0), np.empty(0), None

@@ -28,7 +28,7 @@ class Outcome:
     rule: str
     stop: int | None  # committed rounds at the stop; None: it never says stop in what is recorded
     why: str
-    accuracy: float | None  # of the model of that round, or of the last one evaluated before
+    accuracy: float | None  # the headline of that round's model, or of the last one judged before
     averaged: float | None
     joules: float
     bytes: int
@@ -95,9 +95,9 @@ def replay(run: Run, name: str, rule: StopRule) -> Outcome:
 def _outcome(run: Run, name: str, why: str, kept: int) -> Outcome:
     """The run cut after its first `kept` records."""
     head, tail = run.rounds[:kept], run.rounds[kept:]
-    seen = next((h for h in reversed(head) if h.accuracy is not None), Record(0))
+    seen = next((h for h in reversed(head) if h.headline is not None), Record(0))
     return Outcome(
-        name, sum(h.outcome == "committed" for h in head) if why else None, why, seen.accuracy, seen.averaged,
+        name, sum(h.outcome == "committed" for h in head) if why else None, why, seen.headline, seen.averaged,
         sum(h.joules for h in head), sum(h.bytes_up + h.bytes_down for h in head),
         sum(h.joules for h in tail), sum(h.bytes_up + h.bytes_down for h in tail),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flrce.errors import BadInput, nearest
+from flrce.results import headline as words
 from flrce.results.detail import client_costs, final_map, headways
 from flrce.results.scores import draw, scores
 from flrce.results.story import about, reason
@@ -113,9 +114,10 @@ def _result(run: Run, h: Record, answer: Answer) -> None:
         looks = "" if h.exploit else "; the rule looks at exploit rounds only"
         text += f", {stands} psi = {run.psi:g}{looks}"
     answer.say(text + ".", conflicts=run.conflicts(h), psi=run.psi, consensus=h.consensus)
-    if h.accuracy is not None:
-        averaged = "" if h.averaged is None else f" ({100 * h.averaged:.1f} % for the server average)"
-        answer.say(f"Accuracy {100 * h.accuracy:.1f} %{averaged}.", accuracy=h.accuracy, averaged=h.averaged)
+    if h.headline is not None:
+        averaged = "" if h.averaged is None else f" ({words.shown(h.metric, h.averaged)} for the server average)"
+        value = f"{words.name(h.metric)} {words.shown(h.metric, h.headline)}{averaged}."
+        answer.say(value, **{h.metric.replace("-", "_"): h.headline, "averaged": h.averaged})
     if h.stop:
         answer.say(f"The run stopped here: {h.stop}.", stop=h.stop)
 
@@ -252,10 +254,12 @@ def why_stop(run: Run) -> Answer:
         told = ", ".join(f"{psi} in round {t}" for psi, t in firsts.items())
         answer.say(f"Other limits psi would have ended it: {told}.")
     end = figures(run)
-    if end["accuracy"] is not None:
-        other = end["accuracy_last"]
-        both = "" if other is None or other == end["accuracy"] else f" (the last model: {100 * other:.1f} %)"
-        answer.say(f"Accuracy of the model handed back: {100 * end['accuracy']:.1f} %{both}.", accuracy=end["accuracy"])
+    metric = str(run.summary.get("metric", "accuracy"))
+    value, other = end["accuracy"], run.summary.get("value_last", end["accuracy_last"])
+    if value is not None:
+        both = "" if other is None or other == value else f" (the last model: {words.shown(metric, other)})"
+        said = f"{words.name(metric)} of the model handed back: {words.shown(metric, value)}{both}."
+        answer.say(said, **{metric.replace("-", "_"): value})
     for note in about(run):
         answer.say(f"Note: {note}.")
     return answer

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from flrce.compose import compose
+from flrce.compose import compose, local_of
 from flrce.errors import BadInput, brief
 from flrce.pieces import Recipe
 from flrce.stops.conflict import Conflicts
@@ -125,10 +125,10 @@ class Run:
     def recipe(self) -> Recipe | None:
         """The recipe as it was run; None where it needs code that is not ours, which reading a folder must not load."""
         table = self.experiment.get("recipe", {})
-        if _foreign(table):
+        if _foreign(table) or _foreign(self.experiment.get("train", {})):
             return None
-        local = {"P": self.P, **self.experiment.get("train", {})}
         try:
+            local = {"P": self.P, **local_of(self.experiment.get("train", {}))}
             return compose(table, local, self.experiment.get("stop", {}))
         except (BadInput, TypeError):  # written by a version with another catalogue
             return None

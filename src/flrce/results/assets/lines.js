@@ -34,13 +34,21 @@ function courseOf(run, axis, averaged) {
 const KINDS = { raw: "of the round", averaged: "handed back", smooth: "of the round, running mean" };
 
 // The y axis: all of it, or where the curves are in the later two thirds: there they differ, if at all.
+// Shares end at 100 %; any other metric has the range that was seen.
 function range(shown, high) {
-  const later = shown.flatMap(({ curve: [xs, mean] }) => mean.filter((_, j) => xs[j] >= high / 3 || j === mean.length - 1));
-  const tops = shown.flatMap(({ curve: [, mean, half] }) => mean.map((m, j) => Math.min(m + (half?.[j] || 0), 1)));
-  const whole = Math.min(100, Math.ceil(Math.max(...tops, 0.1) * 10) * 10);
+  const share = data.metric.per !== 1, per = data.metric.per;
+  const later = shown.flatMap(({ curve: [xs, mean] }) => mean.filter((_, j) => xs[j] >= high / 3 || j === mean.length - 1)).map((v) => v / per);
+  const all = shown.flatMap(({ curve: [, mean, half] }) => mean.map((m, j) => (m + (half?.[j] || 0)) / per));
+  const floor = shown.flatMap(({ curve: [, mean, half] }) => mean.map((m, j) => (m - (half?.[j] || 0)) / per));
+  if (!share) {
+    const values = byId("zoom").checked && later.length ? later : [...all, ...floor];
+    const low = Math.min(...values, Infinity), top = Math.max(...values, -Infinity), room = 0.1 * (top - low || Math.abs(top) || 1);
+    return values.length ? [low - room < 0 && low >= 0 ? 0 : low - room, top + room] : [0, 1];
+  }
+  const whole = Math.min(100, Math.ceil(Math.max(...all, 10) / 10) * 10);
   if (!byId("zoom").checked || !later.length) return [0, whole];
-  const low = 100 * Math.min(...later), span = Math.max(100 * Math.max(...later) - low, 4);
-  return [Math.max(0, Math.floor(low - 0.6 * span)), Math.min(100, Math.ceil(100 * Math.max(...later) + 0.3 * span))];
+  const low = Math.min(...later), span = Math.max(Math.max(...later) - low, 4);
+  return [Math.max(0, Math.floor(low - 0.6 * span)), Math.min(100, Math.ceil(Math.max(...later) + 0.3 * span))];
 }
 
 let clips = 0;
@@ -76,34 +84,35 @@ function drawAccuracy(frame) {
   const runsOf = (i) => data.runs.filter((run) => run.recipe === i);
   const high = Math.max(...shown.map((s) => s.curve[0].at(-1)), axis === "rounds" ? 2 : 0) / per || 1;
   const [low, top] = range(shown, high * per);
-  const [x, y] = axes(frame, { low: 0, high, name: axisName(axis) }, { low, high: top, name: `accuracy %, of the model ${KINDS[kind]}` });
+  const [x, y] = axes(frame, { low: 0, high, name: axisName(axis) }, { low, high: top, name: `${data.metric.name}, of the model ${KINDS[kind]}` });
+  const scale = 1 / data.metric.per, sign = data.metric.per === 1 ? "" : " %", places = data.metric.per === 1 ? 4 : 1;
   clip(frame);
   for (const { i, curve: [xs, mean, half] } of shown) {
-    const at = (v, j) => [x(xs[j] / per), y(100 * Math.max(low / 100, Math.min(v, top / 100)))];
+    const at = (v, j) => [x(xs[j] / per), y(Math.max(low, Math.min(scale * v, top)))];
     if (half) {
       const upper = mean.map((m, j) => at(m + half[j], j)), lower = mean.map((m, j) => at(m - half[j], j)).reverse();
       node(frame.svg, "path", { d: `${path([...upper, ...lower])}Z`, fill: seriesColour(i), opacity: 0.11, class: "band" });
     }
     if (byId("seeds").checked) for (const run of runsOf(i)) {
-      const points = courseOf(run, axis, kind === "averaged").map(([a, b]) => [x(a / per), y(100 * b)]);
+      const points = courseOf(run, axis, kind === "averaged").map(([a, b]) => [x(a / per), y(scale * b)]);
       node(frame.svg, "path", { d: path(points), fill: "none", stroke: seriesColour(i), "stroke-width": 1, opacity: 0.45, class: "seed", "clip-path": `url(#${frame.clip})` });
     }
   }
   for (const { i, curve: [xs, mean] } of shown) {
-    const points = mean.map((m, j) => [x(xs[j] / per), y(100 * m)]);
+    const points = mean.map((m, j) => [x(xs[j] / per), y(scale * m)]);
     node(frame.svg, "path", { d: path(points), fill: "none", stroke: seriesColour(i), "stroke-width": 2.2, "stroke-dasharray": dash(i), class: "mean", "clip-path": `url(#${frame.clip})` });
     for (const run of runsOf(i)) {
       const end = courseOf(run, axis, false).at(-1);
       if (!run.stop || !end) continue;
       const level = between(xs, mean, end[0]);
-      if (level != null) node(frame.svg, "circle", { cx: x(end[0] / per), cy: y(100 * level), r: 4, fill: frame.paper, stroke: seriesColour(i), "stroke-width": 2, class: "stop" });
+      if (level != null) node(frame.svg, "circle", { cx: x(end[0] / per), cy: y(scale * level), r: 4, fill: frame.paper, stroke: seriesColour(i), "stroke-width": 2, class: "stop" });
     }
   }
   if (data.runs.some((run) => run.stop)) keys({ ...frame, left: Math.max(frame.left, frame.right - 190) }, [["a rule ended a run here", frame.muted, "ring"]], frame.bottom - 10);
   const cols = axis === "rounds" ? Math.round(high) : 120;
   const place = (i) => (axis === "rounds" ? i + 1 : (high * (i + 1)) / cols);
   return {
-    cols, label: shown.map((s) => `${s.recipe.label} ends at ${number(100 * s.curve[1].at(-1))} %.`).join(" "),
+    cols, label: shown.map((s) => `${s.recipe.label} ends at ${number(scale * s.curve[1].at(-1))}${sign}.`).join(" "),
     locate: (px) => (px < frame.left - 4 || px > frame.right + 4 ? null : [Math.max(0, Math.min(cols - 1, Math.round(((px - frame.left) / (frame.right - frame.left)) * (axis === "rounds" ? high : cols)) - 1)), 0]),
     cell: (i) => {
       const v = place(i), lines = [], dots = [];
@@ -111,12 +120,12 @@ function drawAccuracy(frame) {
         const m = between(xs, mean, v * per);
         if (m == null) continue;
         const h = half && between(xs, half, v * per);
-        lines.push(`${recipe.label}: ${(100 * m).toFixed(1)} %${h == null ? "" : ` ± ${(100 * h).toFixed(1)}`}`);
-        dots.push({ x: x(v), y: y(100 * m), paint: seriesColour(n) });
+        lines.push(`${recipe.label}: ${(scale * m).toFixed(places)}${sign}${h == null ? "" : ` ± ${(scale * h).toFixed(places)}`}`);
+        dots.push({ x: x(v), y: y(scale * m), paint: seriesColour(n) });
       }
       return { x: x(v), text: [`${AXIS[axis]} ${number(v)} ${axis === "rounds" ? "" : unit(axis).name}`, ...lines].join("\n"), dots };
     },
-    csv: () => [["recipe", axisName(axis), "accuracy", "half_width_95"], ...shown.flatMap(({ recipe, curve: [xs, mean, half] }) => xs.map((v, j) => [recipe.label, v / per, mean[j], half ? half[j] : null]))],
+    csv: () => [["recipe", axisName(axis), data.metric.name, "half_width_95"], ...shown.flatMap(({ recipe, curve: [xs, mean, half] }) => xs.map((v, j) => [recipe.label, v / per, mean[j], half ? half[j] : null]))],
   };
 }
 
@@ -177,7 +186,7 @@ function drawConflicts(frame) {
   return {
     cols: run.t.length, label: run.psi == null ? "The run had no conflict rule." : `Threshold psi ${number(run.psi)}; largest value ${number(Math.max(...run.conflicts))}. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
     locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(run.t[i]), text: `round ${run.t[i]}, ${run.outcome[i] === "committed" ? (run.exploit[i] ? "exploit" : "explore") : run.outcome[i]}\nconflicts ${number(run.conflicts[i])}${run.psi == null ? "" : `, ψ ${number(run.psi)}`}\naccuracy ${run.accuracy[i] == null ? "–" : `${(100 * run.accuracy[i]).toFixed(1)} %`}`, dots: [{ x: x(run.t[i]), y: y(run.conflicts[i]), paint: frame.ink }] }),
+    cell: (i) => ({ x: x(run.t[i]), text: `round ${run.t[i]}, ${run.outcome[i] === "committed" ? (run.exploit[i] ? "exploit" : "explore") : run.outcome[i]}\nconflicts ${number(run.conflicts[i])}${run.psi == null ? "" : `, ψ ${number(run.psi)}`}\n${data.metric.name} ${run.accuracy[i] == null ? "–" : number(run.accuracy[i] / data.metric.per)}`, dots: [{ x: x(run.t[i]), y: y(run.conflicts[i]), paint: frame.ink }] }),
     csv: () => [["round", "outcome", "exploit", "conflicts", "psi"], ...run.t.map((t, i) => [t, run.outcome[i], run.exploit[i], run.conflicts[i], run.psi])],
   };
 }
