@@ -12,7 +12,9 @@ from flrce import recipes, runs
 from flrce.aggregators.normalised import Normalised
 from flrce.aggregators.stale import Interpolated
 from flrce.config import Experiment
+from flrce.engines.deck import Decks
 from flrce.errors import BadInput
+from flrce.field import FIELD
 from flrce.local.batches import batches
 from flrce.local.scaffold import DELTA, C
 from flrce.loop import initial, rounds
@@ -357,6 +359,32 @@ def test_a_tail_that_grows():
 
 def test_a_growing_tail_resumes(tmp_path):
     assert_resumes(experiment({"name": "fedavg", "average": {"piece": "growing-tail", "share": 0.5}}), tmp_path)
+
+
+# --- the stack --------------------------------------------------------------------------------------------------------
+
+#: what is trained by itself on the stack's device, and why
+APART = {
+    "scaffold": "the update has Variate", "feddyn": "the update has Dual",
+    "fedbn": "some parameters stay with the client", "fedper": "some parameters stay with the client",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELD)
+def test_the_stack_runs_every_method_or_says_why_not(name, caplog):
+    model = {"name": "own_nets:Layered" if name == "fedbn" else "own_nets:Bare"}
+    exp = experiment({"name": name}, model=model, rounds=3)
+    found = []
+    for decks in (None, Decks("cpu")):
+        built = runs.parts(exp, decks=decks)
+        with closing(built.engine):
+            *_, last = built.rounds(exp)
+            found.append(last)
+    one, other = found
+    torch.testing.assert_close(one.state.w, other.state.w, rtol=1e-3, atol=1e-4)
+    assert one.record.bytes_up == other.record.bytes_up
+    said = [m for m in caplog.messages if m.startswith("clients train one after another")]
+    assert said == ([f"clients train one after another on cpu: {APART[name]}"] if name in APART else [])
 
 
 # --- what does not go together ----------------------------------------------------------------------------------------
