@@ -22,8 +22,6 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 GAINS = {"regression": 0.1, "lora": 0.1, "fedbuff": 0.15}
 #: what an example adds to the links that both sides of a deployment know
 LINKS = {"scaffold": "Control", "feddyn": "Regulariser", "ditto": "Pull"}
-#: what Flower's messages do not carry: parameters that stay with a client, headlines other than accuracy
-NOT_YET = {"ditto", "fedbn", "class_weights_f1", "regression"}
 
 
 @pytest.fixture(autouse=True)
@@ -101,12 +99,12 @@ def test_the_stack_gives_the_same(name):
         torch.testing.assert_close(found[0].model[key], tensor, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - NOT_YET))
+@pytest.mark.parametrize("name", NAMES)
 def test_over_flower(name, tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     if name in LINKS:
         link = getattr(importlib.import_module(name), LINKS[name])
-        monkeypatch.setitem(names.PIECES["link"], name, link)
+        monkeypatch.setitem(names.PIECES["link"], f"example-{name}", link)
     more = given(name)
     setting = tables(name, rounds=2)
     if name == "fedbuff":
@@ -117,7 +115,9 @@ def test_over_flower(name, tmp_path, monkeypatch):
     found = runs.run(Experiment(**setting, engine={"name": "flower"}), tmp_path / "run", **more)
     for one, two in zip(here.history, found.history, strict=True):
         assert (one.bytes_up, one.bytes_down) == (two.bytes_up, two.bytes_down)
+        assert (two.metric, two.lower, set(two.metrics)) == (one.metric, one.lower, set(one.metrics))
         assert two.headline == pytest.approx(one.headline, abs=0.02)
+    assert set(found.model) == set(here.model)
 
 
 def sizes(name, more):

@@ -14,7 +14,7 @@
     $ PYTHONPATH=examples/extensions flrce run experiment.toml
 
 From Python: `replace(recipes.fedavg(P=4), stop=Reached("worst-recall", 0.5))`. A stop reads nothing but the records, so
-`flrce whatif` can replay it on a finished run.
+it can be asked about those of a finished run: `Reached()(result.history)`.
 """
 
 from dataclasses import dataclass

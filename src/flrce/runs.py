@@ -141,11 +141,11 @@ def _on_flower(
     built = materials(experiment, data, model)
     recipe = experiment.build_recipe()
     suits(recipe, built[1], built[0].source.shape)
-    found, where = server.run(experiment, out, built=built, watch=watch), layout(built[1])
-    tensors = found.arrays.to_torch_state_dict()
+    found, where = server.run(experiment, out, built=built, watch=watch), layout(built[1], recipe.kept)
+    tensors = with_rest(dict(found.arrays.to_torch_state_dict()), built[1])
     summary = summarise(found.history, where.size, where.trainable)
     told = notes(found.history, built[0].describe(), recipe.stop, experiment.rounds, experiment.engine.eval_every)
-    return Result(summary, found.history, dict(tensors), None if out is None else Path(out), told)
+    return Result(summary, found.history, tensors, None if out is None else Path(out), told)
 
 
 def run_together(
@@ -242,12 +242,15 @@ def handed_back(recipe: Recipe, state: State) -> Tensor:
 
 def named(built: Parts, w: Tensor) -> dict[str, Tensor]:
     """The model as named tensors: what travels, what is fixed, and what clients keep as it was at first."""
-    where = built.engine.runner.layout
-    own = {slot.name for slot in where.kept}
-    found = {name: view.clone() for name, view in where.views(w).items()}
-    for name, p in built.net.named_parameters():
-        if not p.requires_grad or name in own:
-            found[name] = p.detach().clone()
+    found = {name: view.clone() for name, view in built.engine.runner.layout.views(w).items()}
+    return with_rest(found, built.net)
+
+
+def with_rest(found: dict[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
+    """What travelled, and what of the network did not: its fixed parameters, and what clients keep."""
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if name not in found and tensor.is_floating_point():
+            found[name] = tensor.detach().clone()
     return found
 
 

@@ -14,11 +14,23 @@ from torch import Tensor
 
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template, record, weight
-from flrce.flower.figures import ACCURACY, LOSSES, PERCENT, first, metrics_of, reported, scale, strange, summed
+from flrce.flower.figures import (
+    ACCURACY,
+    LOSSES,
+    PERCENT,
+    by_metric,
+    first,
+    metrics_of,
+    reported,
+    scale,
+    strange,
+    summed,
+)
 from flrce.flower.nodes import GONE, LOSS, MANY, Client, Nodes, exchange, why
 from flrce.flower.options import Config, Costs, Judge, Options
 from flrce.flower.wire import read_reply, write_task
 from flrce.local.client import Runner
+from flrce.local.metrics import Metric
 from flrce.local.updates import Prox
 from flrce.pieces import Dense, Malformed
 from flrce.rng import stream
@@ -333,12 +345,28 @@ class FlowerEngine:
         figures, key = list(map(metrics_of, replies)), self.options.weight_key
         most = scale(figures)
         sane = [f for f in figures if not strange(f, most) and number(f.get(key)) and f[key] > 0]
+        if self.options.judges and mean is not None:
+            return mean, self._by_objective(sane, first(mean, LOSSES) or 0.0, len(messages))
         accuracies = [value / most for f in sane if (value := first(f, ACCURACY, most)) is not None]
         if mean is None or not accuracies:
             return mean, None
         down = self.template.nbytes * len(messages)
         overall, loss = first(mean, ACCURACY, most), first(mean, LOSSES)
         return mean, Evaluation(sum(accuracies) / len(accuracies), (overall or 0.0) / most, loss or 0.0, down)
+
+    def _by_objective(self, figures: Sequence[Mapping[str, Any]], loss: float, asked: int) -> Evaluation | None:
+        """The headline and all other metrics of the objective. Over all samples only means are known: nobody sends
+        what the others would need."""
+        judges = self.options.judges
+        alike, by_samples = by_metric(judges, figures, self.options.weight_key)
+        head = judges[0]
+        if head.name not in alike:
+            return None
+        pooled = {j.name: by_samples[j.name] for j in judges if j.name in alike and isinstance(j, Metric) and j.mean}
+        return Evaluation(
+            alike[head.name], by_samples[head.name], loss, self.template.nbytes * asked, head.name,
+            head.better == "lower", alike, pooled,
+        )  # fmt: skip
 
 
 def configured(config: Config, t: int) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from flrce.errors import brief
 from flrce.flower.nodes import why
 from flrce.flower.options import Summing
 from flrce.flower.wire import SAMPLES
+from flrce.local.metrics import Judges, Metric
 from flrce.round.gate import MOST_SAMPLES
 from flrce.round.payloads import number
 
@@ -42,6 +43,22 @@ def weighted(figures: Sequence[Mapping[str, Any]], by: str = SAMPLES, most: floa
         elif all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1:
             found[key] = [mean(column) for column in zip(*values, strict=True)]
     return MetricRecord(found)
+
+
+def by_metric(
+    judges: Sequence[Judges], figures: Sequence[Mapping[str, Any]], by: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Each metric's mean over the clients that report it within its range, and their mean by samples."""
+    alike: dict[str, float] = {}
+    by_samples: dict[str, float] = {}
+    for judge in judges:
+        low, high = (judge.low, judge.high) if isinstance(judge, Metric) else (-math.inf, math.inf)
+        known = [(float(f[judge.name]), float(f[by])) for f in figures if number(f.get(judge.name), low, high)]
+        if known:
+            alike[judge.name] = math.fsum(value for value, _ in known) / len(known)
+            total = math.fsum(n for _, n in known)
+            by_samples[judge.name] = math.fsum(value * n for value, n in known) / total
+    return alike, by_samples
 
 
 def summed(

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from flrce.fleet.costs import Profile
+from flrce.local.metrics import Judges
 from flrce.types import Reply, Spent, Task
 
 Judge = Callable[[int, ArrayRecord], MetricRecord | None]  # round, model -> the server's own metrics
@@ -32,6 +33,7 @@ class Options:
     weight_key: str = "num-examples"  # the metric that weighs a reply
     train_sum: Summing | None = None  # instead of weighted means
     evaluate_sum: Summing | None = None
+    judges: tuple[Judges, ...] = ()  # the objective's metrics, the headline first; none: accuracy
     profile: Profile | None = None  # models the joules of clients that cannot measure them
 
 

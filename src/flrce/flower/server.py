@@ -49,7 +49,7 @@ def serve(
         experiment.build_recipe(), state=state, model=net, sample_shape=federation.source.shape, **{**given, **settings}
     )
     strategy.experiment, strategy.partition, strategy.costs = experiment.toml(), federation.describe(), costs
-    strategy.watch = watch
+    strategy.watch, strategy.judges = watch, experiment.build_objective(federation.source.kind).judges
     return strategy.start(grid, record(layout(net).views(pack(net))), experiment.rounds, timeout)
 
 

@@ -108,9 +108,10 @@ class Session:
         log.info(
             "%d of %d rounds in %.1f s: %s", len(done), self.T, seconds, result.stopped or "all that were asked for"
         )
-        seen = [record for record in done if record.accuracy is not None]
+        seen = [record for record in done if record.headline is not None]
         if seen:
-            log.info("\taccuracy %.4f (round %d) of %s", seen[-1].accuracy, seen[-1].t, _handed_back(self.recipe))
+            last = seen[-1]
+            log.info("\t%s %.4f (round %d) of %s", last.metric, last.headline, last.t, _handed_back(self.recipe))
         total = {name: sum(getattr(record, name) for record in result.history) for name in TOTALS}
         log.info("\t%.3f MB up, %.3f MB down, %.3f MB of it in vain; %.1f J; %d replies did not count",
                  total["bytes_up"] / 1e6, total["bytes_down"] / 1e6, total["bytes_wasted"] / 1e6, total["joules"],
@@ -180,9 +181,9 @@ class Session:
         for client, reason in sorted(record.rejected.items()):
             log.info("\t> %s did not count: %s", client, reason)
         log.info(
-            "\t└──> round %d %s: %d of %d replies, conflicts %.2f, accuracy %s, %.3f MB up, %.3f MB down",
+            "\t└──> round %d %s: %d of %d replies, conflicts %.2f, %s %s, %.3f MB up, %.3f MB down",
             record.t, record.outcome, len(record.replied), len(record.chosen), record.conflicts,
-            "-" if record.accuracy is None else f"{record.accuracy:.4f}", record.bytes_up / 1e6,
+            record.metric, "-" if record.headline is None else f"{record.headline:.4f}", record.bytes_up / 1e6,
             record.bytes_down / 1e6,
         )  # fmt: skip
         metrics = self._metrics(record)

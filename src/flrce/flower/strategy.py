@@ -25,6 +25,7 @@ from flrce.flower.options import Config, Costs, Judge, Options, Summing
 from flrce.flower.session import Result, Session
 from flrce.flower.wire import SAMPLES
 from flrce.local.client import Runner
+from flrce.local.metrics import Judges
 from flrce.pieces import Full, Recipe, StopRule
 from flrce.stops.budget import AnyOf, Budget
 from flrce.types import Round, State
@@ -67,6 +68,7 @@ class Ours(Strategy):
         self.costs: Costs | None = None  # a model of the fleet, where it is only simulated
         self.watch: Callable[[Round], None] | None = None  # is shown every round
         self.kept: tuple[str, ...] = ()  # patterns of parameters that stay with their client
+        self.judges: tuple[Judges, ...] = ()  # metrics of the objective, where the server knows it
         self._open: Open | None = None
         self._engine: FlowerEngine | None = None
 
@@ -114,7 +116,7 @@ class Ours(Strategy):
         elif self.kept:
             raise BadInput("parameters that stay with their client: pass model= and sample_shape= to the strategy")
         template = Template.of(arrays, runner.layout if runner else None)
-        options = replace(self.options, timeout=timeout)
+        options = replace(self.options, timeout=timeout, judges=self.judges)
         engine = self.engine_for(grid, template, options, runner, train, evaluate, judge, self.costs)
         own = changed(self, Ours)
         if own and isinstance(engine, GuardedEngine):
