@@ -101,7 +101,9 @@ class Attacked:
     def samples(self, client: str) -> int:
         return 0 if self.n and client in self.bad else self.engine.samples(client)  # unknown until they say so
 
-    def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> list[Reply]:
+    def train(
+        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
+    ) -> list[Reply]:
         replies = list(self.engine.train(w, tasks, carry))
         updates = [r.payload.buffers["u"] if r.payload else torch.zeros_like(w) for r in replies]
         good = [u for u, task in zip(updates, tasks, strict=True) if task.client not in self.bad]

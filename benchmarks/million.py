@@ -100,12 +100,12 @@ def ranks(H):
 class Fleet:
     """An engine whose clients send planted updates."""
 
-    trainable, blocks = D, 1
+    trainable, blocks, judges_once = D, 1, False
 
     def __init__(self, fleet):
         self.fleet, self.names = fleet, [f"client-{k}" for k in range(fleet.M)]
 
-    def clients(self):
+    def clients(self, t):
         return self.names
 
     def samples(self, client):
@@ -117,14 +117,20 @@ class Fleet:
     def estimate(self, task):
         return Spent(4 * D, 4 * D, compute_seconds=1.0)
 
-    def train(self, w, tasks, carry):
+    def accept(self, task):
+        return task
+
+    def inquiry(self, client, down):
+        return Spent(bytes_down=down)
+
+    def train(self, w, tasks, carry, keep=None):
         k = torch.tensor([task.k for task in tasks])
         return [
             Reply(task.client, task.t, Payload({"u": u}), 100, 1.0, 1.0, self.estimate(task))
             for task, u in zip(tasks, self.fleet.full(k), strict=True)
         ]
 
-    def evaluate(self, w, t, last=False):
+    def evaluate(self, w, t, last=False, carry=None):
         return None
 
     def holdings(self, task):

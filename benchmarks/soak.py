@@ -31,7 +31,7 @@ from flrce.loop import initial, rounds
 from flrce.pieces import Recipe
 from flrce.recipes import CATALOGUE
 from flrce.rng import stream
-from flrce.round.gate import encoding
+from flrce.round.payloads import encoding
 from flrce.store import failpoint
 from flrce.store.checkpoint import manifests
 from flrce.store.ledger import FILES, Ledger
@@ -97,8 +97,9 @@ class Drawn:
     plan: Schedule
     trainable: int = D
     blocks: int = 1
+    judges_once: bool = False
 
-    def clients(self) -> Sequence[str]:
+    def clients(self, t: int) -> Sequence[str]:
         return [f"c{k}" for k in range(self.plan.M)]
 
     def samples(self, client: str) -> int:
@@ -116,7 +117,15 @@ class Drawn:
     def evaluate(self, w: Tensor, t: int, last: bool = False, carry: object = None) -> Evaluation:
         return Evaluation(1 / (1 + float(w.norm())), 0.5, float(w.norm()))
 
-    def train(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> list[Reply]:
+    def accept(self, task: Task) -> Task:
+        return task
+
+    def inquiry(self, client: str, down: int) -> Spent:
+        return Spent(bytes_down=down)
+
+    def train(
+        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
+    ) -> list[Reply]:
         replies: list[Reply] = []
         for task in tasks:
             rng = stream(self.plan.number, "reply", task.t, task.client)

@@ -5,24 +5,25 @@ from work import BATCH, EPOCHS, LR, SCALE, SHIFT, Meter, P, Work, options, tally
 
 from flrce.config import Experiment
 from flrce.data.sources import Source
-from flrce.local.client import Runner
+from flrce.local.native import Kernel
+from flrce.local.trainer import Trainer
 from flrce.runs import parts
 
 
-class Counted:
-    """A bench that tallies what it is given, as the network's hook does for the peers."""
+def counted(kind: type) -> None:
+    """Make a trainer tally what it is given, as the network's hook does for the peers."""
+    train, evaluate = kind.train, kind.evaluate
 
-    def __init__(self, bench: object) -> None:
-        self.bench = bench
-
-    def train(self, w, x, y, scale, shift, order, sizes, **more):
+    def training(self, w, x, y, scale, shift, order, sizes, *more, **options):
         for size in sizes:
             tally(int(size), True)
-        return self.bench.train(w, x, y, scale, shift, order, sizes, **more)
+        return train(self, w, x, y, scale, shift, order, sizes, *more, **options)
 
-    def evaluate(self, w, x, y, scale, shift):
+    def judging(self, w, x, *more):
         tally(len(x), False)
-        return self.bench.evaluate(w, x, y, scale, shift)
+        return evaluate(self, w, x, *more)
+
+    kind.train, kind.evaluate = training, judging
 
 
 def main() -> None:
@@ -38,8 +39,8 @@ def main() -> None:
             "engine": {"kernel": given.kernel, "workers": given.cores, "device": "cpu"},
         }
     )  # fmt: skip
-    bench = Runner.bench
-    Runner.bench = lambda *a, **k: Counted(bench(*a, **k))
+    counted(Kernel)
+    counted(Trainer)
     built = parts(experiment, source, work.net(counted=False))
     assert [len(i) for i in built.federation.train] == [work.train.shape[1]] * len(work.train)
     meter = Meter()
