@@ -181,3 +181,54 @@ def test_what_cannot_wait_is_refused():
     tables = SMALL | {"recipe": {"name": "fedcomgate", "pace": {"piece": "buffered", "size": 2}}}
     with pytest.raises(BadInput, match="buffered does not go with Corrected"):
         runs.run(Experiment.of(tables))
+
+
+@dataclass(frozen=True)
+class Seen:
+    rounds: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Watchful:
+    """A server step that also learns from the round it made."""
+
+    def init(self, M, d, D):
+        return Seen()
+
+    def step(self, w, target, updates, memory):
+        return target, replace(memory, steps=memory.steps + 1)
+
+    def observe(self, memory, event):
+        return replace(memory, rounds=event.t)
+
+
+def test_a_server_step_may_observe_too():
+    engine = Made(lambda c, t, w: vec(1, 0), ["0", "1"])
+    recipe = replace(recipes.fedavg(P=2), server=Watchful())
+    done = list(rounds(recipe, engine, initial(recipe, engine, vec(0, 0)), 3, 0))
+    assert done[-1].state.memory["server"] == Seen(3, 3)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A buffered pace of a user's own: two replies end a round."""
+
+    size = 2
+    oldest = 50
+
+    def init(self, M, d, D):
+        return Buffered().init(M, d, D)
+
+    def room(self, P, busy):
+        return P - busy
+
+    def keep(self, P):
+        return None
+
+
+def test_a_buffered_pace_of_one_s_own():
+    engine = Uneven(lambda c, t, w: vec(1, 0), ["0", "1", "2"])
+    recipe = replace(recipes.fedavg(P=3), pace=Pairs())
+    done = list(rounds(recipe, engine, initial(recipe, engine, vec(0, 0)), 3, 0))
+    assert [r.record.replied for r in done] == [("0", "1"), ("0", "1"), ("0", "2")]

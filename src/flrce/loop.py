@@ -14,10 +14,10 @@ from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept
 from flrce.round.judgement import judge
 from flrce.round.memory import preflight
-from flrce.round.pace import Buffered
 from flrce.round.returned import checked, whole
 from flrce.round.roster import present, samples
 from flrce.stops.conflict import shadows
+from flrce.traits import Buffers
 from flrce.types import Event, Flight, Record, Reply, Round, Selection, State, Task
 
 GIVE_UP = 3  # abandoned rounds in a row that end a run
@@ -107,7 +107,7 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
 def train(recipe: Recipe, engine: Engine, plan: Plan) -> Sequence[Reply]:
     """The replies of the round: to all its tasks, or under a buffered pace to the first of those under way."""
     keep = plan.chosen.keep or recipe.pace.keep(recipe.P)
-    if not isinstance(recipe.pace, Buffered):
+    if not isinstance(recipe.pace, Buffers):
         return engine.train(plan.state.w, plan.tasks, plan.state.carry, keep)
     return landed(engine, plan.flights, recipe.pace.size, plan.state.carry)
 
@@ -140,9 +140,8 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply],
     whole(recipe.aggregator, target, state.w)
     w, server = recipe.server.step(state.w, target, updates, state.memory.get("server"))
     event = Event(t, state.w, w, updates, len(state.roster), plan.chosen.k)
-    memory = {**recipe.observe(state.memory, event), **landing.memory}
-    if "server" in memory:
-        memory["server"] = server
+    before = {**state.memory, "server": server} if "server" in state.memory else state.memory
+    memory = {**recipe.observe(before, event), **landing.memory}
     model = recipe.average.model(memory.get("average"), w)
     after = State(t, w, memory, state.roster, {**state.carry, **kept(landing.tasks, replies)})
     record = diagnosed(record, recipe, state, event)

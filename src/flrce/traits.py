@@ -109,6 +109,19 @@ class Tells(Protocol):
 
 
 @runtime_checkable
+class Buffers(Protocol):
+    """A pace under which tasks outlive a round: it ends with `size` replies; those over `oldest` rounds are dropped.
+
+    Its `init` returns a `round.pace.Sky`.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def oldest(self) -> int: ...
+
+
+@runtime_checkable
 class Counts(Protocol):
     """An engine that knows everybody's samples at once: (M,) float64."""
 

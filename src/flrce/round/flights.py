@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from flrce.pieces import Asynchronous, Engine, Recipe
-from flrce.round.pace import Buffered, Sky, can_wait, due, packed, unpacked
+from flrce.round.pace import Sky, can_wait, due, packed, unpacked
+from flrce.traits import Buffers
 from flrce.types import Flight, Reply, State, Task
 
 Carry = Mapping[str, Mapping[str, Tensor]]
@@ -36,7 +37,7 @@ def takeoff(
     recipe: Recipe, engine: Engine, state: State, tasks: Sequence[Task], under_way: Sequence[Flight]
 ) -> tuple[Flight, ...]:
     """Everything under way once this round's tasks are sent."""
-    if not isinstance(recipe.pace, Buffered):
+    if not isinstance(recipe.pace, Buffers):
         return tuple(Flight(task, state.w) for task in tasks)
     can_wait(recipe, tasks)
     now = state.memory["pace"].clock
@@ -59,7 +60,7 @@ def landed(engine: Engine, flights: Sequence[Flight], size: int, carry: Carry) -
 
 def land(recipe: Recipe, state: State, flights: Sequence[Flight], replies: Sequence[Reply]) -> Landing:
     """Whose replies this round is about."""
-    if not isinstance(recipe.pace, Buffered):
+    if not isinstance(recipe.pace, Buffers):
         return Landing(tuple(flight.task for flight in flights))
     answered = {(reply.client, reply.t) for reply in replies if isinstance(reply, Reply)}
     back = [flight for flight in flights if (flight.task.client, flight.task.t) in answered]
