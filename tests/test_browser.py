@@ -248,7 +248,7 @@ def test_hover_and_keys_read_the_same_values(shown):
     chart.send_keys(Keys.ARROW_RIGHT)
     assert shown.find("#tip").text.startswith("round 2,")
     run = next(r for r in read.find([compared()]) if r.name == "flrce")
-    assert f"accuracy {100 * run.rounds[1].accuracy:.1f} %" in shown.find("#tip").text
+    assert f"Accuracy % {100 * run.rounds[1].accuracy:.1f}" in shown.find("#tip").text
     chart.send_keys(Keys.ESCAPE)
     assert not shown.find("#tip").is_displayed()
     box = shown.run("const b = arguments[0].getBoundingClientRect(); return [b.left, b.top, b.width, b.height]", chart)

@@ -15,6 +15,7 @@ from flrce import Experiment, recipes, runs
 from flrce.errors import BadInput
 from flrce.pieces import Dense, View
 from flrce.rng import stream
+from flrce.round.tables import grow_one
 from flrce.selectors import clustered
 from flrce.selectors.clustered import Clustered
 from flrce.selectors.tiers import Tiers
@@ -149,7 +150,10 @@ def test_nobody_is_drawn_twice(seed, n, P):
 def test_clustered_sampling_finds_room_for_new_clients_and_weighs_alike():
     piece = Clustered("similarity")
     updates = Updates(torch.tensor([4]), torch.ones(1, 3), torch.ones(1, dtype=torch.float64), 3)
-    assert len(piece.observe(piece.init(2, 3, 3), Event(1, torch.zeros(3), torch.zeros(3), updates, 5)).V) == 5
+    assert (
+        len(piece.observe(grow_one(piece.init(2, 3, 3), 5), Event(1, torch.zeros(3), torch.zeros(3), updates, 5)).V)
+        == 5
+    )
     assert recipes.clustered_sampling().aggregator.by == "equal"
     with pytest.raises(BadInput, match=r"recipe\.by = 'sizes'"):
         recipes.clustered_sampling("sizes")

@@ -18,6 +18,7 @@ from flrce.pieces import View
 from flrce.recipes import CATALOGUE
 from flrce.relations import NEVER
 from flrce.round import memory
+from flrce.round.tables import grow_one
 from flrce.selectors import sketch as maps_of
 from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.sketch import Sketch, Turned, deviation, sketch
@@ -167,7 +168,7 @@ def test_blocks_of_clients_change_nothing(monkeypatch):
 
 
 def test_clients_that_appear_later():
-    m = ByRelationship(sketch=8).init(0, 40, 40)
+    m = grow_one(ByRelationship(sketch=8).init(0, 40, 40), 5)
     V, w = fleet(5, 40)
     updates = Updates(torch.tensor([1, 3]), V[[1, 3]], torch.ones(2), 40)
     m = ByRelationship(sketch=8).observe(m, Event(1, w, w, updates, 5))
@@ -215,7 +216,7 @@ class Names:
     def __init__(self, M, trainable):
         self.names, self.trainable = [f"c{k}" for k in range(M)], trainable
 
-    def clients(self):
+    def clients(self, t):
         return self.names
 
 

@@ -103,14 +103,15 @@ def compared(group: Group, against: Group) -> str:
     judged = metric([group, against])
     share = judged in words.SHARES
     size = f"{abs(apart.mean):.1f} points" if share else f"{abs(apart.mean):.3g}"
+    half = "" if apart.half is None else f"{apart.half:.1f}" if share else f"{apart.half:.3g}"
     points = f"{size} {'higher' if apart.mean >= 0 else 'lower'}"
     points = "no different" if points.startswith("0.0 ") else points
     if apart.half is None:
         sure = "one seed, so nobody knows how much of that is chance"
     elif abs(apart.mean) > apart.half:
-        sure = f"± {apart.half:.3g} over {apart.n} seeds, more than chance"
+        sure = f"± {half} over {apart.n} seeds, more than chance"
     else:
-        sure = f"± {apart.half:.3g} over {apart.n} seeds, so it may be chance"
+        sure = f"± {half} over {apart.n} seeds, so it may be chance"
     called = words.name(judged).lower() if judged == "accuracy" else words.name(judged)
     return f"Against {against.label}, {group.label} used {saved}, and its {called} is {points} ({sure})."
 

@@ -186,7 +186,7 @@ function drawConflicts(frame) {
   return {
     cols: run.t.length, label: run.psi == null ? "The run had no conflict rule." : `Threshold psi ${number(run.psi)}; largest value ${number(Math.max(...run.conflicts))}. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
     locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(run.t[i]), text: `round ${run.t[i]}, ${run.outcome[i] === "committed" ? (run.exploit[i] ? "exploit" : "explore") : run.outcome[i]}\nconflicts ${number(run.conflicts[i])}${run.psi == null ? "" : `, ψ ${number(run.psi)}`}\n${data.metric.name} ${run.accuracy[i] == null ? "–" : number(run.accuracy[i] / data.metric.per)}`, dots: [{ x: x(run.t[i]), y: y(run.conflicts[i]), paint: frame.ink }] }),
+    cell: (i) => ({ x: x(run.t[i]), text: `round ${run.t[i]}, ${run.outcome[i] === "committed" ? (run.exploit[i] ? "exploit" : "explore") : run.outcome[i]}\nconflicts ${number(run.conflicts[i])}${run.psi == null ? "" : `, ψ ${number(run.psi)}`}\n${data.metric.name} ${run.accuracy[i] == null ? "–" : (run.accuracy[i] / data.metric.per).toFixed(data.metric.per === 1 ? 4 : 1)}`, dots: [{ x: x(run.t[i]), y: y(run.conflicts[i]), paint: frame.ink }] }),
     csv: () => [["round", "outcome", "exploit", "conflicts", "psi"], ...run.t.map((t, i) => [t, run.outcome[i], run.exploit[i], run.conflicts[i], run.psi])],
   };
 }
