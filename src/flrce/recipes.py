@@ -53,7 +53,7 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
     base = replace(base, selector=SELECTIONS[preset], stop=conflict)
     if preset != "hardened":
         return base
-    stop = replace(conflict, r=2, n=5, after=10, trusted=True, confirmed=True)
+    stop = replace(conflict, r=3, n=5, after=10, trusted=True, confirmed=True)
     return replace(base, aggregator=ClippedMean(by="equal"), stop=stop)
 
 
