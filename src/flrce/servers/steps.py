@@ -6,13 +6,16 @@ Statistics of BatchNorm are no gradients: they go to the target whatever the ste
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor
 
 from flrce.bounds import Amount, Positive, Rate
 from flrce.types import Updates
+
+Decay = Annotated[float, Ge(0), Lt(1)]  # of a running mean
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Moments:
 class Momentum:
     """FedAvgM (Hsu et al. 2019): m = beta m + delta; w + rate m."""
 
-    beta: Amount = 0.9
+    beta: Decay = 0.9
     rate: Rate = 1.0
 
     def init(self, M: int, d: int, D: int) -> Moments:
@@ -45,21 +48,17 @@ class Adam:
     """
 
     rate: Rate = 0.01
-    beta1: Amount = 0.9
-    beta2: Amount = 0.99
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
     tau: Positive = 1e-3
 
     def init(self, M: int, d: int, D: int) -> Moments:
-        return Moments(torch.zeros(d), torch.full((d,), self.tau**2))
+        return _started(d, self.tau)
 
     def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Moments) -> tuple[Tensor, Moments]:
         delta = _delta(w, target, updates)
-        m = self.beta1 * memory.m + (1 - self.beta1) * delta
-        v = self.second(memory.v, delta.square())
-        return _moved(w, target, updates, self.rate * m / (v.sqrt() + self.tau)), Moments(m, v)
-
-    def second(self, v: Tensor, square: Tensor) -> Tensor:
-        return self.beta2 * v + (1 - self.beta2) * square
+        v = self.beta2 * memory.v + (1 - self.beta2) * delta.square()
+        return _adapted(self, w, target, updates, delta, memory.m, v)
 
 
 @dataclass(frozen=True)
@@ -67,19 +66,18 @@ class Yogi:
     """FedYogi: as Adam, with v - (1 - beta2) delta^2 sign(v - delta^2)."""
 
     rate: Rate = 0.01
-    beta1: Amount = 0.9
-    beta2: Amount = 0.99
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
     tau: Positive = 1e-3
 
     def init(self, M: int, d: int, D: int) -> Moments:
-        return Moments(torch.zeros(d), torch.full((d,), self.tau**2))
+        return _started(d, self.tau)
 
     def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Moments) -> tuple[Tensor, Moments]:
         delta = _delta(w, target, updates)
-        m = self.beta1 * memory.m + (1 - self.beta1) * delta
         square = delta.square()
         v = memory.v - (1 - self.beta2) * square * torch.sign(memory.v - square)
-        return _moved(w, target, updates, self.rate * m / (v.sqrt() + self.tau)), Moments(m, v)
+        return _adapted(self, w, target, updates, delta, memory.m, v)
 
 
 @dataclass(frozen=True)
@@ -87,17 +85,15 @@ class Adagrad:
     """FedAdagrad: v + delta^2; beta1 is 0 unless given, as in that paper."""
 
     rate: Rate = 0.01
-    beta1: Amount = 0.0
+    beta1: Decay = 0.0
     tau: Positive = 1e-3
 
     def init(self, M: int, d: int, D: int) -> Moments:
-        return Moments(torch.zeros(d), torch.full((d,), self.tau**2))
+        return _started(d, self.tau)
 
     def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Moments) -> tuple[Tensor, Moments]:
         delta = _delta(w, target, updates)
-        m = self.beta1 * memory.m + (1 - self.beta1) * delta
-        v = memory.v + delta.square()
-        return _moved(w, target, updates, self.rate * m / (v.sqrt() + self.tau)), Moments(m, v)
+        return _adapted(self, w, target, updates, delta, memory.m, memory.v + delta.square())
 
 
 @dataclass(frozen=True)
@@ -111,6 +107,19 @@ class ExP:
         each = torch.linalg.vector_norm(updates.u, dim=1, dtype=torch.float64).square().sum()
         eta = max(1.0, float(each / (2 * len(updates) * (delta.double().square().sum() + self.eps))))
         return _moved(w, target, updates, eta * delta), memory
+
+
+def _started(d: int, tau: float) -> Moments:
+    """Before the first round: v is tau^2, as Reddi et al. set it."""
+    return Moments(torch.zeros(d), torch.full((d,), tau**2))
+
+
+def _adapted(
+    piece: "Adam | Yogi | Adagrad", w: Tensor, target: Tensor, updates: Updates, delta: Tensor, m: Tensor, v: Tensor
+) -> tuple[Tensor, Moments]:
+    """w + rate m / (sqrt(v) + tau) with m moved by delta; how v moves is what the three differ in."""
+    m = piece.beta1 * m + (1 - piece.beta1) * delta
+    return _moved(w, target, updates, piece.rate * m / (v.sqrt() + piece.tau)), Moments(m, v)
 
 
 def _delta(w: Tensor, target: Tensor, updates: Updates) -> Tensor:
