@@ -554,12 +554,17 @@ def test_damaged_leaf_files_are_named(tmp_path):
         changed(x=[["a"] * 784] * 2),
         changed(x=bright),
         changed(x=nan),
+        changed(y=[1, 1.5]),
+        changed(y=["1", "2"]),
+        json.dumps({"users": [], "num_samples": [], "user_data": {}}),
+        json.dumps({**good, "users": ["w\n1"] * 2, "num_samples": [2, 2]}),
+        text.replace("w\\n1", "\\ud800"),
     ]
     path.write_text(text)
     assert len(read("femnist", tmp_path).y) == 2
     for content in wrong:
         path.write_text(content)
-        refused("femnist", tmp_path, path.name)
+        refused("femnist", tmp_path, tmp_path.name)
 
 
 # Speech
@@ -657,7 +662,8 @@ def test_damaged_speech_is_named(tmp_path):
     write_wav(path, chirp())
     whole = path.read_bytes()
     lies = whole[:40] + struct.pack("<I", 2**32 - 2) + whole[44:]
-    for content in (whole[:-100], whole[:30], b"", b"ID3 an mp3", lies):
+    endless = whole[:12] + b"LIST" + struct.pack("<I", 2**32 - 1) + whole[12:]
+    for content in (whole[:-100], whole[:30], b"", b"ID3 an mp3", lies, endless):
         path.write_bytes(content)
         refused("speech", tmp_path, path.name)
     forms = [{"rate": 8000}, {"channels": 2}, {"width": 1}]

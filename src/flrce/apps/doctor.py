@@ -16,7 +16,8 @@ from flrce.apps.options import experiment
 from flrce.apps.show import table
 from flrce.config import Experiment, build_net
 from flrce.errors import BadInput
-from flrce.round.memory import available, needed
+from flrce.host import available
+from flrce.round.memory import needed
 
 Line = tuple[str, str, str]  # what, "ok" | "warn" | "bad", finding
 EARLIEST, LATEST = -5, 305  # seconds that Flower lets a signed message's clock be behind or ahead

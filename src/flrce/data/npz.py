@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from flrce.errors import BadInput, brief
+from flrce.host import available
 
 NPY = b"\x93NUMPY"
 HEADER = 10_000  # bytes of one array's description
@@ -46,7 +47,8 @@ def _arrays(archive: zipfile.ZipFile, names: Sequence[str], where: str) -> dict[
     if len({member.filename for member in found}) < len(found):
         raise BadInput(f"{where} holds an array twice; save it again with numpy.savez")
     needed = sum(_weighed(archive, member, wanted[member.filename], where) for member in found)
-    free = SHARE * available()
+    have = available()
+    free = math.inf if have is None else SHARE * have
     if needed > free:
         raise BadInput(f"{where} needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB can be used here; give fewer samples")
     read = {}
@@ -88,13 +90,3 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(stream, max_header_size=HEADER)
     return shape, dtype
-
-
-def available() -> float:
-    """Bytes of memory that are free for use, where the system says so."""
-    try:
-        with open("/proc/meminfo") as f:
-            lines = dict(line.split(":", 1) for line in f)
-        return 1024.0 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError):
-        return math.inf

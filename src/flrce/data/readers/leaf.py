@@ -5,6 +5,7 @@ that is dark already (mean at most one half) stays as it is.
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def leaf(folder: Path, progress: bool = False) -> Source:
         for user, rows, labels in users(path):
             owners.append(user)
             parts.append(_samples(path, user, rows, labels))
+    if not parts:
+        raise BadInput(f"{shown(folder)} names no users; {REMEDY}")
     names, codes = np.unique(np.array(owners, object), return_inverse=True)
     x = np.concatenate([x for x, _ in parts]).reshape(-1, 1, 28, 28)
     y = np.concatenate([y for _, y in parts])
@@ -79,25 +82,35 @@ def users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
             pass
         case _:
             raise BadInput(f"{shown(path)} is no LEAF file: users, num_samples and user_data must agree; {REMEDY}")
+    if twice := [user for user, times in Counter(map(str, names)).items() if times > 1]:
+        raise BadInput(f"{shown(path)} lists user {twice[0]!a:.80} more than once; {REMEDY}")
     return [(str(user), *_listed(path, user, count, data)) for user, count in zip(names, counts, strict=True)]
 
 
 def _listed(path: Path, user: object, count: object, data: dict[str, object]) -> tuple[list[Any], list[Any]]:
-    match data.get(user) if isinstance(user, str) else None:
+    match data.get(user) if isinstance(user, str) and _writable(user) else None:
         case {"x": list(rows), "y": list(labels)} if len(rows) == len(labels) == count:
             return rows, labels
         case _:
             raise BadInput(f"{shown(path)} lacks samples of user {user!a:.80}, or counts them wrongly; {REMEDY}")
 
 
+def _writable(name: str) -> bool:
+    """Whether a name can be written to a file: json may hold halves of surrogate pairs."""
+    return name == name.encode(errors="ignore").decode()
+
+
 def _samples(path: Path, user: str, rows: list[Any], labels: list[Any]) -> Part:
     """One writer's characters."""
     try:
         pixels = np.array(rows, np.float32).reshape(len(rows), PIXELS)
-        y = np.array(labels, np.int64)
+        exact = np.array(labels)
+        y = exact.astype(np.int64)
     except (ValueError, TypeError, OverflowError) as why:
         raise BadInput(f"{shown(path)} user {user!a:.80} has samples that are not {PIXELS} numbers; {REMEDY}") from why
     if not ((pixels >= 0) & (pixels <= 1)).all():  # also false for NaN
         raise BadInput(f"{shown(path)} user {user!a:.80} has pixels outside 0 to 1; {REMEDY}")
+    if exact.dtype.kind not in "iuf" or (exact != y).any():  # text and halves would be rounded to a class
+        raise BadInput(f"{shown(path)} user {user!a:.80} has labels that are no whole numbers; {REMEDY}")
     check_labels(path, y, len(pixels), len(BY_CLASS), REMEDY)
     return np.rint(pixels * 255).astype(np.uint8), y

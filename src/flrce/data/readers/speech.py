@@ -80,7 +80,7 @@ def clip(path: Path) -> NDArray[np.int16]:
         with wave.open(BytesIO(read_bytes(path, FILE_LIMIT, REMEDY))) as file:
             form, frames = (file.getnchannels(), file.getsampwidth(), file.getframerate()), file.getnframes()
             content = file.readframes(frames)
-    except (wave.Error, EOFError) as why:
+    except (wave.Error, EOFError, RuntimeError) as why:  # the last: a chunk that claims more than the file has
         raise BadInput(f"{shown(path)} is no PCM wav; {REMEDY}") from why
     if form != (1, 2, RATE):
         got = f"{form[0]} channels of {8 * form[1]} bits at {form[2]} Hz"
