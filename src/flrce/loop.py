@@ -13,7 +13,7 @@ from flrce.round.flights import flying, land, landed, takeoff
 from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept
 from flrce.round.judgement import judge
-from flrce.round.memory import preflight
+from flrce.round.memory import fits, preflight
 from flrce.round.returned import checked, whole
 from flrce.round.roster import present, samples
 from flrce.stops.conflict import shadows
@@ -68,7 +68,7 @@ def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
 def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -> Plan:
     """Choose C_t and say what each client is to do."""
     t, purpose = state.t + 1, f"select{state.attempt or ''}"
-    state, pool = present(state, tuple(engine.clients(t)))
+    state, pool = present(state, tuple(engine.clients(t)), lambda M: fits(recipe, M, engine.trainable, len(state.w)))
     roster = state.roster
     under_way = flying(recipe, state)
     busy = {flight.task.k for flight in under_way}

@@ -14,7 +14,7 @@ from harness import experiment, go
 from flrce.apps import cli
 from flrce.errors import BadInput
 from flrce.host import available
-from flrce.loop import initial
+from flrce.loop import begin, initial
 from flrce.recipes import CATALOGUE
 from flrce.round import memory
 
@@ -66,6 +66,24 @@ def test_memory_is_known_beforehand(M, seen, monkeypatch):
     assert time.monotonic() - began < 5
     memory.preflight(CATALOGUE["fedavg"](P=10), M, 10_000, 10_000)
     seen(str(why.value)[:60])
+
+
+@pytest.mark.row(24, "a crowd of new names", "they stay out, the run goes on")
+def test_names_cannot_fill_the_memory(seen, monkeypatch, caplog):
+    """One of 5 clients comes back 100,000 times under other names: Omega alone would take 40 GB."""
+    monkeypatch.setattr(memory, "available", lambda: 22_000_000_000)
+    recipe, fleet = CATALOGUE["flrce"](P=3, preset="paper"), Fleet(M=5, trainable=6)
+    state = initial(recipe, fleet, torch.zeros(6))
+    names = list(fleet.clients(0))
+    monkeypatch.setattr(fleet, "clients", lambda t: [*names, *(f"x{i}" for i in range(100_000))])
+    plan = begin(recipe, fleet, state, seed=0)
+    assert plan.state.roster == state.roster
+    assert {task.client for task in plan.tasks} <= set(names)
+    assert len(plan.tasks) == 3
+    assert "100000 newcomers ('x0' first) stay out" in caplog.text
+    monkeypatch.setattr(fleet, "clients", lambda t: [*names, "x0"])
+    assert begin(recipe, fleet, state, seed=0).state.roster == (*state.roster, "x0")
+    seen("3 of the 5 train")
 
 
 def test_the_estimate_is_what_is_taken():

@@ -61,6 +61,12 @@ def preflight(recipe: Recipe, M: int, d: int, D: int) -> None:
     )
 
 
+def fits(recipe: Recipe, M: int, d: int, D: int) -> bool:
+    """Whether tables for M clients can be made beside those there are: they are copied when they grow."""
+    have = available()
+    return have is None or needed(recipe, M, d, D) <= have
+
+
 def _bytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
