@@ -12,7 +12,6 @@ from flrce.round.tables import grow
 from flrce.traits import Counts
 from flrce.types import State
 
-
 log = logging.getLogger("flrce")
 
 
