@@ -18,8 +18,9 @@ from flrce.rng import stream
 from flrce.round.tables import grow_one
 from flrce.selectors import clustered
 from flrce.selectors.clustered import Clustered
+from flrce.selectors.groups import stratified
 from flrce.selectors.tiers import Tiers
-from flrce.selectors.turns import InTurn, stratified
+from flrce.selectors.turns import InTurn
 from flrce.types import Event, Spent, Task, Updates
 
 
