@@ -380,9 +380,11 @@ def test_terminal_table_shows_every_recipe(capsys, tmp_path):
 def test_progress_starts_over_with_each_seed(capsys):
     progress = Progress("flrce", 4, AnyOf((Budget(joules=9.0), Conflicts(3.0))))
     for seed in (0, 1):
+        history: tuple[Record, ...] = ()
         for t in (1, 2):
             record = Record(t, accuracy=0.5, joules=2.0, bytes_up=500_000, bytes_down=500_000)
-            progress(Round(State(t, torch.zeros(1), {}), record, ()), f"flrce seed {seed}")
+            history = (*history, record)
+            progress(Round(State(t, torch.zeros(1), {}, history=history), record, ()), f"flrce seed {seed}")
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 4  # one a round: stderr is no terminal here
     assert all("2.00 MB        4.0 J" in line for line in (told[1], told[3]))

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from flrce.errors import BadInput
+from flrce.store.headline import heading, shown, unit
 from flrce.types import Record
 
 
@@ -23,13 +24,14 @@ class Result:
     def __repr__(self) -> str:
         """One line, and the notes."""
         s = self.summary
-        accuracy = "not evaluated" if s["accuracy"] is None else f"accuracy {100 * s['accuracy']:.1f} %"
-        if s["accuracy_last"] is not None and s["accuracy_last"] != s["accuracy"]:
-            accuracy += f" (last model {100 * s['accuracy_last']:.1f} %)"
+        metric, value, last = s["metric"], s["value"], s["value_last"]
+        judged = "not evaluated" if value is None else f"{metric} {shown(metric, value)}"
+        if last is not None and last != value:
+            judged += f" (last model {shown(metric, last)})"
         ended = f", stopped: {s['stopped']}" if s["stopped"] else ""
         spent = f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.4g} MB, {s['joules']:.4g} J {s['energy']}"
         kept = "not kept" if self.folder is None else str(self.folder)
-        line = f"Result({accuracy}, {s['rounds']} rounds{ended}, {spent}, {kept})"
+        line = f"Result({judged}, {s['rounds']} rounds{ended}, {spent}, {kept})"
         return "\n".join([line, *(f"note: {note}" for note in self.notes)])
 
     def to_pandas(self) -> Any:
@@ -41,19 +43,25 @@ class Result:
         return pandas.DataFrame([asdict(record) for record in self.history]).set_index("t")
 
     def plot(self, axes: Any = None) -> Any:
-        """Accuracy by round, of the last and of the averaged model, and where a rule ended the run; the axes."""
+        """The headline metric by round, of the last and of the averaged model, and where a rule ended it; the axes.
+
+        `result.plot().figure.savefig("run.png")` keeps it.
+        """
         try:
             from matplotlib import pyplot
         except ImportError as why:
             raise BadInput("Result.plot() needs matplotlib; pip install 'flrce[report]'") from why
         axes = axes or pyplot.subplots(figsize=(6, 3.5), layout="constrained")[1]
-        seen = [r for r in self.history if r.accuracy is not None]
-        averaged = [(r.t, 100 * r.averaged) for r in seen if r.averaged is not None]
-        axes.plot([r.t for r in seen], [100 * (r.accuracy or 0.0) for r in seen], label="last model", linewidth=1.2)
+        metric = self.summary["metric"]
+        last = [(r.t, r.headline / unit(metric)) for r in self.history if r.headline is not None]
+        averaged = [(r.t, r.averaged / unit(metric)) for r in self.history if r.averaged is not None]
+        if last:
+            axes.plot(*zip(*last, strict=True), label="last model", linewidth=1.2)
         if averaged:
             axes.plot(*zip(*averaged, strict=True), label="averaged model, handed back", linewidth=1.8)
         if self.history and self.history[-1].stop:
             axes.axvline(self.history[-1].t, color="black", linewidth=1, linestyle="--", label="stopped")
-        axes.set(xlabel="round", ylabel="accuracy, %")
-        axes.legend()
+        axes.set(xlabel="round", ylabel=heading(metric))
+        if last or averaged:
+            axes.legend()
         return axes

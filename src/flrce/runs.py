@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from flrce import loop
 from flrce.config import Experiment, build_net
 from flrce.data.federation import Federation, federate
 from flrce.data.own import adopt
-from flrce.data.sources import Source, source
+from flrce.data.sources import Source
 from flrce.engines.deck import Decks
 from flrce.engines.simulator import Simulator
 from flrce.engines.workers import Pooled, hire
@@ -37,6 +37,7 @@ from flrce.store.notes import notes
 from flrce.types import Round, State, Task
 
 Watch = Callable[[Round], None]
+SEEDS = "seeds.json"  # in a folder of seeds: those that were asked for
 log = logging.getLogger("flrce")
 
 
@@ -148,6 +149,20 @@ def _on_flower(
     return Result(summary, found.history, tensors, None if out is None else Path(out), told)
 
 
+def reader() -> Callable[[Experiment], Source]:
+    """What experiments name as their data, read once however many of them ask."""
+    known: dict[str, Source] = {}
+
+    def read(experiment: Experiment) -> Source:
+        key = experiment.data.model_dump_json()
+        if key not in known:
+            log.info("reading %s", experiment.data.path or experiment.data.name)
+            known[key] = experiment.data.read()
+        return known[key]
+
+    return read
+
+
 def run_together(
     jobs: Sequence[tuple[Experiment, Path | None]], resume: bool = False, data: Callable[[str], Source] | None = None,
     watch: Callable[[int, Round], None] | None = None, device: str = "cuda",
@@ -157,12 +172,15 @@ def run_together(
     Each job's model and costs are what it gets alone, up to float tolerance; together they cost little more than one.
     """
     decks = Decks(device)
-    find = data or lru_cache(source)
+    once = reader()
+
+    def find(experiment: Experiment) -> Source:
+        return data(experiment.data.name) if data and experiment.data.path is None else once(experiment)
+
     built: list[Parts] = []
     with ExitStack() as seats:
         for experiment, _ in jobs:  # every seat is taken before the first run starts
-            pool = find(experiment.data.name) if experiment.data.path is None else None
-            built.append(parts(experiment, pool, decks=decks))
+            built.append(parts(experiment, find(experiment), decks=decks))
             seats.callback(built[-1].engine.close)
 
         def drive(i: int) -> Result:
@@ -263,18 +281,25 @@ def _result(built: Parts, state: State, T: int, ledger: Ledger | None) -> Result
 
 def run_seeds(
     experiment: Experiment, seeds: Sequence[int], out: Path, resume: bool = False,
-    watch: Callable[[int, Round], None] | None = None,
+    watch: Callable[[int, Round], None] | None = None, read: Callable[[Experiment], Source] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """One run per seed in `out/seed-N`, and their means with 95 % intervals in `out/summary.json`."""
+    """One run per seed in `out/seed-N`, and their means with 95 % intervals in `out/summary.json`.
+
+    `read` lends the data to several calls; `out/seeds.json` says which seeds were asked for, should it be resumed.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    write_through(out / SEEDS, json.dumps(list(seeds)).encode())
+    read = read or reader()
     jobs: list[tuple[Experiment, Path | None]] = [(experiment.with_seed(s), out / f"seed-{s}") for s in seeds]
     if device_of(experiment) == "cuda" and experiment.engine.name != "flower":
         found = run_together(jobs, resume, watch=(lambda i, done: watch(seeds[i], done)) if watch else None)
     else:
-        found = [run(exp, o, resume, watch=partial(watch, exp.seed) if watch else None) for exp, o in jobs]
+        found = [run(exp, o, resume, read(exp), watch=partial(watch, exp.seed) if watch else None) for exp, o in jobs]
     summaries = [result.summary for result in found]
-    for result in found:
-        for note in result.notes:
-            log.warning("%s: %s", result.folder, note)
+    for note in dict.fromkeys(note for result in found for note in result.notes):
+        having = [seed for seed, result in zip(seeds, found, strict=True) if note in result.notes]
+        which = f"seed {having[0]}" if len(having) == 1 else f"{len(having)} of {len(seeds)} seeds"
+        log.warning("%s", note if len(having) == len(seeds) else f"{which}: {note}")
     table = {"seeds": list(seeds), **intervals(summaries)}
     write_through(out / "summary.json", json.dumps(table, indent=1).encode())
     return table
@@ -282,8 +307,8 @@ def run_seeds(
 
 FIGURES = (
     "value", "value_last",
-    "accuracy", "accuracy_last", "rounds", "joules", "bytes_up", "bytes_down", "seconds", "computation_efficiency",
-    "communication_efficiency",
+    "accuracy", "accuracy_last", "rounds", "joules", "bytes", "bytes_up", "bytes_down", "seconds",
+    "computation_efficiency", "communication_efficiency",
 )  # fmt: skip
 
 
@@ -292,6 +317,7 @@ def intervals(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     from scipy.stats import t as student
 
     table: dict[str, Any] = {"metric": summaries[0].get("metric", "accuracy") if summaries else "accuracy"}
+    summaries = [{**s, "bytes": (s["bytes_up"] or 0) + (s["bytes_down"] or 0)} for s in summaries]
     for name in FIGURES:
         values = torch.tensor([s[name] for s in summaries if s.get(name) is not None], dtype=torch.float64)
         n = len(values)

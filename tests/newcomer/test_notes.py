@@ -27,7 +27,7 @@ def blobs(positives: float, n: int = 600) -> Source:
 
 def test_divergence_is_named_in_words():
     result = flrce.run(flrce.Experiment(**SMALL, train={"lr": 1e5}))
-    assert result.notes[0].endswith("in round 1: lower train.lr, or scale the features")
+    assert result.notes[0].endswith("or scale the features (data.standardise) or the values to be learnt")
     assert "diverged" in result.notes[0]
     assert diverged([Record(1, accuracy=0.1, loss=2.0), Record(2, accuracy=0.1)]).startswith(
         "the loss went to infinity in round 2"
@@ -36,13 +36,25 @@ def test_divergence_is_named_in_words():
     assert diverged([Record(1, accuracy=0.1, loss=2.0, rejected={"a": "no reply"}, chosen=("a", "b"))]) == ""
 
 
+def test_a_result_speaks_of_its_own_metric():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 3)).astype(np.float32)
+    asked = flrce.Experiment(**SMALL, data={"partition": "iid"}, model={"name": "linear"})
+    result = flrce.run(asked, data=(x, x.sum(1)))
+    assert repr(result).startswith(f"Result(mae {result.summary['value']:.4g}")
+    pytest.importorskip("matplotlib").use("Agg")
+    axes = result.plot()
+    assert axes.get_ylabel() == "MAE"
+    assert axes.lines[0].get_ydata()[-1] == result.summary["value_last"]
+
+
 def test_a_majority_class_and_chance_are_named():
     rare = flrce.run(flrce.Experiment(**SMALL, data={"partition": "iid"}), data=blobs(0.02))
     assert any("always saying 'no'" in note for note in rare.notes)
     even = learnt_nothing(
         [Record(1, accuracy=0.1, accuracy_weighted=0.1)], {"labels": [[5] * 10], "classes": range(10)}
     )
-    assert "10.0 % is chance for 10 classes" in even
+    assert "10.0 % of all samples right is chance for 10 classes" in even
     assert (
         learnt_nothing([Record(1, accuracy=0.9, accuracy_weighted=0.9)], {"labels": [[5] * 10], "classes": range(10)})
         == ""

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from flrce.apps.cli import main
 from flrce.apps.show import figure
 from flrce.apps.verify import compare
 from flrce.config import Experiment
+from flrce.data.sources import source
 from flrce.errors import BadInput
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
@@ -106,6 +108,41 @@ def test_resume_needs_no_file(here, capsys):
     assert "flrce runs" in capsys.readouterr().err
     assert main(["run", "--resume", "--out", "c"]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_seeds_that_were_not_begun_are_gone_on_with_too(here):
+    assert main(["run", *sets(), "--seeds", "3,5", "--out", "b"]) == 0
+    shutil.rmtree("b/seed-5")  # as if Ctrl-C had come while seed 3 was trained
+    assert main(["run", "--out", "b", "--resume"]) == 0
+    assert [each.seed for each in folders.found(Path("b"))] == [3, 5]
+
+
+def test_what_was_spent_before_a_resume_is_counted(here, capsys):
+    assert main(["run", *sets(), "--out", "a"]) == 0
+    assert main(["run", *sets("rounds=4"), "--out", "b"]) == 0
+    straight = capsys.readouterr().err.splitlines()[-2]
+    assert main(["run", "--out", "a", "--resume", "--set", "rounds=4"]) == 0
+    resumed = capsys.readouterr().err.splitlines()[-2]
+    assert "round   4/4" in straight
+    assert resumed == straight  # at its end a run has no seconds left
+
+
+def test_seeds_and_recipes_share_one_reading(here, monkeypatch):
+    from flrce import config
+
+    read = []
+    monkeypatch.setattr(config, "source", lambda *given, **how: read.append(given) or source(*given, **how))
+    assert main(["compare", *sets("rounds=1"), "--recipes", "fedavg,flrce", "--seeds", "0-1", "--out", "c"]) == 0
+    assert len(read) == 1
+
+
+def test_a_note_of_every_seed_is_told_once(here, capsys):
+    Path("far.csv").write_text("a,y\n" + "".join(f"{500 + i % 7},{i % 2}\n" for i in range(80)))
+    more = sets("data.path=far.csv", "data.partition=iid", "clients=3")
+    assert main(["run", *more, "--seeds", "0-1", "--out", "d"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("data.standardise = true helps") == 1
+    assert said.count("cannot end a run of 3 rounds") == 1
 
 
 def test_a_stopped_run_says_that_it_is_over(here, capsys):

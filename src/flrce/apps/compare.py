@@ -28,6 +28,7 @@ def compare(
             raise BadInput(f"--recipes {name!r} is unknown; {nearest(name, CATALOGUE)}")
     aggregates: dict[str, dict[str, Any]] = {}
     experiments = {name: exp.__class__.of(exp.model_dump() | {"recipe": settings(exp.recipe, name)}) for name in wanted}
+    read = runs.reader()
     with Progress("", exp.rounds, again="the same command and --resume") as progress:
         for name, each in experiments.items():
             progress.restart(name, each.build_recipe().stop)
@@ -37,6 +38,7 @@ def compare(
                 out / name,
                 resume,
                 partial(_told, progress, name),
+                read,
             )
     write_through(out / "compare.json", json.dumps(aggregates, indent=1).encode())
     page.write([out / name for name in wanted], out / "report.html")
@@ -44,7 +46,7 @@ def compare(
         print(json.dumps(aggregates, indent=1))
     else:
         count = len(seeds(seed_list) or [0])
-        spread = f"{count} seeds, 95 % intervals" if count > 1 else "one seed"
+        spread = f"{count} seeds, {'95 % intervals' if count > 2 else 'least to most'}" if count > 1 else "one seed"
         title = f"{exp.data.path or exp.data.name}, {exp.data.partition}, {spread}"
         table(
             title,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flrce.errors import BadInput
+from flrce.runs import SEEDS
 from flrce.store.ledger import record
 
 ROOT = Path("runs")
@@ -58,7 +59,13 @@ def stored(folder: Path) -> Path:
 
 
 def seeds_in(folder: Path) -> list[int]:
-    """The seeds of a folder of seeds."""
+    """The seeds of a folder of seeds: those that were asked for, begun or not."""
+    try:
+        asked = json.loads((folder / SEEDS).read_text())
+        if isinstance(asked, list) and asked and all(isinstance(seed, int) and seed >= 0 for seed in asked):
+            return asked
+    except (OSError, ValueError):
+        pass  # a folder of an earlier version
     names = [path.parent.name.removeprefix("seed-") for path in folder.glob("seed-*/experiment.toml")]
     return sorted(int(name) for name in names if name.isdigit())
 

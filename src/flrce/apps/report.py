@@ -35,6 +35,8 @@ def _report(found: list[read.Run], runs: list[Path], out: Path | None, figures: 
     digits = [digits for _, _, digits in tables.columns(groups).values()]
     cells = [[row[0], str(row[1]), *(c.text(n) for c, n in zip(row[2:], digits, strict=True))] for row in rows]
     kept = [i for i, head in enumerate(heads) if not head.startswith(("Seeds", "Time", "Wasted"))]
-    table("mean ± 95 % interval", [heads[i] for i in kept], [[row[i] for i in kept] for row in cells])
+    most = max(len(part.runs) for part in groups)
+    spread = "mean ± 95 % interval" if most > 2 else "from least to most of two seeds" if most == 2 else "one seed"
+    table(spread, [heads[i] for i in kept], [[row[i] for i in kept] for row in cells])
     for path in written:
         print(f"wrote {path}")

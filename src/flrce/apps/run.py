@@ -11,7 +11,7 @@ from flrce.apps.options import experiment, seeds
 from flrce.apps.show import Progress, figure, table
 from flrce.config import Experiment
 from flrce.errors import BadInput, Unfinished
-from flrce.results import headline as words
+from flrce.store import headline as words
 
 COLUMNS = ("rounds", "MB", "joules", "acc/kJ", "acc/GB")
 
@@ -40,9 +40,8 @@ def run(
     if many is not None and no_save:
         raise BadInput("--seeds with --no-save: several runs need a folder to live in; drop one")
     place = None if no_save else out or folders.fresh(name)
-    again = "" if place is None else f"flrce run --out {place} --resume"
     notes: tuple[str, ...] = ()
-    with Progress(name, exp.rounds, exp.build_recipe().stop, again) as progress:
+    with Progress(name, exp.rounds, exp.build_recipe().stop, again(place) if place else "") as progress:
         if many is None:
             result = runs.run(exp, place, resume, watch=progress)
             summary, notes = result.summary, result.notes
@@ -54,8 +53,18 @@ def run(
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if str(summary.get("stopped", "")).startswith("abandoned"):
-        remedy = f"go on with: flrce run --out {place} --resume" if place else "nothing was kept (--no-save)"
-        raise Unfinished(f"{summary['stopped']}; {remedy}")
+        raise Unfinished(f"{summary['stopped']}; {remedy(summary, notes, place)}")
+
+
+def remedy(summary: dict[str, Any], notes: tuple[str, ...], place: Path | None) -> str:
+    """What helps after rounds were abandoned: to go on, unless the same would come of it."""
+    if not summary["rounds"] and any("diverged" in note for note in notes):
+        return "to go on would end the same way: see the note"
+    return f"go on with: {again(place)}" if place else "nothing was kept (--no-save)"
+
+
+def again(place: Path) -> str:
+    return f"flrce run --out {place} --resume"
 
 
 def _tell(
@@ -73,12 +82,10 @@ def _tell(
 
 def row(name: str, aggregate: dict[str, Any]) -> list[str]:
     """One recipe's line of the headline table."""
-    up, down = aggregate["bytes_up"], aggregate["bytes_down"]
     unit, digits = words.unit(aggregate["metric"]), words.digits(aggregate["metric"])
-    half = None if up["half"] is None else up["half"] + down["half"]
     return [
         name, *(figure(aggregate[key], 1 / unit, digits) for key in ("value", "value_last")),
-        figure(aggregate["rounds"], 1, 0), figure({"mean": up["mean"] + down["mean"], "half": half}, 1e-6, 2),
+        figure(aggregate["rounds"], 1, 0), figure(aggregate["bytes"], 1e-6, 2),
         figure(aggregate["joules"]), figure(aggregate["computation_efficiency"], 1, 2),
         figure(aggregate["communication_efficiency"], 1, 2),
     ]  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 from flrce.apps import folders
 from flrce.apps.show import table
 from flrce.errors import BadInput
-from flrce.results import headline as words
+from flrce.store import headline as words
 
 
 def runs(folder: Path | None, as_json: bool) -> None:

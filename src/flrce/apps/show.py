@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flrce.errors import Interrupted
-from flrce.results import headline as words
+from flrce.store import headline as words
 from flrce.types import Record, Round
 
 
@@ -27,6 +27,9 @@ class Progress:
 
     def __init__(self, title: str, T: int, stop: Any = None, again: str = "") -> None:
         self.T, self.console, self.again = T, Console(stderr=True), again
+        self.records: list[Record] = []
+        self.seen = 0  # rounds since this began
+        self.said: set[str] = set()  # notes are told once, however many seeds or files have the same
         self.handler, self.level = _Told(self), logging.NOTSET
         self.live = (
             Live(console=self.console, refresh_per_second=8, transient=True) if self.console.is_terminal else None
@@ -37,7 +40,7 @@ class Progress:
         r = done.record
         if title and title != self.title:  # the next seed
             self.restart(title, self.stop)
-        self.records.append(r)
+        self.records, self.seen = list(done.state.history), self.seen + 1  # those before a resume among them
         line = self.line()
         if self.live:
             self.live.update(self.board())
@@ -48,8 +51,8 @@ class Progress:
 
     def restart(self, title: str, stop: Any = None) -> None:
         """The next run of several."""
-        self.title, self.stop, self.began = title, stop, time.monotonic()
-        self.records: list[Record] = []
+        self.title, self.stop, self.began, self.seen = title, stop, time.monotonic(), 0
+        self.records = []
 
     def line(self) -> str:
         """The last round in one line."""
@@ -89,11 +92,14 @@ class Progress:
     @property
     def left(self) -> float:
         """Seconds until T at the pace so far."""
-        return (self.T - self.records[-1].t) * (time.monotonic() - self.began) / len(self.records)
+        return (self.T - self.records[-1].t) * (time.monotonic() - self.began) / max(self.seen, 1)
 
     def told(self, message: str, level: int) -> None:
         """What the engine says: a step of the preparations, or something to know."""
+        if message in self.said:
+            return
         if level >= logging.WARNING:
+            self.said.add(message)
             (self.live.console if self.live else self.console).print(Text(f"note: {message}"), soft_wrap=True)
         elif self.live and not self.records:
             self.live.update(Text(f"{self.title}: {message} ..."))

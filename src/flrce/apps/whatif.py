@@ -9,10 +9,10 @@ from typing import Any
 from flrce.apps.show import table
 from flrce.errors import BadInput
 from flrce.recipes import threshold
-from flrce.results import headline as words
 from flrce.results import tables
 from flrce.results.tables import interval
 from flrce.results.whatif import Outcome, caveats, grid, replay, rules
+from flrce.store import headline as words
 from flrce.store import read
 
 List = str | None  # A,B,...

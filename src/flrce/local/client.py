@@ -122,7 +122,7 @@ class Runner:
         if task.augment:
             return "batches are augmented"
         if not (isinstance(self.objective, Classification) and self.objective.plain):
-            return f"the objective is {type(self.objective).__name__}, or has more than plain accuracy"
+            return f"they know plain classification only, and the objective is {type(self.objective).__name__}"
         found = simple(task.update or Chain(), Local(task, steps, 0, self.layout))
         return found if isinstance(found, str) else ""
 

@@ -15,9 +15,9 @@ from string import Template
 from typing import Any
 
 from flrce.results import detail, tables
-from flrce.results import headline as words
 from flrce.results.story import ended, story
 from flrce.results.tables import AXES, HEADLINE, Group, Interval
+from flrce.store import headline as words
 from flrce.store import read
 from flrce.store.disk import write_through
 from flrce.store.read import Run
@@ -148,12 +148,9 @@ def headline(parts: Sequence[Group]) -> str:
 
 
 def shown(cell: Interval, digits: int) -> str:
-    if cell.mean is None:
-        return "--"
-    if digits == 0 and cell.low is not None and cell.high is not None:
-        return f"{cell.low:.0f}" if cell.low == cell.high else f"{cell.low:.0f} to {cell.high:.0f}"
-    half = "" if cell.half is None else f' <span class="half">± {cell.half:.{digits}f}</span>'
-    return f"{cell.mean:.{digits}f}{half}"
+    """A cell of the table, its interval in grey."""
+    mean, sign, half = cell.text(digits).partition(" ± ")
+    return f'{mean} <span class="half">± {half}</span>' if sign else mean
 
 
 def told(parts: Sequence[Group]) -> str:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from flrce.results import headline as words
 from flrce.results.tables import Group, Interval, figures, interval, metric, units
 from flrce.stops.budget import Patience
 from flrce.stops.standstill import Standstill
+from flrce.store import headline as words
 from flrce.store.notes import notes
 from flrce.store.read import Run
 

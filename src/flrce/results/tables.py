@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from flrce.results import headline as words
+from flrce.store import headline as words
 from flrce.store.read import Run
 from flrce.types import Record
 
@@ -51,8 +51,9 @@ class Interval:
     def text(self, digits: int) -> str:
         if self.mean is None:
             return "--"
-        if digits == 0 and self.low is not None and self.high is not None:  # whole numbers: from fewest to most
-            return f"{self.low:.0f}" if self.low == self.high else f"{self.low:.0f} to {self.high:.0f}"
+        if (digits == 0 or self.n == 2) and self.low is not None and self.high is not None:
+            low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"  # whole numbers; two have no interval yet
+            return low if low == high else f"{low} to {high}"
         return f"{self.mean:.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flrce.errors import BadInput, nearest
-from flrce.results import headline as words
 from flrce.results.detail import client_costs, final_map, headways
 from flrce.results.scores import draw, scores
 from flrce.results.story import about, reason
 from flrce.results.tables import figures
+from flrce.store import headline as words
 from flrce.store.read import Run
 from flrce.types import Record
 

@@ -38,7 +38,8 @@ def diverged(history: Sequence[Record]) -> str:
             what = f"the loss went to {h.loss:.1e}"
         else:
             continue
-        return f"{what} in round {h.t}: lower train.lr, or scale the features"
+        scale = "scale the features (data.standardise) or the values to be learnt"
+        return f"{what} in round {h.t}: lower train.lr, or {scale}"
     return ""
 
 
@@ -53,13 +54,13 @@ def learnt_nothing(history: Sequence[Record], partition: Mapping[str, Any]) -> s
     share, name = max(zip((count / sum(counts) for count in counts), classes, strict=True))
     if share > CHANCE / len(classes) and abs(accuracy - share) <= NEAR:
         return (
-            f"{100 * accuracy:.1f} % is what always saying {name!r} would get; the model may tell nothing apart: look "
-            "at the accuracy of each class, or weigh the classes"
+            f"{100 * accuracy:.1f} % of all samples right is what always saying {name!r} would get; the model may tell "
+            "nothing apart: look at the accuracy of each class, or weigh the classes"
         )
     if accuracy <= CHANCE / len(classes):
         return (
-            f"{100 * accuracy:.1f} % is chance for {len(classes)} classes: train for longer, or change train.lr or the "
-            "model"
+            f"{100 * accuracy:.1f} % of all samples right is chance for {len(classes)} classes: train for longer, "
+            "change train.lr or the model, or scale the features (data.standardise)"
         )
     return ""
 

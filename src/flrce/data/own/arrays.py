@@ -46,7 +46,7 @@ def from_arrays(
     if standardise:
         x = standardised(x, held, where)
     elif x.ndim == 2 and x.dtype == np.float32 and np.abs(x).max(initial=0) > FAR:
-        log.warning("%s: features reach %.3g; standardise them (standardise=True) if training diverges", where,
+        log.warning("%s: features reach %.3g; data.standardise = true helps where training diverges", where,
                     np.abs(x).max())  # fmt: skip
     codes, groups = _codes(group)
     scale = 1 / 255 if x.dtype == np.uint8 else 1.0
