@@ -38,6 +38,7 @@ def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[
         pieces["trainer"] = {key: value for key, value in trainer.items() if key not in LOCAL}
     steps = local.pop("steps", None)
     minimum = chosen.pop("minimum", None)
+    holdouts = chosen.pop("holdouts", None)
     make = CATALOGUE[name]
     _known(chosen, name)
     try:
@@ -49,9 +50,11 @@ def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[
     minimum = recipe.minimum if minimum is None else minimum
     if type(minimum) is not int or not 1 <= minimum <= recipe.P:
         raise BadInput(f"recipe.minimum = {shown(minimum)}: must be an integer from 1 to per_round = {recipe.P}")
+    if holdouts is not None and type(holdouts) is not bool:
+        raise BadInput(f"recipe.holdouts = {shown(holdouts)}: must be true or false")
     if budget:
         recipe = replace(recipe, stop=AnyOf((recipe.stop, Budget(**budget))))
-    return replace(recipe, minimum=minimum)
+    return replace(recipe, minimum=minimum, holdouts=recipe.holdouts if holdouts is None else holdouts)
 
 
 def keys_of(make: Any) -> dict[str, inspect.Parameter]:
@@ -178,7 +181,7 @@ def _known(given: Mapping[str, Any], name: str) -> None:
     valid = keys_of(CATALOGUE[name])
     for key in given:
         if key not in valid:
-            hint = nearest(key[:60], [*valid, *ROLES, "minimum"])
+            hint = nearest(key[:60], [*valid, *ROLES, "minimum", "holdouts"])
             raise BadInput(f"recipe.{key[:60]} is no setting of {name}; {hint}")
     why, _ = _settings(name).checked(given)
     if why:

@@ -12,7 +12,7 @@ from flrce.round.diagnostics import diagnosed
 from flrce.round.flights import flying, land, landed, takeoff
 from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept
-from flrce.round.judgement import judge
+from flrce.round.judgement import heard, judge, vetted
 from flrce.round.memory import fits, preflight
 from flrce.round.returned import checked, whole
 from flrce.round.roster import present, samples
@@ -120,6 +120,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply],
         clients, costs = book(t, (), (), {}, asked)
         record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, **costs)
         return replace(_end(recipe, engine, state, record), clients=clients)
+    replies = vetted(replies, engine, {flight.task.client for flight in plan.flights if flight.task.judge})
     landing = land(recipe, state, plan.flights, replies)
     keep = plan.chosen.keep or recipe.pace.keep(recipe.P)
     updates, rejected = gate(
@@ -129,8 +130,10 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply],
     clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds)
     record = Record(
         t=t, exploit=plan.chosen.exploit, chosen=tuple(task.client for task in plan.tasks),
-        replied=tuple(state.roster[k] for k in updates.k.tolist()), rejected=rejected, why=plan.chosen.why, **costs,
+        replied=tuple(state.roster[k] for k in updates.k.tolist()), rejected=rejected, why=plan.chosen.why,
+        clients=len(state.roster), **costs,
     )  # fmt: skip
+    record = heard(record, replies, engine)
     if len(updates) < recipe.minimum:
         state = replace(state, memory={**state.memory, **landing.memory})
         tries = state.attempt + 1

@@ -205,6 +205,7 @@ class Recipe:
     stop: StopRule = Never()
     average: ServerAverage = Last()
     minimum: int = 1  # fewer replies than this abandon the round
+    holdouts: bool = False  # whether clients judge w on what they hold back before they train on it
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -252,7 +253,7 @@ class Recipe:
         """What each chosen client is told."""
         tasks = [view.draft(k) for k in chosen.k]
         tasks = self.submodel.assign(tasks, view)
-        tasks = [replace(task, compressor=self.compressor) for task in tasks]
+        tasks = [replace(task, compressor=self.compressor, judge=self.holdouts) for task in tasks]
         tasks = self.trainer.assign(tasks, memory.get("trainer"), view)
         return [self.pace.told(task) for task in tasks] if isinstance(self.pace, Tells) else tasks
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.types import Event, Record, Spent, Task
+from flrce.types import Event, Record, Spent, Task, Yardstick
 
 
 @runtime_checkable
@@ -119,6 +119,14 @@ class Buffers(Protocol):
     def size(self) -> int: ...
     @property
     def oldest(self) -> int: ...
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """An engine that knows what the headline metric is."""
+
+    @property
+    def yardstick(self) -> Yardstick: ...
 
 
 @runtime_checkable

@@ -56,6 +56,7 @@ class Task:
     compressor: Any = None
     deadline: float = float("inf")  # seconds; a later reply is refused
     rounds: int = 0  # T, for schedules over the whole run; 0: not known
+    judge: bool = False  # judge the model on what it holds back, before it trains, and send the figure along
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors sent along
 
 
@@ -101,6 +102,24 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """What a client made of the model it was sent, on the samples it holds back: the headline metric."""
+
+    value: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """The headline metric: its name, which way it points and what values it can have."""
+
+    metric: str = "accuracy"
+    lower: bool = False
+    low: float = 0.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True)
 class Reply:
     """One client's answer, not yet checked; `error` says why there is none."""
 
@@ -115,6 +134,7 @@ class Reply:
     carry: Mapping[str, Tensor] = field(default_factory=dict)  # stays with the client; a simulator keeps it for it
     error: str = ""
     base: str = ""  # fingerprint of the model that the client was sent, where it says so
+    judged: Judged | None = None  # where its task asked for it and it holds samples back
 
 
 @dataclass(frozen=True)
@@ -166,6 +186,9 @@ class Record:
     exploit: bool = False
     chosen: tuple[str, ...] = ()
     replied: tuple[str, ...] = ()
+    holdouts: tuple[float | None, ...] = ()  # of those who replied: the headline of w before the round, on its hold-out
+    held: tuple[int, ...] = ()  # and on how many samples; 0 where it said nothing
+    clients: int = 0  # M: rows in the roster
     rejected: Mapping[str, str] = field(default_factory=dict)  # client -> reason
     flagged: Mapping[str, str] = field(default_factory=dict)  # client that counted -> what is odd about its update
     conflicts: float = 0.0  # mean number of conflicting peers (Algorithm 3)

@@ -141,7 +141,7 @@ def gathered() -> dict[str, dict[str, str]]:
         section: Any = field.annotation
         if name == "recipe":
             own = {key for make in CATALOGUE.values() for key in keys_of(make)}
-            settings |= {f"recipe.{key}": "" for key in ("name", *sorted(own), *ROLES, "minimum")}
+            settings |= {f"recipe.{key}": "" for key in ("name", *sorted(own), *ROLES, "minimum", "holdouts")}
         elif hasattr(section, "model_fields"):
             settings |= {f"{name}.{key}": "" for key in section.model_fields}
         else:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from flrce.engines.workers import Numbers
 from flrce.local.metrics import Judges
 from flrce.local.objective import Objective
-from flrce.types import Evaluation
+from flrce.types import Evaluation, Yardstick
 
 Index = NDArray[np.int64]
 
@@ -23,6 +23,13 @@ def evaluation(objective: Objective, numbers: Numbers, rows: Index, model: int) 
         metrics[head.name], pooled[head.name], float(numbers["loss"].mean()), model * len(np.unique(rows)),
         head.name, head.better == "lower", metrics, pooled,
     )  # fmt: skip
+
+
+def yardstick(objective: Objective) -> Yardstick:
+    """The objective's headline metric."""
+    head = objective.judges[0]
+    low, high = getattr(head, "low", -math.inf), getattr(head, "high", math.inf)
+    return Yardstick(head.name, head.better == "lower", float(low), float(high))
 
 
 def per_client(judge: Judges, numbers: NDArray[np.float64], rows: Index) -> NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """The embedded engine: a whole federation on one machine, its costs modelled by the fleet's device profiles."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.data.federation import Federation
-from flrce.engines.judging import breakdown, evaluation
+from flrce.engines.judging import breakdown, evaluation, per_client, yardstick
 from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Workers
 from flrce.fleet.costs import Profile, inference_flops, training_flops
@@ -19,7 +20,7 @@ from flrce.local.client import OWN, Runner
 from flrce.local.objective import Classification, Objective
 from flrce.local.trainer import CHUNK
 from flrce.models.part import trainee
-from flrce.types import Evaluation, Reply, Spent, Task
+from flrce.types import Evaluation, Judged, Reply, Spent, Task, Yardstick
 
 MOST = 100_000  # clients of whom each gets a figure at the end
 
@@ -69,8 +70,10 @@ class Simulator:
     def train(
         self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
     ) -> Sequence[Reply]:
+        judged = self._judged(w, [task for task in tasks if self._held(task)], carry)
         replies = self.workers.train(w, [(task, self._own(task.client), carry.get(task.client, {})) for task in tasks])
-        return [self._booked(task, reply) for task, reply in zip(tasks, replies, strict=True)]
+        booked = [self._booked(task, reply) for task, reply in zip(tasks, replies, strict=True)]
+        return [replace(reply, judged=judged.get(reply.client)) for reply in booked]
 
     def evaluate(
         self, w: Tensor, t: int, last: bool = False, carry: Mapping[str, Mapping[str, Tensor]] = {}
@@ -109,6 +112,32 @@ class Simulator:
             parts.append(self.workers.judge(w, index[rows == row], own))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    @property
+    def yardstick(self) -> Yardstick:
+        return yardstick(self.runner.objective)
+
+    def _held(self, task: Task) -> int:
+        """Samples on which a client judges the model it is sent: none where it is sent only a part."""
+        if not task.judge or self.runner.part(task).held is not None:
+            return 0
+        return len(self.federation.held[self.federation.row[task.client]])
+
+    def _judged(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Judged]:
+        """What each of these clients makes of w on its hold-out, all in one pass; a figure that is none is left out."""
+        if not tasks:
+            return {}
+        order = sorted(self.federation.row[task.client] for task in tasks)
+        held = [self.federation.held[row] for row in order]
+        rows = np.repeat(order, [len(part) for part in held])
+        head = self.runner.objective.judges[0]
+        numbers = self._judge(w, carry, np.concatenate(held), rows)[head.name]
+        figures = zip(order, held, per_client(head, numbers, rows).tolist(), strict=True)
+        return {
+            self.federation.clients[row]: Judged(value, len(part))
+            for row, part, value in figures
+            if math.isfinite(value)
+        }
+
     def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
         """Mean loss of w on each client's training samples."""
         parts = [self._own(client) for client in clients]
@@ -118,10 +147,8 @@ class Simulator:
 
     def inquiry(self, client: str, down: int) -> Spent:
         """What it costs a client to receive `down` bytes and judge w on its training samples."""
-        if (1.0, -1) not in self.flops:
-            self.flops[(1.0, -1)] = inference_flops(self.runner.net, self.runner.shape, tokens=self.tokens)
         n = self.samples(client)
-        return self.fleet[client].spend(down, 0, n * self.flops[(1.0, -1)], -(-n // CHUNK))
+        return self.fleet[client].spend(down, 0, n * self._look, -(-n // CHUNK))
 
     def close(self) -> None:
         self.workers.close()
@@ -153,7 +180,18 @@ class Simulator:
         steps = steps_of(task, len(epoch))
         epochs, rest = divmod(steps, max(len(epoch), 1))
         samples = float(epochs * epoch.sum() + epoch[:rest].sum())  # an epoch's last batch is smaller than the others
-        return self.fleet[task.client].spend(down, up, samples * self._flops(task), steps, framing=8)
+        flops, held = samples * self._flops(task), self._held(task)
+        if not held:
+            return self.fleet[task.client].spend(down, up, flops, steps, framing=8)
+        look = held * self._look  # the model is judged first; the figure and its count are eight bytes more
+        return self.fleet[task.client].spend(down, up, flops + look, steps + -(-held // CHUNK), framing=16)
+
+    @property
+    def _look(self) -> float:
+        """FLOPs to judge one sample."""
+        if (1.0, -1) not in self.flops:
+            self.flops[(1.0, -1)] = inference_flops(self.runner.net, self.runner.shape, tokens=self.tokens)
+        return self.flops[(1.0, -1)]
 
     def _flops(self, task: Task) -> float:
         """Training FLOPs of one sample under this task, counted once per shape."""

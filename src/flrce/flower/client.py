@@ -28,7 +28,7 @@ from flrce.local.updates import SGD, Chain
 from flrce.pieces import Dense
 from flrce.rng import stream
 from flrce.round.payloads import fingerprint
-from flrce.types import Payload, Reply, Task, Work
+from flrce.types import Judged, Payload, Reply, Task, Work
 
 Index = NDArray[np.int64]
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
         w, task, template = _received(message, context, runner, tracing)
         traces = bool(task.part.first) or (task.part.rate < 1 and task.part.rate not in runner.slices)
         with tracing.alone() if traces else tracing.together():
-            reply, cost = _measured(lambda: runner.train(w.float(), task, local.own, _carried(context, task.t)))
+            reply, cost = _measured(lambda: _judged_and_trained(runner, local, w, task, _carried(context, task.t)))
         if reply.error:
             raise ValueError(reply.error)
         _carry(context, task.t, reply.carry)
@@ -112,6 +112,17 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
         return local.name or name_for(context), len(local.own)
 
     return introduce(app, who, compresses=True, parts=True)
+
+
+def _judged_and_trained(runner: Runner, local: Local, w: Tensor, task: Task, carry: dict[str, Tensor]) -> Reply:
+    """The reply. A client that holds the whole model judges it before it trains, where its task asks for that."""
+    judged, held = None, local.held
+    if task.judge and held is not None and len(held) and task.part.rate == 1:
+        head = runner.objective.judges[0]
+        numbers = runner.evaluate(w.float(), held, carry.get(OWN))[head.name]
+        value = float(head.value(numbers.double().numpy()))
+        judged = Judged(value, len(held)) if math.isfinite(value) else None
+    return replace(runner.train(w.float(), task, local.own, carry), judged=judged)
 
 
 def introduce(

@@ -1,6 +1,7 @@
 """The same Engine over Flower's Grid: its simulation engine, its deployments, or a LocalGrid. Costs are measured."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,7 +37,7 @@ from flrce.pieces import Dense, Malformed
 from flrce.rng import stream
 from flrce.round.gate import GROWTH, MOST_SAMPLES
 from flrce.round.payloads import PER_BYTE, WATTS, number
-from flrce.types import Evaluation, Payload, Portion, Reply, Spent, Task
+from flrce.types import Evaluation, Judged, Payload, Portion, Reply, Spent, Task, Yardstick
 
 log = logging.getLogger("flwr")
 Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
@@ -184,8 +185,30 @@ class FlowerEngine:
         for reply in replies:
             own = {name: x for name, x in self.metrics.get(reply.client, {}).items() if name != key}
             odd = "" if reply.error else strange(own, most)
-            found.append(replace(reply, payload=None, error=f"malformed: {odd}") if odd else reply)
+            found.append(
+                replace(reply, payload=None, error=f"malformed: {odd}") if odd else self._judged(reply, own, most)
+            )
         return found
+
+    @property
+    def yardstick(self) -> Yardstick:
+        head = self.options.judges[0] if self.options.judges else None
+        if head is None:
+            return Yardstick()
+        low, high = (head.low, head.high) if isinstance(head, Metric) else (-math.inf, math.inf)
+        return Yardstick(head.name, head.better == "lower", low, high)
+
+    def _judged(self, reply: Reply, figures: Mapping[str, Any], most: float) -> Reply:
+        """A client that knows nothing of our tasks may report the headline metric of its own accord."""
+        if reply.error or reply.judged is not None:
+            return reply
+        scale = self.yardstick
+        plain = scale.metric == "accuracy"
+        value = first(figures, (scale.metric, *(ACCURACY if plain else ())), most)
+        n = figures.get("held-examples", reply.n)
+        if value is None or type(n) is not int:
+            return reply
+        return replace(reply, judged=Judged(value / most if plain else value, n))
 
     def _missed(self, message: Message, task: Task, down: Spent, waited: bool) -> Reply:
         """A client that has not answered yet; should it do so in a later round, that is booked as waste."""

@@ -82,6 +82,7 @@ def settings(recipe: Recipe, T: int, seed: int, **more: Any) -> str:
     """What decides a run's result, as the TOML of its state folder."""
     pieces = {role: named(role, getattr(recipe, role)) for role in ROLES}
     table = {"name": recipe.name or "custom", "minimum": recipe.minimum, **pieces}
+    table |= {"holdouts": True} if recipe.holdouts else {}
     return tomli_w.dumps({
         "seed": seed, "rounds": T, "per_round": recipe.P, **more, "recipe": table, "engine": {"name": "flower"},
     })  # fmt: skip

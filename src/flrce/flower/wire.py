@@ -18,7 +18,7 @@ from flrce.local.updates import Chain
 from flrce.names import PIECES
 from flrce.pieces import Dense, Malformed
 from flrce.round.payloads import number
-from flrce.types import Payload, Portion, Reply, Spent, Task, Work
+from flrce.types import Judged, Payload, Portion, Reply, Spent, Task, Work
 
 PREFIX = "flrce."  # of our keys in a ConfigRecord, beside the user's
 SAMPLES = "num-examples"  # what Flower calls n_k
@@ -40,6 +40,8 @@ def write_task(task: Task) -> dict[str, Any]:
     for owner in (task, task.work, task.part):
         entries |= {PREFIX + f.name: getattr(owner, f.name) for f in fields(owner) if f.name not in LOCAL}
     entries = {key: value for key, value in entries.items() if value is not None}
+    if not task.judge:
+        del entries[PREFIX + "judge"]
     update = task.update or Chain()
     entries |= _write_all("link", update.links, PREFIX + "update") | {PREFIX + "lr": update.lr}
     entries |= _write_all("augment", task.augment, PREFIX + "augment")
@@ -142,12 +144,14 @@ def _plain(value: Any) -> Any:
 def write_reply(reply: Reply, seconds: float, joules: float | None, metrics: Mapping[str, Any] = {}) -> RecordDict:
     """A client's answer with its encoded payload; `metrics` are the user's own."""
     assert reply.payload is not None
-    base = {PREFIX + "base": reply.base} if reply.base else {}
+    told: dict[str, Any] = {PREFIX + "base": reply.base} if reply.base else {}
+    if reply.judged:
+        told |= {PREFIX + "held": float(reply.judged.value), PREFIX + "held-n": reply.judged.n}
     figures = {SAMPLES: reply.n, "train_loss": reply.loss, "loss-square": reply.loss_square, "seconds": seconds}
     answer = RecordDict({
         "payload": record(reply.payload.buffers),
         "metrics": MetricRecord({**metrics, **figures, **({} if joules is None else {"joules": joules})}),
-        "reply": ConfigRecord({PREFIX + "client": reply.client, PREFIX + "t": reply.t, **base}),
+        "reply": ConfigRecord({PREFIX + "client": reply.client, PREFIX + "t": reply.t, **told}),
     })  # fmt: skip
     if reply.extras:
         answer["extras"] = record(reply.extras)
@@ -187,6 +191,7 @@ def read_reply(
         n=int(n) if isinstance(n, float) and n.is_integer() else n,  # type: ignore[arg-type]
         loss=_figure(figures, "train_loss", "loss") or 0.0, loss_square=_figure(figures, "loss-square") or 0.0,
         extras=more, spent=spent, base=echo.get(PREFIX + "base", ""),  # type: ignore[arg-type]  # the gate's to judge
+        judged=Judged(echo[PREFIX + "held"], echo.get(PREFIX + "held-n", 0)) if PREFIX + "held" in echo else None,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def packed(flight: Flight) -> dict[str, Any]:
     return {
         "client": task.client, "k": task.k, "t": task.t, "seed": task.seed, "rounds": task.rounds,
         "deadline": None if math.isinf(task.deadline) else task.deadline, "sent": flight.sent, "due": flight.due,
-        "work": _plain(task.work), "part": _plain(task.part),
+        "judge": task.judge, "work": _plain(task.work), "part": _plain(task.part),
     }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def unpacked(row: Mapping[str, Any], recipe: Recipe, bases: Mapping[int, Tensor]
     task = Task(
         row["client"], row["k"], row["t"], row["seed"], Work(**row["work"]), Portion(**row["part"]),
         update=recipe.chain, augment=recipe.augment, compressor=recipe.compressor, rounds=row["rounds"],
-        deadline=math.inf if row["deadline"] is None else row["deadline"],
+        deadline=math.inf if row["deadline"] is None else row["deadline"], judge=row.get("judge", False),
     )  # fmt: skip
     return Flight(task, bases[row["t"]], row["sent"], row["due"])
 

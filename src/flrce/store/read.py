@@ -268,6 +268,7 @@ def _record(row: Mapping[str, Any]) -> Record:
     """A round's line with every figure of its type, and within bounds."""
     found = RECORD.validate_python({key: value for key, value in row.items() if value is not None})
     figures = [value for value in vars(found).values() if isinstance(value, int | float)]
+    figures += [value for value in (*found.holdouts, *found.held) if value is not None]
     if not 0 <= found.t <= MOST_ROUNDS or any(abs(value) > MOST for value in figures):
         raise ValueError(f"rounds.jsonl has a figure beyond all bounds in round {brief(found.t, 20)}")
     return found
