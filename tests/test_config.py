@@ -77,6 +77,7 @@ BAD = [
     ("fleet.clients={a='phnoe'}", "'phnoe' is unknown; did you mean 'phone'?"),
     ("fleet.clients=none.csv", "fleet.clients 'none.csv' cannot be read"),
     ('fleet.availability="dayly"', "did you mean 'daily'"),
+    ('data.trouble=["wrong-label"]', "did you mean 'wrong-labels'"),
     ("stop.rounds=0", "stop.rounds = 0: should be"),
     ("stop.bytes=-1", "stop.bytes = -1: should be greater than 0"),
     ("stop.joules=0", "stop.joules = 0: should be greater than 0"),

@@ -21,7 +21,7 @@ SURFACE = {
     "selector": "select", "trainer": "assign", "submodel": "assign", "compressor": "encode",
     "aggregator": "__call__", "server": "step", "pace": "room",
     "stop": "__call__", "average": "model", "link": "step", "schedule": "__call__",
-    "augment": "__call__", "availability": "__call__",
+    "augment": "__call__", "availability": "__call__", "trouble": "touch",
 }  # fmt: skip
 
 

@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from flrce import recipes
 from flrce.bounds import Batch, Count, Epochs, Positive, Rate, shown
 from flrce.compose import compose, local_of, objective_of, piece
+from flrce.data.federation import Federation, federate
 from flrce.data.partition import SCHEMES
 from flrce.data.sources import NAMES as DATA
 from flrce.data.sources import Source, prepared, source
+from flrce.data.trouble import SlowLabels
 from flrce.errors import BadInput, brief, nearest
 from flrce.fleet.costs import assigned, profile
 from flrce.models.nets import NAMES as MODELS
@@ -46,6 +48,15 @@ class Data(Section):
     layout: Literal["images", "series", "table", "tokens"] | None = None  # what x holds
     fill: float | Literal["mean", "drop"] | None = None  # instead of what is missing
     standardise: bool | None = None
+    trouble: list[Any] | None = None  # what is wrong with some clients (data/trouble.py)
+
+    def kinds(self) -> tuple[Any, ...]:
+        """The trouble that the experiment names."""
+        kinds = tuple(piece("trouble", wanted, "data") for wanted in self.trouble or ())
+        for kind in kinds:
+            if isinstance(kind, SlowLabels):
+                profile(kind.profile)
+        return kinds
 
     def how(self) -> dict[str, Any]:
         """What the experiment says about data of one's own."""
@@ -178,6 +189,7 @@ class Experiment(Section):
             raise ValueError(f"data.name {self.data.name!r} and data.path exclude each other; drop one")
         self.build_recipe()
         self.fleet.there(self.seed)
+        self.data.kinds()
         if self.objective is not None:
             self.build_objective("classes")
         return self
@@ -218,6 +230,11 @@ class Experiment(Section):
         if kept is None:
             return recipe
         return replace(recipe, kept=(*recipe.kept, *([kept] if isinstance(kept, str) else kept)))
+
+    def federate(self, pool: Source) -> Federation:
+        """These samples shared out among the clients, with what is wrong with some of them."""
+        d = self.data
+        return federate(pool, d.partition, self.clients, self.seed, d.alpha, d.holdout, d.minimum, d.kinds())
 
     def build_objective(self, kind: str) -> Any:
         """What the model is for; `kind` is that of the data's targets, which decides where the experiment does not."""

@@ -12,6 +12,7 @@ from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import RandomK, TopK
 from flrce.compressors.tensors import DropTensors
+from flrce.data import trouble
 from flrce.fleet import availability
 from flrce.local.augment import TRANSFORMS
 from flrce.local.correction import Corrected
@@ -119,5 +120,6 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "augment": TRANSFORMS,
     "availability": availability.MODELS,
+    "trouble": trouble.KINDS,
     "average": {"last": Last, "ema": EMA, "tail": TailMean, "growing-tail": GrowingTail},
 }

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from flrce import loop
 from flrce.config import Experiment, build_net
-from flrce.data.federation import Federation, federate
+from flrce.data.federation import Federation
 from flrce.data.own import adopt
 from flrce.data.sources import Source
 from flrce.engines.deck import Decks
 from flrce.engines.simulator import Simulator
 from flrce.engines.workers import Pooled, hire
 from flrce.errors import BadInput
-from flrce.fleet.costs import fleet
+from flrce.fleet.costs import fleet, profile
 from flrce.local.client import Runner
 from flrce.models.flat import layout, pack
 from flrce.models.inputs import inputs, tried
@@ -67,6 +67,7 @@ def parts(
     federation, net = materials(experiment, data, model)
     suits(recipe, net, federation.source.shape)
     devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients)
+    devices |= {client: profile(name) for client, name in federation.trouble.slow.items()}
     workers = experiment.engine.workers
     count = (os.cpu_count() or 1) if workers == "auto" else workers
 
@@ -87,7 +88,7 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     d = experiment.data
     log.info("preparing the samples of %d clients", experiment.clients)
     pool = d.read() if data is None else adopt(data, **d.how())
-    federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
+    federation = experiment.federate(pool)
     net = model or build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
     told = experiment.objective is None and pool.kind in ("classes", "tokens")
     tried(net, inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift), pool.outputs if told else None)
@@ -140,6 +141,8 @@ def _on_flower(
     if out is not None:
         refuse_unless_new(Path(out), resume)
     built = materials(experiment, data, model)
+    if built[0].trouble.drifting or built[0].trouble.riding:
+        raise BadInput("data.trouble drift and free-riders are the simulator's; set engine.name = 'simulator'")
     recipe = experiment.build_recipe()
     suits(recipe, built[1], built[0].source.shape)
     found, where = server.run(experiment, out, built=built, watch=watch), layout(built[1], recipe.kept)

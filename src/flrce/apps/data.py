@@ -27,7 +27,6 @@ def list_(as_json: bool) -> None:
 
 def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_json: bool, svg: Path | None) -> None:
     """How an experiment shares its samples out: sizes and labels per client."""
-    from flrce.data.federation import federate
 
     more = [f'data.name="{name}"'] if name else []
     if name and name not in NAMES and not prepared(name):
@@ -35,7 +34,7 @@ def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_jso
     exp = experiment(file, [*overrides, *more])
     d = exp.data
     pool = d.read()
-    federation = federate(pool, d.partition, exp.clients, exp.seed, d.alpha, d.holdout, d.minimum)
+    federation = exp.federate(pool)
     described = federation.describe()
     what = f"{pool.outputs} {pool.kind}"
     title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {what}; {d.partition}"

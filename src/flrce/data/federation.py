@@ -1,5 +1,6 @@
 """Samples shared out among clients, each with a hold-out of its own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from flrce.data.partition import NATURAL, partition
 from flrce.data.sources import Source
+from flrce.data.trouble import Shared, Troubled, touched
 from flrce.errors import BadInput
 from flrce.rng import stream
 
 Index = NDArray[np.int64]
+FINE = Troubled()
 
 
 @lru_cache(maxsize=2)
@@ -32,6 +35,12 @@ class Federation:
     clients: tuple[str, ...]
     train: tuple[Index, ...]
     held: tuple[Index, ...]
+    trouble: Troubled = FINE
+
+    def samples(self, client: str, t: int) -> Index:
+        """What a client trains on in round t: the same in every round unless its data drift."""
+        own, drift = self.train[self.row[client]], self.trouble.drifting.get(client)
+        return own if drift is None else drift.samples(own, self.source.y, t)
 
     @property
     def x(self) -> Tensor:
@@ -48,6 +57,8 @@ class Federation:
     @cached_property
     def n(self) -> Index:
         """(M,) training samples."""
+        if self.trouble.drifting:
+            return np.array([len(self.samples(client, 1)) for client in self.clients])
         return np.array([len(part) for part in self.train])
 
     @cached_property
@@ -71,16 +82,21 @@ class Federation:
             told["labels"] = [np.bincount(source.y[part], minlength=labels).tolist() for part in self.train]
         else:
             told["kind"] = source.kind
+        if self.trouble.who:
+            told["trouble"] = {kind: list(clients) for kind, clients in self.trouble.who.items()}
         return told
 
 
 def federate(
-    source: Source, scheme: str, M: int, seed: int, alpha: float = 0.1, holdout: float = 0.3, minimum: int = 5
-) -> Federation:
+    source: Source, scheme: str, M: int, seed: int, alpha: float = 0.1, holdout: float = 0.3, minimum: int = 5,
+    trouble: Sequence[Any] = (),
+) -> Federation:  # fmt: skip
     """Share the samples out, then hold some of each client's own back for validation; at least two stay to train on.
 
-    A source with a test split of its own keeps it, and `holdout` does not count.
+    A source with a test split of its own keeps it, and `holdout` does not count. `trouble` is what is then made wrong.
     """
+    if trouble:
+        return _with_trouble(source, scheme, M, seed, alpha, holdout, minimum, tuple(trouble))
     parts = partition(source, scheme, M, alpha, minimum, stream(seed, "partition"))
     names = [str(k) for k in range(M)]
     if scheme in NATURAL:
@@ -94,6 +110,16 @@ def federate(
         train, held = _own_split(source.held, parts)
         _enough(source, names, train)
     return Federation(source, tuple(names), train, held)
+
+
+@lru_cache(maxsize=2)
+def _with_trouble(source: Source, *how: Any) -> Federation:
+    """Remembered, so that runs which share a troubled fleet share its samples in memory too."""
+    *usual, trouble = how
+    fine = federate(source, *usual)
+    seed = usual[2]
+    made = touched(Shared(source, fine.clients, fine.train, fine.held), trouble, seed)
+    return Federation(made.source, made.clients, made.train, made.held, made.trouble)
 
 
 def _own_split(test: NDArray[np.bool_], parts: list[Index]) -> tuple[tuple[Index, ...], tuple[Index, ...]]:

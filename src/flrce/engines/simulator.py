@@ -17,6 +17,7 @@ from flrce.engines.workers import Numbers, Workers
 from flrce.fleet.costs import Profile, inference_flops, training_flops
 from flrce.local.batches import sizes_of, steps_of
 from flrce.local.client import OWN, Runner
+from flrce.local.freeride import ride
 from flrce.local.objective import Classification, Objective
 from flrce.local.trainer import CHUNK
 from flrce.models.part import trainee
@@ -71,8 +72,15 @@ class Simulator:
         self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
     ) -> Sequence[Reply]:
         judged = self._judged(w, [task for task in tasks if self._held(task)], carry)
-        replies = self.workers.train(w, [(task, self._own(task.client), carry.get(task.client, {})) for task in tasks])
-        booked = [self._booked(task, reply) for task, reply in zip(tasks, replies, strict=True)]
+        riding = self.federation.trouble.riding
+        honest = [task for task in tasks if task.client not in riding]
+        orders = [(task, self._own(task.client, task.t), carry.get(task.client, {})) for task in honest]
+        replies = dict(zip((task.client for task in honest), self.workers.train(w, orders), strict=True))
+        for task in tasks:
+            if task.client in riding:
+                n, own = self.samples(task.client), carry.get(task.client, {})
+                replies[task.client] = ride(self.runner, w, task, riding[task.client], n, own)
+        booked = [self._booked(task, replies[task.client]) for task in tasks]
         return [replace(reply, judged=judged.get(reply.client)) for reply in booked]
 
     def evaluate(
@@ -153,9 +161,9 @@ class Simulator:
     def close(self) -> None:
         self.workers.close()
 
-    def _own(self, client: str) -> NDArray[np.int64]:
-        """A client's training samples."""
-        return self.federation.train[self.federation.row[client]]
+    def _own(self, client: str, t: int = 1) -> NDArray[np.int64]:
+        """A client's training samples in round t."""
+        return self.federation.samples(client, t)
 
     def _booked(self, task: Task, reply: Reply | Dead) -> Reply:
         if isinstance(reply, Dead):

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flrce.config import Experiment, build_net
-from flrce.data.federation import Federation, federate
+from flrce.data.federation import Federation
 from flrce.engines.simulator import Simulator
 from flrce.errors import BadInput
 from flrce.fleet.costs import fleet
@@ -117,7 +117,7 @@ def _build(text: str) -> Built:
     experiment = Experiment.of(tomllib.loads(text))
     d = experiment.data
     pool = d.read()
-    federation = federate(pool, d.partition, experiment.clients, experiment.seed, d.alpha, d.holdout, d.minimum)
+    federation = experiment.federate(pool)
     return federation, build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
 
 

@@ -1,0 +1,245 @@
+"""Fleets with trouble: wrong labels, noisy inputs, rare classes, drifting data, slow devices, free-riders.
+
+Each kind of trouble is a piece, named in `data.trouble`. Its `touch` changes who holds what, or says what its clients
+do later on. All is drawn from (seed, kind, client), so a resumed run and any engine meet the same trouble. Hold-outs
+stay clean, so that accuracy is about what is true. `Troubled.who` is the ground truth, kept in `partition.json`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+from annotated_types import Ge, Le
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from flrce.bounds import Count, Part, Positive
+from flrce.data.sources import Source
+from flrce.errors import BadInput
+from flrce.rng import stream
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Troubled:
+    """What is wrong in a fleet, and with whom; all that follows from it after the samples are shared out."""
+
+    who: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> clients
+    drifting: Mapping[str, "Drift"] = field(default_factory=dict)
+    riding: Mapping[str, "FreeRiders"] = field(default_factory=dict)
+    slow: Mapping[str, str] = field(default_factory=dict)  # client -> profile of its device
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """Samples shared out among clients, before and after a kind of trouble."""
+
+    source: Source
+    clients: tuple[str, ...]
+    train: tuple[Index, ...]
+    held: tuple[Index, ...]
+    trouble: Troubled = Troubled()
+
+
+class Kind(Protocol):
+    """One kind of trouble: `share` of the clients have it, and `touch` makes it, for the clients in `rows`."""
+
+    @property
+    def share(self) -> float: ...
+
+    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared: ...
+
+
+@dataclass(frozen=True)
+class WrongLabels:
+    """`wrong` of a client's training labels are another class: any ("symmetric"), or the next one ("pairwise")."""
+
+    share: Part = 0.2
+    wrong: Part = 0.4
+    how: Literal["symmetric", "pairwise"] = "symmetric"
+
+    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+        source = fleet.source
+        classes = _classes(source, "wrong-labels")
+        y = np.array(source.y)
+        for k in rows:
+            rng = stream(seed, "wrong labels", 0, fleet.clients[k])
+            own = rng.permutation(fleet.train[k])[: round(self.wrong * len(fleet.train[k]))]
+            by = rng.integers(1, classes, len(own)) if self.how == "symmetric" else 1
+            y[own] = (y[own] + by) % classes
+        return replace(fleet, source=replace(source, y=y))
+
+
+@dataclass(frozen=True)
+class NoisyInputs:
+    """Training inputs with noise, `level` times the data's standard deviation; of token ids, `level` are drawn anew."""
+
+    share: Part = 0.2
+    level: Annotated[float, Ge(0), Le(1000)] = 1.0
+
+    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+        x = np.array(fleet.source.x)
+        spread = 0.0 if fleet.source.tokens else float(np.std(x[:10_000]))
+        for k in rows:
+            rng, own = stream(seed, "noisy inputs", 0, fleet.clients[k]), fleet.train[k]
+            if fleet.source.tokens:
+                drawn = rng.integers(0, fleet.source.vocabulary, x[own].shape)
+                x[own] = np.where(rng.random(x[own].shape) < self.level, drawn, x[own])
+            else:
+                noisy = x[own] + self.level * spread * rng.normal(size=x[own].shape)
+                x[own] = np.clip(np.rint(noisy), 0, 255) if x.dtype == np.uint8 else noisy
+        return replace(fleet, source=replace(fleet.source, x=x))
+
+
+@dataclass(frozen=True)
+class RareClasses:
+    """`classes` drawn classes are held by these clients alone: they get the others' samples of them in exchange for
+    some of their own. What they have no room for is left out of the run; everyone keeps two samples to train on.
+    """
+
+    share: Part = 0.05
+    classes: Count = 2
+
+    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+        total = _classes(fleet.source, "rare-classes")
+        if self.classes >= total:
+            raise BadInput(
+                f"data.trouble rare-classes: {self.classes} of {total} classes cannot be rare; lower classes"
+            )
+        rng = stream(seed, "rare classes")
+        rare = np.isin(fleet.source.y, rng.permutation(total)[: self.classes])
+        return replace(
+            fleet,
+            train=_gathered(fleet.train, rare, set(rows), rng, least=2),
+            held=_gathered(fleet.held, rare, set(rows), rng, least=0),
+        )
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Data that change: in round t a client trains on a `window` of its samples in the order of their labels, which
+    goes round in `period` rounds. Its hold-out stays whole.
+    """
+
+    share: Part = 1.0
+    window: Part = 0.5
+    period: Count = 20
+
+    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+        drifting = {fleet.clients[k]: self for k in rows}
+        return _with(fleet, drifting={**fleet.trouble.drifting, **drifting})
+
+    def samples(self, own: Index, y: NDArray[Any], t: int) -> Index:
+        """Those of a client's samples that it has in round t: the same number in each."""
+        if len(own) <= 2:
+            return own
+        size = max(2, round(self.window * len(own)))
+        keys = np.asarray(y[own], np.float64).reshape(len(own), -1)[:, 0]
+        order = own[np.argsort(keys, kind="stable")]
+        start = len(own) * ((t - 1) % self.period) // self.period
+        return np.sort(order[(start + np.arange(size)) % len(own)])
+
+
+@dataclass(frozen=True)
+class SlowLabels:
+    """Two tiers of devices: the clients with the largest share of the upper half of the classes have a slow `profile`.
+
+    Whoever prefers fast clients then prefers some labels.
+    """
+
+    share: Part = 0.3
+    profile: str = "raspberry-pi-4"
+
+    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+        half = _classes(fleet.source, "slow-labels") / 2
+        upper = [float(np.mean(fleet.source.y[own] >= half)) if len(own) else 0.0 for own in fleet.train]
+        order = np.argsort(-np.array(upper), kind="stable")[: len(rows)]
+        slow = dict.fromkeys((fleet.clients[k] for k in order), self.profile)
+        return _with(fleet, slow={**fleet.trouble.slow, **slow})
+
+
+@dataclass(frozen=True)
+class FreeRiders:
+    """Clients that do not train (their costs are booked as if they did) and send
+
+    - "zero": nothing at all;
+    - "noise": a random direction, `level` times as long as the model's way since they were last asked;
+    - "stale": that way itself, which is what others did (Lin et al. 2019, delta weights), `level` times.
+    """
+
+    share: Part = 0.2
+    sends: Literal["zero", "noise", "stale"] = "stale"
+    level: Positive = 1.0
+
+    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+        return _with(fleet, riding={**fleet.trouble.riding, **{fleet.clients[k]: self for k in rows}})
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "wrong-labels": WrongLabels,
+    "noisy-inputs": NoisyInputs,
+    "rare-classes": RareClasses,
+    "drift": Drift,
+    "slow-labels": SlowLabels,
+    "free-riders": FreeRiders,
+}
+
+
+def name_of(kind: Any) -> str:
+    """The name of a kind: as in KINDS, or its class's."""
+    return next((name for name, make in KINDS.items() if make is type(kind)), type(kind).__name__)
+
+
+def touched(fleet: Shared, kinds: Sequence[Any], seed: int) -> Shared:
+    """The fleet with all its trouble. Kinds have other clients each, as long as there are any who have none."""
+    M = len(fleet.clients)
+    order, at = stream(seed, "trouble").permutation(M), 0
+    who: dict[str, tuple[str, ...]] = {}
+    for kind in kinds:
+        count = max(1, round(kind.share * M))
+        rows = [int(k) for k in np.roll(order, -at)[:count]]
+        at = (at + count) % M
+        before = fleet.trouble.slow
+        fleet = kind.touch(fleet, rows, seed)
+        slow = [client for client in fleet.trouble.slow if client not in before]
+        clients = slow if isinstance(kind, SlowLabels) else [fleet.clients[k] for k in sorted(rows)]
+        who[name_of(kind)] = tuple(dict.fromkeys((*who.get(name_of(kind), ()), *clients)))
+    return _with(fleet, who=who)
+
+
+def _with(fleet: Shared, **changed: Any) -> Shared:
+    return replace(fleet, trouble=replace(fleet.trouble, **changed))
+
+
+def _classes(source: Source, what: str) -> int:
+    if source.kind != "classes" or len(source.classes) < 2:
+        raise BadInput(f"data.trouble {what} is about classes, {source.name} has {source.kind}; drop it")
+    return len(source.classes)
+
+
+def _gathered(
+    parts: tuple[Index, ...], rare: NDArray[np.bool_], holders: set[int], rng: Generator, least: int
+) -> tuple[Index, ...]:
+    """Parts with the rare samples of all in the holders' hands, who give as many others of their own instead."""
+    keep = {k: part if k in holders else _common(part, rare, least) for k, part in enumerate(parts)}
+    moved = rng.permutation(np.concatenate([np.setdiff1d(part, keep[k]) for k, part in enumerate(parts)]))
+    given = rng.permutation(np.concatenate([keep[k][~rare[keep[k]]] for k in sorted(holders)]))
+    given = given[: len(moved)]
+    takes = np.array_split(moved[: len(given)], len(holders))
+    lost = {k: len(part) - len(keep[k]) for k, part in enumerate(parts)}
+    at = 0
+    for k, take in zip(sorted(holders), takes, strict=True):
+        keep[k] = np.concatenate([keep[k][~np.isin(keep[k], given)], take])
+    for k in sorted(set(keep) - holders):  # what the holders gave goes to those who gave them something
+        size = len(given) * lost[k] // max(len(moved), 1)
+        keep[k] = np.concatenate([keep[k], given[at : at + size]])
+        at += size
+    return tuple(np.sort(keep[k]).astype(np.int64) for k in range(len(parts)))
+
+
+def _common(part: Index, rare: NDArray[np.bool_], least: int) -> Index:
+    """A part without its rare samples, but for as many as `least` needs."""
+    common = part[~rare[part]]
+    return common if len(common) >= least else np.concatenate([common, part[rare[part]][: least - len(common)]])
