@@ -85,6 +85,7 @@ class Model(Section):
     name: str = "auto"
     options: dict[str, bool | int | float | str] | None = None  # arguments of the network: layers, width, ...
     kept: str | list[str] | None = None  # patterns of parameters that stay with their client
+    fixed: str | list[str] | None = None  # patterns of parameters that neither train nor travel
 
     @field_validator("name")
     @classmethod
@@ -226,10 +227,10 @@ class Experiment(Section):
     def build_recipe(self) -> Recipe:
         local = {"P": self.per_round, **local_of(self.train.model_dump(exclude_none=True))}
         recipe = compose(self.recipe, local, self.stop.model_dump(exclude_none=True))
-        kept = self.model.kept
-        if kept is None:
+        kept, fixed = _several(self.model.kept), _several(self.model.fixed)
+        if not kept and not fixed:
             return recipe
-        return replace(recipe, kept=(*recipe.kept, *([kept] if isinstance(kept, str) else kept)))
+        return replace(recipe, kept=(*recipe.kept, *kept), fixed=(*recipe.fixed, *fixed))
 
     def federate(self, pool: Source) -> Federation:
         """These samples shared out among the clients, with what is wrong with some of them."""
@@ -239,6 +240,10 @@ class Experiment(Section):
     def build_objective(self, kind: str) -> Any:
         """What the model is for; `kind` is that of the data's targets, which decides where the experiment does not."""
         return objective_of(self.objective, kind)
+
+
+def _several(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def read_toml(path: Path, what: str = "give an experiment file (TOML)") -> dict[str, Any]:

@@ -198,6 +198,7 @@ class Recipe:
     update: Any = None  # how gradients become steps: a chain of links (local/updates.py); None: plain SGD
     augment: tuple[Any, ...] = ()  # transforms of each batch (local/augment.py)
     kept: tuple[str, ...] = ()  # patterns of parameters that stay with their client, "norms" or "head"
+    fixed: tuple[str, ...] = ()  # patterns of parameters that neither train nor travel
     submodel: SubModel = Full()
     compressor: Compressor = Dense()
     server: ServerStep = Step()

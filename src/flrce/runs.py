@@ -26,7 +26,7 @@ from flrce.engines.workers import Pooled, hire
 from flrce.errors import BadInput
 from flrce.fleet.costs import fleet, profile
 from flrce.local.client import Runner
-from flrce.models.flat import layout, pack
+from flrce.models.flat import Fixed, fix, layout, pack
 from flrce.models.inputs import inputs, tried
 from flrce.models.slicing import suits
 from flrce.outcome import Result
@@ -90,6 +90,7 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     pool = d.read() if data is None else adopt(data, **d.how())
     federation = experiment.federate(pool)
     net = model or build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
+    net = fix(net, experiment.build_recipe().fixed)
     told = experiment.objective is None and pool.kind in ("classes", "tokens")
     tried(net, inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift), pool.outputs if told else None)
     return federation, net
@@ -268,9 +269,9 @@ def named(built: Parts, w: Tensor) -> dict[str, Tensor]:
 
 
 def with_rest(found: dict[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
-    """What travelled, and what of the network did not: its fixed parameters, and what clients keep."""
+    """What travelled, and what of the network did not: fixed parameters that lie in no file, and what clients keep."""
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-        if name not in found and tensor.is_floating_point():
+        if name not in found and tensor.is_floating_point() and not isinstance(tensor, Fixed):
             found[name] = tensor.detach().clone()
     return found
 

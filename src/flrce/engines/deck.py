@@ -164,7 +164,10 @@ class Decks:
 
     def hire(self, runner: Runner) -> "Seat":
         """A seat at the deck of this network and these samples."""
-        key = (id(runner.x), runner.shape, repr(runner.layout), repr(runner.net), repr(runner.objective))
+        fixed = tuple(
+            p.data_ptr() for p in runner.net.parameters() if not p.requires_grad
+        )  # a base of its own, or none
+        key = (id(runner.x), runner.shape, repr(runner.layout), repr(runner.net), repr(runner.objective), fixed)
         if key not in self.decks:
             total = torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else 4 << 30
             self.decks[key] = Deck(runner, self.device, memory=total // 4)

@@ -22,7 +22,7 @@ from flrce.flower.client import Local, client_app
 from flrce.flower.grid import LocalGrid
 from flrce.flower.session import Result
 from flrce.flower.strategies import RecipeStrategy
-from flrce.models.flat import layout, pack
+from flrce.models.flat import fix, layout, pack
 from flrce.types import Reply, Round, Spent, Task
 
 Built = tuple[Federation, Any]  # samples and network
@@ -118,7 +118,8 @@ def _build(text: str) -> Built:
     d = experiment.data
     pool = d.read()
     federation = experiment.federate(pool)
-    return federation, build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
+    net = build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
+    return federation, fix(net, experiment.build_recipe().fixed)
 
 
 def _profile(experiment: Experiment) -> str | None:

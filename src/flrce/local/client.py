@@ -18,6 +18,7 @@ from flrce.local.native import Kernel, kernel
 from flrce.local.objective import Classification, Objective
 from flrce.local.trainer import Trained, Trainer
 from flrce.local.updates import Chain, Local, Simple, simple
+from flrce.models.adapters import rank_of, ranked
 from flrce.models.chain import Chain as Layers
 from flrce.models.chain import chain
 from flrce.models.flat import layout, pack_own
@@ -99,6 +100,9 @@ class Runner:
         if self.layout.kept:
             raise BadInput("sub-models and frozen blocks do not go with parameters that stay with the client")
         wanted = task.part
+        if wanted.rate < 1 and not wanted.first and rank_of(self.net):
+            rng = None if wanted.ordered else stream(task.seed, "units", task.t, task.client)
+            return ranked(self.net, self.layout, wanted.rate, rng)
         if wanted.rate == 1:
             return frozen(self.all, self.layout, self.chain, wanted.first)
         if wanted.rate not in self.slices:

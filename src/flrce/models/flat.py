@@ -11,10 +11,12 @@ Integer buffers (`num_batches_tracked`) never travel either. A client trains its
 then w, then what it keeps of the statistics; so both w and all that trains are one slice of it.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,19 @@ from flrce.errors import BadInput
 NORMS = "norms"  # in place of a pattern: every normalisation layer
 HEAD = "head"  # in place of a pattern: the last layer that has parameters
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+class Fixed(nn.Parameter):
+    """A parameter that came from a file and never changes: copies of its module share its memory, no run keeps it."""
+
+    def __new__(cls, data: Tensor, requires_grad: bool = False) -> "Fixed":
+        return super().__new__(cls, data, False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Fixed":
+        if id(self) not in memo:
+            memo[id(self)] = Fixed(self.data)
+        found: Fixed = memo[id(self)]
+        return found
 
 
 @dataclass(frozen=True)
@@ -135,6 +150,25 @@ def _kept(module: nn.Module, names: Sequence[str], patterns: Sequence[str]) -> s
     if found and not set(names) - found:
         raise BadInput(f"model.kept = {', '.join(patterns)!r} keeps every tensor with the client: nothing would travel")
     return found
+
+
+def fix(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
+    """The module, or a copy of it whose parameters of these names neither train nor travel."""
+    if not patterns:
+        return module
+    module = copy.deepcopy(module)
+    names = [name for name, p in module.named_parameters() if p.requires_grad]
+    for pattern in patterns:
+        here = {name for name in names if fnmatchcase(name, pattern)}
+        if not here:
+            few = ", ".join(names[:6])
+            raise BadInput(f"model.fixed = {pattern!r} matches no parameter that trains; there are {few}, ...")
+        for name, p in module.named_parameters():
+            if name in here:
+                p.requires_grad_(False)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise BadInput(f"model.fixed = {', '.join(patterns)!r} fixes every parameter: nothing would train")
+    return module
 
 
 def pack(module: nn.Module, where: Layout | None = None) -> Tensor:

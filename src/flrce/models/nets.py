@@ -132,6 +132,25 @@ def _gpt(need: Need, **more: int) -> nn.Module:
     return GPT(need.vocabulary, need.outputs, need.shape[0], need.every, **more)
 
 
+def _llama(
+    need: Need, path: str = "smollm2", rank: int = 8, alpha: float = 16.0, targets: str = "q_proj,v_proj",
+    dtype: str = "float32", recompute: bool = False, seeds: int = 0,
+) -> nn.Module:  # fmt: skip
+    from flrce.models.adapters import adapt
+    from flrce.models.flat import fix
+    from flrce.models.llama import load
+    from flrce.models.seeds import Seeded
+
+    net = load(path, dtype, need.every, recompute)
+    if need.vocabulary > net.sizes.vocabulary:
+        raise BadInput(
+            f"the data has token ids up to {need.vocabulary - 1}, the model knows {net.sizes.vocabulary}; "
+            "set data.tokenizer to the model's path"
+        )
+    adapted = adapt(net, rank, alpha, targets)
+    return Seeded(fix(adapted, ["*.lora_A"]), seeds, int(torch.randint(2**31, ()))) if seeds else adapted
+
+
 NARROW, WIDE = (16, 32, 64), (64, 128, 256, 512)
 NETS: dict[str, Net] = {
     "mlp": Net("numbers", lambda need, hidden=64: _mlp(need.shape, need.outputs, hidden), ("hidden",)),
@@ -143,6 +162,7 @@ NETS: dict[str, Net] = {
     "cnn-1d": Net("series", lambda need, **more: Series(need.shape[0], need.outputs, **more), ("width",)),
     "lstm": _recurrent("lstm"), "gru": _recurrent("gru"),
     "gpt": Net("tokens", _gpt, ("layers", "width", "heads")),
+    "llama": Net("tokens", _llama, ("path", "rank", "alpha", "targets", "dtype", "recompute", "seeds")),
 }  # fmt: skip
 NAMES = ("auto", *CNNS, *NETS)
 

@@ -13,6 +13,7 @@ from numpy.random import Generator
 from torch import Tensor, nn
 
 from flrce.errors import BadInput
+from flrce.models.adapters import rank_of
 from flrce.models.chain import Chain, Layer, chain
 from flrce.models.flat import Layout, layout
 from flrce.models.part import Part, before, portion
@@ -78,9 +79,12 @@ def sliceable(blocks: Chain) -> None:
 
 def suits(recipe: Recipe, net: nn.Module, shape: tuple[int, ...]) -> None:
     """BadInput where pieces of a recipe need a plain chain of layers, or more blocks, and the network is none such."""
-    needing = [piece for _, piece in recipe.pieces() if isinstance(piece, Chained) and piece.chained]
+    roles = {role: piece for role, piece in recipe.pieces() if isinstance(piece, Chained) and piece.chained}
+    needing = list(roles.values())
     if not needing:
         return
+    if rank_of(net) and set(roles) == {"submodel"}:
+        return  # adapters have inner units to leave out, whatever they stand beside
     try:
         blocks = chain(net, shape)
         before(blocks, getattr(recipe.trainer, "first", 0))

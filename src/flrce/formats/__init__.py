@@ -1,0 +1,1 @@
+"""Language models as files: GGUF, safetensors with a config.json, byte-level BPE."""

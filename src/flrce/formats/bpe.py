@@ -1,0 +1,146 @@
+"""Byte-level byte-pair encoding (Sennrich et al. 2016, as GPT-2 has it): text <-> token ids.
+
+A text is cut into words by one or more patterns, a word becomes bytes, each byte a printable letter, and the pair of
+neighbours that was merged first in training is merged first here, until none is left.
+"""
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+from flrce.errors import BadInput, brief
+
+#: GPT-2's words; and how other families cut before them, by the names that GGUF files use
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PATTERNS: dict[str, tuple[str, ...]] = {
+    "default": (GPT2,),
+    "gpt-2": (GPT2,),
+    "smollm": (r"\p{N}", GPT2),
+    "llama-bpe": (LLAMA3,),
+    "llama3": (LLAMA3,),
+}
+WORDS = 65536  # words whose pieces are remembered
+
+
+@dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """Token ids of one model; `specials` are marks such as the end of a text, which plain text never becomes."""
+
+    tokens: tuple[str, ...]  # id -> token, in the letters that stand for bytes
+    merges: tuple[tuple[str, str], ...]
+    patterns: tuple[str, ...] = (GPT2,)
+    specials: Mapping[str, int] = field(default_factory=dict)
+    end: int = 0  # the id that ends a text
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        return {token: i for i, token in enumerate(self.tokens)}
+
+    @cached_property
+    def ranks(self) -> dict[tuple[str, str], int]:
+        return {pair: i for i, pair in enumerate(self.merges)}
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without marks; what is written like a mark is text too."""
+        found: list[int] = []
+        for word in words(text, self.patterns):
+            if word not in self._known:
+                if len(self._known) >= WORDS:
+                    self._known.clear()
+                self._known[word] = self._word(word)
+            found += self._known[word]
+        return found
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these ids; marks are left out, bytes that are no UTF-8 replaced."""
+        marks = set(self.specials.values())
+        letters = "".join(self.tokens[i] for i in ids if i not in marks)
+        back = {letter: byte for byte, letter in enumerate(letters_of_bytes())}
+        return bytes(back[letter] for letter in letters if letter in back).decode("utf-8", "replace")
+
+    def _word(self, word: str) -> tuple[int, ...]:
+        alphabet = letters_of_bytes()
+        parts = [alphabet[byte] for byte in word.encode("utf-8", "surrogatepass")]
+        while len(parts) > 1:
+            found = [(self.ranks.get(pair, sys.maxsize), i) for i, pair in enumerate(pairwise(parts))]
+            rank, at = min(found)
+            if rank == sys.maxsize:
+                break
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        try:
+            return tuple(self.ids[part] for part in parts)
+        except KeyError as why:
+            raise BadInput(f"the tokenizer has no token for {brief(word, 40)!r}: its vocabulary lacks {why}") from why
+
+
+def words(text: str, patterns: Sequence[str]) -> list[str]:
+    """A text cut by each pattern in turn: what matches is a word, and so is what lies between matches."""
+    parts = [text] if text else []
+    for pattern in patterns:
+        cut: list[str] = []
+        for part in parts:
+            at = 0
+            for match in compiled(pattern).finditer(part):
+                if match.end() == match.start():
+                    continue
+                cut += [part[at : match.start()]] if match.start() > at else []
+                cut.append(match.group())
+                at = match.end()
+            cut += [part[at:]] if at < len(part) else []
+        parts = cut
+    return parts
+
+
+@lru_cache(maxsize=1)
+def letters_of_bytes() -> tuple[str, ...]:
+    """256 letters, one a byte: printable ones stand for themselves, the rest for those from 256 on."""
+    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    rest = [byte for byte in range(256) if byte not in plain]
+    return tuple(chr(byte if byte in plain else 256 + rest.index(byte)) for byte in range(256))
+
+
+@lru_cache(maxsize=16)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern with \\p{L} and \\p{N}, which Python's re does not know, written out."""
+    found, inside, at = [], False, 0
+    while at < len(pattern):
+        if pattern.startswith((r"\p{L}", r"\p{N}"), at):
+            span = ranges(pattern[at + 3])
+            found.append(span if inside else f"[{span}]")
+            at += 5
+            continue
+        if pattern.startswith((r"\p", r"\P"), at):
+            raise BadInput(f"the tokenizer's pattern has {pattern[at : at + 6]!r}; known are \\p{{L}} and \\p{{N}}")
+        step = 2 if pattern[at] == "\\" else 1
+        inside = {"[": True, "]": False}.get(pattern[at], inside)
+        found.append(pattern[at : at + step])
+        at += step
+    try:
+        return re.compile("".join(found))
+    except re.error as why:
+        raise BadInput(f"the tokenizer's pattern {brief(pattern, 60)!r} cannot be used: {why}") from why
+
+
+@lru_cache(maxsize=4)
+def ranges(category: str) -> str:
+    """All characters of a Unicode category (L: letters, N: numbers), as the inside of a character class."""
+    spans: list[list[int]] = []
+    for code in range(sys.maxunicode + 1):
+        if unicodedata.category(chr(code))[0] == category:
+            if spans and spans[-1][1] == code - 1:
+                spans[-1][1] = code
+            else:
+                spans.append([code, code])
+    return "".join(f"\\U{a:08x}-\\U{b:08x}" for a, b in spans)

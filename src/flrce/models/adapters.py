@@ -1,0 +1,116 @@
+"""LoRA (Hu et al. 2022): thin matrices beside fixed ones, and all that follows from their shape.
+
+An adapter of rank R is a small network of its own, in -> R -> out; its R inner units are what a client of lower rank
+has fewer of, as in any sub-model.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from numpy.random import Generator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flrce.errors import BadInput
+from flrce.models.flat import Fixed, Layout, layout
+from flrce.models.part import Part, portion
+
+DOWN, UP = "lora_A", "lora_B"  # as in HuggingFace's peft
+
+
+class LoRA(nn.Module):
+    """base(x) + alpha / R * B A x, with A (R, in) as peft draws it and B (out, R) zero at first."""
+
+    def __init__(self, base: nn.Module, rank: int, alpha: float) -> None:
+        super().__init__()
+        inside, out = int(base.in_features), int(base.out_features)  # type: ignore[arg-type]
+        self.base, self.scale = base, alpha / rank
+        where = next(base.parameters()).device
+        self.lora_A = nn.Parameter((2 * torch.rand(rank, inside, device=where) - 1) / math.sqrt(inside))
+        self.lora_B = nn.Parameter(torch.zeros(out, rank, device=where))
+
+    def forward(self, x: Tensor) -> Tensor:
+        added = F.linear(F.linear(x.to(self.lora_A.dtype), self.lora_A), self.lora_B) * self.scale
+        found: Tensor = self.base(x)
+        return found + added.to(found.dtype)
+
+
+def adapt(
+    net: nn.Module, rank: int = 8, alpha: float = 16.0, targets: str | Sequence[str] = "q_proj,v_proj"
+) -> nn.Module:
+    """The net with all of its parameters fixed and an adapter beside each linear layer that `targets` names.
+
+    Targets are last names of layers, or patterns of whole ones: "q_proj", "layers.2*.mlp.*".
+    """
+    wanted = [each.strip() for each in targets.split(",")] if isinstance(targets, str) else list(targets)
+    if not 1 <= rank <= 4096 or not alpha > 0:
+        raise BadInput(
+            f"rank = {rank} and alpha = {alpha}: an adapter needs a rank from 1 to 4096 and an alpha above 0"
+        )
+    linear = {name: layer for name, layer in net.named_modules() if _linear(layer)}
+    net.requires_grad_(False)
+    for target in wanted:
+        here = [name for name in linear if name.rpartition(".")[2] == target or fnmatchcase(name, target)]
+        if not here:
+            few = ", ".join(sorted({name.rpartition(".")[2] for name in linear})[:9])
+            raise BadInput(f"targets: {target!r} matches no linear layer of {type(net).__name__}; it has {few}")
+        for name in here:
+            parent, _, last = name.rpartition(".")
+            holder = net.get_submodule(parent)
+            if not isinstance(getattr(holder, last), LoRA):
+                setattr(holder, last, LoRA(linear[name], rank, alpha))
+    return net
+
+
+def _linear(layer: nn.Module) -> bool:
+    shaped = hasattr(layer, "in_features") and hasattr(layer, "out_features")
+    return shaped and not isinstance(layer, LoRA) and len(list(layer.children())) == 0
+
+
+def share(net: nn.Module) -> nn.Module:
+    """The net with its fixed parameters held once, whatever is copied: for a pretrained one that lies in a file."""
+    for module in net.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            if not p.requires_grad:
+                setattr(module, name, Fixed(p.data))
+    return net
+
+
+def rank_of(net: nn.Module) -> int:
+    """The largest rank of the net's adapters; 0 where it has none."""
+    return max((len(layer.lora_A) for layer in net.modules() if isinstance(layer, LoRA)), default=0)
+
+
+def ranked(net: nn.Module, where: Layout, rate: float, rng: Generator | None = None) -> Part:
+    """The part whose adapters have a share `rate` of the inner units: the first ones, or with `rng` random ones."""
+    small, units = copy.deepcopy(net), {}
+    for path, layer in small.named_modules():
+        if isinstance(layer, LoRA):
+            R = len(layer.lora_A)
+            r = portion(rate, R)
+            chosen = torch.arange(r) if rng is None else torch.from_numpy(rng.permutation(R)[:r]).sort().values
+            if rng is not None and not layer.lora_A.requires_grad:
+                raise BadInput("random ranks do not go with a fixed lora_A, which all clients share; use prefix-units")
+            units[path] = chosen
+            layer.lora_A = nn.Parameter(layer.lora_A.data[chosen], layer.lora_A.requires_grad)
+            layer.lora_B = nn.Parameter(layer.lora_B.data[:, chosen], layer.lora_B.requires_grad)
+    held, names = [], []
+    for slot in where.slots:
+        path, _, last = slot.name.rpartition(".")
+        grid = torch.arange(slot.size).reshape(slot.shape)
+        if path in units and last in (DOWN, UP):
+            grid = grid[units[path]] if last == DOWN else grid[:, units[path]]
+        held.append(grid.reshape(-1) + slot.offset)
+        names.append((slot.name, grid.numel()))
+    assert [slot.size for slot in layout(small).slots] == [size for _, size in names]
+    return Part(small, (rate, 0), tuple(names), torch.cat(held))
+
+
+def pairs(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[int, int]]:
+    """Places of the two matrices of each adapter among tensors with these names and shapes."""
+    found = {name: i for i, (name, _) in enumerate(shapes)}
+    ups = {name: i for name, i in found.items() if name.rpartition(".")[2] == UP}
+    return [(found[down], i) for name, i in ups.items() if (down := name.removesuffix(UP) + DOWN) in found]

@@ -1,0 +1,53 @@
+"""A model as a few numbers: how far it went along each of K random directions (FedKSeed, Qin et al. 2024).
+
+Directions follow from seeds that everybody can draw, so K numbers are the whole model: they travel, are compared,
+averaged and remembered; what they stand for is worked out where it is needed.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flrce.models.flat import Fixed
+from flrce.rng import stream
+
+ROWS = 64  # directions turned into floats at a time
+
+
+class Seeded(nn.Module):
+    """The net at theta_0 + sum_s steps_s z_s; z_s (d,) of -1 and 1. Only `steps` (K,) train and travel.
+
+    theta are the net's parameters that train; they are fixed at theta_0 here.
+    """
+
+    def __init__(self, net: nn.Module, K: int, seed: int = 0) -> None:
+        super().__init__()
+        moving = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+        self.net, self.names = net.requires_grad_(False), tuple(name for name, _ in moving)
+        d = sum(p.numel() for _, p in moving)
+        bits = np.frombuffer(stream(seed, "directions").bytes(-(-K * d // 8)), np.uint8)
+        signs = np.unpackbits(bits)[: K * d]
+        self.signs = Fixed(torch.from_numpy(signs.astype(np.int8) * 2 - 1).reshape(K, d))
+        self.steps = nn.Parameter(torch.zeros(K))
+
+    def forward(self, x: Tensor) -> Any:
+        away = torch.zeros(self.signs.shape[1], device=self.steps.device)  # (d,)
+        for some, signs in zip(self.steps.split(ROWS), self.signs.split(ROWS), strict=True):
+            away = away + some @ signs.to(some.dtype)
+        own, at, moved = dict(self.net.named_parameters()), 0, {}
+        for name in self.names:
+            p = own[name]
+            moved[name] = p + away[at : at + p.numel()].reshape(p.shape)
+            at += p.numel()
+        return functional_call(self.net, moved, (x,))
+
+    @property
+    def provision(self) -> int:
+        return int(getattr(self.net, "provision", 0))
+
+    def together(self, shape: tuple[int, ...]) -> int:
+        told = getattr(self.net, "together", None)
+        return int(told(shape)) if told else 1 << 20

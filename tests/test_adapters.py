@@ -1,0 +1,136 @@
+"""Adapters: what trains, what travels, what is shared; gradients against the whole model's."""
+
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from flrce.errors import BadInput
+from flrce.models.adapters import LoRA, adapt, rank_of, ranked
+from flrce.models.flat import Fixed, fix, layout, pack, unpack
+from flrce.models.llama import load
+from flrce.models.seeds import Seeded
+from language import weights, write_folder, write_gguf
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("adapters") / "hf", weights())
+
+
+def adapted(folder, seed=0, **options):
+    torch.manual_seed(seed)
+    return adapt(load(folder), **{"rank": 3, "alpha": 6.0, **options})
+
+
+def test_only_adapters_travel_and_start_as_nothing(folder):
+    net = adapted(folder)
+    ids = torch.arange(3, 15)[None]
+    torch.testing.assert_close(net(ids), load(folder)(ids))
+    names = [slot.name for slot in layout(net).slots]
+    assert names == [f"layers.{i}.self_attn.{p}.lora_{m}" for i in range(2) for p in ("q_proj", "v_proj") for m in "AB"]
+    # q: 3 (64 + 64), v: 3 (64 + 32), for two layers
+    assert layout(net).size == layout(net).trainable == 2 * (3 * 128 + 3 * 96)
+    assert all(isinstance(p, Fixed) for p in net.parameters() if not p.requires_grad)
+
+
+def test_gradients_are_those_of_the_whole_model(folder):
+    """dL/dA = s B^T G, dL/dB = s G A^T with G = dL/dW, by autograd on the model with W + s B A in place of W."""
+    net = adapted(folder, targets="q_proj,v_proj,down_proj")
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if name.endswith("lora_B"):
+                p.normal_(std=0.1)
+    ids = torch.randint(0, 288, (2, 11), generator=torch.Generator().manual_seed(3))
+    merged = load(folder)
+    whole = {name: p.data.clone() for name, p in merged.named_parameters()}
+    lora = {name: layer for name, layer in net.named_modules() if isinstance(layer, LoRA)}
+    for name, layer in lora.items():
+        whole[f"{name}.weight"] += (layer.scale * layer.lora_B @ layer.lora_A).detach()
+    whole = {name: p.requires_grad_() for name, p in whole.items()}
+    loss = functional_call(merged, whole, (ids,)).log_softmax(-1)[..., 7].mean()
+    loss.backward()
+    mine = net(ids).log_softmax(-1)[..., 7].mean()
+    torch.testing.assert_close(mine, loss)
+    mine.backward()
+    assert len(lora) == 6
+    for name, layer in lora.items():
+        G = whole[f"{name}.weight"].grad
+        torch.testing.assert_close(layer.lora_A.grad, layer.scale * layer.lora_B.detach().T @ G, atol=1e-6, rtol=1e-3)
+        torch.testing.assert_close(layer.lora_B.grad, layer.scale * G @ layer.lora_A.detach().T, atol=1e-6, rtol=1e-3)
+
+
+def test_recomputing_blocks_changes_no_gradient(folder):
+    ids, grads = torch.arange(5, 17)[None], []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        net = adapt(load(folder, recompute=recompute), 2).train()
+        net(ids).square().mean().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.requires_grad]))
+    torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=0)
+
+
+def test_a_client_of_lower_rank_holds_the_first_units(folder):
+    net = adapted(folder, rank=4)
+    with torch.no_grad():
+        for p in net.parameters():
+            if p.requires_grad:
+                p.normal_()
+    part = ranked(net, layout(net), 0.5)
+    assert rank_of(part.net) == 2
+    assert part.key == (0.5, 0)
+    w = pack(net)
+    small = unpack(copy.deepcopy(part.net), w[part.held])
+    cut = copy.deepcopy(net)
+    for layer in cut.modules():
+        if isinstance(layer, LoRA):
+            layer.lora_A.data[2:] = 0
+    ids = torch.arange(3, 15)[None]
+    torch.testing.assert_close(small(ids), cut(ids), atol=1e-4, rtol=1e-3)
+    assert next(small.parameters()).data_ptr() == next(net.parameters()).data_ptr()  # one base
+
+
+def test_fixed_patterns(folder):
+    net = fix(adapted(folder), ["*.lora_A"])
+    assert layout(net).size == 2 * (3 * 64 + 3 * 32)
+    for pattern, words in (("nothing*", "matches no parameter"), ("*", "nothing would train")):
+        with pytest.raises(BadInput, match=words):
+            fix(adapted(folder), [pattern])
+
+
+def test_targets_and_ranks_are_checked(folder):
+    with pytest.raises(BadInput, match="'w_proj' matches no linear layer of Llama; it has down_proj"):
+        adapt(load(folder), targets="w_proj")
+    with pytest.raises(BadInput, match="rank = 0"):
+        adapt(load(folder), rank=0)
+    only = adapt(load(folder), 2, targets="layers.1.*.q_proj")
+    assert [n for n, m in only.named_modules() if isinstance(m, LoRA)] == ["layers.1.self_attn.q_proj"]
+
+
+def test_seed_space_is_a_sum_of_directions(folder):
+    net = fix(adapted(folder), ["*.lora_A"])
+    base = copy.deepcopy(net)
+    seeded = Seeded(net, 70, seed=5)
+    assert layout(seeded).size == 70
+    assert set(seeded.signs.unique().tolist()) == {-1, 1}
+    with torch.no_grad():
+        seeded.steps[3], seeded.steps[66] = 0.01, -0.02
+    ids = torch.arange(3, 15)[None]
+    w = pack(base) + 0.01 * seeded.signs[3] - 0.02 * seeded.signs[66]
+    torch.testing.assert_close(seeded(ids), unpack(base, w)(ids), atol=1e-5, rtol=1e-4)
+    again = Seeded(fix(adapted(folder), ["*.lora_A"]), 70, seed=5)
+    assert torch.equal(again.signs, seeded.signs)
+
+
+def test_quantised_base_is_named_in_experiments(tmp_path):
+    from flrce.models.nets import build
+
+    file = write_gguf(tmp_path / "tiny.gguf", weights())
+    net = build("llama", (12,), 288, 0, 288, True, {"path": str(file), "rank": 2})
+    assert layout(net).size == 2 * (2 * 128 + 2 * 96)
+    torch.testing.assert_close(
+        pack(net), pack(build("llama", (12,), 288, 0, 288, True, {"path": str(file), "rank": 2}))
+    )
+    with pytest.raises(BadInput, match="token ids up to 288"):
+        build("llama", (12,), 289, 0, 289, True, {"path": str(file)})

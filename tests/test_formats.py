@@ -1,0 +1,219 @@
+"""Language models read from disk: weights, forward pass and tokens, each worked from its definition."""
+
+import json
+import math
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flrce.errors import BadInput
+from flrce.formats.bpe import GPT2, PATTERNS, Tokenizer, words
+from flrce.formats.gguf import Gguf
+from flrce.formats.language import opened
+from flrce.formats.quants import QUANTS, dequantised
+from flrce.models.llama import load
+from language import EPS, MARKS, SIZES, THETA, alphabet, tokens, weights, write_folder, write_gguf
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder, w = tmp_path_factory.mktemp("language"), weights()
+    return write_folder(folder / "hf", w), write_gguf(folder / "tiny.gguf", w), w
+
+
+def by_the_book(w, ids):
+    """A Llama in loops over positions and heads, in float64."""
+    w = {name: tensor.double().numpy() for name, tensor in w.items()}
+    width, heads, kv = SIZES["width"], SIZES["heads"], SIZES["kv_heads"]
+    head, n = width // heads, len(ids)
+
+    def norm(x, g):
+        return x / math.sqrt((x * x).mean() + EPS) * g
+
+    def turn(v, p):
+        half = head // 2
+        out = np.empty(head)
+        for i in range(half):
+            a = p * THETA ** (-2 * i / head)
+            out[i] = v[i] * math.cos(a) - v[i + half] * math.sin(a)
+            out[i + half] = v[i + half] * math.cos(a) + v[i] * math.sin(a)
+        return out
+
+    x = [w["model.embed_tokens.weight"][i] for i in ids]
+    for layer in range(SIZES["layers"]):
+        b = {k.removeprefix(f"model.layers.{layer}."): v for k, v in w.items() if f"layers.{layer}." in k}
+        seen = [norm(v, b["input_layernorm.weight"]) for v in x]
+        q, k, v = ([b[f"self_attn.{p}_proj.weight"] @ s for s in seen] for p in "qkv")
+        for p in range(n):
+            out = np.zeros(width)
+            for h in range(heads):
+                g = h // (heads // kv)
+                mine = turn(q[p][h * head : (h + 1) * head], p)
+                scores = [mine @ turn(k[j][g * head : (g + 1) * head], j) / math.sqrt(head) for j in range(p + 1)]
+                e = np.exp(np.array(scores) - max(scores))
+                out[h * head : (h + 1) * head] = sum(
+                    a / e.sum() * v[j][g * head : (g + 1) * head] for j, a in enumerate(e)
+                )
+            x[p] = x[p] + b["self_attn.o_proj.weight"] @ out
+        for p in range(n):
+            s = norm(x[p], b["post_attention_layernorm.weight"])
+            gate = b["mlp.gate_proj.weight"] @ s
+            x[p] = x[p] + b["mlp.down_proj.weight"] @ (gate / (1 + np.exp(-gate)) * (b["mlp.up_proj.weight"] @ s))
+    return np.stack([w["model.embed_tokens.weight"] @ norm(v, w["model.norm.weight"]) for v in x])
+
+
+def test_the_forward_pass_is_the_definition(files):
+    folder, _, w = files
+    ids = [5, 80, 3, 260, 17, 80]
+    expected = by_the_book(w, ids)
+    net = load(folder)
+    got = net(torch.tensor([ids, ids[::-1]]))
+    assert got.shape == (2, 6, SIZES["vocabulary"])
+    np.testing.assert_allclose(got[0].detach().double().numpy(), expected, atol=2e-4)
+    last = load(folder, every=False)(torch.tensor([ids]))
+    torch.testing.assert_close(last[0], got[0, -1])
+
+
+def test_both_forms_hold_the_same_model(files):
+    folder, file, _ = files
+    ids = torch.randint(0, SIZES["vocabulary"], (2, 9), generator=torch.Generator().manual_seed(1))
+    a, b = load(folder), load(file)
+    for (name, p), (_, q) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+        step = {"self_attn": 1 / 127, "mlp": 1 / 15}.get(name.split(".")[2] if name.startswith("layers") else "", 0)
+        assert (p - q).abs().max() <= 1.01 * step * p.abs().max() + 1e-3 * bool(step), name
+    assert torch.corrcoef(torch.stack([a(ids).flatten(), b(ids).flatten()]))[0, 1] > 0.98
+    assert a.provision == (folder / "model.safetensors").stat().st_size
+    assert b.provision == file.stat().st_size
+
+
+def test_copies_share_the_base_and_bfloat16_is_near(files):
+    import copy
+
+    net = load(files[0])
+    other = copy.deepcopy(net)
+    assert other.tokens is not net.tokens
+    assert all(p.data_ptr() == q.data_ptr() for p, q in zip(net.parameters(), other.parameters(), strict=True))
+    assert load(files[0]).tokens.data_ptr() == net.tokens.data_ptr()
+    half = load(files[0], "bfloat16")
+    ids = torch.arange(3, 12)[None]
+    assert half.tokens.dtype == torch.bfloat16
+    assert half(ids).dtype == torch.float32
+    assert (half(ids) - net(ids)).abs().max() < 0.1 * net(ids).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "values"),
+    [
+        # scale 2, levels 0..15 low then high, minus 8
+        (2, struct.pack("<e", 2.0) + bytes([0x10 * 15 + 1] * 16), [2 * (1 - 8)] * 16 + [2 * (15 - 8)] * 16),
+        (3, struct.pack("<ee", 0.5, -1.0) + bytes([0x42] * 16), [0.5 * 2 - 1] * 16 + [0.5 * 4 - 1] * 16),
+        # fifth bits: weight 0 alone has its set, so 16 + 3 - 16
+        (6, struct.pack("<eI", 1.0, 1) + bytes([0x03] * 16), [3.0] + [3 - 16] * 15 + [-16.0] * 16),
+        (7, struct.pack("<eeI", 1.0, 10.0, 1 << 31) + bytes([0x21] * 16), [11.0] * 16 + [12.0] * 15 + [28.0]),
+        (8, struct.pack("<e", 0.25) + bytes([4] * 31 + [256 - 8]), [1.0] * 31 + [-2.0]),
+        (0, struct.pack("<f", 1.5), [1.5]),
+        (1, struct.pack("<e", -2.5), [-2.5]),
+        (30, struct.pack("<f", -3.0)[2:], [-3.0]),
+    ],
+)
+def test_blocks_by_hand(kind, block, values):
+    found = dequantised(QUANTS[kind], np.frombuffer(block, np.uint8))
+    assert found.tolist() == values
+
+
+def test_words_and_merges_by_hand(files):
+    folder, file, _ = files
+    for path in (folder, file):
+        tokenizer = opened(path).tokenizer()
+        assert tokenizer.patterns == PATTERNS["smollm"]
+        ids = tokenizer.encode("on the 12 an")
+        assert [tokenizer.tokens[i] for i in ids] == ["on", "Ġthe", "Ġ", "1", "2", "Ġa", "n"]
+        assert tokenizer.specials == {mark: i for i, mark in enumerate(MARKS)}
+        assert tokenizer.encode(MARKS[0])[0] != 0  # text that looks like a mark is text
+        assert tokenizer.decode([0, *ids, 2]) == "on the 12 an"
+    assert words("I'll  go\n now", (GPT2,)) == ["I", "'ll", " ", " go", "\n", " now"]
+
+
+@given(st.text(max_size=60))
+@settings(deadline=None, max_examples=60)
+def test_any_text_comes_back(text):
+    tokenizer = Tokenizer(tuple(tokens()), (("Ġ", "a"), ("t", "h")), PATTERNS["smollm"])
+    assert tokenizer.decode(tokenizer.encode(text)) == text.encode("utf-8", "replace").decode()
+    assert "".join(words(text, PATTERNS["llama3"])) == text
+    assert set(alphabet()) <= set(tokenizer.tokens)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 4, 12, 30, 200, 4000, -40])
+def test_a_file_that_ends_early_is_one_line(files, tmp_path, cut):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(files[1].read_bytes()[:cut])
+    with pytest.raises(BadInput) as why:
+        load(broken)
+    assert "\n" not in str(why.value)
+    assert "broken.gguf" in str(why.value)
+
+
+def test_damaged_files_never_raise_anything_else(files, tmp_path):
+    raw, rng = bytearray(files[1].read_bytes()), np.random.default_rng(0)
+    broken = tmp_path / "broken.gguf"
+    for _ in range(60):
+        copy = bytearray(raw)
+        for at in rng.integers(4, 9000, 4):
+            copy[at] = rng.integers(256)
+        broken.write_bytes(copy)
+        with suppress(BadInput):
+            Gguf(broken)
+            opened(broken).tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba'"),
+        ({"hidden_size": "x"}, "width = x"),
+        ({"num_attention_heads": 7}, "no grouping"),
+        ({"num_hidden_layers": 3}, "layers.2.input_layernorm.weight is missing"),
+        ({"vocab_size": 7}, "has shape (288, 64)"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "scales its rotary positions"),
+    ],
+)
+def test_folders_that_are_no_llama_are_refused(tmp_path, change, told):
+    folder = write_folder(tmp_path / "hf", weights())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(BadInput, match="hf") as why:
+        load(folder)
+    assert told in str(why.value)
+
+
+def test_other_mistakes_name_the_remedy(tmp_path, files):
+    for path, told in ((tmp_path / "no.gguf", "does not exist"), (tmp_path, "config.json cannot be read")):
+        with pytest.raises(BadInput, match=told):
+            load(path)
+    other = write_gguf(tmp_path / "o.gguf", weights(), **{"general.architecture": "qwen2"})
+    with pytest.raises(BadInput, match="architecture 'qwen2'; read is llama"):
+        load(other)
+    spm = write_gguf(tmp_path / "s.gguf", weights(), **{"tokenizer.ggml.model": "llama"})
+    with pytest.raises(BadInput, match="byte-level"):
+        opened(spm).tokenizer()
+    with pytest.raises(BadInput, match="dtype"):
+        load(files[0], "int8")
+    (files[0].parent / "bad").mkdir(exist_ok=True)
+    bad = write_folder(files[0].parent / "bad", weights())
+    (bad / "model.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(BadInput, match="no usable safetensors"):
+        load(bad)
+
+
+def test_transformers_agrees(files):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    folder, _, _ = files
+    theirs = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = torch.randint(0, SIZES["vocabulary"], (3, 20), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        torch.testing.assert_close(load(folder)(ids), theirs(ids).logits, atol=2e-4, rtol=1e-4)
