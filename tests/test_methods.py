@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from flrce import recipes, runs
@@ -173,6 +174,49 @@ def fednova(rho):
     return method
 
 
+def moon(loops, w, replied, t, memory):
+    """Algorithm 1 of the paper, with z before the last layer and autograd over both losses at once."""
+    last, mu, tau = memory.setdefault("last", {}), 2.0, 0.5
+
+    def features(vector, x):
+        unpack(loops.net, vector)
+        return nn.Sequential(*list(loops.net)[:-1])(x)
+
+    def gradient(v, index, k):
+        x = inputs(loops.runner.x[index], loops.runner.scale, loops.runner.shift)
+        with torch.no_grad():
+            z_glob, z_prev = features(w, x).clone(), features(last[k], x).clone() if k in last else None
+        z = features(v, x)
+        loss = F.cross_entropy(loops.net[-1](z), loops.runner.y[index])
+        if z_prev is not None:
+            near, far = (torch.exp(F.cosine_similarity(z, other) / tau) for other in (z_glob, z_prev))
+            loss = loss + mu * -torch.log(near / (near + far)).mean()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(loops.net.parameters()))])
+
+    local, total = {}, sum(loops.n(k) for k in replied)
+    for k in replied:
+        v = w
+        for index in loops.indices(k, t):
+            v = v - LR * gradient(v, index, k)
+        local[k] = v
+    last |= local
+    return sum(loops.n(k) * local[k] for k in replied) / total
+
+
+def fedsam(loops, w, replied, t, memory):
+    def sharp(loops, v, index):
+        g = loops.gradient(v, index)
+        return loops.gradient(v + 0.1 * g / g.norm(), index)
+
+    moved, total = torch.zeros_like(w), sum(loops.n(k) for k in replied)
+    for k in replied:
+        v = w
+        for index in loops.indices(k, t):
+            v = v - LR * sharp(loops, v, index)
+        moved += loops.n(k) / total * (v - w)
+    return w + moved
+
+
 METHODS = {
     "fedavgm": ({"beta": 0.8, "rate": 0.5}, momentum, {}),
     "fedadam": ({"rate": 0.02}, adaptive("adam"), {}),
@@ -183,6 +227,8 @@ METHODS = {
     "scaffold, a server rate": ({"rate": 0.7}, scaffold("II", 0.7), {}),
     "scaffold, option I": ({"option": "I"}, scaffold("I", 1.0), {}),
     "feddyn": ({"alpha": 0.2}, feddyn, {}),
+    "moon": ({"mu": 2.0}, moon, {"rounds": 6}),
+    "fedsam": ({"rho": 0.1}, fedsam, {}),
     "fednova": ({}, fednova(0.0), {}),
     "fednova, momentum": ({}, fednova(0.7), {"train": {"lr": LR, "batch": BATCH, "epochs": EPOCHS, "momentum": 0.7}}),
 }
@@ -287,6 +333,90 @@ def test_personal_parts_train_with_the_rest():
         torch.testing.assert_close(kept["kept"], heads[client], rtol=2e-4, atol=2e-5)
 
 
+def test_fedrep_s_phases():
+    """The head for one epoch, then the body for one; momentum does not move what is not trained."""
+    changes = {"train": {"lr": LR, "batch": BATCH, "epochs": EPOCHS, "momentum": 0.5}}
+    exp = experiment({"name": "fedrep"}, **changes)
+    loops = Loops(exp)
+    with closing(loops.built.engine):
+        done = list(loops.built.rounds(exp))
+        whole = layout(loops.net)
+        head = torch.arange(whole.size) >= whole["3.weight"].offset
+        w, heads = pack(loops.net), {}
+        for r in done:
+            total, moved = sum(loops.n(k) for k in r.record.replied), torch.zeros_like(w)
+            for k in r.record.replied:
+                start = torch.where(head, heads.get(k, w), w)
+                local, buffer = start, torch.zeros_like(w)
+                steps = loops.indices(k, r.record.t)
+                for s, index in enumerate(steps):
+                    trained = head if s < len(steps) // 2 else ~head
+                    buffer = 0.5 * buffer + loops.gradient(local, index) * trained
+                    local = local - LR * buffer * trained
+                heads[k] = local
+                moved += loops.n(k) / total * (local - start)
+            w = w + moved * ~head
+    torch.testing.assert_close(done[-1].state.w, w[~head], rtol=2e-4, atol=2e-5)
+    for client, kept in done[-1].state.carry.items():
+        torch.testing.assert_close(kept["kept"], heads[client][head], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("settings", [
+    {"name": "ditto", "strength": 0.3},
+    {"name": "apfl", "alpha": 0.7},
+    {"name": "apfl", "alpha": 0.4, "adaptive": True},
+], ids=["ditto", "apfl", "apfl, adaptive"])  # fmt: skip
+def test_a_model_of_one_s_own(settings):
+    """Clients' own models in loops; the shared one is FedAvg's, and each client is judged by its own."""
+    exp = experiment(settings, rounds=5)
+    loops = Loops(exp)
+    with closing(loops.built.engine):
+        done = list(loops.built.rounds(exp))
+        w, own, alphas, judged = pack(loops.net), {}, {}, {}
+        for r in done:
+            local = {}
+            for k in r.record.replied:
+                v, x, alpha = own.get(k, w), w, alphas.get(k, settings.get("alpha"))
+                for s, index in enumerate(loops.indices(k, r.record.t)):
+                    if settings["name"] == "ditto":
+                        v = v - LR * (loops.gradient(v, index) + 0.3 * (v - w))
+                    else:
+                        mixed = alpha * v + (1 - alpha) * x
+                        g, before = loops.gradient(mixed, index), v
+                        v = v - LR * alpha * g
+                        if settings.get("adaptive") and s == 0:
+                            alpha = min(max(alpha - LR * float((before - x) @ g), 0.0), 1.0)
+                    x = x - LR * loops.gradient(x, index)
+                own[k], alphas[k], local[k] = v, alpha, x
+                judged[k] = v if settings["name"] == "ditto" else alpha * v + (1 - alpha) * x
+            w = sum(loops.n(k) * local[k] for k in r.record.replied) / sum(loops.n(k) for k in r.record.replied)
+        torch.testing.assert_close(done[-1].state.w, w, rtol=2e-4, atol=2e-5)
+        for client, kept in done[-1].state.carry.items():
+            torch.testing.assert_close(kept["update.0.personal"], judged[client], rtol=2e-4, atol=2e-5)
+        right = []
+        for client, row in loops.federation.row.items():
+            index = loops.federation.judges[0][loops.federation.judges[1] == row]
+            unpack(loops.net, judged.get(client, w))
+            out = loops.net(inputs(loops.runner.x[index], loops.runner.scale, loops.runner.shift))
+            right.append(float((out.argmax(1) == loops.runner.y[index]).float().mean()))
+        assert done[-1].record.headline == pytest.approx(sum(right) / len(right), abs=1e-6)
+    if settings.get("adaptive"):
+        assert len(set(alphas.values())) > 2
+
+
+@pytest.mark.parametrize(("name", "times"), [("moon", 5 / 3), ("fedsam", 2), ("ditto", 2), ("apfl", 2), ("fedrep", 1)])
+def test_further_passes_are_paid_for_and_nothing_more_travels(name, times):
+    (*_, plain), (*_, more) = (runs.rounds(experiment({"name": each}, rounds=2)) for each in ("fedavg", name))
+    flops = [sum(c.spent.flops for c in last.clients) for last in (plain, more)]
+    assert flops[1] == pytest.approx(times * flops[0])
+    assert more.record.bytes_down == more.record.bytes_up
+    assert (
+        (more.record.bytes_up < plain.record.bytes_up)
+        if name == "fedrep"
+        else (more.record.bytes_up == plain.record.bytes_up)
+    )
+
+
 # --- asynchronous -----------------------------------------------------------------------------------------------------
 
 SECONDS = {"0": 1.0, "1": 2.0, "2": 4.0}
@@ -367,6 +497,8 @@ def test_a_growing_tail_resumes(tmp_path):
 APART = {
     "scaffold": "the update has Variate", "feddyn": "the update has Dual",
     "fedbn": "some parameters stay with the client", "fedper": "some parameters stay with the client",
+    "fedrep": "some parameters stay with the client", "ditto": "the update has Second",
+    "apfl": "the update has Mixture", "moon": "the update has Contrast", "fedsam": "the update has Sharpness",
 }  # fmt: skip
 
 
@@ -395,6 +527,13 @@ def test_the_stack_runs_every_method_or_says_why_not(name, caplog):
     ({"name": "scaffold"}, {"model": {"name": "own_nets:Bare", "kept": "3.*"}}, "whole models"),
     ({"name": "feddyn", "trainer": {"piece": "dynamic"}, "submodel": "prefix-units"}, {}, "whole models"),
     ({"name": "scaffold", "option": "I"}, {"train": {"momentum": 0.9}}, "plain SGD"),
+    ({"name": "moon", "submodel": "random-units"}, {}, "whole models"),
+    ({"name": "ditto"}, {"model": {"name": "own_nets:Bare", "kept": "3.*"}}, "leaves clients with parts"),
+    ({"name": "apfl", "submodel": "prefix-units"}, {}, "leaves clients with parts"),
+    ({"name": "apfl", "alpha": 1.5}, {}, "less than or equal to 1"),
+    ({"name": "fedrep", "body": 2}, {}, "leave at least one for the head"),
+    ({"name": "fedrep"}, {"train": {"steps": 4}}, r"train\.epochs"),
+    ({"name": "fedavg"}, {"train": {"update": ["phases", "sgd"]}}, r"model\.kept"),
     ({"name": "scaffold", "option": "I"}, {"train": {"steps": 4}}, r"train\.epochs"),
     ({"name": "scaffold", "option": "III"}, {}, "'I' or 'II'"),
     ({"name": "fednova"}, {"train": {"optimizer": "adam"}}, "not of Adam"),

@@ -3,7 +3,8 @@
 import pytest
 
 from flrce import runs
-from flrce.local.updates import SGD, Chain, Local, Prox
+from flrce.local.link import Local
+from flrce.local.updates import SGD, Chain, Prox
 from flrce.types import Portion, Task, Work
 
 

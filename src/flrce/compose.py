@@ -25,6 +25,9 @@ SURFACE = {
 }  # fmt: skip
 
 
+OTHERWISE = {"link": ("probe", "term")}  # what a piece may have in place of it
+
+
 def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[str, Any]) -> Recipe:
     """A recipe from `[recipe]`: `name`, that recipe's own settings, pieces by role; plus the budgets of `[stop]`."""
     chosen = dict(table)
@@ -146,7 +149,7 @@ def piece(role: str, wanted: Any, where: str = "recipe") -> Any:
         raise BadInput(f"{where}.{role} = {name!r}: {problem or type(problem).__name__}") from problem
     if why:
         raise BadInput(f"{where}.{role} = {name!r}: {why}")
-    if not hasattr(made, SURFACE[role]):
+    if not any(hasattr(made, method) for method in (SURFACE[role], *OTHERWISE.get(role, ()))):
         raise BadInput(f"{where}.{role} = {name!r} has no {SURFACE[role]!r}, so it is no {role}; see docs/extending.md")
     return made
 

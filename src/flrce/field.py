@@ -10,8 +10,11 @@ from typing import Any, Literal
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.normalised import Normalised
 from flrce.aggregators.stale import Discounted, Interpolated
+from flrce.local.contrast import Contrast
 from flrce.local.dynamic import Dynamic
+from flrce.local.personal import Mixture, Phases, Second
 from flrce.local.scaffold import Controlled
+from flrce.local.sharpness import Sharpness
 from flrce.local.updates import SGD, Chain
 from flrce.local.workload import Alike, Proximal
 from flrce.models.flat import HEAD, NORMS
@@ -100,6 +103,36 @@ def fedper(heads: Sequence[str] | None = None, P: int = 10, **local: Any) -> Rec
     return replace(fedavg(P, **local), kept=(HEAD,) if heads is None else tuple(heads), name="fedper")
 
 
+def fedrep(heads: Sequence[str] | None = None, body: int = 1, P: int = 10, **local: Any) -> Recipe:
+    """FedRep (Collins et al. 2021): as FedPer, in turns: the head trains first, then the body for `body` epochs."""
+    return _linked(fedper(heads, P, **local), Phases(body), "fedrep")
+
+
+def ditto(strength: float = 0.1, P: int = 10, **local: Any) -> Recipe:
+    """Ditto (Li et al. 2021): beside the shared model each client trains one of its own, pulled towards the shared."""
+    return _linked(fedavg(P, **local), Second(strength), "ditto")
+
+
+def apfl(alpha: float = 0.5, adaptive: bool = False, P: int = 10, **local: Any) -> Recipe:
+    """APFL (Deng et al. 2020): each client has a model of its own and is judged by alpha of it and the shared one."""
+    return _linked(fedavg(P, **local), Mixture(alpha, adaptive), "apfl")
+
+
+def moon(mu: float = 1.0, temperature: float = 0.5, P: int = 10, **local: Any) -> Recipe:
+    """MOON (Li, He & Song 2021): features kept near the server's model's, and away from the client's last one's."""
+    return _linked(fedavg(P, **local), Contrast(mu, temperature), "moon")
+
+
+def fedsam(rho: float = 0.05, P: int = 10, **local: Any) -> Recipe:
+    """FedSAM (Qu et al. 2022): clients go along the gradient at the worst point within rho of where they are."""
+    return _linked(fedavg(P, **local), Sharpness(rho), "fedsam")
+
+
+def _linked(base: Recipe, link: Any, name: str) -> Recipe:
+    """The recipe with a link before its clients' update."""
+    return replace(base, update=base.update.before(link), name=name)
+
+
 def fedbuff(size: int = 0, rate: float = 1.0, exponent: float = 0.5, P: int = 10, **local: Any) -> Recipe:
     """FedBuff (Nguyen et al. 2022): P clients always under way, a step after `size` replies (0: half of P).
 
@@ -136,6 +169,11 @@ FIELD: dict[str, Callable[..., Recipe]] = {
     "fednova": fednova,
     "fedbn": fedbn,
     "fedper": fedper,
+    "fedrep": fedrep,
+    "ditto": ditto,
+    "apfl": apfl,
+    "moon": moon,
+    "fedsam": fedsam,
     "fedbuff": fedbuff,
     "fedasync": fedasync,
 }

@@ -15,12 +15,15 @@ from flrce.compressors.tensors import DropTensors
 from flrce.data import trouble
 from flrce.fleet import availability
 from flrce.local.augment import TRANSFORMS
+from flrce.local.contrast import Contrast
 from flrce.local.correction import Corrected
 from flrce.local.drift import Correction
 from flrce.local.dynamic import Dual, Dynamic
+from flrce.local.personal import Mixture, Phases, Second
 from flrce.local.pyramid import FewerEpochs, FillTheRound
 from flrce.local.scaffold import Controlled, Variate
 from flrce.local.schedules import Constant, Cosine, RoundDecay, StepDecay, WarmUp
+from flrce.local.sharpness import Sharpness
 from flrce.local.updates import SGD, Adam, Carried, Clip, Drift, Momentum, Prox, WeightDecay
 from flrce.local.workload import Alike, Deadline, Freeze, Proximal
 from flrce.pieces import Dense, Full, Last, Never, Step, Synchronous
@@ -110,6 +113,11 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "carried": Carried,
         "variate": Variate,
         "dual": Dual,
+        "contrast": Contrast,
+        "phases": Phases,
+        "second": Second,
+        "mixture": Mixture,
+        "sharpness": Sharpness,
     },
     "schedule": {
         "constant": Constant,

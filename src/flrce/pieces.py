@@ -215,7 +215,8 @@ class Recipe:
             why = problem(piece)
             if why:
                 raise BadInput(f"{role} {why}")
-        for _, piece in self.pieces():
+        links = () if self.update is None else self.chain.links
+        for piece in (*(piece for _, piece in self.pieces()), *links):
             why = piece.objection(self) if isinstance(piece, Objects) else ""
             if why:
                 raise BadInput(why)

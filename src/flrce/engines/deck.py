@@ -194,7 +194,7 @@ class Seat:
         ]
 
     def judge(self, w: Tensor, index: Index, own: Tensor | None = None) -> Numbers:
-        if isinstance(self.deck.stack(self.runner.all), str) or self.runner.layout.kept:
+        if isinstance(self.deck.stack(self.runner.all), str) or self.runner.layout.kept or own is not None:
             found = self.deck.runner.evaluate(w, index, own)
             return {name: each.cpu().double().numpy() for name, each in found.items()}
         answer: Numbers = self.deck.ask(self.number, Request(judged=(w, index)))

@@ -16,7 +16,7 @@ from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Workers
 from flrce.fleet.costs import Profile, inference_flops, training_flops
 from flrce.local.batches import sizes_of, steps_of
-from flrce.local.client import OWN, Runner
+from flrce.local.client import Runner, own_of
 from flrce.local.freeride import ride
 from flrce.local.objective import Classification, Objective
 from flrce.local.trainer import CHUNK
@@ -111,13 +111,13 @@ class Simulator:
     def _judge(
         self, w: Tensor, carry: Mapping[str, Mapping[str, Tensor]], index: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> Numbers:
-        """Numbers of every sample: in one pass, or client by client where each keeps parameters of its own."""
-        if not self.runner.layout.kept:
+        """Numbers of every sample: in one pass, or client by client where some have parameters of their own."""
+        owns = {client: own for client, kept in carry.items() if (own := own_of(kept)) is not None}
+        if not self.runner.layout.kept and not owns:
             return self.workers.judge(w, index)
         parts = []
         for row in np.unique(rows):
-            own = carry.get(self.federation.clients[row], {}).get(OWN)
-            parts.append(self.workers.judge(w, index[rows == row], own))
+            parts.append(self.workers.judge(w, index[rows == row], owns.get(self.federation.clients[row])))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     @property
@@ -187,8 +187,9 @@ class Simulator:
         epoch = sizes_of(n, task.work.batch, self.runner.normalised)
         steps = steps_of(task, len(epoch))
         epochs, rest = divmod(steps, max(len(epoch), 1))
+        passes = 1.0 if task.update is None else task.update.passes
         samples = float(epochs * epoch.sum() + epoch[:rest].sum())  # an epoch's last batch is smaller than the others
-        flops, held = samples * self._flops(task), self._held(task)
+        flops, held = samples * self._flops(task) * passes, self._held(task)
         if not held:
             return self.fleet[task.client].spend(down, up, flops, steps, framing=8)
         look = held * self._look  # the model is judged first; the figure and its count are eight bytes more

@@ -21,7 +21,7 @@ from flrce.fleet.energy import Meter, Reading
 from flrce.flower.arrays import Template, record, tensors
 from flrce.flower.nodes import HELLO
 from flrce.flower.wire import PREFIX, SAMPLES, read_task, write_reply
-from flrce.local.client import OWN, Runner
+from flrce.local.client import Runner, own_of
 from flrce.local.native import kernel
 from flrce.local.objective import Classification, Objective
 from flrce.local.updates import SGD, Chain
@@ -95,7 +95,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
         arrays = _arrays(message)
         with tracing.together():
             w = Template.of(arrays, runner.layout).pack(arrays).float()
-            found = runner.evaluate(w, index, _carried(context).get(OWN))
+            found = runner.evaluate(w, index, own_of(_carried(context)))
         numbers = {name: each.double().numpy() for name, each in found.items()}
         metrics: dict[str, Any] = {SAMPLES: len(index), "loss": float(numbers["loss"].mean())}
         for judge in runner.objective.judges:
@@ -119,7 +119,7 @@ def _judged_and_trained(runner: Runner, local: Local, w: Tensor, task: Task, car
     judged, held = None, local.held
     if task.judge and held is not None and len(held) and task.part.rate == 1:
         head = runner.objective.judges[0]
-        numbers = runner.evaluate(w.float(), held, carry.get(OWN))[head.name]
+        numbers = runner.evaluate(w.float(), held, own_of(carry))[head.name]
         value = float(head.value(numbers.double().numpy()))
         judged = Judged(value, len(held)) if math.isfinite(value) else None
     return replace(runner.train(w.float(), task, local.own, carry), judged=judged)

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from flrce.errors import BadInput
 from flrce.local.batches import batches, sizes_of
+from flrce.local.link import PERSONAL, Local
 from flrce.local.native import Kernel, kernel
 from flrce.local.objective import Classification, Objective
 from flrce.local.trainer import Trained, Trainer
-from flrce.local.updates import Chain, Local, Simple, simple
+from flrce.local.updates import Chain, Simple, simple
 from flrce.models.adapters import rank_of, ranked
 from flrce.models.chain import Chain as Layers
 from flrce.models.chain import chain
@@ -194,17 +195,29 @@ class Runner:
         return self.reply(job, done, carry)
 
     def evaluate(self, w: Tensor, index: Index, own: Tensor | None = None) -> dict[str, Tensor]:
-        """ "loss" and the metrics' numbers of the whole model on these samples; `own`: what the client keeps."""
+        """ "loss" and the metrics' numbers of the whole model on these samples; `own`: what `own_of` finds."""
         where = torch.from_numpy(index).to(self.x.device)
         plain = isinstance(self.objective, Classification) and self.objective.plain and not self.layout.kept
         trainer = self.trainer(self.all, plain)
-        whole = self.layout.join(w, self.own if own is None else own)
+        if own is not None and len(own) == self.layout.local.size:
+            whole = own
+        else:
+            whole = self.layout.join(w, self.own if own is None else own)
         samples = (self.x.index_select(0, where), self.y[where], self.scale, self.shift)
         with self.lock if isinstance(trainer, Trainer) else nullcontext():
             found = trainer.evaluate(whole, *samples)
         if isinstance(found, dict):
             return found
         return {"loss": found[1], "accuracy": found[0]}
+
+
+def own_of(carry: Mapping[str, Tensor]) -> Tensor | None:
+    """What a client judges with besides w: a whole model of its own, or the floats that it keeps; None: neither.
+
+    They cannot be mistaken for each other: at least one tensor travels, so that what is kept is never a whole model.
+    """
+    models = [x for name, x in carry.items() if name.startswith(LINKS) and name.endswith(f".{PERSONAL}")]
+    return models[0] if models else carry.get(OWN)
 
 
 def no_batch(job: Job) -> Reply:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flrce.local.updates import Local
+from flrce.local.link import Local
 from flrce.types import Task
 
 ROUND, MEAN = "drift.round", "drift.mean"  # in a task: a round and its mean q; 0 before the client's first

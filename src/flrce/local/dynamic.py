@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flrce.bounds import Positive
 from flrce.local.counted import Counted, kept, seen, settled, told
-from flrce.local.updates import Local
+from flrce.local.link import Local
 from flrce.pieces import Recipe, View
 from flrce.types import Event, Task
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flrce.local.batches import sizes_of
 from flrce.local.counted import kept, seen, settled, told
-from flrce.local.updates import Local
+from flrce.local.link import Local
 from flrce.pieces import Recipe, View
 from flrce.types import Event, Task
 

@@ -5,8 +5,9 @@ The reference for every faster trainer, and what does the work where they do not
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -16,10 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.errors import BadInput
+from flrce.local.batch import Scene, Step
+from flrce.local.link import Local
 from flrce.local.objective import Classification, Objective
 from flrce.local.pooling import quicken
 from flrce.local.precision import repeatable
-from flrce.local.updates import Chain, Local
+from flrce.local.updates import Chain
 from flrce.models.chain import chain
 from flrce.models.flat import bind, layout
 from flrce.models.inputs import inputs
@@ -76,19 +79,25 @@ class Trainer:
         rng = torch.Generator().manual_seed(_seed(task, "augment")) if augment else None
         states = update.begin(weights, local, carry)
         with repeatable(self.w.device), self._drawing(x, scale, shift, _seed(task, "layers")):
-            for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
-                self.g.zero_()
-                batch = inputs(x.index_select(0, index), scale, shift)  # ten times as fast as x[index]
-                for transform in augment:
-                    batch = transform(batch, rng)
-                loss = self.objective.losses(self.net(batch), y[index])
-                loss.mean().backward()
-                with torch.no_grad():
-                    losses[step], squares[step] = loss.mean(), loss.square().mean()
-                    direction, states = update.step(self.g, weights, states)
-                    for span in frozen:
-                        direction[span] = 0
-                    weights.sub_(direction, alpha=update.rate(step, local))
+            scene = Scene(self.net, self.w, self.g, self.objective, bool(self.random), partial(_seed, task, "links"))
+            with scene.watched() if update.asks else nullcontext():
+                for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
+                    self.g.zero_()
+                    batch = inputs(x.index_select(0, index), scale, shift)  # ten times as fast as x[index]
+                    for transform in augment:
+                        batch = transform(batch, rng)
+                    rate = update.rate(step, local)
+                    one = Step(scene, batch, y[index], step, rate, partial(update.terms, states=states))
+                    loss = one.losses()
+                    one.bent(loss).backward()
+                    with torch.no_grad():
+                        losses[step], squares[step] = loss.mean(), loss.square().mean()
+                        direction, states = update.step(self.g, weights, states, one)
+                        for span in frozen:
+                            direction[span] = 0
+                        for mask in update.still(states):
+                            direction = direction.masked_fill(mask, 0)
+                        weights.sub_(direction, alpha=rate)
         self._thaw()
         kept, sent = update.end(weights, states)
         sent = {name: value.cpu() for name, value in sent.items()}
@@ -98,9 +107,10 @@ class Trainer:
         return {name: value.to(self.w.device) for name, value in tensors.items()}
 
     def _here(self, local: Local) -> Local:
-        """What the client knows, with the tensors of its task on this device."""
+        """What the client knows, with its model and the tensors of its task on this device."""
         task = local.task
-        return replace(local, task=replace(task, tensors=self._moved(task.tensors))) if task.tensors else local
+        task = replace(task, tensors=self._moved(task.tensors)) if task.tensors else task
+        return replace(local, task=task, whole=self.w)
 
     def evaluate(self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float) -> dict[str, Tensor]:
         """ "loss" (n,), and the numbers of each metric (n, ...), in eval mode."""

@@ -2,73 +2,25 @@
 
     Chain((Clip(1.0), Prox(0.01), Momentum(0.9), SGD(0.1)))
 
-The last link says how far to go: w -= lr * g, with a rate that may follow a schedule. A link is any object with
-
-    step(g, w, state) -> (g, state)      g, w (..., d): the gradient so far and the trained weights
-
-and, where it remembers something within a round, `begin(w, local, carry) -> state` with a state of named tensors.
-`end(w, state) -> (carry, extras)` says what stays with the client until its next task, and what travels to the server,
-where it arrives as `updates.extras`; `sends(d)` declares its names and sizes. The torch trainer runs any chain; faster
-trainers say which ones they fuse.
-
+The last link says how far to go: w -= lr * g, with a rate that may follow a schedule. What a link is: link.py.
 Shipped links work on any number of leading dimensions, so that a stack of clients can run them at once.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from flrce.errors import BadInput
+from flrce.local.link import Adds, Batch, Costs, Ends, Holds, Link, Local, Probes, Remembers, Sends, Tensors
 from flrce.local.schedules import Constant, Schedule
-from flrce.models.flat import Layout
-from flrce.types import Task
 
-Tensors = Mapping[str, Tensor]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-@dataclass(frozen=True)
-class Local:
-    """What a client knows as it starts."""
-
-    task: Task
-    steps: int  # batches it will train on
-    n: int  # its training samples
-    layout: Layout  # where tensors lie in w
-
-
-@runtime_checkable
-class Link(Protocol):
-    """One step of the way from a gradient to a change of w."""
-
-    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]: ...
-
-
-@runtime_checkable
-class Remembers(Link, Protocol):
-    """A link with a state of its own during a round."""
-
-    def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors: ...
-
-
-@runtime_checkable
-class Sends(Link, Protocol):
-    """A link that sends tensors back: their names and sizes for a model of d floats, so that gate and books know."""
-
-    def sends(self, d: int) -> Mapping[str, int]: ...
-
-
-@runtime_checkable
-class Ends(Link, Protocol):
-    """A link that keeps something with the client, or sends something back, when the round is over."""
-
-    def end(self, w: Tensor, state: Tensors) -> tuple[Tensors, Tensors]: ...
 
 
 @dataclass(frozen=True)
@@ -226,7 +178,7 @@ class Chain:
 
     def __post_init__(self) -> None:
         for link in self.links:
-            if not isinstance(link, Link):
+            if not isinstance(link, Link | Probes | Adds):
                 raise BadInput(f"update: {type(link).__name__} has no step(g, w, state), so it is no link")
         if not self.links or not hasattr(self.links[-1], "lr"):
             raise BadInput("update: the last link must have a rate lr, such as SGD or Adam")
@@ -253,12 +205,61 @@ class Chain:
             for i, link in enumerate(self.links)
         )
 
-    def step(self, g: Tensor, w: Tensor, states: tuple[Tensors, ...]) -> tuple[Tensor, tuple[Tensors, ...]]:
+    @cached_property
+    def passes(self) -> float:
+        """Forward and backward passes of a step."""
+        return 1.0 + sum(float(link.passes) for link in self.links if isinstance(link, Costs))
+
+    @cached_property
+    def asks(self) -> bool:
+        """Whether some link wants more of a batch than its gradient."""
+        return bool(self._probing or self._adding)
+
+    @cached_property
+    def _probing(self) -> frozenset[int]:
+        return frozenset(i for i, link in enumerate(self.links) if isinstance(link, Probes))
+
+    @cached_property
+    def _adding(self) -> frozenset[int]:
+        return frozenset(i for i, link in enumerate(self.links) if isinstance(link, Adds))
+
+    @cached_property
+    def _holding(self) -> frozenset[int]:
+        return frozenset(i for i, link in enumerate(self.links) if isinstance(link, Holds))
+
+    @cached_property
+    def _idle(self) -> frozenset[int]:
+        """Links that only add to the loss."""
+        return frozenset(i for i, link in enumerate(self.links) if not isinstance(link, Link | Probes))
+
+    def step(
+        self, g: Tensor, w: Tensor, states: tuple[Tensors, ...], batch: Batch | None = None
+    ) -> tuple[Tensor, tuple[Tensors, ...]]:
+        """The direction that the links make of g, and their states after it; `batch` is for those that ask."""
         after = []
-        for link, state in zip(self.links, states, strict=True):
-            g, state = link.step(g, w, state)
+        for i, (link, state) in enumerate(zip(self.links, states, strict=True)):
+            if i in self._probing:
+                g, state = link.probe(g, w, state, batch)
+            elif i not in self._idle:
+                g, state = link.step(g, w, state)
             after.append(state)
         return g, tuple(after)
+
+    def terms(self, batch: Batch, states: tuple[Tensors, ...]) -> list[Tensor]:
+        """What the links add to each sample's loss, (n,) each."""
+        found = []
+        for i in sorted(self._adding):
+            term = self.links[i].term(batch, states[i])
+            if term.shape != batch.y.shape[:1]:
+                name = type(self.links[i]).__name__
+                raise BadInput(f"{name}.term gave a tensor of {tuple(term.shape)}, not one value for each sample")
+            found.append(term)
+        return found
+
+    def still(self, states: tuple[Tensors, ...]) -> list[Tensor]:
+        """Coordinates that do not move in this step, (d,) bool each."""
+        found = [self.links[i].still(states[i]) for i in sorted(self._holding)]
+        return [mask for mask in found if mask is not None]
 
     def sends(self, d: int) -> dict[str, int]:
         """Names and sizes of all that travels back beside the update."""

@@ -132,6 +132,12 @@ def layout(module: nn.Module, kept: Sequence[str] = ()) -> Layout:
     return _placed([(name, tuple(x.shape), trained) for name, x, trained in found if name not in stays], own)
 
 
+def head(module: nn.Module) -> str:
+    """The path of the last layer that has parameters."""
+    paths = [name.rpartition(".")[0] for name, _ in module.named_parameters()]
+    return paths[-1] if paths else ""
+
+
 def _kept(module: nn.Module, names: Sequence[str], patterns: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for pattern in patterns:
@@ -139,8 +145,7 @@ def _kept(module: nn.Module, names: Sequence[str], patterns: Sequence[str]) -> s
             layers = [path for path, layer in module.named_modules() if isinstance(layer, _NORMS)]
             here = {name for name in names if name.rpartition(".")[0] in layers}
         elif pattern == HEAD:
-            last = [name.rpartition(".")[0] for name, _ in module.named_parameters()][-1:]
-            here = {name for name in names if name.rpartition(".")[0] in last}
+            here = {name for name in names if name.rpartition(".")[0] == head(module)}
         else:
             here = {name for name in names if fnmatchcase(name, pattern)}
         if not here:

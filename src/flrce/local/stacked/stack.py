@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.errors import BadInput
+from flrce.local.link import Local
 from flrce.local.objective import Classification, Objective
 from flrce.local.precision import exact
 from flrce.local.stacked.layers import ChainNet, FunctionalNet, Samples
 from flrce.local.stacked.steps import SEGMENT, Bench, Mode
-from flrce.local.updates import Chain, Local
+from flrce.local.updates import Chain
 from flrce.models.chain import chain
 from flrce.models.flat import layout
 

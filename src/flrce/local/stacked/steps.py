@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flrce.local.link import Local
 from flrce.local.objective import Objective
 from flrce.local.stacked.layers import ChainNet, FunctionalNet, Tensors
-from flrce.local.updates import Chain, Local
+from flrce.local.updates import Chain
 from flrce.models.flat import Layout
 
 SEGMENT = 128  # steps whose plan is on the device at once

@@ -1,0 +1,128 @@
+"""What a link of an update is: one step of the way from a gradient to a change of w, and what it may do besides.
+
+A link is any object with one of
+
+    step(g, w, state) -> (g, state)            g, w (..., d): the gradient so far and the trained weights
+    probe(g, w, state, batch) -> (g, state)    the same, with more gradients: `batch.gradient(at)`, per sample, ...
+    term(batch, state) -> (n,)                 what is added to the loss of each sample before there is a gradient
+
+and, where it remembers something within a round, `begin(w, local, carry) -> state` with a state of named tensors.
+`end(w, state) -> (carry, extras)` says what stays with the client until its next task, and what travels to the server,
+where it arrives as `updates.extras`; `sends(d)` declares its names and sizes. `still(state)` names coordinates that do
+not move in this step. The torch trainer runs any link; faster trainers say which ones they fuse.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Generator, Tensor
+
+from flrce.models.flat import Layout
+from flrce.types import Task
+
+Tensors = Mapping[str, Tensor]
+PERSONAL = "personal"  # among what a link's `end` keeps: the whole model (size,) that the client is judged by
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client knows as it starts."""
+
+    task: Task
+    steps: int  # batches it will train on
+    n: int  # its training samples
+    layout: Layout  # where tensors lie in w
+    whole: Tensor | None = None  # (size,) its whole model, statistics included, as it is *now*: clone it to keep it
+
+
+class Batch(Protocol):
+    """The batch of one step, as links see it. A point `at` is a vector of trained weights (d,), or a whole one (size,).
+
+    Whatever is asked, w and BatchNorm's statistics stay as they are, and random layers draw what they drew before.
+    """
+
+    y: Tensor  # (n, ...) targets
+    out: Any  # what the network gives, with its graph
+    g: Tensor  # (d,) the plain gradient of this step, once there is one
+    step: int  # number of this step in the round, from 0
+    rate: float  # how far this step goes
+
+    @property
+    def features(self) -> Tensor:
+        """(n, ...) what the network's last layer is given, with its graph."""
+        ...
+
+    @property
+    def rng(self) -> Generator:
+        """Randomness by seed, round and client."""
+        ...
+
+    def gradient(self, at: Tensor) -> Tensor:
+        """(d,) of the mean loss at another point, terms included."""
+        ...
+
+    def gradients(self, at: Tensor | None = None) -> Tensor:
+        """(n, d) of each sample's loss, here or at another point."""
+        ...
+
+    def under(self, at: Tensor) -> tuple[Any, Tensor]:
+        """(out, features) of the network with other weights, in eval mode and without a graph."""
+        ...
+
+
+@runtime_checkable
+class Link(Protocol):
+    """One step of the way from a gradient to a change of w."""
+
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]: ...
+
+
+@runtime_checkable
+class Probes(Protocol):
+    """A link that asks for more than one gradient a step: SAM, DP-SGD, a second model. Called instead of `step`."""
+
+    def probe(self, g: Tensor, w: Tensor, state: Tensors, batch: Batch) -> tuple[Tensor, Tensors]: ...
+
+
+@runtime_checkable
+class Adds(Protocol):
+    """A link that adds to each sample's loss, (n,): a contrast of features, distillation. It needs no `step`."""
+
+    def term(self, batch: Batch, state: Tensors) -> Tensor: ...
+
+
+@runtime_checkable
+class Holds(Protocol):
+    """A link that keeps coordinates where they are, whatever the links behind it remember: (d,) bool, or None."""
+
+    def still(self, state: Tensors) -> Tensor | None: ...
+
+
+@runtime_checkable
+class Costs(Protocol):
+    """A link that needs more than one forward and backward pass a step: so many more, for the books."""
+
+    @property
+    def passes(self) -> float: ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A link with a state of its own during a round."""
+
+    def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors: ...
+
+
+@runtime_checkable
+class Sends(Protocol):
+    """A link that sends tensors back: their names and sizes for a model of d floats, so that gate and books know."""
+
+    def sends(self, d: int) -> Mapping[str, int]: ...
+
+
+@runtime_checkable
+class Ends(Protocol):
+    """A link that keeps something with the client, or sends something back, when the round is over."""
+
+    def end(self, w: Tensor, state: Tensors) -> tuple[Tensors, Tensors]: ...
