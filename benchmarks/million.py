@@ -28,7 +28,7 @@ from flrce.round.memory import needed
 from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.sketch import deviation, sketch
 from flrce.store.checkpoint import Journal
-from flrce.types import Event, Payload, Reply, Spent, Updates
+from flrce.types import Arrivals, Event, Payload, Reply, Spent, Updates
 
 D, P, SCALE, CLUSTERS = 134_902, 100, 0.1, 8
 SIZES = (256, 512, 1024, 2048, 4096)
@@ -188,7 +188,7 @@ def one_round(recipe, engine, state, seed, journal):
     chosen, cpu = time.perf_counter(), time.process_time() - cpu
     replies = engine.train(state.w, plan.tasks, state.carry)
     trained, again = time.perf_counter(), time.process_time()
-    done = loop.finish(recipe, engine, plan, replies)
+    done = loop.finish(recipe, engine, plan, Arrivals(replies))
     finished = time.perf_counter()
     journal.save(done, {}, lambda: None)
     saved, cpu = time.perf_counter(), cpu + time.process_time() - again

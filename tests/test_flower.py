@@ -442,7 +442,7 @@ def test_a_client_never_measured_is_taken_for_the_middle_one():
     names = engine.clients()
     task = Task(names[3], 3, 1, seed=0, work=Work(5, 4))
     assert engine.estimate(task).seconds == 0  # nobody's pace is known
-    engine.pace = {names[0]: (1.0, 0.1), names[1]: (2.0, 0.2), names[2]: (9.0, 0.9)}
+    engine.measured.pace = {names[0]: (1.0, 0.1), names[1]: (2.0, 0.2), names[2]: (9.0, 0.9)}
     assert engine.estimate(task).compute_seconds == 5 * 2.0
     assert engine.estimate(task).transfer_seconds == 0.2
     assert engine.estimate(replace(task, client=names[0])).compute_seconds == 5 * 1.0

@@ -1,6 +1,6 @@
 """The paper's Algorithm 4 for any recipe and engine. A generator: whoever iterates logs, saves or quits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -9,18 +9,19 @@ from flrce.pieces import Engine, Recipe, View
 from flrce.rng import stream
 from flrce.round.booking import book
 from flrce.round.diagnostics import diagnosed
-from flrce.round.flights import flying, land, landed, takeoff
+from flrce.round.flights import ages, arrivals, flying, land, takeoff
 from flrce.round.forecast import Refused, afford, asked_of
-from flrce.round.gate import gate, kept
+from flrce.round.gate import gate, kept, reasons
 from flrce.round.judgement import heard, judge, vetted
 from flrce.round.memory import fits, preflight
 from flrce.round.returned import checked, whole
 from flrce.round.roster import present, samples
 from flrce.stops.conflict import shadows
-from flrce.traits import Buffers
-from flrce.types import Event, Flight, Record, Reply, Round, Selection, State, Task
+from flrce.traits import Notes
+from flrce.types import Arrivals, Event, Flight, Record, Round, Selection, State, Task
 
 GIVE_UP = 3  # abandoned rounds in a row that end a run
+Turn = Callable[[Recipe, Engine, State, int, int], Round]  # as `a_round`
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Plan:
     asked: tuple[str, ...] = ()  # clients that were asked for their loss
     refused: str = ""  # why the round is not started
     n: Tensor | None = None  # (M,) samples as known before the round
+    keep: int | None = None  # no more good replies than that count
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -41,16 +43,25 @@ class Plan:
         return tuple(flight.task for flight in self.flights if flight.task.t == self.t)
 
 
-def rounds(recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Iterator[Round]:
-    """Algorithm 4: yields after every round, until T, a stop, or too many abandoned rounds in a row."""
+def rounds(
+    recipe: Recipe, engine: Engine, state: State, T: int, seed: int, turn: Turn | None = None
+) -> Iterator[Round]:
+    """Algorithm 4: yields after every `turn`, a round, until T, a stop, or too many abandoned rounds in a row."""
     while state.t < T and not over(state):
-        plan = begin(recipe, engine, state, seed, T)
-        replies = () if plan.refused else train(recipe, engine, plan)
-        done = finish(recipe, engine, plan, replies, T)
+        done = (turn or a_round)(recipe, engine, state, T, seed)
         yield done
         if done.record.stop:
             return
         state = done.state
+
+
+def a_round(
+    recipe: Recipe, engine: Engine, state: State, T: int, seed: int, meanwhile: Callable[[], None] = lambda: None
+) -> Round:
+    """One round. `meanwhile` is done as soon as its tasks are out: what can wait until clients have work to do."""
+    plan = begin(recipe, engine, state, seed, T)
+    came = Arrivals() if plan.refused else arrivals(recipe, engine, plan.flights, state, plan.keep, meanwhile)
+    return finish(recipe, engine, plan, came, T)
 
 
 def over(state: State) -> bool:
@@ -89,7 +100,7 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
 
     n = samples(engine, roster)
     P = recipe.pace.room(recipe.P, len(busy))
-    view = View(t, P, pool, n, engine.estimate, draft, loss, state.history, engine.blocks)
+    view = View(t, P, pool, n, engine.estimate, draft, loss, state.history, engine.blocks, state.w)
     memory, rng = state.memory.get("selector"), stream(seed, purpose, t)
     chosen, refused = Selection(()), ""
     tasks: tuple[Task, ...] = ()
@@ -100,19 +111,14 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
         afford(recipe, engine, state, tasks, [roster[k] for k in asked])
     except Refused as why:
         tasks, refused = (), str(why)
+    if isinstance(engine, Notes):
+        chosen = replace(chosen, why={**chosen.why, **engine.notes(tasks)})
     flights = takeoff(recipe, engine, state, tasks, under_way)
-    return Plan(state, t, chosen, flights, tuple(roster[k] for k in asked), refused, n)
+    keep = chosen.keep or recipe.pace.keep(recipe.P)
+    return Plan(state, t, chosen, flights, tuple(roster[k] for k in asked), refused, n, keep)
 
 
-def train(recipe: Recipe, engine: Engine, plan: Plan) -> Sequence[Reply]:
-    """The replies of the round: to all its tasks, or under a buffered pace to the first of those under way."""
-    keep = plan.chosen.keep or recipe.pace.keep(recipe.P)
-    if not isinstance(recipe.pace, Buffers):
-        return engine.train(plan.state.w, plan.tasks, plan.state.carry, keep)
-    return landed(engine, plan.flights, recipe.pace.size, plan.state.carry)
-
-
-def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply], T: int | None = None) -> Round:
+def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | None = None) -> Round:
     """Check the replies, aggregate, remember, judge; or abandon the round with everything as it was."""
     state, t = plan.state, plan.t
     asked = asked_of(engine, plan.asked, {task.client for task in plan.tasks}, 4 * len(state.w))
@@ -120,24 +126,23 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, replies: Sequence[Reply],
         clients, costs = book(t, (), (), {}, asked)
         record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, **costs)
         return replace(_end(recipe, engine, state, record), clients=clients)
-    replies = vetted(replies, engine, {flight.task.client for flight in plan.flights if flight.task.judge})
-    landing = land(recipe, state, plan.flights, replies)
-    keep = plan.chosen.keep or recipe.pace.keep(recipe.P)
+    judges = {flight.task.client for flight in plan.flights if flight.task.judge}
+    landing, replies = land(recipe, state, plan.flights, came), vetted(came.replies, engine, judges)
     updates, rejected = gate(
-        landing.tasks, replies, engine.holdings, len(state.w), engine.trainable, keep, state.w, plan.n,
+        landing.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.keep, state.w, plan.n,
         landing.bases, t, landing.oldest,
     )  # fmt: skip
     clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds)
     record = Record(
         t=t, exploit=plan.chosen.exploit, chosen=tuple(task.client for task in plan.tasks),
         replied=tuple(state.roster[k] for k in updates.k.tolist()), rejected=rejected, why=plan.chosen.why,
-        clients=len(state.roster), **costs,
+        ages=ages(state.roster, updates), clients=len(state.roster), **costs,
     )  # fmt: skip
     record = heard(record, replies, engine)
     if len(updates) < recipe.minimum:
         state = replace(state, memory={**state.memory, **landing.memory})
         tries = state.attempt + 1
-        stop = f"abandoned {tries} times in a row: {_reasons(rejected)}" if tries % GIVE_UP == 0 else ""
+        stop = f"abandoned {tries} times in a row: {reasons(rejected)}" if tries % GIVE_UP == 0 else ""
         return replace(_end(recipe, engine, state, replace(record, outcome="abandoned", stop=stop)), clients=clients)
     target = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
     whole(recipe.aggregator, target, state.w)
@@ -166,7 +171,3 @@ def _end(recipe: Recipe, engine: Engine, state: State, record: Record) -> Round:
         record = judge(record, engine, state, model, last=True)
     after = replace(state, history=(*state.history, record), attempt=state.attempt + (record.outcome == "abandoned"))
     return Round(after, record, (), (), None)
-
-
-def _reasons(rejected: dict[str, str]) -> str:
-    return "; ".join(f"{client}: {why}" for client, why in sorted(rejected.items())[:3]) or "nobody is reachable"

@@ -16,7 +16,20 @@ from torch import Tensor
 from flrce.bounds import Rate, problem
 from flrce.errors import BadInput
 from flrce.traits import Linked, Objects, Observes, Partial, Remembers, Tells
-from flrce.types import Evaluation, Event, Flight, Payload, Record, Reply, Selection, Spent, Task, Updates, Work
+from flrce.types import (
+    Arrivals,
+    Evaluation,
+    Event,
+    Flight,
+    Payload,
+    Record,
+    Reply,
+    Selection,
+    Spent,
+    Task,
+    Updates,
+    Work,
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class View:
     loss: Callable[[Sequence[int]], Tensor]  # asks clients for their loss at w; its bytes are booked
     history: tuple[Record, ...] = ()
     blocks: int = 1  # of the network, each ready to be frozen; 1: all or nothing
+    w: Tensor | None = None  # (D,) the model that will be sent
 
 
 @runtime_checkable
@@ -288,10 +302,18 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Asynchronous(Protocol):
-    """An engine whose clients really work at their own pace: tasks are sent, and replies collected as they come."""
+    """An engine whose clients work by themselves: tasks are sent, and replies collected as they come."""
 
-    def send(self, flights: Sequence[Flight], carry: Mapping[str, Mapping[str, Tensor]]) -> None: ...
-    def collect(self, flights: Sequence[Flight], size: int) -> Sequence[Reply]: ...  # at least `size`, as they come
+    def send(self, flights: Sequence[Flight], carry: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Send those tasks that are not under way yet; after a restart, that is all of them."""
+        ...
+
+    def collect(self, flights: Sequence[Flight], size: int | None, open_ended: bool) -> Arrivals:
+        """Wait for `size` good replies; None, or where fewer are under way: for all.
+
+        Tasks without a reply by then stay under way where the pace is `open_ended`; otherwise they have failed.
+        """
+        ...
 
 
 def describe(piece: Any) -> dict[str, Any]:

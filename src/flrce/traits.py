@@ -1,6 +1,6 @@
 """What a piece may be able to do besides answering its question: it has a trait by having its method or property."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.random import Generator
@@ -127,6 +127,13 @@ class Measures(Protocol):
 
     @property
     def yardstick(self) -> Yardstick: ...
+
+
+@runtime_checkable
+class Notes(Protocol):
+    """An engine with something to say about a round's tasks, for the ledger: the node of each client, for instance."""
+
+    def notes(self, tasks: Sequence[Task]) -> Mapping[str, Any]: ...
 
 
 @runtime_checkable

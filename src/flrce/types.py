@@ -1,6 +1,6 @@
 """What flows through a round: Selection -> Task -> Reply -> Updates -> Record, and the State between rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,6 +138,14 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class Arrivals:
+    """The replies of a round, and how long it really took; None: as long as they say, or as their model of costs."""
+
+    replies: Sequence[Reply] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Updates:
     """The replies that passed the gate, one row each, ordered by k."""
 
@@ -191,6 +199,7 @@ class Record:
     clients: int = 0  # M: rows in the roster
     rejected: Mapping[str, str] = field(default_factory=dict)  # client -> reason
     flagged: Mapping[str, str] = field(default_factory=dict)  # client that counted -> what is odd about its update
+    ages: Mapping[str, int] = field(default_factory=dict)  # client that counted -> rounds its reply is old, if any
     conflicts: float = 0.0  # mean number of conflicting peers (Algorithm 3)
     votes: float = 0.0  # the same among clients that are not flagged, scaled to all
     consensus: float = 1.0  # |sum p u| / sum p |u|
@@ -263,6 +272,7 @@ class ClientRecord:
     n: int
     loss: float
     spent: Spent
+    age: int = 0  # rounds since it was sent its model
 
 
 @dataclass(frozen=True)

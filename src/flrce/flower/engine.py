@@ -1,11 +1,9 @@
 """The same Engine over Flower's Grid: its simulation engine, its deployments, or a LocalGrid. Costs are measured."""
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from statistics import median
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,36 +13,28 @@ from torch import Tensor
 
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template, record, weight
-from flrce.flower.figures import (
-    ACCURACY,
-    LOSSES,
-    PERCENT,
-    by_metric,
-    first,
-    metrics_of,
-    reported,
-    scale,
-    strange,
-    summed,
-)
-from flrce.flower.nodes import GONE, LOSS, MANY, Client, Nodes, exchange, why
-from flrce.flower.options import Config, Costs, Judge, Options
+from flrce.flower.figures import LOSSES, PERCENT, first, reported, scale, strange, summed
+from flrce.flower.judging import Panel
+from flrce.flower.measured import Measured
+from flrce.flower.nodes import GONE, LOSS, Client, Nodes
+from flrce.flower.options import Config, Costs, Judge, Options, configured
+from flrce.flower.post import Post, asked, why
 from flrce.flower.wire import read_reply, write_task
 from flrce.local.client import Runner
-from flrce.local.metrics import Metric
 from flrce.local.updates import Prox
 from flrce.pieces import Dense, Malformed
-from flrce.rng import stream
 from flrce.round.gate import GROWTH, MOST_SAMPLES
-from flrce.round.payloads import PER_BYTE, WATTS, number
-from flrce.types import Evaluation, Judged, Payload, Portion, Reply, Spent, Task, Yardstick
+from flrce.round.pace import due
+from flrce.types import Arrivals, Evaluation, Flight, Payload, Portion, Record, Reply, Spent, Task, Yardstick
 
 log = logging.getLogger("flwr")
 Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
+Carry = Mapping[str, Mapping[str, Tensor]]
 AT_ONCE = 2**27  # bytes of replies fetched together
-PEAK = 10  # times a profile's active watts: no device draws more for as long as a task takes
 PATIENCE = 60.0  # seconds that a node without an answer, or with another's name, is waited for
 OVERDUE = 1000  # messages without an answer that are remembered
+SLOWER = "slower than the replies that were waited for"
+GONE_BEFORE = "no longer connected when its task was to be sent again; the task is dropped"
 
 
 class Once(dict[str, Tensor]):
@@ -54,34 +44,46 @@ class Once(dict[str, Tensor]):
         return self.pop(name)
 
 
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """A task under way."""
+
+    task: Task
+    w: Tensor  # the model that its client was sent
+    client: Client
+    down: Spent  # what sending it cost
+
+
 class FlowerEngine:
-    """Clients behind a Grid. `runner`, where the server knows the network, lets recipes use sub-models and freezing."""
+    """Clients behind a Grid. `runner`, where the server knows the network, lets recipes use sub-models and freezing.
+
+    Tasks go out as messages, and replies are taken as they come. Under a buffered pace a task may stay under way for
+    many rounds; its client is asked for nothing else meanwhile, and is given up after the run's `timeout`.
+    """
 
     judges_once = True  # every model that is judged is sent to all judges
 
     def __init__(
         self, grid: Grid, template: Template, options: Options, runner: Runner | None = None,
         train_config: Config | None = None, evaluate_config: Config | None = None,
-        judge: Judge | None = None, costs: Costs | None = None,
+        judge: Judge | None = None, costs: Costs | None = None, host: Any = None,
     ) -> None:  # fmt: skip
-        self.grid, self.template, self.options, self.runner = grid, template, options, runner
+        self.grid, self.template, self.options, self.runner, self.costs = grid, template, options, runner, costs
         self.nodes = Nodes(grid, options.ask, PATIENCE)
+        self.post = Post(grid, AT_ONCE // max(template.nbytes, 1))
+        self.measured = Measured(template, runner, options.profile)
+        self.panel = Panel(grid, template, options, evaluate_config or {}, judge, self._free, host)
         self.trainable, self.size = template.layout.trainable, template.layout.size
         self.cap = 8 * self.size + 64 * len(template.names) + 4096  # bytes that any payload may have, as at the gate
-        self.train_config, self.evaluate_config = train_config or {}, evaluate_config or {}
-        self.judge, self.costs = judge, costs
+        self.train_config = train_config or {}
         self.blocks = runner.blocks if runner else 1
         self.online: dict[str, Client] = {}
-        self.pace: dict[str, tuple[float, float]] = {}  # client -> last seconds of computing an epoch, of transfer
-        self.overdue: dict[str, Task] = {}  # message of an earlier round that nobody has answered -> its task
-        self.meanwhile: Callable[[], None] = lambda: None  # done once while the clients of a round train
+        self.under_way: dict[str, Sent] = {}  # message -> the task that it brought
+        self.overdue: dict[str, Task] = {}  # message whose answer is no longer waited for -> its task
+        self.unsent: list[Reply] = []  # of tasks that could not be sent
+        self.begun = 0.0  # when the round's tasks were sent
         self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
-        self.judged: tuple[MetricRecord | None, MetricRecord | None] = (None, None)  # by the clients, by the server
         self.summed: MetricRecord | None = None  # the round's training metrics, where somebody else made one of them
-        self.asking = False  # judges, at this moment
-        self.host: Any = None  # a strategy whose own configure_evaluate and aggregate_evaluate are to be used
-        self.evaluated = 0  # last round whose model was judged
-        self.w: Tensor | None = None  # the model of the round that begins
         self._sent: tuple[Tensor, ArrayRecord] | None = None
 
     def clients(self, t: int = 1) -> Sequence[str]:
@@ -95,6 +97,12 @@ class FlowerEngine:
 
     def samples(self, client: str) -> int:
         return self.online[client].n if client in self.online else 0
+
+    def notes(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
+        """Which node each client is, for the ledger; nodes of a simulated fleet say nothing."""
+        if self.costs is not None or not tasks:
+            return {}
+        return {"nodes": {task.client: self.online[task.client].node for task in tasks}}
 
     def accept(self, task: Task) -> Task:
         """A task as its client can do it: one that does not know our tasks sends back its whole model."""
@@ -116,67 +124,88 @@ class FlowerEngine:
             return self.costs.estimate(task)
         up = self.template.nbytes if task.part.whole else 4 * sum(size for _, size in self.holdings(task)[1])
         up += 4 * sum(task.update.sends(self.trainable).values()) if task.update is not None else 0
-        down = self._down(task)[1] + sum(4 * x.numel() for x in task.tensors.values())
-        epoch = -(-self.samples(task.client) // max(task.work.batch, 1))  # batches
-        compute, transfer = self._pace(task.client)
-        epochs = self._epochs(task)
-        return self._joules(Spent(
-            down, up, batches=round(epochs * epoch), compute_seconds=compute * epochs * task.part.rate,
-            transfer_seconds=transfer,
-        ))  # fmt: skip
-
-    def _pace(self, client: str) -> tuple[float, float]:
-        """A client's seconds of computing an epoch, and of transfer: as last measured, or else the others' median."""
-        if client in self.pace or not self.pace:
-            return self.pace.get(client, (0.0, 0.0))
-        compute, transfer = zip(*self.pace.values(), strict=True)
-        return median(compute), median(transfer)
-
-    def _epochs(self, task: Task) -> float:
-        """The epochs of a task, from its steps where it counts those."""
-        n = self.samples(task.client)
-        return (
-            max(task.work.epochs, 1)
-            if not task.work.steps or not n
-            else task.work.steps / -(-n // max(task.work.batch, 1))
-        )
+        return self.measured.estimate(task, self.samples(task.client), up)
 
     def inquiry(self, client: str, down: int) -> Spent:
         """What asking a client for its loss costs."""
-        return self.costs.inquiry(client, down) if self.costs else self._joules(Spent(bytes_down=down))
+        return self.costs.inquiry(client, down) if self.costs else self.measured.joules(Spent(bytes_down=down))
 
-    def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
-    ) -> Sequence[Reply]:
-        """Send the tasks and read the replies; with `keep`, wait for no more good ones than that.
+    def train(self, w: Tensor, tasks: Sequence[Task], carry: Carry, keep: int | None = None) -> Sequence[Reply]:
+        """Send the tasks and wait for the replies; with `keep`, for no more good ones than that."""
+        flights = [Flight(task, w) for task in tasks]
+        self.send(flights, carry)
+        return self.collect(flights, keep, open_ended=False).replies
 
-        Where costs are modelled, the model says who is fast, so that all are waited for.
+    def send(self, flights: Sequence[Flight], carry: Carry) -> None:
+        """Send what is not under way yet. Whatever clients carry from task to task lies with them."""
+        self.begun, self.unsent = time.monotonic(), []
+        known = {(sent.task.client, sent.task.t) for sent in self.under_way.values()}
+        new = [flight for flight in flights if (flight.task.client, flight.task.t) not in known]
+        here = [flight for flight in new if flight.task.client in self.online]
+        gone = [flight.task for flight in new if flight.task.client not in self.online]
+        self.unsent = [Reply(task.client, task.t, error=GONE_BEFORE) for task in gone]
+        for flight in here:
+            self.holdings(flight.task)  # refuses what cannot be done before anything is sent
+        if flights:
+            _announce(flights, here)
+        messages = [self.message(flight.w, flight.task) for flight in here]
+        ids = self.post.send(messages)
+        for key, message, flight in zip(ids, messages, here, strict=True):
+            sent = self.sent(message, flight.task, flight.w)
+            if key:
+                self.under_way[key] = sent
+            else:
+                task = flight.task
+                self.unsent.append(Reply(task.client, task.t, error="its message could not be sent", spent=sent.down))
+
+    def sent(self, message: Message, task: Task, w: Tensor) -> Sent:
+        return Sent(task, w, self.online[task.client], self.measured.sending(message, task))
+
+    def collect(self, flights: Sequence[Flight], size: int | None, open_ended: bool) -> Arrivals:
+        """Replies as they come: `size` good ones, or those of everybody who has not been too long.
+
+        Where costs are modelled, the model says who is fast: the first ones by it are waited for, or all.
         """
-        keep = None if self.costs else keep
-        for task in tasks:
-            self.holdings(task)  # refuses what cannot be done before anything is sent
-        messages = [self.message(w, task) for task in tasks]
+        if self.costs is not None:
+            flights, size = (due(flights, size)[0] if open_ended and size else flights), None
+        asked = {(flight.task.client, flight.task.t): i for i, flight in enumerate(flights)}
+        keys = {key: asked[name] for key, sent in self.under_way.items() if (name := _name(sent)) in asked}
         self.metrics = {}
+        found, late = self._gathered(keys, size, open_ended)
+        if not open_ended:
+            limit = f"no reply within {self.options.timeout:g} s" if size is None else SLOWER
+            found |= {i: self._given_up(key, limit) for key, i in keys.items() if i not in found}
+        replies = self.in_scale([found[i] for i in sorted(found)])
+        if self.costs is not None:
+            tasks = {flight.task.client: flight.task for flight in flights}
+            replies = [self.costs.booked(tasks[reply.client], reply) for reply in replies]
+        measured = open_ended and self.costs is None
+        return Arrivals([*self.unsent, *replies, *late], time.monotonic() - self.begun if measured else None)
+
+    def _gathered(
+        self, keys: Mapping[str, int], size: int | None, open_ended: bool
+    ) -> tuple[dict[int, Reply], list[Reply]]:
+        """(position -> reply to these messages; what came of earlier rounds). Whoever takes too long is given up."""
+        found: dict[int, Reply] = {}
         late: list[Reply] = []
-        down: list[Spent] = []
-
-        def while_they_train() -> None:
-            down.extend(map(self.sending, messages, tasks))
-            self.meanwhile()
-
-        replies = exchange(
-            self.grid, messages, self.options.timeout,
-            lambda at, reply, seconds: self.read(w, tasks[at], down[at], reply, seconds),
-            lambda found: keep is not None and sum(not reply.error for reply in found) >= keep,
-            min(max(1, AT_ONCE // max(self.template.nbytes, 1)), MANY), while_they_train,
-            {key: partial(self._too_late, key, late) for key in self.overdue},
-        )  # fmt: skip
-        found = [
-            replies.get(at) or self._missed(messages[at], task, down[at], keep is None) for at, task in enumerate(tasks)
-        ]
-        found = self.in_scale(found)
-        found = [self.costs.booked(task, r) for task, r in zip(tasks, found, strict=True)] if self.costs else found
-        return [*found, *late]
+        good = 0
+        while (missing := [key for key in keys if key in self.under_way]) and (size is None or good < size):
+            until = min(self.post.sent[key] for key in missing) + self.options.timeout
+            for key, reply, seconds in self.post.answers(missing, until, self.overdue):
+                if key in self.overdue:
+                    late += self._too_late(key, reply)
+                else:
+                    found[keys[key]] = self.read(self.under_way.pop(key), reply, seconds)
+                    good += not found[keys[key]].error
+                del reply  # it may be large, and the next one is on its way
+                if size is not None and good >= size and (open_ended or not self.post.here):
+                    break
+            else:
+                limit = f"no reply within {self.options.timeout:g} s"
+                over = time.monotonic() - self.options.timeout
+                found |= {keys[key]: self._given_up(key, limit) for key in missing
+                          if key in self.under_way and self.post.sent[key] <= over}  # fmt: skip
+        return found, late
 
     def in_scale(self, replies: Sequence[Reply]) -> list[Reply]:
         """The round's replies; refused where an accuracy is beyond what the others' can be."""
@@ -186,49 +215,34 @@ class FlowerEngine:
             own = {name: x for name, x in self.metrics.get(reply.client, {}).items() if name != key}
             odd = "" if reply.error else strange(own, most)
             found.append(
-                replace(reply, payload=None, error=f"malformed: {odd}") if odd else self._judged(reply, own, most)
+                replace(reply, payload=None, error=f"malformed: {odd}") if odd else self.panel.said(reply, own, most)
             )
         return found
 
     @property
     def yardstick(self) -> Yardstick:
-        head = self.options.judges[0] if self.options.judges else None
-        if head is None:
-            return Yardstick()
-        low, high = (head.low, head.high) if isinstance(head, Metric) else (-math.inf, math.inf)
-        return Yardstick(head.name, head.better == "lower", low, high)
+        return self.panel.yardstick
 
-    def _judged(self, reply: Reply, figures: Mapping[str, Any], most: float) -> Reply:
-        """A client that knows nothing of our tasks may report the headline metric of its own accord."""
-        if reply.error or reply.judged is not None:
-            return reply
-        scale = self.yardstick
-        plain = scale.metric == "accuracy"
-        value = first(figures, (scale.metric, *(ACCURACY if plain else ())), most)
-        n = figures.get("held-examples", reply.n)
-        if value is None or type(n) is not int:
-            return reply
-        return replace(reply, judged=Judged(value / most if plain else value, n))
+    def _given_up(self, key: str, why: str) -> Reply:
+        """A client that has not answered; should it do so in a later round, that is booked as waste."""
+        sent = self.under_way.pop(key)
+        self.overdue[key] = sent.task
+        for old in list(self.overdue)[:-OVERDUE]:
+            del self.overdue[old]
+            self.post.forget(old)
+        return Reply(sent.task.client, sent.task.t, error=why, spent=sent.down)
 
-    def _missed(self, message: Message, task: Task, down: Spent, waited: bool) -> Reply:
-        """A client that has not answered yet; should it do so in a later round, that is booked as waste."""
-        if message.metadata.message_id:  # it was sent at all
-            self.overdue = dict([*self.overdue.items(), (message.metadata.message_id, task)][-OVERDUE:])
-        late = (
-            f"no reply within {self.options.timeout:g} s" if waited else "slower than the replies that were waited for"
-        )
-        return Reply(task.client, task.t, error=late, spent=down)
-
-    def _too_late(self, key: str, late: list[Reply], reply: Message) -> None:
+    def _too_late(self, key: str, reply: Message) -> list[Reply]:
         """An answer to an earlier round: what it carried is booked, and never looked at."""
         task = self.overdue.pop(key)
-        if not reply.has_error():
-            up = sum(weight(arrays) for arrays in reply.content.array_records.values())
-            late.append(Reply(task.client, task.t, error="late", spent=Spent(bytes_up=up)))
+        if reply.has_error():
+            return []
+        up = sum(weight(arrays) for arrays in reply.content.array_records.values())
+        return [Reply(task.client, task.t, error="late", spent=Spent(bytes_up=up))]
 
     def message(self, w: Tensor, task: Task) -> Message:
         """The model and one client's task. Whoever holds the whole model shares one copy of it."""
-        held = self._down(task)[0]
+        held = self.measured.held(task)
         content = RecordDict({
             self.options.arrays_key: self.arrays(w) if held is None else record({"held": w[held].float()}),
             self.options.config_key: ConfigRecord({
@@ -239,14 +253,15 @@ class FlowerEngine:
             content["tensors"] = record(task.tensors)
         return Message(content, self.online[task.client].node, MessageType.TRAIN, group_id=str(task.t))
 
-    def read(self, w: Tensor, task: Task, down: Spent, reply: Message, seconds: float) -> Reply:
+    def read(self, sent: Sent, reply: Message, seconds: float) -> Reply:
         """One answer as a Reply, with what it really cost; whatever is wrong with it is its client's failure."""
+        task, client, down = sent.task, sent.client, sent.down
         if reply.has_error():
             if reply.error.code == GONE:
-                self.nodes.lost(self.online[task.client].node)
+                self.nodes.lost(client.node)
             return Reply(task.client, task.t, error=why(reply), spent=replace(down, compute_seconds=seconds))
         try:
-            found = read_reply(reply.content, task, self.template, w, self.cap, self.options.weight_key)
+            found = read_reply(reply.content, task, self.template, sent.w, self.cap, self.options.weight_key)
         except Malformed as problem:
             up = sum(weight(arrays) for arrays in reply.content.array_records.values())
             spent = replace(down, bytes_up=up, compute_seconds=seconds)
@@ -265,43 +280,22 @@ class FlowerEngine:
             compute_seconds=compute, transfer_seconds=seconds - compute,
         )  # fmt: skip
         self.metrics[task.client] = metrics
-        if 0 <= compute <= seconds:
-            self.pace[task.client] = (compute / (self._epochs(task) * task.part.rate), seconds - compute)
+        self.measured.note(task, client.n, compute, seconds - compute)
         if type(found.n) is int and 0 < found.n <= MOST_SAMPLES:
-            before = self.online[task.client].n
-            self.nodes.heard(self.online[task.client], min(found.n, GROWTH * before) if before else found.n)
-        return replace(found, spent=self._joules(spent))
+            self.nodes.heard(client, min(found.n, GROWTH * client.n) if client.n else found.n)
+        return replace(found, spent=self.measured.joules(spent))
 
-    def evaluate(
-        self, w: Tensor, t: int, last: bool = False, carry: Mapping[str, Mapping[str, Tensor]] = {}
-    ) -> Evaluation | None:
+    def evaluate(self, w: Tensor, t: int, last: bool = False, carry: Carry | None = None) -> Evaluation | None:
         """The clients' own judgement of w, and the server's where it has samples."""
-        if (t % self.options.eval_every and not last) or t == self.evaluated:  # once, whatever is made of it
-            return None
-        self.evaluated = t
-        arrays = self.arrays(w)
-        by_server = self.judge(t, arrays) if self.judge else None
-        self.asking = True
-        try:
-            by_clients, seen = self._ask_judges(arrays, t)
-        finally:
-            self.asking = False
-        self.judged = (by_clients, by_server)
-        if seen:
-            return seen
-        most = scale([by_server or {}])
-        accuracy = first(by_server or {}, ACCURACY, most)
-        if accuracy is None:
-            return None
-        return Evaluation(accuracy / most, accuracy / most, first(by_server or {}, LOSSES) or 0.0)
+        return self.panel.judge(self.arrays(w), t) if self.panel.due(t, last) else None
 
     def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
         """Mean loss of w on each client's training samples; of one that cannot tell, as it last reported."""
         content = RecordDict({self.options.arrays_key: self.arrays(w), self.options.config_key: ConfigRecord({})})
-        asked = [client for client in clients if self.online[client].parts]
-        messages = [Message(content, self.online[client].node, LOSS) for client in asked]
-        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reported(reply))
-        found = {asked[at]: first(figures, LOSSES) for at, figures in answers.items()}
+        able = [client for client in clients if self.online[client].parts]
+        messages = [Message(content, self.online[client].node, LOSS) for client in able]
+        answers = asked(self.grid, messages, self.options.timeout)
+        found = {able[at]: first(reported(reply), LOSSES) for at, reply in answers.items()}
         last = {client: first(self.metrics.get(client, {}), ("train_loss", *LOSSES)) for client in clients}
         return torch.tensor([found.get(c) or last[c] or 0.0 for c in clients], dtype=torch.float64)
 
@@ -312,89 +306,45 @@ class FlowerEngine:
             self._sent = (w, self.template.unpack(w))
         return self._sent[1]
 
-    def _down(self, task: Task) -> tuple[Tensor | None, int]:
-        """(coordinates a client receives, None for all; their bytes)."""
-        if task.part.rate == 1 or self.runner is None:
-            return None, self.template.nbytes
-        held = self.runner.part(task).held
-        return held, self.template.nbytes if held is None else 4 * len(held)
+    def trained(self, record: Record) -> MetricRecord | None:
+        """The training metrics of a round as one, from the replies that counted."""
+        if self.summed is not None:
+            return self.summed
+        useful = [self.metrics[client] for client in record.replied if client in self.metrics]
+        return summed(useful, self.options.weight_key, self.options.train_sum, scale(useful))
 
-    def sending(self, message: Message, task: Task) -> Spent:
-        """What sending this message cost."""
-        extra = sum(4 * x.numel() for x in task.tensors.values())
-        down = self._down(task)[1] + extra
-        arrays = sum(weight(arrays) for arrays in message.content.array_records.values())
-        scalars = sum(len(config.deflate()) for config in message.content.config_records.values())
-        return Spent(bytes_down=down, framing=max(arrays - down, 0) + scalars)
+    def told(self, record: Record) -> dict[str, MetricRecord]:
+        """What clients and server report of a round that is done: training, the clients' judgement, the server's."""
+        panel = self.panel
+        found = {"train": self.trained(record), "evaluate": panel.by_clients, "server": panel.by_server}
+        self.summed = None
+        panel.forget()
+        return {name: metrics for name, metrics in found.items() if metrics is not None and len(metrics)}
 
-    def _joules(self, spent: Spent) -> Spent:
-        profile = self.options.profile
-        if spent.measured:
-            watts = WATTS if profile is None else PEAK * profile.active_watts
-            radio = PER_BYTE * (spent.bytes_up + spent.bytes_down)
-            return replace(spent, joules=min(spent.joules, watts * spent.seconds + radio))
-        if profile is None:
-            return spent
-        radio = profile.up_joules * spent.bytes_up + profile.down_joules * spent.bytes_down
-        joules = profile.active_watts * spent.compute_seconds + radio
-        return replace(spent, joules=joules, idle_watts=profile.idle_watts)
+    def open_half(self, config: Mapping[str, Any]) -> None:
+        """A round begins that somebody else sends and collects, with this config."""
+        self.train_config, self.metrics = dict(config), {}
 
-    def _judges(self, t: int) -> list[Client]:
-        share, everyone = self.options.fraction_evaluate, list(self.online.values())
-        count = min(max(int(share * len(everyone)), self.options.least_evaluate), len(everyone)) if share else 0
-        picked = stream(self.options.seed, "evaluate", t).permutation(len(everyone))[:count]
-        return [everyone[i] for i in sorted(picked)]
+    def sum_up(self, metrics: MetricRecord | None) -> None:
+        """A round's training metrics as somebody else made one of them."""
+        self.summed = metrics
 
-    def configure_evaluate(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """The model for each judge."""
-        config["server-round"] = t
-        content = RecordDict({self.options.arrays_key: arrays, self.options.config_key: config})
-        return [Message(content, judge.node, MessageType.EVALUATE, group_id=str(t)) for judge in self._judges(t)]
-
-    def aggregate_evaluate(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The judges' metrics as one; those without samples, or out of their range, have no say."""
-        key, replies = self.options.weight_key, list(replies)
-        most = scale(list(map(metrics_of, replies)))
-        figures = [f for reply in replies if number((f := reported(reply, most)).get(key)) and f[key] > 0]
-        return summed(figures, key, self.options.evaluate_sum, most)
-
-    def _ask_judges(self, arrays: ArrayRecord, t: int) -> tuple[MetricRecord | None, Evaluation | None]:
-        """Their metrics, weighted by samples, and accuracy per client and per sample where they report it."""
-        config, host = configured(self.evaluate_config, t), self.host or self
-        messages = list(host.configure_evaluate(t, arrays, ConfigRecord(dict(config)), self.grid))
-        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reply)
-        replies = [answers[at] for at in sorted(answers)]
-        mean = host.aggregate_evaluate(t, replies)
-        figures, key = list(map(metrics_of, replies)), self.options.weight_key
-        most = scale(figures)
-        sane = [f for f in figures if not strange(f, most) and number(f.get(key)) and f[key] > 0]
-        if self.options.judges and mean is not None:
-            return mean, self._by_objective(sane, first(mean, LOSSES) or 0.0, len(messages))
-        accuracies = [value / most for f in sane if (value := first(f, ACCURACY, most)) is not None]
-        if mean is None or not accuracies:
-            return mean, None
-        down = self.template.nbytes * len(messages)
-        overall, loss = first(mean, ACCURACY, most), first(mean, LOSSES)
-        return mean, Evaluation(sum(accuracies) / len(accuracies), (overall or 0.0) / most, loss or 0.0, down)
-
-    def _by_objective(self, figures: Sequence[Mapping[str, Any]], loss: float, asked: int) -> Evaluation | None:
-        """The headline and all other metrics of the objective. Over all samples only means are known: nobody sends
-        what the others would need."""
-        judges = self.options.judges
-        alike, by_samples = by_metric(judges, figures, self.options.weight_key)
-        head = judges[0]
-        if head.name not in alike:
-            return None
-        pooled = {j.name: by_samples[j.name] for j in judges if j.name in alike and isinstance(j, Metric) and j.mean}
-        return Evaluation(
-            alike[head.name], by_samples[head.name], loss, self.template.nbytes * asked, head.name,
-            head.better == "lower", alike, pooled,
-        )  # fmt: skip
+    def _free(self) -> list[Client]:
+        """Who may judge a model: a client that trains would keep everybody waiting."""
+        busy = {sent.task.client for sent in self.under_way.values()} if self.costs is None else set()
+        return [client for name, client in self.online.items() if name not in busy]
 
 
-def configured(config: Config, t: int) -> Mapping[str, Any]:
-    """What clients are told in round t."""
-    return config(t) if callable(config) else config
+def _name(sent: Sent) -> tuple[str, int]:
+    return sent.task.client, sent.task.t
+
+
+def _announce(flights: Sequence[Flight], new: Sequence[Flight]) -> None:
+    """One line in the log: whom a round asks, and how many are still at work on an earlier one's tasks."""
+    t = max(flight.task.t for flight in flights)
+    names = ", ".join(flight.task.client for flight in new[:12]) + (" ..." if len(new) > 12 else "")
+    busy = f"; {len(flights) - len(new)} under way" if len(flights) > len(new) else ""
+    log.info("[ROUND %d/%d] %d clients: %s%s", t, flights[0].task.rounds, len(new), names, busy)
 
 
 def _for_plain(task: Task) -> dict[str, Any]:

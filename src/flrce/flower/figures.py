@@ -8,8 +8,8 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 
 from flrce.errors import brief
-from flrce.flower.nodes import why
 from flrce.flower.options import Summing
+from flrce.flower.post import why
 from flrce.flower.wire import SAMPLES
 from flrce.local.metrics import Judges, Metric
 from flrce.round.gate import MOST_SAMPLES

@@ -10,20 +10,35 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp.strategy import Strategy
 from numpy.random import Generator
 from torch import Tensor
 
 from flrce.flower.arrays import Template
-from flrce.flower.engine import FlowerEngine, configured
+from flrce.flower.engine import FlowerEngine, Sent
 from flrce.flower.figures import ACCURACY, first, metrics_of, scale, strange
 from flrce.flower.frozen import freeze, thaw
-from flrce.flower.nodes import exchange
+from flrce.flower.judging import Panel, Seen
+from flrce.flower.nodes import Client
+from flrce.flower.options import configured
+from flrce.flower.post import asked
 from flrce.local.workload import Alike
 from flrce.pieces import Dense, Recipe, StopRule, View
 from flrce.rng import stream
-from flrce.types import Evaluation, Event, Portion, Record, Reply, Selection, Spent, Task, Updates
+from flrce.types import (
+    Arrivals,
+    Evaluation,
+    Event,
+    Flight,
+    Portion,
+    Record,
+    Reply,
+    Selection,
+    Spent,
+    Task,
+    Updates,
+)
 
 log = logging.getLogger("flwr")
 
@@ -35,14 +50,13 @@ class NotEnough(TimeoutError):
 class Roll:
     """The grid as a strategy sees it while it chooses: nodes in the order of their names, and no waiting for ever."""
 
-    def __init__(self, engine: FlowerEngine) -> None:
+    def __init__(self, engine: "GuardedEngine") -> None:
         self.engine, self.end = engine, time.monotonic() + engine.options.wait
 
     def get_node_ids(self) -> list[int]:
         if time.monotonic() > self.end:
             raise NotEnough(f"fewer nodes than the strategy wants after {self.engine.options.wait:g} s")
-        self.engine.online = self.engine.nodes.connected()
-        return [client.node for client in self.engine.online.values()]
+        return [client.node for client in self.engine.connected().values()]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine.grid, name)
@@ -53,7 +67,7 @@ class GuardedEngine(FlowerEngine):
 
     def __init__(self, strategy: Strategy, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.strategy = strategy
+        self.strategy, self.panel = strategy, TheirPanel(self, self.panel)
         self.outgoing: dict[str, Message] = {}
         self.incoming: dict[str, Message] = {}
         self.rows: dict[int, str] = {}
@@ -63,9 +77,9 @@ class GuardedEngine(FlowerEngine):
         """The strategy's choice as rows; its draws are ours, so that a resumed run draws the same."""
         self.t, self.outgoing, self.incoming = view.t, {}, {}
         self.rows = {k: view.draft(k).client for k in view.pool}
-        assert self.w is not None
+        assert view.w is not None
         config = configured(self.train_config, view.t)
-        messages = self._drawn("select", view.t, self.arrays(self.w), config, self.strategy.configure_train)
+        messages = self.drawn("select", view.t, self.arrays(view.w), config, self.strategy.configure_train)
         names = {client.node: client.name for client in self.online.values()}
         self.outgoing = {names[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in names}
         return tuple(k for k, client in self.rows.items() if client in self.outgoing)
@@ -76,22 +90,26 @@ class GuardedEngine(FlowerEngine):
     def message(self, w: Tensor, task: Task) -> Message:
         return self.outgoing[task.client]
 
-    def read(self, w: Tensor, task: Task, down: Spent, reply: Message, seconds: float) -> Reply:
-        self.incoming[task.client] = reply
-        return super().read(w, task, down, reply, seconds)
+    def connected(self) -> dict[str, Client]:
+        """Who is here now, without waiting for more."""
+        self.online = self.nodes.connected()
+        return self.online
 
-    def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
-    ) -> Sequence[Reply]:
+    def read(self, sent: Sent, reply: Message, seconds: float) -> Reply:
+        self.incoming[sent.task.client] = reply
+        return super().read(sent, reply, seconds)
+
+    def collect(self, flights: Sequence[Flight], size: int | None, open_ended: bool) -> Arrivals:
         """As always; and a reply whose metrics are not like the others', which Flower would end the run for, is out."""
-        replies = super().train(w, tasks, carry, keep)
+        came = super().collect(flights, size, open_ended)
         keys = {client: tuple(sorted(metrics)) for client, metrics in self.metrics.items()}
         usual = min(Counter(keys.values()).most_common(), key=lambda pair: (-pair[1], pair[0]), default=((), 0))[0]
-        return [
+        replies = [
             reply if reply.error or keys.get(reply.client) == usual
             else replace(reply, payload=None, error="malformed: metrics unlike those of the other clients")
-            for reply in replies
+            for reply in came.replies
         ]  # fmt: skip
+        return replace(came, replies=replies)
 
     def total(self, w: Tensor, updates: Updates) -> Tensor:
         """The strategy's new model from the replies that passed; w where it makes none, or none that is finite."""
@@ -107,7 +125,7 @@ class GuardedEngine(FlowerEngine):
             return w
         return made
 
-    def _drawn(self, purpose: str, t: int, arrays: ArrayRecord, config: Mapping[str, Any], make: Any) -> list[Message]:
+    def drawn(self, purpose: str, t: int, arrays: ArrayRecord, config: Mapping[str, Any], make: Any) -> list[Message]:
         before = random.getstate()
         random.seed(int(stream(self.options.seed, purpose, t).integers(2**63)))
         try:
@@ -118,18 +136,25 @@ class GuardedEngine(FlowerEngine):
         finally:
             random.setstate(before)
 
-    def _ask_judges(self, arrays: ArrayRecord, t: int) -> tuple[MetricRecord | None, Evaluation | None]:
-        """Evaluation is the strategy's too: its messages, its sums."""
-        config = configured(self.evaluate_config, t)
-        messages = self._drawn("evaluate", t, arrays, config, self.strategy.configure_evaluate)
-        answers = exchange(self.grid, messages, self.options.timeout, lambda at, reply, _: reply)
-        came = [answers[at] for at in sorted(answers) if not answers[at].has_error()]
+
+class TheirPanel(Panel):
+    """Evaluation is the strategy's too: its messages, its sums."""
+
+    def __init__(self, engine: GuardedEngine, ours: Panel) -> None:
+        super().__init__(ours.grid, ours.template, ours.options, ours.config, ours.own, ours.free)
+        self.engine = engine
+
+    def ask(self, arrays: ArrayRecord, t: int) -> Seen:
+        strategy, config = self.engine.strategy, configured(self.config, t)
+        messages = self.engine.drawn("evaluate", t, arrays, config, strategy.configure_evaluate)
+        answers = asked(self.grid, messages, self.options.timeout)
+        came = [reply for reply in answers.values() if not reply.has_error()]
         most = scale(list(map(metrics_of, came)))
         good = [reply for reply in came if not any(strange(m, most) for m in reply.content.metric_records.values())]
         try:
-            metrics = self.strategy.aggregate_evaluate(t, good) if good else None
+            metrics = strategy.aggregate_evaluate(t, good) if good else None
         except Exception as why:
-            log.warning("%s could not sum evaluations of round %d: %s", type(self.strategy).__name__, t, why)
+            log.warning("%s could not sum evaluations of round %d: %s", type(strategy).__name__, t, why)
             return None, None
         accuracy = first(metrics or {}, ACCURACY, most)
         down = self.template.nbytes * len(messages)

@@ -9,10 +9,11 @@ from flwr.serverapp.strategy import Strategy
 
 from flrce import loop
 from flrce.errors import BadInput
-from flrce.flower.engine import configured
-from flrce.flower.nodes import exchange
-from flrce.flower.session import Session, figures, noted
-from flrce.types import Round, State
+from flrce.flower.options import configured
+from flrce.flower.post import Post
+from flrce.flower.session import Session, figures
+from flrce.traits import Buffers
+from flrce.types import Arrivals, Round, State
 
 HALVES = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 
@@ -35,10 +36,14 @@ class Open:
         session, engine, self.plan, self.messages, self.done = self.session, self.session.engine, None, (), None
         if loop.over(self.state):
             return []
-        engine.w, engine.train_config, engine.metrics = self.state.w, dict(config), {}
-        plan = loop.begin(session.sized(), engine, self.state, engine.options.seed, session.T)
-        self.plan = noted(plan, engine)
-        self.messages = [] if plan.refused else [engine.message(self.state.w, task) for task in self.plan.tasks]
+        recipe = session.sized()
+        if isinstance(recipe.pace, Buffers):
+            raise BadInput(f"{type(recipe.pace).__name__} leaves tasks under way between rounds, which two halves of a "
+                           "round cannot: use start, without a configure_train of your own")  # fmt: skip
+        engine.open_half(config)
+        self.plan = loop.begin(recipe, engine, self.state, engine.options.seed, session.T)
+        tasks = () if self.plan.refused else self.plan.tasks
+        self.messages = [engine.message(self.state.w, task) for task in tasks]
         self.since = time.monotonic()
         return self.messages
 
@@ -60,17 +65,18 @@ class Open:
             return None, None
         at = {message.metadata.message_id: i for i, message in enumerate(self.messages)}
         passed = time.monotonic() - self.since
-        down, read = list(map(engine.sending, self.messages, plan.tasks)), []
+        read = []
         for reply in replies:
             i = at.get(reply.metadata.reply_to_message_id)
             if i is not None:
-                seconds = self.seconds.get(self.messages[i].metadata.message_id, passed)
-                read.append(engine.read(self.state.w, plan.tasks[i], down[i], reply, seconds))
-        self.done = loop.finish(self.session.recipe, engine, plan, engine.in_scale(read), self.session.T)
+                message = self.messages[i]
+                seconds = self.seconds.get(message.metadata.message_id, passed)
+                read.append(engine.read(engine.sent(message, plan.tasks[i], self.state.w), reply, seconds))
+        self.done = loop.finish(self.session.recipe, engine, plan, Arrivals(engine.in_scale(read)), self.session.T)
         self.state = self.done.state
         model = self.state.w if self.done.model is None else self.done.model
         self.arrays = engine.arrays(model)
-        metrics = dict(self.session.trained(self.done.record) or {})
+        metrics = dict(engine.trained(self.done.record) or {})
         return self.arrays, MetricRecord({**metrics, **figures(self.done.record)})
 
 
@@ -87,15 +93,17 @@ def by_halves(strategy: Strategy, opened: Open) -> Round:
     if opened.plan is None:
         raise BadInput(f"{name}.configure_train must call super().configure_train(...), which chooses the clients")
     opened.sent(messages)
-    found = exchange(engine.grid, messages, engine.options.timeout, lambda _, reply, seconds: (reply, seconds),
-                     meanwhile=engine.meanwhile)  # fmt: skip
-    opened.seconds = {messages[at].metadata.message_id: seconds for at, (_, seconds) in found.items()}
-    arrays, metrics = strategy.aggregate_train(t, [found[at][0] for at in sorted(found)])
+    post = Post(engine.grid)
+    ids = post.send(messages)
+    opened.session.settle()  # the round before, while clients train
+    found = {key: (reply, took) for key, reply, took in post.answers(ids, time.monotonic() + engine.options.timeout)}
+    opened.seconds = {key: took for key, (_, took) in found.items()}
+    arrays, metrics = strategy.aggregate_train(t, [found[key][0] for key in ids if key in found])
     if opened.done is None:
         raise BadInput(f"{name}.aggregate_train must call super().aggregate_train(server_round, replies)")
     if arrays is not None and not _same(arrays, opened.arrays):
         raise BadInput(f"{name}.aggregate_train returns another model than super()'s; use an Aggregator for that")
-    engine.summed = metrics
+    engine.sum_up(metrics)
     return opened.done
 
 

@@ -1,17 +1,15 @@
-"""Who is out there: Flower's node ids <-> the names that clients keep over restarts; and talking with a time limit."""
+"""Who is out there: Flower's node ids <-> the names that clients keep over restarts."""
 
-import gc
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flrce.errors import brief
+from flrce.flower.post import MANY
 from flrce.flower.wire import PREFIX, name_of
 from flrce.pieces import Malformed
 from flrce.round.gate import MOST_SAMPLES
@@ -22,11 +20,6 @@ GONE = 5  # Flower's error code of a node that is unavailable
 GRACE = 2.0  # seconds without an answer after which newcomers are not waited for
 WAITS = 3  # and times the longest wait for an answer so far, which may be long where each starts a process
 RESERVED = re.compile(r"node-\d+")  # what nodes without a name are called
-LATE = 0.02  # share of the time a reply took by which it may be noticed late
-SLOWEST = 1.0  # seconds between two looks for replies, at most
-MANY = 1000  # replies fetched together where their size is no matter
-FEW = 8  # and where it is so large that they are cleared away at once
-T = TypeVar("T")
 log = logging.getLogger("flwr")
 
 
@@ -39,53 +32,6 @@ class Client:
     n: int = 0  # training samples, 0 where unknown
     compresses: bool = False  # encodes its reply as its task says
     parts: bool = False  # trains sub-models and frozen networks
-
-
-def exchange(
-    grid: Grid, messages: Sequence[Message], timeout: float, read: Callable[[int, Message, float], T],
-    enough: Callable[[list[T]], bool] = lambda _: False, batch: int = MANY,
-    meanwhile: Callable[[], None] = lambda: None, overdue: Mapping[str, Callable[[Message], None]] = {},
-) -> dict[int, T]:  # fmt: skip
-    """Send, then read each reply as it comes (position, message, seconds), until all, `enough` or the time limit.
-
-    A reply counts only if it answers a message of this exchange. It is let go as soon as it is read, and at most
-    `batch` are fetched at once: large models would not fit into memory many times over. Answers to `overdue` messages
-    of earlier exchanges are fetched along, though nobody waits for them. `meanwhile` is done once all is sent.
-    """
-    start = time.monotonic()
-    ids = list(grid.push_messages(messages))
-    meanwhile()
-    waiting, strays = {key: at for at, key in enumerate(ids) if key}, dict(overdue)
-    results: dict[int, T] = {}
-    while waiting and time.monotonic() - start < timeout:
-        before, asked, began = len(waiting), [*waiting, *strays], time.monotonic()
-        for first in range(0, len(asked), batch):
-            replies = list(grid.pull_messages(asked[first : first + batch]))
-            large = bool(replies) and batch <= FEW
-            while replies:
-                reply = replies.pop()
-                key = reply.metadata.reply_to_message_id
-                at = waiting.pop(key, None)
-                if at is not None:
-                    results[at] = read(at, reply, time.monotonic() - start)
-                elif key in strays:
-                    strays.pop(key)(reply)
-                del reply
-            if large:
-                gc.collect(1)  # Flower's records refer to one another in circles, and these are large and young
-        if enough(list(results.values())):
-            break
-        if waiting and len(waiting) == before:
-            now = time.monotonic()
-            pause = max(min(LATE * (now - start), SLOWEST, start + timeout - now), 0.001)
-            time.sleep(max(began + pause - now, 0))  # some grids have waited long enough themselves
-    return results
-
-
-def why(message: Message) -> str:
-    """A failed reply's reason in one line."""
-    lines = (message.error.reason or "").strip().splitlines()
-    return f"failed (code {message.error.code}): {brief(lines[-1], 200) if lines else 'no reason given'}"
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

@@ -15,6 +15,11 @@ Summing = Callable[[list[RecordDict], str], MetricRecord]  # replies, key of the
 Config = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]  # for every round, or by round
 
 
+def configured(config: Config, t: int) -> Mapping[str, Any]:
+    """What clients are told in round t."""
+    return config(t) if callable(config) else config
+
+
 @dataclass(frozen=True)
 class Options:
     """How a run treats its fleet."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,10 +15,9 @@ from torch import Tensor
 from flrce import loop
 from flrce.errors import BadInput
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.figures import scale, summed
 from flrce.flower.folder import in_flowers_words, opened
 from flrce.flower.options import Config
-from flrce.pieces import Recipe
+from flrce.pieces import Engine, Recipe
 from flrce.store.ledger import Ledger
 from flrce.types import Record, Round, State
 
@@ -57,49 +56,61 @@ class Session:
     resized: Callable[[int], Recipe] | None = None  # number of connected clients -> the recipe, where P depends on it
     should_stop: Callable[[int, Result], bool] | None = None  # asked after every round
     by_halves: Callable[["Session", State], Round] | None = None  # a round as somebody else does it
+    result: Result = field(default_factory=Result)
+    ledger: Ledger | None = None
+    pending: list[Round] = field(default_factory=list)  # done, and not yet committed
 
     def run(self) -> Result:
         """All rounds until T or a stop; no message is sent after either."""
-        result, begun = Result(), time.monotonic()
+        result, begun = self.result, time.monotonic()
         with ExitStack() as stack:
             if self.engine.costs is None:
                 stack.enter_context(in_flowers_words())
-            ledger = None
             if self.folder:
-                ledger = stack.enter_context(opened(self.folder, self.experiment, self.partition, self.engine))
+                self.ledger = stack.enter_context(opened(self.folder, self.experiment, self.partition, self.engine))
             start = loop.initial(self.recipe, self.engine, self.w)
-            state = ledger.restore(start) if ledger else start
-            log.info("Evaluated and handed back: %s", _handed_back(self.recipe))
-            if state.history:
-                log.info("Resuming %s after round %d", self.folder, state.t)
-            result.history = state.history
-            for record in state.history:
-                self._note(result, record, record.why.get("metrics", {}))
-            pending: list[Round] = []
-
-            def settle() -> None:
-                while pending and ledger:
-                    ledger.append(pending.pop(0))
-
-            self.engine.meanwhile = settle
+            state = self._restored(start)
             try:
-                for done in self._rounds(state, result):
-                    settle()  # the round before, if this one was not even sent
-                    pending, state = [done], done.state
+                seed = self.engine.options.seed
+                for done in loop.rounds(self.recipe, self.engine, state, self.T, seed, self._round):
+                    self.settle()  # the round before, if this one was not even sent
+                    self.pending, state = [done], done.state
                     if self.watch:
                         self.watch(done)
-                settle()
+                self.settle()
             except BaseException:
                 with suppress(BadInput, OSError):
-                    settle()
-                self._salvage(ledger, start.roster)
+                    self.settle()
+                self._salvage(start.roster)
                 raise
-            if ledger and ledger.committed is not None:
-                self._keep(ledger, ledger.committed)
+            if self.ledger and self.ledger.committed is not None:
+                self._keep(self.ledger, self.ledger.committed)
             result.history, result.arrays = state.history, self.engine.template.unpack(self._handed(state))
         result.stopped = state.history[-1].stop if state.history else ""
         self._close(result, time.monotonic() - begun)
         return result
+
+    def settle(self) -> None:
+        """Commit what is pending."""
+        while self.pending and self.ledger:
+            self.ledger.append(self.pending.pop(0))
+
+    def _restored(self, start: State) -> State:
+        """Where the run goes on; what is known of its rounds so far is in the result again."""
+        state = self.ledger.restore(start) if self.ledger else start
+        log.info("Evaluated and handed back: %s", _handed_back(self.recipe))
+        if state.history:
+            log.info("Resuming %s after round %d", self.folder, state.t)
+        self.result.history = state.history
+        for record in state.history:
+            self._note(record, record.why.get("metrics", {}))
+        return state
+
+    def _round(self, recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Round:
+        """One round of the loop: with as many clients as are connected now, and told of in Flower's words."""
+        if self.by_halves:
+            return self._report(self.by_halves(self, state))
+        return self._report(loop.a_round(self.sized(), engine, state, T, seed, self.settle))
 
     def _close(self, result: Result, seconds: float) -> None:
         """The run in a few lines."""
@@ -121,12 +132,12 @@ class Session:
 
     def only_judged(self) -> Result:
         """Rounds in which nobody trains, as FedAvg has them with fraction_train = 0: the model is evaluated."""
-        result, engine = Result(), self.engine
+        result, engine = self.result, self.engine
         result.arrays = engine.template.unpack(self.w)
         for t in range(1, self.T + 1):
             engine.clients()
             engine.evaluate(self.w, t)
-            self._note(result, Record(t, "not trained"), self._metrics(Record(t)))
+            self._note(Record(t, "not trained"), self._metrics(Record(t)))
             if self.should_stop and self.should_stop(t, result):
                 result.stopped = STOPPED
                 break
@@ -141,29 +152,14 @@ class Session:
                 self.recipe = self.recipe if made.P == self.recipe.P else made
         return self.recipe
 
-    def _rounds(self, state: State, result: Result) -> Iterator[Round]:
-        while state.t < self.T and not loop.over(state):
-            self.w = self.engine.w = state.w
-            done = self._report(result, self.by_halves(self, state) if self.by_halves else self._round(state))
-            yield done
-            if done.record.stop:
-                return
-            state = done.state
-
-    def _round(self, state: State) -> Round:
-        recipe = self.sized()
-        plan = noted(loop.begin(recipe, self.engine, state, self.engine.options.seed, self.T), self.engine)
-        log.info("[ROUND %d/%d] %d clients: %s", plan.t, self.T, len(plan.tasks), _names(plan))
-        replies = () if plan.refused else loop.train(recipe, self.engine, plan)
-        return loop.finish(recipe, self.engine, plan, replies, self.T)
-
     def _keep(self, ledger: Ledger, state: State) -> None:
         model = self._handed(state)
         last = None if model is state.w else self.engine.template.named(state.w)
         ledger.finish(state, self.engine.trainable, self.engine.template.named(model), last)
 
-    def _salvage(self, ledger: Ledger | None, roster: tuple[str, ...]) -> None:
+    def _salvage(self, roster: tuple[str, ...]) -> None:
         """After a failure, make what is committed readable. It comes from the disk: tables in memory are a round on."""
+        ledger = self.ledger
         if ledger is None:
             return
         memory = self.recipe.init(len(roster), self.engine.trainable, len(self.w))
@@ -175,9 +171,9 @@ class Session:
     def _handed(self, state: State) -> Tensor:
         return self.recipe.average.model(state.memory.get("average"), state.w)
 
-    def _report(self, result: Result, done: Round) -> Round:
+    def _report(self, done: Round) -> Round:
         """One round in the log and in Flower's metrics; those are kept with it, and whether it was to be the last."""
-        record, engine = done.record, self.engine
+        record, engine, result = done.record, self.engine, self.result
         for client, reason in sorted(record.rejected.items()):
             log.info("\t> %s did not count: %s", client, reason)
         log.info(
@@ -187,12 +183,12 @@ class Session:
             record.bytes_down / 1e6,
         )  # fmt: skip
         metrics = self._metrics(record)
-        self._note(result, record, metrics)
+        self._note(record, metrics)
         if self.should_stop and done.model is not None and not record.stop:
             result.history, result.arrays = done.state.history, engine.arrays(done.model)
             if self.should_stop(record.t, result):
                 record = replace(record, stop=STOPPED)
-                self._note(result, record, metrics)
+                self._note(record, metrics)
         if record.stop:
             log.info("Stopping after round %d: %s", record.t, record.stop)
         if metrics and engine.costs is None:
@@ -200,24 +196,15 @@ class Session:
         history = (*done.state.history[:-1], record)
         return replace(done, record=record, state=replace(done.state, history=history))
 
-    def trained(self, record: Record) -> MetricRecord | None:
-        """The training metrics of a round as one, from the replies that counted."""
-        engine, options = self.engine, self.engine.options
-        useful = [engine.metrics[client] for client in record.replied if client in engine.metrics]
-        if engine.summed is not None:
-            return engine.summed
-        return summed(useful, options.weight_key, options.train_sum, scale(useful))
-
     def _metrics(self, record: Record) -> dict[str, Any]:
         """What is known of a round besides our own figures, as plain data."""
-        engine, ours = self.engine, figures(record)
-        by_clients, by_server = engine.judged
-        trained = {key: value for key, value in (self.trained(record) or {}).items() if key not in ours}
-        found = {"train": trained, "evaluate": by_clients, "server": by_server}
-        engine.judged, engine.summed = (None, None), None
-        return {name: dict(metrics) for name, metrics in found.items() if metrics is not None and len(metrics)}
+        ours, found = figures(record), self.engine.told(record)
+        plain = {name: dict(metrics) for name, metrics in found.items()}
+        trained = {key: value for key, value in plain.pop("train", {}).items() if key not in ours}
+        return {**({"train": trained} if trained else {}), **plain}
 
-    def _note(self, result: Result, record: Record, metrics: Mapping[str, Mapping[str, Any]]) -> None:
+    def _note(self, record: Record, metrics: Mapping[str, Mapping[str, Any]]) -> None:
+        result = self.result
         noted = result.train_metrics_clientapp
         if record.outcome == "committed":
             noted[record.t] = MetricRecord({**metrics.get("train", {}), **figures(record)})
@@ -227,13 +214,6 @@ class Session:
         for name, place in places.items():
             if name in metrics:
                 place[record.t] = MetricRecord(dict(metrics[name]))
-
-
-def noted(plan: loop.Plan, engine: FlowerEngine) -> loop.Plan:
-    """The plan with a note for the ledger: which node each of its clients is."""
-    nodes = {task.client: engine.online[task.client].node for task in plan.tasks} if engine.costs is None else {}
-    why = {**plan.chosen.why, "nodes": nodes} if nodes else plan.chosen.why
-    return replace(plan, chosen=replace(plan.chosen, why=why))
 
 
 def figures(record: Record) -> dict[str, Any]:
@@ -252,7 +232,3 @@ def _handed_back(recipe: Recipe) -> str:
         return "the last model"
     figures = ", ".join(f"{f.name} {getattr(average, f.name):g}" for f in fields(average) if f.name)  # type: ignore[arg-type]
     return f"an average of the rounds' models ({name}, {figures})"
-
-
-def _names(plan: loop.Plan) -> str:
-    return ", ".join(task.client for task in plan.tasks[:12]) + (" ..." if len(plan.tasks) > 12 else "")

@@ -112,16 +112,17 @@ class Ours(Strategy):
         runner = self._runner()
         if runner and runner.layout.kept:
             staying = {slot.name for slot in runner.layout.kept}
+            judge = _with_kept(judge, arrays)
             arrays = ArrayRecord({name: array for name, array in arrays.items() if name not in staying})
         elif self.kept:
             raise BadInput("parameters that stay with their client: pass model= and sample_shape= to the strategy")
         template = Template.of(arrays, runner.layout if runner else None)
         options = replace(self.options, timeout=timeout, judges=self.judges)
-        engine = self.engine_for(grid, template, options, runner, train, evaluate, judge, self.costs)
         own = changed(self, Ours)
+        host = self if {"configure_evaluate", "aggregate_evaluate"} & set(own) else None
+        engine = self.engine_for(grid, template, options, runner, train, evaluate, judge, self.costs, host)
         if own and isinstance(engine, GuardedEngine):
             raise BadInput(f"{type(self).__name__} overrides {own[0]}: override it in the strategy that is guarded")
-        engine.host = self if {"configure_evaluate", "aggregate_evaluate"} & set(own) else None
         recipe = self._complete(engine, kept(self.folder, "per_round") or self.size(len(engine.clients())))
         if runner is None and not isinstance(recipe.submodel, Full):
             raise BadInput(f"recipe {recipe.name} uses sub-models: pass model= and sample_shape= to the strategy")
@@ -179,12 +180,19 @@ class Ours(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The model for the judges; nothing in Flower's loop, as they were asked as soon as there was a model."""
-        engine = self._engine
-        return engine.configure_evaluate(server_round, arrays, config, grid) if engine and engine.asking else []
+        panel = self._engine.panel if self._engine else None
+        return panel.configure_evaluate(server_round, arrays, config, grid) if panel and panel.asking else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The judges' metrics as one."""
-        engine = self._engine
-        if engine is None:
+        if self._engine is None:
             return None
-        return engine.aggregate_evaluate(server_round, replies) if engine.asking else engine.judged[0]
+        panel = self._engine.panel
+        return panel.aggregate_evaluate(server_round, replies) if panel.asking else panel.by_clients
+
+
+def _with_kept(judge: Judge | None, initial: ArrayRecord) -> Judge | None:
+    """The server's own judgement of whole models: what clients keep is as it was at first."""
+    if judge is None:
+        return None
+    return lambda t, arrays: judge(t, ArrayRecord({**initial, **arrays}))

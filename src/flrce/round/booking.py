@@ -22,7 +22,7 @@ def book(
     their loss have lines too; that comes before training.
     """
     first, strays = answers(tasks, replies)
-    lines = [_line(t, first.get(task.client, Reply(task.client, t)), rejected.get(task.client, "useful"))
+    lines = [_line(t, first.get(task.client, Reply(task.client, t)), rejected.get(task.client, "useful"), t - task.t)
              for task in tasks]  # fmt: skip
     late = any(line.outcome.startswith("late") for line in lines)
     lines += [_line(t, reply, why) for reply, why in strays]
@@ -49,12 +49,12 @@ def book(
     }
 
 
-def _line(t: int, reply: Reply, outcome: str) -> ClientRecord:
+def _line(t: int, reply: Reply, outcome: str, age: int = 0) -> ClientRecord:
     """A client's line; what it claims without sense is booked as nothing."""
     loss = reply.loss if number(reply.loss) else 0.0
     spent = reply.spent if sound(reply.spent) else Spent()
     n = reply.n if type(reply.n) is int and 0 <= reply.n <= MOST_SAMPLES else 0
-    return ClientRecord(t, reply.client, outcome, n, loss, spent)
+    return ClientRecord(t, reply.client, outcome, n, loss, spent, age)
 
 
 def _waited(spent: Spent, seconds: float) -> Spent:

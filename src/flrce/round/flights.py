@@ -1,6 +1,6 @@
 """Tasks under way: sent in this round or an earlier one, back in this round or a later one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from flrce.pieces import Asynchronous, Engine, Recipe
 from flrce.round.pace import Sky, can_wait, due, packed, unpacked
 from flrce.traits import Buffers
-from flrce.types import Flight, Reply, State, Task
+from flrce.types import Arrivals, Flight, Reply, State, Task, Updates
 
 Carry = Mapping[str, Mapping[str, Tensor]]
 
@@ -45,11 +45,25 @@ def takeoff(
     return (*under_way, *sent)
 
 
-def landed(engine: Engine, flights: Sequence[Flight], size: int, carry: Carry) -> list[Reply]:
-    """The first replies to come back: really so where clients are real, by the model of their costs where not."""
+def arrivals(
+    recipe: Recipe, engine: Engine, flights: Sequence[Flight], state: State, keep: int | None,
+    meanwhile: Callable[[], None],
+) -> Arrivals:  # fmt: skip
+    """The replies of a round. `meanwhile` is done as soon as its tasks are out."""
+    buffers = recipe.pace if isinstance(recipe.pace, Buffers) else None
+    size = buffers.size if buffers else keep
     if isinstance(engine, Asynchronous):
-        engine.send(flights, carry)
-        return list(engine.collect(flights, size))
+        engine.send(flights, state.carry)
+        meanwhile()
+        return engine.collect(flights, size, open_ended=buffers is not None)
+    meanwhile()
+    if buffers:
+        return Arrivals(by_the_model(engine, flights, buffers.size, state.carry))
+    return Arrivals(engine.train(state.w, [flight.task for flight in flights], state.carry, keep))
+
+
+def by_the_model(engine: Engine, flights: Sequence[Flight], size: int, carry: Carry) -> list[Reply]:
+    """The replies that the model of their costs has come back first; nobody trains before that."""
     back, _ = due(flights, size)
     replies: list[Reply] = []
     for t in sorted({flight.task.t for flight in back}):
@@ -58,18 +72,26 @@ def landed(engine: Engine, flights: Sequence[Flight], size: int, carry: Carry) -
     return replies
 
 
-def land(recipe: Recipe, state: State, flights: Sequence[Flight], replies: Sequence[Reply]) -> Landing:
-    """Whose replies this round is about."""
+def land(recipe: Recipe, state: State, flights: Sequence[Flight], came: Arrivals) -> Landing:
+    """Whose replies this round is about, and what goes on."""
     if not isinstance(recipe.pace, Buffers):
         return Landing(tuple(flight.task for flight in flights))
-    answered = {(reply.client, reply.t) for reply in replies if isinstance(reply, Reply)}
+    answered = {(reply.client, reply.t) for reply in came.replies if isinstance(reply, Reply)}
     back = [flight for flight in flights if (flight.task.client, flight.task.t) in answered]
     rest = [flight for flight in flights if (flight.task.client, flight.task.t) not in answered]
     before: Sky = state.memory["pace"]
-    clock = max((flight.due for flight in back), default=before.clock)
-    clock = max(clock, before.clock)
+    clock = max([before.clock, *(flight.due for flight in back)])
+    if came.seconds is not None:  # measured
+        clock = before.clock + came.seconds
     sky = Sky({flight.task.t: flight.w for flight in rest}, tuple(packed(flight) for flight in rest), clock)
     return Landing(
         tuple(flight.task for flight in back), {flight.task.client: flight.w for flight in back},
         clock - before.clock, recipe.pace.oldest, {"pace": sky},
     )  # fmt: skip
+
+
+def ages(roster: Sequence[str], updates: Updates) -> dict[str, int]:
+    """Client -> how many rounds old its reply is, for those that are not of this round."""
+    if updates.age is None:
+        return {}
+    return {roster[k]: age for k, age in zip(updates.k.tolist(), updates.age.tolist(), strict=True) if age}

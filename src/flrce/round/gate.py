@@ -90,6 +90,11 @@ def kept(tasks: Sequence[Task], replies: Sequence[Reply]) -> dict[str, Mapping[s
     return {client: reply.carry for client, reply in first.items() if reply.carry and _tensors(reply.carry)}
 
 
+def reasons(rejected: Mapping[str, str]) -> str:
+    """Why nobody counted, in one line."""
+    return "; ".join(f"{client}: {why}" for client, why in sorted(rejected.items())[:3]) or "nobody is reachable"
+
+
 def check(
     task: Task,
     reply: Reply,

@@ -1,0 +1,138 @@
+"""A model before its judges: the clients with their hold-outs, and the server where it has samples."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from flrce.flower.arrays import Template
+from flrce.flower.figures import ACCURACY, LOSSES, by_metric, first, metrics_of, reported, scale, strange, summed
+from flrce.flower.nodes import Client
+from flrce.flower.options import Config, Judge, Options, configured
+from flrce.flower.post import asked
+from flrce.local.metrics import Metric
+from flrce.rng import stream
+from flrce.round.payloads import number
+from flrce.types import Evaluation, Judged, Reply, Yardstick
+
+Seen = tuple[MetricRecord | None, Evaluation | None]
+
+
+class Panel:
+    """Judges one model a round, once. `free` are the clients that may be asked; `own` is the server's judgement.
+
+    `host` is a strategy with a configure_evaluate and an aggregate_evaluate of its own, to be used instead.
+    """
+
+    def __init__(
+        self, grid: Grid, template: Template, options: Options, config: Config, own: Judge | None,
+        free: Callable[[], list[Client]], host: Any = None,
+    ) -> None:  # fmt: skip
+        self.grid, self.template, self.options, self.config, self.own = grid, template, options, config, own
+        self.free, self.host = free, host or self
+        self.asking = False  # at this moment
+        self.last = 0  # round whose model was judged last
+        self.by_clients: MetricRecord | None = None
+        self.by_server: MetricRecord | None = None
+
+    def due(self, t: int, last: bool) -> bool:
+        """Whether a model is to be judged in round t; once, whatever is made of it."""
+        return t != self.last and (last or t % self.options.eval_every == 0)
+
+    def judge(self, arrays: ArrayRecord, t: int) -> Evaluation | None:
+        """What the clients think of a model, or else the server."""
+        self.last = t
+        self.by_server = self.own(t, arrays) if self.own else None
+        self.asking = True
+        try:
+            self.by_clients, seen = self.ask(arrays, t)
+        finally:
+            self.asking = False
+        if seen:
+            return seen
+        figures: Mapping[str, Any] = self.by_server or {}
+        most = scale([figures])
+        accuracy = first(figures, ACCURACY, most)
+        if accuracy is None:
+            return None
+        return Evaluation(accuracy / most, accuracy / most, first(figures, LOSSES) or 0.0)
+
+    def forget(self) -> None:
+        """The metrics of a round that is done."""
+        self.by_clients = self.by_server = None
+
+    @property
+    def yardstick(self) -> Yardstick:
+        """The headline metric; accuracy where nobody says otherwise."""
+        head = self.options.judges[0] if self.options.judges else None
+        if head is None:
+            return Yardstick()
+        low, high = (head.low, head.high) if isinstance(head, Metric) else (-math.inf, math.inf)
+        return Yardstick(head.name, head.better == "lower", low, high)
+
+    def said(self, reply: Reply, figures: Mapping[str, Any], most: float) -> Reply:
+        """A client that knows nothing of our tasks may report the headline metric of its own accord."""
+        if reply.error or reply.judged is not None:
+            return reply
+        metric = self.yardstick.metric
+        plain = metric == "accuracy"
+        value = first(figures, (metric, *(ACCURACY if plain else ())), most)
+        n = figures.get("held-examples", reply.n)
+        if value is None or type(n) is not int:
+            return reply
+        return replace(reply, judged=Judged(value / most if plain else value, n))
+
+    def configure_evaluate(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """The model for each judge."""
+        config["server-round"] = t
+        content = RecordDict({self.options.arrays_key: arrays, self.options.config_key: config})
+        return [Message(content, judge.node, MessageType.EVALUATE, group_id=str(t)) for judge in self._drawn(t)]
+
+    def aggregate_evaluate(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The judges' metrics as one; those without samples, or out of their range, have no say."""
+        key, replies = self.options.weight_key, list(replies)
+        most = scale(list(map(metrics_of, replies)))
+        figures = [f for reply in replies if number((f := reported(reply, most)).get(key)) and f[key] > 0]
+        return summed(figures, key, self.options.evaluate_sum, most)
+
+    def ask(self, arrays: ArrayRecord, t: int) -> Seen:
+        """The clients' metrics, weighted by samples, and accuracy per client and per sample where they report it."""
+        config = ConfigRecord(dict(configured(self.config, t)))
+        messages = list(self.host.configure_evaluate(t, arrays, config, self.grid))
+        replies = list(asked(self.grid, messages, self.options.timeout).values())
+        mean = self.host.aggregate_evaluate(t, replies)
+        figures, key = list(map(metrics_of, replies)), self.options.weight_key
+        most = scale(figures)
+        sane = [f for f in figures if not strange(f, most) and number(f.get(key)) and f[key] > 0]
+        if self.options.judges and mean is not None:
+            return mean, self._by_objective(sane, first(mean, LOSSES) or 0.0, len(messages))
+        accuracies = [value / most for f in sane if (value := first(f, ACCURACY, most)) is not None]
+        if mean is None or not accuracies:
+            return mean, None
+        down = self.template.nbytes * len(messages)
+        overall, loss = first(mean, ACCURACY, most), first(mean, LOSSES)
+        return mean, Evaluation(sum(accuracies) / len(accuracies), (overall or 0.0) / most, loss or 0.0, down)
+
+    def _drawn(self, t: int) -> list[Client]:
+        """This round's judges."""
+        share, everyone = self.options.fraction_evaluate, self.free()
+        count = min(max(int(share * len(everyone)), self.options.least_evaluate), len(everyone)) if share else 0
+        picked = stream(self.options.seed, "evaluate", t).permutation(len(everyone))[:count]
+        return [everyone[i] for i in sorted(picked)]
+
+    def _by_objective(self, figures: Sequence[Mapping[str, Any]], loss: float, asked: int) -> Evaluation | None:
+        """The headline and all other metrics of the objective. Over all samples only means are known: nobody sends
+        what the others would need."""
+        judges = self.options.judges
+        alike, by_samples = by_metric(judges, figures, self.options.weight_key)
+        head = judges[0]
+        if head.name not in alike:
+            return None
+        pooled = {j.name: by_samples[j.name] for j in judges if j.name in alike and isinstance(j, Metric) and j.mean}
+        return Evaluation(
+            alike[head.name], by_samples[head.name], loss, self.template.nbytes * asked, head.name,
+            head.better == "lower", alike, pooled,
+        )  # fmt: skip

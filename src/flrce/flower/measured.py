@@ -1,0 +1,85 @@
+"""What tasks will cost, by what was measured so far: each client's pace, bytes on their way, joules by profile."""
+
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from flwr.app import Message
+from torch import Tensor
+
+from flrce.fleet.costs import Profile
+from flrce.flower.arrays import Template, weight
+from flrce.local.client import Runner
+from flrce.round.payloads import PER_BYTE, WATTS
+from flrce.types import Spent, Task
+
+PEAK = 10  # times a profile's active watts: no device draws more for as long as a task takes
+
+
+@dataclass
+class Measured:
+    """Clients' paces so far."""
+
+    template: Template
+    runner: Runner | None = None
+    profile: Profile | None = None  # models the joules of clients that cannot measure theirs
+    pace: dict[str, tuple[float, float]] = field(default_factory=dict)  # client -> seconds of an epoch, of transfer
+
+    def note(self, task: Task, n: int, compute: float, transfer: float) -> None:
+        """How long a client with n samples took for its task."""
+        if compute >= 0 and transfer >= 0:
+            self.pace[task.client] = (compute / (epochs_of(task, n) * task.part.rate), transfer)
+
+    def estimate(self, task: Task, n: int, up: int) -> Spent:
+        """A task of a client with n samples that answers with `up` bytes; 0 seconds: nobody's pace is known."""
+        compute, transfer = self._pace(task.client)
+        epochs, batches = epochs_of(task, n), -(-n // max(task.work.batch, 1))
+        return self.joules(Spent(
+            self.down(task), up, batches=round(epochs * batches),
+            compute_seconds=compute * epochs * task.part.rate, transfer_seconds=transfer,
+        ))  # fmt: skip
+
+    def held(self, task: Task) -> Tensor | None:
+        """The coordinates that a client receives; None: all."""
+        if task.part.rate == 1 or self.runner is None:
+            return None
+        return self.runner.part(task).held
+
+    def down(self, task: Task) -> int:
+        """Bytes of values that a client receives."""
+        held = self.held(task)
+        model = self.template.nbytes if held is None else 4 * len(held)
+        return model + sum(4 * x.numel() for x in task.tensors.values())
+
+    def sending(self, message: Message, task: Task) -> Spent:
+        """What sending this message cost."""
+        down = self.down(task)
+        arrays = sum(weight(arrays) for arrays in message.content.array_records.values())
+        scalars = sum(len(config.deflate()) for config in message.content.config_records.values())
+        return Spent(bytes_down=down, framing=max(arrays - down, 0) + scalars)
+
+    def joules(self, spent: Spent) -> Spent:
+        """With joules: those that were measured, as far as a device can draw them, or those of the profile."""
+        profile = self.profile
+        if spent.measured:
+            watts = WATTS if profile is None else PEAK * profile.active_watts
+            radio = PER_BYTE * (spent.bytes_up + spent.bytes_down)
+            return replace(spent, joules=min(spent.joules, watts * spent.seconds + radio))
+        if profile is None:
+            return spent
+        radio = profile.up_joules * spent.bytes_up + profile.down_joules * spent.bytes_down
+        joules = profile.active_watts * spent.compute_seconds + radio
+        return replace(spent, joules=joules, idle_watts=profile.idle_watts)
+
+    def _pace(self, client: str) -> tuple[float, float]:
+        """As last measured, or else the others' median."""
+        if client in self.pace or not self.pace:
+            return self.pace.get(client, (0.0, 0.0))
+        compute, transfer = zip(*self.pace.values(), strict=True)
+        return median(compute), median(transfer)
+
+
+def epochs_of(task: Task, n: int) -> float:
+    """The epochs of a task for a client with n samples, from its steps where it counts those."""
+    if not task.work.steps or not n:
+        return max(task.work.epochs, 1)
+    return task.work.steps / -(-n // max(task.work.batch, 1))
