@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,9 @@ from flrce.data.sources import NAMES as DATA
 from flrce.data.sources import Source, prepared, source
 from flrce.data.trouble import SlowLabels
 from flrce.errors import BadInput, brief, nearest
-from flrce.fleet.costs import assigned, profile
+from flrce.fleet.costs import Profile, assigned, profile
+from flrce.fleet.life import Life
+from flrce.fleet.presence import Every, crowd
 from flrce.models.nets import NAMES as MODELS
 from flrce.pieces import Recipe
 
@@ -127,12 +129,25 @@ class Fleet(Section):
     profile: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] = "jetson-nano"
     clients: str | dict[str, str] | None = None  # profiles by client or pattern, or a csv file of them
     availability: str | dict[str, Any] | None = None  # who can be reached in which round; all, unless given
+    presence: str | dict[str, Any] | list[str | dict[str, Any]] | None = None  # and at which second; of several, all
 
     def there(self, seed: int) -> Callable[[str, int], bool] | None:
         """(client, round) -> whether it can be reached; None: always."""
         if self.availability is None:
             return None
         return partial(piece("availability", self.availability, "fleet"), seed)
+
+    def live(self, seed: int, clients: tuple[str, ...], devices: Mapping[str, Profile]) -> Life | None:
+        """The fleet by the clock; None: everyone is there all the time."""
+        if self.presence is None:
+            return None
+        if self.availability is not None:
+            raise BadInput("fleet.availability goes by rounds and fleet.presence by seconds; drop one of them")
+        wanted = self.presence if isinstance(self.presence, list) else [self.presence]
+        models = [piece("presence", each, "fleet") for each in wanted]
+        everyone = models[0] if len(models) == 1 else Every(tuple(models))
+        row = {client: k for k, client in enumerate(clients)}
+        return Life(seed, crowd(clients), row, everyone, devices)
 
     @field_validator("profile")
     @classmethod
@@ -191,6 +206,7 @@ class Experiment(Section):
         self.build_recipe()
         self.fleet.there(self.seed)
         self.data.kinds()
+        self.fleet.live(self.seed, (), {})
         if self.objective is not None:
             self.build_objective("classes")
         return self

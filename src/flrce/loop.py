@@ -13,6 +13,7 @@ from flrce.round.flights import ages, arrivals, flying, land, takeoff
 from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept, reasons
 from flrce.round.judgement import heard, judge, vetted
+from flrce.round.living import awake
 from flrce.round.memory import fits, preflight
 from flrce.round.returned import checked, whole
 from flrce.round.roster import present, samples
@@ -36,6 +37,7 @@ class Plan:
     refused: str = ""  # why the round is not started
     n: Tensor | None = None  # (M,) samples as known before the round
     keep: int | None = None  # no more good replies than that count
+    began: float = 0.0  # seconds of the run's clock
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -79,9 +81,10 @@ def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
 def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -> Plan:
     """Choose C_t and say what each client is to do."""
     t, purpose = state.t + 1, f"select{state.attempt or ''}"
-    state, pool = present(state, tuple(engine.clients(t)), lambda M: fits(recipe, M, engine.trainable, len(state.w)))
-    roster = state.roster
     under_way = flying(recipe, state)
+    now, here = awake(recipe, engine, state, t, under_way)
+    state, pool = present(state, tuple(here), lambda M: fits(recipe, M, engine.trainable, len(state.w)))
+    roster = state.roster
     busy = {flight.task.k for flight in under_way}
     pool = tuple(k for k in pool if k not in busy) if busy else pool
     asked: list[int] = []
@@ -100,7 +103,7 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
 
     n = samples(engine, roster)
     P = recipe.pace.room(recipe.P, len(busy))
-    view = View(t, P, pool, n, engine.estimate, draft, loss, state.history, engine.blocks, state.w)
+    view = View(t, P, pool, n, engine.estimate, draft, loss, state.history, engine.blocks, state.w, now)
     memory, rng = state.memory.get("selector"), stream(seed, purpose, t)
     chosen, refused = Selection(()), ""
     tasks: tuple[Task, ...] = ()
@@ -113,9 +116,9 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
         tasks, refused = (), str(why)
     if isinstance(engine, Notes):
         chosen = replace(chosen, why={**chosen.why, **engine.notes(tasks)})
-    flights = takeoff(recipe, engine, state, tasks, under_way)
+    flights = takeoff(recipe, engine, state, tasks, under_way, now)
     keep = chosen.keep or recipe.pace.keep(recipe.P)
-    return Plan(state, t, chosen, flights, tuple(roster[k] for k in asked), refused, n, keep)
+    return Plan(state, t, chosen, flights, tuple(roster[k] for k in asked), refused, n, keep, now)
 
 
 def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | None = None) -> Round:
@@ -124,19 +127,19 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     asked = asked_of(engine, plan.asked, {task.client for task in plan.tasks}, 4 * len(state.w))
     if plan.refused:
         clients, costs = book(t, (), (), {}, asked)
-        record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, **costs)
+        record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, began=plan.began, **costs)
         return replace(_end(recipe, engine, state, record), clients=clients)
     judges = {flight.task.client for flight in plan.flights if flight.task.judge}
-    landing, replies = land(recipe, state, plan.flights, came), vetted(came.replies, engine, judges)
+    landing, replies = land(recipe, plan.began, plan.flights, came), vetted(came.replies, engine, judges)
     updates, rejected = gate(
         landing.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.keep, state.w, plan.n,
         landing.bases, t, landing.oldest,
     )  # fmt: skip
-    clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds)
+    clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds, plan.keep)
     record = Record(
         t=t, exploit=plan.chosen.exploit, chosen=tuple(task.client for task in plan.tasks),
         replied=tuple(state.roster[k] for k in updates.k.tolist()), rejected=rejected, why=plan.chosen.why,
-        ages=ages(state.roster, updates), clients=len(state.roster), **costs,
+        ages=ages(state.roster, updates), clients=len(state.roster), began=plan.began, **costs,
     )  # fmt: skip
     record = heard(record, replies, engine)
     if len(updates) < recipe.minimum:

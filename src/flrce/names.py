@@ -13,7 +13,8 @@ from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import RandomK, TopK
 from flrce.compressors.tensors import DropTensors
 from flrce.data import trouble
-from flrce.fleet import availability
+from flrce.fleet import availability, presence
+from flrce.fleet.traces import Trace
 from flrce.local.augment import TRANSFORMS
 from flrce.local.contrast import Contrast
 from flrce.local.correction import Corrected
@@ -129,5 +130,12 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
     "augment": TRANSFORMS,
     "availability": availability.MODELS,
     "trouble": trouble.KINDS,
+    "presence": {
+        "always": presence.Always,
+        "chance": presence.Chance,
+        "diurnal": presence.Diurnal,
+        "churn": presence.Churn,
+        "trace": Trace,
+    },
     "average": {"last": Last, "ema": EMA, "tail": TailMean, "growing-tail": GrowingTail},
 }

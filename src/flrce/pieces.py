@@ -46,6 +46,7 @@ class View:
     history: tuple[Record, ...] = ()
     blocks: int = 1  # of the network, each ready to be frozen; 1: all or nothing
     w: Tensor | None = None  # (D,) the model that will be sent
+    now: float = 0.0  # seconds since the run began
 
 
 @runtime_checkable

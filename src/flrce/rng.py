@@ -4,7 +4,9 @@ from hashlib import blake2b
 
 import numpy as np
 from numpy.random import Generator, Philox
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64 (Steele et al. 2014)
 
 
 def stream(seed: int, purpose: str, t: int = 0, client: str = "") -> Generator:
@@ -20,3 +22,26 @@ def draw(rng: Generator, weights: ArrayLike, count: int) -> list[int]:
     picked = rng.choice(len(p), first, replace=False, p=p / p.sum()).tolist() if first else []
     rest = np.flatnonzero(p == 0)
     return [int(i) for i in [*picked, *rng.permutation(rest)[: count - first]]]
+
+
+def ids(names: tuple[str, ...]) -> NDArray[np.uint64]:
+    """A number for each name, the same on every machine."""
+    digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def uniforms(seed: int, purpose: str, ids: NDArray[np.uint64], t: ArrayLike = 0) -> NDArray[np.float64]:
+    """A number of [0, 1) for each id at once: `stream` for millions. t: one for all, or one for each."""
+    key = int.from_bytes(blake2b(f"{seed}|{purpose}".encode(), digest_size=8).digest(), "little")
+    steps = np.asarray(t).astype(np.int64).astype(np.uint64)
+    mixed = _mix(_mix(ids ^ np.uint64(key)) + steps * np.uint64(GOLDEN))
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2**53
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's output of each state; products wrap around."""
+    z = z + np.uint64(GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND)
+    found: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return found

@@ -79,6 +79,7 @@ def parts(
     engine = Simulator(
         federation, net, devices, (decks or Decks("cuda")).hire if on_gpu else pooled, experiment.engine.eval_every,
         experiment.build_objective(federation.source.kind), recipe.kept, experiment.fleet.there(experiment.seed),
+        experiment.fleet.live(experiment.seed, tuple(federation.clients), devices),
     )  # fmt: skip
     return Parts(recipe, federation, net, engine)
 
@@ -139,6 +140,8 @@ def _on_flower(
         raise BadInput(f"engine.name = 'flower' needs flwr ({why}); pip install 'flrce[flower]'") from why
     if experiment.fleet.availability is not None:
         raise BadInput("fleet.availability is the simulator's; on Flower clients are there while connected; drop it")
+    if experiment.fleet.presence is not None:
+        raise BadInput("fleet.presence is the simulator's; on Flower clients are there while connected; drop it")
     if out is not None:
         refuse_unless_new(Path(out), resume)
     built = materials(experiment, data, model)

@@ -137,6 +137,14 @@ class Notes(Protocol):
 
 
 @runtime_checkable
+class Lives(Protocol):
+    """An engine whose clients live by the run's clock: a `fleet.life.Life`, or None where all are always there."""
+
+    @property
+    def life(self) -> Any: ...
+
+
+@runtime_checkable
 class Counts(Protocol):
     """An engine that knows everybody's samples at once: (M,) float64."""
 

@@ -220,7 +220,8 @@ class Record:
     bytes_wasted: int = 0  # up and down, of replies that did not count
     joules: float = 0.0
     joules_wasted: float = 0.0
-    seconds: float = 0.0
+    began: float = 0.0  # seconds of the run's clock; the last round's end, or later where this one had to wait
+    seconds: float = 0.0  # how long it took
     measured: bool = False
     shadow: tuple[float, ...] = ()  # thresholds psi that would have stopped the run by now
     why: Mapping[str, Any] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from flrce.engines.judging import breakdown, evaluation, per_client, yardstick
 from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Workers
 from flrce.fleet.costs import Profile, inference_flops, training_flops
+from flrce.fleet.life import Life
 from flrce.local.batches import sizes_of, steps_of
 from flrce.local.client import Runner, own_of
 from flrce.local.freeride import ride
@@ -32,9 +33,10 @@ class Simulator:
     def __init__(
         self, federation: Federation, net: nn.Module, fleet: Mapping[str, Profile], hire: Callable[[Runner], Workers],
         eval_every: int = 1, objective: Objective = Classification(), kept: Sequence[str] = (),
-        there: Callable[[str, int], bool] | None = None,
+        there: Callable[[str, int], bool] | None = None, life: Life | None = None,
     ) -> None:  # fmt: skip
         source = federation.source
+        self.life = life  # by the clock; None: everyone is there all the time
         self.there = there  # (client, round) -> whether it can be reached; None: always
         self.federation, self.fleet, self.eval_every, self.tokens = federation, fleet, eval_every, source.tokens
         self.runner = Runner(

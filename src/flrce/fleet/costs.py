@@ -10,7 +10,7 @@ import logging
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,21 @@ class Profile:
             bytes_down=bytes_down, bytes_up=bytes_up, framing=framing, flops=flops, batches=batches,
             compute_seconds=compute, transfer_seconds=transfer, joules=self.active_watts * compute + radio,
             idle_watts=self.idle_watts,
+        )  # fmt: skip
+
+    def until(self, spent: Spent, seconds: float) -> Spent:
+        """What of this cost is spent by a client that stops after so many seconds: download, training, upload."""
+        left = max(seconds, 0.0)
+        down = min(left, 8 * spent.bytes_down / self.down_bits)
+        compute = min(left - down, spent.compute_seconds)
+        up = min(left - down - compute, 8 * spent.bytes_up / self.up_bits)
+        part = compute / spent.compute_seconds if spent.compute_seconds else 0.0
+        bytes_down, bytes_up = int(down * self.down_bits / 8), int(up * self.up_bits / 8)
+        radio = self.up_joules * bytes_up + self.down_joules * bytes_down
+        return replace(
+            spent, bytes_down=bytes_down, bytes_up=bytes_up,
+            flops=part * spent.flops, batches=int(part * spent.batches),
+            compute_seconds=compute, transfer_seconds=down + up, joules=self.active_watts * compute + radio,
         )  # fmt: skip
 
 

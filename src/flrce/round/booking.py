@@ -8,16 +8,19 @@ from flrce.round.gate import MOST_SAMPLES, answers
 from flrce.round.payloads import number, sound
 from flrce.types import ClientRecord, Reply, Spent, Task
 
+LEFT = "left"  # how the reason of a client begins that went while it worked
+
 
 def book(
     t: int, tasks: Sequence[Task], replies: Sequence[Reply], rejected: Mapping[str, str],
-    asked: Sequence[tuple[str, Spent]] = (), lasted: float | None = None,
+    asked: Sequence[tuple[str, Spent]] = (), lasted: float | None = None, keep: int | None = None,
 ) -> tuple[tuple[ClientRecord, ...], dict[str, Any]]:  # fmt: skip
     """Each client's line, and the round's totals as fields of a Record.
 
     A download is charged when it is sent, even to a client that then fails. Late, duplicate and unasked replies get
     lines of their own, all waste: what travelled was paid for. The round lasts as long as the slowest reply that
-    counts, or up to the deadline where one was missed; whoever is done sooner idles until then, and its line says so:
+    counts, or up to the deadline where one was missed, or until it is known that a client left whose reply would have
+    counted among the first `keep`; whoever is done sooner idles until then, and its line says so:
     the lines add up to the round. Where it is known how long it `lasted`, nobody waits. Clients that were `asked` for
     their loss have lines too; that comes before training.
     """
@@ -28,6 +31,8 @@ def book(
     lines += [_line(t, reply, why) for reply, why in strays]
     useful = [line.spent for line in lines if line.outcome == "useful"]
     seconds = max((spent.seconds for spent in useful), default=0.0)
+    if keep is None or len(useful) < keep:
+        seconds = max([seconds, *(line.spent.seconds for line in lines if line.outcome.startswith(LEFT))])
     if late:
         seconds = max([seconds, *(task.deadline for task in tasks if task.deadline < float("inf"))])
     if lasted is None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from flrce.pieces import Asynchronous, Engine, Recipe
+from flrce.round.living import comes_back, cut
 from flrce.round.pace import Sky, can_wait, due, packed, unpacked
 from flrce.traits import Buffers
 from flrce.types import Arrivals, Flight, Reply, State, Task, Updates
@@ -34,15 +35,14 @@ def flying(recipe: Recipe, state: State) -> list[Flight]:
 
 
 def takeoff(
-    recipe: Recipe, engine: Engine, state: State, tasks: Sequence[Task], under_way: Sequence[Flight]
+    recipe: Recipe, engine: Engine, state: State, tasks: Sequence[Task], under_way: Sequence[Flight], now: float = 0.0
 ) -> tuple[Flight, ...]:
     """Everything under way once this round's tasks are sent."""
     if not isinstance(recipe.pace, Buffers):
-        return tuple(Flight(task, state.w) for task in tasks)
+        return tuple(Flight(task, state.w, now) for task in tasks)
     can_wait(recipe, tasks)
-    now = state.memory["pace"].clock
-    sent = (Flight(task, state.w, now, now + engine.estimate(task).seconds) for task in tasks)
-    return (*under_way, *sent)
+    back = comes_back(engine, tasks, now)
+    return (*under_way, *(Flight(task, state.w, now, at) for task, at in zip(tasks, back, strict=True)))
 
 
 def arrivals(
@@ -59,34 +59,37 @@ def arrivals(
     meanwhile()
     if buffers:
         return Arrivals(by_the_model(engine, flights, buffers.size, state.carry))
-    return Arrivals(engine.train(state.w, [flight.task for flight in flights], state.carry, keep))
+    replies = engine.train(state.w, [flight.task for flight in flights], state.carry, keep)
+    return Arrivals(cut(engine, flights, replies))
 
 
 def by_the_model(engine: Engine, flights: Sequence[Flight], size: int, carry: Carry) -> list[Reply]:
     """The replies that the model of their costs has come back first; nobody trains before that."""
-    back, _ = due(flights, size)
     replies: list[Reply] = []
-    for t in sorted({flight.task.t for flight in back}):
-        group = [flight for flight in back if flight.task.t == t]
-        replies += engine.train(group[0].w, [flight.task for flight in group], carry)
+    rest, open_ = list(flights), size
+    while rest and open_ > 0:  # clients that went while they worked bring nothing
+        back, rest = due(rest, open_)
+        for t in sorted({flight.task.t for flight in back}):
+            group = [flight for flight in back if flight.task.t == t]
+            replies += cut(engine, group, engine.train(group[0].w, [flight.task for flight in group], carry))
+        open_ = size - sum(not reply.error for reply in replies)
     return replies
 
 
-def land(recipe: Recipe, state: State, flights: Sequence[Flight], came: Arrivals) -> Landing:
-    """Whose replies this round is about, and what goes on."""
+def land(recipe: Recipe, began: float, flights: Sequence[Flight], came: Arrivals) -> Landing:
+    """Whose replies the round is about that `began` then, and what goes on."""
     if not isinstance(recipe.pace, Buffers):
         return Landing(tuple(flight.task for flight in flights))
     answered = {(reply.client, reply.t) for reply in came.replies if isinstance(reply, Reply)}
     back = [flight for flight in flights if (flight.task.client, flight.task.t) in answered]
     rest = [flight for flight in flights if (flight.task.client, flight.task.t) not in answered]
-    before: Sky = state.memory["pace"]
-    clock = max([before.clock, *(flight.due for flight in back)])
+    clock = max([began, *(flight.due for flight in back)])
     if came.seconds is not None:  # measured
-        clock = before.clock + came.seconds
+        clock = began + came.seconds
     sky = Sky({flight.task.t: flight.w for flight in rest}, tuple(packed(flight) for flight in rest), clock)
     return Landing(
         tuple(flight.task for flight in back), {flight.task.client: flight.w for flight in back},
-        clock - before.clock, recipe.pace.oldest, {"pace": sky},
+        clock - began, recipe.pace.oldest, {"pace": sky},
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flrce.bounds import Amount, Count, Positive
+from flrce.round.living import elapsed
 from flrce.traits import Objects, Refuses
 from flrce.types import Record, Spent
 
@@ -35,7 +36,7 @@ class Budget:
         spent = {
             "bytes": nbytes + sum(h.bytes_up + h.bytes_down for h in history),
             "joules": joules + sum(h.joules for h in history),
-            "seconds": seconds + sum(h.seconds for h in history),
+            "seconds": seconds + elapsed(history),
         }
         for name, used in spent.items():
             limit = getattr(self, name)

@@ -18,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flrce.errors import BadInput, brief
+from flrce.round.living import dated, elapsed
 from flrce.store import checkpoint
 from flrce.store.disk import Lines, Lock, sync_folder, write_through
 from flrce.store.failpoint import failpoint
@@ -82,7 +83,7 @@ class Ledger:
         if found is not None and self.journal.last is not None:
             length = self.journal.last.ledger["rounds.jsonl"]["bytes"]
             lines = (self.folder / "rounds.jsonl").read_bytes()[:length].splitlines()
-            found = replace(found, history=tuple(record(json.loads(line)) for line in lines))
+            found = replace(found, history=dated(record(json.loads(line)) for line in lines))
         self.committed = found
         return found
 
@@ -324,7 +325,7 @@ def summarise(history: tuple[Record, ...], size: int, trainable: int) -> dict[st
         "bytes_wasted": sum(h.bytes_wasted for h in history),
         "bytes_framing": sum(h.bytes_framing for h in history),
         "bytes_evaluation": sum(h.bytes_evaluation for h in history),
-        "seconds": sum(h.seconds for h in history),
+        "seconds": elapsed(history),
         "energy": "measured" if history and all(h.measured for h in history) else "modelled",
         "computation_efficiency": handed / (joules / 1e3) if handed is not None and joules else None,
         "communication_efficiency": handed / ((up + down) / 1e9) if handed is not None and up + down else None,

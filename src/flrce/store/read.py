@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 from flrce.compose import compose, local_of
 from flrce.errors import BadInput, brief
 from flrce.pieces import Recipe
+from flrce.round.living import dated
 from flrce.stops.conflict import Conflicts
 from flrce.store.ledger import MAPPED, summarise
 from flrce.store.seal import Marks, contents, document, sealed
@@ -222,7 +223,7 @@ def read(folder: Path) -> Run:
             raise ValueError("it has no experiment.toml")
         experiment = tomllib.loads(contents(folder / "experiment.toml", marks).decode())
         run = Run(
-            folder, experiment, tuple(map(_record, _lines(folder / "rounds.jsonl", marks))),
+            folder, experiment, dated(map(_record, _lines(folder / "rounds.jsonl", marks))),
             tuple(map(_cost, _lines(folder / "clients.jsonl", marks))), _json(folder / "partition.json", marks),
             tuple(map(_relation, _lines(folder / "relations.jsonl", marks))), _json(folder / "summary.json", marks),
             bool(marks), _json(folder / "final.json", marks),

@@ -1,0 +1,220 @@
+"""Sessions from a file: who was there from when to when, in a plain csv and in the forms of two public traces.
+
+- csv with the columns client, from, to (seconds);
+- FedScale's `client_behave_trace`, a pickle of {client: {"active": [...], "inactive": [...], "finish_time": ...}};
+- FLASH's json, {client: {"messages": "2020-01-31 23:39:14\\tbattery_charged_on\\n..."}}: a phone's events, from which
+  it is known when it was charging, on Wi-Fi, and its screen dark or locked.
+"""
+
+import csv
+import json
+import math
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flrce.errors import BadInput, brief
+from flrce.fleet.presence import DAY, Bools, Crowd, Floats
+from flrce.rng import uniforms
+
+MOST = 2**30  # bytes of a trace file
+BAD = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, csv.Error, pickle.PickleError,
+)  # fmt: skip
+Intervals = list[tuple[float, float]]
+ON = {"battery_charged_on": ("charging", True), "battery_charged_off": ("charging", False),
+      "wifi": ("wifi", True), "2g": ("wifi", False), "3g": ("wifi", False), "4g": ("wifi", False),
+      "5g": ("wifi", False), "unknown": ("wifi", False), "screen_off": ("dark", True), "screen_on": ("dark", False),
+      "screen_lock": ("locked", True), "screen_unlock": ("locked", False)}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Sessions:
+    """Sessions of many clients, sorted, one client's after the other's."""
+
+    row: Mapping[str, int]
+    period: Floats  # (C,) seconds after which a client's sessions come again
+    first: NDArray[np.int64]  # (C + 1,) where each client's sessions begin
+    starts: Floats
+    ends: Floats
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Sessions from a file; they come again when the trace is over, unless `repeat` is false.
+
+    A client takes the sessions under its own name, or, where the file does not have it, those of one drawn by the seed.
+    FLASH's phones are there while they are idle and what `needs` says; the others' files hold sessions only.
+    """
+
+    path: str
+    repeat: bool = True
+    needs: Literal["both", "charging", "wifi"] = "both"
+
+    def __post_init__(self) -> None:
+        sessions(self.path, self.needs)
+
+    def charger(self) -> "Trace | None":
+        """When phones are plugged in; None: the file does not say."""
+        return replace(self, needs="charging") if _form(self.path) == "flash" else None
+
+    def here(self, seed: int, crowd: Crowd, at: ArrayLike) -> Bools:
+        found, now, at_hand = self._at(seed, crowd, at)
+        inside = at_hand >= found.first[self._rows(seed, crowd, found)]
+        return inside & (now < found.ends[np.maximum(at_hand, 0)]) & (len(found.ends) > 0)
+
+    def until(self, seed: int, crowd: Crowd, at: ArrayLike) -> Floats:
+        found, now, at_hand = self._at(seed, crowd, at)
+        rows, here = self._rows(seed, crowd, found), self.here(seed, crowd, at)
+        base = np.broadcast_to(np.asarray(at, np.float64), len(crowd)) - now
+        following = at_hand + 1
+        again = found.period[rows] if self.repeat else np.full(len(crowd), math.inf)
+        later = np.append(found.starts, math.inf)
+        coming = np.where(following < found.first[rows + 1], later[np.minimum(following, len(found.starts))], again)
+        return base + np.where(here, np.append(found.ends, 0.0)[at_hand], coming)
+
+    def _rows(self, seed: int, crowd: Crowd, found: Sessions) -> NDArray[np.int64]:
+        """Whose sessions each client takes."""
+        drawn = (uniforms(seed, "trace", crowd.ids) * len(found.period)).astype(np.int64)
+        return np.array([found.row.get(name, row) for name, row in zip(crowd.names, drawn.tolist(), strict=True)], int)
+
+    def _at(self, seed: int, crowd: Crowd, at: ArrayLike) -> tuple[Sessions, Floats, NDArray[np.int64]]:
+        """Sessions, each client's second within its trace, and its last session that has begun by then."""
+        found = sessions(self.path, self.needs)
+        rows, now = self._rows(seed, crowd, found), np.broadcast_to(np.asarray(at, np.float64), len(crowd))
+        now = np.mod(now, found.period[rows]) if self.repeat else now
+        step = float(found.period.max(initial=0.0)) * 2 + 1
+        flat = found.starts + step * np.repeat(np.arange(len(found.period)), np.diff(found.first))
+        return found, now, np.searchsorted(flat, np.minimum(now, step - 1) + step * rows, side="right") - 1
+
+
+@lru_cache(maxsize=16)
+def sessions(path: str, needs: str = "both") -> Sessions:
+    """The sessions in a file."""
+    remedy = "give a csv file with the columns client,from,to, FedScale's pickle or FLASH's json"
+    try:
+        form = _form(path)
+        raw, lasts = {"csv": _csv, "fedscale": _fedscale, "flash": _flash}[form](Path(path), needs)
+    except BAD as why:
+        raise BadInput(f"trace {path!r} cannot be read: {brief(why, 120)}; {remedy}") from why
+    if not raw:
+        raise BadInput(f"trace {path!r} holds no clients; {remedy}")
+    merged = {name: _merged(parts) for name, parts in raw.items()}
+    flat = [pair for parts in merged.values() for pair in parts]
+    first = np.cumsum([0, *(len(parts) for parts in merged.values())])
+    table = np.array(flat, np.float64).reshape(-1, 2)
+    period = np.array([lasts[name] for name in merged], np.float64)
+    return Sessions({name: i for i, name in enumerate(merged)}, period, first, table[:, 0], table[:, 1])
+
+
+def _merged(parts: Intervals) -> Intervals:
+    """Sorted, with what overlaps or touches as one."""
+    found: Intervals = []
+    for start, end in sorted(parts):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def _form(path: str) -> str:
+    if Path(path).stat().st_size > MOST:
+        raise ValueError(f"larger than {MOST} bytes")
+    with open(path, "rb") as file:
+        head = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
+    if head.startswith((b"\x80", b"(dp")):
+        return "fedscale"
+    return "flash" if head.startswith(b"{") else "csv"
+
+
+def _csv(path: Path, needs: str) -> tuple[dict[str, Intervals], dict[str, float]]:
+    found: dict[str, Intervals] = {}
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file)
+        if [cell.strip().lower() for cell in next(rows, [])] != ["client", "from", "to"]:
+            raise ValueError("it has no columns client, from, to")
+        for number, row in enumerate(rows, 2):
+            if row:
+                found.setdefault(row[0].strip(), []).append(_pair(row[1:], f"line {number}"))
+    last = max((end for parts in found.values() for _, end in parts), default=0.0)
+    return found, dict.fromkeys(found, last)
+
+
+def _pair(cells: Iterable[Any], where: str) -> tuple[float, float]:
+    try:
+        start, end = (float(cell) for cell in cells)
+    except ValueError:
+        raise ValueError(f"{where} is no pair of seconds") from None
+    if not 0 <= start <= end < math.inf:
+        raise ValueError(f"{where} goes from {start:g} to {end:g}")
+    return start, end
+
+
+class _Plain(pickle.Unpickler):
+    """Numbers, text, lists and dicts; whatever would run code has to name a global first."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise ValueError(f"it names {module}.{name}; only plain numbers, lists and dicts are read")
+
+
+def _fedscale(path: Path, needs: str) -> tuple[dict[str, Intervals], dict[str, float]]:
+    """Its simulator has a client active from active[i] to inactive[i], modulo finish_time."""
+    found: dict[str, Intervals] = {}
+    lasts: dict[str, float] = {}
+    for client, trace in _Plain(path.open("rb")).load().items():
+        pairs = zip(trace["active"], trace["inactive"], strict=True)
+        found[str(client)] = [_pair(pair, f"client {client}") for pair in pairs]
+        lasts[str(client)] = float(trace["finish_time"])
+        if not 0 < lasts[str(client)] < math.inf:
+            raise ValueError(f"client {client}: finish_time is {lasts[str(client)]:g}")
+    return found, lasts
+
+
+def _flash(path: Path, needs: str) -> tuple[dict[str, Intervals], dict[str, float]]:
+    """Its second 0 is the midnight before the first event of all; a state is unknown, so off, before it is told."""
+    table = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    events = {str(client): _events(phone["messages"]) for client, phone in table.items()}
+    first = min((told[0][0] for told in events.values() if told), default=datetime(2020, 1, 1))
+    zero = first.replace(hour=0, minute=0, second=0)
+    last = max(((told[-1][0] - zero).total_seconds() for told in events.values() if told), default=0.0)
+    period = math.ceil(max(last, 1.0) / DAY) * DAY  # whole days: noon stays noon when it comes again
+    return {name: _ready(told, zero, needs) for name, told in events.items()}, dict.fromkeys(events, period)
+
+
+def _events(messages: str) -> list[tuple[datetime, str]]:
+    found = []
+    for line in messages.replace("\0", "").splitlines():
+        when, _, what = line.strip().partition("\t")
+        if what.strip().lower() in ON:
+            found.append((datetime.strptime(when.strip(), "%Y-%m-%d %H:%M:%S"), what.strip().lower()))
+    return sorted(found, key=lambda event: event[0])
+
+
+def _ready(told: list[tuple[datetime, str]], zero: datetime, needs: str) -> Intervals:
+    state, found, since = dict.fromkeys(("charging", "wifi", "dark", "locked"), False), [], None
+    for when, what in told:
+        name, value = ON[what]
+        state[name] = value
+        second = (when - zero).total_seconds()
+        ready = _wanted(state, needs)
+        if ready and since is None:
+            since = second
+        elif not ready and since is not None:
+            found.append((since, second))
+            since = None
+    return found
+
+
+def _wanted(state: Mapping[str, bool], needs: str) -> bool:
+    if needs == "charging":
+        return state["charging"]
+    idle = state["dark"] or state["locked"]
+    return idle and state["wifi"] and (needs == "wifi" or state["charging"])

@@ -1,0 +1,250 @@
+"""Who is there at a second of the run's clock, and rounds that go by it."""
+
+import json
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flrce import runs
+from flrce.apps.cli import main
+from flrce.config import Experiment
+from flrce.errors import BadInput
+from flrce.fleet.costs import Profile
+from flrce.fleet.life import Life
+from flrce.fleet.presence import DAY, HOUR, Always, Chance, Churn, Diurnal, Every, crowd, leaves
+from flrce.fleet.traces import Trace
+from flrce.rng import uniforms
+from flrce.types import Spent
+
+NAMES = tuple(f"c{k}" for k in range(60))
+MODELS = [
+    Always(), Chance(0.3, 600.0), Diurnal(), Diurnal(needs="wifi", zones=(-5.0, 0.0, 8.0)), Churn(),
+    Churn(joins=DAY, stays=HOUR, away=2 * HOUR, returns=0.5), Every((Diurnal(), Churn(stays=2 * DAY))),
+]  # fmt: skip
+FIVE = """client,from,to
+a,0,100
+b,50,150
+c,0,20
+c,60,200
+d,120,200
+e,199,199
+"""  # e is never there
+
+
+@pytest.fixture
+def five(tmp_path):
+    path = tmp_path / "five.csv"
+    path.write_text(FIVE)
+    return str(path)
+
+
+def test_uniforms_are_uniform_and_the_same_for_whoever_asks():
+    some = crowd(tuple(map(str, range(20_000))))
+    u = uniforms(3, "x", some.ids)
+    assert 0 <= u.min() < 0.001
+    assert 0.999 < u.max() < 1
+    counts = np.histogram(u, 20, (0, 1))[0]
+    assert abs(counts - 1000).max() < 160  # five standard deviations
+    assert u[7] == uniforms(3, "x", crowd(("7",)).ids)[0]
+    other = np.stack([uniforms(3, "x", some.ids, 1), uniforms(4, "x", some.ids), uniforms(3, "y", some.ids)])
+    assert abs(np.corrcoef(np.vstack([u, other])) - np.eye(4)).max() < 0.04
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: type(m).__name__)
+@settings(max_examples=25)
+@given(at=st.floats(0, 20 * DAY), seed=st.integers(0, 3))
+def test_what_is_said_to_hold_until_then_holds(model, at, seed):
+    everyone = crowd(NAMES)
+    here, until = model.here(seed, everyone, at), model.until(seed, everyone, at)
+    assert (until > at).all()
+    for share in (0.01, 0.5, 0.999):
+        between = at + share * (np.minimum(until, at + 30 * DAY) - at)
+        assert (model.here(seed, everyone, between) == here).all()
+    few = np.array([3, 41])
+    assert (model.here(seed, everyone.take(few), at) == here[few]).all()
+    assert (model.until(seed, everyone.take(few), at) == until[few]).all()
+
+
+def test_a_night_in_one_country_has_four_times_the_clients_of_a_day():
+    everyone = crowd(tuple(map(str, range(4000))))
+    hours = np.array([Diurnal().here(0, everyone, 5 * DAY + hour * HOUR).mean() for hour in range(24)])
+    assert hours[1:5].mean() > 0.5
+    assert hours[1:5].mean() > 4 * hours[9:17].mean()
+    shifted = Diurnal(zones=(8.0,)).here(0, everyone, 5 * DAY + 17 * HOUR)  # 01:00 there
+    assert abs(shifted.mean() - hours[1]) < 0.05
+
+
+def test_churn_joins_leaves_and_returns():
+    everyone = crowd(tuple(map(str, range(4000))))
+    model = Churn(joins=DAY, stays=DAY, away=DAY, returns=1.0)
+    assert not model.here(0, everyone, 0.0).any()
+    # P(joined by 1 day and still in the first stay) alone is 1/e; in the long run half are there
+    assert 0.33 < model.here(0, everyone, DAY).mean() < 0.45
+    assert 0.46 < model.here(0, everyone, 40 * DAY).mean() < 0.54
+    assert Churn(returns=0.0).here(0, everyone, 30 * DAY).sum() < 5
+
+
+def test_five_clients_by_hand(five):
+    everyone = crowd(("a", "b", "c", "d", "e"))
+    trace = Trace(five, repeat=False)
+    assert trace.here(0, everyone, 55.0).tolist() == [True, True, False, False, False]
+    assert trace.until(0, everyone, 55.0).tolist() == [100, 150, 60, 120, np.inf]
+    assert trace.here(0, everyone, 100.0).tolist() == [False, True, True, False, False]
+    assert not trace.here(0, everyone, 500.0).any()
+    again = Trace(five)  # 200 seconds long
+    assert again.here(0, everyone, 455.0).tolist() == [True, True, False, False, False]
+    assert again.until(0, everyone, 455.0).tolist() == [500, 550, 460, 520, 600]
+    gone = leaves(trace, 0, everyone, 60.0, 70.0)  # until 130: a goes at 100, d and e are not there at 60
+    assert gone.tolist() == [100, np.inf, np.inf, 60, 60]
+
+
+def test_what_a_client_had_spent_when_it_left(five):
+    # 8000 bits/s each way, 1000 bytes: 1 s down, then 10 s at 5 W, then 1 s up; 1 mJ a byte
+    device = Profile("d", 1.0, 5.0, 1e6, 0.0, 8000.0, 8000.0, 1e-3, 1e-3)
+    whole = device.spend(1000, 1000, 1e7, 4)
+    assert whole == Spent(1000, 1000, 0, 1e7, 4, 10.0, 2.0, 52.0, 1.0)
+    names = ("a", "b", "c", "d", "e")
+    row = {name: k for k, name in enumerate(names)}
+    life = Life(0, crowd(names), row, Trace(five, repeat=False), dict.fromkeys(names, device))
+    assert life.here(0.0) == ["a", "c"]
+    assert life.enough(0.0, 3) == 60.0  # b comes at 50, c is away from 20 to 60
+    assert life.enough(0.0, 4) == 0.0  # never
+    (done, fine), (half, left), (short, gone) = life.works(["b", "a", "c"], [60.0, 94.0, 19.5], [whole] * 3)
+    assert (done, fine) == (whole, "")
+    assert left == "left after 6 s of 12"
+    assert half == Spent(1000, 0, 0, 5e6, 2, 5.0, 1.0, 26.0, 1.0)
+    assert gone == "left after 0.5 s of 12"
+    assert short == Spent(500, 0, 0, 0.0, 0, 0.0, 0.5, 0.5, 1.0)
+
+
+def test_fedscale_and_flash_traces(tmp_path):
+    fedscale = tmp_path / "client_behave_trace"
+    told = {
+        7: {"duration": 30, "inactive": [20, 80], "finish_time": 100, "active": [0, 70], "model": "x"},
+        8: {"duration": 30, "inactive": [50], "finish_time": 60, "active": [10], "model": "y"},
+    }
+    fedscale.write_bytes(pickle.dumps(told))
+    pair = crowd(("7", "8"))
+    assert Trace(str(fedscale)).here(0, pair, 75.0).tolist() == [True, True]  # the second's 60 s come again: 15
+    assert Trace(str(fedscale)).here(0, pair, 59.0).tolist() == [False, False]
+    flash = tmp_path / "behaviour.json"
+    events = [("01:00:00", "battery_charged_on"), ("01:10:00", "wifi"), ("01:20:00", "screen_off"),
+              ("02:00:00", "83.0%"), ("03:00:00", "screen_on"), ("03:30:00", "battery_charged_off")]  # fmt: skip
+    flash.write_text(json.dumps({"x": {"messages": "\n".join(f"2020-01-31 {t}\t{e}" for t, e in events)}}))
+    phone, trace = crowd(("x",)), Trace(str(flash))
+    ready = [bool(trace.here(0, phone, minute * 60.0)[0]) for minute in range(24 * 60)]
+    assert ready == [80 <= minute < 180 for minute in range(24 * 60)]
+    charger = trace.charger()
+    assert [bool(charger.here(0, phone, m * 60.0)[0]) for m in range(24 * 60)] == [60 <= m < 210 for m in range(1440)]
+    assert Trace(str(fedscale)).charger() is None
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("client,from\na,0\n", "no columns client, from, to"),
+        ("client,from,to\na,9,3\n", "line 2 goes from 9 to 3"),
+        ("client,from,to\na,x,3\n", "line 2 is no pair of seconds"),
+        ("client,from,to\n", "holds no clients"),
+        ('{"a": 3}', "cannot be read"),
+        (b"\x80\x04c__builtin__\neval\n(S'1'\ntR.", "only plain numbers"),
+        (b"\x80\x04", "cannot be read"),
+    ],
+)
+def test_a_bad_trace_is_one_line(tmp_path, content, why):
+    path = tmp_path / "trace"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(BadInput, match=why) as error:
+        Experiment(fleet={"presence": {"piece": "trace", "path": str(path)}})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("fleet.presence=diurnl", "did you mean 'diurnal'"),
+        ("fleet.presence={piece='chance', share=1.5}", "share = 1.5"),
+        ("fleet.presence={piece='churn', stays=0.0}", "stays = 0.0"),
+        ("fleet.presence={piece='trace', path='none.csv'}", "none.csv"),
+        ("fleet.presence=['diurnal', 'curn']", "did you mean 'churn'"),
+    ],
+)
+def test_bad_presence_is_one_line(setting, why, capsys):
+    assert main(["run", "--set", setting, "--no-save"]) == 2
+    error = capsys.readouterr().err
+    assert why in error
+    assert error.count("\n") == 1
+
+
+def test_presence_and_availability_exclude_each_other():
+    with pytest.raises(BadInput, match=r"fleet\.availability goes by rounds"):
+        Experiment(fleet={"presence": "diurnal", "availability": "daily"})
+    with pytest.raises(BadInput, match=r"fleet\.presence is the simulator's"):
+        runs.run(Experiment(fleet={"presence": "diurnal"}, engine={"name": "flower"}))
+
+
+MIX = {"raspberry-pi-4": 0.5, "phone": 0.5}
+LIVING = {
+    "rounds": 8, "clients": 12, "per_round": 4, "train": {"epochs": 1},
+    "fleet": {"profile": MIX, "presence": {"piece": "chance", "share": 0.5, "slot": 0.05}},
+}  # fmt: skip
+PACES = [None, {"piece": "fastest"}, {"piece": "buffered", "size": 2}]
+paced = pytest.mark.parametrize("pace", PACES, ids=["synchronous", "fastest", "buffered"])
+
+
+def living(pace):
+    return Experiment(**LIVING, recipe={"name": "fedavg", **({"pace": pace} if pace else {})})
+
+
+@paced
+def test_nobody_works_while_absent_and_the_books_add_up(pace, tmp_path):
+    experiment = living(pace)
+    found = list(runs.rounds(experiment))
+    life = experiment.fleet.live(0, tuple(runs.materials(experiment)[0].clients), {})
+    assert any("left after" in why for done in found for why in done.record.rejected.values())
+    sent = {}
+    for before, done in pairwise([None, *found]):
+        record = done.record
+        assert record.began >= (before.record.began + before.record.seconds if before else 0.0)
+        assert set(record.chosen) <= set(life.here(record.began))
+        sent |= dict.fromkeys(record.chosen, record.began)
+        for line in done.clients:
+            some = life.crowd.take(life._rows([line.client]))
+            gone = leaves(life.presence, 0, some, sent[line.client], max(line.spent.seconds - 1e-9, 0.0))
+            assert np.isinf(gone[0])
+        useful = sum(line.spent.joules for line in done.clients if line.outcome == "useful")
+        assert useful + record.joules_wasted == pytest.approx(record.joules)
+    straight = runs.run(experiment, tmp_path / "straight")
+    assert straight.summary["seconds"] == found[-1].record.began + found[-1].record.seconds
+
+
+@paced
+def test_killed_after_any_round_it_goes_on_to_the_same_bits(pace, tmp_path):
+    experiment = living(pace)
+    runs.run(experiment, tmp_path / "straight")
+    want = (tmp_path / "straight/rounds.jsonl").read_bytes()
+
+    def quit_after(stop, done):
+        if done.record.t == stop:
+            raise KeyboardInterrupt
+
+    for stop in (1, 3, 6):
+        killed = tmp_path / f"killed-{stop}"
+        with pytest.raises(KeyboardInterrupt):
+            runs.run(experiment, killed, watch=lambda done, stop=stop: quit_after(stop, done))
+        runs.run(experiment, killed, resume=True)
+        assert (killed / "rounds.jsonl").read_bytes() == want
+        assert (killed / "model.safetensors").read_bytes() == (tmp_path / "straight/model.safetensors").read_bytes()
+
+
+def test_a_night_is_waited_for():
+    nights = {"piece": "diurnal", "night": 1.0, "day": 0.0, "spread": 0.0, "wifi": 1.0}
+    tables = {"rounds": 2, "clients": 6, "per_round": 3, "recipe": {"name": "fedavg", "minimum": 3}}
+    first = runs.run(Experiment(**tables, fleet={"presence": nights})).history[0]
+    assert first.began == 0.0  # plugged in since 22:30 or so of the day before
+    first = runs.run(Experiment(**tables, fleet={"presence": {**nights, "zones": [9.0]}})).history[0]
+    assert 13.2 * HOUR < first.began < 13.8 * HOUR  # 09:00 there, and plugged in at 22:15 to 22:45
