@@ -1,7 +1,7 @@
 """The paper's Algorithm 4 for any recipe and engine. A generator: whoever iterates logs, saves or quits."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -19,30 +19,10 @@ from flrce.round.returned import checked, whole
 from flrce.round.roster import present, samples
 from flrce.stops.conflict import shadows
 from flrce.traits import Notes
-from flrce.types import Arrivals, Event, Flight, Record, Round, Selection, State, Task
+from flrce.types import Arrivals, Event, Plan, Record, Round, Selection, State, Task
 
 GIVE_UP = 3  # abandoned rounds in a row that end a run
 Turn = Callable[[Recipe, Engine, State, int, int], Round]  # as `a_round`
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Round t before it is run."""
-
-    state: State
-    t: int
-    chosen: Selection
-    flights: tuple[Flight, ...]  # this round's tasks, and earlier ones that are still under way
-    asked: tuple[str, ...] = ()  # clients that were asked for their loss
-    refused: str = ""  # why the round is not started
-    n: Tensor | None = None  # (M,) samples as known before the round
-    keep: int | None = None  # no more good replies than that count
-    began: float = 0.0  # seconds of the run's clock
-
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """What this round's clients are told."""
-        return tuple(flight.task for flight in self.flights if flight.task.t == self.t)
 
 
 def rounds(

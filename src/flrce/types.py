@@ -264,6 +264,26 @@ class State:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """Round t before it is run."""
+
+    state: State
+    t: int
+    chosen: Selection
+    flights: tuple[Flight, ...]  # this round's tasks, and earlier ones that are still under way
+    asked: tuple[str, ...] = ()  # clients that were asked for their loss
+    refused: str = ""  # why the round is not started
+    n: Tensor | None = None  # (M,) samples as known before the round
+    keep: int | None = None  # no more good replies than that count
+    began: float = 0.0  # seconds of the run's clock
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What this round's clients are told."""
+        return tuple(flight.task for flight in self.flights if flight.task.t == self.t)
+
+
+@dataclass(frozen=True)
 class ClientRecord:
     """One client's part of a round in the ledger."""
 
