@@ -548,11 +548,6 @@ def test_what_does_not_fit_is_refused(recipe, changes, why):
         experiment(recipe, **changes).build_recipe()
 
 
-def test_scaffold_cannot_wait():
-    with pytest.raises(BadInput, match="buffered does not go with Controlled"):
-        runs.run(experiment({"name": "scaffold", "pace": {"piece": "buffered", "size": 2}}))
-
-
 def test_a_client_that_does_not_say_its_steps_counts_as_the_others_do():
     updates = Updates(
         torch.arange(3), torch.eye(3), torch.ones(3, dtype=torch.float64), 3,

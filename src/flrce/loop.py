@@ -110,7 +110,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
         record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, began=plan.began, **costs)
         return replace(_end(recipe, engine, state, record), clients=clients)
     judges = {flight.task.client for flight in plan.flights if flight.task.judge}
-    landing, replies = land(recipe, plan.began, plan.flights, came), vetted(came.replies, engine, judges)
+    landing, replies = land(recipe, plan, came), vetted(came.replies, engine, judges)
     updates, rejected = gate(
         landing.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.keep, state.w, plan.n,
         landing.bases, t, landing.oldest,

@@ -13,7 +13,7 @@ from flrce.flower.options import configured
 from flrce.flower.post import Post
 from flrce.flower.session import Session, figures
 from flrce.traits import Buffers
-from flrce.types import Arrivals, Round, State
+from flrce.types import Arrivals, Plan, Round, State
 
 HALVES = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 
@@ -24,7 +24,7 @@ class Open:
 
     session: Session
     state: State
-    plan: loop.Plan | None = None
+    plan: Plan | None = None
     messages: Sequence[Message] = ()
     since: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)  # message -> how long its answer took, where known

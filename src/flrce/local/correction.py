@@ -8,6 +8,7 @@ from torch import Tensor
 from flrce.bounds import Rate
 from flrce.local.drift import MEAN, ROUND, Correction
 from flrce.pieces import Recipe, View
+from flrce.traits import Buffers
 from flrce.types import Event, Task
 
 
@@ -37,6 +38,9 @@ class Corrected:
     def objection(self, recipe: Recipe) -> str:
         if recipe.partial:
             return f"the gradient correction needs whole models, but {recipe.partial} lets clients send parts; drop one"
+        if isinstance(recipe.pace, Buffers):
+            return ("FedCOMGATE's correction is a client's step less the mean of the others' from the same model; with "
+                    "a buffered pace they start from different ones: use another pace")  # fmt: skip
         rate = getattr(recipe.aggregator, "rate", None)
         if rate is None:
             other = type(recipe.aggregator).__name__

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flrce.types import Task
+from flrce.types import Event, Task
 
 ROUND, AFTER = "counted.round", ".after"
 Tensors = Mapping[str, Tensor]
@@ -18,7 +18,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Counted:
-    """The round of each client's last reply that counted; 0: none."""
+    """The round of each client's last task whose reply counted; 0: none."""
 
     last: Tensor = field(metadata={"rows": True})  # (M,)
 
@@ -28,10 +28,10 @@ def told(task: Task, last: Tensor, **tensors: Tensor) -> Task:
     return replace(task, tensors={**task.tensors, ROUND: last[task.k : task.k + 1].clone(), **tensors})
 
 
-def seen(last: Tensor, k: Tensor, t: int) -> Tensor:
-    """(M,) after the replies of rows k counted in round t."""
-    after = last.clone()
-    after[k] = t
+def seen(last: Tensor, event: Event) -> Tensor:
+    """(M,) after a round's replies counted: each stands for the round in which its client was sent its task."""
+    updates, after = event.updates, last.clone()
+    after[updates.k] = event.t if updates.age is None else event.t - updates.age
     return after
 
 

@@ -60,4 +60,4 @@ class Dynamic:
         return [told(task, memory.last) for task in tasks]
 
     def observe(self, memory: Counted, event: Event) -> Counted:
-        return Counted(seen(memory.last, event.updates.k, event.t))
+        return Counted(seen(memory.last, event))

@@ -103,4 +103,4 @@ class Controlled:
     def observe(self, memory: Controls, event: Event) -> Controls:
         updates = event.updates
         total = (memory.total.double() + updates.extras[DELTA].double().sum(0)).float()
-        return Controls(total, seen(memory.last, updates.k, event.t))
+        return Controls(total, seen(memory.last, event))

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from flrce.pieces import Asynchronous, Engine, Recipe
 from flrce.round.living import comes_back, cut
-from flrce.round.pace import Sky, can_wait, due, packed, unpacked
+from flrce.round.pace import Sky, due
+from flrce.round.packing import can_wait, packed, unpacked
 from flrce.traits import Buffers
-from flrce.types import Arrivals, Flight, Reply, State, Task, Updates
+from flrce.types import Arrivals, Flight, Plan, Reply, State, Task, Updates
 
 Carry = Mapping[str, Mapping[str, Tensor]]
 
@@ -31,7 +32,7 @@ def flying(recipe: Recipe, state: State) -> list[Flight]:
     sky = state.memory.get("pace")
     if not isinstance(sky, Sky):
         return []
-    return [unpacked(row, recipe, sky.bases) for row in sky.flights]
+    return unpacked(recipe, sky)
 
 
 def takeoff(
@@ -76,8 +77,9 @@ def by_the_model(engine: Engine, flights: Sequence[Flight], size: int, carry: Ca
     return replies
 
 
-def land(recipe: Recipe, began: float, flights: Sequence[Flight], came: Arrivals) -> Landing:
-    """Whose replies the round is about that `began` then, and what goes on."""
+def land(recipe: Recipe, plan: Plan, came: Arrivals) -> Landing:
+    """Whose replies the round is about, and what goes on."""
+    flights, began = plan.flights, plan.began
     if not isinstance(recipe.pace, Buffers):
         return Landing(tuple(flight.task for flight in flights))
     answered = {(reply.client, reply.t) for reply in came.replies if isinstance(reply, Reply)}
@@ -86,7 +88,7 @@ def land(recipe: Recipe, began: float, flights: Sequence[Flight], came: Arrivals
     clock = max([began, *(flight.due for flight in back)])
     if came.seconds is not None:  # measured
         clock = began + came.seconds
-    sky = Sky({flight.task.t: flight.w for flight in rest}, tuple(packed(flight) for flight in rest), clock)
+    sky = packed(recipe, plan.state.memory["pace"], rest, clock)
     return Landing(
         tuple(flight.task for flight in back), {flight.task.client: flight.w for flight in back},
         clock - began, recipe.pace.oldest, {"pace": sky},

@@ -1,16 +1,15 @@
 """When is a round over? Everybody's reply, the fastest, those in time, or the first few of many under way."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from flrce.bounds import Amount, Count, Positive, Whole
-from flrce.errors import BadInput
 from flrce.pieces import Recipe
-from flrce.types import Flight, Portion, Task, Work
+from flrce.types import Flight, Task
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,9 @@ class Sky:
     """Tasks under way when a round ends: from which model each started, and when."""
 
     bases: dict[int, Tensor] = field(default_factory=dict)  # round -> the w that its clients were sent
-    flights: tuple[Any, ...] = ()  # plain data, one for each task (see `packed`)
+    flights: tuple[Any, ...] = ()  # plain data, one for each task (see round/packing.py)
     clock: float = 0.0  # seconds since the run began
+    tensors: dict[int, Tensor] = field(default_factory=dict)  # number -> what was sent along with tasks
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class Buffered:
     """FedBuff (Nguyen et al. 2022): P clients are always under way; a round ends with the first `size` replies.
 
     The others go on, from the model they were sent; their replies count when they come, `updates.age` rounds old.
-    Replies older than `oldest` rounds are dropped. What of a task is not the recipe's own (a compressor tuned for one
-    client, tensors sent along) cannot wait, so recipes that need it are refused.
+    Replies older than `oldest` rounds are dropped.
     """
 
     size: Count = 10
@@ -78,39 +77,7 @@ class Buffered:
         return None
 
 
-def packed(flight: Flight) -> dict[str, Any]:
-    """A flight as plain data that a checkpoint holds; its model is kept by round."""
-    task = flight.task
-    return {
-        "client": task.client, "k": task.k, "t": task.t, "seed": task.seed, "rounds": task.rounds,
-        "deadline": None if math.isinf(task.deadline) else task.deadline, "sent": flight.sent, "due": flight.due,
-        "judge": task.judge, "work": _plain(task.work), "part": _plain(task.part),
-    }  # fmt: skip
-
-
-def unpacked(row: Mapping[str, Any], recipe: Recipe, bases: Mapping[int, Tensor]) -> Flight:
-    """The flight that `packed` wrote."""
-    task = Task(
-        row["client"], row["k"], row["t"], row["seed"], Work(**row["work"]), Portion(**row["part"]),
-        update=recipe.chain, augment=recipe.augment, compressor=recipe.compressor, rounds=row["rounds"],
-        deadline=math.inf if row["deadline"] is None else row["deadline"], judge=row.get("judge", False),
-    )  # fmt: skip
-    return Flight(task, bases[row["t"]], row["sent"], row["due"])
-
-
-def can_wait(recipe: Recipe, tasks: Sequence[Task]) -> None:
-    """BadInput where a task holds more than a checkpoint of tasks under way can."""
-    for task in tasks:
-        if task.tensors or task.compressor != recipe.compressor or task.update != recipe.chain:
-            name = type(recipe.trainer).__name__
-            raise BadInput(f"pace = buffered does not go with {name}: its tasks hold what only this round knows")
-
-
 def due(flights: Sequence[Flight], size: int) -> tuple[list[Flight], list[Flight]]:
     """(the first `size` to come back, the others); ties by name."""
     order = sorted(flights, key=lambda flight: (flight.due, flight.task.client))
     return order[:size], order[size:]
-
-
-def _plain(piece: Any) -> dict[str, Any]:
-    return {f.name: getattr(piece, f.name) for f in fields(piece)}
