@@ -11,10 +11,14 @@ runs that stack are trained together; `--stacked` takes only those, `--alone` th
 
 import argparse
 import json
+import math
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import mean
+
+import numpy as np
 
 from flrce import runs
 from flrce.config import Experiment
@@ -22,7 +26,8 @@ from flrce.results.paper.execute import load
 
 PLAN = Path(__file__).parent / "plans" / "baselines.json"
 FIGURES = ("value", "metric", "rounds", "bytes_up", "bytes_down", "joules", "stopped")
-ALONE = ("scaffold", "moon", "fedbn")  # what a stack leaves to torch, one client after another
+FIGURES = ("value", "metric", "rounds", "bytes_up", "bytes_down", "joules", "stopped")
+ALONE = ("scaffold", "moon", "fedbn")  # methods that a stack leaves to torch, one client after another
 
 
 def settings(plan, task, method):
@@ -45,6 +50,21 @@ def experiment(plan, task, method, setting, seed, device):
 
 def methods(plan, task):
     return [method for method in plan["methods"] if method not in plan["tasks"][task].get("without", {})]
+
+
+def alone(plan, task, method, *rest):
+    """Whether a stack leaves such a run to torch, one client after another."""
+    return method in ALONE or plan["tasks"][task].get("alone", False)
+
+
+def large(source, least):
+    """The data without groups of fewer samples."""
+    if least <= 1:
+        return source
+    count = np.bincount(source.group)
+    keep = np.flatnonzero(count[source.group] >= least)
+    _, group = np.unique(source.group[keep], return_inverse=True)
+    return replace(source, x=source.x[keep], y=source.y[keep], group=group)
 
 
 def lines(folder, phase):
@@ -86,10 +106,9 @@ def wanted(plan, phase, tasks, folder):
 def row(key, result):
     task, method, setting, seed = key
     last = result.history[-1]
-    figures = {
-        name: result.summary[name]
-        for name in ("value", "metric", "rounds", "bytes_up", "bytes_down", "joules", "stopped")
-    }
+    figures = {name: result.summary[name] for name in FIGURES}
+    if not math.isfinite(figures["value"] or math.nan):  # a run that diverged is the worst there is
+        figures["value"] = 0.0
     told = {"task": task, "method": method, "setting": setting, "seed": seed, "last": result.summary["value_last"]}
     curve = [[h.t, round(h.handed, 5)] for h in result.history if h.handed is not None]
     return told | figures | {"pooled": dict(last.pooled), "curve": curve}
@@ -117,10 +136,10 @@ def main():
     began, (part, parts) = time.monotonic(), map(int, options.share.split("/"))
     done = {json.dumps([r["task"], r["method"], r["setting"], r["seed"]]) for r in lines(options.out, options.phase)}
     keys = [key for key in wanted(plan, options.phase, tasks, options.out) if json.dumps(key) not in done]
-    keys = [
-        key for key in keys if not (options.stacked and key[1] in ALONE) and not (options.alone and key[1] not in ALONE)
-    ]
-    find = cache(lambda name: load(name, options.data, verify=False))
+    if options.stacked or options.alone:
+        keys = [key for key in keys if alone(plan, *key) == options.alone]
+    least = {table["tables"]["data"]["name"]: table.get("least", 1) for table in plan["tasks"].values()}
+    find = cache(lambda name: large(load(name, options.data, verify=False), least[name]))
 
     def job(key):
         found = experiment(plan, *key, options.device)
@@ -133,7 +152,7 @@ def main():
 
     for task in tasks:
         mine = [key for key in keys if key[0] == task][part::parts]
-        together = [key for key in mine if options.stacked or (options.device == "cuda" and key[1] not in ALONE)]
+        together = [key for key in mine if options.stacked or (options.device == "cuda" and not alone(plan, *key))]
         if together and time.monotonic() - began < options.seconds:
             found = runs.run_together([(job(key), None) for key in together], data=find, device=options.device)
             for key, result in zip(together, found, strict=True):
