@@ -4,7 +4,8 @@
 
 A plan holds tables of experiments: "all", then by data set, regime and setting, each laid over the one before; and
 `runs`, [data set, regime, setting] of every cell. Seeds come in groups, and a group goes through all cells before the
-next begins, so that a plan that is cut short leaves a balanced set. `--share I/N` is every N-th stack of `--stack` runs; what is done is written at once.
+next begins, so that a plan that is cut short leaves a balanced set. `--share I/N` is every N-th stack of `--stack`
+runs; what is done is written at once.
 """
 
 import argparse
