@@ -49,6 +49,9 @@ class Data(Section):
     kind: Literal["classes", "values", "tokens", "labels"] | None = None  # what y holds, where its form does not say
     layout: Literal["images", "series", "table", "tokens"] | None = None  # what x holds
     fill: float | Literal["mean", "drop"] | None = None  # instead of what is missing
+    tokenizer: str | None = None  # of text: the language model whose token ids it becomes
+    length: Annotated[int, Ge(2), Le(10**6)] | None = None  # of text: ids in a window
+    most: Count | None = None  # of text: windows or answers that a client has at most
     standardise: bool | None = None
     trouble: list[Any] | None = None  # what is wrong with some clients (data/trouble.py)
 
@@ -62,7 +65,7 @@ class Data(Section):
 
     def how(self) -> dict[str, Any]:
         """What the experiment says about data of one's own."""
-        keys = ("target", "group", "test", "kind", "layout", "fill", "standardise")
+        keys = ("target", "group", "test", "kind", "layout", "fill", "standardise", "tokenizer", "length", "most")
         return {key: value for key in keys if (value := getattr(self, key)) is not None}
 
     def read(self) -> Source:

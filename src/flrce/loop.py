@@ -18,7 +18,7 @@ from flrce.round.memory import fits, preflight
 from flrce.round.returned import checked, whole
 from flrce.round.roster import present, samples
 from flrce.stops.conflict import shadows
-from flrce.traits import Notes
+from flrce.traits import Notes, Shaped
 from flrce.types import Arrivals, Event, Plan, Record, Round, Selection, State, Task
 
 GIVE_UP = 3  # abandoned rounds in a row that end a run
@@ -127,6 +127,8 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
         tries = state.attempt + 1
         stop = f"abandoned {tries} times in a row: {reasons(rejected)}" if tries % GIVE_UP == 0 else ""
         return replace(_end(recipe, engine, state, replace(record, outcome="abandoned", stop=stop)), clients=clients)
+    if isinstance(engine, Shaped):
+        updates = replace(updates, shapes=engine.shapes)
     target = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
     whole(recipe.aggregator, target, state.w)
     w, server = recipe.server.step(state.w, target, updates, state.memory.get("server"))

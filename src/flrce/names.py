@@ -6,9 +6,11 @@ from typing import Any
 from flrce.aggregators.defences import CentredClip, GeometricMedian, Mixed
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.normalised import Normalised
+from flrce.aggregators.products import Products
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
 from flrce.aggregators.stale import Discounted, Interpolated
 from flrce.compressors.feedback import ErrorFeedback
+from flrce.compressors.nonzero import Nonzero
 from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import RandomK, TopK
 from flrce.compressors.tensors import DropTensors
@@ -21,6 +23,7 @@ from flrce.local.correction import Corrected
 from flrce.local.drift import Correction
 from flrce.local.dynamic import Dual, Dynamic
 from flrce.local.personal import Mixture, Phases, Second
+from flrce.local.probing import Differences, Probing
 from flrce.local.pyramid import FewerEpochs, FillTheRound
 from flrce.local.scaffold import Controlled, Variate
 from flrce.local.schedules import Constant, Cosine, RoundDecay, StepDecay, WarmUp
@@ -68,6 +71,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "corrected": Corrected,
         "scaffold": Controlled,
         "dynamic": Dynamic,
+        "probing": Probing,
     },
     "submodel": {"full": Full, "random-units": RandomUnits, "prefix-units": PrefixUnits},
     "compressor": {
@@ -77,6 +81,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "quantize": Quantize,
         "drop-tensors": DropTensors,
         "error-feedback": ErrorFeedback,
+        "nonzero": Nonzero,
     },
     "aggregator": {
         "mean": WeightedMean,
@@ -90,6 +95,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "discounted": Discounted,
         "interpolated": Interpolated,
         "mixed": Mixed,
+        "products": Products,
     },
     "server": {
         "step": Step,
@@ -119,6 +125,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "second": Second,
         "mixture": Mixture,
         "sharpness": Sharpness,
+        "differences": Differences,
     },
     "schedule": {
         "constant": Constant,

@@ -1,6 +1,7 @@
 """Every method on one screen: each is a composition of pieces.
 
-Here are FLrce and what its paper compares it with; field.py has FedAvg, which all start from, and the field's others.
+Here are FLrce and what its paper compares it with; field.py has FedAvg, which all start from, and the field's others;
+tuning.py those for language models.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from flrce.servers.averages import EMA
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.submodels.units import PrefixUnits, RandomUnits
+from flrce.tuning import TUNING
 
 T = TypeVar("T")
 
@@ -286,6 +288,7 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     "flrce-dropout": flrce_dropout,
     "flrce-freeze": flrce_freeze,
     **FIELD,
+    **TUNING,
 }
 
 

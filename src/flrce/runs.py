@@ -26,7 +26,7 @@ from flrce.engines.workers import Pooled, hire
 from flrce.errors import BadInput
 from flrce.fleet.costs import fleet, profile
 from flrce.local.client import Runner
-from flrce.models.flat import Fixed, fix, layout, pack
+from flrce.models.flat import Fixed, base_bytes, fix, layout, pack
 from flrce.models.inputs import inputs, tried
 from flrce.models.slicing import suits
 from flrce.outcome import Result
@@ -151,7 +151,7 @@ def _on_flower(
     suits(recipe, built[1], built[0].source.shape)
     found, where = server.run(experiment, out, built=built, watch=watch), layout(built[1], recipe.kept)
     tensors = with_rest(dict(found.arrays.to_torch_state_dict()), built[1])
-    summary = summarise(found.history, where.size, where.trainable)
+    summary = summarise(found.history, where.size, where.trainable, base_bytes(built[1]))
     told = notes(found.history, built[0].describe(), recipe.stop, experiment.rounds, experiment.engine.eval_every)
     return Result(summary, found.history, tensors, None if out is None else Path(out), told)
 
@@ -252,7 +252,7 @@ def _keep(built: Parts, ledger: Ledger, state: State | None, ended: bool = False
         model = handed_back(built.recipe, state)
         last = None if model is state.w else named(built, state.w)
         final = built.engine.breakdown(model, state.carry) if ended else None
-        ledger.finish(state, built.engine.trainable, named(built, model), last, final)
+        ledger.finish(state, built.engine.trainable, named(built, model), last, final, base_bytes(built.net))
 
 
 def _salvage(built: Parts, ledger: Ledger) -> None:
@@ -280,7 +280,7 @@ def with_rest(found: dict[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
 
 
 def _result(built: Parts, state: State, T: int, ledger: Ledger | None) -> Result:
-    summary = summarise(state.history, built.engine.size, built.engine.trainable)
+    summary = summarise(state.history, built.engine.size, built.engine.trainable, base_bytes(built.net))
     found = notes(state.history, built.federation.describe(), built.recipe.stop, T, built.engine.eval_every)
     model = named(built, handed_back(built.recipe, state))
     return Result(summary, state.history, model, ledger.folder if ledger else None, found)

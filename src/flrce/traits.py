@@ -145,6 +145,14 @@ class Lives(Protocol):
 
 
 @runtime_checkable
+class Shaped(Protocol):
+    """An engine that knows the names and shapes of the tensors that w concatenates."""
+
+    @property
+    def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]: ...
+
+
+@runtime_checkable
 class Counts(Protocol):
     """An engine that knows everybody's samples at once: (M,) float64."""
 

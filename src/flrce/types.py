@@ -161,6 +161,7 @@ class Updates:
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # name -> (P, size) what the links sent back
     age: Tensor | None = None  # (P,) rounds since the client was sent its model; None: all in this round
     base: tuple[Tensor, ...] | None = None  # (D,) each: the model that each was sent; None: all this round's
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # names and shapes of the tensors that w concatenates
 
     def __len__(self) -> int:
         return len(self.k)

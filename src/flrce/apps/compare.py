@@ -13,6 +13,7 @@ from flrce.errors import BadInput, nearest
 from flrce.recipes import CATALOGUE
 from flrce.results import page
 from flrce.store.checkpoint import write_through
+from flrce.tuning import TUNING
 from flrce.types import Round
 
 
@@ -22,7 +23,8 @@ def compare(
 ) -> None:  # fmt: skip
     """Run several recipes on the same data, seeds and costs; one table, one report."""
     exp = experiment(file, overrides, device)
-    wanted = list(CATALOGUE) if names == "all" else [name.strip() for name in names.split(",")]
+    every = [name for name in CATALOGUE if name not in TUNING]  # those want adapters
+    wanted = every if names == "all" else [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in CATALOGUE:
             raise BadInput(f"--recipes {name!r} is unknown; {nearest(name, CATALOGUE)}")

@@ -19,6 +19,7 @@ from flrce.fleet.life import Life
 from flrce.local.batches import sizes_of, steps_of
 from flrce.local.client import Runner, own_of
 from flrce.local.freeride import ride
+from flrce.local.link import Estimates
 from flrce.local.objective import Classification, Objective
 from flrce.local.trainer import CHUNK
 from flrce.models.part import trainee
@@ -43,6 +44,7 @@ class Simulator:
             net, source.shape, federation.x, federation.y, source.scale, source.shift, objective=objective, kept=kept
         )
         self.trainable, self.size = self.runner.layout.trainable, self.runner.layout.size
+        self.shapes = tuple((slot.name, slot.shape) for slot in self.runner.layout.slots)
         self.blocks = self.runner.blocks
         self.flops: dict[tuple[float | int, ...], float] = {}
         self.workers = hire(self.runner)
@@ -206,8 +208,11 @@ class Simulator:
 
     def _flops(self, task: Task) -> float:
         """Training FLOPs of one sample under this task, counted once per shape."""
-        part = self.runner.part(task)
-        if part.key not in self.flops:
-            shape = self.runner.shape
-            self.flops[part.key] = training_flops(trainee(part, shape), shape, tokens=self.tokens)
-        return self.flops[part.key]
+        part, shape = self.runner.part(task), self.runner.shape
+        looks = sum(link.looks for link in task.update.links if isinstance(link, Estimates)) if task.update else 0
+        key = (*part.key, looks)
+        if key not in self.flops and looks:
+            self.flops[key] = looks * inference_flops(part.net, shape, tokens=self.tokens)
+        elif key not in self.flops:
+            self.flops[key] = training_flops(trainee(part, shape), shape, tokens=self.tokens)
+        return self.flops[key]

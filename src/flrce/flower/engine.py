@@ -74,6 +74,7 @@ class FlowerEngine:
         self.measured = Measured(template, runner, options.profile)
         self.panel = Panel(grid, template, options, evaluate_config or {}, judge, self._free, host)
         self.trainable, self.size = template.layout.trainable, template.layout.size
+        self.shapes = tuple((slot.name, slot.shape) for slot in template.layout.slots)
         self.cap = 8 * self.size + 64 * len(template.names) + 4096  # bytes that any payload may have, as at the gate
         self.train_config = train_config or {}
         self.blocks = runner.blocks if runner else 1

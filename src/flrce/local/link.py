@@ -4,6 +4,7 @@ A link is any object with one of
 
     step(g, w, state) -> (g, state)            g, w (..., d): the gradient so far and the trained weights
     probe(g, w, state, batch) -> (g, state)    the same, with more gradients: `batch.gradient(at)`, per sample, ...
+    estimate(losses, w, state) -> (losses, g)  beside step: a gradient of its own, from losses alone
     term(batch, state) -> (n,)                 what is added to the loss of each sample before there is a gradient
 
 and, where it remembers something within a round, `begin(w, local, carry) -> state` with a state of named tensors.
@@ -12,7 +13,7 @@ where it arrives as `updates.extras`; `sends(d)` declares its names and sizes. `
 not move in this step. The torch trainer runs any link; faster trainers say which ones they fuse.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -83,6 +84,18 @@ class Probes(Protocol):
     """A link that asks for more than one gradient a step: SAM, DP-SGD, a second model. Called instead of `step`."""
 
     def probe(self, g: Tensor, w: Tensor, state: Tensors, batch: Batch) -> tuple[Tensor, Tensors]: ...
+
+
+@runtime_checkable
+class Estimates(Link, Protocol):
+    """A link that finds each step's gradient by itself, from losses alone: `looks` forward passes and none backward.
+
+    `losses()` are those of the batch at w as it is, which the link may move meanwhile; returned are losses and g.
+    """
+
+    @property
+    def looks(self) -> int: ...
+    def estimate(self, losses: Callable[[], Tensor], w: Tensor, state: Tensors) -> tuple[Tensor, Tensor]: ...
 
 
 @runtime_checkable

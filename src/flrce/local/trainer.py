@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from flrce.errors import BadInput
 from flrce.local.batch import Scene, Step
-from flrce.local.link import Local
+from flrce.local.link import Estimates, Local
 from flrce.local.objective import Classification, Objective
 from flrce.local.pooling import quicken
 from flrce.local.precision import repeatable
@@ -78,6 +78,7 @@ class Trainer:
         task = local.task
         rng = torch.Generator().manual_seed(_seed(task, "augment")) if augment else None
         states = update.begin(weights, local, carry)
+        alone = next((link for link in update.links if isinstance(link, Estimates)), None)
         with repeatable(self.w.device), self._drawing(x, scale, shift, _seed(task, "layers")):
             scene = Scene(self.net, self.w, self.g, self.objective, bool(self.random), partial(_seed, task, "links"))
             with scene.watched() if update.asks else nullcontext():
@@ -88,8 +89,11 @@ class Trainer:
                         batch = transform(batch, rng)
                     rate = update.rate(step, local)
                     one = Step(scene, batch, y[index], step, rate, partial(update.terms, states=states))
-                    loss = one.losses()
-                    one.bent(loss).backward()
+                    if alone is None:
+                        loss = one.losses()
+                        one.bent(loss).backward()
+                    else:
+                        loss = self._estimated(alone, one, weights, states[update.links.index(alone)])
                     with torch.no_grad():
                         losses[step], squares[step] = loss.mean(), loss.square().mean()
                         direction, states = update.step(self.g, weights, states, one)
@@ -102,6 +106,13 @@ class Trainer:
         kept, sent = update.end(weights, states)
         sent = {name: value.cpu() for name, value in sent.items()}
         return Trained(self.w.cpu().clone(), losses.cpu(), squares.cpu(), {k: x.cpu() for k, x in kept.items()}, sent)
+
+    def _estimated(self, link: Estimates, one: Step, weights: Tensor, state: Any) -> Tensor:
+        """(n,) losses; the gradient that the link found is in g."""
+        with torch.no_grad():
+            loss, g = link.estimate(one.losses, weights, state)
+            self.g.copy_(g)
+        return loss
 
     def _moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.to(self.w.device) for name, value in tensors.items()}

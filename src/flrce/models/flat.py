@@ -176,6 +176,12 @@ def fix(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
     return module
 
 
+def base_bytes(module: nn.Module) -> int:
+    """What the fixed parameters weigh: as the file that they came from, where the module knows it."""
+    told = int(getattr(module, "provision", 0))
+    return told or sum(p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad)
+
+
 def pack(module: nn.Module, where: Layout | None = None) -> Tensor:
     """w, a copy of the module's tensors; `where` may leave some of them out."""
     return _copied(module, where or layout(module))

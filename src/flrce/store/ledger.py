@@ -107,15 +107,15 @@ class Ledger:
 
     def finish(
         self, state: State, trainable: int, model: Mapping[str, Tensor], last: Mapping[str, Tensor] | None = None,
-        final: Mapping[str, Any] | None = None,
+        final: Mapping[str, Any] | None = None, base: int = 0,
     ) -> None:  # fmt: skip
         """Write the model handed back, the `last` one where that is another, the relationship map and the summary.
 
-        `final` is how good the model is for each client and each class.
+        `final` is how good the model is for each client and each class, `base` what the fixed part of it weighs.
         """
         self.lock.check()
         memory = state.memory.get("selector")
-        summary = summarise(state.history, state.w.numel(), trainable)
+        summary = summarise(state.history, state.w.numel(), trainable, base)
         with _reported(self.folder):
             write_through(self.folder / "model.safetensors", save({k: v.contiguous() for k, v in model.items()}))
             if last is not None:
@@ -299,8 +299,8 @@ def keep(folder: Path, experiment: str, history: Sequence[Record], summary: Mapp
     seal(folder, {})
 
 
-def summarise(history: tuple[Record, ...], size: int, trainable: int) -> dict[str, Any]:
-    """A run's final figures."""
+def summarise(history: tuple[Record, ...], size: int, trainable: int, base: int = 0) -> dict[str, Any]:
+    """A run's final figures. `base`: bytes of the model that never travel; every client is given them once."""
     done = [h for h in history if h.outcome == "committed"]
     seen = [h for h in history if h.headline is not None]  # a round that was not started may judge the one before
     last = seen[-1] if seen else Record(0)
@@ -335,7 +335,14 @@ def summarise(history: tuple[Record, ...], size: int, trainable: int) -> dict[st
         "floats_on_the_wire": size,
         "versions": versions(),
         "hardware": hardware(),
+        **provisioned(history, base),
     }
+
+
+def provisioned(history: tuple[Record, ...], base: int) -> dict[str, int]:
+    """What the fixed part of the model weighs, and what it adds up to, given once to everyone asked to train."""
+    asked = {client for record in history for client in record.chosen}
+    return {"bytes_base": base, "bytes_provisioned": base * len(asked)} if base else {}
 
 
 def _shadow_stops(done: list[Record]) -> dict[str, int]:

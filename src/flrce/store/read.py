@@ -103,7 +103,8 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Final figures from the rounds themselves, so that an unfinished run has them too."""
-        figures = summarise(self.rounds, self.extra.get("floats_on_the_wire", 0), self.extra.get("parameters", 0))
+        sizes = [self.extra.get(key, 0) for key in ("floats_on_the_wire", "parameters", "bytes_base")]
+        figures = summarise(self.rounds, *sizes)
         return figures | {key: self.extra[key] for key in ("versions", "hardware") if key in self.extra}
 
     @cached_property

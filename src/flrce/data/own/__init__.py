@@ -10,6 +10,7 @@ from flrce.data.own.datasets import from_dataset, from_huggingface
 from flrce.data.own.folders import FILES, form, from_folder, from_folders, from_npz
 from flrce.data.own.leaf import from_leaf
 from flrce.data.own.tables import from_columns, from_csv, from_jsonl, from_pandas, from_parquet
+from flrce.data.own.text import from_text
 from flrce.data.readers.files import shown
 from flrce.data.sources import Source
 from flrce.errors import BadInput
@@ -23,6 +24,11 @@ def from_path(path: Path | str, **how: Any) -> Source:
     path = Path(path)
     if not path.exists():
         raise BadInput(f"data.path {str(path)!r} does not exist; give {FORMS}")
+    if "tokenizer" in how:
+        return from_text(path, **how)
+    for key in ("length", "most"):
+        if key in how:
+            raise BadInput(f"data.{key} is about text; set data.tokenizer to a language model, or drop it")
     if "target" in how and not (path.is_dir() or path.suffix.lower() in TABLES):
         raise BadInput(f"data.target names a column of a table, data.path {shown(path)!r} is none; drop it")
     if path.is_file():
@@ -69,5 +75,5 @@ def adopt(data: Any, **how: Any) -> Source:
 
 __all__ = [
     "adopt", "from_arrays", "from_columns", "from_csv", "from_dataset", "from_folder", "from_folders",
-    "from_huggingface", "from_jsonl", "from_leaf", "from_npz", "from_pandas", "from_parquet", "from_path",
+    "from_huggingface", "from_jsonl", "from_leaf", "from_npz", "from_pandas", "from_parquet", "from_path", "from_text",
 ]  # fmt: skip

@@ -1,0 +1,186 @@
+"""Text of one's own as token ids of a language model: to be continued, or answered.
+
+Forms: lines of json (also .jsonl.gz) with `text`, or with `prompt` and `response`, of which only the response is
+learnt; a folder of .txt files, one a client.
+"""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.data.readers.files import read_bytes, shown
+from flrce.data.sources import IGNORED, Source
+from flrce.errors import BadInput, brief
+from flrce.formats.bpe import Tokenizer
+from flrce.formats.language import opened
+
+Ids = NDArray[np.int64]
+LIMIT = 4 << 30  # bytes of one file, unpacked
+OWNERS = (("client",), ("group",), ("play", "role"))  # keys that name a line's client, unless told
+REMEDY = 'give json lines with "text", or with "prompt" and "response", or a folder of .txt files'
+ODD, LONGEST = re.compile(r"[^\w.:@+-]+"), 64  # what a client's name may not have on the wire, and how long it is
+START, STOP = "<|im_start|>", "<|im_end|>"  # ChatML's marks of a turn
+
+
+def from_text(
+    path: Path | str, tokenizer: str, length: int = 128, most: int = 0, group: str = "", test: str = "", name: str = "",
+    **how: Any,
+) -> Source:  # fmt: skip
+    """Windows of `length` ids and the id after each, by client; a client gives at most its first `most` (0: all).
+
+    `group` names the key of a line's client, or several with commas between them; `test` the key that marks lines for
+    judging.
+    """
+    if how:
+        raise BadInput(f"data.{min(how)} is not for text; drop it, or drop data.tokenizer")
+    path, tokens = Path(path), opened(tokenizer).tokenizer()
+    if length < 2:
+        raise BadInput(f"data.length = {length}: a window needs 2 ids at least")
+    x: list[Ids] = []
+    y: list[Ids] = []
+    owners: list[str] = []
+    held: list[bool] = []
+    taken: dict[str, int] = {}
+    for owner, judged, (ids, answers) in _samples(path, tokens, length, group, test):
+        if most and taken.get(owner, 0) >= most:
+            continue
+        taken[owner] = taken.get(owner, 0) + 1
+        x.append(ids)
+        y.append(answers)
+        owners.append(owner)
+        held.append(judged)
+    if not x:
+        raise BadInput(f"{shown(path)} holds no text; {REMEDY}")
+    made = Source(
+        name or path.name.split(".")[0], np.stack(x), np.stack(y), (), kind="tokens",
+        held=np.array(held) if any(held) else None,
+    )  # fmt: skip
+    groups = tuple(dict.fromkeys(owners))
+    if groups == ("",):
+        return made
+    place = {owner: i for i, owner in enumerate(groups)}
+    return replace(made, group=np.array([place[owner] for owner in owners], np.int64), groups=groups)
+
+
+def windows(ids: Sequence[int], length: int, end: int) -> Iterator[tuple[Ids, Ids]]:
+    """Stretches of a text without overlap; the last is filled up with `end`, and left out if it is under a quarter."""
+    for start in range(0, len(ids) - 1, length):
+        part = ids[start : start + length + 1]
+        if start and 4 * (len(part) - 1) < length:
+            return
+        yield filled(part[:-1], part[1:], length, end)
+
+
+def answered(tokens: Tokenizer, prompt: str, response: str, length: int) -> tuple[Ids, Ids]:
+    """A prompt with its response; what is learnt is the response and its end.
+
+    Turns bear ChatML's marks where the model knows them. Where both are too long, the response keeps its first ids, up
+    to half of the window, and the prompt its last.
+    """
+    marks = tokens.specials
+    if START in marks and STOP in marks:
+        asked = [marks[START], *tokens.encode("user\n" + prompt), marks[STOP], *tokens.encode("\n")]
+        asked += [marks[START], *tokens.encode("assistant\n")]
+        told = [*tokens.encode(response), marks[STOP]]
+    else:
+        asked, told = tokens.encode(prompt + "\n"), [*tokens.encode(response), tokens.end]
+    told = told[: max(length + 1 - len(asked), (length + 1) // 2)]
+    asked = asked[max(len(asked) + len(told) - length - 1, 0) :]
+    ids = [*asked, *told]
+    return filled(ids[:-1], [*[IGNORED] * (len(asked) - 1), *told][-len(ids) + 1 :], length, tokens.end)
+
+
+def filled(x: Sequence[int], y: Sequence[int], length: int, end: int) -> tuple[Ids, Ids]:
+    """x and y at full length; what was added does not count."""
+    rest = length - len(x)
+    return np.array([*x, *[end] * rest], np.int64), np.array([*y, *[IGNORED] * rest], np.int64)
+
+
+def _samples(
+    path: Path, tokens: Tokenizer, length: int, group: str, test: str
+) -> Iterator[tuple[str, bool, tuple[Ids, Ids]]]:
+    """(client, whether for judging, ids and answers) of every sample."""
+    if path.is_dir():
+        for file in sorted(path.glob("*.txt")):
+            for pair in windows(tokens.encode(_decoded(read_bytes(file, LIMIT, REMEDY), file)), length, tokens.end):
+                yield file.stem, False, pair
+        return
+    for number, row in _rows(path):
+        where = f"{shown(path)} line {number}"
+        owner, judged = _owner(row, group, where), _judged(row, test, where)
+        if "prompt" in row and "response" in row:
+            prompt, response = _text(row, "prompt", where), _text(row, "response", where)
+            if response:
+                yield owner, judged, answered(tokens, prompt, response, length)
+        elif "text" in row:
+            for pair in windows(tokens.encode(_text(row, "text", where)), length, tokens.end):
+                yield owner, judged, pair
+        else:
+            raise BadInput(f'{where} has neither "text" nor "prompt" and "response"; {REMEDY}')
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    raw = read_bytes(path, LIMIT, REMEDY)
+    if path.suffix == ".gz":
+        try:
+            raw = _unpacked(raw)
+        except (OSError, EOFError, zlib.error) as why:
+            raise BadInput(f"{shown(path)} is no usable gzip file: {brief(why, 80)}; {REMEDY}") from why
+    for number, line in enumerate(_decoded(raw, path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as why:
+            raise BadInput(f"{shown(path)} line {number} is no json; {REMEDY}") from why
+        if not isinstance(row, dict):
+            raise BadInput(f"{shown(path)} line {number} is no object; {REMEDY}")
+        yield number, row
+
+
+def _unpacked(raw: bytes) -> bytes:
+    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    found = unpacker.decompress(raw, LIMIT)
+    if unpacker.unconsumed_tail:
+        raise OSError(f"more than {LIMIT} bytes")
+    return found if unpacker.eof and not unpacker.unused_data else gzip.decompress(raw)
+
+
+def _decoded(raw: bytes, path: Path) -> str:
+    try:
+        return raw.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as why:
+        raise BadInput(f"{shown(path)} is no UTF-8 text; save it as UTF-8") from why
+
+
+def _owner(row: Mapping[str, Any], group: str, where: str) -> str:
+    """The client of a line; "" where nothing says so."""
+    keys = tuple(key.strip() for key in group.split(",")) if group else next(
+        (some for some in OWNERS if all(key in row for key in some)), ()
+    )  # fmt: skip
+    for key in keys:
+        if not isinstance(row.get(key), str | int):
+            raise BadInput(f"{where} has no {key!r} that names its client; set data.group, or add it")
+    return ODD.sub("_", ":".join(str(row[key]) for key in keys))[:LONGEST]
+
+
+def _judged(row: Mapping[str, Any], test: str, where: str) -> bool:
+    if not test:
+        return False
+    if row.get(test) not in (True, False, 0, 1, "train", "test"):
+        raise BadInput(f"{where}: {test!r} must be true or false, or train or test")
+    return row[test] in (True, 1, "test")
+
+
+def _text(row: Mapping[str, Any], key: str, where: str) -> str:
+    if not isinstance(row[key], str):
+        raise BadInput(f"{where}: {key!r} is no text; {REMEDY}")
+    return str(row[key])

@@ -1,0 +1,74 @@
+"""Gradients without a backward pass: differences of losses along single coordinates (FedKSeed's clients).
+
+In a seed space (models/seeds.py) a coordinate is a random direction of the whole model, so this is the two-point
+estimate of zeroth-order fine-tuning (MeZO, Malladi et al. 2023) at the memory of inference.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flrce.bounds import Count
+from flrce.local.link import Local
+from flrce.pieces import View
+from flrce.rng import stream
+from flrce.types import Task
+
+Tensors = Mapping[str, Tensor]
+Positive = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True)
+class Differences:
+    """g_s = (L(w + eps e_s) - L(w - eps e_s)) / 2 eps for `count` coordinates s, drawn anew for every step; else 0."""
+
+    eps: Positive = 1e-3
+    count: Count = 1
+
+    def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors:
+        task = local.task
+        rng, d = stream(task.seed, "probe", task.t, task.client), w.shape[-1]
+        drawn = np.stack([rng.permutation(d)[: self.count] for _ in range(max(local.steps, 1))])
+        return {"where": torch.from_numpy(drawn), "step": torch.tensor(0)}
+
+    def estimate(self, losses: Callable[[], Tensor], w: Tensor, state: Tensors) -> tuple[Tensor, Tensor]:
+        """(each sample's loss, the gradient); `losses` looks at w as it is, which is left as it was."""
+        g, seen = torch.zeros_like(w), []
+        for s in state["where"][int(state["step"])].tolist():
+            here = w[s].clone()
+            w[s] = here + self.eps
+            above = losses()
+            w[s] = here - self.eps
+            below = losses()
+            w[s] = here
+            g[s] = (above.mean() - below.mean()) / (2 * self.eps)
+            seen.append((above + below) / 2)
+        return torch.stack(seen).mean(0), g
+
+    def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
+        return g, {**state, "step": state["step"] + 1}
+
+    @property
+    def looks(self) -> int:
+        """Forward passes of a step, in place of one forward and one backward."""
+        return 2 * self.count
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Everyone trains alike, on differences of losses."""
+
+    eps: Positive = 1e-3
+    count: Count = 1
+
+    @property
+    def links(self) -> tuple[Differences, ...]:
+        return (Differences(self.eps, self.count),)
+
+    def assign(self, tasks: list[Task], memory: None, view: View) -> list[Task]:
+        return tasks

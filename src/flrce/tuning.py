@@ -1,0 +1,73 @@
+"""Methods that fine-tune language models by adapters: what trains is small, and only that travels.
+
+Each is a composition like all others; with `guided`, FLrce chooses the clients, averages the models and stops the run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flrce.aggregators.mean import WeightedMean
+from flrce.aggregators.products import Products
+from flrce.compressors.nonzero import Nonzero
+from flrce.field import fedavg
+from flrce.local.probing import Probing
+from flrce.pieces import Recipe
+from flrce.selectors.turns import InTurn
+from flrce.servers.averages import EMA
+from flrce.stops.standstill import Standstill
+from flrce.submodels.units import PrefixUnits
+
+ADAPTED_A = "*.lora_A"
+CAP = 5.0  # as in FLrce's own presets: times the median of a round's samples that one client is believed to have
+
+
+def fedit(guided: bool = False, after: int = 69, P: int = 10, **local: Any) -> Recipe:
+    """FedIT (Zhang et al. 2024): FedAvg over both matrices of LoRA adapters."""
+    return replace(_led(fedavg(P, **local), guided, after), name="fedit")
+
+
+def ffa_lora(guided: bool = False, after: int = 69, P: int = 10, **local: Any) -> Recipe:
+    """FFA-LoRA (Sun et al. 2024): A stays as it was drawn, B alone trains and travels, so that means are exact."""
+    return replace(_led(fedavg(P, **local), guided, after), fixed=(ADAPTED_A,), name="ffa-lora")
+
+
+def flora(
+    rates: Sequence[float] = (1.0,), guided: bool = False, after: int = 69, P: int = 10, **local: Any
+) -> Recipe:  # fmt: skip
+    """FLoRA (Wang et al. 2024) and FlexLoRA (Bai et al. 2024): products averaged, not factors.
+
+    `rates` are the shares of the model's rank that clients have: one for all, or each client one of several.
+    """
+    shares = tuple(map(float, rates))
+    mean = Products(cap=CAP if guided else 0.0)
+    base = replace(_led(fedavg(P, **local), guided, after), aggregator=mean, name="flora")
+    return replace(base, submodel=PrefixUnits(rates=shares)) if min(shares, default=1.0) < 1 else base
+
+
+def fedkseed(
+    eps: float = 1e-3, directions: int = 1, guided: bool = False, after: int = 69, P: int = 10, **local: Any
+) -> Recipe:  # fmt: skip
+    """FedKSeed (Qin et al. 2024): clients probe random directions and send how far to go along each, in 6 bytes.
+
+    The model is a few numbers, one a direction: set model.options.seeds. No backward pass, so memory is inference's.
+    """
+    base = _led(fedavg(P, **local), guided, after)
+    return replace(base, trainer=Probing(eps, directions), compressor=Nonzero(), name="fedkseed")
+
+
+def _led(base: Recipe, guided: bool, after: int) -> Recipe:
+    """The same under FLrce's lead, which never stops within `after` rounds."""
+    if not guided:
+        return base
+    return replace(
+        base, selector=InTurn(), aggregator=WeightedMean(cap=CAP), stop=Standstill(after=after), average=EMA(ease=4.0)
+    )  # fmt: skip
+
+
+TUNING: dict[str, Callable[..., Recipe]] = {
+    "fedit": fedit,
+    "ffa-lora": ffa_lora,
+    "flora": flora,
+    "fedkseed": fedkseed,
+}

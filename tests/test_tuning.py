@@ -1,0 +1,319 @@
+"""Fine-tuning by adapters: products, seeds and scalars, text, and whole runs on a tiny Llama."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flrce
+from flrce import recipes
+from flrce.aggregators.mean import WeightedMean
+from flrce.aggregators.products import Products, nearest
+from flrce.compressors.nonzero import Nonzero
+from flrce.data.own.text import answered, from_text, windows
+from flrce.data.sources import IGNORED
+from flrce.errors import BadInput
+from flrce.formats.language import opened
+from flrce.local.probing import Differences
+from flrce.models.flat import Fixed
+from flrce.pieces import Malformed, View
+from flrce.runs import parts
+from flrce.types import Payload, Selection, Task, Updates
+from language import weights, write_folder
+
+R, IN, OUT = 4, 7, 5
+SHAPES = (("x.lora_A", (R, IN)), ("x.lora_B", (OUT, R)), ("bias", (3,)))
+D = R * IN + OUT * R + 3
+
+
+def factors(row):
+    return row[: R * IN].reshape(R, IN).double(), row[R * IN : R * (IN + OUT)].reshape(OUT, R).double()
+
+
+def told(w, clients, n, covered=None):
+    U = torch.stack(clients) - w
+    k = torch.arange(len(clients))
+    return Updates(k, U, torch.tensor(n, dtype=torch.float64), D, covered=covered, shapes=SHAPES)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4))
+@settings(deadline=None, max_examples=30)
+def test_products_are_averaged_exactly_where_the_rank_allows(seed, P):
+    """Clients share one row of A each, so that the mean of products has rank at most R and no truncation is needed."""
+    rng = torch.Generator().manual_seed(seed)
+    w, rows = torch.randn(D, generator=rng), torch.randn(R, IN, generator=rng)
+    clients, n = [], torch.randint(1, 9, (P,), generator=rng).tolist()
+    for _ in range(P):
+        mix = torch.randn(R, R, generator=rng)
+        rest = torch.randn(OUT * R + 3, generator=rng)
+        clients.append(torch.cat([(mix @ rows).flatten(), rest]))
+    made = Products()(w, told(w, clients, n), None)
+    mean = sum(m * (factors(c)[1] @ factors(c)[0]) for m, c in zip(n, clients, strict=True)) / sum(n)
+    A, B = factors(made)
+    assert float((B @ A - mean).norm()) <= 1e-5 * float(mean.norm())
+    torch.testing.assert_close(made[-3:], WeightedMean()(w, told(w, clients, n), None)[-3:])
+
+
+def test_the_naive_mean_of_factors_is_another_thing():
+    """Two clients with A = e1, B = e1 and A = -e1, B = -e1 agree on the product; their mean factors are zero."""
+    w = torch.zeros(D)
+    one, other = torch.zeros(D), torch.zeros(D)
+    one[0], one[R * IN] = 1.0, 1.0
+    other[0], other[R * IN] = -1.0, -1.0
+    naive, exact = (how(w, told(w, [one, other], [1, 1]), None) for how in (WeightedMean(), Products()))
+    assert float((factors(naive)[1] @ factors(naive)[0]).norm()) == 0
+    expected = torch.zeros(OUT, IN, dtype=torch.float64)
+    expected[0, 0] = 1
+    torch.testing.assert_close(factors(exact)[1] @ factors(exact)[0], expected)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_beyond_the_rank_the_nearest_product_is_taken(ordered):
+    rng = torch.Generator().manual_seed(0)
+    A, B = (torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((12, IN), (OUT, 12)))
+    A0, B0 = (torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((R, IN), (OUT, R)))
+    a, b = nearest(A, B, A0, B0, ordered)
+    u, s, vt = torch.linalg.svd(B @ A, full_matrices=False)
+    torch.testing.assert_close(b @ a, u[:, :R] * s[:R] @ vt[:R])
+    if ordered:  # a client of rank 2 gets the two largest
+        torch.testing.assert_close(b[:, :2] @ a[:2], u[:, :2] * s[:2] @ vt[:2])
+
+
+def test_nothing_moves_where_nothing_changed():
+    """Of all factors with one product, those nearest to w: so w itself, once its rows are orthogonal and as long."""
+    A = torch.eye(R, IN)
+    w = torch.cat([A.flatten(), torch.randn(OUT * R + 3, generator=torch.Generator().manual_seed(1))])
+    torch.testing.assert_close(Products()(w, told(w, [w, w], [1, 3]), None), w, atol=1e-6, rtol=1e-5)
+
+
+def test_clients_of_several_ranks_count_with_what_they_hold():
+    rng = torch.Generator().manual_seed(2)
+    w = torch.randn(D, generator=rng)
+    clients = [w + torch.randn(D, generator=rng) for _ in range(2)]
+    covered = torch.ones(2, D, dtype=torch.bool)
+    grid_a, grid_b = torch.zeros(R, IN, dtype=torch.bool), torch.zeros(OUT, R, dtype=torch.bool)
+    grid_a[:1], grid_b[:, :1] = True, True
+    covered[0, : R * IN], covered[0, R * IN : R * (IN + OUT)] = grid_a.flatten(), grid_b.flatten()
+    clients[0] = torch.where(covered[0], clients[0], w)
+    made = Products("equal")(w, told(w, clients, [1, 1], covered), None)
+    (a0, b0), (a1, b1) = map(factors, clients)
+    mean = (b0[:, :1] @ a0[:1] + b1 @ a1) / 2
+    u, s, vt = torch.linalg.svd(mean, full_matrices=False)
+    A, B = factors(made)
+    torch.testing.assert_close(B @ A, u[:, :R] * s[:R] @ vt[:R], atol=1e-5, rtol=1e-4)
+
+
+def test_only_what_was_touched_travels():
+    u = torch.zeros(1000)
+    u[3], u[999] = -2.5, 1e-30
+    payload, _ = Nonzero().encode(u, (("steps", 1000),), None, {})
+    assert payload.nbytes == 2 * (2 + 4)
+    assert torch.equal(Nonzero().decode(payload, (("steps", 1000),)), u)
+    wide, _ = Nonzero().encode(torch.ones(2**15 + 1), (("steps", 2**15 + 1),), None, {})
+    assert wide.buffers["where"].dtype == torch.int32
+    for where in ([3, 3], [5, 2], [-1, 4], [4, 1000]):
+        bad = Payload({"where": torch.tensor(where, dtype=torch.int16), "values": torch.ones(2)})
+        with pytest.raises(Malformed, match="ascend"):
+            Nonzero().decode(bad, (("steps", 1000),))
+
+
+def test_differences_are_the_gradient_of_a_parabola():
+    w, target = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.5, 1.0])
+    link = Differences(eps=0.5, count=3)
+    state = {"where": torch.tensor([[2, 0, 1]]), "step": torch.tensor(0)}
+    before = w.clone()
+    loss, g = link.estimate(lambda: (w - target).square()[None].sum(1), w, state)
+    assert g.tolist() == [2.0, -1.0, 4.0]  # exact: a parabola has no third derivative
+    assert torch.equal(w, before)
+    assert float(loss) == pytest.approx(1 + 0.25 + 4 + 0.25)  # eps^2 above
+    assert link.looks == 6
+
+
+# text
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tuning")
+    write_folder(folder / "model", weights())
+    lines = [
+        {"play": "p", "role": f"r{i}", "text": f"the man on the hill {i} " * 12 + "an end in a hen"} for i in range(6)
+    ]
+    with gzip.open(folder / "plays.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return folder
+
+
+def test_windows_by_hand():
+    found = [(x.tolist(), y.tolist()) for x, y in windows(range(1, 11), 4, 0)]
+    none = IGNORED
+    assert found == [([1, 2, 3, 4], [2, 3, 4, 5]), ([5, 6, 7, 8], [6, 7, 8, 9]), ([9, 0, 0, 0], [10, none, none, none])]
+    assert len(list(windows(range(10), 8, 0))) == 1  # what is left is under a quarter
+    assert [x.tolist() for x, _ in windows([7, 8], 4, 0)] == [[7, 0, 0, 0]]
+
+
+def test_only_the_response_is_learnt(place):
+    tokens = opened(place / "model").tokenizer()
+    x, y = answered(tokens, "on", "the", 24)
+    start, stop = (tokens.specials[mark] for mark in ("<|im_start|>", "<|im_end|>"))
+    asked = [start, *tokens.encode("user\non"), stop, *tokens.encode("\n"), start, *tokens.encode("assistant\n")]
+    told_ids = [*tokens.encode("the"), stop]
+    assert x.tolist()[: len(asked)] == asked
+    assert y.tolist()[: len(asked) + 1] == [IGNORED] * (len(asked) - 1) + told_ids
+    assert set(y.tolist()[len(asked) + 1 :]) == {IGNORED}
+    long_x, long_y = answered(tokens, "q" * 90, "z" * 90, 24)
+    assert (long_y != IGNORED).sum() == 12  # half of 25
+    assert tokens.decode(long_x[13:].tolist()) == "z" * 11
+    assert len(long_x) == len(long_y) == 24
+
+
+def test_text_by_role_and_its_mistakes(place):
+    source = from_text(place / "plays.jsonl.gz", str(place / "model"), 16, most=3)
+    assert source.groups == tuple(f"p:r{i}" for i in range(6))
+    assert source.x.shape == (18, 16)
+    assert (source.kind, source.outputs, source.every) == ("tokens", 0, True)
+    tokens = opened(place / "model").tokenizer()
+    assert tokens.decode(source.x[0].tolist()).startswith("the man on")
+    np.testing.assert_array_equal(source.x[0, 1:], source.y[0, :-1])
+    for text, words in (
+        ("{", "line 1 is no json"), ('{"a": 1}', 'neither "text" nor'), ('{"text": 3}', "'text' is no text"),
+        ("", "holds no text"), ('{"text": "a b", "client": []}', "no 'client'"),
+    ):  # fmt: skip
+        path = place / "bad.jsonl"
+        path.write_text(text)
+        with pytest.raises(BadInput, match=words):
+            from_text(path, str(place / "model"), 16)
+    (place / "bad.jsonl.gz").write_bytes(b"\x1f\x8b no")
+    with pytest.raises(BadInput, match="no usable gzip"):
+        from_text(place / "bad.jsonl.gz", str(place / "model"), 16)
+
+
+# whole runs
+
+
+def experiment(place, recipe, rounds=3, **tables):
+    options = {"path": str(place / "model"), "rank": 4, **tables.pop("options", {})}
+    data = {"path": str(place / "plays.jsonl.gz"), "tokenizer": str(place / "model"), "length": 16}
+    data["partition"] = "natural"
+    return flrce.Experiment(
+        rounds=rounds, clients=6, per_round=3, data=data, model={"name": "llama", "options": options},
+        objective={"name": "next-token", "metrics": ["perplexity", "accuracy"]},
+        recipe=recipe if isinstance(recipe, dict) else {"name": recipe},
+        train={"batch": 4, "epochs": 1, "lr": 0.02, **({"optimizer": "adam"} if recipe != "fedkseed" else {})},
+        engine={"workers": 1, "device": "cpu"}, **tables,
+    )  # fmt: skip
+
+
+SIZE = 2 * (4 * 128 + 4 * 96)  # of two layers' q and v adapters of rank 4
+ONLY_B = 2 * 4 * (64 + 32)
+METHODS = {
+    "fedit": ("fedit", {}, 4 * SIZE, 4 * SIZE),
+    "ffa-lora": ("ffa-lora", {}, 4 * ONLY_B, 4 * ONLY_B),
+    "flora": ({"name": "flora", "rates": [0.5, 0.25]}, {}, None, None),
+    "fedkseed": ("fedkseed", {"seeds": 40}, 4 * 40, None),
+    "guided": ({"name": "fedit", "guided": True, "compressor": {"piece": "quantize", "bits": 4}}, {}, 4 * SIZE, None),
+    "sparse": ({"name": "ffa-lora", "compressor": {"piece": "topk", "keep": 0.1}}, {}, 4 * ONLY_B, None),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_base_never_travels_and_runs_resume(place, tmp_path, name):
+    recipe, options, down, up = METHODS[name]
+    told_experiment = experiment(place, recipe, options=options)
+    built = parts(told_experiment)
+    before = {key: p.detach().clone() for key, p in built.net.named_parameters() if not p.requires_grad}
+    built.engine.close()
+    straight = flrce.run(told_experiment, tmp_path / "straight")
+    assert all(torch.equal(before[key], p) for key, p in built.net.named_parameters() if key in before)
+    for record in straight.history:
+        if down is not None:
+            assert record.bytes_down == 3 * down
+        if up is not None:
+            assert record.bytes_up == 3 * up
+    if name == "flora":  # ranks 2 and 1 of 4
+        assert {r.bytes_down for r in straight.history} <= {n * SIZE for n in (3, 4, 5, 6)}
+    if name == "fedkseed":  # a step is 6 bytes; a role has at most 5 batches
+        assert all(r.bytes_up <= 3 * 6 * 8 for r in straight.history)
+    flrce.run(experiment(place, recipe, rounds=2, options=options), tmp_path / "again")
+    longer = experiment(place, recipe, rounds=3, options=options)
+    again = flrce.run(longer, tmp_path / "again", resume=True)
+    assert all(torch.equal(straight.model[key], again.model[key]) for key in straight.model)
+    size = (tmp_path / "straight" / "model.safetensors").stat().st_size
+    assert size < 4 * 2 * SIZE + 40_000  # adapters, and no base
+    assert straight.summary["metric"] == "perplexity"
+
+
+def test_the_base_is_booked_once_as_provisioning(place):
+    result = flrce.run(experiment(place, "fedit", rounds=2))
+    files = (place / "model" / "model.safetensors").stat().st_size
+    chosen = {client for record in result.history for client in record.chosen}
+    assert result.summary["bytes_base"] == files
+    assert result.summary["bytes_provisioned"] == files * len(chosen)
+
+
+def test_adapters_learn(place):
+    base = experiment(place, "fedit", rounds=5)
+    result = flrce.run(base.model_copy(update={"train": base.train.model_copy(update={"epochs": 3})}))
+    values = [record.headline for record in result.history]
+    assert values[-1] < 0.7 * values[0]
+
+
+def test_energy_is_forward_through_the_base_and_backward_to_adapters(place):
+    """By hand, per token: the base forward 2 N; backward through it 2 N; weights of adapters alone, not of the base."""
+    flops = {}
+    for name, options in (("fedit", {}), ("fedkseed", {"seeds": 8})):
+        built = parts(experiment(place, name, options=options))
+        task = built.recipe.tasks(
+            Selection((0,)), {}, View(
+                1, 3, (0,), torch.ones(6), built.engine.estimate,
+                lambda k, built=built: Task("p:r0", k, 1, 0, built.recipe.work, update=built.recipe.chain),
+                lambda rows: torch.zeros(len(rows)),
+            ),
+        )[0]  # fmt: skip
+        flops[name] = built.engine._flops(task)
+        built.engine.close()
+    L, width, kv, hidden, vocabulary = 16, 64, 32, 96, 288
+    matrices = 2 * (2 * width * width + 2 * width * kv + 3 * width * hidden) + vocabulary * width
+    attention = 2 * 2 * 2 * L * width  # two layers: scores and their use, by every position of L
+    forward = L * (2 * matrices + attention)
+    adapters = 2 * (4 * (width + width) + 4 * (width + kv)) * 2 * L
+    assert flops["fedkseed"] == pytest.approx(2 * (forward + adapters), rel=0.02)
+    # the first block's inputs need no gradient before q and v; attention's backward is twice its forward
+    most = 2 * forward + L * attention + 3 * adapters
+    assert 0.75 * most < flops["fedit"] <= 1.01 * most
+
+
+def test_personal_adapters_stay_and_judge(place):
+    kept = experiment(place, "fedit", rounds=2)
+    kept = kept.model_copy(update={"model": kept.model.model_copy(update={"kept": "*.lora_B"})})
+    result = flrce.run(kept)
+    assert all(record.bytes_up == 3 * 4 * (SIZE - ONLY_B) for record in result.history)
+    assert result.summary["value"] > 1
+
+
+@pytest.mark.parametrize("name", ["flora", "fedkseed", "sparse"])
+def test_flower_sends_the_same_and_no_base(place, name):
+    """Each node loads the base from disk; what goes over Flower's messages is what the simulator books."""
+    server = pytest.importorskip("flrce.flower.server", reason="flwr is not installed")
+    recipe, options, _, _ = METHODS[name]
+    tables = experiment(place, recipe, rounds=2, options=options)
+    here, there = flrce.run(tables), server.run(tables)
+    for one, other in zip(here.history, there.history, strict=True):
+        assert (one.bytes_up, one.bytes_down, one.chosen) == (other.bytes_up, other.bytes_down, other.chosen)
+        assert one.joules == pytest.approx(other.joules)
+    sent = dict(there.arrays.to_torch_state_dict())
+    assert sent
+    assert all(torch.equal(sent[key], here.model[key]) for key in sent)
+
+
+def test_catalogue_has_them_with_and_without_guidance():
+    for name in ("fedit", "ffa-lora", "flora", "fedkseed"):
+        plain, guided = recipes.CATALOGUE[name](P=5), recipes.CATALOGUE[name](P=5, guided=True, after=20)
+        assert type(plain.stop).__name__ == "Never"
+        assert guided.stop.after == 20
+        assert type(guided.selector).__name__ == "InTurn"
+    assert Fixed(torch.zeros(2)).requires_grad is False
