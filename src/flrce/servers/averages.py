@@ -16,6 +16,7 @@ from flrce.bounds import Amount, Part
 from flrce.types import Event
 
 PART = 2**20  # floats widened to float64 at a time: models can be large
+CACHED = 2**15  # the same where nothing is summed over them, so that any number gives the same bits
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,16 @@ class EMA:
         return Mean(torch.zeros(D, dtype=torch.float64))
 
     def observe(self, memory: Mean, event: Event) -> Mean:
-        total = memory.total * self.decay
-        total.add_(event.w_next, alpha=1 - self.decay)
+        total = torch.empty_like(memory.total)
+        for part, before, w in zip(*(x.split(CACHED) for x in (total, memory.total, event.w_next)), strict=True):
+            torch.mul(before, self.decay, out=part).add_(w, alpha=1 - self.decay)  # in the cache
         return Mean(total, self.decay * memory.weight + 1 - self.decay)
 
     def model(self, memory: Mean, w: Tensor) -> Tensor:
         if not memory.weight:
             return w
         model, share = torch.empty_like(w), memory.weight**self.ease
-        for part, last, total in zip(model.split(PART), w.split(PART), memory.total.split(PART), strict=True):
+        for part, last, total in zip(model.split(CACHED), w.split(CACHED), memory.total.split(CACHED), strict=True):
             average = total / memory.weight
             part.copy_(torch.lerp(last.double(), average, share) if self.ease else average)
         return model
