@@ -103,6 +103,23 @@ def runs(**given: Any) -> None:
 
 
 @app.command()
+@click.argument("runs", type=PATH, nargs=-1, metavar="[RUN|DIR]...", shell_complete=complete.runs)
+@option("--page", is_flag=True, help="Serve a page on this machine instead of the terminal.")
+@option("--port", type=click.IntRange(0, 65535), default=0, help="The page's port; 0 takes any that is free.")
+@option("--once", is_flag=True, help="Look once and end.")
+@options.as_json
+def watch(**given: Any) -> None:
+    """Follow runs under way: who trains, the metric, refused replies, the price of a point, time and budget left.
+
+    RUN is a run directory, DIR a folder that holds some, now or later; without any, runs. Folders are only read, so it
+    works beside whatever trains in them, Flower included. The page answers on 127.0.0.1 alone.
+    """
+    from flrce.apps.watch import watch
+
+    watch(**given)
+
+
+@app.command()
 @click.argument("target", shell_complete=complete.words(
     "table3", "table4", "fig-accuracy", "fig-energy", "fig-bandwidth", "fig-efficiency", "fig-ablation",
     "fig-motivation", "claims", "rates", "all"))  # fmt: skip

@@ -45,7 +45,7 @@ def page(runs: Sequence[Run]) -> str:
     return Template(_asset("page.html")).substitute(
         script=script, digest=digest, style=_asset("page.css"), data=embed(payload(parts)), version=__version__,
         story=told(parts), headline=headline(parts), metric=metric, energy=modelled(runs),
-        setting=html.escape(setting(runs)),
+        setting=html.escape(setting(runs)), spread=spread(parts),
         compared="Recipes compared" if len(parts) > 1 else metric, picker=picker(parts), settings=experiment(parts),
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def group(part: Group) -> dict[str, Any]:
     return {
         "label": part.label,
         "seeds": len(part.runs),
-        "figures": {name: [part.interval(name).mean, part.interval(name).half] for name in names},
+        "figures": {name: [part.interval(name).mean, part.interval(name).spread] for name in names},
         "hasAverage": any(h.averaged is not None for run in part.runs for h in run.rounds),
         "curves": {kind: {axis: _curve(part, axis, kind) for axis in AXES} for kind in KINDS},
     }
@@ -156,6 +156,16 @@ def shown(cell: Interval, digits: int) -> str:
 def told(parts: Sequence[Group]) -> str:
     """The opening sentences."""
     return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in story(parts))
+
+
+def spread(parts: Sequence[Group]) -> str:
+    """What stands beside a mean."""
+    most = max((len(part.runs) for part in parts), default=1)
+    if most == 1:
+        return "One seed, so no intervals."
+    if most == 2:
+        return "From the least to the most of two seeds; bands and whiskers likewise."
+    return "Mean over seeds ± half-width of the 95 % interval (Student's t); rounds from fewest to most."
 
 
 def modelled(runs: Sequence[Run]) -> str:

@@ -108,6 +108,8 @@ def compared(group: Group, against: Group) -> str:
     points = "no different" if points.startswith("0.0 ") else points
     if apart.half is None:
         sure = "one seed, so nobody knows how much of that is chance"
+    elif apart.n == 2:
+        sure = "two seeds, too few to tell it from chance"
     elif abs(apart.mean) > apart.half:
         sure = f"± {half} over {apart.n} seeds, more than chance"
     else:

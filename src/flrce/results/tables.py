@@ -44,6 +44,13 @@ class Interval:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def spread(self) -> float | None:
+        """What is drawn around the mean: the interval; of two values how far they lie from it."""
+        if self.n == 2 and self.low is not None and self.high is not None:
+            return (self.high - self.low) / 2
+        return self.half
+
     def per(self, unit: float) -> "Interval":
         scaled = [None if x is None else x / unit for x in (self.mean, self.half, self.low, self.high)]
         return Interval(scaled[0], scaled[1], self.n, scaled[2], scaled[3])
@@ -209,7 +216,7 @@ def course(run: Run, axis: str, kind: str = "raw") -> tuple[Series, Series]:
 
 
 def band(part: Group, axis: str, kind: str = "raw", points: int = 100) -> tuple[Series, Series, Series | None]:
-    """Mean headline of a group and its interval along an axis; a run that has ended keeps its last value."""
+    """Mean headline of a group along an axis, and its interval; a run that has ended keeps its last value."""
     courses = [c for c in (course(run, axis, kind) for run in part.runs) if len(c[0])]
     if not courses:
         return np.empty(0), np.empty(0), None
@@ -221,4 +228,6 @@ def band(part: Group, axis: str, kind: str = "raw", points: int = 100) -> tuple[
     n = len(values)
     if n < 2:
         return x, values[0], None
+    if n == 2:  # no interval worth drawing: from the one to the other
+        return x, values.mean(0), np.abs(values[0] - values[1]) / 2
     return x, values.mean(0), stdtrit(n - 1, 0.975) * values.std(0, ddof=1) / n**0.5

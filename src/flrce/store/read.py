@@ -224,7 +224,7 @@ def read(folder: Path) -> Run:
             raise ValueError("it has no experiment.toml")
         experiment = tomllib.loads(contents(folder / "experiment.toml", marks).decode())
         run = Run(
-            folder, experiment, dated(map(_record, _lines(folder / "rounds.jsonl", marks))),
+            folder, experiment, dated(map(checked, _lines(folder / "rounds.jsonl", marks))),
             tuple(map(_cost, _lines(folder / "clients.jsonl", marks))), _json(folder / "partition.json", marks),
             tuple(map(_relation, _lines(folder / "relations.jsonl", marks))), _json(folder / "summary.json", marks),
             bool(marks), _json(folder / "final.json", marks),
@@ -266,7 +266,7 @@ def _plausible(run: Run) -> None:
             raise ValueError(f"relations.jsonl names row {max(relation.k)} of {most} clients")
 
 
-def _record(row: Mapping[str, Any]) -> Record:
+def checked(row: Mapping[str, Any]) -> Record:
     """A round's line with every figure of its type, and within bounds."""
     found = RECORD.validate_python({key: value for key, value in row.items() if value is not None})
     figures = [value for value in vars(found).values() if isinstance(value, int | float)]
@@ -297,11 +297,16 @@ def _relation(row: Mapping[str, Any]) -> Relation:
 
 def _lines(path: Path, marks: Marks) -> Iterator[dict[str, Any]]:
     whole, _, _ = contents(path, marks).rpartition(b"\n")  # a crash may leave half a line
+    return parsed(whole, path.name)
+
+
+def parsed(whole: bytes, name: str) -> Iterator[dict[str, Any]]:
+    """Whole lines of a file as tables."""
     for line in whole.splitlines():
         if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
-                raise ValueError(f"{path.name} has a line that is no table")
+                raise ValueError(f"{name} has a line that is no table")
             yield row
 
 

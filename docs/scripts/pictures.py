@@ -1,0 +1,152 @@
+"""The pages as pictures, for the documentation: python docs/scripts/pictures.py [FOLDER] [--runs FOLDER]
+
+Runs what the pages show (digits, a few minutes on two cores; --runs keeps it), writes the reports of one run, of a
+comparison and of a reproduction, serves `flrce watch`, and takes pictures with Debian's Chromium.
+"""
+
+import argparse
+import base64
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+
+from flrce.apps.served import HOST, server
+from flrce.results import page
+from flrce.results.live import Watcher
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+IMG = ROOT / "docs" / "img"
+FILE = str(ROOT / "experiments" / "digits.toml")
+RECIPES = "fedavg,fedprox,flrce,flrce-topk,oort"
+#: name -> page, width, height, colours
+PICTURES = {
+    "report": ("compare", 1100, 1500, "light"),
+    "report-run": ("run", 1200, 1500, "light"),
+    "report-run-dark": ("run", 1200, 1500, "dark"),
+    "report-phone": ("run", 400, 900, "light"),
+    "report-reproduce": ("reproduce", 1200, 1500, "light"),
+    "watch": ("watch", 1200, 1250, "light"),
+}
+
+
+def flrce(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "flrce.apps.cli", *words], check=True, cwd=ROOT)
+
+
+def trained(folder: Path, more: Sequence[str] = ()) -> None:
+    """The runs that the pages are about; what is there already is gone on with."""
+    again = [word for name in ("run", "compare") if (folder / name).exists() for word in ("--resume",)][:1]
+    flrce("run", FILE, "--out", str(folder / "run"), *more, *again)
+    flrce("compare", FILE, "--recipes", RECIPES, "--seeds", "0-4", "--out", str(folder / "compare"), *more, *again)
+    flrce("reproduce", "table3", "--quick", "--regime", "dirichlet", "--out", str(folder / "reproduce"))
+
+
+def pages(folder: Path) -> dict[str, str]:
+    """The report of each, by name, as an address."""
+    runs = {
+        "run": folder / "run", "compare": folder / "compare",
+        "reproduce": folder / "reproduce" / "cells" / "digits" / "dirichlet",
+    }  # fmt: skip
+    return {name: page.write([place], folder / f"{name}.html").as_uri() for name, place in runs.items()}
+
+
+@contextmanager
+def watching(folder: Path) -> Iterator[str]:
+    """The page of `flrce watch` over two finished runs and one under way."""
+    with tempfile.TemporaryDirectory() as made, chdir(made):
+        place = Path("runs")
+        for name in ("fedavg", "oort"):
+            shutil.copytree(folder / "compare" / name / "seed-0", place / name)
+        asked = ["--set", "rounds=2000", "--set", "stop.joules=6000", "--set", "recipe.name=flrce-no-stop"]
+        command = [sys.executable, "-m", "flrce.apps.cli", "run", FILE, *asked, "--out", str(place / "going")]
+        going = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            with server(Watcher([place]), 0, "key") as web:
+                thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
+                thread.start()
+                rounds = place / "going" / "rounds.jsonl"
+                while not rounds.exists() or rounds.read_bytes().count(b"\n") < 60:
+                    time.sleep(0.1)
+                yield f"http://{HOST}:{web.server_port}/key/"
+                web.shutdown()
+                thread.join()
+        finally:
+            going.terminate()
+            going.wait()
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}"):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def taken(driver: Any, url: str, width: int, height: int, colours: str) -> bytes:
+    """A picture of the top of a page."""
+    features = [{"name": "prefers-color-scheme", "value": colours}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    driver.get(url)
+    for _ in range(100):
+        if driver.execute_script("return document.documentElement.dataset.ready === 'true'"):
+            break
+        time.sleep(0.1)
+    time.sleep(0.5 if url.startswith("file:") else 5)  # observers of size run after layout; a watcher wants rounds
+    return base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"])
+
+
+def small(png: bytes) -> bytes:
+    """The same picture with 128 colours, a third of the bytes; as it is where there is no Pillow."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return png
+    kept = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(128).save(kept, "PNG", optimize=True)
+    return kept.getvalue()
+
+
+def printed(driver: Any, url: str) -> bytes:
+    """The page as it prints on A4."""
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.get(url)
+    time.sleep(0.5)
+    return base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})["data"])
+
+
+def main(out: Path = IMG, runs: Path | None = None, more: Sequence[str] = ()) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        out, folder = out.resolve(), (runs or Path(made)).resolve()
+        trained(folder, more)
+        found = pages(folder)
+        with watching(folder) as url, browser(Path(made) / "profile") as driver:
+            found["watch"] = url
+            for name, (which, *how) in PICTURES.items():
+                (out / f"{name}.png").write_bytes(small(taken(driver, found[which], *how)))
+            (folder / "compare.pdf").write_bytes(printed(driver, found["compare"]))  # to be looked at, not kept
+
+
+if __name__ == "__main__":
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("out", type=Path, nargs="?", default=IMG)
+    asked.add_argument("--runs", type=Path)
+    asked.add_argument("--set", action="append", default=[])
+    given = asked.parse_args()
+    main(given.out, given.runs, [word for each in given.set for word in ("--set", each)])
