@@ -22,7 +22,7 @@ from flrce.loop import initial, rounds
 from flrce.models.flat import layout, pack, unpack
 from flrce.models.inputs import inputs
 from flrce.round.pace import Fastest
-from flrce.servers.averages import GrowingTail
+from flrce.servers.averages import SWA, GrowingTail
 from flrce.types import Event, Spent, Task, Updates, Work
 from test_loop import Made, vec
 from test_servers import Uneven
@@ -153,7 +153,7 @@ def feddyn(loops, theta, replied, t, memory):
     return sum(local.values()) / len(replied) - h / alpha
 
 
-def fednova(rho):
+def fednova(rho, mu=0.0):
     """Eq. 6 and 7 of the paper: gradients weighted by a_i; d_i their normalised sum."""
 
     def method(loops, x, replied, t, memory):
@@ -163,9 +163,9 @@ def fednova(rho):
             for index in steps:
                 gradients.append(loops.gradient(y, index))
                 buffer = rho * buffer + gradients[-1]
-                y = y - LR * buffer
+                y = y - LR * (buffer + mu * (y - x))
             tau, p = len(steps), loops.n(k) / total
-            a = [sum(rho**j for j in range(tau - s)) for s in range(tau)]
+            a = [sum(rho**j for j in range(tau - s)) * (1 - LR * mu) ** (tau - 1 - s) for s in range(tau)]
             d = sum(weight * g for weight, g in zip(a, gradients, strict=True)) / sum(a)
             tau_eff += p * sum(a)
             moved += p * LR * d
@@ -230,6 +230,7 @@ METHODS = {
     "moon": ({"mu": 2.0}, moon, {"rounds": 6}),
     "fedsam": ({"rho": 0.1}, fedsam, {}),
     "fednova": ({}, fednova(0.0), {}),
+    "fednova, proximal": ({"mu": 0.5}, fednova(0.0, 0.5), {}),
     "fednova, momentum": ({}, fednova(0.7), {"train": {"lr": LR, "batch": BATCH, "epochs": EPOCHS, "momentum": 0.7}}),
 }
 
@@ -469,6 +470,20 @@ def test_fedasync_is_its_paper_s(staleness, settings, weight):
     torch.testing.assert_close(done[-1].state.w, asynchronous(14, 1, absorb), rtol=1e-5, atol=1e-6)
 
 
+def test_fedasync_mixes_less_later():
+    t = iter(range(1, 99))
+
+    def absorb(x, replies):
+        share = 0.5 * (0.4 if next(t) >= 6 else 1.0)
+        for start, u, age in replies:
+            now = share / (1 + age) ** 0.5
+            x = (1 - now) * x + now * (start + u)
+        return x
+
+    done = ran(recipes.fedasync(alpha=0.5, decay=0.4, after=6, P=3), 14)
+    torch.testing.assert_close(done[-1].state.w, asynchronous(14, 1, absorb), rtol=1e-5, atol=1e-6)
+
+
 def test_fedasync_clients_are_pulled_back():
     assert [type(link).__name__ for link in recipes.fedasync(mu=0.005).chain.links] == ["Prox", "SGD"]
     assert recipes.fedasync(staleness="hinge").aggregator == Interpolated(0.6, "hinge", 10.0, 4)
@@ -485,6 +500,16 @@ def test_a_tail_that_grows():
         memory = piece.observe(memory, Event(t, vec(0), vec(t**2), updates, 1))
         last = range(t - math.ceil(t / 4) + 1, t + 1)
         assert piece.model(memory, vec(t**2)).item() == pytest.approx(sum(s**2 for s in last) / len(last))
+
+
+def test_weights_averaged_late():
+    """Models 1, 4, 9, ...; after 4 rounds every third of them: those of rounds 7, 10, 13."""
+    piece, memory = SWA(4, 3), SWA(4, 3).init(1, 1, 1)
+    updates = Updates(torch.zeros(0, dtype=torch.long), torch.zeros(0, 1), torch.zeros(0), 1)
+    for t in range(1, 15):
+        memory = piece.observe(memory, Event(t, vec(0), vec(t**2), updates, 1))
+        taken = [s**2 for s in (7, 10, 13) if s <= t] or [t**2]
+        assert piece.model(memory, vec(t**2)).item() == pytest.approx(sum(taken) / len(taken))
 
 
 def test_a_growing_tail_resumes(tmp_path):
@@ -537,7 +562,9 @@ def test_the_stack_runs_every_method_or_says_why_not(name, caplog):
     ({"name": "scaffold", "option": "I"}, {"train": {"steps": 4}}, r"train\.epochs"),
     ({"name": "scaffold", "option": "III"}, {}, "'I' or 'II'"),
     ({"name": "fednova"}, {"train": {"optimizer": "adam"}}, "not of Adam"),
-    ({"name": "fednova", "trainer": "proximal"}, {}, "not of Prox"),
+    ({"name": "fednova", "trainer": {"piece": "proximal", "mu": 0.1}}, {}, "lr times mu, 0.01"),
+    ({"name": "fednova", "mu": 0.1}, {"train": {"momentum": 0.5}}, "plain steps at one rate"),
+    ({"name": "fednova", "trainer": "proximal"}, {}, "lr times mu, 0.001"),
     ({"name": "fednova"}, {"train": {"momentum": 0.9, "nesterov": True}}, "nesterov"),
     ({"name": "fednova", "aggregator": {"piece": "normalised", "momentum": 0.5}}, {}, "must be the clients'"),
     ({"name": "fedasync", "pace": "synchronous"}, {}, "one reply at a time"),

@@ -20,7 +20,8 @@ RECIPES = {
     "fedcom-quantised": ({}, 0.75), "fedcomgate": ({}, 0.75), "fedprox": ({}, 0.75), "dropout": ({}, 0.70),
     "heterofl": ({}, 0.55), "timelyfl": ({}, 0.70), "flrce-topk": ({}, 0.75), "flrce-dropout": ({}, 0.65),
     "flrce-freeze": ({}, 0.55), "fedavgm": ({}, 0.70), "fedadam": ({}, 0.70), "fedyogi": ({}, 0.70),
-    "fedadagrad": ({}, 0.65), "fedexp": ({}, 0.75), "scaffold": ({}, 0.75), "feddyn": ({}, 0.70), "fednova": ({}, 0.75),
+    "fedadagrad": ({}, 0.65), "fedexp": ({}, 0.75), "fedswa": ({}, 0.70), "scaffold": ({}, 0.75),
+    "feddyn": ({}, 0.70), "fednova": ({}, 0.75),
     "fedbn": ({}, 0.40), "fedper": ({}, 0.70), "fedrep": ({}, 0.40), "ditto": ({}, 0.65), "apfl": ({}, 0.65),
     "moon": ({}, 0.50), "fedsam": ({}, 0.50), "fedbuff": ({}, 0.70), "fedasync": ({}, 0.70),
 }  # fmt: skip

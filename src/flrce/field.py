@@ -15,14 +15,14 @@ from flrce.local.dynamic import Dynamic
 from flrce.local.personal import Mixture, Phases, Second
 from flrce.local.scaffold import Controlled
 from flrce.local.sharpness import Sharpness
-from flrce.local.updates import SGD, Chain
+from flrce.local.updates import SGD, Chain, Momentum
 from flrce.local.workload import Alike, Proximal
 from flrce.models.flat import HEAD, NORMS
 from flrce.pieces import Recipe, Step
 from flrce.round.pace import Buffered
 from flrce.selectors.uniform import Uniform
 from flrce.servers import steps
-from flrce.servers.averages import TailMean
+from flrce.servers.averages import SWA, TailMean
 from flrce.servers.dynamic import DynamicStep
 from flrce.types import Work
 
@@ -71,6 +71,14 @@ def fedexp(eps: float = 1e-3, P: int = 10, **local: Any) -> Recipe:
     return replace(base, server=steps.ExP(eps), average=TailMean(2), name="fedexp")
 
 
+def fedswa(after: int = 0, every: int = 1, P: int = 10, **local: Any) -> Recipe:
+    """FedAvg with stochastic weight averaging on the server (Caldarola et al. 2022): every `every`-th model's mean.
+
+    Models of the first `after` rounds are left out: three quarters of the run, say.
+    """
+    return replace(fedavg(P, **local), average=SWA(after, every), name="fedswa")
+
+
 def scaffold(option: Literal["I", "II"] = "II", rate: float = 1.0, P: int = 10, **local: Any) -> Recipe:
     """SCAFFOLD (Karimireddy et al. 2020): gradients corrected by control variates, which travel as well.
 
@@ -86,11 +94,15 @@ def feddyn(alpha: float = 0.1, P: int = 10, **local: Any) -> Recipe:
     return replace(base, trainer=Dynamic(alpha), server=DynamicStep(), name="feddyn")
 
 
-def fednova(P: int = 10, **local: Any) -> Recipe:
-    """FedNova (Wang et al. 2020): updates divided by their clients' numbers of steps before they are averaged."""
+def fednova(mu: float = 0.0, P: int = 10, **local: Any) -> Recipe:
+    """FedNova (Wang et al. 2020): updates divided by their clients' numbers of steps before they are averaged.
+
+    With mu, its proximal form: clients are pulled towards w, and how far their steps go is counted accordingly.
+    """
     base = fedavg(P, **local)
-    beta = next((link.beta for link in base.update.links if hasattr(link, "beta")), 0.0)
-    return replace(base, aggregator=Normalised(beta), name="fednova")
+    beta = next((link.beta for link in base.update.links if isinstance(link, Momentum)), 0.0)
+    nova = Normalised(beta, base.update.lr * mu)
+    return replace(base, trainer=Proximal(mu) if mu else base.trainer, aggregator=nova, name="fednova")
 
 
 def fedbn(P: int = 10, **local: Any) -> Recipe:
@@ -146,13 +158,14 @@ def fedbuff(size: int = 0, rate: float = 1.0, exponent: float = 0.5, P: int = 10
 
 def fedasync(
     alpha: float = 0.6, staleness: Literal["constant", "hinge", "polynomial"] = "polynomial", a: float | None = None,
-    b: int = 4, mu: float = 0.005, P: int = 10, **local: Any,
+    b: int = 4, mu: float = 0.005, decay: float = 1.0, after: int = 800, P: int = 10, **local: Any,
 ) -> Recipe:  # fmt: skip
     """FedAsync (Xie et al. 2019): P clients always under way, every reply mixed in at once, less if it is stale.
 
-    a is .5 for polynomial weights and 10 for the hinge unless given.
+    a is .5 for polynomial weights and 10 for the hinge unless given; from round `after` on, `decay` times alpha counts.
     """
-    mixed = Interpolated(alpha, staleness, (10.0 if staleness == "hinge" else 0.5) if a is None else a, b)
+    falling = (10.0 if staleness == "hinge" else 0.5) if a is None else a
+    mixed = Interpolated(alpha, staleness, falling, b, decay, after)
     return replace(
         fedavg(P, **local), pace=Buffered(1), trainer=Proximal(mu), aggregator=mixed, name="fedasync"
     )  # fmt: skip
@@ -164,6 +177,7 @@ FIELD: dict[str, Callable[..., Recipe]] = {
     "fedyogi": fedyogi,
     "fedadagrad": fedadagrad,
     "fedexp": fedexp,
+    "fedswa": fedswa,
     "scaffold": scaffold,
     "feddyn": feddyn,
     "fednova": fednova,

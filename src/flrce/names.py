@@ -42,7 +42,7 @@ from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
 from flrce.servers import steps as servers
-from flrce.servers.averages import EMA, GrowingTail, TailMean
+from flrce.servers.averages import EMA, SWA, GrowingTail, TailMean
 from flrce.servers.dynamic import DynamicStep
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import Conflicts
@@ -144,5 +144,5 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "churn": presence.Churn,
         "trace": Trace,
     },
-    "average": {"last": Last, "ema": EMA, "tail": TailMean, "growing-tail": GrowingTail},
+    "average": {"last": Last, "ema": EMA, "tail": TailMean, "growing-tail": GrowingTail, "swa": SWA},
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 from flrce.aggregators.mean import step
 from flrce.types import Updates
 
-KNOWN = ("Clip", "WeightDecay", "Momentum", "SGD")  # links whose steps |a| below counts rightly
+KNOWN = ("Clip", "WeightDecay", "Momentum", "Prox", "SGD")  # links whose steps |a| below counts rightly
 
 
 @dataclass(frozen=True)
@@ -18,19 +18,30 @@ class Normalised:
     """w + tau_eff sum p_k u_k / |a_k|, tau_eff = sum p_k |a_k|.
 
     |a_k| is how many gradients' lengths tau_k steps go: tau_k for plain SGD, and with a client's `momentum` rho
-    (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho). tau_k are the batches that a client says it trained on.
+    (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho); with a proximal term, of which each step takes the share
+    `prox` = lr mu of the way back, (1 - (1 - prox)^tau_k) / prox. tau_k are the batches that a client says it trained
+    on.
     Statistics of BatchNorm are no gradients: their mean is the plain one.
     """
 
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
+    prox: Annotated[float, Ge(0), Lt(1)] = 0.0
 
     def objection(self, recipe: Any) -> str:
         if recipe.partial:
             return f"FedNova's mean is of whole updates, but {recipe.partial} lets clients send parts; drop one"
-        links = recipe.chain.links if recipe.chain is not None else ()
+        links: tuple[Any, ...] = recipe.chain.links if recipe.chain is not None else ()
         strange = [type(link).__name__ for link in links if type(link).__name__ not in KNOWN]
         if strange or any(getattr(link, "nesterov", False) for link in links):
             return f"FedNova knows the steps of SGD and its momentum only, not of {(*strange, 'nesterov')[0]}; drop it"
+        pulls = [link for link in links if type(link).__name__ == "Prox"]
+        if any(not link.squared for link in pulls):
+            return "FedNova knows the squared proximal term only; set squared = true"
+        share = recipe.chain.lr * sum(link.mu for link in pulls) if pulls else 0.0
+        if abs(share - self.prox) > 1e-9:
+            return f"aggregator.prox = {self.prox:g} must be the clients' lr times mu, {share:g}; set both alike"
+        if self.prox and (self.momentum or type(links[-1].schedule).__name__ != "Constant"):
+            return "FedNova's proximal form is of plain steps at one rate; drop the momentum or the schedule"
         betas = {link.beta for link in links if hasattr(link, "beta")} or {0.0}
         if betas != {self.momentum}:
             return f"aggregator.momentum = {self.momentum} must be the clients' {min(betas)}; set both alike"
@@ -52,4 +63,6 @@ class Normalised:
             return torch.ones(len(updates), dtype=torch.float64)
         tau = torch.where(known, tau, tau[known].mean())
         rho = self.momentum
+        if self.prox:
+            return (1 - (1 - self.prox) ** tau) / self.prox
         return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)

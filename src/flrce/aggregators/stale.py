@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flrce.aggregators.mean import step
 from flrce.bounds import Amount, Part, Whole
-from flrce.types import Updates
+from flrce.types import Event, Updates
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,17 @@ class Discounted:
 
 
 @dataclass(frozen=True)
+class Mixed:
+    """How many rounds there were."""
+
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
 class Interpolated:
     """FedAsync (Xie et al. 2019): w + a_t (w_k - w), a_t = alpha s(age), one reply a round; w_k = its start + u_k.
 
+    From round `after` on, alpha is `decay` times itself: the paper halves it after 800 rounds.
     s is 1 ("constant"), (1 + age)^-a ("polynomial"), or 1 up to an age of b and 1 / (a (age - b) + 1) beyond ("hinge").
     """
 
@@ -37,6 +45,14 @@ class Interpolated:
     staleness: Literal["constant", "hinge", "polynomial"] = "polynomial"
     a: Amount = 0.5
     b: Whole = 4
+    decay: Part = 1.0
+    after: Whole = 800
+
+    def init(self, M: int, d: int, D: int) -> Mixed:
+        return Mixed()
+
+    def observe(self, memory: Mixed, event: Event) -> Mixed:
+        return Mixed(event.t)
 
     def objection(self, recipe: Any) -> str:
         if recipe.partial:
@@ -47,9 +63,10 @@ class Interpolated:
 
     def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
         found = w.double()
+        alpha = self.alpha * (self.decay if memory is not None and memory.rounds + 1 >= self.after else 1.0)
         for row, age in enumerate(ages(updates).tolist()):
             start = w if updates.base is None else updates.base[row]
-            found = torch.lerp(found, start.double() + updates.U[row].double(), self.alpha * self.weight(age))
+            found = torch.lerp(found, start.double() + updates.U[row].double(), alpha * self.weight(age))
         return found.to(w.dtype)
 
     def weight(self, age: float) -> float:

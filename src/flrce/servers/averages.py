@@ -12,7 +12,7 @@ import torch
 from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
-from flrce.bounds import Amount, Part
+from flrce.bounds import Amount, Count, Part, Whole
 from flrce.types import Event
 
 PART = 2**20  # floats widened to float64 at a time: models can be large
@@ -75,6 +75,29 @@ class EMA:
             products += torch.stack([way @ step, way @ way, step @ step])
         length = math.sqrt(float(products[1] * products[2]))
         return float(products[0]) / length if length else None
+
+
+@dataclass(frozen=True)
+class SWA:
+    """The mean of every `every`-th model after the first `after` rounds (Izmailov et al. 2018); the last before that.
+
+    One vector, however many models it is of.
+    """
+
+    after: Whole = 0
+    every: Count = 1
+
+    def init(self, M: int, d: int, D: int) -> Mean:
+        return Mean(torch.zeros(D, dtype=torch.float64))
+
+    def observe(self, memory: Mean, event: Event) -> Mean:
+        late = event.t - self.after
+        if late <= 0 or late % self.every:
+            return memory
+        return Mean(memory.total + event.w_next, memory.weight + 1)
+
+    def model(self, memory: Mean, w: Tensor) -> Tensor:
+        return (memory.total / memory.weight).to(w.dtype) if memory.weight else w
 
 
 @dataclass(frozen=True)
