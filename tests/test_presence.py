@@ -113,7 +113,7 @@ def test_what_a_client_had_spent_when_it_left(five):
     assert life.here(0.0) == ["a", "c"]
     assert life.enough(0.0, 3) == 60.0  # b comes at 50, c is away from 20 to 60
     assert life.enough(0.0, 4) == 0.0  # never
-    (done, fine), (half, left), (short, gone) = life.works(["b", "a", "c"], [60.0, 94.0, 19.5], [whole] * 3)
+    (done, fine), (half, left), (short, gone) = life.works([("b", 60.0, whole), ("a", 94.0, whole), ("c", 19.5, whole)])
     assert (done, fine) == (whole, "")
     assert left == "left after 6 s of 12"
     assert half == Spent(1000, 0, 0, 5e6, 2, 5.0, 1.0, 26.0, 1.0)
@@ -213,7 +213,7 @@ def test_nobody_works_while_absent_and_the_books_add_up(pace, tmp_path):
         assert set(record.chosen) <= set(life.here(record.began))
         sent |= dict.fromkeys(record.chosen, record.began)
         for line in done.clients:
-            some = life.crowd.take(life._rows([line.client]))
+            some = life.crowd.take(life.rows([line.client]))
             gone = leaves(life.presence, 0, some, sent[line.client], max(line.spent.seconds - 1e-9, 0.0))
             assert np.isinf(gone[0])
         useful = sum(line.spent.joules for line in done.clients if line.outcome == "useful")

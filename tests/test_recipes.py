@@ -24,6 +24,7 @@ RECIPES = {
     "feddyn": ({}, 0.70), "fednova": ({}, 0.75),
     "fedbn": ({}, 0.40), "fedper": ({}, 0.70), "fedrep": ({}, 0.40), "ditto": ({}, 0.65), "apfl": ({}, 0.65),
     "moon": ({}, 0.50), "fedsam": ({}, 0.50), "fedbuff": ({}, 0.70), "fedasync": ({}, 0.70),
+    "eafl": ({}, 0.70), "fedclean": ({}, 0.70),
 }  # fmt: skip
 #: other numbers of rounds: one reply a round takes more of them; those without fused kernels are slow
 ROUNDS = {"fedasync": 150, **dict.fromkeys(("scaffold", "feddyn", "fedbn", "fedper"), 14)}

@@ -22,7 +22,7 @@ SURFACE = {
     "aggregator": "__call__", "server": "step", "pace": "room",
     "stop": "__call__", "average": "model", "link": "step", "schedule": "__call__",
     "augment": "__call__", "availability": "__call__", "trouble": "touch",
-    "presence": "until",
+    "presence": "until", "battery": "levels",
 }  # fmt: skip
 
 

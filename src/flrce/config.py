@@ -21,9 +21,9 @@ from flrce.data.sources import NAMES as DATA
 from flrce.data.sources import Source, prepared, source
 from flrce.data.trouble import SlowLabels
 from flrce.errors import BadInput, brief, nearest
+from flrce.fleet import carbon
 from flrce.fleet.costs import Profile, assigned, profile
-from flrce.fleet.life import Life
-from flrce.fleet.presence import Every, crowd
+from flrce.fleet.life import Life, life
 from flrce.models.nets import NAMES as MODELS
 from flrce.pieces import Recipe
 
@@ -133,6 +133,10 @@ class Fleet(Section):
     clients: str | dict[str, str] | None = None  # profiles by client or pattern, or a csv file of them
     availability: str | dict[str, Any] | None = None  # who can be reached in which round; all, unless given
     presence: str | dict[str, Any] | list[str | dict[str, Any]] | None = None  # and at which second; of several, all
+    battery: str | dict[str, Any] | None = None  # what devices run on; mains, unless given
+    carbon: str | None = None  # a file of carbon intensities by hour
+    regions: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] | None = None  # whose electricity; all of the file
+    start: str | None = None  # when the run begins, UTC; with the file's first hour, unless given
 
     def there(self, seed: int) -> Callable[[str, int], bool] | None:
         """(client, round) -> whether it can be reached; None: always."""
@@ -141,16 +145,18 @@ class Fleet(Section):
         return partial(piece("availability", self.availability, "fleet"), seed)
 
     def live(self, seed: int, clients: tuple[str, ...], devices: Mapping[str, Profile]) -> Life | None:
-        """The fleet by the clock; None: everyone is there all the time."""
-        if self.presence is None:
+        """The fleet by the clock; None: everyone is there all the time, and nothing else is asked of it."""
+        if self.carbon is None and (self.regions is not None or self.start is not None):
+            raise BadInput("fleet.regions and fleet.start are about carbon; give fleet.carbon, a file of intensities")
+        if self.presence is None and self.battery is None and self.carbon is None:
             return None
         if self.availability is not None:
-            raise BadInput("fleet.availability goes by rounds and fleet.presence by seconds; drop one of them")
-        wanted = self.presence if isinstance(self.presence, list) else [self.presence]
+            raise BadInput("fleet.availability goes by rounds, all else in [fleet] by seconds; take fleet.presence")
+        wanted = self.presence if isinstance(self.presence, list) else [self.presence or "always"]
         models = [piece("presence", each, "fleet") for each in wanted]
-        everyone = models[0] if len(models) == 1 else Every(tuple(models))
-        row = {client: k for k, client in enumerate(clients)}
-        return Life(seed, crowd(clients), row, everyone, devices)
+        battery = None if self.battery is None else piece("battery", self.battery, "fleet")
+        grid = None if self.carbon is None else carbon.grid(self.carbon, self.regions, self.start, clients, seed)
+        return life(seed, clients, devices, models, battery, grid)
 
     @field_validator("profile")
     @classmethod
@@ -176,6 +182,7 @@ class Stop(Section):
     bytes: Positive | None = None
     joules: Positive | None = None
     seconds: Positive | None = None
+    grams: Positive | None = None
 
 
 class Experiment(Section):

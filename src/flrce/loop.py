@@ -13,7 +13,7 @@ from flrce.round.flights import ages, arrivals, flying, land, takeoff
 from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept, reasons
 from flrce.round.judgement import heard, judge, vetted
-from flrce.round.living import awake
+from flrce.round.living import alive, awake, informed, priced, settled
 from flrce.round.memory import fits, preflight
 from flrce.round.returned import checked, whole
 from flrce.round.roster import present, samples
@@ -55,7 +55,7 @@ def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
     """Before the first round."""
     clients = tuple(engine.clients(0))
     preflight(recipe, len(clients), engine.trainable, len(w))
-    return State(0, w, recipe.init(len(clients), engine.trainable, len(w)), clients)
+    return State(0, w, {**recipe.init(len(clients), engine.trainable, len(w)), **alive(engine)}, clients)
 
 
 def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -> Plan:
@@ -84,6 +84,7 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
     n = samples(engine, roster)
     P = recipe.pace.room(recipe.P, len(busy))
     view = View(t, P, pool, n, engine.estimate, draft, loss, state.history, engine.blocks, state.w, now)
+    view = informed(view, engine, state)
     memory, rng = state.memory.get("selector"), stream(seed, purpose, t)
     chosen, refused = Selection(()), ""
     tasks: tuple[Task, ...] = ()
@@ -115,7 +116,8 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
         landing.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.keep, state.w, plan.n,
         landing.bases, t, landing.oldest,
     )  # fmt: skip
-    clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds, plan.keep)
+    clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds, plan.keep, priced(engine, plan))
+    landing = replace(landing, memory={**landing.memory, **settled(engine, plan, clients)})
     record = Record(
         t=t, exploit=plan.chosen.exploit, chosen=tuple(task.client for task in plan.tasks),
         replied=tuple(state.roster[k] for k in updates.k.tolist()), rejected=rejected, why=plan.chosen.why,
@@ -126,7 +128,8 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
         state = replace(state, memory={**state.memory, **landing.memory})
         tries = state.attempt + 1
         stop = f"abandoned {tries} times in a row: {reasons(rejected)}" if tries % GIVE_UP == 0 else ""
-        return replace(_end(recipe, engine, state, replace(record, outcome="abandoned", stop=stop)), clients=clients)
+        ended = _end(recipe, engine, state, replace(record, outcome="abandoned", stop=stop))
+        return replace(ended, clients=clients, touched=tuple(task.k for task in landing.tasks))  # batteries
     if isinstance(engine, Shaped):
         updates = replace(updates, shapes=engine.shapes)
     target = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4

@@ -16,6 +16,7 @@ from flrce.compressors.sparsify import RandomK, TopK
 from flrce.compressors.tensors import DropTensors
 from flrce.data import trouble
 from flrce.fleet import availability, presence
+from flrce.fleet.battery import Phone
 from flrce.fleet.traces import Trace
 from flrce.local.augment import TRANSFORMS
 from flrce.local.contrast import Contrast
@@ -32,8 +33,10 @@ from flrce.local.updates import SGD, Adam, Carried, Clip, Drift, Momentum, Prox,
 from flrce.local.workload import Alike, Deadline, Freeze, Proximal
 from flrce.pieces import Dense, Full, Last, Never, Step, Synchronous
 from flrce.round import pace
+from flrce.round.clean import CleanHours
 from flrce.round.pace import Buffered, Fastest
 from flrce.selectors.choice import PowerOfChoice
+from flrce.selectors.clean import Cleanest
 from flrce.selectors.clustered import Clustered
 from flrce.selectors.diverse import DivFL
 from flrce.selectors.relationship import ByRelationship
@@ -58,6 +61,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "power-of-choice": PowerOfChoice,
         "clustered": Clustered,
         "tiers": Tiers,
+        "cleanest": Cleanest,
         "divfl": DivFL,
     },
     "trainer": {
@@ -106,7 +110,13 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "exp": servers.ExP,
         "dynamic": DynamicStep,
     },
-    "pace": {"synchronous": Synchronous, "fastest": Fastest, "deadline": pace.Deadline, "buffered": Buffered},
+    "pace": {
+        "synchronous": Synchronous,
+        "fastest": Fastest,
+        "deadline": pace.Deadline,
+        "buffered": Buffered,
+        "clean-hours": CleanHours,
+    },
     "stop": {"never": Never, "conflicts": Conflicts, "budget": Budget, "patience": Patience, "standstill": Standstill},
     "link": {
         "sgd": SGD,
@@ -145,4 +155,6 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "trace": Trace,
     },
     "average": {"last": Last, "ema": EMA, "tail": TailMean, "growing-tail": GrowingTail, "swa": SWA},
+    "battery": {"phone": Phone},
+    "average": {"last": Last, "ema": EMA, "tail": TailMean, "growing-tail": GrowingTail},
 }

@@ -47,6 +47,8 @@ class View:
     blocks: int = 1  # of the network, each ready to be frozen; 1: all or nothing
     w: Tensor | None = None  # (D,) the model that will be sent
     now: float = 0.0  # seconds since the run began
+    battery: Callable[[Sequence[int]], Tensor] | None = None  # rows -> levels, 0 to 1, of devices that report them
+    intensity: Callable[[Sequence[int]], Tensor] | None = None  # rows -> g/kWh of their electricity now
 
 
 @runtime_checkable

@@ -140,8 +140,9 @@ def _on_flower(
         raise BadInput(f"engine.name = 'flower' needs flwr ({why}); pip install 'flrce[flower]'") from why
     if experiment.fleet.availability is not None:
         raise BadInput("fleet.availability is the simulator's; on Flower clients are there while connected; drop it")
-    if experiment.fleet.presence is not None:
-        raise BadInput("fleet.presence is the simulator's; on Flower clients are there while connected; drop it")
+    for key in ("presence", "battery", "carbon"):
+        if getattr(experiment.fleet, key) is not None:
+            raise BadInput(f"fleet.{key} is the simulator's; on Flower clients are there while connected; drop it")
     if out is not None:
         refuse_unless_new(Path(out), resume)
     built = materials(experiment, data, model)

@@ -137,6 +137,15 @@ class Notes(Protocol):
 
 
 @runtime_checkable
+class Begins(Protocol):
+    """A pace that may put a round off, given the carbon intensity of the `look` hours to come."""
+
+    @property
+    def look(self) -> int: ...
+    def begins(self, now: float, forecast: Sequence[float]) -> float: ...
+
+
+@runtime_checkable
 class Lives(Protocol):
     """An engine whose clients live by the run's clock: a `fleet.life.Life`, or None where all are always there."""
 

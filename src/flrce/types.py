@@ -95,6 +95,7 @@ class Spent:
     joules: float = 0.0
     idle_watts: float = 0.0  # drawn while waiting for the round to end
     measured: bool = False
+    grams: float = 0.0  # of CO2, where the fleet's electricity is known
 
     @property
     def seconds(self) -> float:
@@ -221,6 +222,8 @@ class Record:
     bytes_wasted: int = 0  # up and down, of replies that did not count
     joules: float = 0.0
     joules_wasted: float = 0.0
+    grams: float = 0.0  # of CO2, where the fleet's electricity is known
+    grams_wasted: float = 0.0
     began: float = 0.0  # seconds of the run's clock; the last round's end, or later where this one had to wait
     seconds: float = 0.0  # how long it took
     measured: bool = False

@@ -50,6 +50,13 @@ class Presence(Protocol):
     def until(self, seed: int, crowd: Crowd, at: ArrayLike) -> Floats: ...
 
 
+@runtime_checkable
+class Charges(Protocol):
+    """A model that knows when clients are plugged in: another model, or None where its figures do not say."""
+
+    def charger(self) -> Presence | None: ...
+
+
 @dataclass(frozen=True)
 class Always:
     """Everyone is there."""

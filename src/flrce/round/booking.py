@@ -1,6 +1,6 @@
 """A round's books: every byte and joule of every client, useful or wasted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ LEFT = "left"  # how the reason of a client begins that went while it worked
 def book(
     t: int, tasks: Sequence[Task], replies: Sequence[Reply], rejected: Mapping[str, str],
     asked: Sequence[tuple[str, Spent]] = (), lasted: float | None = None, keep: int | None = None,
+    price: Callable[[Sequence[ClientRecord]], Sequence[ClientRecord]] = list,
 ) -> tuple[tuple[ClientRecord, ...], dict[str, Any]]:  # fmt: skip
     """Each client's line, and the round's totals as fields of a Record.
 
@@ -40,6 +41,7 @@ def book(
     else:  # clients come and go by themselves, and nobody waits for the round's end
         seconds = lasted
     lines += [ClientRecord(t, client, "asked", 0, 0.0, spent) for client, spent in asked]
+    lines = list(price(lines))
     spent = [line.spent for line in lines]
     wasted = [line.spent for line in lines if line.outcome not in ("useful", "asked")]
     return tuple(lines), {
@@ -49,6 +51,8 @@ def book(
         "bytes_wasted": sum(s.bytes_up + s.bytes_down for s in wasted),
         "joules": sum(s.joules for s in spent),
         "joules_wasted": sum(s.joules for s in wasted),
+        "grams": sum(s.grams for s in spent),
+        "grams_wasted": sum(s.grams for s in wasted),
         "seconds": seconds + max((s.seconds for _, s in asked), default=0.0),
         "measured": bool(spent) and all(s.measured for s in spent),
     }

@@ -42,7 +42,7 @@ def takeoff(
     if not isinstance(recipe.pace, Buffers):
         return tuple(Flight(task, state.w, now) for task in tasks)
     can_wait(recipe, tasks)
-    back = comes_back(engine, tasks, now)
+    back = comes_back(engine, state, tasks, now)
     return (*under_way, *(Flight(task, state.w, now, at) for task, at in zip(tasks, back, strict=True)))
 
 
@@ -59,12 +59,12 @@ def arrivals(
         return engine.collect(flights, size, open_ended=buffers is not None)
     meanwhile()
     if buffers:
-        return Arrivals(by_the_model(engine, flights, buffers.size, state.carry))
+        return Arrivals(by_the_model(engine, flights, buffers.size, state))
     replies = engine.train(state.w, [flight.task for flight in flights], state.carry, keep)
-    return Arrivals(cut(engine, flights, replies))
+    return Arrivals(cut(engine, state, flights, replies))
 
 
-def by_the_model(engine: Engine, flights: Sequence[Flight], size: int, carry: Carry) -> list[Reply]:
+def by_the_model(engine: Engine, flights: Sequence[Flight], size: int, state: State) -> list[Reply]:
     """The replies that the model of their costs has come back first; nobody trains before that."""
     replies: list[Reply] = []
     rest, open_ = list(flights), size
@@ -72,7 +72,8 @@ def by_the_model(engine: Engine, flights: Sequence[Flight], size: int, carry: Ca
         back, rest = due(rest, open_)
         for t in sorted({flight.task.t for flight in back}):
             group = [flight for flight in back if flight.task.t == t]
-            replies += cut(engine, group, engine.train(group[0].w, [flight.task for flight in group], carry))
+            come = engine.train(group[0].w, [flight.task for flight in group], state.carry)
+            replies += cut(engine, state, group, come)
         open_ = size - sum(not reply.error for reply in replies)
     return replies
 

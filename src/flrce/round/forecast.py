@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flrce.pieces import Engine, Recipe
+from flrce.round.living import with_grams
 from flrce.traits import Refuses
 from flrce.types import Spent, State, Task
 
@@ -21,7 +22,7 @@ def afford(
     """
     if not isinstance(recipe.stop, Refuses):
         return
-    estimates, down = [engine.estimate(task) for task in tasks], 4 * len(state.w)
+    estimates, down = with_grams(engine, state, tasks, [engine.estimate(task) for task in tasks]), 4 * len(state.w)
     if some:
         costs = planned(at_most(estimates, recipe.P), asked_at_most(engine, asked, recipe.P, down))
     else:

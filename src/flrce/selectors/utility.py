@@ -43,7 +43,8 @@ class ByUtility:
     preferred duration T. Clip and scale are taken `over` "all" clients, where one never seen counts n_i as in the
     released code, or over those "seen". The first round is drawn uniformly. `overcommit` P are asked and the P fastest
     replies count; the rest are credited the mean utility. Once nobody is unseen, every place goes by score. Clients of
-    unknown duration are taken for the middle one of those known.
+    unknown duration are taken for the middle one of those known. With `power` (EAFL, Arouj and Abdelmoniem 2022; its
+    formula is recalled, with the level as a phone reports it) full batteries count too, where devices report them.
     """
 
     epsilon: Share = 0.9
@@ -56,6 +57,7 @@ class ByUtility:
     overcommit: Annotated[float, Ge(1), Le(100)] = 1.1
     pace: Count = 20  # rounds of the pacer's window
     delta: Percent = 5.0  # percentiles that it moves by
+    power: Share = 0.0  # EAFL: weight of the battery's level against the score, taken from 0 to 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= self.epsilon <= 1:
@@ -87,9 +89,11 @@ class ByUtility:
         if places:
             beside = view.n[pool[unseen]] if self.over == "all" else None
             score = scores(m.U[pool[known]], m.L[pool[known]], view.t, self.clip, beside) * slow[known]
+            score = self._charged(score, pool[known], view)
             picked += [int(known[i]) for i in near_the_top(score, places, rng)]
         if K - places:
             hope = view.n[pool[unseen]] * slow[unseen]  # the only thing known of them is how much they have
+            hope = self._charged(hope, pool[unseen], view)
             top = hope.argsort(descending=True, stable=True)[: WINDOW * (K - places)]
             picked += [int(unseen[top[i]]) for i in draw(rng, hope[top].numpy(), K - places)]
         why = {
@@ -99,6 +103,13 @@ class ByUtility:
             "by_score": places,
         }
         return Selection(tuple(int(pool[i]) for i in picked), exploit=places > 0, keep=view.P, why=why)
+
+    def _charged(self, score: Tensor, rows: Tensor, view: View) -> Tensor:
+        """The score, or a weighted mean of score and battery."""
+        if not self.power or view.battery is None or not len(rows):
+            return score
+        level = view.battery(rows.tolist()).to(score.dtype)
+        return (1 - self.power) * score / score.max().clamp(min=1e-12) + self.power * level
 
     def _first(self, view: View, rng: Generator) -> Selection:
         """Nobody has been seen: anybody may go."""

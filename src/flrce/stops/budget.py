@@ -18,9 +18,10 @@ class Budget:
     bytes: Positive | None = None
     joules: Positive | None = None
     seconds: Positive | None = None
+    grams: Positive | None = None  # of CO2
 
     def __call__(self, history: Sequence[Record]) -> str:
-        return self._over(history, 0, 0.0, 0.0)
+        return self._over(history, 0, 0.0, 0.0, 0.0)
 
     def before(self, history: Sequence[Record], estimates: Sequence[Spent]) -> str:
         """Why the next round, estimated so, is not affordable; "" if it is."""
@@ -28,15 +29,17 @@ class Budget:
             return f"budget of {self.rounds} rounds"
         slowest = max((s.seconds for s in estimates), default=0.0)
         joules = sum(s.joules + s.idle_watts * (slowest - s.seconds) for s in estimates)
-        return self._over(
-            history, sum(s.bytes_up + s.bytes_down for s in estimates), joules, slowest, "next round would pass "
-        )
+        nbytes, grams = sum(s.bytes_up + s.bytes_down for s in estimates), sum(s.grams for s in estimates)
+        return self._over(history, nbytes, joules, slowest, grams, "next round would pass ")
 
-    def _over(self, history: Sequence[Record], nbytes: int, joules: float, seconds: float, how: str = "") -> str:
+    def _over(
+        self, history: Sequence[Record], nbytes: int, joules: float, seconds: float, grams: float, how: str = ""
+    ) -> str:
         spent = {
             "bytes": nbytes + sum(h.bytes_up + h.bytes_down for h in history),
             "joules": joules + sum(h.joules for h in history),
             "seconds": seconds + elapsed(history),
+            "grams": grams + sum(h.grams for h in history),
         }
         for name, used in spent.items():
             limit = getattr(self, name)

@@ -1,0 +1,205 @@
+"""Grams of CO2 from joules: each region's carbon intensity of electricity, hour by hour.
+
+Read are Electricity Maps' csv files (life-cycle intensity where they have it), CarbonCast's (UTC time,
+carbon_intensity), others with a time and a carbon intensity in their header, and .npz files of hourly arrays by region
+with REGION_start.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.errors import BadInput, brief, nearest
+from flrce.fleet.presence import HOUR, Floats
+from flrce.rng import stream
+
+JOULES = 3.6e6  # a kWh
+#: hours that clocks are ahead of UTC, without summer time, by the beginning of a region's name
+AHEAD = {
+    "AUS_QLD": 10, "AU-QLD": 10, "AU": 10, "BPAT": -8, "CISO": -8, "US-CAL": -8, "US-NW": -8, "DE": 1, "ERCO": -6,
+    "US-TEX": -6, "ES": 1, "FPL": -5, "US-FLA": -5, "ISNE": -5, "US-NE": -5, "NL": 1, "NYISO": -5, "US-NY": -5,
+    "PJM": -5, "US-MIDA": -5, "PL": 1, "SE": 1, "FR": 1, "IT": 1, "DK": 1, "NO": 1, "AT": 1, "BE": 1, "CH": 1,
+    "GB": 0, "PT": 0, "FI": 2, "IN": 5.5, "JP": 9, "KR": 9, "BR": -3, "ZA": 2,
+}  # fmt: skip
+TIMES = ("datetime (utc)", "utc time", "datetime", "timestamp", "time")
+
+
+@dataclass(frozen=True, eq=False)
+class Hours:
+    """One region's hourly intensity, g/kWh, from `first` on (seconds since 1970, UTC)."""
+
+    first: float
+    values: Floats
+
+    @property
+    def end(self) -> float:
+        return self.first + HOUR * len(self.values)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Where each client's electricity comes from. A run that outlasts the figures meets the first ones again."""
+
+    regions: tuple[str, ...]
+    of: NDArray[np.int64]  # (M,) client's row -> region
+    hours: tuple[Hours, ...]
+    start: float  # seconds since 1970 when the run begins
+
+    def intensity(self, rows: NDArray[np.int64], at: Floats, seconds: Floats) -> Floats:
+        """(rows,) mean g/kWh of each client's region over so many seconds from `at` on."""
+        found = np.empty(len(rows))
+        for region, hours in enumerate(self.hours):
+            mine = self.of[rows] == region
+            found[mine] = _mean(hours, self.start + at[mine], seconds[mine])
+        return found
+
+    def grams(self, rows: NDArray[np.int64], at: Floats, seconds: Floats, joules: Floats) -> Floats:
+        """What work of so many joules emits, spread evenly over its time."""
+        return joules / JOULES * self.intensity(rows, at, seconds)
+
+    def ahead(self, at: float, hours: int) -> Floats:
+        """(hours,) mean intensity over all clients, for the hours to come: the figures themselves are the forecast."""
+        rows, when = np.arange(len(self.of)), [np.full(len(self.of), at + h * HOUR) for h in range(hours)]
+        return np.array([float(self.intensity(rows, each, np.zeros(len(rows))).mean()) for each in when])
+
+
+def _mean(hours: Hours, at: Floats, seconds: Floats) -> Floats:
+    """Mean over [at, at + seconds] of a step function; the value at `at` where that is no time."""
+    total = np.concatenate([[0.0], np.cumsum(hours.values)])
+    length = len(hours.values)
+
+    def upto(x: Floats) -> Floats:  # integral from the first hour to x hours after it, coming again and again
+        laps, rest = np.divmod(x, length)
+        whole = np.minimum(rest.astype(np.int64), length - 1)
+        return np.asarray(laps * total[-1] + total[whole] + (rest - whole) * hours.values[whole])
+
+    a, b = (at - hours.first) / HOUR, (at + seconds - hours.first) / HOUR
+    now = hours.values[np.minimum(np.mod(a, length).astype(np.int64), length - 1)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = (upto(b) - upto(a)) / (b - a)
+    return np.where(b - a > 1e-9, mean, now)
+
+
+def grid(
+    path: str, regions: str | Mapping[str, float] | None, start: str | None, clients: Sequence[str], seed: int
+) -> Grid:
+    """A fleet's grid: regions by name, or a mix assigned by a seeded shuffle; without them, all of the file alike."""
+    known = intensities(path)
+    mix = {regions: 1.0} if isinstance(regions, str) else dict(regions) if regions else dict.fromkeys(known, 1.0)
+    for name in mix:
+        if name not in known:
+            raise BadInput(f"fleet.regions {name!r} is not in {path!r}; {nearest(name, known)}")
+    hours = tuple(known[name] for name in mix)
+    begin = max(each.first for each in hours) if start is None else moment(start)
+    for name, each in zip(mix, hours, strict=True):
+        if not each.first <= begin < each.end:
+            known_ = f"{_day(each.first)} to {_day(each.end)}"
+            raise BadInput(f"fleet.start {start!r} is outside the figures of {name}; they go from {known_}")
+    of, order = np.zeros(len(clients), np.int64), stream(seed, "regions").permutation(len(clients))
+    edges = np.round(np.cumsum([0.0, *mix.values()]) / sum(mix.values()) * len(clients)).astype(int)
+    for region in range(len(mix)):
+        of[order[edges[region] : edges[region + 1]]] = region
+    return Grid(tuple(mix), of, hours, begin)
+
+
+def ahead(name: str) -> float | None:
+    """Hours that a region's clocks are ahead of UTC, where they are known."""
+    fits = [key for key in AHEAD if name == key or name.startswith((f"{key}-", f"{key}_"))]
+    return float(AHEAD[max(fits, key=len)]) if fits else None
+
+
+def moment(text: str) -> float:
+    """Seconds since 1970 of a date or a time in ISO's form; UTC, unless it says otherwise."""
+    try:
+        when = datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        raise BadInput(f"start {text!r} is no moment; write for example 2020-06-01 or 2020-06-01T18:00") from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+@lru_cache(maxsize=8)
+def intensities(path: str) -> dict[str, Hours]:
+    """Every region in a file, or in a folder of csv files."""
+    remedy = "give a csv file with a time (UTC) and a carbon intensity, a folder of such, or an .npz"
+    try:
+        where = Path(path)
+        files = sorted(where.glob("*.csv")) if where.is_dir() else [where]
+        told: dict[str, dict[int, list[float]]] = {}
+        if where.suffix == ".npz":
+            return _npz(where)
+        for file in files:
+            for region, hour, value in _rows(file):
+                told.setdefault(region, {}).setdefault(hour, []).append(value)
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as why:
+        raise BadInput(f"fleet.carbon {path!r} cannot be read: {brief(why, 120)}; {remedy}") from why
+    if not told:
+        raise BadInput(f"fleet.carbon {path!r} holds no figures; {remedy}")
+    return {region: _filled(hours) for region, hours in told.items()}
+
+
+def _filled(hours: Mapping[int, Sequence[float]]) -> Hours:
+    """Means by the hour; an hour without a figure has the one before it."""
+    first, last = min(hours), max(hours)
+    if last - first > 200_000:
+        raise BadInput(f"fleet.carbon spans {last - first} hours, more than twenty years; is its time column a time?")
+    values = np.empty(last - first + 1)
+    for i in range(len(values)):
+        values[i] = np.mean(hours[first + i]) if first + i in hours else values[i - 1]
+    return Hours(first * HOUR, values)
+
+
+def _rows(file: Path) -> list[tuple[str, int, float]]:
+    found = []
+    with open(file, newline="", encoding="utf-8-sig") as opened:
+        lines = csv.reader(opened)
+        header = [cell.strip().lower() for cell in next(lines, [])]
+        time = next((header.index(name) for name in TIMES if name in header), None)
+        value = _value(header)
+        zone = next((header.index(name) for name in ("zone id", "zone", "region") if name in header), None)
+        if time is None or value is None:
+            raise ValueError(f"{file.name} has no time or no carbon intensity among its columns")
+        for number, row in enumerate(lines, 2):
+            if not row or not row[value].strip():
+                continue
+            try:
+                hour, grams = math.floor(moment(row[time].strip().replace("Z", "+00:00")) / HOUR), float(row[value])
+            except (BadInput, ValueError, IndexError):
+                raise ValueError(f"{file.name} line {number} has no time and number") from None
+            if not 0 <= grams < 1e5:
+                raise ValueError(f"{file.name} line {number}: {grams:g} g/kWh")
+            found.append((file.stem if zone is None else row[zone].strip(), hour, grams))
+    return found
+
+
+def _value(header: Sequence[str]) -> int | None:
+    """The column of the life-cycle intensity, or of any carbon intensity."""
+    plain = [name.replace("_", " ") for name in header]
+    fits = [i for i, name in enumerate(plain) if "carbon intensity" in name or name == "avg ci"]
+    cycle = [i for i in fits if "life" in plain[i] or "lca" in plain[i]]
+    return next(iter(cycle or fits), None)
+
+
+def _npz(path: Path) -> dict[str, Hours]:
+    found: dict[str, Hours] = {}
+    with np.load(path, allow_pickle=False) as arrays:
+        for name in arrays.files:
+            if f"{name}_start" in arrays.files:
+                values: Any = np.asarray(arrays[name], np.float64)
+                if values.ndim != 1 or not len(values) or not np.isfinite(values).all() or (values < 0).any():
+                    raise ValueError(f"{name} is no row of intensities")
+                found[name] = Hours(moment(str(arrays[f"{name}_start"])), values)
+    if not found:
+        raise ValueError("it has no REGION and REGION_start")
+    return found
+
+
+def _day(second: float) -> str:
+    return datetime.fromtimestamp(second, UTC).date().isoformat()
