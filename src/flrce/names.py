@@ -156,5 +156,4 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "average": {"last": Last, "ema": EMA, "tail": TailMean, "growing-tail": GrowingTail, "swa": SWA},
     "battery": {"phone": Phone},
-    "average": {"last": Last, "ema": EMA, "tail": TailMean, "growing-tail": GrowingTail},
 }
