@@ -89,3 +89,35 @@ def test_a_failure_reaches_every_run():
     for thread in threads:
         thread.join(60)
     assert len(failures) == 2
+
+
+EXTENDED = {
+    "scaffold": {"recipe": {"name": "scaffold"}},
+    "feddyn": {"recipe": {"name": "feddyn"}},
+    "carried momentum": {"train": {"momentum": 0.9, "carry": True}},
+    "kept": {"model": {"name": "own_nets:Smooth", "kept": "norms"}},
+}
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_states_and_kept_parameters_go_with_a_lane(name, caplog):
+    """Three rounds, so that what clients keep comes back; whole batches on a smooth network keep rounding small."""
+    more = EXTENDED[name]
+    base = {"rounds": 3, "clients": 6, "per_round": 4, "engine": {"kernel": "torch"}, "recipe": {"name": "fedavg"}}
+    table = base | {"model": {"name": "own_nets:Smooth"}} | more
+    table["train"] = {"batch": 4096, "epochs": 2, "lr": 0.05} | more.get("train", {})
+    exp = Experiment.of(table)
+    found, expected = together([exp])[0], runs.run(exp)
+    assert "one after another" not in caplog.text
+    moved = weights(expected) - pack(runs.parts(exp).net)[: len(weights(expected))]
+    assert (weights(found) - weights(expected)).norm() < 2e-3 * moved.norm()
+    assert [h.accuracy for h in found.history] == pytest.approx([h.accuracy for h in expected.history], abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["own_nets:Dropped"])
+def test_random_layers_train_in_a_stack(name, caplog):
+    exps = [Experiment.of(BASE | {"seed": s, "model": {"name": name}}) for s in (0, 1)]
+    one, two = together(exps), together(exps)
+    assert "one after another" not in caplog.text
+    assert all(torch.equal(weights(a), weights(b)) for a, b in zip(one, two, strict=True))
+    assert one[0].history[-1].loss < one[0].history[0].loss

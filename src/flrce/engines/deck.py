@@ -6,8 +6,9 @@ together give the same bits each time.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Condition
 from typing import Any
 
@@ -16,17 +17,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flrce.engines.choices import LOOP, Choices, Kind, fastest, shape_of, timed, told
 from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Order
 from flrce.errors import BadInput
-from flrce.local.client import Index, Job, Runner
-from flrce.local.stacked.stack import Stack
-from flrce.local.trainer import Trained
-from flrce.local.updates import Chain, Simple, simple
+from flrce.local.client import LINKS, Index, Job, Runner
+from flrce.local.precision import Precision
+from flrce.local.stacked.stack import Stack, Stacked, level
+from flrce.local.stacked.ways import Way
+from flrce.local.trainer import Trained, Trainer, layer_seed
+from flrce.local.updates import Chain, Ends, Simple, simple
 from flrce.models.part import Part
 from flrce.types import Reply
 
-Kind = tuple[Any, ...]  # what lanes of one stack share: rate, first trained block, proximal term, chain of links
+Sort = tuple[Any, ...]  # what lanes of one stack share: rate, first trained block, proximal term, chain of links
+STEPS = 4  # of each job when ways are measured
+SOME = 16  # jobs that are enough to measure one after another by
 log = logging.getLogger("flrce")
 
 
@@ -35,6 +41,7 @@ class Request:
     """What one seat waits for: jobs trained, or a model judged."""
 
     jobs: Sequence[Job] = ()
+    carries: Sequence[Mapping[str, Tensor]] = ()  # what each job's client keeps
     judged: tuple[Tensor, Index] | None = None
     answer: Any = None
 
@@ -42,8 +49,12 @@ class Request:
 class Deck:
     """One network and one pool of samples on one device, shared by the seats of several runs."""
 
-    def __init__(self, runner: Runner, device: str, memory: int | None = None) -> None:
-        self.device, self.memory = device, memory
+    def __init__(
+        self, runner: Runner, device: str, memory: int | None = None, precision: Precision = "float32"
+    ) -> None:
+        self.device, self.memory, self.precision = device, memory, precision
+        self.choices = Choices()
+        self.ways: dict[str, str] = {}  # those that were gone so far
         self.runner = runner.on(device)
         self.stacks: dict[float | int, Stack | str] = {}  # or why there is none
         self.turn = Condition()
@@ -87,34 +98,92 @@ class Deck:
     def _train(self, requests: Sequence[Request]) -> None:
         for request in requests:
             request.answer = [None] * len(request.jobs)
-        groups: dict[Kind, list[tuple[Request, int]]] = {}
+        groups: dict[Sort, list[tuple[Request, int]]] = {}
         for request in requests:
             for i, job in enumerate(request.jobs):
                 groups.setdefault(_kind(job), []).append((request, i))
         for kind in sorted(groups, key=repr):
             self._stack(kind, groups[kind])
 
-    def _stack(self, kind: Kind, members: Sequence[tuple[Request, int]]) -> None:
+    def _stack(self, kind: Sort, members: Sequence[tuple[Request, int]]) -> None:
         """Train the jobs of one kind together and put the results where they belong."""
         jobs = [request.jobs[i] for request, i in members]
+        carries = [request.carries[i] if request.carries else {} for request, i in members]
         stack = self.stack(jobs[0].part)
         assert isinstance(stack, Stack)
         starts = {job.start.data_ptr(): job.start for job in jobs}  # a run's clients share one: sent once
         lanes = [list(starts).index(job.start.data_ptr()) for job in jobs]
+        w = torch.stack(list(starts.values())).to(self.device)[lanes]
+        way = self._way(stack, kind, jobs, carries, w)
+        if way == LOOP:
+            for (request, i), job, carry in zip(members, jobs, carries, strict=True):
+                request.answer[i] = self._alone(job, carry)
+            return
+        found = self._lanes(stack, kind, jobs, carries, w, Way.of(way))
+        home = to_host(found.w)
+        for lane, (request, i) in enumerate(members):
+            kept, sent = found.ends[lane]
+            request.answer[i] = Trained(home[lane], found.losses[lane], found.squares[lane], kept, sent)
+
+    def _lanes(
+        self, stack: Stack, kind: Sort, jobs: Sequence[Job], carries: Sequence[Mapping[str, Tensor]], w: Tensor,
+        way: Way, most: int | None = None,
+    ) -> Stacked:  # fmt: skip
+        """Jobs as lanes; at most so many steps of each."""
         few = [_few(job) for job in jobs]
-        w, losses, squares = stack.train(
-            torch.stack(list(starts.values())).to(self.device)[lanes],
-            [job.order for job in jobs],
-            [job.sizes for job in jobs],
-            lr=_rates(jobs, kind[3]),
-            mu=torch.tensor([each.mu for each in few]),
-            first=kind[1],
-            squared=few[0].squared,
-            update=kind[3],
-            local=jobs[0].local,
-        )
-        for (request, i), *trained in zip(members, w.cpu(), losses, squares, strict=True):
-            request.answer[i] = Trained(*trained)
+        sizes = [job.sizes[:most] for job in jobs]
+        return stack.train(
+            w, [job.order[: size.sum()] for job, size in zip(jobs, sizes, strict=True)], sizes,
+            lr=_rates(jobs, kind[3]), mu=torch.tensor([each.mu for each in few]), first=kind[1],
+            squared=few[0].squared, update=kind[3], locals=[job.local for job in jobs],
+            carries=[_links(carry) for carry in carries], seeds=[layer_seed(job.task) for job in jobs], way=way,
+        )  # fmt: skip
+
+    def _alone(self, job: Job, carry: Mapping[str, Tensor], most: int | None = None) -> Trained:
+        """One job by torch's trainer on this device."""
+        runner, sizes = self.runner, job.sizes[:most]
+        trainer = runner.trainer(job.part, fused=False)
+        assert isinstance(trainer, Trainer)
+        samples = (runner.x, runner.y, runner.scale, runner.shift, job.order[: sizes.sum()], sizes)
+        with runner.lock:
+            return trainer.train(job.start, *samples, job.update, job.local, _links(carry), job.task.augment)
+
+    def _way(
+        self, stack: Stack, kind: Sort, jobs: Sequence[Job], carries: Sequence[Mapping[str, Tensor]], w: Tensor
+    ) -> str:
+        """The way that these jobs go: settled, known from before, or measured now."""
+        if stack.settled is not None:
+            return str(stack.settled)
+        batch = -(-max(int(job.sizes.max()) for job in jobs) // 16) * 16
+        names = [type(link).__name__ for link in kind[3].links] if kind[3] else []
+        sort = Kind(shape_of(stack.module), level(len(jobs), 1 << 20), batch, self.precision, f"{kind[:3]} {names}")
+        key = sort.key(self.device)
+        way = self.choices.find(key)
+        if way is None:
+            way, found = fastest(self._tries(stack, kind, jobs, carries, w))
+            log.warning("%s", told(way, found, len(jobs), type(stack.module).__name__))
+            way = self.choices.keep(key, way)
+            stack.forget(way)
+        self.ways[key] = way
+        return way
+
+    def _tries(
+        self, stack: Stack, kind: Sort, jobs: Sequence[Job], carries: Sequence[Mapping[str, Tensor]], w: Tensor
+    ) -> list[tuple[str, Callable[[], float]]]:
+        """Each way with a call that says how long a few steps of all jobs take."""
+
+        def way(name: Way) -> float:
+            n = min(len(jobs), SOME) if name.kind == "single" else len(jobs)
+            call = partial(self._lanes, stack, kind, jobs[:n], carries[:n], w[:n], name, STEPS)
+            call()  # records
+            return timed(call, self.device) * len(jobs) / n
+
+        def loop() -> float:
+            call = partial(self._alone, jobs[0], carries[0], STEPS)
+            call()
+            return timed(call, self.device) * len(jobs)
+
+        return [(str(name), partial(way, name)) for name in stack.ways] + [(LOOP, loop)]
 
     def _judge(self, requests: Sequence[Request]) -> None:
         if not requests:
@@ -136,7 +205,7 @@ class Deck:
             try:
                 self.stacks[rate] = Stack(
                     part.net, runner.shape, runner.x, runner.y, runner.scale, runner.shift, self.device, self.memory,
-                    runner.objective,
+                    runner.objective, runner.layout.local if part.held is None else None, self.precision,
                 )  # fmt: skip
             except BadInput as why:
                 self.stacks[rate] = str(why)
@@ -144,13 +213,11 @@ class Deck:
 
     def apart(self, job: Job) -> str:
         """Why this job is trained by itself instead of in a stack; "" if it need not be."""
-        if self.runner.layout.kept:
-            return "some parameters stay with the client"
         if job.task.augment:
             return "batches are augmented"
         if isinstance(simple(job.update, job.local), str):
             for link in job.update.links:
-                if not getattr(link, "lanes", False):
+                if not getattr(link, "lanes", False) or (job.task.part.first and isinstance(link, Ends)):
                     return f"the update has {type(link).__name__}"
         stack = self.stack(job.part)
         return stack if isinstance(stack, str) else ""
@@ -162,15 +229,23 @@ class Decks:
     def __init__(self, device: str) -> None:
         self.device, self.decks = device, {}  # type: tuple[str, dict[Any, Deck]]
 
-    def hire(self, runner: Runner) -> "Seat":
+    def hire(self, runner: Runner, precision: Precision = "float32") -> "Seat":
         """A seat at the deck of this network and these samples."""
         fixed = tuple(
             p.data_ptr() for p in runner.net.parameters() if not p.requires_grad
         )  # a base of its own, or none
-        key = (id(runner.x), runner.shape, repr(runner.layout), repr(runner.net), repr(runner.objective), fixed)
+        key = (
+            id(runner.x),
+            runner.shape,
+            repr(runner.layout),
+            repr(runner.net),
+            repr(runner.objective),
+            fixed,
+            precision,
+        )
         if key not in self.decks:
             total = torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else 4 << 30
-            self.decks[key] = Deck(runner, self.device, memory=total // 4)
+            self.decks[key] = Deck(runner, self.device, memory=total // 4, precision=precision)
         return Seat(self.decks[key], runner)
 
 
@@ -186,7 +261,7 @@ class Seat:
         """The clients' replies. What a stack cannot do is trained by torch on the same device, one client at a time."""
         jobs = [self.runner.job(w, task, index, carry) for task, index, carry in orders]
         stacked = [i for i, job in enumerate(jobs) if len(job.sizes) and not self._apart(job)]
-        answers = self.deck.ask(self.number, Request([jobs[i] for i in stacked]))
+        answers = self.deck.ask(self.number, Request([jobs[i] for i in stacked], [orders[i][2] for i in stacked]))
         trained: dict[int, Trained] = dict(zip(stacked, answers, strict=True))
         return [
             self.runner.reply(job, trained[i], carry) if i in trained else self.deck.runner.finish(job, carry)
@@ -200,6 +275,14 @@ class Seat:
         answer: Numbers = self.deck.ask(self.number, Request(judged=(w, index)))
         return answer
 
+    @property
+    def ways(self) -> dict[str, str]:
+        """The ways that this deck's jobs went; a run keeps them, and brings them along when it is resumed."""
+        return self.deck.ways
+
+    def adopt(self, ways: Mapping[str, Any]) -> None:
+        self.deck.choices.adopt(ways)
+
     def close(self) -> None:
         self.deck.leave(self.number)
 
@@ -210,6 +293,21 @@ class Seat:
             self.said.add(why)
             log.warning("clients train one after another on %s: %s", self.deck.device, why)
         return why
+
+
+def to_host(x: Tensor) -> Tensor:
+    """A copy in the host's memory, through pinned pages where it comes from a GPU: twice as fast as without."""
+    if not x.is_cuda:
+        return x
+    home = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    home.copy_(x, non_blocking=True)
+    torch.cuda.synchronize(x.device)
+    return home
+
+
+def _links(carry: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What links kept, of all that a client keeps."""
+    return {name.removeprefix(LINKS): value for name, value in carry.items() if name.startswith(LINKS)}
 
 
 def _rates(jobs: Sequence[Job], update: Chain | None) -> Tensor | list[NDArray[np.float32]]:
@@ -224,7 +322,7 @@ def _few(job: Job) -> Simple:
     return found if isinstance(found, Simple) else Simple(job.update.lr)
 
 
-def _kind(job: Job) -> Kind:
+def _kind(job: Job) -> Sort:
     few = simple(job.update, job.local)
     rate, first = job.part.key[0], job.task.part.first
     if isinstance(few, Simple):

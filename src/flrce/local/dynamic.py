@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class Dual:
     """
 
     alpha: Positive = 0.1
+    lanes: ClassVar[bool] = True
 
     def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors:
         way = settled(WAY, local.task, carry, w)

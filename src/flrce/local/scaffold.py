@@ -30,6 +30,10 @@ class Variate:
 
     option: Literal["I", "II"] = "II"
 
+    @property
+    def lanes(self) -> bool:
+        return self.option == "II"
+
     def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors:
         task = local.task
         own = settled(C, task, carry, w)

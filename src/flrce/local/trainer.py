@@ -193,3 +193,8 @@ class Trainer:
 
 def _seed(task: Any, purpose: str) -> int:
     return int(stream(task.seed, purpose, task.t, task.client).integers(2**63))
+
+
+def layer_seed(task: Any) -> int:
+    """What a task's random layers draw from."""
+    return _seed(task, "layers")

@@ -95,6 +95,7 @@ class Drift:
     """
 
     name: Annotated[str, Field(min_length=1, max_length=60)] = "drift"
+    lanes: ClassVar[bool] = True
 
     def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors:
         sent, kept = local.task.tensors.get(self.name), carry.get(self.name)
@@ -148,6 +149,10 @@ class Carried:
     """A link whose state stays with the client from one of its rounds to the next, instead of starting anew."""
 
     inner: Any = field(default=Momentum(), metadata={"piece": "link"})
+
+    @property
+    def lanes(self) -> bool:
+        return bool(getattr(self.inner, "lanes", False))
 
     def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors:
         fresh = self.inner.begin(w, local, carry) if isinstance(self.inner, Remembers) else {}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from flrce.errors import BadInput
@@ -17,6 +16,7 @@ from flrce.models.chain import Chain, Layer
 from flrce.models.inputs import inputs
 
 Tensors = dict[str, Tensor]
+Draw = tuple[Tensor, Tensor]  # (k,) seeds of the lanes, (1,) the step: what random layers draw from
 RANDOM = "Dropout at {!r} draws at random, which the stacked trainer does not repeat; use p=0"
 
 
@@ -118,11 +118,19 @@ class ChainNet:
         if usable(samples.x.device):
             self.parts = fuse(links.layers)
 
+    @property
+    def fused(self) -> bool:
+        """Whether it convolves, and every convolution is part of a fused block."""
+        blocks = any(isinstance(part, FusedBlock) for _, part in self.parts)
+        return blocks and not any(isinstance(part, Layer) and part.kind == "conv" for _, part in self.parts)
+
     def cut(self, first: int) -> int:
         """The place in the chain of the first layer that trains."""
         return 0 if first == 0 else self.links.layers.index(self.links.trained[first])
 
-    def logits(self, t: Tensors, index: Tensor, count: Tensor, first: int, training: bool) -> Tensor:
+    def logits(
+        self, t: Tensors, index: Tensor, count: Tensor, first: int, training: bool, draw: Draw | None = None
+    ) -> Tensor:
         """index (k, B) into the samples -> (k, B, classes)."""
         cut, samples = self.cut(first), self.samples
         t = {**{name: p.expand(len(index), *p.shape[1:]) for name, p in self.fixed.items()}, **t}
@@ -150,55 +158,3 @@ class ChainNet:
                 rows = torch.Size(part["kernel"]).numel() * part.inside[0] if part.kind == "conv" else 0
                 total += 3 * (torch.Size(part.out).numel() + rows * torch.Size(part.out[1:]).numel())
         return 4 * (total + 2 * self.samples.x[0].numel())
-
-
-class FunctionalNet:
-    """Any module without BatchNorm, through torch.func: vmap over the lanes."""
-
-    def __init__(self, module: nn.Module, samples: Samples, why: BadInput):
-        for name, layer in module.named_modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                raise BadInput(f"BatchNorm at {name!r} can only be stacked in a chain of layers, and {why}") from why
-            if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-                raise BadInput(RANDOM.format(name))
-        self.module, self.samples = module, samples
-        self._try()
-
-    def _try(self) -> None:
-        """BadInput where torch cannot run this network for several lanes at once."""
-        trained = {name: p.detach()[None].repeat(2, *(1,) * p.dim()).requires_grad_()
-                   for name, p in self.module.named_parameters() if p.requires_grad}  # fmt: skip
-        device = self.samples.x.device
-        index, count = torch.zeros(2, 2, dtype=torch.int32, device=device), torch.full((2,), 2, device=device)
-        try:
-            out = self.logits(dict(trained), index, count, 0, training=True)
-            torch.autograd.grad(out.float().sum(), list(trained.values()), allow_unused=True)
-        except Exception as why:  # torch raises many kinds for what vmap does not know
-            line = str(why).splitlines()[0][:120] if str(why) else type(why).__name__
-            raise BadInput(
-                f"torch cannot run {type(self.module).__name__} for several clients at once ({line})"
-            ) from why
-
-    def logits(self, t: Tensors, index: Tensor, count: Tensor, first: int, training: bool) -> Tensor:
-        def one(tensors: Tensors, x: Tensor) -> Tensor:
-            y: Tensor = functional_call(self.module, tensors, (x,))
-            return y
-
-        with torch.set_grad_enabled(training):
-            y: Tensor = torch.vmap(one)(t, self.samples.inputs(index))
-            return y
-
-    def bytes(self) -> int:
-        """As ChainNet's, from the outputs of the module's leaves for one sample."""
-        sizes = [self.samples.x[0].numel()]
-
-        def note(_: nn.Module, __: object, out: object) -> None:
-            sizes.append(out.numel() if isinstance(out, Tensor) else 0)
-
-        leaves = [m for m in self.module.modules() if not list(m.children())]
-        hooks = [m.register_forward_hook(note) for m in leaves]
-        with torch.no_grad():
-            self.module(self.samples.inputs(torch.zeros(1, 1, dtype=torch.int32, device=self.samples.x.device))[0])
-        for hook in hooks:
-            hook.remove()
-        return 4 * 6 * sum(sizes)

@@ -5,8 +5,10 @@ sizes, each with its own recorded step, and a client with thousands of steps cos
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,16 +18,22 @@ from torch import Tensor, nn
 from flrce.errors import BadInput
 from flrce.local.link import Local
 from flrce.local.objective import Classification, Objective
-from flrce.local.precision import exact
-from flrce.local.stacked.layers import ChainNet, FunctionalNet, Samples
+from flrce.local.precision import Precision, exact, lowered
+from flrce.local.stacked.folded import FoldedNet
+from flrce.local.stacked.functional import FunctionalNet
+from flrce.local.stacked.layers import ChainNet, Samples, Tensors
 from flrce.local.stacked.steps import SEGMENT, Bench, Mode
+from flrce.local.stacked.trial import Laned
+from flrce.local.stacked.ways import Way, candidates
 from flrce.local.updates import Chain
+from flrce.models.chain import Chain as Layers
 from flrce.models.chain import chain
-from flrce.models.flat import layout
+from flrce.models.flat import Layout, layout
 
 Index = NDArray[np.int64]
 Plan = NDArray[np.int32]
 Rates = NDArray[np.float32]
+SMALL = 1_000_000  # floats of a network up to which its fused kernels are known to be fastest
 CHUNK = 256  # samples of one model evaluated at once
 
 
@@ -85,76 +93,191 @@ def _table(rates: Rates | list[Rates], group: Sequence[int], begin: int, end: in
     return table
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """What came of a call, lane by lane: new vectors (K, d), losses and squares of every step, and what links leave."""
+
+    w: Tensor
+    losses: list[Tensor]
+    squares: list[Tensor]
+    ends: list[tuple[Tensors, Tensors]] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.w, self.losses, self.squares))
+
+    def __getitem__(self, i: int) -> Any:
+        return (self.w, self.losses, self.squares)[i]
+
+
+@dataclass(frozen=True)
+class Lot:
+    """All that a call trains, lane by lane."""
+
+    w: Tensor
+    orders: Sequence[Index]
+    sizes: Sequence[Index]
+    rates: Rates | list[Rates]
+    pulls: Tensor
+    locals: Sequence[Local] = ()
+    carries: Sequence[Tensors] = ()
+    seeds: Sequence[int] = ()
+
+    def load(self, bench: Bench, group: Sequence[int]) -> None:
+        locals = [self.locals[i] for i in group] if self.locals else ()
+        carries = [self.carries[i] for i in group] if self.carries else ()
+        seeds = [self.seeds[i] for i in group] if self.seeds else ()
+        bench.load(self.w[list(group)].to(bench.plan.device), self.pulls[list(group)], locals, carries, seeds)
+
+
 class Stack:
     """K lanes (a lane = one client's local training in one run), all of one network, trained together on one device."""
 
     def __init__(self, net: nn.Module, shape: tuple[int, ...], x: Tensor, y: Tensor, scale: float, shift: float,
-                 device: str, memory: int | None = None, objective: Objective = Classification()):  # fmt: skip
+                 device: str, memory: int | None = None, objective: Objective = Classification(),
+                 where: Layout | None = None, precision: Precision = "float32"):  # fmt: skip
         if tuple(x.shape[1:]) != tuple(shape) or len(x) != len(y) or len(x) == 0:
             raise BadInput(f"samples {tuple(x.shape)} with {len(y)} labels do not fit a network for {tuple(shape)}")
-        self.where, self.device, self.objective = layout(net), torch.device(device), objective
-        samples = Samples(x.contiguous().to(device), y.to(device), float(scale), float(shift))
-        self.net: ChainNet | FunctionalNet
-        try:
-            links = chain(net, shape)
-        except BadInput as why:
-            self.net = FunctionalNet(copy.deepcopy(net).to(device), samples, why)
-        else:
-            self.net = ChainNet(copy.deepcopy(net).to(device), links, samples)
+        self.where, self.device, self.objective = where or layout(net), torch.device(device), objective
+        self.precision: Precision = precision
+        self.samples = Samples(x.contiguous().to(device), y.to(device), float(scale), float(shift))
+        self.module = copy.deepcopy(net).to(device)
+        self.links: Layers | None = None
+        with suppress(BadInput):
+            self.links = chain(net, shape)
+        self.nets: dict[str, Laned | BadInput] = {}
+        self.ways = candidates(net, self.links is not None)
         if memory is None:  # asked once: a split that followed the free memory would change bits from call to call
             memory = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else 2 << 30
         self.memory = memory
-        self._benches: dict[Mode, Bench] = {}
+        self._benches: dict[tuple[Mode, int], Bench] = {}
+        self.net = self.network(self.way)
+
+    def network(self, way: Way) -> Laned:
+        """The network of many lanes for this way; BadInput says why there is none."""
+        key = str(Way("single")) if way.kind == "single" else str(way)
+        if key not in self.nets:
+            try:
+                self.nets[key] = self._network(way)
+            except BadInput as why:
+                self.nets[key] = why
+        found = self.nets[key]
+        if isinstance(found, BadInput):
+            raise found
+        return found
+
+    def _network(self, way: Way) -> Laned:
+        if way.kind == "chain":
+            assert self.links is not None
+            return ChainNet(self.module, self.links, self.samples)
+        if way.kind == "mapped":
+            return FunctionalNet(self.module, self.samples)
+        return FoldedNet(self.module, self.samples, self.links, way.convolving, 1 if way.kind == "single" else 2)
+
+    @property
+    def way(self) -> Way:
+        """The first way that this network can go; BadInput where there is none."""
+        reasons = []
+        for way in self.ways:
+            try:
+                self.network(way)
+                return way
+            except BadInput as why:
+                reasons.append(why)
+        raise reasons[0]
+
+    @property
+    def settled(self) -> Way | None:
+        """The way that needs no measurement: the only one on a CPU, and fused kernels where they cover a small CNN."""
+        if self.device.type != "cuda":
+            return self.way
+        found = self.nets.get("chain")
+        if isinstance(found, ChainNet) and found.fused and self.where.size < SMALL:
+            return Way("chain")
+        return None
+
+    def forget(self, but: str) -> None:
+        """Let go of the buffers of all other ways."""
+        for mode, slot in [key for key in self._benches if str(key[0].way) != but]:
+            del self._benches[mode, slot]
 
     def train(
         self, w: Tensor, orders: Sequence[Index], sizes: Sequence[Index], lr: float | Tensor | Sequence[Rates],
         mu: float | Tensor = 0.0, first: int = 0, squared: bool = True, update: Chain | None = None,
-        local: Local | None = None,
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
-        """Train lane i from w[i] on its batches; (w' (K, d), losses, squares), the last two per lane and step.
+        locals: Sequence[Local] = (), carries: Sequence[Tensors] = (), seeds: Sequence[int] = (),
+        way: Way | None = None,
+    ) -> Stacked:  # fmt: skip
+        """Train lane i from w[i] on its batches.
 
         orders[i] holds lane i's sample indices, batch after batch, and sizes[i] its batch sizes. SGD on the mean loss,
         at a rate for each lane, or for each step of each lane; mu pulls towards w[i] with mu/2 ||.||^2 (squared) or
-        mu ||.|| per tensor. With `update`, every lane follows that chain of links instead. Blocks before
-        chain.trained[first] are frozen. Losses and their squares are means over a batch, before its step.
+        mu ||.|| per tensor. With `update`, every lane follows that chain of links instead, with its own of `locals`
+        and `carries`. Random layers draw from `seeds`. Blocks before chain.trained[first] are frozen. Losses and their
+        squares are means over a batch, before its step.
         """
-        K = len(w)
+        K, way = len(w), way or self.way
         sizes = [np.asarray(s, dtype=np.int64) for s in sizes]
         self._check(w, orders, sizes, first)
-        rates = _rates(lr, K)
         pulls = torch.as_tensor(mu, dtype=torch.float32).expand(K)
         prox = (2 if squared else 1) if bool((pulls != 0).any()) else 0
-        out, losses = w.clone(), [torch.zeros(2, 0)] * K
+        lot = Lot(w, orders, sizes, _rates(lr, K), pulls, locals, carries, seeds)
+        out, losses, ends = w.clone(), [torch.zeros(2, 0)] * K, [({}, {})] * K  # type: tuple[Any, Any, Any]
         ranked = np.argsort([-len(s) for s in sizes], kind="stable")
         busy = [int(i) for i in ranked if len(sizes[i])]
-        most = self._lanes(max((int(s.max()) for s in sizes if len(s)), default=1))
-        with exact():
-            for at in range(0, len(busy), most):
-                group = busy[at : at + most]
-                batch = -(-max(int(sizes[i].max()) for i in group) // 16) * 16
-                bench = self._bench(Mode(level(len(group), most), batch, first, prox, update))
-                bench.load(w[group].to(self.device), pulls[group], local)
-                few, lengths = [orders[i] for i in group], [sizes[i] for i in group]
-                seen = self._drive(bench, few, lengths, partial(_table, rates, group))
-                for lane, i in enumerate(group):
+        fits = self._lanes(max((int(s.max()) for s in sizes if len(s)), default=1), way)
+        most, side = (1, min(way.streams, fits)) if way.kind == "single" else (fits, 1)  # `side` groups at once
+        groups = [busy[at : at + most] for at in range(0, len(busy), most)]
+        with exact(self.precision):
+            for at in range(0, len(groups), side):
+                few = groups[at : at + side]
+                benches = []
+                for slot, group in enumerate(few):
+                    batch = -(-max(int(sizes[i].max()) for i in group) // 16) * 16
+                    mode = Mode(level(len(group), most), batch, first, prox, update, way, self.precision)
+                    benches.append(self._bench(mode, slot))
+                for lane, i, seen in self._drive(benches, few, lot):
                     losses[i] = seen[:, : len(sizes[i]), lane].clone()
-                out[group] = bench.store(len(group)).to(out.device)
-        return out, [pair[0] for pair in losses], [pair[1] for pair in losses]
+                for bench, group in zip(benches, few, strict=True):
+                    out[group] = bench.store(len(group)).to(out.device)
+                    for i, end in zip(group, bench.ends(len(group)), strict=True):
+                        ends[i] = end
+        return Stacked(out, [pair[0] for pair in losses], [pair[1] for pair in losses], ends)
 
     def _drive(
-        self, bench: Bench, orders: Sequence[Index], sizes: Sequence[Index], rates: Callable[[int, int], Rates]
-    ) -> Tensor:
-        """Run every step of a loaded group, a segment of the plan at a time; (2, steps, lanes) losses and squares."""
-        steps = np.array([len(size) for size in sizes])
-        seen = []
-        for begin in range(0, int(steps[0]), SEGMENT):
-            end = min(begin + SEGMENT, int(steps[0]))
-            indices, counts = plan(orders, sizes, begin, end, bench.mode.batch)
-            bench.lay(indices, counts, rates(begin, end))
-            for k, many in lengths(steps, begin, end, bench.mode.lanes):
-                bench.run(k, many)
-            seen.append(bench.losses[:, : end - begin].to("cpu", copy=True))
-        return torch.cat(seen, 1)
+        self, benches: Sequence[Bench], groups: Sequence[list[int]], lot: Lot
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """Run every step of these groups side by side; (lane, its place in the lot, (2, steps, lanes) of its group)."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a bench's own stream must not overtake what it reads
+        steps = [np.array([len(lot.sizes[i]) for i in group]) for group in groups]
+        seen: list[list[Tensor]] = [[] for _ in groups]
+        for bench, group in zip(benches, groups, strict=True):
+            with bench.on():
+                lot.load(bench, group)
+        for begin in range(0, max(int(each[0]) for each in steps), SEGMENT):
+            runs: list[Iterator[int]] = []
+            for bench, group, each in zip(benches, groups, steps, strict=True):
+                end = min(begin + SEGMENT, int(each[0]))
+                if end <= begin:
+                    runs.append(iter(()))
+                    continue
+                orders, sizes = [lot.orders[i] for i in group], [lot.sizes[i] for i in group]
+                with bench.on():
+                    indices, counts = plan(orders, sizes, begin, end, bench.mode.batch)
+                    bench.lay(indices, counts, _table(lot.rates, group, begin, end))
+                shapes = lengths(each, begin, end, bench.mode.lanes)
+                runs.append(iter([k for k, many in shapes for _ in range(many)]))
+            _in_turn(benches, runs)
+            for bench, each, found in zip(benches, steps, seen, strict=True):
+                end = min(begin + SEGMENT, int(each[0]))
+                if end > begin:
+                    with bench.on():
+                        found.append(bench.losses[:, : end - begin].to("cpu", copy=True))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        for group, found in zip(groups, seen, strict=True):
+            whole = torch.cat(found, 1)
+            for lane, i in enumerate(group):
+                yield lane, i, whole
 
     def evaluate(self, w: Tensor, index: Index) -> dict[str, Tensor]:
         """w (S, d), index (N,) or (S, N): "loss" (S, N) and the metrics' numbers (S, N, ...) in eval mode."""
@@ -162,7 +285,7 @@ class Stack:
         found: dict[str, Tensor] = {}
         at = torch.from_numpy(np.broadcast_to(index, (S, N)).astype(np.int32)).to(self.device)
         most = self._lanes(CHUNK)
-        with exact(), torch.no_grad():
+        with exact(self.precision), torch.no_grad():
             for lane in range(0, S, most):
                 # copies, since a view into w would leave products with rows that are not aligned
                 views = self.where.views(w[lane : lane + most].to(self.device, torch.float32))
@@ -171,8 +294,9 @@ class Stack:
                 for begin in range(0, N, CHUNK):
                     chunk = at[lane : lane + k, begin : begin + CHUNK].contiguous()
                     count = torch.full((k,), chunk.shape[1], dtype=torch.int32, device=self.device)
-                    out = self.net.logits(tensors, chunk, count, 0, training=False).flatten(0, 1)
-                    y = self.net.samples.targets(chunk)
+                    with lowered(self.device, self.precision):
+                        out = self.net.logits(tensors, chunk, count, 0, training=False).flatten(0, 1).float()
+                    y = self.samples.targets(chunk)
                     numbers = {"loss": self.objective.losses(out, y)}
                     numbers |= {judge.name: judge.of(out, y) for judge in self.objective.judges}
                     for name, each in numbers.items():
@@ -182,48 +306,71 @@ class Stack:
                         found[name][lane : lane + k, begin : begin + CHUNK] = each
         return {name: each.to(w.device) for name, each in found.items()}
 
-    def _bytes(self, lanes: int, batch: int) -> int:
+    def _bytes(self, lanes: int, batch: int, way: Way | None = None) -> int:
         """Estimated memory of a step: per lane w, its start, its gradient and one spare, and per sample activations."""
-        return lanes * (4 * 4 * self.where.size + batch * self.net.bytes())
+        net = self.network(way) if way else self.net
+        return lanes * (4 * 4 * self.where.size + batch * net.bytes())
 
-    def _lanes(self, batch: int) -> int:
+    def _lanes(self, batch: int, way: Way | None = None) -> int:
         """How many lanes fit into the memory budget."""
-        return max(1, self.memory // self._bytes(1, batch))
+        return max(1, self.memory // self._bytes(1, batch, way))
 
-    def _bench(self, mode: Mode) -> Bench:
+    def _bench(self, mode: Mode, slot: int = 0) -> Bench:
         """Buffers that fit this mode, with room to spare from an earlier call or new; kept while they fit."""
-        fits = [m for m in self._benches if m.holds(mode)]
+        fits = [m for m, place in self._benches if place == slot and m.holds(mode)]
         if fits:
             mode = min(fits, key=lambda m: (m.batch, m.lanes))
         else:
-            while self._benches and sum(self._bytes(m.lanes, m.batch) for m in (mode, *self._benches)) > self.memory:
-                self._benches.pop(next(iter(self._benches)))
-            self._benches[mode] = Bench(self.net, self.where, mode, self._trained(mode.first), self.objective)
-        self._benches[mode] = self._benches.pop(mode)  # the latest used last
-        return self._benches[mode]
+            held = [m for m, _ in self._benches]
+            while held and sum(self._bytes(m.lanes, m.batch, m.way) for m in (mode, *held)) > self.memory:
+                old = next(((m, place) for m, place in self._benches if m != mode), None)
+                if old is None:
+                    break
+                self._benches.pop(old)
+                held = [m for m, _ in self._benches]
+            net = self.network(mode.way)
+            self._benches[mode, slot] = Bench(net, self.where, mode, self._trained(mode.first), self.objective)
+        self._benches[mode, slot] = self._benches.pop((mode, slot))  # the latest used last
+        return self._benches[mode, slot]
 
     def _trained(self, first: int) -> frozenset[str]:
         """Names of the tensors that train when the blocks before `first` are frozen."""
         names = {s.name for s in self.where.slots if s.trainable}
-        if isinstance(self.net, ChainNet) and first:
-            frozen = {layer.name for layer in self.net.links.layers[: self.net.cut(first)] if layer.name}
+        if self.links is not None and first:
+            cut = self.links.layers.index(self.links.trained[first])
+            frozen = {layer.name for layer in self.links.layers[:cut] if layer.name}
             names = {name for name in names if name.rpartition(".")[0] not in frozen}
         return frozenset(names)
 
     def _check(self, w: Tensor, orders: Sequence[Index], sizes: Sequence[Index], first: int) -> None:
         if w.shape != (len(orders), self.where.size) or len(orders) != len(sizes):
             raise BadInput(f"w of shape {tuple(w.shape)} does not fit {len(orders)} lanes of {self.where.size} floats")
-        if first and not isinstance(self.net, ChainNet):
+        if first and self.links is None:
             raise BadInput(f"first={first}: only a network that is a plain chain of layers can freeze some of them")
-        if isinstance(self.net, ChainNet) and not 0 <= first < max(1, len(self.net.links.trained)):
-            raise BadInput(f"first={first} must lie in 0..{len(self.net.links.trained) - 1}: one block has to train")
         least = 1
-        if isinstance(self.net, ChainNet):
-            norms = [layer for layer in self.net.links.layers[self.net.cut(first) :] if layer.kind == "batchnorm"]
+        if self.links is not None:
+            if not 0 <= first < max(1, len(self.links.trained)):
+                raise BadInput(f"first={first} must lie in 0..{len(self.links.trained) - 1}: one block has to train")
+            cut = self.links.layers.index(self.links.trained[first]) if first else 0
+            norms = [layer for layer in self.links.layers[cut:] if layer.kind == "batchnorm"]
             least = 2 if any(torch.Size(layer.out[1:]).numel() == 1 for layer in norms) else 1
-        N = len(self.net.samples.y)
+        N = len(self.samples.y)
         for lane, (order, size) in enumerate(zip(orders, sizes, strict=True)):
             if len(order) != size.sum() or (len(size) and size.min() < least):
                 raise BadInput(f"lane {lane}: batch sizes must be {least} or more and add up to {len(order)} samples")
             if len(order) and (order.min() < 0 or order.max() >= N):
                 raise BadInput(f"lane {lane}: sample indices must lie in 0..{N - 1}")
+
+
+def _in_turn(benches: Sequence[Bench], runs: Sequence[Iterator[int]]) -> None:
+    """A step of each bench, then the next of each, so that their streams fill the device together."""
+    going = list(zip(benches, runs, strict=True))
+    while going:
+        left = []
+        for bench, run in going:
+            k = next(run, 0)
+            if k:
+                with bench.on():
+                    bench.run(k)
+                left.append((bench, run))
+        going = left

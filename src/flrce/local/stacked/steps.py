@@ -4,7 +4,9 @@ A step finds its batch through a counter that lives on the device, so that one r
 round; recordings differ only in the number of lanes that are still running.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,10 +15,14 @@ from torch import Tensor
 
 from flrce.local.link import Local
 from flrce.local.objective import Objective
-from flrce.local.stacked.layers import ChainNet, FunctionalNet, Tensors
+from flrce.local.precision import Precision, lowered
+from flrce.local.stacked.layers import Tensors
+from flrce.local.stacked.trial import Laned
+from flrce.local.stacked.ways import Way
 from flrce.local.updates import Chain
 from flrce.models.flat import Layout
 
+CHAIN = Way("chain")
 SEGMENT = 128  # steps whose plan is on the device at once
 
 
@@ -32,10 +38,12 @@ class Mode:
     first: int
     prox: int
     update: Chain | None = None
+    way: Way = CHAIN
+    precision: Precision = "float32"
 
     def holds(self, other: "Mode") -> bool:
         """Whether buffers of this mode serve the other, at less than twice its work."""
-        same = (self.first, self.prox, self.update) == (other.first, other.prox, other.update)
+        same = replace(self, lanes=other.lanes, batch=other.batch) == other
         return same and other.lanes <= self.lanes and other.batch <= self.batch < 2 * other.batch
 
 
@@ -51,9 +59,7 @@ def pull(now: Tensor, start: Tensor, mu: Tensor, prox: int) -> Tensor:
 class Bench:
     """Static buffers of mode.lanes lanes x mode.batch samples, and the recorded steps over them."""
 
-    def __init__(
-        self, net: ChainNet | FunctionalNet, where: Layout, mode: Mode, trained: frozenset[str], objective: Objective
-    ):
+    def __init__(self, net: Laned, where: Layout, mode: Mode, trained: frozenset[str], objective: Objective):
         device = net.samples.x.device
         K, B = mode.lanes, mode.batch
         self.net, self.where, self.mode, self.trained, self.objective = net, where, mode, trained, objective
@@ -65,22 +71,53 @@ class Bench:
         self.states: tuple[Tensors, ...] = ()  # of the links, (K, ...) each
         self.losses = torch.zeros(2, SEGMENT, K, device=device)  # mean loss, mean squared loss
         self.clock = torch.zeros(1, dtype=torch.int64, device=device)
+        self.done = torch.zeros(1, dtype=torch.int64, device=device)  # steps before this segment
+        self.seeds = torch.zeros(K, dtype=torch.int64, device=device)  # what random layers draw from
+        self.stream = torch.cuda.Stream(device) if mode.way.streams > 1 and device.type == "cuda" else None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def load(self, w: Tensor, mu: Tensor, local: Local | None = None) -> None:
-        """Set the lanes' starting vectors w (K, d) and their proximal pulls (K,); links begin anew."""
+    def load(self, w: Tensor, mu: Tensor, locals: Sequence[Local] = (), carries: Sequence[Tensors] = (),
+             seeds: Sequence[int] = ()) -> None:  # fmt: skip
+        """Set the lanes' starting vectors w (K, d) and their proximal pulls (K,); links begin, each lane for itself."""
         for name, view in self.where.views(w).items():
             self.now[name][: len(w)].copy_(view)
         for name, start in self.start.items():
             start.copy_(self.now[name])
         self.mu[: len(w)].copy_(mu)
-        if self.mode.update and local:
-            fresh = self.mode.update.begin(self._trained(self.mode.lanes), local, {})
+        self.seeds[: len(seeds)].copy_(torch.tensor(seeds, dtype=torch.int64))
+        self.done.zero_()
+        self.clock.zero_()
+        if self.mode.update:
+            self._begin(self._trained(len(w)), locals, carries)
+
+    def _begin(self, w: Tensor, locals: Sequence[Local], carries: Sequence[Tensors]) -> None:
+        update = self.mode.update
+        assert update is not None
+        for lane, (own, local) in enumerate(zip(w, locals, strict=True)):
+            carry = _moved(carries[lane], w.device) if carries else {}
+            task = replace(local.task, tensors=_moved(local.task.tensors, w.device))
+            fresh = update.begin(own, replace(local, task=task), carry)
             if not self.states:
-                self.states = tuple({name: value.clone() for name, value in state.items()} for state in fresh)
+                K = self.mode.lanes
+                self.states = tuple(
+                    {name: x.to(w.device)[None].repeat(K, *(1,) * x.dim()) for name, x in state.items()}
+                    for state in fresh
+                )
             for state, begun in zip(self.states, fresh, strict=True):
                 for name, value in begun.items():
-                    state[name].copy_(value)
+                    state[name][lane].copy_(value)
+
+    def ends(self, K: int) -> list[tuple[Tensors, Tensors]]:
+        """(what stays, what travels) of each of the first K lanes' links, in the host's memory."""
+        if self.mode.update is None:
+            return [({}, {})] * K
+        w, found = self._trained(K), []
+        for lane in range(K):
+            own = tuple({name: x[lane] for name, x in state.items()} for state in self.states)
+            kept, sent = self.mode.update.end(w[lane], own)
+            host = torch.device("cpu")
+            found.append(({n: x.clone() for n, x in _moved(kept, host).items()}, _moved(sent, host)))
+        return found
 
     def _trained(self, k: int) -> Tensor:
         """(k, d) the trained coordinates of the first k lanes, in the order of w."""
@@ -93,23 +130,25 @@ class Bench:
         self.counts.zero_()
         self.counts[:steps, :K].copy_(torch.from_numpy(counts))
         self.rates[:steps, :K].copy_(torch.from_numpy(rates))
+        self.done += self.clock
         self.clock.zero_()
 
     def store(self, K: int) -> Tensor:
         """The first K lanes' present vectors (K, d)."""
         return torch.cat([self.now[slot.name][:K].flatten(1) for slot in self.where.slots], 1)
 
-    def run(self, k: int, steps: int) -> None:
-        """`steps` more steps of the first k lanes."""
+    def on(self) -> AbstractContextManager[object]:
+        """Within it, work goes to this bench's own stream, where it has one."""
+        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
+
+    def run(self, k: int) -> None:
+        """One more step of the first k lanes."""
         if not self.plan.is_cuda:
-            for _ in range(steps):
-                self._step(k)
-            return
-        if k not in self.graphs:
-            self._record(k)
-            steps -= 1
-        for _ in range(steps):
+            self._step(k)
+        elif k in self.graphs:
             self.graphs[k].replay()
+        else:
+            self._record(k)
 
     def _record(self, k: int) -> None:
         """Run one step as it is (which also warms up), then record it without running."""
@@ -129,7 +168,8 @@ class Bench:
         count = self.counts.index_select(0, self.clock)[0, :k]  # (k,)
         leaves = {name: self.now[name][:k].detach().requires_grad_() for name in sorted(self.trained)}
         tensors = {name: leaves.get(name, value[:k]) for name, value in self.now.items()}
-        mean, square = self._losses(tensors, index, count)
+        with lowered(index.device, self.mode.precision):
+            mean, square = self._losses(tensors, index, count)
         rate = self.rates.index_select(0, self.clock)[0, :k] * (count > 0)  # a finished lane stands still
         if self.mode.update:
             self._linked(leaves, mean, rate, count > 0)
@@ -142,7 +182,7 @@ class Bench:
     def _plain(self, leaves: Tensors, mean: Tensor, rate: Tensor) -> None:
         """SGD, perhaps with a proximal pull."""
         k = len(rate)
-        steps = torch.autograd.grad((rate * mean).sum(), list(leaves.values()))
+        steps = _grads((rate * mean).sum(), list(leaves.values()))
         with torch.no_grad():
             if self.mode.prox:
                 force = rate * self.mu[:k]
@@ -155,7 +195,7 @@ class Bench:
         k, update = len(rate), self.mode.update
         assert update is not None
         names = [s.name for s in self.where.slots if s.name in leaves]
-        grads = torch.autograd.grad(mean.sum(), [leaves[name] for name in names])
+        grads = _grads(mean.sum(), [leaves[name] for name in names])
         with torch.no_grad():
             g = torch.cat([grad.flatten(1) for grad in grads], 1)
             before = tuple({name: value[:k] for name, value in state.items()} for state in self.states)
@@ -170,9 +210,20 @@ class Bench:
 
     def _losses(self, tensors: Tensors, index: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """(mean loss, mean squared loss) of each lane's real samples, (k,) each."""
-        out = self.net.logits(tensors, index, count, self.mode.first, training=True)
-        each = self.objective.losses(out.flatten(0, 1), self.net.samples.targets(index))
+        draw = (self.seeds[: len(index)], self.done + self.clock)
+        out = self.net.logits(tensors, index, count, self.mode.first, training=True, draw=draw)
+        each = self.objective.losses(out.flatten(0, 1).float(), self.net.samples.targets(index))
         real = torch.arange(index.shape[1], device=index.device) < count[:, None]
         each = each.reshape(index.shape).where(real, 0)
         n = count.clamp(min=1)
         return each.sum(1) / n, each.detach().square().sum(1) / n
+
+
+def _grads(loss: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients by the leaves; 0 by what the network does not use."""
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True))
+
+
+def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
+    return {name: value.to(device) for name, value in tensors.items()}

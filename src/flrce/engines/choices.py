@@ -1,0 +1,142 @@
+"""Which way to train lanes on this device: measured once for each kind of work, and remembered.
+
+What was chosen is kept in $FLRCE_CACHE/ways.json for the next process, and with each run (ways.json in its folder), so
+that a run and its resume go the same way: other kernels, other last bits.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flrce.errors import BadInput
+from flrce.local.native.build import cache
+from flrce.local.stacked.ways import Way
+
+LOOP = "loop"  # torch's trainer, one client after another
+KNOWN = 10_000  # entries of the file; beyond, it starts anew
+log = logging.getLogger("flrce")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a choice depends on, beside the device and torch's version."""
+
+    network: str
+    lanes: int
+    batch: int
+    precision: str
+    update: str
+
+    def key(self, device: str) -> str:
+        where = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+        text = "|".join(map(str, (where, torch.__version__, *vars(self).values())))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def shape_of(net: nn.Module) -> str:
+    """A name for all networks of this structure."""
+    tensors = [(name, tuple(p.shape), p.requires_grad) for name, p in net.named_parameters()]
+    return hashlib.sha256(f"{net!r} {tensors}".encode()).hexdigest()[:16]
+
+
+class Choices:
+    """The ways chosen so far: those a resumed run brings go before those of the file."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file or cache().parent / "ways.json"
+        self.fixed: dict[str, str] = {}
+
+    def adopt(self, chosen: Mapping[str, Any]) -> None:
+        """What a run went by before it was interrupted."""
+        for key, way in chosen.items():
+            if isinstance(way, str) and (way == LOOP or _known(way)):
+                self.fixed.setdefault(str(key), way)
+
+    def find(self, key: str) -> str | None:
+        if key not in self.fixed:
+            found = self._read().get(key)
+            if found is None:
+                return None
+            self.fixed[key] = found
+        return self.fixed[key]
+
+    def keep(self, key: str, way: str) -> str:
+        """Remember a choice; of two processes that chose at once, both go by the first."""
+        known = self._read()
+        way = known.setdefault(key, way)
+        self.fixed[key] = way
+        with suppress(OSError):  # without a cache it is measured again next time
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix="ways-")
+            with os.fdopen(handle, "w") as out:
+                json.dump({key: way} if len(known) > KNOWN else known, out, indent=0)
+            os.replace(temporary, self.file)
+        return way
+
+    def _read(self) -> dict[str, str]:
+        try:
+            found = json.loads(self.file.read_text())
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(found, dict):
+            return {}
+        return {k: v for k, v in found.items() if isinstance(v, str) and (v == LOOP or _known(v))}
+
+
+def _known(way: str) -> bool:
+    try:
+        Way.of(way)
+    except BadInput:
+        return False
+    return True
+
+
+def fastest(tries: Sequence[tuple[str, Callable[[], float]]]) -> tuple[str, dict[str, float]]:
+    """The name whose call says the fewest seconds; what fails (memory, an operation that cannot be recorded) is out."""
+    found: dict[str, float] = {}
+    for name, seconds in tries:
+        try:
+            found[name] = seconds()
+        except (BadInput, RuntimeError, NotImplementedError, ValueError, TypeError) as why:
+            log.debug("%s: %s", name, why)
+            found[name] = math.inf
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    best = min(found, key=lambda name: found[name])
+    if found[best] == math.inf:
+        return LOOP, found
+    return best, found
+
+
+def timed(call: Callable[[], object], device: str, repeats: int = 2) -> float:
+    """The fewest seconds of a few calls, the device's queue empty before and after."""
+    best = math.inf
+    for _ in range(repeats):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def told(best: str, found: Mapping[str, float], lanes: int, network: str) -> str:
+    """One line about a choice."""
+    usual = found.get(LOOP, math.inf)
+    others = ", ".join(f"{name} {1e3 * s:.1f}" for name, s in sorted(found.items(), key=lambda x: x[1]) if s < math.inf)
+    gain = f", {usual / found[best]:.1f} times a plain loop" if best != LOOP and usual < math.inf else ""
+    return f"{network}, {lanes} clients at once: trained by {best}{gain} (ms for the same few steps: {others})"

@@ -1,0 +1,50 @@
+"""Any module without BatchNorm through torch.func, for what leaves do not follow: vmap over the lanes."""
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flrce.local.stacked.layers import Draw, Samples, Tensors
+from flrce.local.stacked.trial import agrees
+
+
+class FunctionalNet:
+    """One lane's forward pass, mapped over all lanes."""
+
+    def __init__(self, module: nn.Module, samples: Samples):
+        self.module, self.samples = module, samples
+        agrees(self, module)
+
+    def logits(
+        self, t: Tensors, index: Tensor, count: Tensor, first: int, training: bool, draw: Draw | None = None
+    ) -> Tensor:
+        """index (k, B) into the samples -> (k, B, ...)."""
+        return self.outputs(t, self.samples.inputs(index), count, training)
+
+    def outputs(
+        self, t: Tensors, x: Tensor, count: Tensor, training: bool, frozen: frozenset[str] = frozenset()
+    ) -> Tensor:
+        """x (k, B, ...)."""
+
+        def one(tensors: Tensors, x: Tensor) -> Tensor:
+            y: Tensor = functional_call(self.module, tensors, (x,))
+            return y
+
+        with torch.set_grad_enabled(training):
+            y: Tensor = torch.vmap(one)(t, x)
+            return y
+
+    def bytes(self) -> int:
+        """As ChainNet's, from the outputs of the module's leaves for one sample."""
+        sizes = [self.samples.x[0].numel()]
+
+        def note(_: nn.Module, __: object, out: object) -> None:
+            sizes.append(out.numel() if isinstance(out, Tensor) else 0)
+
+        leaves = [m for m in self.module.modules() if not list(m.children())]
+        hooks = [m.register_forward_hook(note) for m in leaves]
+        with torch.no_grad():
+            self.module(self.samples.inputs(torch.zeros(1, 1, dtype=torch.int32, device=self.samples.x.device))[0])
+        for hook in hooks:
+            hook.remove()
+        return 4 * 6 * sum(sizes)

@@ -1,0 +1,122 @@
+"""Whether lanes together give what each gives alone: tried once for a network, before anything is trained.
+
+Lanes of different weights, each with a sample too many that does not count, against the module itself on one lane after
+another: outputs, gradients and running statistics.
+"""
+
+import copy
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flrce.errors import BadInput
+from flrce.local.precision import exact
+from flrce.local.stacked.layers import Draw, Samples, Tensors
+from flrce.models.flat import tensors
+
+#: of a tensor's norm: rounding lies below, another function far above
+CLOSE = {torch.float64: 1e-6, torch.float32: 2e-3}
+
+
+class Laned(Protocol):
+    """A network of many lanes."""
+
+    samples: Samples
+
+    def logits(
+        self, t: Tensors, index: Tensor, count: Tensor, first: int, training: bool, draw: Draw | None = None
+    ) -> Tensor: ...
+
+    def bytes(self) -> int: ...
+
+
+class Tried(Laned, Protocol):
+    """One that takes inputs as well as places in the samples."""
+
+    def outputs(
+        self, t: Tensors, x: Tensor, count: Tensor, training: bool, frozen: frozenset[str] = frozenset()
+    ) -> Tensor: ...
+
+
+def agrees(net: Tried, module: nn.Module, lanes: int = 2) -> None:
+    """BadInput where the network of many lanes fails, or does something else than the module.
+
+    In float64, where nothing but another function makes a difference; in float32 for modules that insist on it.
+    """
+    device = net.samples.x.device
+    with exact(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            _agrees(net, module, lanes, torch.float64)
+        except BadInput:
+            _agrees(net, module, lanes, torch.float32)
+
+
+def _agrees(net: Tried, module: nn.Module, lanes: int, dtype: torch.dtype) -> None:
+    what, device = type(module).__name__, net.samples.x.device
+    batch = unlike(module, net.samples, lanes)
+    index = torch.arange(lanes * batch, dtype=torch.int32, device=device).reshape(lanes, batch) % len(net.samples.x)
+    x = net.samples.inputs(index)
+    x = x.to(dtype) if x.is_floating_point() else x
+    trained, others = _lanes(module, lanes, device, dtype)
+    try:
+        here = _together(net, trained, others, x)
+        there = _alone(module, trained, others, x)
+    except Exception as why:  # torch and the module's own code raise many kinds
+        line = str(why).splitlines()[0][:120] if str(why) else type(why).__name__
+        raise BadInput(f"torch cannot run {what} for several clients at once ({line})") from why
+    total = sum(float(each.norm()) for each in there)
+    for a, b in zip(here, there, strict=True):
+        near = CLOSE[dtype] * (float(b.norm()) + 0.01 * total) + 1e-12
+        if a.shape != b.shape or not float((a - b).norm()) <= near:
+            raise BadInput(f"{what} mixes samples, or uses its weights in a way that lanes do not follow")
+
+
+def unlike(module: nn.Module, samples: Samples, lanes: int) -> int:
+    """Samples a lane such that those of all lanes are no dimension of data or weights: inputs are told apart by it."""
+    sizes = {n for tensor in (*module.parameters(), samples.x[0]) for n in tensor.shape}
+    return next(batch for batch in range(4, 1000) if lanes * batch not in sizes)
+
+
+def _lanes(module: nn.Module, lanes: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensors, Tensors]:
+    """What trains, and statistics: the module's own values, a little different in each lane."""
+    rng = torch.Generator().manual_seed(0)
+    trained: Tensors = {}
+    others: Tensors = {}
+    for name, tensor, learns in tensors(module):
+        noise = 0.1 * torch.randn(lanes, *tensor.shape, generator=rng).to(device, dtype)
+        value = tensor.detach().to(dtype) * (1 + noise.clamp(-0.5, 0.5)) + (0.05 * noise if learns else 0)
+        (trained if learns else others)[name] = value
+    return trained, others
+
+
+def _together(net: Tried, trained: Tensors, others: Tensors, x: Tensor) -> list[Tensor]:
+    leaves = {name: each.clone().requires_grad_() for name, each in trained.items()}
+    others = {name: each.clone() for name, each in others.items()}
+    real = x.shape[1] - 1
+    count = torch.full((len(x),), real, dtype=torch.int32, device=x.device)
+    y = net.outputs({**leaves, **others}, x, count, training=True)
+    return _found(y[:, :real], leaves, others)
+
+
+def _alone(module: nn.Module, trained: Tensors, others: Tensors, x: Tensor) -> list[Tensor]:
+    leaves = {name: each.clone().requires_grad_() for name, each in trained.items()}
+    others = {name: each.clone() for name, each in others.items()}
+    module = copy.deepcopy(module).train().to(next(iter((*leaves.values(), *others.values()))).dtype)
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd):
+            layer.p = 0.0  # lanes count what they drop, and drop nothing here
+    pieces = []
+    for i in range(len(x)):
+        own = {name: each[i] for name, each in {**leaves, **others}.items()}
+        pieces.append(functional_call(module, own, (x[i, :-1],)))
+    return _found(torch.stack(pieces), leaves, others)
+
+
+def _found(y: Tensor, leaves: Tensors, others: Tensors) -> list[Tensor]:
+    """Outputs, gradients of a random sum of them, and statistics afterwards."""
+    push = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
+    grads = torch.autograd.grad((y * push).sum(), list(leaves.values()), allow_unused=True)
+    given = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves.values(), strict=True)]
+    return [y.detach(), *given, *others.values()]
