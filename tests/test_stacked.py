@@ -363,6 +363,30 @@ def kernels_against_the_loop() -> None:
     compare(odd, (2, 9, 9), [[5, 2]], first=1)
     compare(digits(), DIGITS, [[7, 3], [16]], floating=True)
     test_evaluate_equals_torch(None)
+    wide_convolutions()
+
+
+def wide_convolutions() -> None:
+    """The convolution of any width: strides, borders, dilation and sizes that fill no tile."""
+    from flrce.local.stacked.tiled import Tiled
+
+    rng = torch.Generator().manual_seed(0)
+    for k, B, C, H, W, O, R, S, *how in [
+        (2, 3, 5, 6, 7, 9, 3, 3, (1, 1), (1, 1), (1, 1)),
+        (2, 2, 4, 8, 8, 20, 3, 3, (2, 2), (1, 1), (1, 1)),
+        (1, 2, 3, 5, 9, 4, 1, 1, (2, 2), (0, 0), (1, 1)),
+        (2, 2, 3, 9, 9, 4, 2, 3, (2, 1), (2, 0), (1, 2)),
+    ]:
+        x, w, b = (
+            torch.randn(shape, generator=rng, requires_grad=True)
+            for shape in ((k, B, C, H, W), (k, O, C, R, S), (k, O))
+        )
+        y = Tiled.apply(x, w, b, *how)
+        expected = torch.stack([F.conv2d(x[i], w[i], b[i], *how) for i in range(k)])
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        g = torch.randn(y.shape, generator=rng)
+        for mine, theirs in zip(*(torch.autograd.grad(z, (x, w, b), g) for z in (y, expected)), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_fused_kernels_in_the_interpreter() -> None:

@@ -95,14 +95,14 @@ def test_the_stack_runs_every_shipped_chain_as_torch_does(name):
     module, (x, y) = net(), samples()
     plans = [(ORDER, SIZES), (ORDER[:7], np.array([4, 3])), (ORDER[2:7], np.array([5]))]
     trainer = Trainer(module, (5,))
-    expected, rates = [], []
+    expected, rates, jobs = [], [], []
     for order, sizes in plans:
-        job = local(trainer, sizes, chain=chain)
+        jobs.append(job := local(trainer, sizes, chain=chain))
         expected.append(trainer.train(pack(module), x, y, 1.0, 0.0, order, sizes, chain, job))
         rates.append(np.array([chain.rate(s, job) for s in range(len(sizes))]))
     stack = Stack(module, (5,), x, y, 1.0, 0.0, "cpu")
     w, losses, _ = stack.train(
-        pack(module).repeat(3, 1), [o for o, _ in plans], [s for _, s in plans], rates, update=chain, local=job
+        pack(module).repeat(3, 1), [o for o, _ in plans], [s for _, s in plans], rates, update=chain, locals=jobs
     )
     for lane, done in enumerate(expected):
         torch.testing.assert_close(w[lane], done.w, rtol=1e-5, atol=1e-6)

@@ -22,11 +22,12 @@ from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Order
 from flrce.errors import BadInput
 from flrce.local.client import LINKS, Index, Job, Runner
+from flrce.local.link import Ends
 from flrce.local.precision import Precision
 from flrce.local.stacked.stack import Stack, Stacked, level
 from flrce.local.stacked.ways import Way
 from flrce.local.trainer import Trained, Trainer, layer_seed
-from flrce.local.updates import Chain, Ends, Simple, simple
+from flrce.local.updates import Chain, Simple, simple
 from flrce.models.part import Part
 from flrce.types import Reply
 

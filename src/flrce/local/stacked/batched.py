@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Convolving = Literal["columns", "grouped", "each"]
+from flrce.local.stacked.tiled import Tiled, fits
+
+Convolving = Literal["tiled", "columns", "grouped", "each"]
 FEW = 1024  # rows of an embedding up to which its gradient is a product with one-hot rows
 
 
@@ -123,11 +125,16 @@ def convolve(
     if flat:
         x, weight = x.unsqueeze(-2), weight.unsqueeze(-2)
         more = ((1, *more[0]), (0, *plain), (1, *more[2]))
-    x = F.pad(x, (more[1][1], more[1][1], more[1][0], more[1][0])) if any(more[1]) else x
+    tiles = way == "tiled" and fits(x)
+    if not tiles and any(more[1]):
+        x = F.pad(x, (more[1][1], more[1][1], more[1][0], more[1][0]))
     if groups > 1:  # groups are lanes of their own
         x = x.unflatten(2, (groups, -1)).transpose(1, 2).flatten(0, 1)
         weight = weight.unflatten(1, (groups, -1)).flatten(0, 1)
-    y = cast(Tensor, _Columns.apply(x, weight, more[0], more[2]))
+    if tiles:
+        y = cast(Tensor, Tiled.apply(x, weight, None, *more))
+    else:
+        y = cast(Tensor, _Columns.apply(x, weight, more[0], more[2]))
     if groups > 1:
         y = y.unflatten(0, (k, groups)).transpose(1, 2).flatten(2, 3)
     y = y.squeeze(-2) if flat else y

@@ -31,7 +31,7 @@ class FoldedNet:
         self.module = _replaced(copy.deepcopy(module, shared), self.now)
         self.now.learning = True
         try:
-            agrees(self, module, lanes)
+            agrees(self, module, lanes, double=convolving != "tiled")
         finally:
             self.now.learning = False
 

@@ -24,6 +24,7 @@ from flrce.local.stacked.functional import FunctionalNet
 from flrce.local.stacked.layers import ChainNet, Samples, Tensors
 from flrce.local.stacked.steps import SEGMENT, Bench, Mode
 from flrce.local.stacked.trial import Laned
+from flrce.local.stacked.triton_block import usable
 from flrce.local.stacked.ways import Way, candidates
 from flrce.local.updates import Chain
 from flrce.models.chain import Chain as Layers
@@ -145,7 +146,7 @@ class Stack:
         with suppress(BadInput):
             self.links = chain(net, shape)
         self.nets: dict[str, Laned | BadInput] = {}
-        self.ways = candidates(net, self.links is not None)
+        self.ways = candidates(net, self.links is not None, usable(self.device))
         if memory is None:  # asked once: a split that followed the free memory would change bits from call to call
             memory = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else 2 << 30
         self.memory = memory
@@ -284,15 +285,17 @@ class Stack:
         S, N = len(w), index.shape[-1]
         found: dict[str, Tensor] = {}
         at = torch.from_numpy(np.broadcast_to(index, (S, N)).astype(np.int32)).to(self.device)
-        most = self._lanes(CHUNK)
+        told = getattr(self.module, "together", None)  # fewer samples where answers are large
+        few = CHUNK if told is None else min(CHUNK, 16 * int(told(tuple(self.samples.x.shape[1:]))))
+        most = self._lanes(few)
         with exact(self.precision), torch.no_grad():
             for lane in range(0, S, most):
                 # copies, since a view into w would leave products with rows that are not aligned
                 views = self.where.views(w[lane : lane + most].to(self.device, torch.float32))
                 tensors = {name: view.contiguous() for name, view in views.items()}
                 k = min(most, S - lane)
-                for begin in range(0, N, CHUNK):
-                    chunk = at[lane : lane + k, begin : begin + CHUNK].contiguous()
+                for begin in range(0, N, few):
+                    chunk = at[lane : lane + k, begin : begin + few].contiguous()
                     count = torch.full((k,), chunk.shape[1], dtype=torch.int32, device=self.device)
                     with lowered(self.device, self.precision):
                         out = self.net.logits(tensors, chunk, count, 0, training=False).flatten(0, 1).float()
@@ -303,7 +306,7 @@ class Stack:
                         each = each.reshape(*chunk.shape, *each.shape[1:])
                         if name not in found:
                             found[name] = each.new_zeros(S, N, *each.shape[2:])
-                        found[name][lane : lane + k, begin : begin + CHUNK] = each
+                        found[name][lane : lane + k, begin : begin + few] = each
         return {name: each.to(w.device) for name, each in found.items()}
 
     def _bytes(self, lanes: int, batch: int, way: Way | None = None) -> int:

@@ -5,6 +5,7 @@ another: outputs, gradients and running statistics.
 """
 
 import copy
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -40,17 +41,17 @@ class Tried(Laned, Protocol):
     ) -> Tensor: ...
 
 
-def agrees(net: Tried, module: nn.Module, lanes: int = 2) -> None:
+def agrees(net: Tried, module: nn.Module, lanes: int = 2, double: bool = True) -> None:
     """BadInput where the network of many lanes fails, or does something else than the module.
 
-    In float64, where nothing but another function makes a difference; in float32 for modules that insist on it.
+    In float64, where nothing but another function makes a difference; in float32 for what does not run in float64.
     """
     device = net.samples.x.device
     with exact(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        try:
-            _agrees(net, module, lanes, torch.float64)
-        except BadInput:
-            _agrees(net, module, lanes, torch.float32)
+        if double:
+            with suppress(BadInput):
+                return _agrees(net, module, lanes, torch.float64)
+        _agrees(net, module, lanes, torch.float32)
 
 
 def _agrees(net: Tried, module: nn.Module, lanes: int, dtype: torch.dtype) -> None:

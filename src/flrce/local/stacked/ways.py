@@ -35,17 +35,18 @@ class Way:
         kind, _, rest = text.partition(":")
         if kind == "single" and rest.isdecimal() and 1 <= int(rest) <= 64:
             return Way("single", streams=int(rest))
-        if kind == "folded" and rest in ("columns", "grouped", "each"):
+        if kind == "folded" and rest in ("tiled", "columns", "grouped", "each"):
             return Way("folded", cast(Convolving, rest))
         if text in ("chain", "mapped"):
             return Way(cast(Kind, text))
         raise BadInput(f"{text[:60]!r} is no way to train lanes; chain, folded:columns, mapped, single:1, ...")
 
 
-def candidates(net: nn.Module, chained: bool) -> list[Way]:
+def candidates(net: nn.Module, chained: bool, tiled: bool = False) -> list[Way]:
     """What may be tried for a network, in the order of preference."""
     ways: list[Way] = [Way("chain")] if chained else []
     convolves = any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in net.modules())
     kinds: tuple[Convolving, ...] = ("columns", "grouped", "each") if convolves else ("columns",)
+    kinds = ("tiled", *kinds) if convolves and tiled else kinds
     ways += [Way("folded", kind) for kind in kinds]
     return [*ways, Way("mapped"), *(Way("single", "each", many) for many in SIDE)]
