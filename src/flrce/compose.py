@@ -29,12 +29,21 @@ SURFACE = {
 OTHERWISE = {"link": ("probe", "term")}  # what a piece may have in place of it
 
 
-def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[str, Any]) -> Recipe:
-    """A recipe from `[recipe]`: `name`, that recipe's own settings, pieces by role; plus the budgets of `[stop]`."""
+def compose(
+    table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[str, Any], kept: tuple[str, ...] = (),
+    fixed: tuple[str, ...] = (),
+) -> Recipe:  # fmt: skip
+    """A recipe from `[recipe]`: `name`, that recipe's own settings, pieces by role; plus the budgets of `[stop]`.
+
+    With `base`, that is the recipe of the catalogue, and the name is one's own.
+    """
     chosen = dict(table)
-    name = chosen.pop("name", "flrce")
+    label = chosen.pop("name", "flrce")
+    name, key = chosen.pop("base", label), "base" if "base" in table else "name"
     if not isinstance(name, str) or name not in CATALOGUE:
-        raise BadInput(f"recipe.name = {shown(name)}: {nearest(brief(name, 60), CATALOGUE)}")
+        raise BadInput(f"recipe.{key} = {shown(name)}: {nearest(brief(name, 60), CATALOGUE)}")
+    if not isinstance(label, str) or not label or len(label) > 60:
+        raise BadInput(f"recipe.name = {shown(label)}: give it a name of at most 60 characters")
     pieces = {role: chosen.pop(role) for role in ROLES if role in chosen}
     trainer, local = pieces.get("trainer"), dict(local)
     if isinstance(trainer, Mapping):  # files of version 0.1 may say there how much clients train
@@ -43,6 +52,8 @@ def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[
     steps = local.pop("steps", None)
     minimum = chosen.pop("minimum", None)
     holdouts = chosen.pop("holdouts", None)
+    # a chain that a recipe of one's own is written with is whole, and may want what is kept
+    given = local.pop("update", None) if "base" in table else None
     make = CATALOGUE[name]
     _known(chosen, name)
     try:
@@ -50,7 +61,9 @@ def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[
     except (TypeError, ValueError, ArithmeticError) as why:
         raise BadInput(f"recipe.{name}: {why}") from why
     recipe = replace(recipe, work=replace(recipe.work, steps=steps))
-    recipe = replace(recipe, **{role: piece(role, wanted) for role, wanted in pieces.items()})
+    update = {"update": given} if given is not None else {}
+    made = {role: piece(role, wanted) for role, wanted in pieces.items()}
+    recipe = replace(recipe, kept=(*recipe.kept, *kept), fixed=(*recipe.fixed, *fixed), **update, **made)
     minimum = recipe.minimum if minimum is None else minimum
     if type(minimum) is not int or not 1 <= minimum <= recipe.P:
         raise BadInput(f"recipe.minimum = {shown(minimum)}: must be an integer from 1 to per_round = {recipe.P}")
@@ -58,6 +71,7 @@ def compose(table: Mapping[str, Any], local: Mapping[str, Any], budget: Mapping[
         raise BadInput(f"recipe.holdouts = {shown(holdouts)}: must be true or false")
     if budget:
         recipe = replace(recipe, stop=AnyOf((recipe.stop, Budget(**budget))))
+    recipe = replace(recipe, name=label) if "base" in table else recipe
     return replace(recipe, minimum=minimum, holdouts=recipe.holdouts if holdouts is None else holdouts)
 
 

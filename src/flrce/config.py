@@ -3,7 +3,6 @@
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +25,7 @@ from flrce.fleet.costs import Profile, assigned, profile
 from flrce.fleet.life import Life, life
 from flrce.models.nets import NAMES as MODELS
 from flrce.pieces import Recipe
+from flrce.written import tables_of
 
 OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:Class
 MOST_SEED = 2**63 - 1  # what TOML can hold
@@ -186,7 +186,11 @@ class Stop(Section):
 
 
 class Experiment(Section):
-    """One run, or one per seed. `Experiment.load` reads a file; `Experiment(**tables)` works from Python."""
+    """One run, or one per seed. `Experiment.load` reads a file; `Experiment(**tables)` works from Python.
+
+    There `recipe` may also be a value, such as `replace(recipes.fedavg(P=4), server=Momentum())`: it says how many
+    train in a round and how, and is kept as tables that name its pieces.
+    """
 
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
     rounds: Count = 100
@@ -202,6 +206,8 @@ class Experiment(Section):
     objective: str | dict[str, Any] | None = None  # by default what the data's targets are
 
     def __init__(self, /, **tables: Any) -> None:  # a key may be called self
+        if isinstance(tables.get("recipe"), Recipe):
+            tables = _with_value(tables, tables["recipe"])
         try:
             super().__init__(**tables)
         except ValidationError as error:
@@ -252,11 +258,8 @@ class Experiment(Section):
 
     def build_recipe(self) -> Recipe:
         local = {"P": self.per_round, **local_of(self.train.model_dump(exclude_none=True))}
-        recipe = compose(self.recipe, local, self.stop.model_dump(exclude_none=True))
         kept, fixed = _several(self.model.kept), _several(self.model.fixed)
-        if not kept and not fixed:
-            return recipe
-        return replace(recipe, kept=(*recipe.kept, *kept), fixed=(*recipe.fixed, *fixed))
+        return compose(self.recipe, local, self.stop.model_dump(exclude_none=True), kept, fixed)
 
     def federate(self, pool: Source) -> Federation:
         """These samples shared out among the clients, with what is wrong with some of them."""
@@ -268,8 +271,23 @@ class Experiment(Section):
         return objective_of(self.objective, kind)
 
 
-def _several(value: str | list[str] | None) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())
+def _several(value: str | list[str] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _with_value(tables: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """The tables with a recipe that was made in Python written into them."""
+    for key in ("per_round", "train"):
+        if key in tables:
+            raise BadInput(f"recipe is a value and has its own {key}; drop one of them")
+    found = tables_of(recipe)
+    model = tables.get("model", {})
+    if not isinstance(model, dict):
+        model = model.model_dump(exclude_none=True)
+    clash = set(model) & set(found.get("model", {}))
+    if clash:
+        raise BadInput(f"recipe is a value and has its own model.{min(clash)}; drop one of them")
+    return {**tables, **found, "model": {**model, **found.get("model", {})}}
 
 
 def read_toml(path: Path, what: str = "give an experiment file (TOML)") -> dict[str, Any]:

@@ -112,10 +112,12 @@ def rounds(experiment: Experiment, data: Any = None, model: nn.Module | None = N
 
 
 def run(
-    experiment: Experiment | None = None, out: Path | str | None = None, resume: bool = False,
+    experiment: Experiment | Recipe | None = None, out: Path | str | None = None, resume: bool = False,
     data: Any = None, model: nn.Module | None = None, watch: Watch | None = None,
 ) -> Result:  # fmt: skip
     """Run one experiment to its end; with `out`, keep a run directory that can be resumed.
+
+    A recipe stands for the usual experiment with that recipe.
 
     `data` replaces what the experiment names: a Source, (x, y), a torch or HuggingFace Dataset, a DataFrame, a path.
 
@@ -123,7 +125,7 @@ def run(
     >>> result.summary["rounds"]
     2
     """
-    experiment = experiment or Experiment()
+    experiment = Experiment(recipe=experiment) if isinstance(experiment, Recipe) else experiment or Experiment()
     if experiment.engine.name == "flower":
         return _on_flower(experiment, out, resume, data, model, watch)
     return _complete(parts(experiment, data, model), experiment, out, resume, watch)

@@ -4,7 +4,6 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ import tomli_w
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template
 from flrce.flower.engine import FlowerEngine
-from flrce.names import PIECES
 from flrce.pieces import ROLES, Recipe
 from flrce.store.disk import write_through
 from flrce.store.ledger import Ledger
 from flrce.store.seal import document
+from flrce.written import named
 
 WORDS = {"another --out": "another state folder", "use --resume": "start again with the same state folder",
          "rounds = ": "num_rounds = "}  # fmt: skip
@@ -86,21 +85,6 @@ def settings(recipe: Recipe, T: int, seed: int, **more: Any) -> str:
     return tomli_w.dumps({
         "seed": seed, "rounds": T, "per_round": recipe.P, **more, "recipe": table, "engine": {"name": "flower"},
     })  # fmt: skip
-
-
-def named(role: str, piece: Any) -> dict[str, Any]:
-    """A piece as an experiment file writes it: its short name, or its class, and its fields."""
-    name = next((name for name, make in PIECES[role].items() if make is type(piece)), type(piece).__name__)
-    table: dict[str, Any] = {"piece": name}
-    for f in fields(piece) if is_dataclass(piece) else ():
-        value = getattr(piece, f.name)
-        if is_dataclass(value):
-            table[f.name] = named(role, value)
-        elif isinstance(value, tuple):
-            table[f.name] = [named(role, item) if is_dataclass(item) else item for item in value]
-        elif isinstance(value, str | int | float | bool):
-            table[f.name] = value
-    return table
 
 
 def kept(folder: Path | None, key: str) -> Any:
