@@ -24,6 +24,7 @@ import pytest
 import torch
 
 from flrce.apps import cli
+from flrce.arena.plan import Plan
 from flrce.config import Experiment
 from flrce.fleet.costs import profile
 from flrce.pieces import View
@@ -138,9 +139,11 @@ def test_the_reference_names_what_there_is() -> None:
 
 
 def check(block: Block, path: Path) -> None:
-    """An experiment, or a device profile."""
+    """An experiment, an arena's plan, or a device profile."""
     tables = tomllib.loads(block.text)
-    if set(tables) & set(Experiment.model_fields):
+    if "methods" in tables:
+        Plan.of(tables)
+    elif set(tables) & set(Experiment.model_fields):
         Experiment.of(tables)
     else:
         path.write_text(block.text)

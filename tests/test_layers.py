@@ -19,6 +19,7 @@ LAYERS = {
     "flower": 7, "track": 7, "outcome": 7,
     "runs": 8,
     "results": 9,
+    "arena": 9.5,
     "apps": 10,
     "": 11,
 }  # fmt: skip

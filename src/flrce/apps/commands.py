@@ -197,6 +197,40 @@ def why(**given: Any) -> None:
 
 
 @app.command()
+@click.argument("plan", type=PATH)
+@option("--out", type=PATH, required=True, help="Folder for records, leaderboards and the page.")
+@option("--against", type=PATH, help="An arena that was run: its methods are compared with, not run again.")
+@option("--on", "where", default="here", show_default=True, help="here, ray, slurm, or processes.",
+        shell_complete=complete.words("here", "ray", "slurm", "processes"))  # fmt: skip
+@options.as_json
+def arena(**given: Any) -> None:
+    """Run many methods on many tasks and rank them at equal joules, bytes, seconds and rounds.
+
+    PLAN is a TOML file with methods, tasks, seeds and one rule for tuning. The same command goes on where it was
+    interrupted; only what is not recorded is run.
+    """
+    from flrce.apps.arena import arena
+
+    arena(**given)
+
+
+@app.command()
+@options.file
+@options.sets
+@option("--out", type=PATH, help="Experiment file to write the advice into.")
+@option("--joules", type=float, help="Energy that may be spent in all, the search included.")
+@option("--bytes", "nbytes", type=float, help="Traffic, likewise.")
+@option("--seconds", type=float, help="Time, likewise.")
+@options.device
+@options.as_json
+def advise(**given: Any) -> None:
+    """Find the recipe for an experiment and a budget, by successive halving; say when plain FedAvg is enough."""
+    from flrce.apps.advise import advise
+
+    advise(**given)
+
+
+@app.command()
 @option("--out", type=PATH, help="Profile to write; then fleet.profile = that file.")
 @option("--model", multiple=True, help="Network to train; may be repeated.")
 @option("--watts", type=float, help="Power while training, where none is measured.")

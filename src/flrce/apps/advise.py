@@ -1,0 +1,63 @@
+"""flrce advise mine.toml --joules 200000 --bytes 2e9"""
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from flrce.apps.options import experiment
+from flrce.arena.advise import PLAIN, Advice, Budget
+from flrce.arena.advise import advise as search
+from flrce.errors import BadInput
+from flrce.results.tables import Interval
+from flrce.store import headline
+from flrce.store.disk import write_through
+
+
+def advise(
+    file: Path | None, overrides: tuple[str, ...], out: Path | None, joules: float | None, nbytes: float | None,
+    seconds: float | None, device: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Say which recipe to run for an experiment and a budget."""
+    asked = experiment(file, overrides, device)
+    if out is not None and out.exists():
+        raise BadInput(f"--out {out} exists; name a file that does not")
+    told = (lambda line: None) if as_json else (lambda line: print(line, flush=True))
+    with tempfile.TemporaryDirectory(prefix="flrce-advise-") as work:
+        found = search(asked, Budget(joules, nbytes, seconds), Path(work), told)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_through(out, found.experiment.toml().encode())
+    if as_json:
+        answer = {key: value for key, value in asdict(found).items() if key != "experiment"}
+        print(json.dumps({**answer, "enough": found.enough, "experiment": found.experiment.toml()}, indent=1))
+        return
+    for line in sentences(found):
+        print(line)
+    print(f"flrce run {out}" if out else "\n" + found.experiment.toml())
+
+
+def sentences(found: Advice) -> list[str]:
+    """The advice in words."""
+    rounds, spent = found.experiment.rounds, found.spent
+    lines = [
+        f"Run {found.label}, {rounds} rounds: {headline.name(found.metric)} {_of(found.expected, found.metric)} "
+        f"({found.expected.n} seeds, 95 % interval).",
+        f"Finding out took {spent['joules']:.3g} J, {spent['bytes'] / 1e6:.3g} MB and {spent['seconds']:.3g} s of the "
+        "fleet's; the rounds are what the rest of the budget pays for.",
+    ]
+    if found.label.startswith(f"{PLAIN},"):
+        lines.append("Plain FedAvg with an average is enough here: nothing that was tried does better.")
+    elif found.enough:
+        lines.append(
+            f"Plain FedAvg with an average has {_of(found.plain, found.metric)} for the same joules: it cannot be told "
+            "apart, so take it if you prefer the simpler."
+        )
+    else:
+        lines.append(f"Plain FedAvg with an average has {_of(found.plain, found.metric)} for the same joules.")
+    return lines
+
+
+def _of(value: Interval, metric: str) -> str:
+    unit = " %" if metric in headline.SHARES else ""
+    return f"{value.per(headline.unit(metric)).text(headline.digits(metric))}{unit}"

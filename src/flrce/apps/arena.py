@@ -1,0 +1,78 @@
+"""flrce arena plan.toml --out runs/arena"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from flrce.apps.show import table
+from flrce.arena import job, page, records
+from flrce.arena.board import Board, boards, fronts, without
+from flrce.arena.execute import executor
+from flrce.arena.plan import Plan
+from flrce.arena.records import AXES, Played
+from flrce.arena.stops import endings
+from flrce.errors import BadInput
+from flrce.store import headline
+from flrce.store.disk import write_through
+
+
+def arena(plan: Path, out: Path, against: Path | None, where: str, as_json: bool) -> None:
+    """Run what is not recorded yet, then rank, draw and write."""
+    asked = Plan.load(plan)
+    known = records.unpack(against) if against else []
+    found = job.run(asked, out, executor(where, asked.cluster), known, None if as_json else _told)
+    every = _with_rivals(found.judged, known, asked)
+    if not any(p.method == asked.reference for p in every):
+        why = found.failed[0][1] if found.failed else "none was planned"
+        raise BadInput(f"no run of the reference {asked.reference!r} ended: {why}")
+    ranked = boards(every, asked.budgets, asked.reference)
+    told = {
+        "boards": [asdict(board) for board in ranked],
+        "fronts": {axis: [asdict(point) for point in fronts(every, axis)] for axis in AXES},
+        "without": without(every, "joules", max(asked.budgets), asked.reference),
+        "stops": [asdict(line) for line in endings(every, asked.rules())],
+        "settings": {f"{p.task}/{p.method}": dict(p.tried) for p in found.judged},
+        "failed": [list(each) for each in found.failed],
+    }
+    write_through(out / "arena.json", json.dumps(told, indent=1).encode())
+    path = page.write(every, ranked, told, out / "arena.html")
+    if as_json:
+        print(json.dumps(told, indent=1))
+    else:
+        for board in ranked:
+            if board.share == max(asked.budgets):
+                _shown(board, every)
+        print(f"page: {path}")
+    if found.failed:
+        label, why = found.failed[0]
+        print(f"{len(found.failed)} cells failed; first: {label}: {why}; the same command tries them again")
+        raise SystemExit(1)
+
+
+def _with_rivals(judged: Sequence[Played], known: Sequence[Played], plan: Plan) -> list[Played]:
+    """This plan's runs, and of the arena it is held against those on the same tasks and seeds."""
+    mine = {(p.task, p.method) for p in judged}
+    tuning = set(plan.tuning.seeds) if plan.tuning.grid else set()
+    rivals = [
+        p for p in known if p.task in plan.tasks and (p.task, p.method) not in mine and p.seed not in tuning
+    ]  # fmt: skip
+    return [*judged, *rivals]
+
+
+def _told(done: int, total: int, label: str) -> None:
+    print(f"{done} of at most {total} cells{f': {label}' if label else ''}", flush=True)
+
+
+def _shown(board: Board, found: Sequence[Played]) -> None:
+    tasks = list(board.budgets)
+    metrics = {p.task: p.metric for p in found}
+    rows: list[list[str]] = []
+    for s in board.standings:
+        scores = [
+            s.scores[task].per(headline.unit(metrics[task])).text(headline.digits(metrics[task])) for task in tasks
+        ]
+        rows.append([s.method, f"{s.rank:.2f}", f"{s.low:.2f} to {s.high:.2f}", f"{100 * s.first:.0f} %", *scores])
+    near = "" if board.critical is None else f"; ranks closer than {board.critical:.2f} are not told apart"
+    heads = ["method", "rank", "95 %", "leads", *(f"{task}: {headline.heading(metrics[task])}" for task in tasks)]
+    table(f"at equal {board.axis}{near}", heads, rows)

@@ -1,0 +1,218 @@
+"""Which method for this data, fleet and budget? Successive halving on the user's own experiment.
+
+Every candidate trains for a few rounds; the better half goes on from where it stands, with twice the rounds, until two
+are left or looking has used up its share of the budget (Jamieson and Talwalkar 2016). Candidates are compared at equal
+cost along the resource that is scarcest. What the search spent is counted against the budget: the run that is advised
+gets what is left. It and FedAvg with an average, the plainest of good answers, are then run on further seeds, so that
+the answer has an interval; those runs are simulated for the answer's sake and not counted.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flrce import runs
+from flrce.arena.plan import Cell, merged
+from flrce.arena.records import Played, played
+from flrce.config import Experiment
+from flrce.errors import BadInput
+from flrce.results.tables import Interval, interval
+
+PLAIN = "fedavg + average"
+AVERAGE = {"average": {"piece": "ema", "ease": 4}}
+FOUR_BITS = {"compressor": {"piece": "quantize", "bits": 4}}
+CANDIDATES: dict[str, dict[str, Any]] = {
+    PLAIN: {"recipe": {"name": "fedavg", **AVERAGE}},
+    "fedavg + average + 4 bits": {"recipe": {"name": "fedavg", **AVERAGE, **FOUR_BITS}},
+    "flrce": {"recipe": {"name": "flrce-no-stop"}},
+    "flrce + 4 bits": {"recipe": {"name": "flrce-no-stop", **FOUR_BITS}},
+    "scaffold + average": {"recipe": {"name": "scaffold", **AVERAGE}},
+    "fedadam": {"recipe": {"name": "fedadam"}},
+}
+RATES = (1 / 3, 1.0, 3.0)  # of the experiment's own learning rate
+FIRST = 4  # rounds of the first rung
+LOOKING = 0.3  # share of the budget that the search may use up
+SEEDS = 5  # further ones, for the interval
+AXES = ("joules", "bytes", "seconds")
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent in all, the search included; None: no limit."""
+
+    joules: float | None = None
+    bytes: float | None = None
+    seconds: float | None = None
+
+    @property
+    def limits(self) -> dict[str, float]:
+        given = {"joules": self.joules, "bytes": self.bytes, "seconds": self.seconds}
+        for axis, value in given.items():
+            if value is not None and not 0 < value < math.inf:
+                raise BadInput(f"--{axis} {value}: must be above 0")
+        return {axis: value for axis, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to train, and how it did so far."""
+
+    label: str
+    plain: bool
+    experiment: Experiment
+    folder: Path
+    played: Played | None = None
+
+    def spent(self, axis: str) -> float:
+        return float(self.played.spent(axis)[-1]) if self.played and len(self.played.rounds["t"]) else 0.0
+
+    def a_round(self, axis: str) -> float:
+        """What a round costs it."""
+        return self.spent(axis) / max(len(self.played.rounds["t"]) if self.played else 0, 1)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to run, what to expect of it, and what finding out has cost."""
+
+    label: str
+    experiment: Experiment  # with as many rounds as the rest of the budget pays for
+    metric: str
+    lower: bool
+    expected: Interval
+    plain: Interval  # the same of FedAvg with an average, at the same budget
+    gain: Interval  # of the advised over the plain, seed by seed, so that more is better
+    spent: Mapping[str, float]  # by the search
+    rungs: tuple[tuple[int, tuple[str, ...]], ...] = field(default=())  # rounds, and who was still in
+
+    @property
+    def enough(self) -> bool:
+        """Whether FedAvg with an average cannot be told from the best."""
+        if self.label.startswith(f"{PLAIN},"):
+            return True
+        return self.gain.mean is None or self.gain.half is None or self.gain.mean - self.gain.half <= 0
+
+
+def advise(
+    experiment: Experiment, budget: Budget, work: Path, told: Told = lambda line: None,
+    candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, data: Any = None,
+) -> Advice:  # fmt: skip
+    """The recipe for this experiment and budget; `data` replaces what the experiment names."""
+    limits = budget.limits
+    climbing = _field(experiment, candidates, work)
+    rungs: list[tuple[int, tuple[str, ...]]] = []
+    gone = dict.fromkeys(AXES, 0.0)  # by candidates that are out
+    rounds = min(FIRST, experiment.rounds)
+    while True:
+        rungs.append((rounds, tuple(c.label for c in climbing)))
+        told(f"{len(climbing)} candidates for {rounds} rounds")
+        climbing = [_climbed(c, rounds, data) for c in climbing]
+        axis = scarcest(climbing, limits)
+        ranked = sorted(climbing, key=lambda c: _merit(c, axis, climbing), reverse=True)
+        spent = {name: gone[name] + sum(c.spent(name) for c in climbing) for name in AXES}
+        poor = any(spent[name] > LOOKING * limit for name, limit in limits.items())
+        if len(ranked) <= 2 or rounds == experiment.rounds or poor:
+            break
+        climbing = ranked[: math.ceil(len(ranked) / 2)]
+        for name in AXES:
+            gone[name] += sum(c.spent(name) for c in ranked[len(climbing) :])
+        rounds = min(2 * rounds, experiment.rounds)
+    return _answer(experiment, ranked, spent, limits, work, told, rungs, candidates, data)
+
+
+def _field(experiment: Experiment, candidates: Mapping[str, Mapping[str, Any]], work: Path) -> list[Candidate]:
+    """Every candidate with every rate; what the experiment cannot be trained with is left out."""
+    found: list[Candidate] = []
+    for label, tables in candidates.items():
+        for rate in RATES:
+            lr = float(f"{rate * experiment.train.lr:.3g}")
+            try:
+                each = _with(experiment, tables, lr)
+                each.build_recipe()
+            except BadInput:
+                continue
+            found.append(Candidate(f"{label}, lr {lr:g}", label == PLAIN, each, work / f"candidate-{len(found)}"))
+    return found
+
+
+def _with(experiment: Experiment, tables: Mapping[str, Any], lr: float) -> Experiment:
+    base = experiment.model_dump(exclude_none=True)
+    base.pop("recipe", None)
+    return Experiment.of(merged(base, tables, {"train": {"lr": lr}}))
+
+
+def _climbed(c: Candidate, rounds: int, data: Any) -> Candidate:
+    """Up to so many rounds, on from where it stands."""
+    each = Experiment.of(c.experiment.model_dump(exclude_none=True) | {"rounds": rounds})
+    result = runs.run(each, c.folder, resume=True, data=data)
+    cell = Cell("", c.label, each.seed, {}, each)
+    return Candidate(c.label, c.plain, c.experiment, c.folder, played(cell, result.history))
+
+
+def scarcest(climbing: Sequence[Candidate], limits: Mapping[str, float]) -> str:
+    """The resource of which a round takes the largest share of the budget; joules where there is no budget."""
+    if not limits:
+        return "joules"
+    return max(limits, key=lambda axis: max(c.a_round(axis) for c in climbing) / limits[axis])
+
+
+def _merit(c: Candidate, axis: str, climbing: Sequence[Candidate]) -> float:
+    """Its model once everybody could have spent the same; more is better."""
+    shared = min(other.spent(axis) for other in climbing)
+    assert c.played is not None
+    value = c.played.within(axis, shared * (1 + 1e-9))
+    if value is None or not math.isfinite(value):
+        return -math.inf
+    return -value if c.played.lower else value
+
+
+def affordable(c: Candidate, spent: Mapping[str, float], limits: Mapping[str, float], most: int) -> int:
+    """Rounds that the rest of the budget pays for; those that it has run already are paid."""
+    rounds = [
+        (limit - spent[axis] + c.spent(axis)) / c.a_round(axis) for axis, limit in limits.items() if c.a_round(axis)
+    ]
+    return max(0, min([most, *(math.floor(r + 1e-9) for r in rounds)]))
+
+
+def _answer(
+    experiment: Experiment, ranked: Sequence[Candidate], spent: Mapping[str, float], limits: Mapping[str, float],
+    work: Path, told: Told, rungs: Sequence[tuple[int, tuple[str, ...]]],
+    candidates: Mapping[str, Mapping[str, Any]], data: Any,
+) -> Advice:  # fmt: skip
+    best = ranked[0]
+    rounds = affordable(best, spent, limits, experiment.rounds)
+    if not rounds:
+        scarce = scarcest(ranked, limits)
+        raise BadInput(
+            f"--{scarce} {limits[scarce]:g} does not pay for the search and one round ({best.a_round(scarce):.3g} "
+            "a round); raise it, or give an experiment with smaller rounds"
+        )
+    advised = _whole(best.experiment, rounds)
+    plain = next((c.experiment for c in ranked if c.plain), None) or _with(
+        experiment, candidates.get(PLAIN, CANDIDATES[PLAIN]), experiment.train.lr
+    )
+    told(f"{best.label} for {rounds} rounds on {SEEDS} further seeds")
+    ends, plains = [], []
+    for i in range(SEEDS):
+        seed = experiment.seed + 1 + i
+        end = runs.run(advised.with_seed(seed), data=data)
+        cost = sum(h.joules for h in end.history)
+        ends.append(played(Cell("", best.label, seed, {}, advised), end.history))
+        if not best.plain:
+            other = runs.run(_whole(plain, experiment.rounds).with_seed(seed), data=data)
+            plains.append((played(Cell("", PLAIN, seed, {}, plain), other.history), cost))
+    values = [p.final for p in ends if p.final is not None]
+    sign = -1.0 if ends[0].lower else 1.0
+    others = [value for p, cost in plains if (value := p.within("joules", cost * (1 + 1e-9))) is not None]
+    gains = [sign * (a - b) for a, b in zip(values, others, strict=False)] if len(values) == len(others) else []
+    return Advice(
+        best.label, advised, ends[0].metric, ends[0].lower, interval(values), interval(others or values),
+        interval(gains), spent, tuple(rungs),
+    )  # fmt: skip
+
+
+def _whole(experiment: Experiment, rounds: int) -> Experiment:
+    return Experiment.of(experiment.model_dump(exclude_none=True) | {"rounds": rounds})

@@ -1,0 +1,140 @@
+"""What is kept of a cell: its course, round by round, and all that a stop rule may look at; a few kB."""
+
+import gzip
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.arena.plan import Cell
+from flrce.errors import BadInput
+from flrce.store.disk import write_through
+from flrce.types import Record
+
+FILE = "records.jsonl.gz"
+SCHEMA = 1
+AXES = ("rounds", "joules", "bytes", "seconds")
+#: of a round's record: what replayed rules look at; names of clients and the like are left out
+KEPT = (
+    "t", "outcome", "exploit", "conflicts", "votes", "consensus", "headway", "accuracy", "averaged", "loss",
+    "bytes_up", "bytes_down", "joules", "joules_wasted", "seconds", "stop",
+)  # fmt: skip
+Series = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A cell that was run."""
+
+    task: str
+    method: str
+    seed: int
+    tried: Mapping[str, Any]
+    fingerprint: str
+    metric: str
+    lower: bool  # whether less of it is better
+    recipe: Mapping[str, Any]  # as the experiment named it
+    rounds: Mapping[str, Sequence[Any]]  # column of KEPT -> one value a round; "value": the model handed back
+
+    def spent(self, axis: str) -> Series:
+        """(T,) what had been spent by the end of each round."""
+        if axis == "rounds":
+            return np.cumsum([outcome == "committed" for outcome in self.rounds["outcome"]]).astype(np.float64)
+        if axis == "bytes":
+            return np.cumsum(np.add(self.rounds["bytes_up"], self.rounds["bytes_down"]), dtype=np.float64)
+        return np.cumsum(self.rounds[axis], dtype=np.float64)
+
+    def within(self, axis: str, budget: float) -> float | None:
+        """The last model judged before the budget was passed; None: not one."""
+        values = [value for value, x in zip(self.rounds["value"], self.spent(axis), strict=True) if x <= budget]
+        return next((float(value) for value in reversed(values) if value is not None), None)
+
+    @property
+    def final(self) -> float | None:
+        return next((float(value) for value in reversed(self.rounds["value"]) if value is not None), None)
+
+    def history(self) -> tuple[Record, ...]:
+        """The rounds again as rules read them."""
+        columns = {name: values for name, values in self.rounds.items() if name != "value"}
+        rows: list[dict[str, Any]] = [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ]
+        values = self.rounds["value"]
+        metrics = [{} if value is None or self.metric == "accuracy" else {self.metric: value} for value in values]
+        return tuple(
+            Record(**row, metric=self.metric, lower=self.lower, metrics=judged)
+            for row, judged in zip(rows, metrics, strict=True)
+        )
+
+
+def played(cell: Cell, history: Sequence[Record]) -> Played:
+    """What to keep of a finished run."""
+    last = history[-1] if history else Record(0)
+    rounds = {name: [_short(getattr(h, name)) for h in history] for name in KEPT}
+    rounds["value"] = [_short(h.handed) for h in history]
+    recipe = dict(cell.experiment.model_dump(mode="json", exclude_none=True)["recipe"])
+    return Played(
+        cell.task, cell.method, cell.seed, cell.tried, cell.fingerprint, last.metric, last.lower, recipe, rounds
+    )
+
+
+def _short(value: Any) -> Any:
+    """Six digits: below what seeds differ by."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def save(found: Played, path: Path) -> None:
+    """One cell; whole, or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_through(path, json.dumps({"schema": SCHEMA, **asdict(found)}, separators=(",", ":")).encode())
+
+
+def pack(found: Iterable[Played], path: Path) -> None:
+    """All cells in one file, the same bytes for the same cells."""
+    lines = [json.dumps({"schema": SCHEMA, **asdict(each)}, separators=(",", ":"), sort_keys=True) for each in found]
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:
+        file.write("".join(f"{line}\n" for line in sorted(lines)).encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_through(path, buffer.getvalue())
+
+
+def load(path: Path) -> Played:
+    """A cell's file."""
+    try:
+        return _read(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as why:
+        raise BadInput(f"{path}: cannot be read ({why}); remove it, and the cell is run again") from why
+
+
+def unpack(folder: Path) -> list[Played]:
+    """Every cell of a packed arena."""
+    path = folder / FILE if folder.is_dir() else folder
+    try:
+        with gzip.open(path, "rt") as lines:
+            return [_read(line, str(path)) for line in lines]
+    except FileNotFoundError as why:
+        raise BadInput(f"{folder} holds no arena ({FILE}); give the folder of one that was run") from why
+    except (OSError, EOFError, UnicodeDecodeError) as why:
+        raise BadInput(f"{path} is damaged ({why}); make it again with flrce arena") from why
+
+
+def _read(text: str, where: str) -> Played:
+    try:
+        raw = json.loads(text)
+        if raw.pop("schema") != SCHEMA:
+            raise BadInput(f"{where} has another schema than {SCHEMA}; use the version that wrote it")
+        found = Played(**raw)
+        lengths = {len(found.rounds[name]) for name in (*KEPT, "value")}
+        if len(lengths) != 1:
+            raise ValueError("columns of different lengths")
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError) as why:
+        if isinstance(why, BadInput):
+            raise
+        raise BadInput(f"{where} is no cell of an arena ({type(why).__name__}: {why}); remove it") from why

@@ -1,0 +1,286 @@
+"""The arena: plans, records, leaderboards by hand, restarts, advice."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flrce.apps import cli
+from flrce.arena import advise, job, records
+from flrce.arena.board import board, critical, fronts, without
+from flrce.arena.execute import executor
+from flrce.arena.plan import Plan
+from flrce.arena.records import KEPT, Played
+from flrce.arena.stops import ending, endings
+from flrce.config import Experiment
+from flrce.errors import BadInput
+from flrce.pieces import Never
+from flrce.stops.budget import Patience
+
+SMALL = {"rounds": 3, "clients": 4, "per_round": 2, "train": {"epochs": 1}}
+TABLES = {
+    "seeds": [1, 2],
+    "tasks": {"labels": SMALL, "sizes": {**SMALL, "data": {"partition": "quantity"}}},
+    "methods": {
+        "fedavg": {},
+        "thrifty": {"recipe": {"name": "fedavg", "compressor": {"piece": "quantize", "bits": 4}}},
+    },
+    "tuning": {"grid": {"train.lr": [0.01, 0.1]}, "share": 0.5},
+}
+
+
+def run_of(
+    method: str, values: list[float | None], joules: float = 1.0, task: str = "a", seed: int = 1, **more
+) -> Played:
+    """A run whose rounds cost the same, and give these values."""
+    T = len(values)
+    rounds: dict[str, list] = {name: [0.0] * T for name in KEPT}
+    rounds |= {"t": list(range(1, T + 1)), "outcome": ["committed"] * T, "stop": [""] * T, "joules": [joules] * T}
+    rounds |= {"bytes_up": [3] * T, "bytes_down": [4] * T, "seconds": [2.0] * T}
+    rounds |= {"value": values, "accuracy": values, "averaged": [None] * T, "headway": [None] * T}
+    made = {"metric": "accuracy", "lower": False, "recipe": {"name": method}, **more}
+    return Played(task, method, seed, {}, f"{task}{method}{seed}", rounds=rounds, **made)
+
+
+def test_what_a_budget_buys():
+    p = run_of("x", [0.1, None, 0.3, 0.4], joules=2.0)
+    assert p.spent("joules").tolist() == [2, 4, 6, 8]
+    assert p.spent("bytes").tolist() == [7, 14, 21, 28]
+    assert [p.within("joules", budget) for budget in (1, 2, 5, 6, 100)] == [None, 0.1, 0.1, 0.3, 0.4]
+    assert p.final == 0.4
+
+
+def test_ranks_by_hand():
+    """Two tasks. Of 4 J (the reference's), b is first on both; c needs 3 J a round and has one model by then."""
+    found = []
+    for task, better in (("a", 0.1), ("z", 0.2)):
+        for seed in (1, 2):
+            found += [
+                run_of("ref", [0.1, 0.2, 0.3, 0.4], task=task, seed=seed),
+                run_of("b", [0.2, 0.3, 0.4, 0.4 + better], task=task, seed=seed),
+                run_of("c", [0.35, 0.9], joules=3.0, task=task, seed=seed),
+            ]
+    whole = board(found, "joules", 1.0, "ref")
+    assert whole.budgets == {"a": 4.0, "z": 4.0}
+    assert [(s.method, s.rank) for s in whole.standings] == [("b", 1.0), ("ref", 2.0), ("c", 3.0)]
+    assert whole.standings[0].first == 1.0
+    assert whole.standings[2].scores["a"].mean == 0.35
+    # q = 2.343 for three methods (Demsar 2006, table 5)
+    assert whole.critical == pytest.approx(2.343 * (3 * 4 / (6 * 2)) ** 0.5, abs=2e-3)
+    early = board(found, "joules", 0.5, "ref")  # 2 J: c has nothing yet
+    assert [s.method for s in early.standings] == ["b", "ref", "c"]
+    assert early.standings[2].scores["a"].mean is None
+    at_equal_rounds = board(found, "rounds", 0.5, "ref")
+    assert at_equal_rounds.standings[0].method == "c"
+    assert without(found, "joules", 1.0, "ref") == {"a": ["b", "ref", "c"], "z": ["b", "ref", "c"]}
+
+
+def test_less_may_be_better():
+    found = [
+        run_of(m, [v], lower=True, metric="perplexity") for m, v in (("ref", 9.0), ("good", 4.0), ("lost", np.nan))
+    ]
+    ranked = board(found, "joules", 1.0, "ref").standings
+    assert [s.method for s in ranked] == ["good", "ref", "lost"]
+
+
+def test_the_front_by_hand():
+    """cheap costs least, best is best; "between" is worse and dearer than cheap."""
+    found = [
+        run_of(method, [value], joules=joules, seed=seed)
+        for method, value, joules in (("cheap", 0.5, 1.0), ("between", 0.4, 2.0), ("best", 0.9, 3.0))
+        for seed in (1, 2, 3)
+    ]
+    assert {p.method: p.front for p in fronts(found, "joules")} == {"cheap": 1.0, "between": 0.0, "best": 1.0}
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=2, max_size=2), min_size=2, max_size=5))
+def test_ranks_add_up(values):
+    found = [run_of(f"m{i}", [v], seed=seed) for i, pair in enumerate(values) for seed, v in enumerate(pair)]
+    ranked = board(found, "rounds", 1.0, "m0", draws=20).standings
+    n = len(values)
+    assert sum(s.rank for s in ranked) == pytest.approx(n * (n + 1) / 2)
+    assert all(1 <= s.low <= s.high <= n for s in ranked)
+    assert [s.rank for s in ranked] == sorted(s.rank for s in ranked)
+
+
+def test_one_task_has_no_critical_difference():
+    assert critical(5, 1) is None
+    assert critical(1, 5) is None
+
+
+def test_stop_rules_are_replayed():
+    p = run_of("x", [0.1, 0.5, 0.5, 0.5, 0.6])
+    assert ending(p, Patience(2)) == 4
+    assert ending(p, Never()) is None
+    (line,) = endings([p], {"patience": Patience(2)})
+    assert (line.stopped, line.runs, line.round.mean) == (1, 1, 4.0)
+    assert line.saved.mean == pytest.approx(0.2)
+    assert line.given.mean == pytest.approx(-0.1)
+    assert (
+        endings([dataclasses.replace(p, rounds={**p.rounds, "stop": ["", "", "", "", "x"]})], {"p": Patience(2)})[
+            0
+        ].runs
+        == 0
+    )
+
+
+def test_records_come_back(tmp_path):
+    found = [run_of("x", [0.1, None]), run_of("y", [0.3, 0.4])]
+    records.pack(found, tmp_path / records.FILE)
+    again = records.unpack(tmp_path)
+    assert again == found
+    first = (tmp_path / records.FILE).read_bytes()
+    records.pack(reversed(found), tmp_path / records.FILE)
+    assert (tmp_path / records.FILE).read_bytes() == first
+    for damaged in (first[:-10], b"", b"not gzip at all"):
+        (tmp_path / records.FILE).write_bytes(damaged)
+        if damaged:
+            with pytest.raises(BadInput, match=records.FILE):
+                records.unpack(tmp_path)
+    (tmp_path / "cell.json").write_text('{"schema": 1}')
+    with pytest.raises(BadInput, match="no cell of an arena"):
+        records.load(tmp_path / "cell.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seeds": []}, "seeds"),
+        ({"seeds": [0]}, "seed 0 is used for tuning"),
+        ({"reference": "fedprox"}, "reference = 'fedprox'"),
+        ({"methods": {"fedavg": {}, "x": {"recipe": {"name": "fedavgg"}}}}, "methods.x on tasks.labels"),
+        ({"methods": {"fedavg": {"rouns": 3}}}, "methods.fedavg on tasks.labels"),
+        ({"methods": {"../up": {}}}, "methods"),
+        ({"tasks": {}}, "tasks"),
+        ({"stops": {"none": {"recipe": {"name": "fedavg"}}}}, "stops.none never stops"),
+        ({"tuning": {"grid": {"train.lr": [-1.0]}}}, "lr"),
+        ({"budgets": [float("nan")]}, "budgets"),
+        ({"typo": 1}, "typo"),
+    ],
+)
+def test_bad_plans_are_one_line(change, said):
+    with pytest.raises(BadInput, match="plan: ") as why:
+        Plan.of({**TABLES, **change})
+    assert said in str(why.value)
+    assert "\n" not in str(why.value)
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory) -> Path:
+    """The small plan, run once."""
+    folder = tmp_path_factory.mktemp("arena")
+    plan = folder / "plan.toml"
+    import tomli_w
+
+    plan.write_text(tomli_w.dumps(TABLES))
+    assert cli.main(["arena", str(plan), "--out", str(folder / "out")]) == 0
+    return folder
+
+
+def test_an_arena_from_the_command_line(arena, capsys):
+    told = json.loads((arena / "out" / "arena.json").read_text())
+    assert {b["axis"] for b in told["boards"]} == {"rounds", "joules", "bytes", "seconds"}
+    assert not told["failed"]
+    assert set(told["settings"]) == {f"{t}/{m}" for t in TABLES["tasks"] for m in TABLES["methods"]}
+    found = records.unpack(arena / "out")
+    assert len([p for p in found if p.seed == 0]) == 2 * 2 * 2  # tasks, methods, rates
+    assert len([p for p in found if p.seed]) == 2 * 2 * 2  # tasks, methods, seeds
+    assert {len(p.rounds["t"]) for p in found if p.seed} == {3}
+    assert {len(p.rounds["t"]) for p in found if not p.seed} == {2}
+    page = (arena / "out" / "arena.html").read_text()
+    assert "2 methods on 2 tasks" in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+
+
+def test_what_is_recorded_is_not_run_again(arena, monkeypatch):
+    before = (arena / "out" / records.FILE).read_bytes()
+    gone = next((arena / "out" / "cells").rglob("1-*.json"))
+    gone.unlink()
+    ran = []
+    plan = Plan.load(arena / "plan.toml")
+
+    def counted(cells, work):
+        ran.extend(cells)
+        yield from executor("here", {})(cells, work)
+
+    job.run(plan, arena / "out", counted)
+    assert len(ran) == 1
+    assert (arena / "out" / records.FILE).read_bytes() == before
+
+
+def test_against_a_committed_arena(arena, tmp_path):
+    """A new method is run, the others are taken from the record."""
+    mine = Plan.of({**TABLES, "methods": {**TABLES["methods"], "fedprox": {}}})
+    ran = []
+
+    def counted(cells, work):
+        ran.extend(cells)
+        yield from executor("here", {})(cells, work)
+
+    found = job.run(mine, tmp_path, counted, records.unpack(arena / "out"))
+    assert {cell.method for cell in ran} == {"fedprox"}
+    assert {p.method for p in found.judged} == {"fedavg", "thrifty", "fedprox"}
+
+
+def test_one_cell_that_fails_leaves_the_others(tmp_path, caplog):
+    plan = Plan.of({**TABLES, "tuning": {}, "seeds": [1], "tasks": {"labels": SMALL}})
+
+    def broken(cells, work):
+        for cell in cells:
+            if cell.method == "thrifty":
+                yield cell, "out of luck"
+            else:
+                yield from executor("here", {})([cell], work)
+
+    found = job.run(plan, tmp_path, broken)
+    assert [p.method for p in found.judged] == ["fedavg"]
+    assert found.failed == (("thrifty on labels, seed 1", "out of luck"),)
+    assert [p.method for p in job.run(plan, tmp_path).judged] == ["fedavg", "thrifty"]
+
+
+def test_the_best_settings_are_chosen_by_direction():
+    plan = Plan.of(TABLES)
+    tuned = [
+        dataclasses.replace(run_of("fedavg", [value]), tried={"train.lr": lr})
+        for lr, value in ((0.01, 3.0), (0.1, 2.0))
+    ]
+    assert job.chosen(plan, tuned) == {"train.lr": 0.01}
+    assert job.chosen(plan, [dataclasses.replace(p, lower=True) for p in tuned]) == {"train.lr": 0.1}
+    assert job.chosen(plan, []) == {"train.lr": 0.01}
+
+
+def test_jobs_elsewhere_give_the_same(tmp_path):
+    pytest.importorskip("submitit")
+    plan = Plan.of({**TABLES, "tuning": {}, "tasks": {"labels": SMALL}, "methods": {"fedavg": {}}})
+    near = job.run(plan, tmp_path / "near")
+    far = job.run(plan, tmp_path / "far", executor("processes", {"timeout_min": 5}))
+    assert far.judged == near.judged
+    with pytest.raises(BadInput, match="--on 'moon'"):
+        executor("moon", {})
+
+
+def test_advice(tmp_path):
+    """Of two candidates the one that can learn is advised, within the budget, search included."""
+    experiment = Experiment(rounds=12, clients=6, per_round=3, train={"epochs": 1, "lr": 0.1})
+    candidates = {
+        advise.PLAIN: advise.CANDIDATES[advise.PLAIN],
+        "hopeless": {"recipe": {"name": "fedavg", "server": {"piece": "step", "rate": 1e-6}}},
+    }
+    lines: list[str] = []
+    budget = advise.Budget(joules=120.0)
+    found = advise.advise(experiment, budget, tmp_path, lines.append, candidates)
+    assert found.label.startswith(advise.PLAIN)
+    assert found.enough
+    assert found.rungs[0][0] == advise.FIRST
+    assert len(found.rungs[0][1]) == 2 * len(advise.RATES)
+    per_round = found.spent["joules"] / sum(len(names) * rounds for rounds, names in found.rungs[:1])
+    assert found.spent["joules"] + per_round * (found.experiment.rounds - found.rungs[-1][0]) < 1.3 * 120
+    assert found.expected.n == advise.SEEDS
+    with pytest.raises(BadInput, match="does not pay"):
+        advise.advise(experiment, advise.Budget(joules=1e-3), tmp_path / "poor", candidates=candidates)
+    with pytest.raises(BadInput, match="must be above 0"):
+        advise.advise(experiment, advise.Budget(bytes=-1.0), tmp_path / "negative", candidates=candidates)
