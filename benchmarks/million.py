@@ -26,7 +26,7 @@ from flrce import loop
 from flrce.recipes import CATALOGUE
 from flrce.round.memory import needed
 from flrce.selectors.relationship import ByRelationship
-from flrce.selectors.sketch import deviation, sketch
+from flrce.sketch import deviation, sketch
 from flrce.store.checkpoint import Journal
 from flrce.types import Arrivals, Event, Payload, Reply, Spent, Updates
 

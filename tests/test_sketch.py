@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flrce import sketch as maps_of
 from flrce.compose import piece
 from flrce.errors import BadInput
 from flrce.loop import initial
@@ -19,9 +20,8 @@ from flrce.recipes import CATALOGUE
 from flrce.relations import NEVER
 from flrce.round import memory
 from flrce.round.tables import grow_one
-from flrce.selectors import sketch as maps_of
 from flrce.selectors.relationship import ByRelationship
-from flrce.selectors.sketch import Sketch, Turned, deviation, sketch
+from flrce.sketch import Sketch, Turned, deviation, sketch
 from flrce.store.checkpoint import Journal
 from flrce.store.ledger import relations_of
 from flrce.types import Event, Record, Round, State, Task, Updates

@@ -15,8 +15,8 @@ from flrce.errors import BadInput
 from flrce.rng import stream
 from flrce.round.tables import grow_one
 from flrce.selectors import groups, turns
-from flrce.selectors.sketch import sketch
 from flrce.selectors.turns import ORDERS, InTurn
+from flrce.sketch import sketch
 from test_selectors import a_view, an_event
 
 

@@ -23,6 +23,14 @@ def cosines(U: Tensor) -> Tensor:
     return torch.where(scale > 0, G / scale.clamp(min=torch.finfo(G.dtype).tiny), 0.0).clamp(-1, 1)
 
 
+def directions(U: Tensor) -> Tensor:
+    """(L, size) the rows at length 1, whatever their floats; a row of zeros stays one."""
+    largest = U.abs().amax(1, keepdim=True) if U.shape[1] else U.new_ones(len(U), 1)
+    scaled = U / largest.clamp(min=torch.finfo(U.dtype).tiny)  # squares of what is at most 1 do not overflow
+    length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(min=1.0)  # 0, or at least 1
+    return scaled / length
+
+
 def conflicts(G: Tensor) -> float:
     """Mean number of peers whose update points against a client's own (Algorithm 3), from the products G (P, P)."""
     if len(G) < 2:

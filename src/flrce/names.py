@@ -7,6 +7,7 @@ from flrce.aggregators.defences import CentredClip, GeometricMedian, Mixed
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.normalised import Normalised
 from flrce.aggregators.products import Products
+from flrce.aggregators.related import RelatedMean
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
 from flrce.aggregators.stale import Discounted, Interpolated
 from flrce.compressors.feedback import ErrorFeedback
@@ -100,6 +101,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "interpolated": Interpolated,
         "mixed": Mixed,
         "products": Products,
+        "related": RelatedMean,
     },
     "server": {
         "step": Step,

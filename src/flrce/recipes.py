@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from flrce.aggregators.mean import WeightedMean
+from flrce.aggregators.related import RelatedMean
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
 from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.quantize import Quantize
@@ -42,6 +43,7 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
 
     It hands back the averaged model and believes no client's samples beyond 5 times the round's median; `frugal` stops
     earlier, `accurate` later, and with a psi the paper's rule decides.
+    `wary` counts clients to whom nobody relates less: wrong labels, noise, free-riders (docs/robustness.md).
     `paper` is Niu et al. 2024: clients that agree most with all, a stop once the chosen conflict. `authors`: their
     released code. `hardened`: what attackers cannot capture.
     """
@@ -49,7 +51,8 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
     conflict = Conflicts(threshold("50%" if psi is None else psi, P))
     if preset in STANDSTILLS:
         stop = conflict if psi is not None else STANDSTILLS[preset]
-        return replace(base, selector=InTurn(), aggregator=WeightedMean(cap=CAP), stop=stop, average=AVERAGE)
+        mean = RelatedMean(cap=CAP) if preset == "wary" else WeightedMean(cap=CAP)
+        return replace(base, selector=InTurn(), aggregator=mean, stop=stop, average=AVERAGE)
     if preset not in SELECTIONS:
         raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STANDSTILLS, *SELECTIONS))}")
     base = replace(base, selector=SELECTIONS[preset], stop=conflict)
@@ -260,6 +263,7 @@ STANDSTILLS = {
     "frugal": Standstill(after=39),
     "balanced": Standstill(),
     "accurate": Standstill(after=84),
+    "wary": Standstill(),
 }
 
 CATALOGUE: dict[str, Callable[..., Recipe]] = {

@@ -17,7 +17,7 @@ from torch import Tensor
 from flrce.bounds import Count
 from flrce.pieces import View
 from flrce.rng import draw
-from flrce.selectors.sketch import sketch
+from flrce.sketch import sketch
 from flrce.types import Event, Selection
 
 CROWD = 500  # clients considered at a time: their tree takes a cube of it

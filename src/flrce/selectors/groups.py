@@ -10,13 +10,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-
-def directions(U: Tensor) -> Tensor:
-    """(L, size) the rows at length 1, whatever their floats; a row of zeros stays one."""
-    largest = U.abs().amax(1, keepdim=True) if U.shape[1] else U.new_ones(len(U), 1)
-    scaled = U / largest.clamp(min=torch.finfo(U.dtype).tiny)  # squares of what is at most 1 do not overflow
-    length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(min=1.0)  # 0, or at least 1
-    return scaled / length
+from flrce.linalg import directions
 
 
 def believed(n: Tensor, cap: float) -> Tensor:

@@ -13,7 +13,7 @@ from flrce.bounds import Amount, Count, Part, Share, Whole
 from flrce.errors import BadInput
 from flrce.pieces import View
 from flrce.relations import NEVER, Memory
-from flrce.selectors.sketch import sketch
+from flrce.sketch import sketch
 from flrce.types import Event, Selection
 
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from flrce.bounds import Amount, Count, Whole
 from flrce.errors import BadInput, nearest
+from flrce.linalg import directions
 from flrce.pieces import View
 from flrce.relations import NEVER
-from flrce.selectors.groups import agreement, balanced, believed, directions, related, stratified
-from flrce.selectors.sketch import sketch
+from flrce.selectors.groups import agreement, balanced, believed, related, stratified
+from flrce.sketch import sketch
 from flrce.types import Event, Selection
 
 ORDERS = ("balance", "agreement", "sizes", "chance")
