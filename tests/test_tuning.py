@@ -310,6 +310,41 @@ def test_flower_sends_the_same_and_no_base(place, name):
     assert all(torch.equal(sent[key], here.model[key]) for key in sent)
 
 
+@pytest.mark.parametrize("recipe", ["ffa-lora", "flora"])
+def test_a_model_of_transformers_with_peft(place, recipe):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    base = transformers.LlamaForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
+    torch.manual_seed(0)
+    net = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
+    before = {name: p.clone() for name, p in net.state_dict().items()}
+    tables = experiment(place, recipe, rounds=2)
+    result = flrce.run(tables, model=net)
+    floats = ONLY_B if recipe == "ffa-lora" else SIZE
+    assert all(record.bytes_up == 3 * 4 * floats for record in result.history)
+    assert all(torch.equal(p, before[name]) for name, p in net.state_dict().items())  # the given one is left alone
+    assert result.history[-1].headline < result.history[0].headline
+
+
+def test_the_example_goes_from_nothing_to_a_report(place, tmp_path, monkeypatch):
+    import runpy
+    import sys
+    from pathlib import Path
+
+    script = Path(__file__).resolve().parent.parent / "examples" / "llm" / "run.py"
+    monkeypatch.setattr(sys, "argv", [
+        str(script), "--model", str(place / "model"), "--out", str(tmp_path), "--rounds", "2", "--length", "24",
+        "--methods", "flora,fedit-4bit",
+    ])  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "perplexity" in page
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("flora", "fedit-4bit")]
+    assert summaries[1]["bytes_up"] < summaries[1]["bytes_down"] / 6  # four bits instead of 32, and a scale each
+
+
 def test_catalogue_has_them_with_and_without_guidance():
     for name in ("fedit", "ffa-lora", "flora", "fedkseed"):
         plain, guided = recipes.CATALOGUE[name](P=5), recipes.CATALOGUE[name](P=5, guided=True, after=20)

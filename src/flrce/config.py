@@ -29,6 +29,7 @@ from flrce.written import tables_of
 
 OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:Class
 MOST_SEED = 2**63 - 1  # what TOML can hold
+TEXT = ("tokenizer", "length", "most", "least")  # what is said about text
 MOST_BYTES = 2**20  # of an experiment file
 
 
@@ -52,6 +53,7 @@ class Data(Section):
     tokenizer: str | None = None  # of text: the language model whose token ids it becomes
     length: Annotated[int, Ge(2), Le(10**6)] | None = None  # of text: ids in a window
     most: Count | None = None  # of text: windows or answers that a client has at most
+    least: Count | None = None  # of text: clients that have fewer are left out
     standardise: bool | None = None
     trouble: list[Any] | None = None  # what is wrong with some clients (data/trouble.py)
 
@@ -65,7 +67,7 @@ class Data(Section):
 
     def how(self) -> dict[str, Any]:
         """What the experiment says about data of one's own."""
-        keys = ("target", "group", "test", "kind", "layout", "fill", "standardise", "tokenizer", "length", "most")
+        keys = ("target", "group", "test", "kind", "layout", "fill", "standardise", *TEXT)
         return {key: value for key in keys if (value := getattr(self, key)) is not None}
 
     def read(self) -> Source:

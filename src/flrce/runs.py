@@ -26,6 +26,7 @@ from flrce.engines.workers import Pooled, hire
 from flrce.errors import BadInput
 from flrce.fleet.costs import fleet, profile
 from flrce.local.client import Runner
+from flrce.models.adapters import accepted
 from flrce.models.flat import Fixed, base_bytes, fix, layout, pack
 from flrce.models.inputs import inputs, tried
 from flrce.models.slicing import suits
@@ -90,7 +91,8 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     log.info("preparing the samples of %d clients", experiment.clients)
     pool = d.read() if data is None else adopt(data, **d.how())
     federation = experiment.federate(pool)
-    net = model or build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
+    named = experiment.model
+    net = build_net(named.name, pool, experiment.seed, named.options) if model is None else accepted(model)
     net = fix(net, experiment.build_recipe().fixed)
     told = experiment.objective is None and pool.kind in ("classes", "tokens")
     tried(net, inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift), pool.outputs if told else None)

@@ -18,7 +18,7 @@ from flrce.servers.averages import EMA
 from flrce.stops.standstill import Standstill
 from flrce.submodels.units import PrefixUnits
 
-ADAPTED_A = "*.lora_A"
+ADAPTED_A = "*.lora_A*"  # also as peft names it
 CAP = 5.0  # as in FLrce's own presets: times the median of a round's samples that one client is believed to have
 
 

@@ -72,11 +72,39 @@ def _linear(layer: nn.Module) -> bool:
 
 def share(net: nn.Module) -> nn.Module:
     """The net with its fixed parameters held once, whatever is copied: for a pretrained one that lies in a file."""
+    once: dict[int, Fixed] = {}  # tied weights stay tied
     for module in net.modules():
-        for name, p in list(module.named_parameters(recurse=False)):
+        for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if not p.requires_grad:
-                setattr(module, name, Fixed(p.data))
+                setattr(module, name, once.setdefault(id(p), Fixed(p.data)))
     return net
+
+
+class Scores(nn.Module):
+    """A causal model of HuggingFace's transformers, or one of peft around it, as a network that gives scores.
+
+    The given one stays as it is: what trains is copied, fixed parameters are shared with it, and float buffers, such
+    as rotary frequencies, are fixed here, so that neither travels.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = copy.deepcopy(net, {id(p): Fixed(p.data) for p in net.parameters() if not p.requires_grad})
+        for module in self.net.modules():
+            for name, b in list(module.named_buffers(recurse=False)):
+                if b.is_floating_point():
+                    delattr(module, name)
+                    module.register_parameter(name, Fixed(b))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.net(input_ids=ids, use_cache=False).logits
+        return found.float()
+
+
+def accepted(net: nn.Module) -> nn.Module:
+    """A network as it is trained; those of transformers and peft give more than scores."""
+    homes = {kind.__module__.partition(".")[0] for kind in type(net).__mro__}
+    return Scores(net) if homes & {"transformers", "peft"} else net
 
 
 def rank_of(net: nn.Module) -> int:
@@ -112,5 +140,5 @@ def ranked(net: nn.Module, where: Layout, rate: float, rng: Generator | None = N
 def pairs(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[int, int]]:
     """Places of the two matrices of each adapter among tensors with these names and shapes."""
     found = {name: i for i, (name, _) in enumerate(shapes)}
-    ups = {name: i for name, i in found.items() if name.rpartition(".")[2] == UP}
-    return [(found[down], i) for name, i in ups.items() if (down := name.removesuffix(UP) + DOWN) in found]
+    ups = {name: i for name, i in found.items() if UP in name.split(".")}
+    return [(found[down], i) for name, i in ups.items() if (down := name.replace(UP, DOWN)) in found]

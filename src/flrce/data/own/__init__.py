@@ -26,7 +26,7 @@ def from_path(path: Path | str, **how: Any) -> Source:
         raise BadInput(f"data.path {str(path)!r} does not exist; give {FORMS}")
     if "tokenizer" in how:
         return from_text(path, **how)
-    for key in ("length", "most"):
+    for key in ("length", "most", "least"):
         if key in how:
             raise BadInput(f"data.{key} is about text; set data.tokenizer to a language model, or drop it")
     if "target" in how and not (path.is_dir() or path.suffix.lower() in TABLES):

@@ -31,10 +31,10 @@ START, STOP = "<|im_start|>", "<|im_end|>"  # ChatML's marks of a turn
 
 
 def from_text(
-    path: Path | str, tokenizer: str, length: int = 128, most: int = 0, group: str = "", test: str = "", name: str = "",
-    **how: Any,
+    path: Path | str, tokenizer: str, length: int = 128, most: int = 0, least: int = 0, group: str = "",
+    test: str = "", name: str = "", **how: Any,
 ) -> Source:  # fmt: skip
-    """Windows of `length` ids and the id after each, by client; a client gives at most its first `most` (0: all).
+    """Windows of `length` ids and the id after each, by client: its first `most` (0: all), if it has `least` or more.
 
     `group` names the key of a line's client, or several with commas between them; `test` the key that marks lines for
     judging.
@@ -59,6 +59,10 @@ def from_text(
         held.append(judged)
     if not x:
         raise BadInput(f"{shown(path)} holds no text; {REMEDY}")
+    kept = [i for i, owner in enumerate(owners) if taken[owner] >= least]
+    if not kept:
+        raise BadInput(f"data.least = {least}: no client of {shown(path)} has so many windows; lower it")
+    x, y, owners, held = ([each[i] for i in kept] for each in (x, y, owners, held))  # type: ignore[assignment]
     made = Source(
         name or path.name.split(".")[0], np.stack(x), np.stack(y), (), kind="tokens",
         held=np.array(held) if any(held) else None,
