@@ -520,9 +520,7 @@ def test_a_growing_tail_resumes(tmp_path):
 
 #: what is trained by itself on the stack's device, and why
 APART = {
-    "scaffold": "the update has Variate", "feddyn": "the update has Dual",
-    "fedbn": "some parameters stay with the client", "fedper": "some parameters stay with the client",
-    "fedrep": "some parameters stay with the client", "ditto": "the update has Second",
+    "fedrep": "the update has Phases", "ditto": "the update has Second",
     "apfl": "the update has Mixture", "moon": "the update has Contrast", "fedsam": "the update has Sharpness",
 }  # fmt: skip
 
