@@ -27,7 +27,7 @@ from flrce.results.paper.execute import load
 PLAN = Path(__file__).parent / "plans" / "baselines.json"
 FIGURES = ("value", "metric", "rounds", "bytes_up", "bytes_down", "joules", "stopped")
 FIGURES = ("value", "metric", "rounds", "bytes_up", "bytes_down", "joules", "stopped")
-ALONE = ("scaffold", "moon", "fedbn")  # methods that a stack leaves to torch, one client after another
+ALONE = ("moon",)  # what a stack leaves to torch, one client after another
 
 
 def settings(plan, task, method):
@@ -50,11 +50,6 @@ def experiment(plan, task, method, setting, seed, device):
 
 def methods(plan, task):
     return [method for method in plan["methods"] if method not in plan["tasks"][task].get("without", {})]
-
-
-def alone(plan, task, method, *rest):
-    """Whether a stack leaves such a run to torch, one client after another."""
-    return method in ALONE or plan["tasks"][task].get("alone", False)
 
 
 def large(source, least):
@@ -137,7 +132,7 @@ def main():
     done = {json.dumps([r["task"], r["method"], r["setting"], r["seed"]]) for r in lines(options.out, options.phase)}
     keys = [key for key in wanted(plan, options.phase, tasks, options.out) if json.dumps(key) not in done]
     if options.stacked or options.alone:
-        keys = [key for key in keys if alone(plan, *key) == options.alone]
+        keys = [key for key in keys if (key[1] in ALONE) == options.alone]
     least = {table["tables"]["data"]["name"]: table.get("least", 1) for table in plan["tasks"].values()}
     find = cache(lambda name: large(load(name, options.data, verify=False), least[name]))
 
@@ -152,7 +147,7 @@ def main():
 
     for task in tasks:
         mine = [key for key in keys if key[0] == task][part::parts]
-        together = [key for key in mine if options.stacked or (options.device == "cuda" and not alone(plan, *key))]
+        together = [key for key in mine if options.stacked or (options.device == "cuda" and key[1] not in ALONE)]
         if together and time.monotonic() - began < options.seconds:
             found = runs.run_together([(job(key), None) for key in together], data=find, device=options.device)
             for key, result in zip(together, found, strict=True):
