@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flrce.engines.choices import LOOP, Choices, fastest
+from flrce.engines.choices import LOOP, Choices, chosen, fastest
 from flrce.errors import BadInput
 from flrce.local.objective import Classification, NextToken
 from flrce.local.stacked.batched import drop
@@ -324,3 +324,54 @@ def test_functional_dropout_is_left_to_the_trainer() -> None:
     x, y = samples(None)
     with pytest.raises(BadInput, match="mixes samples"):
         Stack(Drawn(), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
+
+
+def test_a_run_keeps_its_ways_and_brings_them_along(tmp_path, monkeypatch) -> None:
+    """A resumed run goes the way it went, whatever the machine's own file says by then."""
+    from flrce import runs
+    from flrce.config import Experiment
+    from flrce.engines import deck
+
+    monkeypatch.setenv("FLRCE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Stack, "settled", None)  # measure, though this is a CPU
+    picked = iter(["single:4"])
+    monkeypatch.setattr(deck, "fastest", lambda tries: (next(picked), {"single:4": 1.0, LOOP: 2.0}))
+    exp = Experiment(rounds=2, clients=4, per_round=2, train={"epochs": 1}, model={"name": "own_nets:Smooth"})
+
+    def go(rounds: int, folder: str, resume: bool = False):
+        each = exp.model_copy(update={"rounds": rounds})
+        return runs.run_together([(each, tmp_path / folder)], resume, device="cpu")[0]
+
+    whole = go(2, "a")
+    assert set(chosen(tmp_path / "a").values()) == {"single:4"}
+    go(1, "b")
+    cached = tmp_path / "cache" / "ways.json"
+    cached.write_text(cached.read_text().replace("single:4", "mapped"))
+    again = go(2, "b", resume=True)
+    assert all(torch.equal(whole.model[name], again.model[name]) for name in whole.model)
+    assert set(chosen(tmp_path / "b").values()) == {"single:4"}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_precision_is_a_setting(precision: str, caplog) -> None:
+    from flrce import runs
+    from flrce.config import Experiment
+
+    tables = {"rounds": 2, "clients": 6, "per_round": 3, "train": {"epochs": 1}, "model": {"name": "mlp"}}
+    plain = runs.run(Experiment(**tables, engine={"kernel": "torch", "workers": 1}))
+    found = runs.run(
+        Experiment(
+            **tables,
+            engine={"precision": precision, "kernel": "auto" if precision == "bf16" else "torch", "workers": 1},
+        )
+    )
+    w, v = (torch.cat([x.flatten() for x in each.model.values()]) for each in (plain, found))
+    assert v.dtype == torch.float32
+    if precision == "tf32":
+        assert "is a GPU's" in caplog.text
+        assert torch.equal(w, v)
+    else:
+        assert "fused kernels know float32" in caplog.text
+        assert 0 < float((w - v).norm() / w.norm()) < 0.05
+    with pytest.raises(BadInput, match=r"engine\.precision"):
+        Experiment(**tables, engine={"precision": "fp8"})

@@ -23,6 +23,7 @@ from flrce.errors import BadInput, brief, nearest
 from flrce.fleet import carbon
 from flrce.fleet.costs import Profile, assigned, profile
 from flrce.fleet.life import Life, life
+from flrce.local.precision import Precision
 from flrce.models.nets import NAMES as MODELS
 from flrce.pieces import Recipe
 from flrce.written import tables_of
@@ -128,6 +129,7 @@ class EngineTable(Section):
     workers: Annotated[int, Ge(1), Le(1024)] | Literal["auto"] = "auto"
     kernel: Literal["auto", "native", "torch"] = "auto"
     eval_every: Count = 1
+    precision: Precision | None = None  # of products on clients; None: float32
 
 
 class Fleet(Section):

@@ -20,12 +20,14 @@ from flrce.config import Experiment, build_net
 from flrce.data.federation import Federation
 from flrce.data.own import adopt
 from flrce.data.sources import Source
-from flrce.engines.deck import Decks
+from flrce.engines.choices import chosen, keep_ways
+from flrce.engines.deck import Decks, Seat
 from flrce.engines.simulator import Simulator
 from flrce.engines.workers import Pooled, hire
 from flrce.errors import BadInput
 from flrce.fleet.costs import fleet, profile
 from flrce.local.client import Runner
+from flrce.local.precision import Precision, on_cpu
 from flrce.models.adapters import accepted
 from flrce.models.flat import Fixed, base_bytes, fix, layout, pack
 from flrce.models.inputs import inputs, tried
@@ -72,13 +74,19 @@ def parts(
     workers = experiment.engine.workers
     count = (os.cpu_count() or 1) if workers == "auto" else workers
 
+    precision: Precision = experiment.engine.precision or "float32"
+
     def pooled(runner: Runner) -> Pooled:
+        runner.precision = on_cpu(precision)
         task = Task("", 0, 1, 0, recipe.work, update=recipe.chain, augment=recipe.augment, rounds=experiment.rounds)
         return hire(runner, experiment.engine.kernel, count, runner.unfused(task, steps=2))
 
+    def seated(runner: Runner) -> Seat:
+        return (decks or Decks("cuda")).hire(runner, precision)
+
     on_gpu = decks or device_of(experiment) == "cuda"
     engine = Simulator(
-        federation, net, devices, (decks or Decks("cuda")).hire if on_gpu else pooled, experiment.engine.eval_every,
+        federation, net, devices, seated if on_gpu else pooled, experiment.engine.eval_every,
         experiment.build_objective(federation.source.kind), recipe.kept, experiment.fleet.there(experiment.seed),
         experiment.fleet.live(experiment.seed, tuple(federation.clients), devices),
     )  # fmt: skip
@@ -229,6 +237,8 @@ def _complete(
             state = ledger.restore(start)
             if loop.over(state) and state.t < experiment.rounds:
                 log.warning("the run in %s is over: %s; its rule would end a longer one as well", out, why_over(state))
+            if isinstance(built.engine.workers, Seat):
+                built.engine.workers.adopt(chosen(ledger.folder))
             try:
                 state = _drive(built, experiment, state, watch, ledger)
             except BaseException:
@@ -245,6 +255,8 @@ def why_over(state: State) -> str:
 def _drive(built: Parts, experiment: Experiment, state: State, watch: Watch | None, ledger: Ledger | None) -> State:
     for done in built.rounds(experiment, state):
         if ledger:
+            if isinstance(built.engine.workers, Seat):
+                keep_ways(ledger.folder, built.engine.workers.ways)
             ledger.append(done)
         if watch:
             watch(done)

@@ -24,6 +24,7 @@ from flrce.errors import BadInput
 from flrce.local.native.build import cache
 from flrce.local.stacked.ways import Way
 
+WAYS = "ways.json"
 LOOP = "loop"  # torch's trainer, one client after another
 KNOWN = 10_000  # entries of the file; beyond, it starts anew
 log = logging.getLogger("flrce")
@@ -55,7 +56,7 @@ class Choices:
     """The ways chosen so far: those a resumed run brings go before those of the file."""
 
     def __init__(self, file: Path | None = None) -> None:
-        self.file = file or cache().parent / "ways.json"
+        self.file = file or cache().parent / WAYS
         self.fixed: dict[str, str] = {}
 
     def adopt(self, chosen: Mapping[str, Any]) -> None:
@@ -86,13 +87,30 @@ class Choices:
         return way
 
     def _read(self) -> dict[str, str]:
-        try:
-            found = json.loads(self.file.read_text())
-        except (OSError, ValueError):
-            return {}
-        if not isinstance(found, dict):
-            return {}
-        return {k: v for k, v in found.items() if isinstance(v, str) and (v == LOOP or _known(v))}
+        return _pairs(self.file)
+
+
+def chosen(folder: Path) -> dict[str, str]:
+    """The ways that the run in a folder went before."""
+    return _pairs(folder / WAYS)
+
+
+def keep_ways(folder: Path, ways: Mapping[str, str]) -> None:
+    """Keep them with a run, before the round that went them is committed."""
+    if ways and chosen(folder) != dict(ways):
+        temporary = folder / f"{WAYS}.new"
+        temporary.write_text(json.dumps(dict(ways), indent=0))
+        os.replace(temporary, folder / WAYS)
+
+
+def _pairs(file: Path) -> dict[str, str]:
+    """Keys and ways of a file; nothing where there is none such."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {k: v for k, v in pairs if isinstance(v, str) and (v == LOOP or _known(v))}
 
 
 def _known(way: str) -> bool:

@@ -54,6 +54,7 @@ class Deck:
         self, runner: Runner, device: str, memory: int | None = None, precision: Precision = "float32"
     ) -> None:
         self.device, self.memory, self.precision = device, memory, precision
+        runner.precision = precision
         self.choices = Choices()
         self.ways: dict[str, str] = {}  # those that were gone so far
         self.runner = runner.on(device)

@@ -17,6 +17,7 @@ from flrce.local.batches import batches, sizes_of
 from flrce.local.link import PERSONAL, Local
 from flrce.local.native import Kernel, kernel
 from flrce.local.objective import Classification, Objective
+from flrce.local.precision import Precision
 from flrce.local.trainer import Trained, Trainer
 from flrce.local.updates import Chain, Simple, simple
 from flrce.models.adapters import rank_of, ranked
@@ -59,6 +60,7 @@ class Runner:
         native: bool = False, objective: Objective = Classification(), kept: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.native, self.lock, self.cutting = native, Lock(), Lock()
+        self.precision: Precision = "float32"
         self.net, self.shape, self.objective, self.kept = net, shape, objective, tuple(kept)
         self.x, self.y, self.scale, self.shift = x, y, scale, shift
         self.layout = layout(net, kept)
@@ -118,10 +120,14 @@ class Runner:
     def on(self, device: str) -> "Runner":
         """The same on another device."""
         x, y = self.x.to(device), self.y.to(device)
-        return Runner(self.net, self.shape, x, y, self.scale, self.shift, False, self.objective, self.kept)
+        there = Runner(self.net, self.shape, x, y, self.scale, self.shift, False, self.objective, self.kept)
+        there.precision = self.precision
+        return there
 
     def unfused(self, task: Task, steps: int = 1) -> str:
         """Why such a task cannot be trained by a fused kernel; "" if it can."""
+        if self.precision != "float32":
+            return f"engine.precision is {self.precision}, fused kernels know float32"
         if self.layout.kept:
             return "some parameters stay with the client"
         if task.augment:
@@ -142,7 +148,7 @@ class Runner:
             return self.trainers[key]
 
     def _torch(self, part: Part) -> Trainer:
-        return Trainer(part.net, self.shape, self.objective, self.kept, self.x.device)
+        return Trainer(part.net, self.shape, self.objective, self.kept, self.x.device, self.precision)
 
     def job(self, w: Tensor, task: Task, index: Index, carry: Mapping[str, Tensor]) -> Job:
         """A task made ready; `index` are the client's samples."""

@@ -8,13 +8,17 @@ bf16      products and convolutions in bfloat16 (torch.autocast); weights, their
 What the server does with updates is float32 or float64 in any case.
 """
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+log = logging.getLogger("flrce")
 Precision = Literal["float32", "tf32", "bf16"]
 
 
@@ -44,6 +48,32 @@ def repeatable(device: torch.device, precision: Precision = "float32") -> Iterat
             yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
+def on_cpu(precision: Precision) -> Precision:
+    """What a CPU can do of it; it says so in one line where that is something else."""
+    if precision == "tf32":
+        log.warning("engine.precision = 'tf32' is a GPU's; on this CPU products are float32")
+        return "float32"
+    return precision
+
+
+def lower(net: nn.Module, device: torch.device, precision: Precision) -> nn.Module:
+    """The net with a forward pass in this precision, in place; what it gives is float32 again."""
+    if precision == "bf16":
+        inner = net.forward
+
+        def forward(*args: Any, **more: Any) -> Any:
+            with lowered(device, precision):
+                out = inner(*args, **more)
+            return pytree.tree_map(_widened, out)
+
+        net.forward = forward
+    return net
+
+
+def _widened(out: Any) -> Any:
+    return out.float() if isinstance(out, Tensor) and out.is_floating_point() else out
 
 
 def lowered(device: torch.device, precision: Precision) -> AbstractContextManager[object]:

@@ -21,7 +21,7 @@ from flrce.local.batch import Scene, Step
 from flrce.local.link import Estimates, Local
 from flrce.local.objective import Classification, Objective
 from flrce.local.pooling import quicken
-from flrce.local.precision import repeatable
+from flrce.local.precision import Precision, lower, repeatable
 from flrce.local.updates import Chain
 from flrce.models.chain import chain
 from flrce.models.flat import bind, layout
@@ -49,13 +49,15 @@ class Trainer:
 
     def __init__(
         self, net: nn.Module, shape: tuple[int, ...], objective: Objective = Classification(),
-        kept: Sequence[str] = (), device: str | torch.device = "cpu",
+        kept: Sequence[str] = (), device: str | torch.device = "cpu", precision: Precision = "float32",
     ) -> None:  # fmt: skip
         self.layout, self.objective, self.shape = layout(net, kept), objective, shape
         self.where = self.layout.local
         self.w = torch.zeros(self.where.size, device=device)
         self.g = torch.zeros(self.where.trainable, device=device)
+        self.precision: Precision = precision
         self.net = bind(quicken(copy.deepcopy(net).to(device)), self.w, self.g, self.where)
+        self.net = lower(self.net, self.w.device, precision)
         self.given = net  # with the layers that a chain knows
         self.learning = [p for p in self.net.parameters() if p.requires_grad]
         self.random: bool | None = None  # whether its layers draw at random; found out by the first batch
@@ -79,7 +81,7 @@ class Trainer:
         rng = torch.Generator().manual_seed(_seed(task, "augment")) if augment else None
         states = update.begin(weights, local, carry)
         alone = next((link for link in update.links if isinstance(link, Estimates)), None)
-        with repeatable(self.w.device), self._drawing(x, scale, shift, _seed(task, "layers")):
+        with repeatable(self.w.device, self.precision), self._drawing(x, scale, shift, _seed(task, "layers")):
             scene = Scene(self.net, self.w, self.g, self.objective, bool(self.random), partial(_seed, task, "links"))
             with scene.watched() if update.asks else nullcontext():
                 for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
@@ -128,7 +130,7 @@ class Trainer:
         self.w.copy_(w)
         self.net.eval()
         found: dict[str, list[Tensor]] = {"loss": [], **{judge.name: [] for judge in self.objective.judges}}
-        with repeatable(self.w.device), torch.inference_mode():
+        with repeatable(self.w.device, self.precision), torch.inference_mode():
             few = self._together()
             for part, target in zip(x.split(few), y.split(few), strict=True):
                 out = self.net(inputs(part, scale, shift))
