@@ -124,13 +124,39 @@ def test_with_nobody_to_answer_the_first_are_waited_for():
     assert time.monotonic() - begun < 2
 
 
+def test_only_two_plain_clients_are_asked_what_they_do_not_know():
+    """Each would log an error; all nodes of a run have the same app, so that the first answer says it of all."""
+    asked = []
+
+    class Listening(LocalGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            asked.extend(m.metadata.dst_node_id for m in messages if m.metadata.message_type == HELLO)
+            return super().push_messages(messages)
+
+    grid = Listening(plain_app(), 12)
+    nodes = Nodes(grid)
+    assert list(nodes.connected()) == [f"node-{1000 + i}" for i in range(12)]
+    assert asked == [1000, 1001]
+    late = grid.add({"partition-id": 12})
+    assert f"node-{late}" in nodes.connected()
+    assert len(asked) == 2
+    knowing = Listening(introduce(plain_app()), 5)
+    asked.clear()
+    assert list(Nodes(knowing).connected()) == ["0", "1", "2", "3", "4"]
+    assert sorted(asked) == list(range(1000, 1005))
+    asked.clear()
+    assert len(Nodes(Listening(plain_app(), 5), ask="each").connected()) == 5
+    assert len(asked) == 5
+
+
 # --- names that are taken ---
 
 
 def test_nobody_takes_a_connected_plain_clients_name(caplog):
     """A newcomer that calls itself node-1001 would replace a plain client and train in its place."""
     grid = LocalGrid(plain_app(), 3)
-    nodes = Nodes(grid)
+    nodes = Nodes(grid, ask="each")
     assert nodes.connected()["node-1001"].node == 1001
     grid.app = introduce(plain_app(), who=lambda context: ("node-1001", 10**6))
     thief = grid.add({"partition-id": 9})

@@ -82,6 +82,7 @@ class FlowerEngine:
         self.under_way: dict[str, Sent] = {}  # message -> the task that it brought
         self.overdue: dict[str, Task] = {}  # message whose answer is no longer waited for -> its task
         self.unsent: list[Reply] = []  # of tasks that could not be sent
+        self.said: dict[str, int] = {}  # client -> the samples that it claimed last
         self.begun = 0.0  # when the round's tasks were sent
         self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
         self.summed: MetricRecord | None = None  # the round's training metrics, where somebody else made one of them
@@ -97,7 +98,13 @@ class FlowerEngine:
         return list(self.online)
 
     def samples(self, client: str) -> int:
-        return self.online[client].n if client in self.online else 0
+        """As the client says, or said before its node, or this server, was started anew; 0: unknown."""
+        known = self.online[client].n if client in self.online else 0
+        return known or self.said.get(client, 0)
+
+    def recall(self, samples: Mapping[str, int]) -> None:
+        """What clients said to an earlier server: a run that goes on chooses by the same figures."""
+        self.said = {**samples, **self.said}
 
     def notes(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
         """Which node each client is, for the ledger; nodes of a simulated fleet say nothing."""
@@ -283,7 +290,9 @@ class FlowerEngine:
         self.metrics[task.client] = metrics
         self.measured.note(task, client.n, compute, seconds - compute)
         if type(found.n) is int and 0 < found.n <= MOST_SAMPLES:
-            self.nodes.heard(client, min(found.n, GROWTH * client.n) if client.n else found.n)
+            before = client.n or self.said.get(client.name, 0)
+            self.said[client.name] = min(found.n, GROWTH * before) if before else found.n
+            self.nodes.heard(client, self.said[client.name])
         return replace(found, spent=self.measured.joules(spent))
 
     def evaluate(self, w: Tensor, t: int, last: bool = False, carry: Carry | None = None) -> Evaluation | None:

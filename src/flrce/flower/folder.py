@@ -87,6 +87,14 @@ def settings(recipe: Recipe, T: int, seed: int, **more: Any) -> str:
     })  # fmt: skip
 
 
+def said(folder: Path) -> dict[str, int]:
+    """Client -> the samples that it claimed last, in the rounds that are committed."""
+    path = folder / "clients.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    rows = (json.loads(line) for line in lines)
+    return {row["client"]: row["n"] for row in rows if row["n"]}
+
+
 def kept(folder: Path | None, key: str) -> Any:
     """A setting of a run that is to go on, or None."""
     path = folder / "experiment.toml" if folder else None

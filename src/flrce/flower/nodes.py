@@ -19,6 +19,8 @@ LOSS = "query.flrce_loss"  # the mean loss of a model on its training samples
 GONE = 5  # Flower's error code of a node that is unavailable
 GRACE = 2.0  # seconds without an answer after which newcomers are not waited for
 WAITS = 3  # and times the longest wait for an answer so far, which may be long where each starts a process
+SCOUTS = 2  # nodes that are asked before all others whether they know the question
+UNKNOWN = "No query function registered"  # what Flower says of an app that does not
 RESERVED = re.compile(r"node-\d+")  # what nodes without a name are called
 log = logging.getLogger("flwr")
 
@@ -39,27 +41,62 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
-class Nodes:
-    """The nodes of a grid under their stable names. `ask` them, or (False) go by node id, as fits signed-in nodes.
+class Names:
+    """Which node goes by which name.
 
-    Each node is asked once. The first ones are waited for, up to `patience` seconds; whoever comes later joins when it
-    has answered. A name belongs to the node that has it for as long as that one is connected: another that uses it is
-    held back, as it may be the same client restarted, and after `patience` goes by its node id.
+    A name belongs to the node that has it for as long as that one is connected. Another that uses it is held back, as
+    it may be the same client restarted, and after `patience` seconds goes by its node id.
     """
 
-    def __init__(self, grid: Grid, ask: bool = True, patience: float = 60.0) -> None:
-        self.grid, self.ask, self.patience = grid, ask, patience
-        self.known: dict[int, Client] = {}  # in the order of their answers
-        self.asked: dict[str, int] = {}  # message that has no answer yet -> node
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
         self.holder: dict[str, int] = {}  # name -> node
         self.gone: set[int] = set()  # nodes that Flower called unavailable, though it may still list them
         self.twins: dict[int, float] = {}  # node that uses another's name -> since when
 
+    def of(self, client: Client, online: set[int]) -> str:
+        """The name that a connected client goes by now; "" while it is held back."""
+        node, name = client.node, client.name
+        holder = self.holder.get(name, node)
+        if holder == node or holder not in online or holder in self.gone:
+            self.holder[name] = node
+            self.twins.pop(node, None)
+            return name
+        if node not in self.twins:
+            log.warning("node %d calls itself %r, as connected node %d does: give each its own client-id or "
+                        "partition-id; it waits, in case that one was restarted", node, name, holder)  # fmt: skip
+        since = self.twins.setdefault(node, time.monotonic())
+        if time.monotonic() - since < self.patience:
+            return ""
+        log.warning("nodes %d and %d both call themselves %r: the second goes by its node id", holder, node, name)
+        return anonymous(node)
+
+
+class Nodes:
+    """The nodes of a grid under their stable names.
+
+    `ask` them, or (False) go by node id, as fits signed-in nodes. All nodes of a run have the same app: where the first
+    to answer does not know the question, nobody else is asked it, since each would log an error; "each" asks everybody.
+
+    Each node is asked once. The first ones are waited for, up to `patience` seconds; whoever comes later joins when it
+    has answered.
+    """
+
+    def __init__(self, grid: Grid, ask: bool | str = True, patience: float = 60.0) -> None:
+        self.grid, self.ask, self.patience = grid, ask, patience
+        self.names = Names(patience)
+        self.known: dict[int, Client] = {}  # in the order of their answers
+        self.asked: dict[str, int] = {}  # message that has no answer yet -> node
+
     def connected(self) -> dict[str, Client]:
         """Name -> client of every node that is connected now and has introduced itself, in natural order."""
         online = set(self.grid.get_node_ids())
-        self._ask(sorted(online - set(self.known) - set(self.asked.values())))
-        found = {name: client for client in list(self.known.values()) if (name := self._name(client, online))}
+        self._meet(sorted(online - set(self.known) - set(self.asked.values())))
+        found: dict[str, Client] = {}
+        for node, client in list(self.known.items()):
+            name = self.names.of(client, online) if node in online else ""
+            if name:
+                found[name] = self.known[node] = replace(client, name=name)
         return {name: found[name] for name in sorted(found, key=natural)}
 
     def wait(self, least: int, seconds: float) -> dict[str, Client]:
@@ -75,43 +112,37 @@ class Nodes:
     def heard(self, client: Client, n: int) -> None:
         """Remember how many samples a client says it has."""
         self.known[client.node] = replace(client, n=n)
-        self.gone.discard(client.node)
+        self.names.gone.discard(client.node)
 
     def lost(self, node: int) -> None:
         """Flower calls a node unavailable: its name is free for the client that is restarted under another id."""
-        self.gone.add(node)
+        self.names.gone.add(node)
 
-    def _name(self, client: Client, online: set[int]) -> str:
-        """The name that a client goes by now; "" where it has none."""
-        node, name = client.node, client.name
-        if node not in online:
-            return ""
-        holder = self.holder.get(name, node)
-        if holder == node or holder not in online or holder in self.gone:
-            self.holder[name] = node
-            self.twins.pop(node, None)
-            return name
-        if node not in self.twins:
-            log.warning("node %d calls itself %r, as connected node %d does: give each its own client-id or "
-                        "partition-id; it waits, in case that one was restarted", node, name, holder)  # fmt: skip
-        since = self.twins.setdefault(node, time.monotonic())
-        if time.monotonic() - since < self.patience:
-            return ""
-        log.warning("nodes %d and %d both call themselves %r: the second goes by its node id", holder, node, name)
-        self.known[node] = replace(client, name=anonymous(node))
-        return anonymous(node)
+    def _meet(self, nodes: Sequence[int]) -> None:
+        """Ask newcomers who they are, and take what answers have come."""
+        scouts = nodes[:SCOUTS] if self.ask is True and not self.known and not self.asked else []
+        if scouts:
+            self._question(scouts)
+            self._await(set(scouts), one=True)
+        if self.ask:
+            self._question(nodes[len(scouts) :])
+            self._await(set(nodes))
+        else:
+            met = {*nodes, *self.asked.values()} - set(self.known)
+            self.known |= {node: Client(anonymous(node), node) for node in sorted(met)}
+            self.asked = {}
 
-    def _ask(self, nodes: Sequence[int]) -> None:
-        """Send newcomers the question, and take what answers have come."""
-        if not self.ask:
-            self.known |= {node: Client(anonymous(node), node) for node in nodes}
-            return
+    def _question(self, nodes: Sequence[int]) -> None:
         messages = [Message(RecordDict({"config": ConfigRecord({})}), node, HELLO) for node in nodes]
         ids = list(self.grid.push_messages(messages)) if messages else []
         self.asked |= {key: node for key, node in zip(ids, nodes, strict=True) if key}
-        first, longest, last = not self.known, 0.0, time.monotonic()  # longest wait for an answer, time of the last
+
+    def _await(self, nodes: set[int], one: bool = False) -> None:
+        """Listen until these have answered, or `one` of them, or nothing comes for too long."""
+        first = one or len(self.known) <= SCOUTS
+        longest, last = 0.0, time.monotonic()  # longest wait for an answer so far, time of the last
         self._listen()
-        while set(nodes) & set(self.asked.values()):
+        while nodes & set(self.asked.values()) and not (one and nodes & set(self.known)):
             came, now = self._listen(), time.monotonic()
             if came:
                 longest, last = max(longest, now - last), now
@@ -127,11 +158,14 @@ class Nodes:
         for at in range(0, len(waiting), MANY):
             for reply in self.grid.pull_messages(waiting[at : at + MANY]):
                 node = self.asked.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    self.known[node] = _hello(node, reply)
-                    came, plain = came + 1, plain + reply.has_error()
+                if node is None:
+                    continue
+                self.known[node] = _hello(node, reply)
+                came, plain = came + 1, plain + reply.has_error()
+                if self.ask is True and reply.has_error() and UNKNOWN in (reply.error.reason or ""):
+                    self.ask = False
         if plain:
-            log.info("%d nodes do not introduce themselves: they go by their node ids", plain)
+            log.info("Clients do not introduce themselves: they go by their node ids")
         return came
 
 

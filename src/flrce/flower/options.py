@@ -29,7 +29,7 @@ class Options:
     wait: float = 300.0  # seconds to wait for enough nodes
     available: int = 1  # nodes that are enough to start a round
     least_train: int = 1  # nodes without which no round is started
-    ask: bool = True  # clients tell their names; False: node ids are stable, as with node authentication
+    ask: bool | str = True  # clients tell their names; "each": even if some do not; False: node ids are stable
     fraction_evaluate: float = 1.0  # share of the clients that judge a model
     least_evaluate: int = 0
     eval_every: int = 1

@@ -15,7 +15,7 @@ from torch import Tensor
 from flrce import loop
 from flrce.errors import BadInput
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.folder import in_flowers_words, opened
+from flrce.flower.folder import in_flowers_words, opened, said
 from flrce.flower.options import Config
 from flrce.pieces import Engine, Recipe
 from flrce.store.ledger import Ledger
@@ -101,6 +101,7 @@ class Session:
         log.info("Evaluated and handed back: %s", _handed_back(self.recipe))
         if state.history:
             log.info("Resuming %s after round %d", self.folder, state.t)
+            self.engine.recall(said(self.folder) if self.folder else {})
         self.result.history = state.history
         for record in state.history:
             self._note(record, record.why.get("metrics", {}))

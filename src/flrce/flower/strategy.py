@@ -42,7 +42,8 @@ class Ours(Strategy):
         arrayrecord_key: str = "arrays", configrecord_key: str = "config", train_metrics_aggr_fn: Summing | None = None,
         evaluate_metrics_aggr_fn: Summing | None = None, *, state: Path | str | None = None, seed: int = 0,
         stop: StopRule | None = None, budget: Mapping[str, Any] | None = None, minimum_replies: int = 1,
-        wait_for_nodes: float = 300.0, ask_names: bool = True, eval_every: int = 1, device: str | Profile | None = None,
+        wait_for_nodes: float = 300.0, ask_names: bool | str = True, eval_every: int = 1,
+        device: str | Profile | None = None,
         model: nn.Module | None = None, sample_shape: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         """The first ten as in Flower's FedAvg. `state` is a folder that a killed run goes on from; `budget` caps
