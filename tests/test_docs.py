@@ -27,6 +27,7 @@ from flrce.apps import cli
 from flrce.arena.plan import Plan
 from flrce.config import Experiment
 from flrce.fleet.costs import profile
+from flrce.names import PIECES
 from flrce.pieces import View
 from flrce.recipes import CATALOGUE
 from flrce.round.tables import grow_one
@@ -39,7 +40,12 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```\s*$", re.DOTALL | re.MULTILINE)
 RUN, NOT_RUN = {"console", "python", "toml"}, {"", "text", "sh", "diff"}
 MOST = 4  # rounds of any documented run
-NEEDS = {"flower.md": "flwr", "commands.md": "tensorboard", "data.md": "pandas"}  # beyond the core
+NEEDS = {
+    "flower.md": "flwr",
+    "tutorial-flower.md": "flwr",
+    "commands.md": "tensorboard",
+    "data.md": "pandas",
+}  # beyond the core
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,8 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     before, names = set(sys.modules), {"__name__": "documentation"}
+    for role, pieces in PIECES.items():  # a page may name pieces of its own
+        monkeypatch.setitem(PIECES, role, dict(pieces))
     try:
         for block in blocks(page):
             if block.file and block.kind in RUN:

@@ -84,3 +84,15 @@ def test_the_model_is_shown_for_each_client_and_class(tmp_path):
     assert by_class == pytest.approx(by_client)
     assert len(served(run, range(8))["byClient"]) == 8
     assert any("of its hold-out right" in sentence for sentence in why_client(run, run.roster[0]).sentences)
+
+
+def test_the_plainest_fedavg_is_what_others_are_compared_with(run):
+    own = {**run.experiment["recipe"], "name": "fedavg", "selector": "mine:Own", "minimum": 2}
+    mine = Group("fedavg (selector mine:Own)", (made(run, 0, 0.9, recipe=own),))
+    plain = Group("fedavg (lr 0.05)", (made(run, 0, 0.9, recipe={"name": "fedavg"}),))
+    other = Group("oort", (made(run, 0, 0.9, recipe={"name": "oort"}),))
+    assert story.baseline([mine, plain, other]) is plain
+    assert story.baseline([other]) is other
+    assert "two seeds, too few" in story.compared(
+        Group("a", tuple(made(run, s, 0.9) for s in (0, 1))), Group("b", tuple(made(run, s, 0.8) for s in (0, 1)))
+    )

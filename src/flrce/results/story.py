@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flrce.results.tables import Group, Interval, figures, interval, metric, units
+from flrce.results.tables import Group, Interval, figures, interval, metric, settings, units
 from flrce.stops.budget import Patience
 from flrce.stops.standstill import Standstill
 from flrce.store import headline as words
@@ -19,10 +19,16 @@ def story(groups: Sequence[Group]) -> list[str]:
     if not any(run.done for group in groups for run in group.runs):
         return ["No round is committed yet."]
     first = [f"{group.label} {alone(group, groups)}" for group in groups] if len(groups) <= MANY else []
-    against = next((group for group in groups if group.label == BASELINE), groups[0])
+    against = baseline(groups)
     others = [compared(group, against) for group in groups if group is not against]
     warned = dict.fromkeys(note for group in groups for run in group.runs for note in about(run))
     return [*others, *first, *(f"Note: {note}." for note in warned)]
+
+
+def baseline(groups: Sequence[Group]) -> Group:
+    """What the others are compared with: FedAvg, and of several the one with the fewest settings of its own."""
+    plain = [group for group in groups if group.runs[0].name == BASELINE]
+    return min(plain or groups[:1], key=lambda group: len(settings(group.runs[0])))
 
 
 def alone(group: Group, groups: Sequence[Group]) -> str:
