@@ -108,8 +108,8 @@ def tables(options):
     rows = [json.loads(line) for path in sorted(options.folder.glob("**/*.jsonl")) for line in path.open()]
     arms = {arm: {r["seed"]: r for r in rows if r["arm"] == arm and r["reached"]} for arm in plan["arms"]}
     lines = [
-        f"Digits, 100 clients, {plan['seeds']} seeds, target {100 * plan['target']:g} %. Ratios: cost to the target over "
-        f"that of {plan['baseline']}, seed by seed, geometric mean and 95 % interval.", "",
+        f"Digits, 100 clients, {plan['seeds']} seeds, target {100 * plan['target']:g} %. Ratios: cost to the target "
+        f"over that of {plan['baseline']}, seed by seed, geometric mean and 95 % interval.", "",
         "| arm | reached | hours | kJ | g CO2 | wasted % | time | energy | CO2 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -133,7 +133,7 @@ def tables(options):
 
 
 def verdicts(plan, arms):
-    """Each claim: the ratio of two arms' costs is at most `below`; holds where the whole interval is, refuted where none."""
+    """Each claim, a ratio of costs at most `below`: holds where the whole interval is, refuted where none of it."""
     for claim in plan["claims"]:
         found = ratios(arms[claim["arm"]], arms[claim["of"]], claim["cost"])
         if found is None:

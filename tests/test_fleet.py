@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from flrce import Experiment, runs
 from flrce.apps.cli import main
-from flrce.apps.profile import fit
+from flrce.apps.profile import fit, off
 from flrce.errors import BadInput
 from flrce.fleet.availability import ByChance, Daily
 from flrce.fleet.costs import fleet, profile
 from flrce.fleet.energy import Meter, Reading, counters, measured
 from flrce.models.flat import pack
+from flrce.results.page import page
+from flrce.store.read import one
 from flrce.types import Spent
 
 NAMES = ("jetson-nano", "raspberry-pi-4", "phone")
@@ -293,6 +295,8 @@ def test_flrce_profile_makes_a_fleet_of_this_machine(tmp_path, capsys):
     assert (device.active_watts, device.idle_watts) == (30, 5)
     assert "told to flrce profile" in rows["active_watts"]["source"]
     assert "measured by flrce profile" in rows["flops"]["source"]
+    assert "that were not fitted: 1 networks, batches of 8, 32, 96" in rows["error"]["source"]
+    assert device.error > 0
     assert 1e6 < device.flops < 1e15
     assert 0 <= device.batch_seconds < 1
     exp = Experiment(rounds=1, clients=5, per_round=2, fleet={"profile": str(mine)}, engine={"workers": 1})
@@ -340,3 +344,19 @@ def test_the_experiment_says_who_can_be_reached():
         Experiment(fleet={"availability": {"piece": "by-chance", "share": 2.0}})
     with pytest.raises(BadInput, match="did you mean 'daily'"):
         Experiment(fleet={"availability": "dayly"})
+
+
+def test_a_profile_s_error_reaches_the_books(tmp_path):
+    tables = {"rounds": 2, "clients": 5, "per_round": 2, "recipe": {"name": "fedavg"}}
+    found = runs.run(Experiment(**tables, fleet={"profile": "raspberry-pi-4"}), tmp_path / "run")
+    s = found.summary
+    assert s["joules_low"] == pytest.approx(s["joules"] / 1.5)  # its error is 0.5
+    assert s["joules_high"] == pytest.approx(s["joules"] * 1.5)
+    assert f"({s['joules_low']:.4g} to {s['joules_high']:.4g})" in repr(found)
+    assert "0.67 to 1.50 times as much" in page([one(tmp_path / "run")])
+
+
+def test_errors_of_what_was_not_fitted():
+    assert off(1.0, 1e9, (1e9, 2.0)) == 0  # 1 s and 1 s
+    assert off(1.0, 1e9, (1e9, 4.0)) == 1  # half of what it takes
+    assert off(1.0, 1e9, (1e9, 1.0)) == 1  # twice as much

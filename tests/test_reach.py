@@ -14,6 +14,8 @@ def test_costs_up_to_the_round_that_was_good_enough():
     assert reached(history, 0.9) == Reached(2, 108.0, 31.0, 10, 1.6)  # the averaged model is what is handed back
     assert reached(history, 0.4) == Reached(1, 7.0, 10.0, 7, 0.5)
     assert reached(history, 0.96) is None
-    errors = (Record(1, metric="mae", lower=True, metrics={"mae": 3.0}, joules=1.0),
-              Record(2, metric="mae", lower=True, metrics={"mae": 1.5}, joules=1.0, began=4.0, seconds=1.0))  # fmt: skip
-    assert reached(errors, 2.0) == Reached(2, 5.0, 2.0, 0, 0.0)
+    errors = tuple(
+        Record(t, metric="mae", lower=True, metrics={"mae": value}, joules=1.0, began=5.0 * (t - 1), seconds=5.0)
+        for t, value in ((1, 3.0), (2, 1.5))
+    )
+    assert reached(errors, 2.0) == Reached(2, 10.0, 2.0, 0, 0.0)

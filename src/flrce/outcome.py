@@ -29,7 +29,8 @@ class Result:
         if last is not None and last != value:
             judged += f" (last model {shown(metric, last)})"
         ended = f", stopped: {s['stopped']}" if s["stopped"] else ""
-        spent = f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.4g} MB, {s['joules']:.4g} J {s['energy']}"
+        doubt = f" ({s['joules_low']:.4g} to {s['joules_high']:.4g})" if s.get("joules_high", 0) > s["joules"] else ""
+        spent = f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.4g} MB, {s['joules']:.4g} J{doubt} {s['energy']}"
         kept = "not kept" if self.folder is None else str(self.folder)
         line = f"Result({judged}, {s['rounds']} rounds{ended}, {spent}, {kept})"
         return "\n".join([line, *(f"note: {note}" for note in self.notes)])

@@ -96,6 +96,7 @@ class Spent:
     idle_watts: float = 0.0  # drawn while waiting for the round to end
     measured: bool = False
     grams: float = 0.0  # of CO2, where the fleet's electricity is known
+    error: float = 0.0  # the joules may be 1 + error times as many, or that many times fewer; 0: nobody says
 
     @property
     def seconds(self) -> float:
@@ -222,6 +223,8 @@ class Record:
     bytes_wasted: int = 0  # up and down, of replies that did not count
     joules: float = 0.0
     joules_wasted: float = 0.0
+    joules_low: float = 0.0  # what they may be by the errors that the devices' profiles state
+    joules_high: float = 0.0
     grams: float = 0.0  # of CO2, where the fleet's electricity is known
     grams_wasted: float = 0.0
     began: float = 0.0  # seconds of the run's clock; the last round's end, or later where this one had to wait

@@ -4,6 +4,7 @@ import platform
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from datetime import date
 from importlib import resources
@@ -27,6 +28,7 @@ from flrce.store.checkpoint import write_through
 from flrce.types import Task
 
 SIZES = (4, 16, 64, 128)  # samples a batch
+OTHERS = (8, 32, 96)  # those that the fit is tried on
 LASTS = 0.15  # seconds that one timing takes at least
 RADIO = ("up_bits", "down_bits", "up_joules", "down_joules")  # a link has two ends: not measured here
 REPEATS = 3  # of each timing; the fastest counts, the others were disturbed
@@ -51,6 +53,7 @@ def profile(
         raise BadInput(f"--out {out}: a profile's name ends in .toml")
     fixed, flops = measured_speed(names)
     figures = speed(fixed, flops, names) | power(watts, idle_watts, names[-1], seconds) | shipped("laptop-cpu", RADIO)
+    figures |= {"error": error(names, fixed, flops)}
     figures = {f.name: figures[f.name] for f in fields(Profile)[1:]}
     if out is not None:
         write_through(out, tomli_w.dumps(figures).encode())
@@ -100,6 +103,31 @@ def measured_speed(names: list[str], tries: int = 4) -> tuple[float, float]:
         except BadInput:
             continue
     return fit([point for name in names for point in timings(name)])
+
+
+def error(names: Sequence[str], fixed: float, flops: float) -> dict[str, Any]:
+    """The profile's error: the largest of predictions against timings that were not fitted.
+
+    Batches of other sizes by the fit of all networks; and, of several networks, each by the fit of the others.
+    """
+    found = [off(fixed, flops, point) for name in names for point in timings(name, OTHERS)]
+    tried = f"{len(names)} networks, batches of {', '.join(map(str, OTHERS))}"
+    if len(names) > 1:
+        points = {name: timings(name) for name in names}
+        for name in names:
+            with suppress(BadInput):  # the others' timings may not grow with the work
+                other = fit([point for each in names if each != name for point in points[each]])
+                found += [off(*other, point) for point in points[name]]
+        tried += "; and each network by the fit of the others"
+    source = f"the largest of {len(found)} timings that were not fitted: {tried}; {date.today()}"
+    return {"value": round(max(found), 3), "source": source}
+
+
+def off(fixed: float, flops: float, point: Point) -> float:
+    """By how much more than 1 the larger of predicted and measured is the other's multiple."""
+    work, seconds = point
+    ratio = (fixed + work / flops) / seconds
+    return max(ratio, 1 / ratio) - 1
 
 
 def fit(points: Sequence[Point]) -> tuple[float, float]:

@@ -40,6 +40,7 @@ class Profile:
     down_bits: float
     up_joules: float  # per byte
     down_joules: float
+    error: float = 0.0  # of its joules: they may be 1 + error times as many, or that many times fewer; 0: not stated
 
     def __post_init__(self) -> None:
         for f in fields(self)[1:]:
@@ -57,7 +58,7 @@ class Profile:
         return Spent(
             bytes_down=bytes_down, bytes_up=bytes_up, framing=framing, flops=flops, batches=batches,
             compute_seconds=compute, transfer_seconds=transfer, joules=self.active_watts * compute + radio,
-            idle_watts=self.idle_watts,
+            idle_watts=self.idle_watts, error=self.error,
         )  # fmt: skip
 
     def until(self, spent: Spent, seconds: float) -> Spent:

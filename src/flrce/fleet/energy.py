@@ -84,7 +84,7 @@ def measured(spent: Spent, reading: Reading) -> Spent:
     """
     if reading.joules is None:
         return spent
-    return replace(spent, compute_seconds=reading.seconds, joules=reading.joules, measured=True)
+    return replace(spent, compute_seconds=reading.seconds, joules=reading.joules, measured=True, error=0.0)
 
 
 def _monitor() -> tuple[Any, str]:

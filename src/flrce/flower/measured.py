@@ -68,7 +68,7 @@ class Measured:
             return spent
         radio = profile.up_joules * spent.bytes_up + profile.down_joules * spent.bytes_down
         joules = profile.active_watts * spent.compute_seconds + radio
-        return replace(spent, joules=joules, idle_watts=profile.idle_watts)
+        return replace(spent, joules=joules, idle_watts=profile.idle_watts, error=profile.error)
 
     def _pace(self, client: str) -> tuple[float, float]:
         """As last measured, or else the others' median."""

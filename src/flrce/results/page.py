@@ -182,7 +182,16 @@ def setting(runs: Sequence[Run]) -> str:
         M, P = run.experiment.get("clients", len(run.roster)), run.P
         kinds[f"{name}, {data.get('partition', 'dirichlet')} partition, {M} clients, {P} per round"] = True
     energy = " and ".join(sorted({run.summary["energy"] for run in runs}))
-    return f"{'; '.join(kinds)}. {len(runs)} run{'s' if len(runs) > 1 else ''}; energy {energy}."
+    return f"{'; '.join(kinds)}. {len(runs)} run{'s' if len(runs) > 1 else ''}; energy {energy}{doubt(runs)}."
+
+
+def doubt(runs: Sequence[Run]) -> str:
+    """How far the joules may be off by what the devices' profiles state; "" where they state nothing."""
+    sums = [sum(run.summary[name] for run in runs) for name in ("joules_low", "joules", "joules_high")]
+    low, joules, high = sums
+    if not joules or not low or high <= joules * 1.0001:
+        return ""
+    return f" (by the profiles' stated errors {low / joules:.2f} to {high / joules:.2f} times as much)"
 
 
 def picker(parts: Sequence[Group]) -> str:

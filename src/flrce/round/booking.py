@@ -51,6 +51,8 @@ def book(
         "bytes_wasted": sum(s.bytes_up + s.bytes_down for s in wasted),
         "joules": sum(s.joules for s in spent),
         "joules_wasted": sum(s.joules for s in wasted),
+        "joules_low": sum(s.joules / (1 + s.error) for s in spent),
+        "joules_high": sum(s.joules * (1 + s.error) for s in spent),
         "grams": sum(s.grams for s in spent),
         "grams_wasted": sum(s.grams for s in wasted),
         "seconds": seconds + max((s.seconds for _, s in asked), default=0.0),

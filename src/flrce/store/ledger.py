@@ -320,6 +320,8 @@ def summarise(history: tuple[Record, ...], size: int, trainable: int, base: int 
         "stopped": history[-1].stop if history else "",
         "joules": joules,
         "joules_wasted": sum(h.joules_wasted for h in history),
+        "joules_low": sum(h.joules_low for h in history),
+        "joules_high": sum(h.joules_high for h in history),
         "grams": sum(h.grams for h in history),
         "grams_wasted": sum(h.grams_wasted for h in history),
         "bytes_up": up,
