@@ -49,6 +49,11 @@ def alie(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int
     return honest.mean(0) - z * honest.std(0, correction=0)
 
 
+def ipm(factor: float) -> Any:
+    """Inner product manipulation (Xie et al. 2020): the honest mean, turned round and `factor` times as long."""
+    return lambda u, honest, rng, t, count: -factor * honest.mean(0)
+
+
 def capture(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
     """What everybody agrees with most: the honest mean, so that colluders' relationships outgrow all others'."""
     return honest.mean(0)
@@ -67,7 +72,7 @@ def boost(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: in
 
 ATTACKS = {
     "sign-flip": flip, "scale x10": scale(10.0), "scale x1e6": scale(1e6), "noise": noise, "alie": alie,
-    "backdoor": boost, "forced stop": force, "capture": capture,
+    "ipm 0.5": ipm(0.5), "ipm 10": ipm(10.0), "backdoor": boost, "forced stop": force, "capture": capture,
 }  # fmt: skip
 
 
@@ -78,8 +83,9 @@ def lying(attack: str) -> tuple[str, int]:
 
 
 def attackers(clients: Sequence[str], share: float, seed: int) -> set[str]:
+    """A share of the clients, but never the first: where the server has a sample of its own, that is it."""
     order = stream(seed, "attackers").permutation(len(clients))
-    return {clients[i] for i in order[: round(share * len(clients))]}
+    return {clients[i] for i in order[order != 0][: round(share * len(clients))]}
 
 
 @dataclass

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from flrce import recipes, runs
-from flrce.aggregators.defences import Centre, CentredClip, GeometricMedian, Mixed, centred, mixed, weiszfeld
+from flrce.aggregators.defences import Bucketed, Centre, CentredClip, GeometricMedian, Mixed, centred, mixed, weiszfeld
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.robust import Median, TrimmedMean
+from flrce.aggregators.rooted import RootTrust
 from flrce.compose import piece
 from flrce.config import Experiment
 from flrce.errors import BadInput
+from flrce.rng import stream
 from flrce.submodels.units import RandomUnits
 from flrce.types import Event, Updates
 
@@ -132,3 +134,37 @@ def test_they_learn_and_resume_to_the_same_bits(name, tmp_path):
     assert straight.summary["accuracy"] > 0.6
     a, b = ((tmp_path / each / "model.safetensors").read_bytes() for each in ("straight", "cut"))
     assert a == b
+
+
+def test_bucketing_by_the_book():
+    """The inner rule sees the means of shuffled pairs; each round shuffles anew."""
+    piece, w = Bucketed(Median(), 2), torch.zeros(3)
+    U = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    for t in (0, 1):
+        order = stream(0, "buckets", t).permutation(5)
+        means = [U[order[i : i + 2]].mean(0) for i in (0, 2, 4)]
+        found = piece(w, updates(U), piece.observe(piece.init(5, 3, 3), None) if t else piece.init(5, 3, 3))
+        np.testing.assert_allclose(found, np.median(means, 0), rtol=1e-5)
+    assert "cannot remember" in Bucketed(CentredClip()).objection(recipes.fedavg())
+
+
+def test_root_trust_by_the_book():
+    """FLTrust: against the root counts nothing, its direction counts in full, lengths are the root's."""
+    U = np.array([[0, 2, 0], [0, 9, 0], [3, 3, 0], [0, -1, 5]], np.float32)
+    trust = [1, 0.5**0.5, 0]
+    expected = (1 * np.array([0, 2, 0]) + trust[1] * 2 * np.array([0.5**0.5, 0.5**0.5, 0])) / sum(trust)
+    np.testing.assert_allclose(RootTrust()(torch.zeros(3), updates(U), None), expected, rtol=1e-6)
+    w = torch.ones(3)
+    assert RootTrust(root=7)(w, updates(U), None) is w
+    assert RootTrust()(w, updates([[0, 1, 0], [0, -1, 0]]), None) is w
+
+
+def test_the_root_is_in_every_round():
+    built = Experiment(
+        rounds=3, clients=8, per_round=3, data={"trouble": [{"piece": "server-sample", "samples": 20}]},
+        model={"name": "mlp"}, recipe={"name": "fedavg", "selector": "rooted", "aggregator": "root-trust"},
+    )  # fmt: skip
+    done = runs.run(built)
+    assert all(record.chosen[0] == "0" and len(record.chosen) == 3 for record in done.history)
+    with pytest.raises(BadInput, match="needs its root"):
+        Experiment(recipe={"name": "fedavg", "aggregator": "root-trust"})

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from flrce.aggregators.defences import CentredClip, GeometricMedian, Mixed
+from flrce.aggregators.defences import Bucketed, CentredClip, GeometricMedian, Mixed
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.normalised import Normalised
 from flrce.aggregators.products import Products
 from flrce.aggregators.related import RelatedMean
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
+from flrce.aggregators.rooted import RootTrust
 from flrce.aggregators.stale import Discounted, Interpolated
 from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.nonzero import Nonzero
@@ -41,6 +42,7 @@ from flrce.selectors.clean import Cleanest
 from flrce.selectors.clustered import Clustered
 from flrce.selectors.diverse import DivFL
 from flrce.selectors.relationship import ByRelationship
+from flrce.selectors.rooted import Rooted
 from flrce.selectors.tiers import Tiers
 from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
@@ -62,6 +64,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "power-of-choice": PowerOfChoice,
         "clustered": Clustered,
         "tiers": Tiers,
+        "rooted": Rooted,
         "cleanest": Cleanest,
         "divfl": DivFL,
     },
@@ -100,6 +103,8 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "discounted": Discounted,
         "interpolated": Interpolated,
         "mixed": Mixed,
+        "bucketed": Bucketed,
+        "root-trust": RootTrust,
         "products": Products,
         "related": RelatedMean,
     },

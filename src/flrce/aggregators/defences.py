@@ -1,4 +1,4 @@
-"""Aggregators from the literature on attackers: geometric median, centred clipping, nearest-neighbour mixing.
+"""Aggregators from the literature on attackers: geometric median, centred clipping, mixing, bucketing.
 
 All weigh replies alike, since n_k is the client's own claim, and compare whole updates, so every client must hold the
 whole model. Trained parameters and BatchNorm statistics are no one vector: each part is aggregated apart.
@@ -15,6 +15,7 @@ from torch import Tensor
 from flrce.aggregators.robust import TrimmedMean
 from flrce.bounds import Positive, Whole
 from flrce.pieces import Aggregator, Recipe
+from flrce.rng import stream
 from flrce.types import Event, Updates
 
 TINY = 1e-12  # of a distance: the geometric median may lie on an update
@@ -91,6 +92,42 @@ class Mixed:
         parts = [mixed(part, self.attackers) if part.shape[1] else part for part in (U[:, :d], U[:, d:])]
         alike = replace(updates, U=torch.cat(parts, 1).to(U.dtype), n=torch.ones_like(updates.n))
         return self.inner(w, alike, memory)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds were committed, so that each has buckets of its own."""
+
+    t: int = 0
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """Bucketing (Karimireddy et al. 2022): replies are shuffled into buckets of `size`, and the `inner` rule sees their
+    means, which differ less than single clients do where data differ. At most as many buckets are bad as replies are.
+    """
+
+    inner: Aggregator = field(default=GeometricMedian(), metadata={"piece": True})
+    size: Few = 2
+    seed: Whole = 0
+
+    def objection(self, recipe: Recipe) -> str:
+        if hasattr(self.inner, "init"):
+            return f"bucketed cannot remember for {type(self.inner).__name__}; give it a rule without memory"
+        return _whole(recipe, "bucketed")
+
+    def init(self, M: int, d: int, D: int) -> Rounds:
+        return Rounds()
+
+    def observe(self, memory: Rounds, event: Event) -> Rounds:
+        return Rounds(memory.t + 1)
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Rounds) -> Tensor:
+        order = stream(self.seed, "buckets", memory.t).permutation(len(updates))
+        parts = torch.from_numpy(order).split(self.size)
+        means = torch.stack([updates.U[part].double().mean(0) for part in parts]).to(updates.U.dtype)
+        alike = Updates(updates.k[: len(parts)], means, torch.ones(len(parts), dtype=torch.float64), updates.trainable)
+        return self.inner(w, alike, None)
 
 
 def weiszfeld(U: Tensor, steps: int) -> Tensor:

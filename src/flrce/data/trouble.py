@@ -161,6 +161,23 @@ class SlowLabels:
 
 
 @dataclass(frozen=True)
+class ServerSample:
+    """No trouble but help against it: the first client is the server's own, with `samples` drawn from everybody's.
+
+    They are copies: nobody has fewer. Its hold-out is empty, so that accuracy is about the others.
+    """
+
+    samples: Count = 100
+    share: Part = 1e-9  # one client, whoever was drawn
+
+    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+        everyone = np.concatenate(fleet.train)
+        drawn = np.sort(stream(seed, "server sample").permutation(everyone)[: max(2, self.samples)])
+        empty = np.empty(0, np.int64)
+        return replace(fleet, train=(drawn, *fleet.train[1:]), held=(empty, *fleet.held[1:]))
+
+
+@dataclass(frozen=True)
 class FreeRiders:
     """Clients that do not train (their costs are booked as if they did) and send
 
@@ -184,6 +201,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "drift": Drift,
     "slow-labels": SlowLabels,
     "free-riders": FreeRiders,
+    "server-sample": ServerSample,
 }
 
 
@@ -196,11 +214,14 @@ def touched(fleet: Shared, kinds: Sequence[Any], seed: int) -> Shared:
     """The fleet with all its trouble. Kinds have other clients each, as long as there are any who have none."""
     M = len(fleet.clients)
     order, at = stream(seed, "trouble").permutation(M), 0
+    if any(isinstance(kind, ServerSample) for kind in kinds):
+        order = np.append(order[order != 0], 0)  # the server is the last to have trouble
     who: dict[str, tuple[str, ...]] = {}
     for kind in kinds:
         count = max(1, round(kind.share * M))
-        rows = [int(k) for k in np.roll(order, -at)[:count]]
-        at = (at + count) % M
+        server = isinstance(kind, ServerSample)
+        rows = [0] if server else [int(k) for k in np.roll(order, -at)[:count]]
+        at = at if server else (at + count) % M
         before = fleet.trouble.slow
         fleet = kind.touch(fleet, rows, seed)
         slow = [client for client in fleet.trouble.slow if client not in before]

@@ -1,0 +1,48 @@
+"""FLTrust (Cao et al. 2021): the server has a few samples of its own, and an update counts as far as it goes their way.
+
+The server's sample is a client like any other, the *root*, that the server's operator runs and that is asked in every
+round (selectors/rooted.py); in a simulation `data.trouble` with `server-sample` gives the first client such a sample.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flrce.bounds import Whole
+from flrce.pieces import Recipe
+from flrce.types import Updates
+
+
+@dataclass(frozen=True)
+class RootTrust:
+    """w + sum t_k |u_0| u_k / |u_k| / sum t_k, t_k = max(cos(u_k, u_0), 0), over all replies but the root's u_0.
+
+    BatchNorm statistics are no gradients: theirs is the plain mean with the same t_k. Where the root's reply is
+    missing, or nobody goes its way, the model stays.
+    """
+
+    root: Whole = 0
+
+    def objection(self, recipe: Recipe) -> str:
+        if recipe.partial:
+            return f"root-trust compares whole updates, but {recipe.partial} lets clients send parts; drop one"
+        if getattr(recipe.selector, "root", None) != self.root:
+            return f'root-trust needs its root in every round; set selector = {{piece = "rooted", root = {self.root}}}'
+        return ""
+
+    def __call__(self, w: Tensor, updates: Updates, memory: object) -> Tensor:
+        found = (updates.k == self.root).nonzero().flatten().tolist()
+        if not found or len(updates) < 2:
+            return w
+        d, U = updates.trainable, updates.U.double()
+        own = U[found[0]]
+        length = torch.linalg.vector_norm(U[:, :d], dim=1)
+        trust = (U[:, :d] @ own[:d]).clamp(min=0) / (length * length[found[0]]).clamp(min=1e-300)
+        trust[found[0]] = 0.0
+        total = float(trust.sum())
+        if not total:
+            return w
+        scale = trust * length[found[0]] / length.clamp(min=1e-300)
+        moved = torch.cat([scale @ U[:, :d], trust @ U[:, d:]]) / total
+        return (w.double() + moved).to(w.dtype)
