@@ -117,6 +117,21 @@ def test_python_honours_the_engine(tmp_path, grids):
         next(runs.rounds(on_flower()))
 
 
+def test_each_client_s_accuracy_is_kept_as_in_the_simulator(tmp_path):
+    """final.json of the two engines: the same clients, the same figures."""
+    import json
+
+    torch_s = {"engine": {"name": "simulator", "kernel": "torch", "workers": 1}}
+    runs.run(on_flower(), tmp_path / "a")
+    runs.run(Experiment.of(FEW | torch_s), tmp_path / "b")
+    there, here = (json.loads((tmp_path / name / "final.json").read_text()) for name in ("a", "b"))
+    names = [json.loads((tmp_path / name / "partition.json").read_text())["clients"] for name in ("a", "b")]
+    assert there["metric"] == here["metric"] == "accuracy"
+    assert dict(zip(names[0], there["clients"], strict=True)) == pytest.approx(
+        dict(zip(names[1], here["clients"], strict=True)), abs=1e-6
+    )
+
+
 def test_own_samples_and_network_travel_over_flower():
     import torch
 

@@ -299,6 +299,13 @@ class FlowerEngine:
         """The clients' own judgement of w, and the server's where it has samples."""
         return self.panel.judge(self.arrays(w), t) if self.panel.due(t, last) else None
 
+    def breakdown(self, t: int, roster: Sequence[str]) -> dict[str, Any] | None:
+        """The headline metric of round t's model for each client that was asked and told it; None where nobody did."""
+        nodes = {name: client.node for name, client in self.online.items()}
+        values = [self.panel.each.get(nodes.get(name, 0)) for name in roster] if self.panel.last == t else []
+        told = any(value is not None for value in values)
+        return {"metric": self.panel.yardstick.metric, "clients": values} if told else None
+
     def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
         """Mean loss of w on each client's training samples; of one that cannot tell, as it last reported."""
         content = RecordDict({self.options.arrays_key: self.arrays(w), self.options.config_key: ConfigRecord({})})

@@ -37,6 +37,7 @@ class Panel:
         self.last = 0  # round whose model was judged last
         self.by_clients: MetricRecord | None = None
         self.by_server: MetricRecord | None = None
+        self.each: dict[int, float] = {}  # node -> its own figure of the headline metric, of the model judged last
 
     def due(self, t: int, last: bool) -> bool:
         """Whether a model is to be judged in round t; once, whatever is made of it."""
@@ -106,7 +107,9 @@ class Panel:
         mean = self.host.aggregate_evaluate(t, replies)
         figures, key = list(map(metrics_of, replies)), self.options.weight_key
         most = scale(figures)
-        sane = [f for f in figures if not strange(f, most) and number(f.get(key)) and f[key] > 0]
+        told = [not strange(f, most) and number(f.get(key)) and f[key] > 0 for f in figures]
+        sane = [f for f, good in zip(figures, told, strict=True) if good]
+        self.each = self._each(replies, told, most)
         if self.options.judges and mean is not None:
             return mean, self._by_objective(sane, first(mean, LOSSES) or 0.0, len(messages))
         accuracies = [value / most for f in sane if (value := first(f, ACCURACY, most)) is not None]
@@ -115,6 +118,17 @@ class Panel:
         down = self.template.nbytes * len(messages)
         overall, loss = first(mean, ACCURACY, most), first(mean, LOSSES)
         return mean, Evaluation(sum(accuracies) / len(accuracies), (overall or 0.0) / most, loss or 0.0, down)
+
+    def _each(self, replies: Sequence[Message], told: Sequence[bool], most: float) -> dict[int, float]:
+        """The headline metric of every node that reports it."""
+        metric = self.yardstick.metric
+        plain = metric == "accuracy"
+        found = {
+            reply.metadata.src_node_id: first(metrics_of(reply), (metric, *(ACCURACY if plain else ())), most)
+            for reply, good in zip(replies, told, strict=True)
+            if good
+        }
+        return {node: value / (most if plain else 1.0) for node, value in found.items() if value is not None}
 
     def _drawn(self, t: int) -> list[Client]:
         """This round's judges."""

@@ -84,7 +84,7 @@ class Session:
                 self._salvage(start.roster)
                 raise
             if self.ledger and self.ledger.committed is not None:
-                self._keep(self.ledger, self.ledger.committed)
+                self._keep(self.ledger, self.ledger.committed, ended=True)
             result.history, result.arrays = state.history, self.engine.template.unpack(self._handed(state))
         result.stopped = state.history[-1].stop if state.history else ""
         self._close(result, time.monotonic() - begun)
@@ -153,10 +153,11 @@ class Session:
                 self.recipe = self.recipe if made.P == self.recipe.P else made
         return self.recipe
 
-    def _keep(self, ledger: Ledger, state: State) -> None:
+    def _keep(self, ledger: Ledger, state: State, ended: bool = False) -> None:
         model = self._handed(state)
         last = None if model is state.w else self.engine.template.named(state.w)
-        ledger.finish(state, self.engine.trainable, self.engine.template.named(model), last)
+        final = self.engine.breakdown(state.t, state.roster) if ended else None
+        ledger.finish(state, self.engine.trainable, self.engine.template.named(model), last, final)
 
     def _salvage(self, roster: tuple[str, ...]) -> None:
         """After a failure, make what is committed readable. It comes from the disk: tables in memory are a round on."""

@@ -11,7 +11,7 @@ const nothing = () => (now().t.length ? "" : "No round is committed yet.");
 const noMap = () => (now().left_out ? "Left out to keep the page small: make a report of this run alone to see its map." : now().relations ? "" : now().M > 300 ? "Fleets of more than 300 clients keep no map per round." : "This recipe keeps no relationship map.");
 const tall = () => Math.max(220, Math.min(660, names(now()).length * 9 + 90));
 const run_has_loss = () => [...now().loss, ...now().training].some((v) => v != null);
-const unserved = (key) => () => (now()[key].some((v) => v != null) ? "" : "Not recorded: the run has not ended, or its headline is another metric.");
+const unserved = (key) => () => (now()[key].some((v) => v != null) ? "" : "Not recorded: the run has not ended, its headline is another metric, or its devices did not tell.");
 const runCharts = [
   new Chart("loss", { draw: drawLoss, height: () => 260, margins: { top: 52 }, empty: () => (run_has_loss() ? "" : "The run was not judged.") }),
   new Chart("by-client", { draw: drawServed((run) => [run.byClient, names(run), "clients, worst first", true]), height: () => 260, empty: unserved("byClient") }),
