@@ -1,11 +1,11 @@
 """Paces on a fleet that lives: what a target costs in seconds, joules and grams when phones sleep and differ tenfold.
 
-    PYTHONPATH=src python studies/fleets.py run --carbon FILE --out DIR [--share 0/16] [--seconds 170]
-    PYTHONPATH=src python studies/fleets.py tables DIR
+    PYTHONPATH=src python studies/fleets.py [--plan P] run --carbon FILE --out DIR [--share 0/16] [--seconds 170]
+    PYTHONPATH=src python studies/fleets.py [--plan P] tables DIR
 
-The plan, `studies/plans/fleets.json`, was committed before the first of its runs was looked at: arms, seeds, target and
-what would confirm or refute each claim. Digits, 100 clients; devices are as slow as if the network were some thousand
-times as large, so that a task takes minutes, and nights matter.
+The plans, `fleets.json` and `fleets-carbon.json` in `studies/plans` (`--plan`), were committed before the first of their
+runs was looked at: arms, seeds, target and what would confirm or refute each claim. Digits, 100 clients; devices are as slow as
+if the network were some thousand times as large, so that a task takes minutes, and nights matter.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t as student
 
-PLAN = Path(__file__).parent / "plans" / "fleets.json"
+PLANS = Path(__file__).parent / "plans"
 PROFILE = """idle_watts = {{ value = 0.4, source = "study" }}
 active_watts = {{ value = {watts}, source = "study" }}
 flops = {{ value = 1e15, source = "study: all of a batch's time is in batch_seconds" }}
@@ -42,8 +42,10 @@ def experiment(plan, arm, seed, carbon, folder):
             path.write_text(PROFILE.format(**device["profile"]))
         mix[str(path)] = device["share"]
     tables = json.loads(json.dumps(plan["common"]))
-    tables["fleet"] |= {"profile": mix, "carbon": str(carbon)}
     settings = plan["arms"][arm]
+    tables["fleet"] |= {"profile": mix, "carbon": str(carbon), **settings.get("fleet", {})}
+    if "starts" in plan:
+        tables["fleet"]["start"] = plan["starts"][seed % len(plan["starts"])]
     tables |= {key: settings[key] for key in ("rounds", "per_round") if key in settings}
     engine = {"workers": 1, "device": "cpu"}
     return Experiment(**{**tables, "recipe": settings["recipe"], "seed": seed, "engine": engine})
@@ -74,7 +76,7 @@ def one(plan, arm, seed, carbon, folder):
 
 
 def run(options):
-    plan = json.loads(PLAN.read_text())
+    plan = json.loads((PLANS / f"{options.plan}.json").read_text())
     part, parts = map(int, options.share.split("/"))
     jobs = [(arm, seed) for seed in range(plan["seeds"]) for arm in plan["arms"]]
     began = time.monotonic()
@@ -104,12 +106,12 @@ def ratios(a, b, cost):
 
 def tables(options):
     """The tables of the page, and the verdicts by the plan's rule."""
-    plan = json.loads(PLAN.read_text())
+    plan = json.loads((PLANS / f"{options.plan}.json").read_text())
     rows = [json.loads(line) for path in sorted(options.folder.glob("**/*.jsonl")) for line in path.open()]
     arms = {arm: {r["seed"]: r for r in rows if r["arm"] == arm and r["reached"]} for arm in plan["arms"]}
     lines = [
-        f"Digits, 100 clients, {plan['seeds']} seeds, target {100 * plan['target']:g} %. Ratios: cost to the target "
-        f"over that of {plan['baseline']}, seed by seed, geometric mean and 95 % interval.", "",
+        f"Digits, 100 clients, {plan['seeds']} seeds, target {100 * plan['target']:g} %. "
+        f"Ratios: cost to the target over that of the baseline (`against`, or {plan['baseline']}), seed by seed, geometric mean and 95 % interval.", "",
         "| arm | reached | hours | kJ | g CO2 | wasted % | time | energy | CO2 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -146,6 +148,7 @@ def verdicts(plan, arms):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", default="fleets", help="fleets, or fleets-carbon")
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
     running.add_argument("--carbon", type=Path, required=True)

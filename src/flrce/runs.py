@@ -57,6 +57,12 @@ class Parts:
         """Before the first round."""
         return loop.initial(self.recipe, self.engine, pack(self.net, self.engine.runner.layout))
 
+    def describe(self) -> dict[str, Any]:
+        """What was dealt to whom, and whose electricity each client has."""
+        grid = None if self.engine.life is None else self.engine.life.grid
+        where = {} if grid is None else {"regions": [grid.regions[i] for i in grid.of], "begins": grid.start}
+        return {**self.federation.describe(), **where}
+
     def rounds(self, experiment: Experiment, state: State | None = None) -> Iterator[Round]:
         start = state or self.initial()
         return loop.rounds(self.recipe, self.engine, start, experiment.rounds, experiment.seed)
@@ -233,7 +239,7 @@ def _complete(
             state = _drive(built, experiment, start, watch, None)
             return _result(built, state, experiment.rounds, None)
         kernel = built.engine.workers.name
-        with Ledger(Path(out), experiment.toml(), built.federation.describe(), resume, kernel) as ledger:
+        with Ledger(Path(out), experiment.toml(), built.describe(), resume, kernel) as ledger:
             state = ledger.restore(start)
             if loop.over(state) and state.t < experiment.rounds:
                 log.warning("the run in %s is over: %s; its rule would end a longer one as well", out, why_over(state))
@@ -331,7 +337,7 @@ def run_seeds(
 
 FIGURES = (
     "value", "value_last",
-    "accuracy", "accuracy_last", "rounds", "joules", "bytes", "bytes_up", "bytes_down", "seconds",
+    "accuracy", "accuracy_last", "rounds", "joules", "bytes", "bytes_up", "bytes_down", "seconds", "grams",
     "computation_efficiency", "communication_efficiency",
 )  # fmt: skip
 

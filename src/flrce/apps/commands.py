@@ -163,6 +163,20 @@ def report(runs: tuple[Path, ...], **given: Any) -> None:
 
 
 @app.command()
+@options.runs("RUNS...", many=True)
+@option("--target", type=float, required=True, help="Of the headline metric; accuracy as a share, such as 0.8.")
+@options.as_json
+def reach(runs: tuple[Path, ...], **given: Any) -> None:
+    """What it took to reach a target: rounds, time, energy, traffic and CO2 by then, with intervals over seeds.
+
+    RUNS are run directories, or folders of seeds or of recipes.
+    """
+    from flrce.apps.reach import reach
+
+    reach(list(runs), **given)
+
+
+@app.command()
 @options.runs("RUN")
 @option("--psi", metavar=LIST, help="Thresholds of the paper's rule, numbers or percentages of P.")
 @option("--patience", metavar=LIST, help="Evaluations without progress.")
@@ -171,6 +185,7 @@ def report(runs: tuple[Path, ...], **given: Any) -> None:
 @option("--seconds", metavar=LIST, help="Budgets of time.")
 @option("--rounds", metavar=LIST, help="Numbers of rounds.")
 @option("--preset", metavar=LIST, help="FLrce's own stop: frugal, balanced or accurate.")
+@option("--start", metavar=LIST, help="Moments (UTC) to begin at instead: what the run would have emitted.")
 @options.as_json
 def whatif(**given: Any) -> None:
     """Replay stop rules on a recorded run: where each would have ended it, and what that would have saved.

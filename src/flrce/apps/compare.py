@@ -7,7 +7,7 @@ from typing import Any
 
 from flrce import runs
 from flrce.apps.options import experiment, seeds
-from flrce.apps.run import columns, row
+from flrce.apps.run import columns, emits, row
 from flrce.apps.show import Progress, table
 from flrce.errors import BadInput, nearest
 from flrce.recipes import CATALOGUE
@@ -50,10 +50,11 @@ def compare(
         count = len(seeds(seed_list) or [0])
         spread = f"{count} seeds, {'95 % intervals' if count > 2 else 'least to most'}" if count > 1 else "one seed"
         title = f"{exp.data.path or exp.data.name}, {exp.data.partition}, {spread}"
+        grams = any(map(emits, aggregates.values()))
         table(
             title,
-            columns(next(iter(aggregates.values()))["metric"]),
-            [row(name, aggregate) for name, aggregate in aggregates.items()],
+            columns(next(iter(aggregates.values()))["metric"], grams),
+            [row(name, aggregate, grams) for name, aggregate in aggregates.items()],
         )
         print(f"report: {out / 'report.html'}")
 

@@ -16,10 +16,10 @@ from flrce.store import headline as words
 COLUMNS = ("rounds", "MB", "joules", "acc/kJ", "acc/GB")
 
 
-def columns(metric: str) -> tuple[str, ...]:
+def columns(metric: str, grams: bool = False) -> tuple[str, ...]:
     """Heads of the table: the metric of the model handed back and of the last one, and what they cost."""
     unit = " %" if metric in words.SHARES else ""
-    return ("recipe", f"{metric}{unit}", f"last model{unit}", *COLUMNS)
+    return ("recipe", f"{metric}{unit}", f"last model{unit}", *COLUMNS, *(("hours", "g CO2") if grams else ()))
 
 
 def run(
@@ -73,19 +73,30 @@ def _tell(
     if as_json:
         print(json.dumps({**summary, "folder": None if place is None else str(place)}, indent=1))
         return
-    table(f"{name} on {exp.data.path or exp.data.name}", columns(aggregate["metric"]), [row(name, aggregate)])
+    table(
+        f"{name} on {exp.data.path or exp.data.name}",
+        columns(aggregate["metric"], emits(aggregate)),
+        [row(name, aggregate)],
+    )
     if place is None:
         print("nothing was kept (--no-save)")
     else:
         print(f"run directory: {place}    see it: flrce report {place}")
 
 
-def row(name: str, aggregate: dict[str, Any]) -> list[str]:
+def emits(aggregate: dict[str, Any]) -> bool:
+    """Whether it is known what was emitted."""
+    return bool(aggregate.get("grams", {}).get("mean"))
+
+
+def row(name: str, aggregate: dict[str, Any], grams: bool | None = None) -> list[str]:
     """One recipe's line of the headline table."""
+    known = emits(aggregate) if grams is None else grams
+    more = [figure(aggregate["seconds"], 1 / 3600, 2), figure(aggregate["grams"], 1, 2)] if known else []
     unit, digits = words.unit(aggregate["metric"]), words.digits(aggregate["metric"])
     return [
         name, *(figure(aggregate[key], 1 / unit, digits) for key in ("value", "value_last")),
         figure(aggregate["rounds"], 1, 0), figure(aggregate["bytes"], 1e-6, 2),
         figure(aggregate["joules"]), figure(aggregate["computation_efficiency"], 1, 2),
-        figure(aggregate["communication_efficiency"], 1, 2),
+        figure(aggregate["communication_efficiency"], 1, 2), *more,
     ]  # fmt: skip

@@ -10,17 +10,19 @@ from flrce.apps.show import table
 from flrce.errors import BadInput
 from flrce.recipes import threshold
 from flrce.results import tables
+from flrce.results.carbon import moved
 from flrce.results.tables import interval
 from flrce.results.whatif import Outcome, caveats, grid, replay, rules
 from flrce.store import headline as words
 from flrce.store import read
 
 List = str | None  # A,B,...
+MOVED = "The same rounds, clients and joules: who would have been there at another time needs a new run."
 
 
 def whatif(
     run: Path, psi: List, patience: List, joules: List, nbytes: List, seconds: List, rounds: List, preset: List,
-    as_json: bool,
+    start: List, as_json: bool,
 ) -> None:  # fmt: skip
     """Replay stop rules on a recorded run: where each would have ended it, and what that would have saved.
 
@@ -37,7 +39,25 @@ def whatif(
     if len({each.name for each in runs}) > 1:
         raise BadInput(f"{run} holds several recipes; name the folder of one, such as {runs[0].folder.parent}")
     with read.careful(runs):
-        _show(run, runs, wanted, as_json)
+        if start:
+            _moved(runs, start.split(","), as_json)
+        else:
+            _show(run, runs, wanted, as_json)
+
+
+def _moved(runs: list[read.Run], starts: list[str], as_json: bool) -> None:
+    """Grams at other times."""
+    found = {each: moved(each, starts) for each in runs}
+    if as_json:
+        told = [{"run": str(each.folder), "starts": [asdict(m) for m in same]} for each, same in found.items()]
+        print(json.dumps({"runs": told, "notes": [MOVED]}, indent=1))
+        return
+    rows = [
+        [same[0].start, interval([m.grams for m in same]).text(3), interval([m.ratio for m in same]).text(2)]
+        for same in zip(*found.values(), strict=True)
+    ]
+    table("the same rounds begun at another time", ["start", "g CO2", "times what was booked"], rows)
+    print(MOVED)
 
 
 def _show(run: Path, runs: list[read.Run], wanted: dict[str, list[Any]], as_json: bool) -> None:

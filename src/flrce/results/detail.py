@@ -36,6 +36,7 @@ def detail(run: Run, rows: Sequence[int]) -> dict[str, Any]:
         "averaged": [_short(h.averaged) for h in run.rounds],
         "joules": [_short(x) for x in np.cumsum([h.joules for h in run.rounds])],
         "bytes": [int(x) for x in np.cumsum([h.bytes_up + h.bytes_down for h in run.rounds])],
+        "grams": [_short(x) for x in np.cumsum([h.grams for h in run.rounds])],
         "seconds": [_short(x) for x in [h.began + h.seconds for h in run.rounds]],
         "chosen": [[place[c] for c in h.chosen if c in place] for h in run.rounds],
         "rejected": [[place[c] for c in h.rejected if c in place] for h in run.rounds],

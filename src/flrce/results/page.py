@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from flrce.results import detail, tables
+from flrce.results import carbon, detail, tables
 from flrce.results.story import ended, story
 from flrce.results.tables import AXES, HEADLINE, Group, Interval
 from flrce.store import headline as words
@@ -44,7 +44,7 @@ def page(runs: Sequence[Run]) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
         script=script, digest=digest, style=_asset("page.css"), data=embed(payload(parts)), version=__version__,
-        story=told(parts), headline=headline(parts), metric=metric, energy=modelled(runs),
+        story=told(parts), carbon=carbon.grid(runs), headline=headline(parts), metric=metric, energy=modelled(runs),
         setting=html.escape(setting(runs)), spread=spread(parts),
         compared="Recipes compared" if len(parts) > 1 else metric, picker=picker(parts), settings=experiment(parts),
     )  # fmt: skip

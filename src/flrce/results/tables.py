@@ -14,7 +14,7 @@ from flrce.types import Record
 
 Series = NDArray[np.float64]
 
-AXES = ("rounds", "joules", "bytes", "seconds")
+AXES = ("rounds", "joules", "bytes", "seconds", "grams")
 SMOOTH = 5  # evaluations in the running mean
 #: figure -> heading, unit's name in `units`, digits; the first is the objective's headline metric, accuracy as a rule
 HEADLINE = {
@@ -23,6 +23,7 @@ HEADLINE = {
     "joules": ("Energy", "joules", 1),
     "bytes": ("Traffic", "bytes", 2),
     "seconds": ("Time", "seconds", 2),
+    "grams": ("CO2", "grams", 2),
     "computation_efficiency": ("Acc. per kJ", "", 2),
     "communication_efficiency": ("Acc. per GB", "", 2),
     "wasted": ("Wasted %", "percent", 1),
@@ -31,6 +32,7 @@ SCALES = {
     "joules": ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")),
     "bytes": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")),
     "seconds": ((3600.0, "h"), (60.0, "min"), (1.0, "s")),
+    "grams": ((1e3, "kg"), (1.0, "g"), (1e-3, "mg")),
 }
 
 
@@ -97,7 +99,7 @@ def figures(run: Run) -> dict[str, float | None]:
     s = run.summary
     return {
         "accuracy": s.get("value", s["accuracy"]),
-        **{name: s[name] for name in ("accuracy_last", "rounds", "joules", "seconds")},
+        **{name: s[name] for name in ("accuracy_last", "rounds", "joules", "seconds", "grams")},
         **{name: s[name] for name in ("computation_efficiency", "communication_efficiency", "joules_wasted")},
         "bytes": s["bytes_up"] + s["bytes_down"], "bytes_up": s["bytes_up"], "bytes_down": s["bytes_down"],
         "wasted": s["joules_wasted"] / s["joules"] if s["joules"] else None,
@@ -159,6 +161,8 @@ def columns(parts: Sequence[Group]) -> dict[str, tuple[str, str, int]]:
     """HEADLINE with the heading and digits of these runs' metric; what is gained per joule only of shares."""
     judged = metric(parts)
     found = {**HEADLINE, "accuracy": (words.heading(judged), "headline", words.digits(judged))}
+    if not any(value for part in parts for value in part.values("grams")):
+        del found["grams"]
     if judged == "accuracy":
         return found
     return {name: entry for name, entry in found.items() if not name.endswith("_efficiency")}
@@ -203,7 +207,7 @@ def course(run: Run, axis: str, kind: str = "raw") -> tuple[Series, Series]:
     """
     total, x, y = 0.0, [], []
     for h in run.rounds:
-        total += spent(h, axis)
+        total = h.began + h.seconds if axis == "seconds" else total + spent(h, axis)  # waiting is time too
         if h.headline is not None:
             x.append(total)
             y.append(h.averaged if kind == "averaged" and h.averaged is not None else h.headline)

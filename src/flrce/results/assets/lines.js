@@ -3,7 +3,8 @@
 const hidden = new Set();
 const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
 const visible = () => data.recipes.map((recipe, i) => [recipe, i]).filter(([, i]) => !hidden.has(i));
-const AXIS = { rounds: "round", joules: "energy", bytes: "traffic", seconds: "time" };
+const AXIS = { rounds: "round", joules: "energy", bytes: "traffic", seconds: "time", grams: "CO2" };
+if (!data.recipes.some((recipe) => ((recipe.curves.raw.grams || [[]])[0] || []).some((x) => x > 0))) document.querySelector('input[name="axis"][value="grams"]').parentElement.remove();
 const unit = (name) => data.units[name] || { per: 1, name: "" };
 const axisName = (axis) => (axis === "rounds" ? "round" : `${AXIS[axis]}, ${unit(axis).name}`);
 const legendOf = () => visible().map(([recipe, i]) => [recipe.label, seriesColour(i), dash(i)]);

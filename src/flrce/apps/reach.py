@@ -1,0 +1,37 @@
+"""flrce reach runs/all --target 0.8"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from flrce.apps.show import table
+from flrce.errors import BadInput
+from flrce.results import reach as results
+from flrce.results import tables
+from flrce.store import headline as words
+from flrce.store import read
+
+HEADS = {"rounds": "rounds", "seconds": "time", "joules": "energy", "bytes": "traffic", "grams": "CO2"}
+
+
+def reach(runs: list[Path], target: float, as_json: bool) -> None:
+    """What it took each recipe to reach a target of the headline metric."""
+    found = read.find(runs)
+    with read.careful(found):
+        parts = tables.groups(found)
+        metric = tables.metric(parts)
+        if metric in words.SHARES and not 0 < target <= 1:
+            raise BadInput(f"--target {target:g}: {metric} is a share from 0 to 1, such as 0.8")
+        rows = results.rows(parts, target)
+        if as_json:
+            told = [asdict(row) | {"metric": metric, "target": target} for row in rows]
+            print(json.dumps(told, indent=1))
+            return
+        units = {**tables.units(parts), "rounds": (1.0, "")}
+        shown = [name for name in HEADS if name != "grams" or any(row.costs[name].mean for row in rows)]
+        heads = ["recipe", "reached", *(f"{HEADS[name]} {units[name][1]}".strip() for name in shown)]
+        lines = [
+            [row.label, f"{row.reached} of {row.runs}", *(row.costs[n].per(units[n][0]).text(2) for n in shown)]
+            for row in rows
+        ]
+        table(f"to {words.shown(metric, target)} {metric}, handed back", heads, lines)

@@ -1,0 +1,91 @@
+"""Where and when a run's grams of CO2 were emitted, and what they would have been had it begun at another time."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flrce.errors import BadInput
+from flrce.fleet.carbon import Grid, intensities, moment
+from flrce.store.read import Run
+
+HOURS = 24
+
+
+def by_hour(runs: Sequence[Run]) -> dict[str, list[float]]:
+    """Region -> grams by hour of the day (UTC) in which the round began; empty where no run knows its regions."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        regions, start = run.partition.get("regions"), run.partition.get("begins")
+        if not isinstance(regions, list) or not isinstance(start, int | float) or len(regions) < len(run.roster):
+            continue
+        began = {h.t: h.began for h in run.rounds}
+        for line in run.costs:
+            row = run.row.get(line["client"])
+            if line.get("grams") and row is not None and row < len(regions):
+                hour = int((start + began.get(line["t"], 0.0)) // 3600 % HOURS)
+                found.setdefault(str(regions[row]), [0.0] * HOURS)[hour] += float(line["grams"])
+    return found
+
+
+def grid(runs: Sequence[Run]) -> str:
+    """The map of regions by hours as a table, darker where more was emitted; "" where nothing is known."""
+    found = by_hour(runs)
+    most = max((max(hours) for hours in found.values()), default=0.0)
+    if not most:
+        return ""
+    head = "".join(f"<th>{hour}</th>" for hour in range(HOURS))
+    rows = []
+    for region, hours in sorted(found.items(), key=lambda item: -sum(item[1])):
+        cells = "".join(_cell(value, most) for value in hours)
+        rows.append(f"<tr><th>{html.escape(region)}</th>{cells}<td>{sum(hours):.3g}</td></tr>")
+    return (
+        '<section aria-labelledby="h-carbon"><h2 id="h-carbon">CO2 by region and hour</h2>'
+        '<p class="note">Grams of all runs, by the hour of the day (UTC) in which their round began; marked: a '
+        "quarter, half, three quarters of the most.</p>"
+        '<div class="scroll" role="region" aria-labelledby="h-carbon" tabindex="0"><table id="carbon">'
+        f"<thead><tr><th>Region</th>{head}<th>all</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+    )
+
+
+def _cell(value: float, most: float) -> str:
+    """A number, and how it stands to the largest: styles may not be written in place."""
+    mark = "·▪▣■"[min(int(4 * value / most), 3)] if value else ""
+    return f"<td>{mark} {value:.2g}</td>" if value else "<td></td>"
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A run's grams had it begun at another time, with the same rounds, clients and joules."""
+
+    start: str
+    grams: float
+    ratio: float  # of what was booked
+
+
+def moved(run: Run, starts: Sequence[str]) -> list[Moved]:
+    """The same work at other times; who would have been there then only a new run can tell."""
+    fleet, regions = run.experiment.get("fleet", {}), run.partition.get("regions")
+    path = fleet.get("carbon")
+    booked = sum(h.grams for h in run.rounds)
+    if not isinstance(path, str) or not isinstance(regions, list) or not booked:
+        raise BadInput(f"--start: {run.folder} has no grams to move; run it with fleet.carbon")
+    known, names = intensities(path), list(dict.fromkeys(map(str, regions)))
+    if any(name not in known for name in names):
+        raise BadInput(f"--start: {path} no longer has the regions of {run.folder}")
+    of, began = np.array([names.index(str(name)) for name in regions], np.int64), {h.t: h.began for h in run.rounds}
+    lines = [line for line in run.costs if line["client"] in run.row and run.row[line["client"]] < len(regions)]
+    rows = np.array([run.row[line["client"]] for line in lines], np.int64)
+    at = np.array([began.get(line["t"], 0.0) for line in lines])
+    seconds = np.array([line.get("compute_seconds", 0.0) + line.get("transfer_seconds", 0.0) for line in lines])
+    joules = np.array([line.get("joules", 0.0) for line in lines])
+    hours = tuple(known[name] for name in names)
+    found = []
+    for start in starts:
+        begin = moment(start.strip())
+        if not all(each.first <= begin < each.end for each in hours):
+            raise BadInput(f"--start {start.strip()}: outside the figures in {path}")
+        grams = float(Grid(tuple(names), of, hours, begin).grams(rows, at, seconds, joules).sum())
+        found.append(Moved(start.strip(), grams, grams / booked))
+    return found
