@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 NEVER = -(2**31)  # R of a client never heard from
+LEAST = torch.finfo(torch.float64).tiny  # in place of a length of 0
 TINY = 1e-12
 BLOCK = 2**10  # clients compared at a time: what is kept meanwhile is P x BLOCK, not P x M
 WIDTH = 2**10  # coordinates multiplied at a time: half the time of one long skinny product, and no copy of U
@@ -76,21 +77,35 @@ def relate(
 
 
 def _relate(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, past: tuple[Tensor, ...], j: slice) -> Tensor:
-    """(P, len(j)) relationships of clients k with clients j, in float64."""
-    R, vv, uu, tiny = m.R[j], m.vv[None, j], m.vv[k, None], torch.finfo(torch.float64).tiny  # (j,), (1, j), (P, 1)
+    """(P, len(j)) relationships of clients k with clients j, in float64: cosines if fresh, eq. 6 if stale."""
+    R = m.R[j]  # (j,)
+    uu, vv = m.vv[k, None], m.vv[None, j]  # (P, 1), (1, j)
     uv, wv = torch.split(_products(U, w, m.V[j]), [len(k), 1])  # (P, j), (1, j)
-    rounds, ua, aa = past
-    at = torch.searchsorted(rounds, R) if len(rounds) > 1 else slice(None)  # one anchor is everybody's
-    ua, aa, av = ua[:, at], aa[:, at], wv - m.av[None, j]  # (P, j) or (P, 1), (1, j) or (1, 1), (1, j)
-    safe = vv.clamp(min=tiny)
-    x = (2 * ua + uu - uv * (uv + 2 * av) / safe) / (aa - av.square() / safe).clamp(min=TINY)
-    found = -x / (1 + (1 + x).clamp(min=0).sqrt())  # 1 - sqrt(1 + x)
+    ua, aa = _anchored(past, R)  # (P, j) or (P, 1), (1, j) or (1, 1)
+    found = _nearer(uu, vv, uv, ua, aa, wv - m.av[None, j])
     fresh = (t - 1) <= R
-    found[:, fresh] = uv[:, fresh] / (uu * vv[:, fresh]).sqrt().clamp(min=tiny)  # cossim
-    found = found.clamp(-1, 1).where((uu > 0) & (vv > 0) & (R[None] > NEVER), 0.0)  # never seen, or zero: no opinion
+    found[:, fresh] = uv[:, fresh] / (uu * vv[:, fresh]).sqrt().clamp(min=LEAST)  # cossim
+    heard = (uu > 0) & (vv > 0) & (R[None] > NEVER)  # of one never seen, or an update of zeros, there is no opinion
+    found = found.clamp(-1, 1).where(heard, 0.0)
     own = (k >= j.start) & (k < j.stop)
     found[own, k[own] - j.start] = 0.0  # j != k
     return found
+
+
+def _nearer(uu: Tensor, vv: Tensor, uv: Tensor, ua: Tensor, aa: Tensor, av: Tensor) -> Tensor:
+    """(P, j) 1 - orthdist(w + u, v) / orthdist(w, v): by which share a step u comes nearer to the line of a stale v."""
+    safe = vv.clamp(min=LEAST)
+    x = (2 * ua + uu - uv * (uv + 2 * av) / safe) / (aa - av.square() / safe).clamp(min=TINY)
+    return -x / (1 + (1 + x).clamp(min=0).sqrt())  # 1 - sqrt(1 + x)
+
+
+def _anchored(past: tuple[Tensor, ...], R: Tensor) -> tuple[Tensor, Tensor]:
+    """<u_k, a_j> and <a_j, a_j> with the anchor that each client j started from; one anchor is everybody's."""
+    rounds, ua, aa = past
+    if len(rounds) == 1:
+        return ua, aa
+    at = torch.searchsorted(rounds, R)
+    return ua[:, at], aa[:, at]
 
 
 def _products(U: Tensor, w: Tensor, V: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from flrce.aggregators.robust import TrimmedMean
 from flrce.bounds import Positive, Whole
 from flrce.pieces import Aggregator, Recipe
 from flrce.rng import stream
+from flrce.traits import Remembers
 from flrce.types import Event, Updates
 
 TINY = 1e-12  # of a distance: the geometric median may lie on an update
@@ -81,7 +82,7 @@ class Mixed:
     attackers: Whole = 2
 
     def objection(self, recipe: Recipe) -> str:
-        if hasattr(self.inner, "init"):
+        if isinstance(self.inner, Remembers):
             return f"mixed cannot remember for {type(self.inner).__name__}; give it a rule without memory"
         if 2 * self.attackers >= recipe.P:
             return f"mixed needs an honest majority: attackers must be below per_round / 2, got {self.attackers}"

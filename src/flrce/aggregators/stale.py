@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flrce.aggregators.mean import step
 from flrce.bounds import Amount, Part, Whole
+from flrce.traits import Buffers
 from flrce.types import Event, Updates
 
 
@@ -57,7 +58,7 @@ class Interpolated:
     def objection(self, recipe: Any) -> str:
         if recipe.partial:
             return f"FedAsync mixes whole models, but {recipe.partial} lets clients send parts; drop one"
-        if getattr(recipe.pace, "size", None) != 1:
+        if not (isinstance(recipe.pace, Buffers) and recipe.pace.size == 1):
             return 'FedAsync mixes one reply at a time; set pace = {piece = "buffered", size = 1}'
         return ""
 

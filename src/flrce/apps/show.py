@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flrce.errors import Interrupted
+from flrce.stops.budget import AnyOf
+from flrce.stops.conflict import Conflicts
 from flrce.store import headline as words
 from flrce.types import Record, Round
 
@@ -148,8 +150,8 @@ class _Told(logging.Handler):
 
 def threshold_of(stop: Any) -> float | None:
     """The psi of a stop rule, or of one among several."""
-    rules = getattr(stop, "rules", (stop,))
-    return next((rule.psi for rule in rules if hasattr(rule, "psi")), None)
+    rules = stop.rules if isinstance(stop, AnyOf) else (stop,)
+    return next((rule.psi for rule in rules if isinstance(rule, Conflicts)), None)
 
 
 def sparkline(values: Sequence[float], most: int = 40) -> str:

@@ -26,6 +26,7 @@ from flrce.flower.post import asked
 from flrce.local.workload import Alike
 from flrce.pieces import Dense, Recipe, StopRule, View
 from flrce.rng import stream
+from flrce.traits import Refuses
 from flrce.types import (
     Arrivals,
     Evaluation,
@@ -205,8 +206,7 @@ class EveryRound:
         return self.rule([replace(record, exploit=True) for record in history])
 
     def before(self, history: Sequence[Record], estimates: Sequence[Spent]) -> str:
-        check = getattr(self.rule, "before", None)
-        return check(history, estimates) if check else ""
+        return self.rule.before(history, estimates) if isinstance(self.rule, Refuses) else ""
 
 
 def recipe(engine: GuardedEngine, P: int) -> Recipe:

@@ -18,6 +18,7 @@ from flrce.pieces import StopRule
 from flrce.servers.averages import EMA, Mean
 from flrce.stops.budget import AnyOf, Budget
 from flrce.stops.conflict import Conflicts
+from flrce.traits import Refuses
 from flrce.types import Event, Record, Updates
 
 GUARD = "wrap the strategy instead: flrce.flower.Guarded(strategy, stop=...)"
@@ -56,8 +57,8 @@ class ShouldStop:
             accuracy=first(figures, self.metric, PERCENT), loss=first(figures, LOSSES), seconds=now - self.clock,
         ))  # fmt: skip
         self.clock = now
-        before = getattr(self.rule, "before", lambda history, estimates: "")
-        self.reason = self.rule(self.history) or before(self.history, [])
+        refused = self.rule.before(self.history, []) if isinstance(self.rule, Refuses) else ""
+        self.reason = self.rule(self.history) or refused
         if self.reason:
             log.info("Stopping after round %d: %s", server_round, self.reason)
         return bool(self.reason)

@@ -27,8 +27,24 @@ class Objective(Protocol):
     def losses(self, out: Any, y: Tensor) -> Tensor: ...
 
 
+class Measured:
+    """Judged by its `metrics`, each known by name or a metric itself; the first is the headline."""
+
+    metrics: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", tuple(self.metrics))
+        if not self.metrics:
+            raise BadInput("objective.metrics is empty; name at least one, the first is the headline")
+        _judges(self.metrics)
+
+    @property
+    def judges(self) -> tuple[Judges, ...]:
+        return _judges(self.metrics)
+
+
 @dataclass(frozen=True)
-class Classification:
+class Classification(Measured):
     """Cross-entropy over classes; `weights` makes some classes count more, `smoothing` softens the labels."""
 
     smoothing: Share = 0.0
@@ -40,16 +56,12 @@ class Classification:
         object.__setattr__(self, "weights", tuple(map(float, self.weights)))  # experiment files have lists
         if any(not weight > 0 for weight in self.weights):
             raise BadInput(f"objective.weights = {list(self.weights)!r}: every class needs a weight above 0")
-        _named(self)
+        super().__post_init__()
 
     @property
     def plain(self) -> bool:
         """Whether this is the cross-entropy and accuracy that fused kernels know."""
         return not self.smoothing and not self.weights and self.metrics == ("accuracy",)
-
-    @property
-    def judges(self) -> tuple[Judges, ...]:
-        return _judges(self.metrics)
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         weights = _weights(self.weights, out.device) if self.weights else None
@@ -61,7 +73,7 @@ class Classification:
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(Measured):
     """Values: squared error, Huber's loss (`delta`: where it turns linear), or the pinball loss of a `quantile`."""
 
     loss: Literal["mse", "huber", "quantile"] = "mse"
@@ -69,13 +81,6 @@ class Regression:
     quantile: Inner = 0.5
     metrics: tuple[Any, ...] = ("mae", "mse", "r2")
     kind: ClassVar[str] = "values"
-
-    def __post_init__(self) -> None:
-        _named(self)
-
-    @property
-    def judges(self) -> tuple[Judges, ...]:
-        return _judges(self.metrics)
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         out, y = out.reshape(len(y), -1), y.reshape(len(y), -1).to(out.dtype)
@@ -90,19 +95,16 @@ class Regression:
 
 
 @dataclass(frozen=True)
-class NextToken:
+class NextToken(Measured):
     """Cross-entropy per token: out (n, L, V) with y (n, L), -100 where none counts; or (n, V) with y (n,)."""
 
     metrics: tuple[Any, ...] = ("accuracy", "perplexity")
     kind: ClassVar[str] = "tokens"
 
-    def __post_init__(self) -> None:
-        _named(self)
-
     @property
     def judges(self) -> tuple[Judges, ...]:
         """Accuracy is per token here."""
-        return tuple(TOKENS if judge is METRICS["accuracy"] else judge for judge in _judges(self.metrics))
+        return tuple(TOKENS if judge is METRICS["accuracy"] else judge for judge in super().judges)
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         nats = F.cross_entropy(out.reshape(-1, out.shape[-1]), y.reshape(-1), reduction="none", ignore_index=IGNORED)
@@ -111,18 +113,11 @@ class NextToken:
 
 
 @dataclass(frozen=True)
-class MultiLabel:
+class MultiLabel(Measured):
     """Any number of labels a sample: binary cross-entropy for each; y (n, K) of 0 and 1."""
 
     metrics: tuple[Any, ...] = ("label-f1", "subset-accuracy")
     kind: ClassVar[str] = "labels"
-
-    def __post_init__(self) -> None:
-        _named(self)
-
-    @property
-    def judges(self) -> tuple[Judges, ...]:
-        return _judges(self.metrics)
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(out, y.to(out.dtype), reduction="none").mean(1)
@@ -142,14 +137,6 @@ BY_KIND: dict[str, type[Any]] = {make.kind: make for make in OBJECTIVES.values()
 def _weights(values: tuple[float, ...], device: torch.device) -> Tensor:
     """Weights of classes on a device, put there once: a recorded step may not copy from the host."""
     return torch.tensor(values, device=device)
-
-
-def _named(objective: Any) -> None:
-    """Metrics as a tuple, each known by name or a metric itself."""
-    object.__setattr__(objective, "metrics", tuple(objective.metrics))
-    if not objective.metrics:
-        raise BadInput("objective.metrics is empty; name at least one, the first is the headline")
-    _judges(objective.metrics)
 
 
 def _judges(metrics: tuple[Any, ...]) -> tuple[Judges, ...]:

@@ -6,7 +6,6 @@ where the two differ.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flrce.errors import BadInput, nearest
 from flrce.pieces import Dense, StopRule
@@ -14,6 +13,7 @@ from flrce.recipes import SELECTIONS, STANDSTILLS, flrce
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import SHADOWS, Conflicts
 from flrce.store.read import Run
+from flrce.traits import Refuses
 from flrce.types import Record, Spent
 
 SELECTION = (
@@ -78,7 +78,7 @@ def grid(run: Run) -> dict[str, StopRule]:
 
 def replay(run: Run, name: str, rule: StopRule) -> Outcome:
     """The first round in which the rule says stop, and what that would have saved."""
-    before: Any = getattr(rule, "before", None)
+    before = rule.before if isinstance(rule, Refuses) else None
     for i, h in enumerate(run.rounds):
         if h.outcome == "not started":
             break
