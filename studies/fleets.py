@@ -3,9 +3,9 @@
     PYTHONPATH=src python studies/fleets.py [--plan P] run --carbon FILE --out DIR [--share 0/16] [--seconds 170]
     PYTHONPATH=src python studies/fleets.py [--plan P] tables DIR
 
-The plans, `fleets.json` and `fleets-carbon.json` in `studies/plans` (`--plan`), were committed before the first of their
-runs was looked at: arms, seeds, target and what would confirm or refute each claim. Digits, 100 clients; devices are as slow as
-if the network were some thousand times as large, so that a task takes minutes, and nights matter.
+The plans, `fleets.json` and `fleets-carbon.json` in `studies/plans` (`--plan`), were committed before the first of
+their runs was looked at: arms, seeds, target and what would confirm or refute each claim. Digits, 100 clients; devices
+are as slow as if the network were some thousand times as large, so that a task takes minutes, and nights matter.
 """
 
 import argparse
@@ -111,7 +111,8 @@ def tables(options):
     arms = {arm: {r["seed"]: r for r in rows if r["arm"] == arm and r["reached"]} for arm in plan["arms"]}
     lines = [
         f"Digits, 100 clients, {plan['seeds']} seeds, target {100 * plan['target']:g} %. "
-        f"Ratios: cost to the target over that of the baseline (`against`, or {plan['baseline']}), seed by seed, geometric mean and 95 % interval.", "",
+        f"Ratios: cost to the target over that of the baseline, {plan['baseline']} unless the plan says otherwise, "
+        "seed by seed, geometric mean and 95 % interval.", "",
         "| arm | reached | hours | kJ | g CO2 | wasted % | time | energy | CO2 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
