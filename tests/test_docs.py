@@ -23,6 +23,7 @@ import click
 import pytest
 import torch
 
+import flrce
 from flrce.apps import cli
 from flrce.arena.plan import Plan
 from flrce.config import Experiment
@@ -261,6 +262,15 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert any("image/png" in output.get("data", {}) for cell in code for output in cell.outputs)
     assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_the_huggingface_example() -> None:
+    """The page's lines as they are, with a data set from memory where they would load one."""
+    hf = pytest.importorskip("datasets", reason="needs flrce[huggingface]")
+    part = hf.Dataset.from_dict({"image": [[float(i), 1.0] for i in range(20)], "label": [i % 2 for i in range(20)]})
+    names = {"flrce": flrce, "load_dataset": lambda name: hf.DatasetDict({"train": part, "test": part.select([0, 1])})}
+    exec(next(b.text for b in blocks(DOCS / "data.md") if "from_huggingface" in b.text), names)
+    assert (names["source"].outputs, names["source"].held.sum()) == (2, 2)
 
 
 def test_the_figures_are_drawn(tmp_path: Path) -> None:

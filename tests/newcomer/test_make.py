@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from flrce.version import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,6 +34,25 @@ def test_every_part_is_run_and_reported(tmp_path, broken, code):
     assert [line.split()[:2] for line in lines] == [
         [part, "FAILED" if part in broken else "passed"] for part in variable("PARTS")
     ]
+
+
+def test_the_citation_is_of_this_version():
+    """CITATION.cff: the required keys, and the version that the package has."""
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors", "version"} <= cited.keys()
+    assert cited["version"] == __version__
+    assert cited["references"][0]["doi"] in (ROOT / "README.md").read_text()
+
+
+def test_every_extra_is_explained_and_pinned():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    readme, pins = (ROOT / "README.md").read_text(), (ROOT / "constraints.txt").read_text().lower().replace("_", "-")
+    for name, needed in extras.items():
+        assert name in ("dev", "docs") or f"`{name}`" in readme, name
+        for one in needed if name != "trackio" else ():  # apart: it wants other versions than the rest
+            wanted = re.match(r"[\w.-]+", one)[0].lower().replace("_", "-")
+            assert f"\n{wanted}==" in pins, one
 
 
 def test_the_parts_are_targets_and_their_tests_exist():
