@@ -123,6 +123,40 @@ def test_seed_space_is_a_sum_of_directions(folder):
     assert torch.equal(again.signs, seeded.signs)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_clients_are_stacked_over_one_base(folder, dtype):
+    """Three lanes with adapters of their own in one stack, against each lane by itself."""
+    import numpy as np
+
+    from flrce.local.objective import NextToken
+    from flrce.local.stacked.stack import Stack
+
+    torch.manual_seed(0)
+    net = adapt(load(folder, dtype), 2)
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 288, (12, 9), generator=rng)
+    y = torch.randint(0, 288, (12, 9), generator=rng)
+    w = pack(net) + 0.05 * torch.randn(3, len(pack(net)), generator=rng)
+    stack = Stack(net, (9,), x, y, 1.0, 0.0, "cpu", objective=NextToken())
+    assert stack.way.kind == "folded"
+    fixed = [p for p in stack.network(stack.way).module.parameters() if not p.requires_grad]
+    assert {p.data_ptr() for p in net.parameters() if not p.requires_grad} >= {p.data_ptr() for p in fixed}
+    orders = [np.arange(lane, lane + 8) for lane in range(3)]
+    sizes = [np.array([4, 4])] * 3
+    together, losses, _ = stack.train(w, orders, sizes, lr=0.5)
+    for lane in range(3):
+        alone = unpack(copy.deepcopy(net), w[lane])
+        for step in range(2):
+            some = torch.from_numpy(orders[lane][4 * step : 4 * step + 4])
+            loss = NextToken().losses(alone(x[some]), y[some]).mean()
+            assert float(losses[lane][step]) == pytest.approx(float(loss), rel=2e-2 if dtype == "bfloat16" else 1e-4)
+            trained = [p for p in alone.parameters() if p.requires_grad]
+            for p, g in zip(trained, torch.autograd.grad(loss, trained), strict=True):
+                p.data -= 0.5 * g
+        moved, there = together[lane] - w[lane], pack(alone) - w[lane]
+        assert float((moved - there).norm()) < (5e-2 if dtype == "bfloat16" else 1e-3) * float(there.norm())
+
+
 def test_quantised_base_is_named_in_experiments(tmp_path):
     from flrce.models.nets import build
 

@@ -28,7 +28,9 @@ from flrce.local.stacked.stack import Stack, Stacked, level
 from flrce.local.stacked.ways import Way
 from flrce.local.trainer import Trained, Trainer, layer_seed
 from flrce.local.updates import Chain, Simple, simple
+from flrce.models.flat import Fixed
 from flrce.models.part import Part
+from flrce.round.payloads import fingerprint
 from flrce.types import Reply
 
 Sort = tuple[Any, ...]  # what lanes of one stack share: rate, first trained block, proximal term, chain of links
@@ -233,9 +235,7 @@ class Decks:
 
     def hire(self, runner: Runner, precision: Precision = "float32") -> "Seat":
         """A seat at the deck of this network and these samples."""
-        fixed = tuple(
-            p.data_ptr() for p in runner.net.parameters() if not p.requires_grad
-        )  # a base of its own, or none
+        fixed = tuple(_sign(p) for p in runner.net.parameters() if not p.requires_grad)
         key = (
             id(runner.x),
             runner.shape,
@@ -249,6 +249,11 @@ class Decks:
             total = torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else 4 << 30
             self.decks[key] = Deck(runner, self.device, memory=total // 4, precision=precision)
         return Seat(self.decks[key], runner)
+
+
+def _sign(p: Tensor) -> int | str:
+    """What tells fixed parameters apart: where they lie for those that came from a file, else their values."""
+    return p.data_ptr() if isinstance(p, Fixed) else fingerprint(p)
 
 
 class Seat:

@@ -87,6 +87,8 @@ class Scores(nn.Module):
     as rotary frequencies, are fixed here, so that neither travels.
     """
 
+    chained = False
+
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = copy.deepcopy(net, {id(p): Fixed(p.data) for p in net.parameters() if not p.requires_grad})

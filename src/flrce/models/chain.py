@@ -62,6 +62,8 @@ class Chain:
 
 def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
     """The module's layers for one sample of this shape; BadInput if it is no plain chain of known layers."""
+    if not getattr(module, "chained", True):  # it says so itself: tracing a large one takes long, and others' turns
+        raise BadInput(f"{type(module).__name__} branches; a chain feeds each layer from the last")
     try:
         graph = _graph(module)
     except Exception as why:  # torch.fx raises many kinds for what it cannot trace

@@ -105,6 +105,8 @@ class Llama(nn.Module):
     more work.
     """
 
+    chained = False  # for models/chain.py
+
     def __init__(self, sizes: Sizes, weights: dict[str, Tensor], every: bool = True, recompute: bool = False) -> None:
         super().__init__()
         self.sizes, self.every, self.recompute = sizes, every, recompute

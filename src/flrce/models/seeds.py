@@ -23,6 +23,8 @@ class Seeded(nn.Module):
     theta are the net's parameters that train; they are fixed at theta_0 here.
     """
 
+    chained = False
+
     def __init__(self, net: nn.Module, K: int, seed: int = 0) -> None:
         super().__init__()
         moving = [(name, p) for name, p in net.named_parameters() if p.requires_grad]

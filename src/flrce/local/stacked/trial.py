@@ -19,6 +19,7 @@ from flrce.models.flat import tensors
 
 #: of a tensor's norm: rounding lies below, another function far above
 CLOSE = {torch.float64: 1e-6, torch.float32: 2e-3}
+HALF = 5e-2  # where fixed weights are of half precision
 
 
 class Laned(Protocol):
@@ -69,7 +70,7 @@ def _agrees(net: Tried, module: nn.Module, lanes: int, dtype: torch.dtype) -> No
         raise BadInput(f"torch cannot run {what} for several clients at once ({line})") from why
     total = sum(float(each.norm()) for each in there)
     for a, b in zip(here, there, strict=True):
-        near = CLOSE[dtype] * (float(b.norm()) + 0.01 * total) + 1e-12
+        near = (HALF if _halved(module) else CLOSE[dtype]) * (float(b.norm()) + 0.01 * total) + 1e-12
         if a.shape != b.shape or not float((a - b).norm()) <= near:
             raise BadInput(f"{what} mixes samples, or uses its weights in a way that lanes do not follow")
 
@@ -92,6 +93,10 @@ def _lanes(module: nn.Module, lanes: int, device: torch.device, dtype: torch.dty
     return trained, others
 
 
+def _halved(module: nn.Module) -> bool:
+    return any(p.dtype in (torch.bfloat16, torch.float16) for p in module.parameters())
+
+
 def _together(net: Tried, trained: Tensors, others: Tensors, x: Tensor) -> list[Tensor]:
     leaves = {name: each.clone().requires_grad_() for name, each in trained.items()}
     others = {name: each.clone() for name, each in others.items()}
@@ -104,7 +109,9 @@ def _together(net: Tried, trained: Tensors, others: Tensors, x: Tensor) -> list[
 def _alone(module: nn.Module, trained: Tensors, others: Tensors, x: Tensor) -> list[Tensor]:
     leaves = {name: each.clone().requires_grad_() for name, each in trained.items()}
     others = {name: each.clone() for name, each in others.items()}
-    module = copy.deepcopy(module).train().to(next(iter((*leaves.values(), *others.values()))).dtype)
+    module, dtype = copy.deepcopy(module).train(), next(iter((*leaves.values(), *others.values()))).dtype
+    if not _halved(module):  # a base in bfloat16 is computed with as it is
+        module = module.to(dtype)
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.p = 0.0  # lanes count what they drop, and drop nothing here

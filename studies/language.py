@@ -1,0 +1,301 @@
+"""Adapters of SmolLM2-135M on Shakespeare's roles: perplexity against bytes and joules, with and without FLrce's lead.
+
+    python studies/language.py METHOD --text shakespeare.jsonl.gz --out DIR    a method's rate, then the plan's runs
+    python studies/language.py central ...        the untouched base, and LoRA on everyone's samples together
+    python studies/language.py speed ...          tokens a second and memory, against a plain loop
+    python studies/language.py table --out DIR    docs/language.md's tables, from the lines alone
+
+plans/language.json holds settings, cells and rules. A run is a file DIR/NAME.json, written anew at every evaluation;
+one that is complete is not run again.
+"""
+
+import argparse
+import copy
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import t as student
+
+import flrce
+from flrce import loop
+from flrce.data.own.text import from_text
+from flrce.data.sources import Source
+from flrce.engines.choices import Choices
+from flrce.engines.deck import Decks
+from flrce.engines.judging import evaluation
+from flrce.local.objective import NextToken
+from flrce.models.flat import pack
+from flrce.runs import parts, run_together
+
+PLAN = json.loads((Path(__file__).parent / "plans" / "language.json").read_text())
+
+
+def experiment(method: str, guided: bool, lr: float, seed: int, args: Any, rounds: int | None = None) -> Any:
+    """One cell of the plan."""
+    how, task = PLAN["methods"][method], PLAN["task"]
+    recipe = {"name": method, **how.get("recipe", {}), **({"guided": True, "after": PLAN["after"]} if guided else {})}
+    return flrce.Experiment(
+        seed=seed, rounds=rounds or args.rounds or task["rounds"], clients=task["clients"], per_round=task["per_round"],
+        recipe=recipe, data={"partition": "natural"},  # of the samples that are handed over
+        model={"name": "llama", "options": {"path": args.model, "dtype": args.dtype, **PLAN["model"], **how["model"]}},
+        objective={"name": "next-token", "metrics": ["perplexity", "accuracy"]},
+        train={**PLAN["train"], **how["train"], "lr": lr},
+        engine={"device": args.device, "eval_every": task["eval_every"], "workers": 1},
+    )  # fmt: skip
+
+
+def roles(args: Any) -> Source:
+    """The text by role; a prepared .npz holds x, y, group and groups."""
+    task = PLAN["task"]
+    if not args.text.endswith(".npz"):
+        return from_text(args.text, args.model, task["length"], task["most"], task["least"])
+    held = np.load(args.text)
+    x, y = held["x"].astype(np.int64), held["y"].astype(np.int64)
+    return Source("roles", x, y, (), held["group"], tuple(held["groups"].tolist()), kind="tokens")
+
+
+def run(jobs: Sequence[tuple[str, Any]], source: Source, args: Any) -> dict[str, float]:
+    """Runs together on one device, each kept in its file; the last perplexity of each."""
+    start = time.time()
+    told: list[dict[str, Any]] = [{"name": name, "rounds": [], "complete": False} for name, _ in jobs]
+
+    def watch(i: int, done: Any) -> None:
+        r, line = done.record, told[i]
+        keys = ("t", "bytes_up", "bytes_down", "joules", "seconds", "headway", "averaged", "stop")
+        figures = {"perplexity": r.metrics.get("perplexity"), "pooled": r.pooled.get("perplexity")}
+        line["rounds"].append({key: getattr(r, key) for key in keys} | figures | {"clock": time.time() - start})
+        line["complete"] = bool(r.stop) or r.t == jobs[i][1].rounds
+        if r.headline is not None or line["complete"]:
+            (args.out / f"{line['name']}.json").write_text(json.dumps(line))
+
+    decks = [(exp, None) for _, exp in jobs]
+    run_together(decks, data=lambda _: source, watch=watch, device=args.device)
+    return {line["name"]: _last(line) for line in told}
+
+
+def _last(line: dict[str, Any]) -> float:
+    """The perplexity of what a run hands back, at its end."""
+    judged = [r for r in line["rounds"] if r["perplexity"] is not None]
+    if not judged:
+        return math.inf
+    return float(judged[-1]["perplexity"] if judged[-1]["averaged"] is None else judged[-1]["averaged"])
+
+
+def chosen(method: str, source: Source, args: Any) -> float:
+    """The method's rate: the one with the least perplexity after a few rounds on a seed of its own."""
+    rates, search = PLAN["methods"][method]["rates"], PLAN["search"]
+    if len(rates) == 1:
+        return float(rates[0])
+    jobs = [
+        (f"search-{method}-{lr:g}", experiment(method, False, lr, search["seed"], args, search["rounds"]))
+        for lr in rates
+    ]
+    found = run([(name, exp) for name, exp in jobs], source, args)
+    return float(min(rates, key=lambda lr: found[f"search-{method}-{lr:g}"]))
+
+
+def confirm(method: str, source: Source, args: Any) -> None:
+    """The method with and without FLrce's lead, some seeds at a time."""
+    lr = chosen(method, source, args)
+    print(method, "rate", lr, round(time.time() - args.start, 1), flush=True)
+    mine, of = map(int, args.share.split("/"))
+    for seeds in PLAN["methods"][method]["together"][mine::of]:
+        if time.time() - args.start > args.seconds:
+            return
+        jobs = [
+            (f"{method}{'-guided' if guided else ''}-s{seed}", experiment(method, guided, lr, seed, args))
+            for seed in seeds
+            for guided in (False, True)
+        ]
+        run([(name, exp) for name, exp in jobs if not _complete(args.out / f"{name}.json")], source, args)
+        print(method, seeds, round(time.time() - args.start, 1), flush=True)
+
+
+def _complete(path: Path) -> bool:
+    return path.exists() and bool(json.loads(path.read_text())["complete"])
+
+
+def central(source: Source, args: Any) -> None:
+    """All clients' samples in one place, Adam throughout, as many steps a round as its P clients have together."""
+    task, train = PLAN["task"], {**PLAN["train"], **PLAN["methods"]["fedit"]["train"]}
+    mine, of = map(int, args.share.split("/"))
+    for seed in PLAN["seeds"][mine::of]:
+        if time.time() - args.start > args.seconds:
+            return
+        built = parts(experiment("fedit", False, PLAN["central"], seed, args), source, decks=Decks(args.device))
+        runner = built.engine.runner.on(args.device)
+        trainer, rows = runner._torch(runner.all), built.federation.judges
+        w = pack(built.net, runner.layout).to(args.device)
+        line: dict[str, Any] = {
+            "name": f"central-s{seed}",
+            "rounds": [{"t": 0, "perplexity": judged(trainer, w, rows, runner)}],
+        }
+        everyone = np.concatenate(built.federation.train)
+        rng = np.random.default_rng(seed)
+        m, v, step = torch.zeros_like(w), torch.zeros_like(w), 0
+        for t in range(1, (args.rounds or task["rounds"]) + 1):
+            trainer.w.copy_(w)
+            trainer.net.train()
+            for _ in range(train["steps"] * task["per_round"]):
+                some = torch.from_numpy(rng.choice(everyone, train["batch"], replace=False)).to(args.device)
+                trainer.g.zero_()
+                NextToken().losses(trainer.net(runner.x[some]), runner.y[some]).mean().backward()
+                step += 1
+                m.lerp_(trainer.g, 0.1)
+                v.lerp_(trainer.g.square(), 0.001)
+                trainer.w.sub_(m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8), alpha=PLAN["central"])
+            w = trainer.w.clone()
+            if t % task["eval_every"] == 0:
+                line["rounds"].append({"t": t, "perplexity": judged(trainer, w, rows, runner)})
+                (args.out / f"central-s{seed}.json").write_text(json.dumps(line))
+        built.engine.close()
+
+
+def judged(trainer: Any, w: torch.Tensor, rows: Any, runner: Any) -> float:
+    index = torch.from_numpy(rows[0]).to(w.device)
+    found = trainer.evaluate(w, runner.x[index], runner.y[index], 1.0, 0.0)
+    numbers = {name: each.cpu().double().numpy() for name, each in found.items()}
+    return float(evaluation(runner.objective, numbers, rows[1], 0).value)
+
+
+def speed(source: Source, args: Any) -> Iterator[dict[str, Any]]:
+    """Tokens a second and memory for 1, 5 and 10 clients of one round: flrce's engine, and a plain loop."""
+    task, train = PLAN["task"], {**PLAN["train"], **PLAN["methods"]["fedit"]["train"]}
+    for clients in (1, 5, 10):
+        exp = experiment("fedit", False, 1e-3, 0, args).model_copy(update={"per_round": clients})
+        for how in ("plain", "engine"):
+            clean(args.device)
+            built = parts(exp, source, decks=Decks(args.device))
+            state, times, net = built.initial(), [], copy.deepcopy(built.net).to(args.device).train()
+            for repeat in range(args.repeats):
+                plan = loop.begin(built.recipe, built.engine, state, repeat, 60)
+                wait(args.device)
+                start = time.perf_counter()
+                if how == "engine":
+                    built.engine.train(state.w, plan.tasks, {}, None)
+                else:
+                    plain(net, built, state.w, plan.tasks, args.device)
+                wait(args.device)
+                times.append(time.perf_counter() - start)
+            peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else 0
+            built.engine.close()
+            tokens = clients * train["steps"] * train["batch"] * task["length"]
+            row = {"clients": clients, "how": how, "tokens": tokens, "seconds": times, "peak": peak}
+            yield {**row, "dtype": args.dtype, "ways": dict(getattr(built.engine.workers, "ways", {}))}
+            del built, net
+
+
+def plain(net: torch.nn.Module, built: Any, w: torch.Tensor, tasks: Any, device: str) -> None:
+    """What a script does: one client after another, torch's Adam, a backward pass a step."""
+    runner = built.engine.runner
+    x, y = runner.x.to(device), runner.y.to(device)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    views = runner.layout.views(w.to(device))
+    for task in tasks:
+        with torch.no_grad():
+            for name, p in net.named_parameters():
+                if p.requires_grad:
+                    p.copy_(views[name])
+        optimiser = torch.optim.Adam(trained, 1e-3)
+        job = runner.job(w, task, built.federation.train[built.federation.row[task.client]], {})
+        for some in torch.from_numpy(job.order).to(device).split(job.sizes.tolist()):
+            optimiser.zero_grad(set_to_none=True)
+            NextToken().losses(net(x[some]), y[some]).mean().backward()
+            optimiser.step()
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def clean(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def table(out: Path) -> None:
+    """Means over seeds with 95 % intervals (Student's t); ratios of guided runs to plain ones seed by seed."""
+    lines = {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("*.json"))}
+    print("| method | seeds | rounds | perplexity | MB up | MB down | kJ |\n|---|---|---|---|---|---|---|")
+    base = [line["rounds"][0]["perplexity"] for name, line in lines.items() if name.startswith("central")]
+    print(f"| untouched base | {len(base)} | 0 | {_interval(base)} | 0 | 0 | 0 |")
+    whole = [line["rounds"][-1]["perplexity"] for name, line in lines.items() if name.startswith("central")]
+    print(f"| centralised LoRA | {len(whole)} | {PLAN['task']['rounds']} | {_interval(whole)} | | | |")
+    for method in PLAN["methods"]:
+        for guided in ("", "-guided"):
+            names = [f"{method}{guided}-s{seed}" for seed in PLAN["seeds"]]
+            some = [lines[name] for name in names if name in lines and lines[name]["complete"]]
+            if some:
+                sums = [_sums(line) for line in some]
+                cells = [_interval([each[key] for each in sums]) for key in ("t", "perplexity", "up", "down", "kJ")]
+                print(f"| {method}{guided} | {len(some)} | " + " | ".join(cells) + " |")
+    for method in PLAN["methods"]:
+        both = [(lines[a], lines[b]) for seed in PLAN["seeds"]
+                if (a := f"{method}-s{seed}") in lines and (b := f"{method}-guided-s{seed}") in lines
+                and lines[a]["complete"] and lines[b]["complete"]]  # fmt: skip
+        if len(both) > 1:
+            gap = [_sums(g)["perplexity"] / _sums(p)["perplexity"] - 1 for p, g in both]
+            joules = [_sums(g)["kJ"] / _sums(p)["kJ"] for p, g in both]
+            stops = sum(bool(g["rounds"][-1]["stop"]) for _, g in both)
+            print(f"{method}: guided perplexity {_interval([100 * x for x in gap])} % of plain's more; joules x "
+                  f"{_interval(joules)}; stopped {stops} of {len(both)}")  # fmt: skip
+
+
+def _sums(line: dict[str, Any]) -> dict[str, float]:
+    rounds = line["rounds"]
+    total = {key: sum(r[key] for r in rounds) for key in ("bytes_up", "bytes_down", "joules")}
+    return {"t": len(rounds), "perplexity": _last(line), "up": total["bytes_up"] / 1e6,
+            "down": total["bytes_down"] / 1e6, "kJ": total["joules"] / 1e3}  # fmt: skip
+
+
+def _interval(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return " ".join(f"{value:.4g}" for value in values)
+    half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return f"{mean(values):.4g} ± {half:.2g}"
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser()
+    ask.add_argument("phase", choices=[*PLAN["methods"], "central", "speed", "table"])
+    ask.add_argument("--model", default="smollm2")
+    ask.add_argument("--text", default="shakespeare.jsonl.gz")
+    ask.add_argument("--out", type=Path, required=True)
+    ask.add_argument("--device", default="cuda")
+    ask.add_argument("--dtype", default="bfloat16")
+    ask.add_argument("--share", default="0/1")
+    ask.add_argument("--seconds", type=float, default=1e9)
+    ask.add_argument("--repeats", type=int, default=4)
+    ask.add_argument("--rounds", type=int, default=0)
+    ask.add_argument("--way", default="", help="how a GPU trains lanes; measured unless given")
+    args = ask.parse_args()
+    args.start = time.time()
+    if args.phase == "table":
+        return table(args.out)
+    if args.way:
+        Choices.find = lambda self, key: args.way  # type: ignore[method-assign]
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    source = roles(args)
+    if args.phase == "speed":
+        with open(args.out / f"speed-{args.dtype}.jsonl", "a") as file:
+            for row in speed(source, args):
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+    elif args.phase == "central":
+        central(source, args)
+    else:
+        confirm(args.phase, source, args)
+
+
+if __name__ == "__main__":
+    main()
