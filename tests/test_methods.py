@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.datasets import load_diabetes
 from torch import nn
 from torch.nn import functional as F
 
@@ -514,6 +515,23 @@ def test_weights_averaged_late():
 
 def test_a_growing_tail_resumes(tmp_path):
     assert_resumes(experiment({"name": "fedavg", "average": {"piece": "growing-tail", "share": 0.5}}), tmp_path)
+
+
+# --- a task that is no image ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in FIELD if name not in ("fedbn", "fedasync", "fedbuff")])
+def test_learns_a_regression(name):
+    """Diabetes (442 patients), how it went on in standard deviations: the mean, as a guess, is off by .85."""
+    x, y = load_diabetes(return_X_y=True)
+    data = ((20 * x).astype("float32"), ((y - y.mean()) / y.std()).astype("float32"))
+    exp = experiment(
+        {"name": name}, rounds=12, model={"name": "mlp", "options": {"hidden": 16}}, data={"partition": "iid"},
+        train={"lr": 0.02, "batch": 16, "epochs": 2}, engine={"workers": 1, "eval_every": 12},
+    )  # fmt: skip
+    last = runs.run(exp, data=data).history[-1]
+    assert (last.metric, last.lower) == ("mae", True)
+    assert last.headline < 0.8
 
 
 # --- the stack --------------------------------------------------------------------------------------------------------
