@@ -1,4 +1,4 @@
-"""Apps in the shape of Flower's quick starts (torch, scikit-learn), on digits, moved to ours by two lines."""
+"""Apps in the shape of Flower's own (torch, scikit-learn, numpy, JAX, FedProx, advanced) moved to ours by two lines."""
 
 import warnings
 from functools import lru_cache
@@ -31,6 +31,27 @@ def main(grid, context):
         evaluate_fn=judge,
     ))
 """
+PROX = SERVER.replace("import FedAvg", "import FedProx").replace("FedAvg(", "FedProx(proximal_mu=0.1, ")
+ADVANCED = """
+from flwr.serverapp.strategy import FedAvg
+
+class Decaying(FedAvg):
+    def configure_train(self, server_round, arrays, config, grid):
+        config["lr"] = 0.1 * 0.9 ** (server_round - 1)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        metrics["replies"] = len(replies)
+        return arrays, metrics
+""" + SERVER.partition("FedAvg\n")[2].replace("FedAvg(", "Decaying(")
+MOVES = {
+    SERVER: {"flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce", "FedAvg(": "FLrce("},
+    PROX: {"flwr.serverapp.strategy import FedProx": "flrce import flower, recipes",
+           "FedProx(proximal_mu=0.1, ": "flower.RecipeStrategy(recipes.fedprox(mu=0.1), "},
+    ADVANCED: {"flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce", "(FedAvg)": "(FLrce)"},
+}  # fmt: skip
 
 
 @lru_cache
@@ -51,6 +72,9 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
 
 
+seen: list = []  # what the torch clients were told: (proximal-mu, lr)
+
+
 def torch_app() -> ClientApp:
     app = ClientApp()
 
@@ -60,10 +84,13 @@ def torch_app() -> ClientApp:
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
         x, y = map(torch.from_numpy, part(context))
         optimizer = torch.optim.SGD(model.parameters(), lr=msg.content["config"]["lr"])
+        pull, start = msg.content["config"].get("proximal-mu", 0.0), [p.detach().clone() for p in model.parameters()]
+        seen.append((pull, msg.content["config"]["lr"]))
         for i in range(0, len(y), 32):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x[i : i + 32]), y[i : i + 32])
-            loss.backward()
+            far = sum(((p - q) ** 2).sum() for p, q in zip(model.parameters(), start, strict=True))
+            (loss + pull / 2 * far).backward()
             optimizer.step()
         metrics = MetricRecord({"train_loss": loss.item(), "num-examples": len(y)})
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
@@ -121,26 +148,103 @@ def judge_sklearn(t: int, arrays: ArrayRecord) -> MetricRecord:
     return MetricRecord({"accuracy": float(regression(arrays.to_numpy_ndarrays()).score(x[1200:], y[1200:]))})
 
 
+def zeros() -> ArrayRecord:
+    return ArrayRecord([np.zeros((64, 10), np.float32), np.zeros(10, np.float32)])
+
+
+def scores(arrays: ArrayRecord, x: np.ndarray) -> np.ndarray:
+    weights, bias = arrays.to_numpy_ndarrays()
+    return x @ np.asarray(weights) + np.asarray(bias)
+
+
+def linear_app(gradient) -> ClientApp:
+    """A linear model whose gradient another library finds."""
+    app = ClientApp()
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        x, y = part(context)
+        weights, bias = (np.asarray(a) for a in msg.content["arrays"].to_numpy_ndarrays())
+        for _ in range(20):
+            by_weights, by_bias = gradient(weights, bias, x, y)
+            weights, bias = weights - np.float32(0.5) * by_weights, bias - np.float32(0.5) * by_bias
+        arrays = ArrayRecord([np.asarray(weights), np.asarray(bias)])
+        metrics = MetricRecord({"train_loss": float(np.abs(by_bias).mean()), "num-examples": len(y)})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
+
+    @app.evaluate()
+    def evaluate(msg: Message, context: Context) -> Message:
+        x, y = part(context)
+        right = float((scores(msg.content["arrays"], x).argmax(1) == y).mean())
+        return Message(RecordDict({"metrics": MetricRecord({"acc": right, "num-examples": len(y)})}), reply_to=msg)
+
+    return app
+
+
+def numpy_app() -> ClientApp:
+    def gradient(weights, bias, x, y):
+        logits = x @ weights + bias
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        p[np.arange(len(y)), y] -= 1
+        return (x.T @ p / len(y)).astype(np.float32), p.mean(0).astype(np.float32)
+
+    return linear_app(gradient)
+
+
+def jax_app() -> ClientApp:
+    jax = pytest.importorskip("jax", reason="needs JAX; numpy stands for it")
+    import jax.numpy as jnp
+
+    def loss(weights, bias, x, y):
+        return -jnp.take_along_axis(jax.nn.log_softmax(x @ weights + bias), y[:, None], 1).mean()
+
+    return linear_app(jax.grad(loss, (0, 1)))
+
+
+def judge_linear(t: int, arrays: ArrayRecord) -> MetricRecord:
+    x, y = samples()
+    return MetricRecord({"accuracy": float((scores(arrays, x[1200:]).argmax(1) == y[1200:]).mean())})
+
+
+def torch_start() -> ArrayRecord:
+    return ArrayRecord(net().state_dict())
+
+
 APPS = {
-    "torch": (torch_app, judge_torch, lambda: ArrayRecord(net().state_dict())),
-    "sklearn": (sklearn_app, judge_sklearn, lambda: ArrayRecord([np.zeros((10, 64)), np.zeros(10)])),
+    "torch": (SERVER, torch_app, judge_torch, torch_start),
+    "fedprox": (PROX, torch_app, judge_torch, torch_start),
+    "advanced": (ADVANCED, torch_app, judge_torch, torch_start),
+    "sklearn": (SERVER, sklearn_app, judge_sklearn, lambda: ArrayRecord([np.zeros((10, 64)), np.zeros(10)])),
+    "numpy": (SERVER, numpy_app, judge_linear, zeros),
+    "jax": (SERVER, jax_app, judge_linear, zeros),
 }
 
 
+def moved(source: str) -> str:
+    """The same with two lines changed."""
+    made = source
+    for old, new in MOVES[source].items():
+        made = made.replace(old, new)
+    assert sum(a != b for a, b in zip(source.splitlines(), made.splitlines(), strict=True)) == 2
+    return made
+
+
 @pytest.mark.parametrize("name", sorted(APPS))
-def test_a_quick_start_moves_by_two_lines_and_learns_as_much(name):
-    client, judge, first = APPS[name]
-    moved = SERVER.replace("from flwr.serverapp.strategy import FedAvg", "from flrce.flower import FLrce").replace(
-        "FedAvg(", "FLrce("
-    )
+def test_a_flower_app_moves_by_two_lines_and_learns_as_much(name):
+    server, client, judge, first = APPS[name]
     results: list = []
-    for source in (SERVER, moved):
+    told: list = []
+    for source in (server, moved(server)):
         app: ServerApp = ServerApp()
         names = {"app": app, "results": results, "first": first, "judge": judge, "ROUNDS": ROUNDS}
         exec(source, {**names, "ConfigRecord": ConfigRecord, "Grid": Grid})
         grid = LocalGrid(client(), CLIENTS)
+        seen.clear()
         app(grid, next(iter(grid.contexts.values())))
+        told.append(sorted(seen))
         grid.close()
+    assert told[0] == told[1]  # rates of each round, and FedProx's pull
     theirs, ours = (result.evaluate_metrics_serverapp for result in results)
     assert ours.keys() == theirs.keys() == set(range(ROUNDS + 1))
     assert theirs[ROUNDS]["accuracy"] > 0.6
