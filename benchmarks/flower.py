@@ -2,10 +2,13 @@
 
     python benchmarks/flower.py            # d = 134,902, P = 10, plain clients that all take the same time to train
     python benchmarks/flower.py --memory   # 100 MB model, 10 clients in flight: peak memory of the server's process
+    python benchmarks/flower.py --table    # with evaluation: models of 0.5 and 50 MB, 10 and 100 nodes
+    python benchmarks/flower.py --table --sizes 500 --nodes 4 --per-round 4 --rounds 3 --repeats 1
 
 Both strategies run on a LocalGrid with clients that add noise to the model and wait (--train seconds, as a device that
-trains would), and neither evaluates. Rounds of the two alternate, so that a busy machine slows both alike; medians are
-reported with quartiles. The relationship map does real work each round: a (P, d) x (d, M) product and its rows.
+trains would), and neither evaluates but in --table. Rounds of the two alternate, so that a busy machine slows both
+alike; medians are reported with quartiles. The relationship map does real work each round: a (P, d) x (d, M) product
+and its rows.
 """
 
 import argparse
@@ -115,6 +118,56 @@ def overhead(d: int, P: int, M: int, rounds: int, repeats: int, train: float, pr
     }  # fmt: skip
 
 
+def judged(case: str, megabytes: float, nodes: int, P: int, rounds: int) -> dict:
+    """Rounds of one strategy with evaluation by all nodes, in this process: seconds, processor seconds, peak memory.
+
+    Clients answer at once with what they were sent, the last float changed, and judge without looking at the model:
+    what is left is the server's, the grid's, and one copy of the model for each client that trains.
+    """
+    arrays = model(round(megabytes * 250_000))
+    shared = {"fraction_train": P / nodes, "min_train_nodes": P, "min_available_nodes": nodes}
+    marks: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        if case == "fedavg":
+            strategy: Strategy = FedAvg(**shared)
+        else:
+            state = f"{folder}/run" if case == "flrce_committed" else None
+            strategy = FLrce(**shared, state=state)
+        grid = LocalGrid(echo(), nodes)
+        strategy.start(
+            grid, arrays, rounds + 1,
+            evaluate_fn=lambda t, _: marks.append((time.perf_counter(), time.process_time())),
+        )  # fmt: skip
+        grid.close()
+    spans = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(marks)][1:]  # the first round warms up
+    return {"seconds": [wall for wall, _ in spans], "processor": [work for _, work in spans], "peak_GB": peak()}
+
+
+def table(sizes: list[float], fleets: list[int], P: int, rounds: int, repeats: int) -> dict:
+    """Every strategy in processes of its own, taking turns, so that a busy machine slows all alike."""
+    rows = []
+    for megabytes in sizes:
+        for nodes in fleets:
+            found: dict[str, list[dict]] = {"fedavg": [], "flrce": [], "flrce_committed": []}
+            for _ in range(repeats):
+                for case in found:
+                    command = [
+                        sys.executable, __file__, "--judged", case, "--sizes", str(megabytes), "--nodes", str(nodes),
+                        "--per-round", str(min(P, nodes)), "--rounds", str(rounds),
+                    ]  # fmt: skip
+                    found[case].append(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
+            row: dict = {"megabytes": megabytes, "nodes": nodes, "P": min(P, nodes), "rounds": rounds * repeats}
+            for case, runs in found.items():
+                row[case] = {
+                    "seconds": quartiles([x for run in runs for x in run["seconds"]]),
+                    "processor_seconds": quartiles([x for run in runs for x in run["processor"]]),
+                    "peak_GB": max(run["peak_GB"] for run in runs),
+                }
+            rows.append(row)
+            print(json.dumps(row), file=sys.stderr)
+    return {"table": rows}
+
+
 def peak() -> float:
     """Most memory that this process ever had, in GB: the server, the grid and the replies it has fetched."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
@@ -134,6 +187,11 @@ def echo() -> ClientApp:
             a = arrays[name]
             made[name] = Array(a.dtype, a.shape, a.stype, a.data[:-4] + last)
         return Message(RecordDict({"arrays": made, "metrics": MetricRecord({"num-examples": 100})}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"accuracy": 0.5, "num-examples": 100})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
 
@@ -188,6 +246,10 @@ def main() -> None:
     parser.add_argument("--preset", default="default")
     parser.add_argument("--threads", type=int, default=1, help="of the server's linear algebra")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--sizes", type=float, nargs="+", default=[0.5, 50], help="megabytes, with --table")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100], help="with --table")
+    parser.add_argument("--judged", choices=("fedavg", "flrce", "flrce_committed"), help="one of --table, here")
     parser.add_argument("--case", choices=CASES, help="one case of --memory, in this process")
     wanted = parser.parse_args()
     torch.set_num_threads(wanted.threads)
@@ -197,7 +259,13 @@ def main() -> None:
     if wanted.case:
         print(json.dumps(memory(wanted.case, 100, wanted.per_round)))
         return
-    if wanted.memory:
+    if wanted.judged:
+        found = judged(wanted.judged, wanted.sizes[0], wanted.nodes[0], wanted.per_round, wanted.rounds)
+        print(json.dumps(found))
+        return
+    if wanted.table:
+        found = table(wanted.sizes, wanted.nodes, wanted.per_round, wanted.rounds, wanted.repeats)
+    elif wanted.memory:
         found = memories(wanted.per_round)
     else:
         found = overhead(wanted.d, wanted.per_round, wanted.clients, wanted.rounds, wanted.repeats, wanted.train,

@@ -20,7 +20,7 @@ from flower_helpers import plain_app, start
 from flrce import recipes, runs
 from flrce.config import Experiment
 from flrce.errors import BadInput
-from flrce.flower import FLrce, RecipeStrategy, client, compressing, introduce, server
+from flrce.flower import FLrce, RecipeStrategy, compressing, introduce, local, server
 from flrce.flower.arrays import Template, weight
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.grid import LocalGrid
@@ -525,7 +525,7 @@ def test_a_reply_to_another_model_is_refused():
 
 def test_what_an_app_holds_can_be_copied_to_another_process():
     """Flower's simulation engine sends the ClientApp to Ray's processes."""
-    shops = client._Runners(client._Tracing(), most=3)
+    shops = local.Runners(local.Tracing(), most=3)
     copied = pickle.loads(pickle.dumps(shops))
     assert copied.most == 3
     assert copied.tracing.working == 0

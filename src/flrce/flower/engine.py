@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from flrce.flower.measured import Measured
 from flrce.flower.nodes import GONE, LOSS, Client, Nodes
 from flrce.flower.options import Config, Costs, Judge, Options, configured
 from flrce.flower.post import Post, asked, why
+from flrce.flower.under_way import Sent, UnderWay
 from flrce.flower.wire import read_reply, write_task
 from flrce.local.client import Runner
 from flrce.local.updates import Prox
@@ -32,8 +33,6 @@ Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
 Carry = Mapping[str, Mapping[str, Tensor]]
 AT_ONCE = 2**27  # bytes of replies fetched together
 PATIENCE = 60.0  # seconds that a node without an answer, or with another's name, is waited for
-OVERDUE = 1000  # messages without an answer that are remembered
-SLOWER = "slower than the replies that were waited for"
 GONE_BEFORE = "no longer connected when its task was to be sent again; the task is dropped"
 
 
@@ -42,16 +41,6 @@ class Once(dict[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return self.pop(name)
-
-
-@dataclass(frozen=True, eq=False)
-class Sent:
-    """A task under way."""
-
-    task: Task
-    w: Tensor  # the model that its client was sent
-    client: Client
-    down: Spent  # what sending it cost
 
 
 class FlowerEngine:
@@ -70,7 +59,7 @@ class FlowerEngine:
     ) -> None:  # fmt: skip
         self.grid, self.template, self.options, self.runner, self.costs = grid, template, options, runner, costs
         self.nodes = Nodes(grid, options.ask, PATIENCE)
-        self.post = Post(grid, AT_ONCE // max(template.nbytes, 1))
+        self.under_way = UnderWay(Post(grid, AT_ONCE // max(template.nbytes, 1)), options.timeout)
         self.measured = Measured(template, runner, options.profile)
         self.panel = Panel(grid, template, options, evaluate_config or {}, judge, self._free, host)
         self.trainable, self.size = template.layout.trainable, template.layout.size
@@ -79,8 +68,6 @@ class FlowerEngine:
         self.train_config = train_config or {}
         self.blocks = runner.blocks if runner else 1
         self.online: dict[str, Client] = {}
-        self.under_way: dict[str, Sent] = {}  # message -> the task that it brought
-        self.overdue: dict[str, Task] = {}  # message whose answer is no longer waited for -> its task
         self.unsent: list[Reply] = []  # of tasks that could not be sent
         self.said: dict[str, int] = {}  # client -> the samples that it claimed last
         self.begun = 0.0  # when the round's tasks were sent
@@ -146,25 +133,18 @@ class FlowerEngine:
 
     def send(self, flights: Sequence[Flight], carry: Carry) -> None:
         """Send what is not under way yet. Whatever clients carry from task to task lies with them."""
-        self.begun, self.unsent = time.monotonic(), []
-        known = {(sent.task.client, sent.task.t) for sent in self.under_way.values()}
+        self.begun = time.monotonic()
+        known = self.under_way.names()
         new = [flight for flight in flights if (flight.task.client, flight.task.t) not in known]
         here = [flight for flight in new if flight.task.client in self.online]
         gone = [flight.task for flight in new if flight.task.client not in self.online]
-        self.unsent = [Reply(task.client, task.t, error=GONE_BEFORE) for task in gone]
         for flight in here:
             self.holdings(flight.task)  # refuses what cannot be done before anything is sent
         if flights:
             _announce(flights, here)
         messages = [self.message(flight.w, flight.task) for flight in here]
-        ids = self.post.send(messages)
-        for key, message, flight in zip(ids, messages, here, strict=True):
-            sent = self.sent(message, flight.task, flight.w)
-            if key:
-                self.under_way[key] = sent
-            else:
-                task = flight.task
-                self.unsent.append(Reply(task.client, task.t, error="its message could not be sent", spent=sent.down))
+        failed = self.under_way.send(messages, lambda at: self.sent(messages[at], here[at].task, here[at].w))
+        self.unsent = [*(Reply(task.client, task.t, error=GONE_BEFORE) for task in gone), *failed]
 
     def sent(self, message: Message, task: Task, w: Tensor) -> Sent:
         return Sent(task, w, self.online[task.client], self.measured.sending(message, task))
@@ -176,44 +156,15 @@ class FlowerEngine:
         """
         if self.costs is not None:
             flights, size = (due(flights, size)[0] if open_ended and size else flights), None
-        asked = {(flight.task.client, flight.task.t): i for i, flight in enumerate(flights)}
-        keys = {key: asked[name] for key, sent in self.under_way.items() if (name := _name(sent)) in asked}
         self.metrics = {}
-        found, late = self._gathered(keys, size, open_ended)
-        if not open_ended:
-            limit = f"no reply within {self.options.timeout:g} s" if size is None else SLOWER
-            found |= {i: self._given_up(key, limit) for key, i in keys.items() if i not in found}
-        replies = self.in_scale([found[i] for i in sorted(found)])
+        tasks = [flight.task for flight in flights]
+        found, late = self.under_way.collect(tasks, size, open_ended, self.read)
+        replies = self.in_scale(found)
         if self.costs is not None:
-            tasks = {flight.task.client: flight.task for flight in flights}
-            replies = [self.costs.booked(tasks[reply.client], reply) for reply in replies]
+            told = {task.client: task for task in tasks}
+            replies = [self.costs.booked(told[reply.client], reply) for reply in replies]
         measured = open_ended and self.costs is None
         return Arrivals([*self.unsent, *replies, *late], time.monotonic() - self.begun if measured else None)
-
-    def _gathered(
-        self, keys: Mapping[str, int], size: int | None, open_ended: bool
-    ) -> tuple[dict[int, Reply], list[Reply]]:
-        """(position -> reply to these messages; what came of earlier rounds). Whoever takes too long is given up."""
-        found: dict[int, Reply] = {}
-        late: list[Reply] = []
-        good = 0
-        while (missing := [key for key in keys if key in self.under_way]) and (size is None or good < size):
-            until = min(self.post.sent[key] for key in missing) + self.options.timeout
-            for key, reply, seconds in self.post.answers(missing, until, self.overdue):
-                if key in self.overdue:
-                    late += self._too_late(key, reply)
-                else:
-                    found[keys[key]] = self.read(self.under_way.pop(key), reply, seconds)
-                    good += not found[keys[key]].error
-                del reply  # it may be large, and the next one is on its way
-                if size is not None and good >= size and (open_ended or not self.post.here):
-                    break
-            else:
-                limit = f"no reply within {self.options.timeout:g} s"
-                over = time.monotonic() - self.options.timeout
-                found |= {keys[key]: self._given_up(key, limit) for key in missing
-                          if key in self.under_way and self.post.sent[key] <= over}  # fmt: skip
-        return found, late
 
     def in_scale(self, replies: Sequence[Reply]) -> list[Reply]:
         """The round's replies; refused where an accuracy is beyond what the others' can be."""
@@ -230,23 +181,6 @@ class FlowerEngine:
     @property
     def yardstick(self) -> Yardstick:
         return self.panel.yardstick
-
-    def _given_up(self, key: str, why: str) -> Reply:
-        """A client that has not answered; should it do so in a later round, that is booked as waste."""
-        sent = self.under_way.pop(key)
-        self.overdue[key] = sent.task
-        for old in list(self.overdue)[:-OVERDUE]:
-            del self.overdue[old]
-            self.post.forget(old)
-        return Reply(sent.task.client, sent.task.t, error=why, spent=sent.down)
-
-    def _too_late(self, key: str, reply: Message) -> list[Reply]:
-        """An answer to an earlier round: what it carried is booked, and never looked at."""
-        task = self.overdue.pop(key)
-        if reply.has_error():
-            return []
-        up = sum(weight(arrays) for arrays in reply.content.array_records.values())
-        return [Reply(task.client, task.t, error="late", spent=Spent(bytes_up=up))]
 
     def message(self, w: Tensor, task: Task) -> Message:
         """The model and one client's task. Whoever holds the whole model shares one copy of it."""
@@ -348,12 +282,8 @@ class FlowerEngine:
 
     def _free(self) -> list[Client]:
         """Who may judge a model: a client that trains would keep everybody waiting."""
-        busy = {sent.task.client for sent in self.under_way.values()} if self.costs is None else set()
+        busy = self.under_way.clients() if self.costs is None else set()
         return [client for name, client in self.online.items() if name not in busy]
-
-
-def _name(sent: Sent) -> tuple[str, int]:
-    return sent.task.client, sent.task.t
 
 
 def _announce(flights: Sequence[Flight], new: Sequence[Flight]) -> None:

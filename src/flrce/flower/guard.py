@@ -16,13 +16,14 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.flower.arrays import Template
-from flrce.flower.engine import FlowerEngine, Sent
+from flrce.flower.engine import FlowerEngine
 from flrce.flower.figures import ACCURACY, first, metrics_of, scale, strange
 from flrce.flower.frozen import freeze, thaw
 from flrce.flower.judging import Panel, Seen
 from flrce.flower.nodes import Client
 from flrce.flower.options import configured
 from flrce.flower.post import asked
+from flrce.flower.under_way import Sent
 from flrce.local.workload import Alike
 from flrce.pieces import Dense, Recipe, StopRule, View
 from flrce.rng import stream
