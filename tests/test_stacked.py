@@ -364,6 +364,33 @@ def kernels_against_the_loop() -> None:
     compare(digits(), DIGITS, [[7, 3], [16]], floating=True)
     test_evaluate_equals_torch(None)
     wide_convolutions()
+    norms()
+
+
+def norms() -> None:
+    """GroupNorm and BatchNorm of many lanes, on samples of which some do not count."""
+    from flrce.local.stacked.norms import batch_norm, group_norm
+
+    rng = torch.Generator().manual_seed(0)
+    for k, B, C, area, groups in [(2, 3, 6, (4, 5), 2), (3, 2, 4, (), 2), (2, 2, 4, (40, 40), 4)]:
+        shapes = ((k, B, C, *area), (k, C), (k, C))
+        x, w, b = (torch.randn(shape, generator=rng, requires_grad=True) for shape in shapes)
+        count = [B, B - 1, B][:k]
+        expected = torch.stack([F.group_norm(x[i], groups, w[i], b[i]) for i in range(k)])
+        check(group_norm(x, w, b, groups, 1e-5), expected, (x, w, b), rng)
+        if all(n * max(1, torch.Size(area).numel()) > 1 for n in count):
+            y = batch_norm(x, w, b, torch.tensor(count, dtype=torch.int32), 1e-5)[0]
+            real = torch.cat([y[i, :n] for i, n in enumerate(count)])
+            theirs = [F.batch_norm(x[i, :n], None, None, w[i], b[i], training=True) for i, n in enumerate(count)]
+            check(real, torch.cat(theirs), (x, w, b), rng)
+
+
+def check(mine: Tensor, theirs: Tensor, leaves: tuple[Tensor, ...], rng: torch.Generator) -> None:
+    """Values, and gradients of a random sum of them."""
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    g = torch.randn(mine.shape, generator=rng)
+    for a, b in zip(*(torch.autograd.grad(z, leaves, g) for z in (mine, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
 
 
 def wide_convolutions() -> None:
@@ -383,10 +410,7 @@ def wide_convolutions() -> None:
         )
         y = Tiled.apply(x, w, b, *how)
         expected = torch.stack([F.conv2d(x[i], w[i], b[i], *how) for i in range(k)])
-        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
-        g = torch.randn(y.shape, generator=rng)
-        for mine, theirs in zip(*(torch.autograd.grad(z, (x, w, b), g) for z in (y, expected)), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+        check(y, expected, (x, w, b), rng)
 
 
 def test_fused_kernels_in_the_interpreter() -> None:

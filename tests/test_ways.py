@@ -23,6 +23,7 @@ from flrce.models.resnet import ResNet
 from flrce.models.sequences import Recurrent, Series
 
 IDS, L = 11, 5
+HOW = ("columns", "samples", "grouped", "each", "tiled")
 SIZES = [[4, 3], [2], [4, 4, 1]]
 
 
@@ -161,12 +162,12 @@ def test_networks_for_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", IMAGES)
 def test_residual_networks(name: str) -> None:
     gone = compare(made(IMAGES[name]), *samples(None))
-    assert {"folded:columns", "folded:grouped", "folded:each", "single:1"} <= set(gone)
+    assert {"folded:columns", "folded:samples", "folded:grouped", "folded:each", "single:1"} <= set(gone)
 
 
 def test_series() -> None:
     gone = compare(made(lambda: Series(2, 3, 4)), *samples(None, (2, 9)))
-    assert {"folded:columns", "folded:grouped", "folded:each", "single:1"} <= set(gone)
+    assert {"folded:columns", "folded:samples", "folded:grouped", "folded:each", "single:1"} <= set(gone)
 
 
 @st.composite
@@ -205,8 +206,8 @@ def test_random_networks(net: nn.Module, seed: int) -> None:
     global SIZES
     kept, SIZES = SIZES, [[4, 3], [7, 5]]  # BatchNorm cannot train on one sample
     try:
-        ways = [Way("folded", kind) for kind in ("columns", "grouped", "each")] + [Way("single")]
-        assert len(compare(net, x, y, ways=ways, tolerance=1e-3)) == 4
+        ways = [Way("folded", kind) for kind in ("columns", "samples", "grouped", "each")] + [Way("single")]
+        assert len(compare(net, x, y, ways=ways, tolerance=1e-3)) == 5
     finally:
         SIZES = kept
 
@@ -271,7 +272,7 @@ def test_bfloat16_is_lower_than_float32() -> None:
     assert 1e-5 < (out[1] - out[0]).norm() / (out[0] - w).norm() < 0.3
 
 
-@pytest.mark.parametrize("text", ["chain", "folded:columns", "folded:grouped", "folded:each", "mapped", "single:4"])
+@pytest.mark.parametrize("text", ["chain", *(f"folded:{how}" for how in HOW), "mapped", "single:4"])
 def test_a_way_has_a_name(text: str) -> None:
     assert str(Way.of(text)) == text
 

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from flrce.errors import BadInput
 from flrce.local.stacked.batched import Convolving, affine_shape, convolve, drop, linear, lookup, normalise_batch
 from flrce.local.stacked.cells import GRU, LSTM
+from flrce.local.stacked.norms import batch_norm, fits, group_norm
 
 Tensors = dict[str, Tensor]
 
@@ -122,6 +123,9 @@ class SampleNorm(Leaf):
 
     def run(self, live: bool, x: Tensor) -> Tensor:
         layer = self.layer
+        if isinstance(layer, nn.GroupNorm) and fits(x) and (layer.weight is None) == (layer.bias is None):
+            weight, bias = self.tensor("weight"), self.tensor("bias")
+            return self.together(group_norm(self.apart(x), weight, bias, layer.num_groups, layer.eps))
         if isinstance(layer, nn.GroupNorm):
             x = F.group_norm(x, layer.num_groups, eps=layer.eps)
         else:
@@ -144,7 +148,14 @@ class BatchNorm(Leaf):
     def run(self, live: bool, x: Tensor) -> Tensor:
         layer, count = self.layer, self.now.count
         y = self.apart(x)
-        if live or layer.running_mean is None:
+        own = live or layer.running_mean is None  # statistics of the batch, not running ones
+        if own and fits(x) and (layer.weight is None) == (layer.bias is None):
+            y, mean, var = batch_norm(y, self.tensor("weight"), self.tensor("bias"), count, layer.eps)
+            if live and layer.running_mean is not None:
+                n = (count * y[0, 0, 0].numel()).clamp(min=1)[:, None]
+                self._move(mean, var * n / (n - 1).clamp(min=1))
+            return self.together(y)
+        if own:
             y, mean, var, n = normalise_batch(y if y.dtype == torch.float64 else y.float(), count, layer.eps)
             if live and layer.running_mean is not None:
                 self._move(mean.detach(), (var * n / (n - 1).clamp(min=1)).detach())

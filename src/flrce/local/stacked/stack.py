@@ -146,7 +146,7 @@ class Stack:
         with suppress(BadInput):
             self.links = chain(net, shape)
         self.nets: dict[str, Laned | BadInput] = {}
-        self.ways = candidates(net, self.links is not None, usable(self.device))
+        self.ways = candidates(net, self.links is not None, usable(self.device) and precision != "float32")
         if memory is None:  # asked once: a split that followed the free memory would change bits from call to call
             memory = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else 2 << 30
         self.memory = memory

@@ -1,9 +1,8 @@
 """How lanes can be trained on one device, by name: which network of many lanes, how many at once, on how many streams.
 
 chain            a plain chain of layers, fused where the device has Triton
-folded:columns   any network, lanes folded into the batch; convolutions as columns and one product a lane,
-folded:grouped   as one grouped convolution, or
-folded:each      lane by lane
+folded:HOW       any network, lanes folded into the batch. Its convolutions: `columns`, one product a lane; `samples`,
+                 one product a sample; `grouped`, one grouped convolution; `each`, lane by lane; `tiled`, by Triton
 mapped           torch.func's vmap
 single:S         one lane after another, S of them side by side, each step recorded
 """
@@ -35,7 +34,7 @@ class Way:
         kind, _, rest = text.partition(":")
         if kind == "single" and rest.isdecimal() and 1 <= int(rest) <= 64:
             return Way("single", streams=int(rest))
-        if kind == "folded" and rest in ("tiled", "columns", "grouped", "each"):
+        if kind == "folded" and rest in ("tiled", "columns", "samples", "grouped", "each"):
             return Way("folded", cast(Convolving, rest))
         if text in ("chain", "mapped"):
             return Way(cast(Kind, text))
@@ -46,7 +45,7 @@ def candidates(net: nn.Module, chained: bool, tiled: bool = False) -> list[Way]:
     """What may be tried for a network, in the order of preference."""
     ways: list[Way] = [Way("chain")] if chained else []
     convolves = any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in net.modules())
-    kinds: tuple[Convolving, ...] = ("columns", "grouped", "each") if convolves else ("columns",)
+    kinds: tuple[Convolving, ...] = ("columns", "samples", "grouped", "each") if convolves else ("columns",)
     kinds = ("tiled", *kinds) if convolves and tiled else kinds
     ways += [Way("folded", kind) for kind in kinds]
     return [*ways, Way("mapped"), *(Way("single", "each", many) for many in SIDE)]

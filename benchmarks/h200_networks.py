@@ -1,0 +1,234 @@
+"""Networks of every kind on one GPU: client steps of the way that the engine would choose, against plain PyTorch.
+
+    PYTHONPATH=src python3 benchmarks/h200_networks.py [--quick] [--cases 0,3]
+
+Writes networks.json and networks.md to $OUT, or to benchmarks/results; benchmarks/h200.py runs it as well. The loop and
+the chosen way take turns, each whole calls of 8 steps from a cold queue to results; TF32 is off in both unless a row
+says otherwise. Random data: speed does not depend on it.
+"""
+
+import argparse
+import copy
+import gc
+import json
+import os
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from networks import CASES, Case
+from torch import Tensor, nn
+
+from flrce.engines.choices import fastest
+from flrce.local.precision import exact, lower
+from flrce.local.stacked.stack import Stack
+from flrce.local.stacked.ways import Way
+from flrce.models.flat import pack
+from flrce.models.inputs import inputs
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RATE, STEPS, TURNS = 0.05, 8, 5
+LARGE = 5_000_000  # floats of a network that is measured with 10 lanes only
+#: (case, precision)
+ROWS = [*((i, "float32") for i in range(len(CASES))), (3, "tf32"), (3, "bf16"), (1, "tf32"), (5, "bf16"), (4, "tf32")]
+
+
+def wait() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(call: Any) -> float:
+    wait()
+    begin = time.perf_counter()
+    call()
+    wait()
+    return time.perf_counter() - begin
+
+
+def loop(case: Case, net: nn.Module, x: Tensor, y: Tensor, order: np.ndarray, sizes: np.ndarray) -> nn.Module:
+    """The plain loop: torch's own layers, autograd and SGD, one client after another."""
+    net = net.train()
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=RATE)
+    dtype = next(net.parameters()).dtype
+    for index in torch.from_numpy(order).to(x.device).split(sizes.tolist()):
+        batch = inputs(x[index], *case.scaling)
+        optimizer.zero_grad()
+        case.objective.losses(net(batch.to(dtype) if batch.is_floating_point() else batch), y[index]).mean().backward()
+        optimizer.step()
+    return net
+
+
+def flops(case: Case) -> float:
+    """Of one client step: products forward, by inputs and by weights; those by weights only where these train."""
+    total = 0.0
+    net = case.net()
+
+    def note(layer: nn.Module, given: tuple[Any, ...], out: Any) -> None:
+        nonlocal total
+        times = 6 if any(p.requires_grad for p in layer.parameters(recurse=False)) else 4
+        if isinstance(layer, nn.Linear):
+            total += times * given[0].numel() * layer.out_features
+        elif isinstance(layer, nn.Conv2d):
+            total += times * out.numel() * layer.weight[0].numel()
+        elif isinstance(layer, nn.RNNBase):
+            total += times * given[0].shape[0] * given[0].shape[1] * sum(p.numel() for p in layer.parameters())
+
+    for layer in net.modules():
+        layer.register_forward_hook(note)
+    x, _ = case.samples(1, 0)
+    with torch.no_grad():
+        net.eval()(inputs(x, *case.scaling))
+    return total * case.batch
+
+
+def errors(case: Case, stack: Stack, net: nn.Module, x: Tensor, y: Tensor, way: Way) -> dict[str, Any]:
+    """Relative distance of three steps' update from float64, for the way and for plain float32; same bits twice."""
+    batch = min(case.batch, len(x) - 1)
+    sizes = [np.array([batch, batch - 1, batch // 2 + 1])] * 2
+    orders = [np.random.default_rng(i).integers(0, len(x), s.sum()) for i, s in enumerate(sizes)]
+    w = pack(net).to(DEVICE).repeat(2, 1)
+    out, again = (stack.train(w, orders, sizes, RATE, way=way)[0].cpu().double() for _ in range(2))
+    found = {"way": 0.0, "plain": 0.0, "same_bits_twice": torch.equal(out, again)}
+    start = pack(net).double()
+    with exact():
+        for i in range(2):
+            ends = []
+            for dtype in (torch.float64, torch.float32):
+                here = loop(case, copy.deepcopy(net).to(DEVICE, dtype), x, y, orders[i], sizes[i])
+                ends.append(_packed64(here))
+            size = (ends[0] - start).norm()
+            found["way"] = max(found["way"], float((out[i] - ends[0]).norm() / size))
+            found["plain"] = max(found["plain"], float((ends[1] - ends[0]).norm() / size))
+    return found
+
+
+def _packed64(net: nn.Module) -> Tensor:
+    parts = [p for p in net.parameters() if p.requires_grad] + [b for b in net.buffers() if b.is_floating_point()]
+    return torch.cat([p.detach().cpu().double().reshape(-1) for p in parts])
+
+
+def measure(case: Case, precision: str, lanes: int, quick: bool) -> dict[str, Any]:
+    N, steps, batch = (60, 2, 4) if quick else (4000, STEPS, case.batch)
+    net = case.net()
+    x, y = (each.to(DEVICE) for each in case.samples(N, int(time.time())))
+    stack = Stack(net, tuple(x.shape[1:]), x, y, *case.scaling, DEVICE, None if DEVICE == "cuda" else 8 << 30,
+                  case.objective, precision=precision)  # fmt: skip
+    rng = np.random.default_rng()
+    orders, sizes = [rng.integers(0, N, batch * steps) for _ in range(lanes)], [np.array([batch] * steps)] * lanes
+    w = pack(net).to(DEVICE).repeat(lanes, 1)
+
+    def tried(way: Way, n: int, steps: int) -> float:
+        few = [order[: batch * steps] for order in orders[:n]]
+        call = partial(stack.train, w[:n], few, [size[:steps] for size in sizes[:n]], RATE, way=way)
+        call()
+        found = min(seconds(call) for _ in range(2)) * lanes / n
+        stack._benches.clear()
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
+        return found
+
+    ways = [way for way in stack.ways if way.kind != "mapped" and not (way.kind == "single" and way.streams == 1)]
+    tries = [(str(way), partial(tried, way, min(lanes, 16) if way.kind == "single" else lanes, 2)) for way in ways]
+    best, seen = fastest(tries)
+    way = Way.of(best)
+    plain = lower(copy.deepcopy(net).to(DEVICE), torch.device(DEVICE), precision)
+    call = partial(stack.train, w, orders, sizes, RATE, way=way)
+    call()
+    slow, fast = [], []
+    with exact(precision):
+        one = partial(loop, case, plain, x, y, orders[0], sizes[0])
+        one()
+        for _ in range(1 if quick else TURNS):  # in turn, so that both see the same machine
+            slow.append(seconds(one) / steps)
+            fast.append(seconds(call) / (steps * lanes))
+    row = {
+        "network": case.name, "floats": stack.where.trainable, "precision": precision, "batch": batch, "lanes": lanes,
+        "way": best, "plain_us": 1e6 * statistics.median(slow), "us": 1e6 * statistics.median(fast),
+        "us_range": [1e6 * min(fast), 1e6 * max(fast)], "plain_range": [1e6 * min(slow), 1e6 * max(slow)],
+        "times": statistics.median(slow) / statistics.median(fast), "mflop": flops(case) / 1e6,
+        "tried_ms": {name: 1e3 * s for name, s in seen.items() if s < float("inf")},
+    }  # fmt: skip
+    if lanes <= 10 and precision == "float32":
+        row["error"] = errors(case, stack, net, x, y, way)
+    if DEVICE == "cuda":
+        row["gib"] = torch.cuda.max_memory_allocated() / 2**30
+        torch.cuda.reset_peak_memory_stats()
+    return row
+
+
+def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
+    lines = [
+        f"{about['device']}, torch {about['torch']}. Float32 product {about['tflops']:.1f} TFLOP/s; the floor is a",
+        "step's products at that rate. Median of 5 turns of 8 steps (least-most); times are per client step.",
+        "",
+        "| network | floats | batch | precision | lanes | plain us | us | times plain | floor us | way |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        if "failed" in r:
+            lines.append(f"| {r['network']} | | | {r['precision']} | {r['lanes']} | | {r['failed']} | | | |")
+            continue
+        low, high = r["us_range"]
+        cells = [
+            r["network"], f"{r['floats']:,}", r["batch"], r["precision"], r["lanes"], f"{r['plain_us']:.0f}",
+            f"{r['us']:.1f} ({low:.1f}-{high:.1f})", f"**{r['times']:.1f}**",
+            f"{r['mflop'] / about['tflops']:.1f}" if r["precision"] == "float32" else "", r["way"],
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += [
+        "",
+        "Error: distance of three steps' update from float64 over the update's norm, worst of two clients.",
+        "",
+        "| network | error | plain float32's | same bits twice |",
+        "|---|---|---|---|",
+    ]
+    for r in rows:
+        if "error" in r:
+            e = r["error"]
+            lines.append(f"| {r['network']} | {e['way']:.1e} | {e['plain']:.1e} | {e['same_bits_twice']} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that the script runs")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no further row after so many")
+    parser.add_argument("--cases", default="")
+    parser.add_argument("--out", default=os.environ.get("OUT", str(Path(__file__).parent / "results")))
+    args = parser.parse_args()
+    begin = time.perf_counter()
+    n = 8192 if DEVICE == "cuda" else 256
+    a = torch.randn(n, n, device=DEVICE)
+    with exact():
+        rate = 2 * n**3 / min(seconds(lambda: a @ a) for _ in range(4)) / 1e12
+    name = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+    report: dict[str, Any] = {"device": name, "torch": torch.__version__, "tflops": rate, "rows": []}
+    wanted = [int(i) for i in args.cases.split(",")] if args.cases else range(len(CASES))
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for i, precision in ROWS:
+        for lanes in (2,) if args.quick else (10, 60):
+            large = lanes > 10 and (precision != "float32" or i == 3)
+            if i not in wanted or large or time.perf_counter() - begin > args.seconds:
+                continue
+            try:
+                row = measure(CASES[i], precision, lanes, args.quick)
+            except Exception as why:  # a row that fails must not cost the others
+                row = {"network": CASES[i].name, "precision": precision, "lanes": lanes, "failed": repr(why)[:200]}
+            report["rows"].append(row)
+            print(json.dumps(row), f"{time.perf_counter() - begin:.0f} s", flush=True)
+            (out / "networks.json").write_text(json.dumps(report, indent=1) + "\n")
+            (out / "networks.md").write_text(table(report["rows"], report))
+            gc.collect()
+            if DEVICE == "cuda":
+                torch.cuda.empty_cache()
+    print((out / "networks.md").read_text())
+
+
+if __name__ == "__main__":
+    main()
