@@ -175,6 +175,22 @@ def fednova(rho, mu=0.0):
     return method
 
 
+def feddc(loops, w, replied, t, memory):
+    """The released code's letters: state_gadient_diffs (c, c_i), parameter_drifts (h_i)."""
+    alpha, c = 0.2, memory.setdefault("c", torch.zeros_like(w))
+    variates, drifts = memory.setdefault("c_i", {}), memory.setdefault("h", {})
+    local, change = {}, torch.zeros_like(w)
+    for k in replied:
+        c_k, h = (table.get(k, torch.zeros_like(w)) for table in (variates, drifts))
+        steps = loops.indices(k, t)
+        local[k] = loops.sgd(w, steps, lambda g, v, c_k=c_k, h=h: g + alpha * (v - (w - h)) + (c - c_k))
+        drifts[k] = h + local[k] - w
+        variates[k] = c_k - c - (local[k] - w) / (len(steps) * LR)
+        change += variates[k] - c_k
+    memory["c"] = c + change / M
+    return sum(local.values()) / len(replied) + sum(drifts.values()) / M
+
+
 def moon(loops, w, replied, t, memory):
     """Algorithm 1 of the paper, with z before the last layer and autograd over both losses at once."""
     last, mu, tau = memory.setdefault("last", {}), 2.0, 0.5
@@ -228,6 +244,7 @@ METHODS = {
     "scaffold, a server rate": ({"rate": 0.7}, scaffold("II", 0.7), {}),
     "scaffold, option I": ({"option": "I"}, scaffold("I", 1.0), {}),
     "feddyn": ({"alpha": 0.2}, feddyn, {}),
+    "feddc": ({"alpha": 0.2}, feddc, {"rounds": 6}),
     "moon": ({"mu": 2.0}, moon, {"rounds": 6}),
     "fedsam": ({"rho": 0.1}, fedsam, {}),
     "fednova": ({}, fednova(0.0), {}),
@@ -248,7 +265,7 @@ def test_a_method_is_its_paper_s(name):
 # --- what a client keeps when its reply does not count ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "feddc"])
 def test_a_reply_that_did_not_count_leaves_no_trace(name):
     """With spares the slowest are refused every round; the loops know only those that counted."""
     settings, method, _ = METHODS[name]

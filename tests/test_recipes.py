@@ -21,13 +21,13 @@ RECIPES = {
     "heterofl": ({}, 0.55), "timelyfl": ({}, 0.70), "flrce-topk": ({}, 0.75), "flrce-dropout": ({}, 0.65),
     "flrce-freeze": ({}, 0.55), "fedavgm": ({}, 0.70), "fedadam": ({}, 0.70), "fedyogi": ({}, 0.70),
     "fedadagrad": ({}, 0.65), "fedexp": ({}, 0.75), "fedswa": ({}, 0.70), "scaffold": ({}, 0.75),
-    "feddyn": ({}, 0.70), "fednova": ({}, 0.75),
+    "feddyn": ({}, 0.70), "feddc": ({}, 0.70), "fednova": ({}, 0.75),
     "fedbn": ({}, 0.40), "fedper": ({}, 0.70), "fedrep": ({}, 0.40), "ditto": ({}, 0.65), "apfl": ({}, 0.65),
     "moon": ({}, 0.50), "fedsam": ({}, 0.50), "fedbuff": ({}, 0.70), "fedasync": ({}, 0.70),
     "eafl": ({}, 0.70), "fedclean": ({}, 0.70),
 }  # fmt: skip
 #: other numbers of rounds: one reply a round takes more of them; those without fused kernels are slow
-ROUNDS = {"fedasync": 150, **dict.fromkeys(("scaffold", "feddyn", "fedbn", "fedper"), 14)}
+ROUNDS = {"fedasync": 150, **dict.fromkeys(("scaffold", "feddyn", "feddc", "fedbn", "fedper"), 14)}
 ROUNDS |= dict.fromkeys(("fedrep", "ditto", "apfl", "moon", "fedsam"), 6)
 #: combinations that are not in the catalogue: the paper leaves them to future work
 COMBINED = {

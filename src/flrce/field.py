@@ -11,7 +11,7 @@ from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.normalised import Normalised
 from flrce.aggregators.stale import Discounted, Interpolated
 from flrce.local.contrast import Contrast
-from flrce.local.dynamic import Dynamic
+from flrce.local.dynamic import Dual, Dynamic
 from flrce.local.personal import Mixture, Phases, Second
 from flrce.local.scaffold import Controlled
 from flrce.local.sharpness import Sharpness
@@ -95,6 +95,11 @@ def feddyn(alpha: float = 0.1, P: int = 10, **local: Any) -> Recipe:
     """FedDyn (Acar et al. 2021): each client's objective bent so that its optimum is everyone's."""
     base = replace(fedavg(P, **local), aggregator=WeightedMean(by="equal"))
     return replace(base, trainer=Dynamic(alpha), server=DynamicStep(), name="feddyn")
+
+
+def feddc(alpha: float = 0.01, P: int = 10, **local: Any) -> Recipe:
+    """FedDC (Gao et al. 2022): SCAFFOLD's corrected gradients, and FedDyn's pull against a client's drift so far."""
+    return replace(_linked(scaffold(P=P, **local), Dual(alpha), "feddc"), server=DynamicStep())
 
 
 def fednova(mu: float = 0.0, P: int = 10, **local: Any) -> Recipe:
@@ -196,6 +201,7 @@ FIELD: dict[str, Callable[..., Recipe]] = {
     "fedswa": fedswa,
     "scaffold": scaffold,
     "feddyn": feddyn,
+    "feddc": feddc,
     "fednova": fednova,
     "fedbn": fedbn,
     "fedper": fedper,
