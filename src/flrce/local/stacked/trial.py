@@ -75,11 +75,7 @@ def _agrees(net: Tried, module: nn.Module, lanes: int, dtype: torch.dtype, close
         raise BadInput(f"torch cannot run {what} for several clients at once ({line})") from why
     total = sum(float(each.norm()) for each in there)
     for a, b in zip(here, there, strict=True):
-<<<<<<< HEAD
-        near = (HALF if _halved(module) else CLOSE[dtype]) * (float(b.norm()) + 0.01 * total) + 1e-12
-=======
-        near = close * (float(b.norm()) + 0.01 * total) + 1e-12
->>>>>>> ac46389 (stacked: GroupNorm and BatchNorm of many lanes in one pass each way, convolutions by sample, a benchmark of every kind)
+        near = (HALF if _halved(module) else close) * (float(b.norm()) + 0.01 * total) + 1e-12
         if a.shape != b.shape or not float((a - b).norm()) <= near:
             raise BadInput(f"{what} mixes samples, or uses its weights in a way that lanes do not follow")
 
