@@ -53,6 +53,8 @@ from flrce.servers.dynamic import DynamicStep
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
+from flrce.stops.target import Target
+from flrce.stops.worth import Worth
 from flrce.submodels.units import PrefixUnits, RandomUnits
 
 PIECES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -124,7 +126,15 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "buffered": Buffered,
         "clean-hours": CleanHours,
     },
-    "stop": {"never": Never, "conflicts": Conflicts, "budget": Budget, "patience": Patience, "standstill": Standstill},
+    "stop": {
+        "never": Never,
+        "conflicts": Conflicts,
+        "budget": Budget,
+        "patience": Patience,
+        "standstill": Standstill,
+        "worth": Worth,
+        "target": Target,
+    },
     "link": {
         "sgd": SGD,
         "adam": Adam,

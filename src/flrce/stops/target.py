@@ -1,0 +1,78 @@
+"""A stop at a goal: enough once the metric is where it should be, with a stated confidence."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+
+from flrce.stops.trend import FEWEST, evaluated, heard
+from flrce.stops.worth import due
+from flrce.types import Record
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The metric over the last rounds as its clients found it, and how sure that is."""
+
+    value: float
+    bound: float  # it is at least this good, or at most where less is better
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """Stop once the metric is at `value`, or below where less is better, with so much confidence.
+
+    Counts what clients said in the last sweep (`holdouts`) of the models they were sent; where none says anything, the
+    last evaluations. The bound is Student's, over rounds. Every look at which the mean is past the target is a test:
+    the j-th spends 6 / (pi j)^2 of the error that is left to be made, so that all of them together keep to it.
+    """
+
+    value: Annotated[float, Ge(-1e18), Le(1e18)] = 0.9
+    confidence: Annotated[float, Gt(0.5), Lt(1)] = 0.95
+
+    def look(self, history: Sequence[Record]) -> Reached | None:
+        """What the record says after its last round; None while it says too little."""
+        done = [h for h in history if h.outcome == "committed"]
+        looks = [t for t in (h.t for h in done) if due(t)]
+        if not done:
+            return None
+        found, tests, last = heard(done), 0, None
+        if not len(found.t):
+            found = evaluated(done)
+        sign = -1.0 if done[-1].lower else 1.0
+        for t in looks if looks and looks[-1] == done[-1].t else [*looks, done[-1].t]:
+            recent = (found.t <= t) & (found.t > t - max(math.ceil(found.sweep), FEWEST))
+            rounds, where = np.unique(found.t[recent], return_inverse=True)
+            if len(rounds) < FEWEST:
+                continue
+            means = np.bincount(where, found.value[recent]) / np.bincount(where)
+            middle = float(means.mean())
+            tests += middle >= sign * self.value
+            width = quantile((1 - self.confidence) * 6 / (math.pi * max(tests, 1)) ** 2, len(rounds) - 1)
+            bound = middle - width * float(means.std(ddof=1)) / math.sqrt(len(rounds))
+            last = Reached(sign * middle, sign * bound, len(rounds))
+        return last
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        if not history or history[-1].outcome != "committed" or not due(history[-1].t):
+            return ""
+        seen = self.look(history)
+        sign = -1.0 if history[-1].lower else 1.0
+        if seen is None or sign * seen.bound < sign * self.value:
+            return ""
+        least = "at most" if history[-1].lower else "at least"
+        return (
+            f"{history[-1].metric} {seen.value:.4g} over {seen.rounds} rounds, {least} {seen.bound:.4g} with "
+            f"{100 * self.confidence:g} % confidence: the target of {self.value:g} is reached"
+        )
+
+
+def quantile(tail: float, freedom: int) -> float:
+    """Student's t that is passed with this probability."""
+    from scipy.stats import t as student
+
+    return float(student.isf(tail, freedom))

@@ -1,0 +1,143 @@
+"""A stop with a price instead of a clock: enough once twice the rounds would not bring what they cost."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flrce.bounds import Positive
+from flrce.stops.trend import Reports, Trend, evaluated, heard, trend
+from flrce.types import Record
+
+# chosen on the decision set of docs/beyond.md; nothing here knows T, M, P or a learning rate
+EVALUATED = (0.5, 0.75, 1.0)  # doublings that a stretch of evaluations is long
+SHARE = 0.6  # of its slope that the next doubling brings: gains fall off
+SURE = 2.0  # errors that are added
+HEARD = 1.0  # doublings, or two sweeps if those are more, that a stretch of clients' figures is long
+SAID = 0.7  # of its slope that the next doubling brings
+ALONE = 1.0  # errors that are added where nothing else is known
+DOUBT = 0.5  # errors that are taken off before clients contradict evaluations
+STEP = 1.05  # a look whenever the rounds have grown by this factor
+DEAD = 10  # sweeps that a model may stay as good as untrained before it is given up
+ALIVE = 3.0  # errors of the rise over the whole run that show that something was learnt
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A record as figures: of clients, of evaluations, and what a point of the metric is."""
+
+    clients: Reports
+    evaluations: Reports
+    unit: float
+
+    def until(self, t: int) -> "Seen":
+        return Seen(self.clients.until(t), self.evaluations.until(t), self.unit)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a look found, in points: hundredths of the metric, or of what it was at first where less is better."""
+
+    t: int
+    gain: float  # at most this, of twice the rounds
+    price: float  # least gain that would be worth them
+    trend: Trend  # the stretch that says so, in points per doubling
+    by: str  # whose figures those are: "evaluations" or "clients"
+    least: float  # at least this, by what clients say; minus infinity where they say nothing
+    alive: bool  # whether anything was learnt at all
+    final: bool  # whether this may end the run: a model that has learnt nothing yet is given time
+
+    @property
+    def enough(self) -> bool:
+        return max(self.gain, self.least) < self.price and self.final
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Stop once twice the rounds would bring less than `points`, or than they cost at a price per point.
+
+    What they would bring is judged by how the metric rose over the last stretch of the run, per doubling of rounds.
+    Where the run evaluates the model it hands back, these figures count, and clients that say how good the model was
+    that they were sent (`holdouts`) must not contradict; where it does not, clients alone decide, at no traffic. With
+    `joules`, `bytes` or `seconds` per point, twice the rounds cost what the run has cost so far. Constants and error
+    rates: docs/beyond.md.
+    """
+
+    points: Positive = 2.0
+    joules: Positive | None = None
+    bytes: Positive | None = None
+    seconds: Positive | None = None
+
+    def price(self, history: Sequence[Record]) -> float:
+        """The least gain, in points, that is worth as many rounds again: at the dearest of the prices that are set."""
+        spent = {
+            "joules": sum(h.joules for h in history),
+            "bytes": float(sum(h.bytes_up + h.bytes_down for h in history)),
+            "seconds": sum(h.seconds for h in history),
+        }
+        prices = [spent[name] / limit for name in spent if (limit := getattr(self, name)) is not None]
+        return max(prices) if prices else self.points
+
+    def look(self, history: Sequence[Record]) -> Verdict | None:
+        """What the record says after its last round; None while it says too little."""
+        return judged(seen(history), history[-1].t, self.price(history)) if history else None
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        if not history or history[-1].outcome != "committed" or not due(history[-1].t):
+            return ""
+        verdict = self.look(history)
+        return told(verdict) if verdict is not None and verdict.enough else ""
+
+
+def seen(history: Sequence[Record]) -> Seen:
+    return Seen(heard(history), evaluated(history), point(history))
+
+
+def judged(found: Seen, t: int, price: float) -> Verdict | None:
+    """A look after round t; None while neither clients nor evaluations say enough."""
+    said = _stretch(found.clients, t, HEARD, found.unit)
+    bounds: list[tuple[float, Trend, str]] = []
+    for doublings in EVALUATED:
+        rise = _stretch(found.evaluations, t, doublings, found.unit)
+        if rise is not None:
+            bounds.append((SHARE * rise.slope + SURE * rise.error, rise, "evaluations"))
+    if not bounds and said is not None:
+        bounds.append((SAID * said.slope + ALONE * said.error, said, "clients"))
+    if not bounds:
+        return None
+    gain, rise, by = min(bounds, key=lambda bound: bound[0])
+    least = -math.inf if said is None else SAID * said.slope - DOUBT * said.error
+    whole = trend(found.clients if len(found.clients.t) else found.evaluations, 0)
+    alive = whole is not None and whole.slope > ALIVE * whole.error
+    return Verdict(t, gain, price, rise, by, least, alive, alive or t >= DEAD * found.clients.sweep)
+
+
+def _stretch(found: Reports, t: int, doublings: float, unit: float) -> Trend | None:
+    """The trend over the last stretch, two sweeps at least, in points."""
+    start = min(t * 2.0**-doublings, t - 2 * found.sweep)
+    rise = trend(found, start) if start >= 0 else None
+    return None if rise is None else rise.per(unit)
+
+
+def due(t: int) -> bool:
+    """Whether round t is one of the looks: each, until they grow by STEP."""
+    return t == 1 or math.floor(math.log(t) / math.log(STEP)) != math.floor(math.log(t - 1) / math.log(STEP))
+
+
+def point(history: Sequence[Record]) -> float:
+    """A hundredth of the metric; where less is better, of what the first figures were."""
+    if not history or not history[-1].lower:
+        return 0.01
+    for h in history:
+        known = [value for value in h.holdouts if value is not None] or ([] if h.handed is None else [h.handed])
+        if known:
+            return max(abs(sum(known) / len(known)) / 100, 1e-12)
+    return 0.01
+
+
+def told(verdict: Verdict) -> str:
+    """The reason in the record."""
+    rise = verdict.trend
+    measured = f"{rise.slope:+.2f} +- {rise.error:.2f} points a doubling over {rise.rounds} rounds, by {verdict.by}"
+    if not verdict.alive:
+        return f"no better than untrained after {verdict.t} rounds ({measured})"
+    return f"twice the rounds would bring at most {verdict.gain:.2f} < {verdict.price:.3g} points ({measured})"

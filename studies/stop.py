@@ -1,0 +1,394 @@
+"""The tables of docs/beyond.md on stopping, from recorded runs: `python studies/stop.py [OUT [PAGE]]`.
+
+Runs were made by `studies/stop_traces.py` without a stop; every rule is a pure function of the record and is replayed
+on them, with the pieces that ship. A(t) is the metric of the model handed back, on all hold-outs, averaged over the
+last sweep, in points; G(t) = A(2t) - A(t); t* the first round from which G stays below 2.
+
+Trust: G < 2 where the rule stops. Thrift: it stops by 1.5 t*; a run that is too short to have a t* has one beyond its
+middle at least, and counts where that decides. Regret: what the best round would be worth, A(t) - 2 log2 t, less what
+the rule's round is worth; beside it a clock that stops all runs of a cell in the rule's own mean round. Runs that end
+below 3 times chance are dead and reported apart.
+"""
+
+import gzip
+import json
+import re
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import t as student
+
+from flrce.stops.budget import Patience
+from flrce.stops.conflict import Conflicts
+from flrce.stops.standstill import Standstill
+from flrce.stops.worth import Seen, Worth, due, judged, seen
+from flrce.types import Record
+
+ROOT = Path(__file__).resolve().parent.parent
+PRICE = 2.0  # points a doubling
+LATE = 1.5  # times t*
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One trace."""
+
+    dataset: str
+    regime: str
+    setting: str
+    seed: int
+    classes: int
+    metric: str
+    lower: bool
+    M: int
+    P: int
+    held: list
+    series: dict
+
+    @property
+    def cell(self):
+        return self.dataset, self.regime, self.setting
+
+    @property
+    def T(self):
+        return len(self.series["joules"])
+
+    @property
+    def sweep(self):
+        return max(round(self.M / self.P), 1)
+
+    @cached_property
+    def A(self):
+        """(T + 1,) by round; nan before the first evaluation."""
+        seen = [(t + 1, x) for t, x in enumerate(self.series["averaged"]) if x is not None]
+        at, values = np.array([t for t, _ in seen]), np.array([x for _, x in seen])
+        values = self.points(values)
+        found = np.full(self.T + 1, np.nan)
+        for t in range(at[0], self.T + 1):
+            recent = (at <= t) & (at > t - self.sweep)
+            found[t] = values[recent].mean() if recent.any() else values[at <= t][-1]
+        return found
+
+    def points(self, values):
+        """Hundredths; where less is better, of what the first figures were."""
+        if not self.lower:
+            return 100 * values
+        first = next(h for h in self.series["holdouts"] if any(x is not None for x in h))
+        return -100 * values / np.mean([x for x in first if x is not None])
+
+    def gain(self, t):
+        """G(t), or as much of it as the run goes on for."""
+        return self.A[min(2 * t, self.T)] - self.A[t]
+
+    @cached_property
+    def star(self):
+        """t*, or None where the run is too short to have one."""
+        last = max((t for t in range(1, self.T // 2 + 1) if not self.gain(t) < PRICE), default=0)
+        return last + 1 if last < self.T // 2 else None
+
+    @property
+    def dead(self):
+        return self.metric == "accuracy" and self.A[self.T] < 300 / self.classes
+
+    @cached_property
+    def value(self):
+        """(T + 1,) what stopping is worth: points, less the price of every doubling."""
+        rounds = np.maximum(np.arange(self.T + 1), 1)
+        return self.A - PRICE * np.log2(rounds)
+
+    def regret(self, t):
+        return float(np.nanmax(self.value) - self.value[max(min(round(t), self.T), 1)])
+
+    @cached_property
+    def history(self):
+        s, flagged = self.series, self.series["flagged"]
+        return [
+            Record(
+                t + 1, exploit=True, replied=tuple(map(str, s["chosen"][t])), holdouts=tuple(s["holdouts"][t]),
+                clients=self.M, flagged={str(k): "" for k in flagged[t]}, conflicts=s["conflicts"][t],
+                headway=s["headway"][t], joules=s["joules"][t], bytes_up=s["bytes"][t], seconds=s["seconds"][t],
+                metric=self.metric, lower=self.lower, accuracy=s["raw"][t] if self.metric == "accuracy" else None,
+                metrics={} if self.metric == "accuracy" or s["raw"][t] is None else {self.metric: s["raw"][t]},
+                averaged=s["averaged"][t],
+            )
+            for t in range(self.T)
+        ]  # fmt: skip
+
+    def stops(self, rule):
+        """The round in which a rule ends the run; T where it never does."""
+        return next((t for t in range(1, self.T + 1) if rule(self.history[:t])), None)
+
+
+def load(paths):
+    found = []
+    for path in paths:
+        with gzip.open(path, "rt") as f:
+            found += [Run(**json.loads(line)) for line in f]
+    return sorted(found, key=lambda run: (*run.cell, run.seed))
+
+
+class Since:
+    """The metric, averaged over the last sweep, has gained less than so many points since half the rounds."""
+
+    def __init__(self, points=2.5):
+        self.points = points
+
+    def __call__(self, run):
+        ahead = range(2 * run.sweep, run.T + 1)
+        return next((t for t in ahead if run.A[t] - run.A[t // 2] < self.points), None)
+
+
+class Growth:
+    """The way from the first model grows by less than a share of itself a round, over the last `rounds`.
+
+    After Lee et al., arXiv 2601.22669, of which the abstract was read: the growth rate of the task vector. Its
+    constants are not told there; `share` is the one that does best on the decision set.
+    """
+
+    def __init__(self, share, rounds=10):
+        self.share, self.rounds = share, rounds
+
+    def __call__(self, run):
+        way, n = run.series["way"], self.rounds
+        grown = ((t, np.log(way[t - 1] / way[t - 1 - n]) / n) for t in range(n + 1, run.T + 1))
+        return next((t for t, rate in grown if rate < self.share), None)
+
+
+class Priced:
+    """`Worth` as it ships, looking only where it looks; `by`: all that is recorded, or only one kind of figures."""
+
+    def __init__(self, points=PRICE, by="all"):
+        self.rule, self.by = Worth(points), by
+
+    def __call__(self, run):
+        found = seen(run.history)
+        nothing = found.clients.until(0)
+        if self.by == "clients":
+            found = Seen(found.clients, nothing, found.unit)
+        elif self.by == "evaluations":
+            found = Seen(nothing, found.evaluations, found.unit)
+        for t in filter(due, range(1, run.T + 1)):
+            verdict = judged(found.until(t), t, self.rule.points)
+            if verdict is not None and verdict.enough:
+                return t
+        return None
+
+
+def replayed(make):
+    """A rule of the record, made for each run."""
+    return lambda run: run.stops(make(run))
+
+
+SHARES = (0.03, 0.02, 0.015, 0.01, 0.007, 0.005, 0.003, 0.002, 0.001)
+RULES = {
+    "worth, 2 points a doubling": Priced(),
+    "the same, clients alone": Priced(by="clients"),
+    "the same, evaluations alone": Priced(by="evaluations"),
+    "2.5 points since t / 2": Since(),
+    "headway, not before 70 (the old default)": replayed(lambda run: Standstill()),
+    "conflicts >= P / 2 (the paper's psi)": replayed(lambda run: Conflicts(run.P / 2)),
+    "no best in 10 evaluations": replayed(lambda run: Patience(10)),
+}
+
+
+def trusted(run, t):
+    return run.gain(t) < PRICE
+
+
+def thrifty(run, t):
+    """Whether a stop (None: never) came by 1.5 t*; None where the run is too short to tell."""
+    if run.star is None:
+        return True if t is not None and t <= LATE * run.T / 2 else None
+    if t is None:
+        return False if LATE * run.star <= run.T else None
+    return t <= LATE * run.star
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A rule on some runs."""
+
+    stops: list
+    runs: list
+
+    @property
+    def stopped(self):
+        return [(run, t) for run, t in zip(self.runs, self.stops, strict=True) if t is not None]
+
+    @property
+    def trust(self):
+        return [trusted(run, t) for run, t in self.stopped]
+
+    @property
+    def thrift(self):
+        found = (thrifty(run, t) for run, t in zip(self.runs, self.stops, strict=True))
+        return [x for x in found if x is not None]
+
+    @property
+    def regret(self):
+        """(runs, 2): the rule's, and that of a clock with the same mean round in the run's cell."""
+        ends = {id(run): t or run.T for run, t in zip(self.runs, self.stops, strict=True)}
+        cells = {}
+        for run in self.runs:
+            cells.setdefault(run.cell, []).append(ends[id(run)])
+        return np.array([[run.regret(ends[id(run)]), run.regret(np.mean(cells[run.cell]))] for run in self.runs])
+
+    @property
+    def clock(self):
+        """(runs,) the regret of one clock for all runs, at the geometric mean of the rule's rounds."""
+        mean = np.exp(np.mean([np.log(t or run.T) for run, t in zip(self.runs, self.stops, strict=True)]))
+        return np.array([run.regret(mean) for run in self.runs])
+
+    def part(self, wanted):
+        """The same on some of the runs."""
+        pairs = [(t, run) for t, run in zip(self.stops, self.runs, strict=True) if wanted(run)]
+        return Judged([t for t, _ in pairs], [run for _, run in pairs])
+
+
+def judge(rule, runs):
+    return Judged([rule(run) for run in runs], runs)
+
+
+def tuned(runs):
+    """The growth rate's constant that does best: most runs both trusted and thrifty."""
+
+    def good(share):
+        found = judge(Growth(share), runs)
+        return sum(found.trust) + sum(found.thrift)
+
+    return max(SHARES, key=good)
+
+
+def of(values):
+    return f"{sum(values)} of {len(values)}"
+
+
+def percent(values):
+    return f"{100 * np.mean(values):.0f} %" if len(values) else "--"
+
+
+def interval(values):
+    values = np.asarray(values, float)
+    half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    return f"{values.mean():+.2f} ± {half:.2f}"
+
+
+def summary(results):
+    """One row a rule."""
+    head = ["rule", "stopped", "trust", "cells with trust >= 90 %", "thrift", "both", "median round / t*",
+            "regret, points", "minus a clock of its own in each cell", "minus one clock for all"]  # fmt: skip
+    rows = []
+    for name, found in results.items():
+        cells = {}
+        for run, t in found.stopped:
+            cells.setdefault(run.cell, []).append(trusted(run, t))
+        pairs = [(run, t) for run, t in zip(found.runs, found.stops, strict=True) if thrifty(run, t) is not None]
+        both = [t is not None and trusted(run, t) and thrifty(run, t) for run, t in pairs]
+        ratio = [(t or run.T) / run.star for run, t in zip(found.runs, found.stops, strict=True) if run.star]
+        regret = found.regret
+        sure = [np.mean(x) >= 0.9 for x in cells.values()]
+        rows.append([
+            name, of([t is not None for t in found.stops]), percent(found.trust), of(sure), percent(found.thrift),
+            percent(both), f"{np.median(ratio):.2f}", f"{regret[:, 0].mean():.2f}",
+            interval(regret[:, 0] - regret[:, 1]), interval(regret[:, 0] - found.clock),
+        ])  # fmt: skip
+    return head, rows
+
+
+def by_cell(found):
+    """One row a cell."""
+    head = ["data set", "regime", "setting", "M / P", "t*", "stops in round", "G there", "trust", "thrift"]
+    rows = []
+    for cell in sorted({run.cell for run in found.runs}):
+        mine = found.part(lambda run, cell=cell: run.cell == cell)
+        stars = ", ".join("late" if run.star is None else str(run.star) for run in mine.runs)
+        ends = ", ".join("--" if t is None else str(t) for t in mine.stops)
+        gains = ", ".join(
+            "--" if t is None else f"{run.gain(t):.1f}" for run, t in zip(mine.runs, mine.stops, strict=True)
+        )
+        rows.append([*cell, mine.runs[0].sweep, stars, ends, gains, of(mine.trust), of(mine.thrift)])
+    return head, rows
+
+
+def frontier(runs, prices=(0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)):
+    """What a price buys: trust and thrift are still those of 2 points."""
+    head = [
+        "price, points a doubling",
+        "stopped",
+        "trust",
+        "thrift",
+        "median round / t*",
+        "clients alone: trust",
+        "thrift",
+    ]
+    rows = []
+    for points in prices:
+        both = judge(Priced(points), runs)
+        alone = judge(Priced(points, "clients"), runs)
+        ratio = [(t or run.T) / run.star for run, t in zip(runs, both.stops, strict=True) if run.star]
+        rows.append([f"{points:g}", of([t is not None for t in both.stops]), percent(both.trust), percent(both.thrift),
+                     f"{np.median(ratio):.2f}", percent(alone.trust), percent(alone.thrift)])  # fmt: skip
+    return head, rows
+
+
+def horizons(found, lengths=(50, 100, 400)):
+    """What the rule does in runs of T rounds, which it does not know: what it would end later goes on to T."""
+    head = ["T", "runs that long", "ended before T", "of these trusted", "ended too late or not at all, t* known"]
+    rows = []
+    for T in lengths:
+        pairs = [(run, t) for run, t in zip(found.runs, found.stops, strict=True) if run.T >= T]
+        ended = [(run, t) for run, t in pairs if t is not None and t < T]
+        late = [run for run, t in pairs if run.star and LATE * run.star < T and not (t and t <= LATE * run.star)]
+        due_ = [run for run, _ in pairs if run.star and LATE * run.star < T]
+        rows.append(
+            [T, len(pairs), len(ended), of([trusted(run, t) for run, t in ended]), f"{len(late)} of {len(due_)}"]
+        )
+    return head, rows
+
+
+def write(out, name, head, rows):
+    lines = [head, ["---"] * len(head), *rows]
+    (out / f"{name}.md").write_text("".join("| " + " | ".join(map(str, row)) + " |\n" for row in lines))
+
+
+def embed(out, page):
+    """Put every table between its marks in the page."""
+    text = page.read_text()
+    for name in re.findall(r"<!-- stop: (\S+) -->", text):
+        table = (out / f"{name}.md").read_text()
+        marks = rf"(<!-- stop: {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(marks, lambda m, table=table: m[1] + table + m[2], text, flags=re.S)
+    page.write_text(text)
+
+
+def tables(out, name, runs, share):
+    """Everything about one set of runs."""
+    alive = [run for run in runs if not run.dead]
+    results = {rule: judge(find, alive) for rule, find in RULES.items()}
+    results[f"growth rate below {share:g} a round"] = judge(Growth(share), alive)
+    ours = results["worth, 2 points a doubling"]
+    write(out, f"{name}-rules", *summary(results))
+    write(out, f"{name}-cells", *by_cell(ours))
+    write(out, f"{name}-prices", *frontier(alive))
+    write(out, f"{name}-horizons", *horizons(ours))
+    dead = [[*run.cell, run.seed, f"{run.A[run.T]:.1f}", Priced()(run) or "--"] for run in runs if run.dead]
+    write(out, f"{name}-dead", ["data set", "regime", "setting", "seed", "% at the end", "stops in round"], dead)
+
+
+def main(out, page, traces=ROOT / "results" / "stop"):
+    out.mkdir(parents=True, exist_ok=True)
+    decide = load(sorted(traces.glob("decide*.jsonl.gz")))
+    share = tuned([run for run in decide if not run.dead])
+    tables(out, "decide", decide, share)
+    confirm = load(sorted(traces.glob("confirm*.jsonl.gz")))
+    if confirm:
+        tables(out, "confirm", confirm, share)
+    if page.exists():
+        embed(out, page)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:] or (ROOT / "results" / "stop", ROOT / "docs" / "beyond.md")))
