@@ -7,6 +7,7 @@ takes it past a committed round. Both are optional; so is `objection(recipe)`: w
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -238,7 +239,7 @@ class Recipe:
             if why:
                 raise BadInput(why)
 
-    @property
+    @cached_property  # asked for by every task under way
     def chain(self) -> Any:
         """How clients' gradients become steps: the update, with what the trainer puts before it."""
         update = self.update

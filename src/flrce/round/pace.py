@@ -1,5 +1,6 @@
 """When is a round over? Everybody's reply, the fastest, those in time, or the first few of many under way."""
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -79,5 +80,6 @@ class Buffered:
 
 def due(flights: Sequence[Flight], size: int) -> tuple[list[Flight], list[Flight]]:
     """(the first `size` to come back, the others); ties by name."""
-    order = sorted(flights, key=lambda flight: (flight.due, flight.task.client))
-    return order[:size], order[size:]
+    first = heapq.nsmallest(size, flights, key=lambda flight: (flight.due, flight.task.client))
+    gone = set(map(id, first))
+    return first, [flight for flight in flights if id(flight) not in gone]

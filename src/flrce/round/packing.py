@@ -26,6 +26,14 @@ class OtherMake(Exception):
     what: str
 
 
+class Row(dict[str, Any]):
+    """A flight as plain data that also remembers it: of many under way, few change in a round."""
+
+    def __init__(self, data: Any = (), flight: Flight | None = None) -> None:
+        super().__init__(data)
+        self.flight = flight
+
+
 def packed(recipe: Recipe, before: Sky, flights: Sequence[Flight], clock: float) -> Sky:
     """What is under way after a round; `before` it, tensors had numbers that they keep."""
     numbers = {id(tensor): number for number, tensor in before.tensors.items()}
@@ -36,13 +44,14 @@ def packed(recipe: Recipe, before: Sky, flights: Sequence[Flight], clock: float)
             number = numbers.setdefault(id(tensor), free)
             free = max(free, number + 1)
             kept[number] = tensor
-    rows = tuple(_row(recipe, flight, numbers) for flight in flights)
+    known = {id(row.flight): row for row in before.flights if isinstance(row, Row)}
+    rows = tuple(known.get(id(flight)) or Row(_row(recipe, flight, numbers), flight) for flight in flights)
     return Sky({flight.task.t: flight.w for flight in flights}, rows, clock, kept)
 
 
 def unpacked(recipe: Recipe, sky: Sky) -> list[Flight]:
     """The flights that `packed` wrote."""
-    return [_flight(recipe, sky, row) for row in sky.flights]
+    return [(isinstance(row, Row) and row.flight) or _flight(recipe, sky, row) for row in sky.flights]
 
 
 def can_wait(recipe: Recipe, tasks: Sequence[Task]) -> None:
