@@ -126,6 +126,51 @@ def test_blocks_by_hand(kind, block, values):
     assert found.tolist() == values
 
 
+@pytest.mark.parametrize("kind", [12, 13, 14])
+def test_super_blocks_weight_by_weight(kind):
+    """As llama.cpp's reference unpacks them, one weight after another."""
+    rng = np.random.default_rng(kind)
+    quant = QUANTS[kind]
+    raw = rng.integers(0, 256, (3, quant.size), dtype=np.uint8)
+    ends = [slice(208, 210)] if kind == 14 else [slice(0, 2), slice(2, 4)]
+    for where in ends:
+        raw[:, where] = np.array([[0.5], [0.25], [-1.0]], np.float16).view(np.uint8)
+    found = dequantised(quant, raw).reshape(3, 256)
+    for block, values in zip(raw.tolist(), found, strict=True):
+        np.testing.assert_allclose(values, (six if kind == 14 else four_or_five)(block, kind), rtol=1e-6)
+
+
+def half(block, at):
+    return float(np.array(block[at : at + 2], np.uint8).view(np.float16)[0])
+
+
+def four_or_five(b, kind):
+    out, q = [], b[4:16]
+    for part in range(8):
+        chunk, up = divmod(part, 2)
+        if part < 4:
+            scale, least = q[part] & 63, q[part + 4] & 63
+        else:
+            scale, least = (q[part + 4] & 15) | (q[part - 4] >> 6) << 4, (q[part + 4] >> 4) | (q[part] >> 6) << 4
+        for i in range(32):
+            level = b[(48 if kind == 13 else 16) + 32 * chunk + i] >> 4 * up & 15
+            level += 16 * (b[16 + i] >> part & 1) if kind == 13 else 0
+            out.append(half(b, 0) * scale * level - half(b, 2) * least)
+    return out
+
+
+def six(b, kind):
+    out = []
+    for i in range(256):
+        side, at = divmod(i, 128)
+        quarter, l = divmod(at, 32)
+        low = b[64 * side + 32 * (quarter % 2) + l] >> 4 * (quarter // 2) & 15
+        high = b[128 + 32 * side + l] >> 2 * quarter & 3
+        scale = int(np.int8(np.uint8(b[192 + 8 * side + 2 * quarter + l // 16])))
+        out.append(half(b, 208) * scale * ((low | high << 4) - 32))
+    return out
+
+
 def test_words_and_merges_by_hand(files):
     folder, file, _ = files
     for path in (folder, file):
