@@ -55,32 +55,32 @@ LIES = ("sign-flip, n = 3000", "sign-flip, n = 1e7", "scale x10, n = 3000")
 Run = tuple[str, str, str, float, int]  # data, recipe, attack, share, seed
 
 
-#: data set -> file, name of its writers' column, classes
-FILES = {"mnist-writers": ("mnist_writers.npz", "writer", 10), "femnist": ("femnist.npz", "client", 62)}
-
-
 @lru_cache
 def pool_of(name: str) -> Source:
-    """The digits, or 50 writers of MNIST or FEMNIST at half resolution, from the folder of real data."""
+    """The digits, or 50 writers of MNIST at half resolution, from the folder of real data."""
     if name == "digits":
         return source("digits", None)
-    file, column, classes = FILES[name]
     folder = Path(os.environ.get("FLRCE_TEST_DATA", ROOT.parent / "shared" / "data"))
-    with np.load(folder / file, allow_pickle=False) as z:
-        x, y, writer = (z[key] for key in ("x", "y", column))
+    with np.load(folder / "mnist_writers.npz", allow_pickle=False) as z:
+        x, y, writer = (z[key] for key in ("x", "y", "writer"))
     some = np.unique(writer)[:: max(1, len(np.unique(writer)) // M)][:M]
     keep = np.isin(writer, some)
     x = x[keep].reshape(-1, 1, 28, 28)
     half = x.reshape(len(x), 1, 14, 2, 14, 2).mean((3, 5)).astype(np.uint8)
-    names = tuple(map(str, range(classes)))
-    return Source(name, half, y[keep].astype(np.int64), names, np.searchsorted(some, writer[keep]),
+    return Source(name, half, y[keep].astype(np.int64), tuple("0123456789"), np.searchsorted(some, writer[keep]),
                   tuple(map(str, some)), 1 / 255)  # fmt: skip
 
 
+#: data set -> how it is shared out, and what the page calls it
+DATA: dict[str, tuple[dict[str, Any], str]] = {
+    "digits": ({"partition": "dirichlet", "alpha": 0.5}, "digits, Dirichlet 0.5"),
+    "mnist-writers": ({"partition": "natural"}, "MNIST by 50 of its writers, 14x14"),
+    "mnist-labels": ({"partition": "dirichlet", "alpha": 0.1}, "the same MNIST by labels, Dirichlet 0.1"),
+}
+
+
 def settings(data: str, recipe: str, seed: int) -> Experiment:
-    partition: dict[str, Any] = (
-        {"partition": "dirichlet", "alpha": 0.5} if data == "digits" else {"partition": "natural"}
-    )
+    partition = dict(DATA[data][0])
     if RECIPES[recipe] is ROOTED:
         partition["trouble"] = [{"piece": "server-sample", "samples": 100}]
     return Experiment.of({
@@ -161,8 +161,7 @@ def section(data: str, found: Sequence[dict[str, Any]], seeds: str) -> str:
         {tuple(r["run"][2:4]) for r in found}, key=lambda row: (["none", *ATTACKS, *LIES].index(row[0]), row[1])
     )
     some = lambda *names: [row for row in every if row[0] in names]  # noqa: E731
-    what = {"digits": "digits, Dirichlet 0.5", "mnist-writers": "MNIST by 50 of its writers, 14x14",
-            "femnist": "FEMNIST by 50 of its writers, 14x14"}[data]  # fmt: skip
+    what = DATA[data][1]
     stops = some("none", "sign-flip", "forced stop")
     return "\n".join([
         f"## {what}", "",
@@ -190,7 +189,7 @@ def write(page: Path, name: str, text: str) -> None:
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--data", choices=("digits", "mnist-writers", "femnist"), default="digits")
+    ask.add_argument("--data", choices=tuple(DATA), default="digits")
     ask.add_argument("--seeds", help="Such as 0-4 (default: 10-14 for the digits, else 0-4).")
     ask.add_argument("--attacks", nargs="+", choices=(*ATTACKS, *LIES), default=[*ATTACKS, *LIES])
     ask.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.2, 0.4])

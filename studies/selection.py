@@ -4,10 +4,17 @@
         [--device cuda] [--seconds 110] [--share 0/4]
     python studies/selection.py table DIR
 
-A plan names data sets, cells, candidates and seeds. The endpoint of a run is the averaged model's accuracy, mean over
-clients' hold-outs (which are clean), in the last full sweep (ceil(M/P) rounds); candidates are compared with "chance"
-by paired differences over seeds, Student's 95 % intervals, and p-values by Holm over a data set's cells and candidates.
-A run below three times chance accuracy is reported as dead. Runs of one data set, cell and seed go as one stack.
+A plan names data sets, cells, candidates and seeds, and which comparisons count (`primary`). The endpoint of a run is
+the averaged model's accuracy, mean over clients' hold-outs (which are clean), in the last full sweep (ceil(M/P)
+rounds); candidates are compared with "chance"
+by paired differences over seeds, Student's 95 % intervals, and p-values by Holm over a data set's primary comparisons.
+Where a plan says "stack", the runs of all its cells, for so many seeds at a time, go through a GPU as one.
+
+    python studies/selection.py headline DIR --target cifar10=0.545
+
+is the price of a target that was fixed on other seeds: joules (with and without waiting) and bytes until the averaged
+model reaches it, as ratios to uniform sampling with the same average and the same bits, by seed; censored runs count as
+never, and are counted.
 """
 
 import argparse
@@ -16,6 +23,8 @@ import json
 import time
 import traceback
 from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import candidates
@@ -41,6 +50,7 @@ CELLS = {
     "slow devices, other labels": {"trouble": [{"piece": "slow-labels", "share": 0.3}]},
 }
 CAPPED = {"piece": "mean", "cap": 5.0}
+BITS = {"piece": "error-feedback", "inner": {"piece": "quantize", "bits": 4}}
 #: candidate -> [recipe]; all hand back the same average, and but for those named by their rule have the same mean
 CANDIDATES = {
     "uniform": {"selector": "uniform"},
@@ -65,18 +75,23 @@ CANDIDATES = {
     "clipped mean": {"selector": TURNS, "aggregator": "clipped"},
     "centred clipping": {"selector": TURNS, "aggregator": "centred-clip"},
     "geometric median": {"selector": TURNS, "aggregator": "geometric-median"},
-    "balance, clipped mean": {"selector": {"piece": "in-turn", "by": "balance"}, "aggregator": "clipped"},
+    "uniform, 4 bits": {"selector": "uniform", "compressor": BITS},
+    "chance, 4 bits": {"selector": TURNS, "compressor": BITS},
+    "balance, 4 bits": {"selector": {"piece": "in-turn", "by": "balance"}, "compressor": BITS},
+    "default, 4 bits": {"name": "flrce", "compressor": BITS},
 }
 
 
-def experiment(dataset, cell, candidate, seed, facts, rounds, device, rates):
+def experiment(dataset, cell, candidate, seed, facts, rounds, device, rates, every=1):
     """One run: the reproduction's setting for this data set, with what the cell and the candidate change."""
     changed = CELLS[cell]
     regime = changed.get("regime", "dirichlet")
     request = paper.Request(("table3",), (dataset,), (regime,), (seed,), rates=rates)
     usual = request.cell(dataset, regime, "fedavg", seed, facts).experiment.model_dump(exclude_none=True)
     P = changed.get("per_round", usual["per_round"])
-    recipe = {"name": "fedavg", "average": "ema", **CANDIDATES[candidate]}
+    recipe = {"name": "fedavg", **CANDIDATES[candidate]}
+    if recipe["name"] != "flrce":
+        recipe["average"] = "ema"
     if recipe["name"] == "fedavg":
         recipe.setdefault("aggregator", CAPPED)
     selector = recipe.get("selector")
@@ -84,7 +99,7 @@ def experiment(dataset, cell, candidate, seed, facts, rounds, device, rates):
         recipe["selector"] = {**selector, "key": f"{dataset}/{cell}/{seed}"}
     sweep = -(-usual["clients"] // P)
     data = {**usual["data"], **({"trouble": changed["trouble"]} if "trouble" in changed else {})}
-    engine = {"eval_every": 1, "device": device, "workers": 1}
+    engine = {"eval_every": every, "device": device.removeprefix("stack-"), "workers": 1}
     T = -(-rounds // sweep) * sweep
     return Experiment.of(
         {**usual, "per_round": P, "rounds": T, "data": data, "recipe": recipe, "engine": engine, "stop": {}}
@@ -107,56 +122,111 @@ def endpoint(values, sweep):
     return float(np.mean(known[-sweep:])) if known else 0.0
 
 
+def wanted(plan):
+    """Stacks of (dataset, cell, candidate, seed), each with its batch; a cut leaves whole seeds."""
+    for batch in plan:
+        only = batch.get("only", {})
+        for dataset in batch["datasets"]:
+            seeds, many = batch["seeds"], batch.get("stack", 1)
+            for group in [seeds[i : i + many] for i in range(0, len(seeds), many)]:
+                each = {(cell, seed): [(dataset, cell, name, seed) for name in batch["candidates"]
+                                       if name not in only or cell in only[name]]
+                        for cell in batch["cells"] for seed in group}  # fmt: skip
+                if "stack" in batch:
+                    yield batch, [key for keys in each.values() for key in keys]
+                else:
+                    yield from ((batch, keys) for keys in each.values())
+
+
 def run(options):
-    plan = json.loads(options.plan.read_text())
     began, pools = time.monotonic(), {}
     part, parts = map(int, options.share.split("/"))
-    batches = [(b, dataset, cell, seed) for b in plan for dataset in b["datasets"] for seed in b["seeds"]
-               for cell in b["cells"]]  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
-    for batch, dataset, cell, seed in batches[part::parts]:
-        if time.monotonic() - began > options.seconds:
+    for batch, keys in list(wanted(json.loads(options.plan.read_text())))[part::parts]:
+        if time.monotonic() - began > options.seconds or not keys:
             break
+        dataset = keys[0][0]
         if dataset not in pools:
             pools[dataset] = load(dataset, options.data, verify=False)
-        pool, facts, key = pools[dataset], facts_of(dataset, options.data), f"{dataset}/{cell}/{seed}"
-        names = [c for c in batch["candidates"] if c not in batch.get("only", {}) or cell in batch["only"][c]]
-        how = (facts, batch.get("rounds", 100), options.device, batch.get("rates", {}))
-        jobs = {name: experiment(dataset, cell, name, seed, *how) for name in names}
-        if not jobs:
-            continue
-        tell(key, next(iter(jobs.values())), pool)
+        facts = facts_of(dataset, options.data)
+        how = (batch.get("rounds", 100), options.device, batch.get("rates", {}), batch.get("every", 1))
+        jobs = {key: experiment(*key, facts, *how) for key in keys}
+        for (_, cell, _, seed), job in jobs.items():
+            tell(f"{dataset}/{cell}/{seed}", job, pools[dataset])
         start = time.monotonic()
-        try:
-            found = together(jobs, pool, options.device)
-        except Exception:
-            traceback.print_exc(limit=4)
-            continue
-        rows = [row(dataset, cell, seed, name, jobs[name], result) for name, result in found.items()]
-        with gzip.open(options.out / f"selection-{part}.jsonl.gz", "at") as f:
-            f.writelines(json.dumps(r, separators=(",", ":")) + "\n" for r in rows)
-        print(
-            f"{key}: {len(rows)} runs in {time.monotonic() - start:.1f} s, at {time.monotonic() - began:.0f} s",
-            flush=True,
-        )
+        for key, result, active in together(jobs, pools[dataset], options.device):
+            with gzip.open(options.out / f"selection-{part}.jsonl.gz", "at") as f:
+                f.write(json.dumps(row(key, jobs[key], result, active), separators=(",", ":")) + "\n")
+        took, at = time.monotonic() - start, time.monotonic() - began
+        print(f"{keys[0]} and so on: {len(keys)} runs in {took:.1f} s, at {at:.0f} s", flush=True)
 
 
 def together(jobs, pool, device):
-    if device == "cuda":
-        results = runs.run_together([(job, None) for job in jobs.values()], data=lambda _: pool)  # one stack
-        return dict(zip(jobs, results, strict=True))
-    return {name: runs.run(job, data=pool) for name, job in jobs.items()}
+    """(key, result, joules of a round without waiting) of every run; on a GPU as one stack."""
+    active = {key: [] for key in jobs}
+
+    def watch(key, done):
+        waits = [c.spent.idle_watts * max(done.record.seconds - c.spent.seconds, 0.0) for c in done.clients]
+        active[key].append(sum(client.spent.joules for client in done.clients) - sum(waits))
+
+    if device == "cpu":
+        for key, job in jobs.items():
+            try:
+                yield key, runs.run(job, data=pool, watch=lambda done, key=key: watch(key, done)), active[key]
+            except Exception:
+                traceback.print_exc(limit=4)
+        return
+    keys = list(jobs)
+    with one_pool(jobs, pool) as shared:
+        found = runs.run_together(
+            [(job, None) for job in jobs.values()], data=lambda _: shared, watch=lambda i, done: watch(keys[i], done),
+            device=device.removeprefix("stack-"),
+        )  # fmt: skip
+    for key, result in zip(keys, found, strict=True):
+        yield key, result, active[key]
 
 
-def row(dataset, cell, seed, name, exp, result):
+@contextmanager
+def one_pool(jobs, pool):
+    """All fleets on one pool of samples, so that they make one stack; those with other labels on copies of it."""
+    fleets, copies, N = {}, [np.asarray(pool.y)], len(pool.y)
+    for job in jobs.values():
+        mark = (job.seed, repr(job.data), job.clients)
+        if mark not in fleets:
+            made = job.federate(pool)
+            if made.source is not pool and made.source.x is not pool.x:
+                raise ValueError("fleets with other inputs do not go into one stack")
+            shift = 0
+            if made.source is not pool and not np.array_equal(made.source.y, pool.y):
+                shift = N * len(copies)
+                copies.append(np.asarray(made.source.y))
+            fleets[mark] = made, shift
+    x = np.concatenate([np.asarray(pool.x)] * len(copies)) if len(copies) > 1 else pool.x
+    shared = replace(pool, x=x, y=np.concatenate(copies), group=None, groups=())
+    ready = {
+        mark: replace(made, source=shared, train=tuple(part + shift for part in made.train),
+                      held=tuple(part + shift for part in made.held))
+        for mark, (made, shift) in fleets.items()
+    }  # fmt: skip
+    usual = Experiment.federate
+    Experiment.federate = lambda self, _: ready[self.seed, repr(self.data), self.clients]
+    try:
+        yield shared
+    finally:
+        Experiment.federate = usual
+
+
+def row(key, exp, result, active):
+    dataset, cell, name, seed = key
     sweep, history = -(-exp.clients // exp.per_round), result.history
     short = lambda values: [None if v is None else float(f"{v:.5g}") for v in values]  # noqa: E731
     return {
         "dataset": dataset, "cell": cell, "seed": seed, "candidate": name, "rounds": len(history), "sweep": sweep,
         "end": endpoint([h.handed for h in history], sweep), "last": endpoint([h.headline for h in history], sweep),
         "averaged": short([h.handed for h in history]), "accuracy": short([h.headline for h in history]),
-        "joules": short([h.joules for h in history]), "bytes_up": [h.bytes_up for h in history],
-        "bytes_down": [h.bytes_down for h in history], "seconds": short([h.seconds for h in history]),
+        "joules": short([h.joules for h in history]), "active": short(active),
+        "bytes_up": [h.bytes_up for h in history], "bytes_down": [h.bytes_down for h in history],
+        "seconds": short([h.seconds for h in history]),
     }  # fmt: skip
 
 
@@ -192,15 +262,24 @@ def holm(p):
     return out
 
 
-def table(folder, against="chance"):
+def interval(d):
+    """Mean and half-width of Student's 95 % interval."""
     from scipy.stats import t as student
+
+    d = np.array(d)
+    return d.mean(), student.ppf(0.975, len(d) - 1) * d.std(ddof=1) / len(d) ** 0.5 if len(d) > 1 else np.nan
+
+
+def table(folder, against="chance", primary=()):
+    """Every candidate of every cell; Holm's p over the `primary` comparisons (cell, candidate), or over all."""
     from scipy.stats import ttest_1samp
 
     rows, lines = read(folder), []
     for dataset in sorted({key[0] for key in rows}):
         found = compared(rows, dataset, against)
-        tested = {key: float(ttest_1samp(d, 0).pvalue) for key, d in found.items() if len(d) > 1 and np.std(d) > 0}
-        adjusted = dict(zip(tested, holm(np.array(list(tested.values()))), strict=True)) if tested else {}
+        counts = [key for key, d in found.items() if len(d) > 1 and np.std(d) > 0 and (not primary or key in primary)]
+        p = holm(np.array([float(ttest_1samp(found[key], 0).pvalue) for key in counts]))
+        adjusted = dict(zip(counts, p, strict=True))
         lines += [f"| {dataset}: cell | candidate | seeds | end, % | minus {against}, points | Holm's p |",
                   "|---|---|---|---|---|---|"]  # fmt: skip
         for cell in CELLS:
@@ -209,12 +288,45 @@ def table(folder, against="chance"):
                 if (d, c) == (dataset, cell):
                     ends[name].append(100 * r["end"])
             for name in [c for c in CANDIDATES if c in ends]:
-                d = np.array(found.get((cell, name), []))
-                half = student.ppf(0.975, len(d) - 1) * d.std(ddof=1) / len(d) ** 0.5 if len(d) > 1 else np.nan
-                told = f"{d.mean():+.2f} ± {half:.2f}" if len(d) else "--"
-                p = adjusted.get((cell, name))
-                lines.append(f"| {cell} | {name} | {len(ends[name])} | {np.mean(ends[name]):.1f} | {told} | "
-                             + ("--" if p is None else f"{p:.3f}") + " |")  # fmt: skip
+                d = found.get((cell, name), [])
+                told = "{:+.2f} ± {:.2f}".format(*interval(d)) if d else "--"
+                p = f"{adjusted[cell, name]:.3f}" if (cell, name) in adjusted else "--"
+                lines.append(f"| {cell} | {name} | {len(ends[name])} | {np.mean(ends[name]):.1f} | {told} | {p} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def reached(r, target):
+    """The first round whose averaged model has the target; None: never."""
+    return next((t for t, value in enumerate(r["averaged"]) if value is not None and value >= target), None)
+
+
+def headline(folder, targets, cell="labels, P=10", against="uniform, 4 bits"):
+    """Cost to the target over that of `against`, seed by seed: geometric mean and 95 % interval."""
+    rows, lines = read(folder), []
+    for dataset, target in targets.items():
+        lines += [f"| {dataset}, target {100 * target:g} % | reached | rounds | joules | joules without waiting | "
+                  "bytes up | bytes |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+        for name in CANDIDATES:
+            mine = {seed: r for (d, c, seed, n), r in rows.items() if (d, c, n) == (dataset, cell, name)}
+            if not mine:
+                continue
+            ratios, got = defaultdict(list), 0
+            for seed, r in mine.items():
+                base, t = rows.get((dataset, cell, seed, against)), reached(r, target)
+                got += t is not None
+                if base is None or t is None or (b := reached(base, target)) is None:
+                    continue
+                bytes_of = lambda r: np.add(r["bytes_up"], r["bytes_down"])  # noqa: E731
+                for what, of in (("rounds", lambda r: np.ones(len(r["joules"]))), ("joules", lambda r: r["joules"]),
+                                 ("active", lambda r: r["active"]), ("up", lambda r: r["bytes_up"]),
+                                 ("bytes", bytes_of)):  # fmt: skip
+                    ratios[what].append(np.log(np.sum(of(r)[: t + 1]) / np.sum(of(base)[: b + 1])))
+            cells = []
+            for what in ("rounds", "joules", "active", "up", "bytes"):
+                mean, half = interval(ratios[what]) if ratios[what] else (np.nan, np.nan)
+                cells.append(f"{np.exp(mean):.2f} [{np.exp(mean - half):.2f}, {np.exp(mean + half):.2f}]")
+            lines.append(f"| {name} | {got} of {len(mine)} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -232,11 +344,20 @@ def main():
     shows = does.add_parser("table")
     shows.add_argument("folder", type=Path)
     shows.add_argument("--against", default="chance")
+    shows.add_argument("--plan", type=Path, help="whose primary comparisons count")
+    prices = does.add_parser("headline")
+    prices.add_argument("folder", type=Path)
+    prices.add_argument("--target", action="append", default=[], help="such as cifar10=0.545")
     options = parser.parse_args()
     if options.does == "run":
         run(options)
+    elif options.does == "table":
+        plan = json.loads(options.plan.read_text()) if options.plan else []
+        primary = {tuple(pair) for batch in plan for pair in batch.get("primary", ())}
+        print(table(options.folder, options.against, primary))
     else:
-        print(table(options.folder, options.against))
+        targets = dict(pair.split("=") for pair in options.target)
+        print(headline(options.folder, {name: float(value) for name, value in targets.items()}))
 
 
 if __name__ == "__main__":
