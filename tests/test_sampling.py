@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -19,9 +20,10 @@ from flrce.round.tables import grow_one
 from flrce.selectors import clustered
 from flrce.selectors.clustered import Clustered
 from flrce.selectors.groups import stratified
-from flrce.selectors.tiers import Tiers
+from flrce.selectors.tiers import AdaptiveTiers, Tiers
 from flrce.selectors.turns import InTurn
-from flrce.types import Event, Spent, Task, Updates
+from flrce.types import Event, Record, Spent, Task, Updates
+from training import assert_resumes
 
 
 def a_view(n, P, seconds=None, t=1, pool=None):
@@ -181,6 +183,47 @@ def test_a_round_takes_clients_of_one_tier():
     fast = recipes.tifl("fast", P=3).selector
     assert all(k < 4 for seed in range(20) for k in fast.select(None, view, stream(seed, "select", 1)).k)
     assert recipes.tifl("slow", P=3).selector.select(None, view, stream(0, "select", 1)).why["tier"] == 5
+
+
+def test_tiers_that_the_model_serves_badly_come_more_often():
+    """Ten clients in five tiers of two; losses 1, 5, 2, 4, 3 by tier, and rounds as the records tell them."""
+    by_tier, asked = [1.0, 5.0, 2.0, 4.0, 3.0], []
+
+    def loss(rows):
+        asked.append(len(rows))
+        return torch.tensor([by_tier[k // 2] for k in rows])
+
+    def at(t, history, credits=0):
+        view = replace(a_view([1] * 10, 1, [k + 1.0 for k in range(10)], t), loss=loss, history=tuple(history))
+        return AdaptiveTiers(every=3, credits=credits).select(None, view, stream(t, "select", t)).why
+
+    history = []
+    for t in range(1, 8):
+        why = at(t, history)
+        history.append(Record(t, why=why))
+        assert why["odds"] == ([1.0] * 5 if t < 4 else [0.0, 4.0, 1.0, 3.0, 2.0])
+        assert ("losses" in why) == (t in (4, 7))
+    assert asked == [5, 5]  # P = 1 of each tier
+    assert history[3].why["losses"] == by_tier
+    by_tier[:] = [0.5, 0.1, 1.5, 3.5, 2.5]  # everyone became better: chances stay
+    assert (
+        at(10, [*history, *(Record(t, why=history[-1].why | {"losses": [9.0] * 5}) for t in (8, 9))])["odds"][1] == 4.0
+    )
+    spent = [Record(t, why={"tier": 2, "of": 5, "odds": [0.0, 4.0, 0.0, 0.0, 0.0]}) for t in (1, 2)]
+    assert {at(3, spent, credits=3)["tier"]} == {2}
+    assert (
+        len({at(t, spent, credits=2)["tier"] for t in range(11, 60, 3)}) > 2
+    )  # no credit left where there is a chance
+
+
+def test_adaptive_tiers_ask_pay_and_resume(tmp_path):
+    exp = Experiment(
+        rounds=5, clients=10, per_round=2, recipe={"name": "tifl", "policy": "adaptive", "every": 2},
+        engine={"workers": 1}, fleet={"profile": {"jetson-nano": 0.5, "raspberry-pi-4": 0.5}}, train={"epochs": 1},
+    )  # fmt: skip
+    found = assert_resumes(exp, tmp_path)
+    down = [record.bytes_down for record in found.history]
+    assert down[2] == down[4] > down[1] == down[3]
 
 
 def test_small_tiers_are_filled_up_by_their_neighbours_in_speed():

@@ -43,7 +43,7 @@ from flrce.selectors.clustered import Clustered
 from flrce.selectors.diverse import DivFL
 from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.rooted import Rooted
-from flrce.selectors.tiers import Tiers
+from flrce.selectors.tiers import AdaptiveTiers, Tiers
 from flrce.selectors.turns import InTurn
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
@@ -66,6 +66,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "power-of-choice": PowerOfChoice,
         "clustered": Clustered,
         "tiers": Tiers,
+        "adaptive-tiers": AdaptiveTiers,
         "rooted": Rooted,
         "cleanest": Cleanest,
         "divfl": DivFL,

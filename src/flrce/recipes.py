@@ -26,7 +26,7 @@ from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.clustered import Clustered
 from flrce.selectors.diverse import DivFL
 from flrce.selectors.relationship import ByRelationship
-from flrce.selectors.tiers import POLICIES, Tiers
+from flrce.selectors.tiers import POLICIES, AdaptiveTiers, Tiers
 from flrce.selectors.turns import InTurn
 from flrce.selectors.utility import ByUtility
 from flrce.servers.averages import EMA
@@ -109,9 +109,14 @@ def clustered_sampling(by: str = "similarity", P: int = 10, **local: Any) -> Rec
     )
 
 
-def tifl(policy: str = "uniform", P: int = 10, **local: Any) -> Recipe:
-    """TiFL (Chai et al. 2020): five tiers by speed, one of them a round; policies uniform, random, fast and slow."""
-    odds = _preset(policy, POLICIES, "policy")
+def tifl(policy: str = "uniform", every: int = 10, credits: int = 0, P: int = 10, **local: Any) -> Recipe:
+    """TiFL (Chai et al. 2020): five tiers by speed, one a round; policies uniform, random, fast, slow and adaptive.
+
+    `adaptive` asks each tier for its loss `every` few rounds, and takes a tier `credits` times at most (0: any).
+    """
+    if policy == "adaptive":
+        return replace(fedavg(P, **local), selector=AdaptiveTiers(every=every, credits=credits), name="tifl")
+    odds = _preset(policy, {**POLICIES, "adaptive": ()}, "policy")
     return replace(fedavg(P, **local), selector=Tiers(len(odds), odds), name="tifl")
 
 
