@@ -5,12 +5,14 @@
 A plan holds tables of experiments: "all", then by data set, regime and setting, each laid over the one before; and
 `runs`, [data set, regime, setting] of every cell. Seeds come in groups, and a group goes through all cells before the
 next begins, so that a plan that is cut short leaves a balanced set. `--share I/N` is every N-th stack of `--stack`
-runs; what is done is written at once.
+runs; what is done is written at once, and what is not when time is up is written as far as it got.
 """
 
 import argparse
 import gzip
 import json
+import os
+import signal
 import time
 from functools import cache
 from pathlib import Path
@@ -82,9 +84,12 @@ class Trace:
         self.last = w.clone()
 
     def line(self, classes):
+        """What is known so far: whole rounds only."""
+        rounds = min(map(len, self.series.values()))
+        series = {key: values[:rounds] for key, values in self.series.items()}
         cell = dict(zip(("dataset", "regime", "setting"), self.name, strict=True))
         told = {**cell, "seed": self.seed, "classes": classes, **self.told, "held": self.held}
-        return json.dumps({**told, "series": self.series}, separators=(",", ":"))
+        return json.dumps({**told, "series": series}, separators=(",", ":"))
 
 
 def short(value):
@@ -97,6 +102,18 @@ def together(traces, samples):
     jobs = [(trace.experiment, None) for trace in traces]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     runs.run_together(jobs, data=lambda _: samples, watch=lambda i, done: traces[i](done), device=device)
+
+
+def salvage(f, traces, classes):
+    """From now on, a process that is ended or out of time leaves what it has of these runs."""
+
+    def leave(*_):
+        f.writelines(trace.line(classes) + "\n" for trace in traces if trace.told)
+        f.close()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGALRM, leave)
 
 
 def main():
@@ -126,6 +143,8 @@ def main():
         stacks += [(at / len(mine), mine[at : at + options.stack]) for at in range(0, len(mine), options.stack)]
     stacks = [stack for _, stack in sorted(stacks, key=lambda pair: pair[0])]  # all data sets alike, first seeds first
     longest = 0.0
+    if options.seconds < 1e6:
+        signal.setitimer(signal.ITIMER_REAL, options.seconds)
     with gzip.open(options.out / f"{options.plan.stem}-{part}.jsonl.gz", "at") as f:
         for stack in stacks[part::parts]:
             start = time.monotonic()
@@ -135,12 +154,14 @@ def main():
             if options.rounds:
                 stack = [(name, {**tables, "rounds": options.rounds}, seed) for name, tables, seed in stack]
             traces = [Trace(name, tables, seed, options.device, samples) for name, tables, seed in stack]
+            salvage(f, traces, len(samples.classes))
             if options.device != "cpu":
                 together(traces, samples)
             else:
                 torch.set_num_threads(1)
                 for trace in traces:
                     runs.run(trace.experiment, data=samples, watch=trace)
+            salvage(f, [], 0)
             f.writelines(trace.line(len(samples.classes)) + "\n" for trace in traces)
             f.flush()
             longest = max(longest, time.monotonic() - start)
