@@ -289,6 +289,14 @@ def test_the_figures_are_drawn(tmp_path: Path) -> None:
         assert (DOCS / "img" / name).exists()
 
 
+def test_the_gallery_has_ten_pictures() -> None:
+    shown = script("gallery").pictures()
+    assert len(shown) == len(set(shown)) == 10
+    for name in shown:
+        ElementTree.parse(DOCS / "img" / name)
+        assert f'kept("{name[8:-4]}"' in (text := (DOCS / "gallery.md").read_text()) or f'drawn("{name[8:-4]}"' in text
+
+
 def test_the_recorded_session_is_of_the_quick_start() -> None:
     """The picture shows the commands that the page shows, and asks no font server for its letters."""
     picture = (DOCS / "img" / "quickstart.svg").read_text()
