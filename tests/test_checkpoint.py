@@ -14,7 +14,8 @@ from safetensors.torch import save
 
 from flrce.errors import BadInput
 from flrce.store.checkpoint import Journal, manifests
-from flrce.store.ledger import Ledger, finite
+from flrce.store.ledger import Ledger
+from flrce.store.lines import finite
 from flrce.types import Record, Round, State
 
 
@@ -89,8 +90,8 @@ def test_saved_and_restored(tmp_path_factory, history):
         alike(restored(folder, 7, 3), state)
     again = journal(folder)  # a resumed journal goes on as the first one would have
     alike(again.restore(start(7, 3), lambda marks: None), state)
-    assert again.owner == kept.owner
-    assert again.live == kept.live
+    assert again.places.owner == kept.places.owner
+    assert again.places.live == kept.places.live
     done = step(state, [1, 2], len(history) + 1)
     again.save(done, {}, lambda: None)
     alike(restored(folder, 7, 3), done.state)
@@ -118,7 +119,7 @@ def test_disk_use_stays_within_twice_the_tables(tmp_path):
     row = 4 * (2 * d + M) + 8
     alike(restored(tmp_path, M, d), state)
     assert largest < 2.6 * M * row
-    assert sum(kept.live.values()) == 55
+    assert sum(kept.places.live.values()) == 55
 
 
 def written(M, P, d, tmp_path):

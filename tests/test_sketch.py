@@ -23,7 +23,7 @@ from flrce.round.tables import grow_one
 from flrce.selectors.relationship import ByRelationship
 from flrce.sketch import Sketch, Turned, deviation, sketch
 from flrce.store.checkpoint import Journal
-from flrce.store.ledger import relations_of
+from flrce.store.lines import relations_of
 from flrce.types import Event, Record, Round, State, Task, Updates
 
 MAPS = 800  # draws of the map that an average is taken over

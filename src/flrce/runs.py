@@ -35,8 +35,9 @@ from flrce.models.slicing import suits
 from flrce.outcome import Result
 from flrce.pieces import Recipe
 from flrce.store.checkpoint import write_through
-from flrce.store.ledger import Ledger, refuse_unless_new, summarise
+from flrce.store.ledger import Ledger, refuse_unless_new
 from flrce.store.notes import notes
+from flrce.store.summary import summarise
 from flrce.types import Round, State, Task
 
 Watch = Callable[[Round], None]

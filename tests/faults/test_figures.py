@@ -17,7 +17,8 @@ from flrce.loop import initial, rounds
 from flrce.round.booking import book
 from flrce.round.gate import GROWTH, gate
 from flrce.round.payloads import MOST, number, sound
-from flrce.store.ledger import record, summarise
+from flrce.store.lines import record
+from flrce.store.summary import summarise
 from flrce.types import ClientRecord, Record, Spent, Updates
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # flower_helpers

@@ -11,7 +11,7 @@ from typing import Any
 
 from flrce.errors import BadInput
 from flrce.runs import SEEDS
-from flrce.store.ledger import record
+from flrce.store.lines import record
 
 ROOT = Path("runs")
 DEEPEST = 3  # a folder of recipes, of seeds, of runs

@@ -16,7 +16,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from flrce.store import snapshot
 from flrce.store.disk import PRIVATE, sync_folder, write_pieces, write_through
 from flrce.store.failpoint import failpoint
 from flrce.store.pages import pages
-from flrce.store.snapshot import Assembly, Tensors
+from flrce.store.snapshot import Assembly, Snapshot, Tensors
 from flrce.types import Round, State
 
 SCHEMA = 2
@@ -58,6 +58,33 @@ class Commit:
     schema: int = SCHEMA
 
 
+@dataclass
+class Places:
+    """In which file the newest version of each row of the tables lies; what a commit costs here is as its rows."""
+
+    owner: dict[int, str] = field(default_factory=dict)  # row -> file with its newest version
+    content: dict[str, tuple[int, ...]] = field(default_factory=dict)  # file -> rows in it, current or not
+    live: Counter[str] = field(default_factory=Counter)  # file -> rows of which it has the newest version
+
+    def without(self, touched: Iterable[int]) -> Counter[str]:
+        """Current rows by file, once these rows have moved on."""
+        return self.live - Counter(self.owner[k] for k in touched if k in self.owner)
+
+    def moved(self, rows: Sequence[int], file: str) -> None:
+        """These rows lie in a new file now."""
+        self.live = self.without(rows) + Counter({file: len(rows)})
+        self.owner.update(dict.fromkeys(rows, file))
+        self.content = {name: self.content.get(name, tuple(rows)) for name in self.live}
+
+    def stragglers(self, touched: set[int]) -> list[int]:
+        """Current rows of the emptiest file, once less than half of all stored rows is current."""
+        live = self.without(touched)
+        if sum(len(self.content[file]) for file in live) <= 2 * live.total():
+            return []
+        emptiest = min(live, key=lambda file: (live[file] / len(self.content[file]), file))
+        return [k for k in self.content[emptiest] if self.owner[k] == emptiest and k not in touched]
+
+
 class Journal:
     """The checkpoint folder of one run."""
 
@@ -68,38 +95,42 @@ class Journal:
         self.folder, self.experiment, self.versions = folder, experiment, dict(versions)
         self.accepted = {experiment, *former}
         self.last: Commit | None = None
-        self.slot = ""  # where the last commit's manifest is
+        self.slot = ""  # the name of the last commit's manifest
         self.roster: tuple[str, ...] = ()
-        self.owner: dict[int, str] = {}  # row of the tables -> file with its newest version
-        self.content: dict[str, tuple[int, ...]] = {}  # file -> rows in it, current or not
-        self.live: Counter[str] = Counter()  # file -> rows of which it has the newest version
+        self.places = Places()
 
     def save(self, done: Round, ledger: Marks, guard: Callable[[], None]) -> None:
         """Commit one round; `guard` raises if the folder is no longer this run's."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         state, stem = done.state, f"{len(done.state.history):06d}"
-        touched = sorted({*done.touched, *self._stragglers(set(done.touched))})
-        shot, before = snapshot.take(state, touched), self.last
-        old = {name: file for name, file in (before.rounds if before else {}).items() if name in shot.rounds}
-        files = {f"{stem}.state": write_pieces(self.folder / f"{stem}.state", pages(shot.whole), PRIVATE)}
-        extra = {name: tensor for name, tensor in shot.rounds.items() if name not in old}
-        if touched or extra:
-            files[f"{stem}.rows"] = write_pieces(self.folder / f"{stem}.rows", pages(shot.rows | extra), PRIVATE)
-        roster = before.roster if before else ""
+        touched = sorted({*done.touched, *self.places.stragglers(set(done.touched))})
+        shot = snapshot.take(state, touched)
+        before = self.last.rounds if self.last else {}
+        stored = {name: file for name, file in before.items() if name in shot.rounds}  # entries by round never change
+        rounds = {name: stored.get(name, f"{stem}.rows") for name in shot.rounds}
+        files = self._written(stem, shot, {name: x for name, x in shot.rounds.items() if name not in stored}, touched)
+        roster = self.last.roster if self.last else ""
         if state.roster != self.roster or not roster:
             roster = f"{stem}.roster"
             files[roster] = write_pieces(self.folder / roster, [json.dumps(state.roster).encode()], PRIVATE)
-        live = self._live_without(touched)
-        rounds = {name: old.get(name, f"{stem}.rows") for name in shot.rounds}
-        needed = {*live, *rounds.values(), roster}
-        kept = {name: entry for name, entry in (before.files if before else {}).items() if name in needed}
+        needed = {*self.places.without(touched), *rounds.values(), roster}
+        kept = {name: entry for name, entry in (self.last.files if self.last else {}).items() if name in needed}
         commit = Commit(
             state.t, state.attempt, kept | files, stem, roster, rounds, shot.scalars,
             {name: dict(mark) for name, mark in ledger.items()}, self.experiment, self.versions,
         )  # fmt: skip
         self._commit(commit, guard)
         self.last, self.roster = commit, state.roster
-        self._note(f"{stem}.rows", touched, live)
+        self.places.moved(touched, f"{stem}.rows")
+
+    def _written(self, stem: str, shot: Snapshot, new: Tensors, touched: Sequence[int]) -> dict[str, dict[str, Any]]:
+        """The files of a commit and their marks: the model and what is small; rows, and `new` entries by round."""
+        whole = f"{stem}.state"
+        files = {whole: write_pieces(self.folder / whole, pages(shot.whole), PRIVATE)}
+        if touched or new:
+            rows = f"{stem}.rows"
+            files[rows] = write_pieces(self.folder / rows, pages(shot.rows | new), PRIVATE)
+        return files
 
     def restore(self, start: State, verify: Callable[[Marks], None]) -> State | None:
         """The last committed state without its history; `start` is the initial one of the same recipe.
@@ -128,36 +159,17 @@ class Journal:
             raise BadInput(f"{self.folder} is damaged beyond its spare ({'; '.join(problems)}); use another --out")
         return None
 
-    def _live_without(self, touched: Iterable[int]) -> Counter[str]:
-        """Current rows by file, once these rows have moved on."""
-        return self.live - Counter(self.owner[k] for k in touched if k in self.owner)
-
-    def _note(self, file: str, rows: Sequence[int], live: Counter[str]) -> None:
-        """Remember where rows are now; what this costs does not grow with the number of clients."""
-        self.owner.update(dict.fromkeys(rows, file))
-        self.live = live + Counter({file: len(rows)})
-        self.content = {name: self.content.get(name, tuple(rows)) for name in self.live}
-
-    def _stragglers(self, touched: set[int]) -> list[int]:
-        """Current rows of the emptiest file, once less than half of all stored rows is current."""
-        live = self._live_without(touched)
-        if sum(len(self.content[file]) for file in live) <= 2 * live.total():
-            return []
-        emptiest = min(live, key=lambda file: (live[file] / len(self.content[file]), file))
-        return [k for k in self.content[emptiest] if self.owner[k] == emptiest and k not in touched]
-
     def _load(self, commit: Commit, roster: tuple[str, ...], start: State) -> State:
         """The state that a manifest describes, one file in memory at a time."""
         roster = roster or tuple(json.loads(self._checked(commit.roster, commit)))
-        build, rounds = Assembly(start, roster), {}
-        self.content = {}
+        build, rounds, content = Assembly(start, roster), {}, {}
         for name in sorted((name for name in commit.files if name.endswith(".rows")), reverse=True):
             tensors = load(self._checked(name, commit))
             build.add(name, tensors)
-            self.content[name] = tuple(tensors["k"].tolist()) if "k" in tensors else ()
+            content[name] = tuple(tensors["k"].tolist()) if "k" in tensors else ()
             rounds.update({entry: tensors[entry].clone() for entry, file in commit.rounds.items() if file == name})
         whole: Tensors = load(self._checked(f"{commit.latest}.state", commit))
-        self.owner, self.live = build.owner, Counter(build.owner.values())
+        self.places = Places(build.owner, content, Counter(build.owner.values()))
         return build.state(commit.t, commit.attempt, whole, rounds, commit.scalars)
 
     def _checked(self, name: str, commit: Commit) -> bytes:
@@ -168,14 +180,20 @@ class Journal:
         return data
 
     def _commit(self, commit: Commit, guard: Callable[[], None]) -> None:
+        """Write the manifest under the name that the last one has not: until it is whole, that one counts."""
         sync_folder(self.folder)
         failpoint("commit.ready")
         guard()
-        former, self.slot = self.slot, SLOTS[self.slot == SLOTS[0]]
+        first, second = SLOTS
+        spare = self.slot
+        self.slot = second if spare == first else first
         write_through(self.folder / self.slot, _sealed(commit), PRIVATE)
         sync_folder(self.folder)
         failpoint("commit.done")
-        needed = {*commit.files, *(self.last.files if self.last else ()), self.slot, former}
+        self._sweep({*commit.files, *(self.last.files if self.last else ()), self.slot, spare})
+
+    def _sweep(self, needed: set[str]) -> None:
+        """Delete what neither this commit nor the one before needs."""
         for path in self.folder.iterdir():
             if path.name not in needed and (path.suffix in OURS or path.name in (*SLOTS, *FORMER)):
                 path.unlink()

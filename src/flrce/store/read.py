@@ -21,8 +21,9 @@ from flrce.errors import BadInput, brief
 from flrce.pieces import Recipe
 from flrce.round.living import dated
 from flrce.stops.conflict import Conflicts
-from flrce.store.ledger import MAPPED, summarise
+from flrce.store.lines import MAPPED
 from flrce.store.seal import Marks, contents, document, sealed
+from flrce.store.summary import summarise
 from flrce.types import Record, Spent
 
 Matrix = NDArray[np.int8]

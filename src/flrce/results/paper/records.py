@@ -13,7 +13,7 @@ from flrce.errors import BadInput
 from flrce.results.paper.plan import Cell, Facts
 from flrce.stops.conflict import Conflicts
 from flrce.store.checkpoint import write_through
-from flrce.store.ledger import summarise
+from flrce.store.summary import summarise
 from flrce.types import Record
 
 #: fields of a round that are kept, and the digits after the point of those that are not exact

@@ -1,0 +1,46 @@
+"""Lines of the ledger: records as JSON and back."""
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from flrce.types import Record, Round
+
+MAPPED = 300  # clients up to which the rows of Omega are kept round by round, for the report's slider
+
+
+def jsonl(rows: Iterable[Any]) -> bytes:
+    return b"".join(json.dumps(finite(row), separators=(",", ":"), allow_nan=False).encode() + b"\n" for row in rows)
+
+
+def finite(value: Any) -> Any:
+    """The same with null for every float that JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def record(row: Mapping[str, Any]) -> Record:
+    """A ledger line as a Record; a figure that JSON could not hold was written as null and counts as none."""
+    known = {f.name: f.default for f in fields(Record)}
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known}
+    return Record(**{key: v for key, v in values.items() if v is not None or known[key] is None})
+
+
+def relations_of(done: Round) -> dict[str, Any]:
+    """What the round changed in the relationship map: rows k, their H, and Omega[k] as int8 (value * 127) in base64."""
+    memory, k = done.state.memory.get("selector"), list(done.touched)
+    if memory is None or not k or getattr(memory, "H", None) is None or not hasattr(memory, "R"):
+        return {}
+    line: dict[str, Any] = {"t": done.record.t, "k": k, "H": memory.H[k].tolist()}
+    if getattr(memory, "Omega", None) is not None and len(memory.Omega) <= MAPPED:
+        rows = (memory.Omega[k] * 127).round().to(torch.int8)  # (P, M)
+        line["Omega"] = base64.b64encode(rows.numpy().tobytes()).decode()
+    return line

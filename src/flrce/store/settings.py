@@ -1,0 +1,87 @@
+"""A run's settings: what was asked at first and what is asked now, compared value by value."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flrce.errors import BadInput, brief
+from flrce.store.seal import document
+
+FREE = ("engine.workers", "engine.device")  # settings that change no result
+LENGTH = "rounds"  # changes where a run ends, and no round before that
+Settings = dict[str, Any]  # "table.key" -> value
+
+
+def settings(experiment: str) -> Settings:
+    """The values of an experiment file; how it is written does not matter."""
+    return _flat(tomllib.loads(experiment))
+
+
+def deciding(found: Settings) -> Settings:
+    """Those on which a run's rounds depend."""
+    return {key: value for key, value in found.items() if key not in (*FREE, LENGTH)}
+
+
+def same_experiment(path: Path, experiment: str) -> str:
+    """Refuses another experiment than the folder's, or a shorter one; returns the folder's own."""
+    if not path.exists():
+        return experiment
+    try:
+        before = path.read_text(encoding="utf-8")
+        old, new = settings(before), settings(experiment)
+    except (ValueError, RecursionError) as why:
+        raise BadInput(f"{path} is damaged ({brief(why, 100)}); restore it, or use another --out") from why
+    _same(path, deciding(old), deciding(new))
+    _long_enough(path, new)
+    return before
+
+
+def _same(path: Path, old: Settings, new: Settings) -> None:
+    changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+    if changed:
+        told = "; ".join(f"{key} {old.get(key, 'unset')!r} -> {new.get(key, 'unset')!r}" for key in changed[:6])
+        raise BadInput(f"{path} differs from this experiment: {told}; undo that, or use another --out")
+
+
+def _long_enough(path: Path, new: Settings) -> None:
+    rounds = path.with_name("rounds.jsonl")
+    done = rounds.read_bytes().count(b'"outcome":"committed"') if rounds.exists() else 0
+    if new.get(LENGTH, done) < done:
+        raise BadInput(
+            f"rounds = {new[LENGTH]}: {path.parent} holds {done} already; give at least that, or another --out"
+        )
+
+
+def fingerprint(experiment: str) -> str:
+    """Of all that decides a run's rounds."""
+    text = json.dumps(deciding(settings(experiment)), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def former_fingerprint(experiment: str) -> str:
+    """As version 0.1 wrote it: of the text, its length included. Its runs are gone on with."""
+    lines = [line for line in experiment.splitlines() if line.split(" = ")[0] not in ("workers", "device")]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def same_data(path: Path, partition: Mapping[str, Any]) -> None:
+    """Refuses other data than the folder's."""
+    if not path.exists():
+        return
+    old, new = document(path), json.loads(json.dumps(partition))
+    changed = [key for key in sorted(old.keys() & new.keys()) if old[key] != new[key]]
+    if changed:
+        raise BadInput(
+            f"{path} was made from other data ({', '.join(changed)} differ); restore it, or use another --out"
+        )
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as {"a.b": value}."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found

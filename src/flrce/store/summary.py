@@ -1,0 +1,80 @@
+"""A run in a few figures, and the machine and versions that made it."""
+
+import os
+import platform
+from typing import Any
+
+import torch
+
+from flrce.round.living import elapsed
+from flrce.types import Record
+from flrce.version import __version__
+
+
+def versions() -> dict[str, str]:
+    return {"flrce": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def hardware() -> str:
+    """The machine, with the GPU that runs go to where there is one."""
+    gpu = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
+    return f"{platform.machine()}, {os.cpu_count()} cores{gpu}"
+
+
+def summarise(history: tuple[Record, ...], size: int, trainable: int, base: int = 0) -> dict[str, Any]:
+    """A run's final figures. `base`: bytes of the model that never travel; every client is given them once."""
+    done = [h for h in history if h.outcome == "committed"]
+    seen = [h for h in history if h.headline is not None]  # a round that was not started may judge the one before
+    last = seen[-1] if seen else Record(0)
+    joules, up, down = (sum(getattr(h, name) for h in history) for name in ("joules", "bytes_up", "bytes_down"))
+    handed = last.handed if last.metric == "accuracy" else None
+    return {
+        "rounds": len(done),
+        "metric": last.metric,  # the headline of the model that is handed back, and of the last one
+        "better": "lower" if last.lower else "higher",
+        "value": last.handed,
+        "value_last": last.headline,
+        "metrics": dict(last.metrics_averaged or last.metrics),
+        "accuracy": handed,
+        "accuracy_last": last.accuracy,
+        "accuracy_weighted": last.accuracy_weighted,
+        "loss": last.loss,
+        "stopped": history[-1].stop if history else "",
+        "joules": joules,
+        "joules_wasted": sum(h.joules_wasted for h in history),
+        "joules_low": sum(h.joules_low for h in history),
+        "joules_high": sum(h.joules_high for h in history),
+        "grams": sum(h.grams for h in history),
+        "grams_wasted": sum(h.grams_wasted for h in history),
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_wasted": sum(h.bytes_wasted for h in history),
+        "bytes_framing": sum(h.bytes_framing for h in history),
+        "bytes_evaluation": sum(h.bytes_evaluation for h in history),
+        "seconds": elapsed(history),
+        "energy": "measured" if history and all(h.measured for h in history) else "modelled",
+        "computation_efficiency": handed / (joules / 1e3) if handed is not None and joules else None,
+        "communication_efficiency": handed / ((up + down) / 1e9) if handed is not None and up + down else None,
+        "shadow_stops": _shadow_stops(done),
+        "exploit_rounds": sum(h.exploit for h in done),
+        "parameters": trainable,
+        "floats_on_the_wire": size,
+        "versions": versions(),
+        "hardware": hardware(),
+        **provisioned(history, base),
+    }
+
+
+def provisioned(history: tuple[Record, ...], base: int) -> dict[str, int]:
+    """What the fixed part of the model weighs, and what it adds up to, given once to everyone asked to train."""
+    asked = {client for record in history for client in record.chosen}
+    return {"bytes_base": base, "bytes_provisioned": base * len(asked)} if base else {}
+
+
+def _shadow_stops(done: list[Record]) -> dict[str, int]:
+    """For every threshold psi of the paper's grid: the first round that would have ended the run."""
+    first: dict[str, int] = {}
+    for h in done:
+        for psi in h.shadow:
+            first.setdefault(f"{psi:g}", h.t)
+    return first
