@@ -1,0 +1,26 @@
+"""The study's tables come from its rows, and the page says what they say."""
+
+import importlib.util
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("plan", ["fleets", "fleets-carbon"])
+def test_the_page_has_the_study_s_ratios(plan, tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("fleets", HOME / "studies/fleets.py")
+    study = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(study)
+    (tmp_path / "rows.jsonl").write_bytes((HOME / f"benchmarks/results/{plan}/rows.jsonl").read_bytes())
+    study.tables(types.SimpleNamespace(plan=plan, folder=tmp_path))
+    told = capsys.readouterr().out
+    assert told == (HOME / f"benchmarks/results/{plan}/fleets.md").read_text()
+    page = (HOME / "docs/fleet.md").read_text()
+    ratios = set(re.findall(r"\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", told.partition("\n- ")[0]))
+    assert len(ratios) > 15
+    left = {"1.00 (1.00 to 1.00)", "1.47 (1.04 to 2.08)", "1.47 (1.09 to 2.00)"}  # clean hours within one night
+    assert {ratio for ratio in ratios if ratio not in page} <= left
