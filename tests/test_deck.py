@@ -5,9 +5,10 @@ from threading import Thread
 import pytest
 import torch
 
-from flrce import loop, runs
+from flrce import crowd, loop, runs
 from flrce.config import Experiment
 from flrce.engines.deck import Deck, Seat
+from flrce.errors import BadInput
 from flrce.models.flat import pack
 
 BASE = {"rounds": 5, "clients": 12, "per_round": 4, "engine": {"kernel": "torch"}}
@@ -121,3 +122,26 @@ def test_random_layers_train_in_a_stack(name, caplog):
     assert "one after another" not in caplog.text
     assert all(torch.equal(weights(a), weights(b)) for a, b in zip(one, two, strict=True))
     assert one[0].history[-1].loss < one[0].history[0].loss
+
+
+def test_processes_share_many_runs(tmp_path):
+    """Two processes with every other job each: what each gives is what its share gives in one process."""
+    few = BASE | {"rounds": 2, "clients": 6, "per_round": 2, "engine": {"workers": 2}}
+    jobs = [(Experiment.of(few | {"seed": s}), tmp_path / str(s)) for s in range(3)]
+    seen = []
+    found = runs.run_together(jobs, watch=lambda i, done: seen.append((i, done.record.t)), device="cpu")
+    alone = runs.run_here([(exp, None) for exp, _ in jobs[::2]], device="cpu")
+    assert all(torch.equal(weights(a), weights(b)) for a, b in zip(found[::2], alone, strict=True))
+    assert [result.folder.name for result in found] == ["0", "1", "2"]
+    assert sorted(seen) == [(i, t) for i in range(3) for t in (1, 2)]
+    with pytest.raises(BadInput, match="holds a run"):
+        runs.run_together(jobs, device="cpu")
+
+
+def test_how_many_processes_depends_on_jobs_and_wishes():
+    exp = Experiment.of(BASE)
+    one = Experiment.of(BASE | {"engine": {"workers": 3}})
+    assert crowd.processes([(exp, None)] * 40, "cpu") == 1
+    assert crowd.processes([(one, None)] * 2, "cpu") == 2
+    assert crowd.processes([(one, None)] * 40, "cpu") == 3
+    assert not crowd.portable(lambda: 0)

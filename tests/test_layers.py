@@ -16,7 +16,7 @@ LAYERS = {
     "field": 4, "tuning": 4.2, "recipes": 4.5, "names": 4, "loop": 4, "engines": 4,
     "compose": 5, "written": 5.5,
     "config": 6, "store": 6,
-    "flower": 7, "track": 7, "outcome": 7,
+    "flower": 7, "track": 7, "outcome": 7, "crowd": 7.5,
     "runs": 8,
     "results": 9,
     "arena": 9.5,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flrce import loop
+from flrce import crowd, loop
 from flrce.config import Experiment, build_net
 from flrce.data.federation import Federation
 from flrce.data.own import adopt
@@ -194,11 +194,24 @@ def run_together(
     jobs: Sequence[tuple[Experiment, Path | None]], resume: bool = False, data: Callable[[str], Source] | None = None,
     watch: Callable[[int, Round], None] | None = None, device: str = "cuda",
 ) -> list[Result]:  # fmt: skip
-    """Run many experiments as one stack on one device; the results in the order of the jobs.
+    """Run many experiments as stacks on one machine; the results in the order of the jobs.
 
     Each job's model and costs are what it gets alone, up to float tolerance; together they cost little more than one.
+    Where they are many, several processes share them (crowd.py): a function of jobs and machine, so that the same call
+    gives the same bits.
     """
-    decks = Decks(device)
+    count = crowd.processes(jobs, device)
+    if count > 1 and crowd.portable(jobs, data):
+        return crowd.run_shared(run_here, jobs, resume, data, watch, device, count)
+    return run_here(jobs, resume, data, watch, device)
+
+
+def run_here(
+    jobs: Sequence[tuple[Experiment, Path | None]], resume: bool = False, data: Callable[[str], Source] | None = None,
+    watch: Callable[[int, Round], None] | None = None, device: str = "cuda", beside: int = 1,
+) -> list[Result]:  # fmt: skip
+    """As `run_together`, in this process; `beside`: processes that share the device's memory."""
+    decks = Decks(device, beside)
     once = reader()
 
     def find(experiment: Experiment) -> Source:

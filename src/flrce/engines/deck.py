@@ -230,8 +230,9 @@ class Deck:
 class Decks:
     """The decks of one device: a deck for each network and pool of samples that its runs have in common."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, beside: int = 1) -> None:
         self.device, self.decks = device, {}  # type: tuple[str, dict[Any, Deck]]
+        self.beside = beside  # processes that share the device's memory
 
     def hire(self, runner: Runner, precision: Precision = "float32") -> "Seat":
         """A seat at the deck of this network and these samples."""
@@ -247,7 +248,7 @@ class Decks:
         )
         if key not in self.decks:
             total = torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else 4 << 30
-            self.decks[key] = Deck(runner, self.device, memory=total // 4, precision=precision)
+            self.decks[key] = Deck(runner, self.device, memory=total // 4 // self.beside, precision=precision)
         return Seat(self.decks[key], runner)
 
 

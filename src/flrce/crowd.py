@@ -1,0 +1,180 @@
+"""Many runs on the GPUs of one machine, in several processes: one Python cannot keep a large GPU busy.
+
+Every process takes a share of the jobs and runs it as stacks of its own, on one GPU. Run directories are written by the
+process that owns the run, under its lock, exactly as alone; a process that dies loses nothing that was committed.
+"""
+
+import logging
+import os
+import pickle
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flrce.config import Experiment
+from flrce.errors import BadInput, Unfinished
+from flrce.outcome import Result
+from flrce.types import Round
+
+Jobs = Sequence[tuple[Experiment, Path | None]]
+Watch = Callable[[int, Round], None]
+FEWEST = 4  # runs that are worth a process
+MOST = 8  # processes on one GPU
+ROOM = 6 << 30  # bytes of GPU memory a process wants
+log = logging.getLogger("flrce")
+
+
+def processes(jobs: Jobs, device: str) -> int:
+    """How many processes share these jobs: by the experiments' engine.workers, or by jobs, cores and GPU memory."""
+    asked = [job.engine.workers for job, _ in jobs if job.engine.workers != "auto"]
+    if asked:
+        return max(1, min(int(asked[0]), len(jobs)))
+    if device != "cuda":
+        return 1
+    gpus = torch.cuda.device_count()
+    cores = (os.cpu_count() or 1) // 2
+    room = torch.cuda.get_device_properties(0).total_memory // ROOM
+    return max(1, min(len(jobs) // FEWEST, cores, gpus * min(MOST, room)))
+
+
+def portable(*things: Any) -> bool:
+    """Whether another process can be given these."""
+    try:
+        pickle.dumps(things)
+    except Exception:  # closures, locks, open files: many kinds
+        return False
+    return True
+
+
+def run_shared(
+    work: Callable[..., list[Result]], jobs: Jobs, resume: bool, data: Any, watch: Watch | None, device: str, count: int
+) -> list[Result]:
+    """The results of all jobs in their order, from `count` processes that `work` on every count-th each."""
+    context = get_context("spawn")  # a forked process cannot use the GPU
+    gpus = torch.cuda.device_count() if device == "cuda" else 1
+    results: list[Any] = [None] * len(jobs)
+    pipes: dict[Connection, tuple[int, Any]] = {}
+    busy = Busy(device)
+    try:
+        for share in range(count):
+            mine, theirs = context.Pipe(duplex=False)
+            told = (
+                work,
+                list(jobs[share::count]),
+                resume,
+                data,
+                device,
+                watch is not None,
+                share % gpus,
+                count // gpus or 1,
+            )
+            child = context.Process(target=_serve, args=(pickle.dumps(told), theirs, os.getpid()))
+            child.start()
+            theirs.close()
+            pipes[mine] = (share, child)
+        while pipes:
+            for pipe in wait(list(pipes)):
+                assert isinstance(pipe, Connection)
+                _heard(pipe, pipes, results, watch, count)
+    except BaseException:
+        for _, child in pipes.values():
+            child.terminate()
+        raise
+    finally:
+        for _, child in pipes.values():
+            child.join(10)
+        busy.tell(count)
+    return results
+
+
+def _heard(
+    pipe: Connection, pipes: dict[Connection, tuple[int, Any]], results: list[Any], watch: Watch | None, count: int
+) -> None:
+    """One message of a process: a round, its results, or why it ended."""
+    share, child = pipes[pipe]
+    try:
+        what, value = pickle.loads(pipe.recv_bytes())  # our own process's bytes
+    except (EOFError, OSError):
+        child.join()
+        del pipes[pipe]
+        raise Unfinished(
+            f"a process with {len(results[share::count])} runs ended ({child.exitcode}); what is committed is kept, "
+            "go on with --resume"
+        ) from None
+    if what == "round" and watch is not None:
+        watch(share + count * value[0], value[1])
+    elif what == "failed":
+        raise value
+    elif what == "done":
+        results[share::count] = value
+        child.join()
+        del pipes[pipe]
+
+
+def _serve(told: bytes, pipe: Connection, parent: int) -> None:
+    """A process's life: its share of the jobs, each round told, until it is done or nobody listens."""
+    work, jobs, resume, data, device, watched, gpu, beside = pickle.loads(told)
+    if device == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(gpu)
+    threading.Thread(target=_with_parent, args=(parent,), daemon=True).start()
+    lock = threading.Lock()
+
+    def tell(what: str, value: Any) -> None:
+        with lock:
+            pipe.send_bytes(pickle.dumps((what, value)))
+
+    def watch(i: int, done: Round) -> None:
+        few = replace(done.state, w=torch.empty(0), memory={}, carry={}, history=())
+        tell("round", (i, replace(done, state=few, model=None)))
+
+    try:
+        found = work(jobs, resume, data, watch if watched else None, device, beside)
+        tell("done", found)
+    except (BadInput, Unfinished) as why:
+        tell("failed", why)
+    except Exception as why:  # the parent raises it; one that does not travel, by its words
+        tell("failed", why if portable(why) else RuntimeError(f"{type(why).__name__}: {why}"))
+
+
+def _visible(gpu: int) -> str:
+    """The GPU of this number among those that the user lets be seen."""
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return seen[gpu] if gpu < len(seen) else str(gpu)
+
+
+def _with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)  # as if killed: the journal is made for that
+
+
+class Busy:
+    """How busy the GPU is meanwhile, as nvidia-smi says every few seconds."""
+
+    def __init__(self, device: str) -> None:
+        self.seen: list[float] = []
+        self.over, self.begun = threading.Event(), time.perf_counter()
+        if device == "cuda":
+            threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        call = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        while not self.over.wait(3):
+            with suppress(OSError, ValueError, subprocess.SubprocessError):
+                said = subprocess.run(call, capture_output=True, text=True, timeout=5).stdout.split()
+                self.seen.append(sum(map(float, said)) / len(said))
+
+    def tell(self, count: int) -> None:
+        self.over.set()
+        if self.seen:
+            mean = sum(self.seen) / len(self.seen)
+            log.warning("%d processes, %.0f s: GPU busy %.0f %%", count, time.perf_counter() - self.begun, mean)
