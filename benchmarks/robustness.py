@@ -1,7 +1,7 @@
 """Attack tables: what a share of bad clients does to FedAvg, to defences of the literature and to FLrce's presets.
 
-    python benchmarks/robustness.py --data digits --seeds 10-14 --out docs/robustness.md
-    python benchmarks/robustness.py --data mnist-writers --seeds 0-4 --out docs/robustness.md
+    python benchmarks/robustness.py --data digits --seeds 10-13 --raw results/attacks/attacks-digits.jsonl.gz
+    python benchmarks/robustness.py --data mnist-labels --seeds 10-13 --raw results/attacks/attacks-mnist-labels.jsonl.gz
 
 Attackers (`attacks.py`) are a fixed share of the clients and send what the attack says through the ordinary gate. Each
 data set's section of the page is rewritten in place. The hardened preset was tuned on the digits' seeds 0 to 4: those
@@ -9,6 +9,7 @@ are no evidence for it.
 """
 
 import argparse
+import gzip
 import json
 import os
 import platform
@@ -187,6 +188,18 @@ def write(page: Path, name: str, text: str) -> None:
     page.write_text(re.sub(f"{begin}.*{end}", lambda _: f"{begin}\n{text}\n{end}", old, flags=re.DOTALL))
 
 
+def opened(path: Path, how: str) -> Any:
+    return gzip.open(path, how) if path.suffix == ".gz" else open(path, how)
+
+
+def read(path: Path | None) -> list[dict[str, Any]]:
+    """Runs that were kept before."""
+    if path is None or not path.exists():
+        return []
+    with opened(path, "rt") as f:
+        return [json.loads(line) for line in f]
+
+
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--data", choices=tuple(DATA), default="digits")
@@ -199,14 +212,13 @@ def main() -> None:
     given = ask.parse_args()
     seeds = given.seeds or ("10-14" if given.data == "digits" else "0-4")
     wanted = grid(given.data, options.seeds(seeds) or [], given.attacks, given.shares)
-    lines = given.raw.read_text().splitlines() if given.raw and given.raw.exists() else []
-    found = {tuple(line["run"]): line for line in map(json.loads, lines)}
+    found = {tuple(line["run"]): line for line in read(given.raw)}
     with ProcessPoolExecutor(given.workers) as pool:
         for future in as_completed([pool.submit(one, run) for run in wanted if run not in found]):
             result = future.result()
             found[tuple(result["run"])] = result
             if given.raw:
-                with open(given.raw, "a") as f:
+                with opened(given.raw, "at") as f:
                     f.write(json.dumps(result) + "\n")
     write(given.out, given.data, section(given.data, [found[run] for run in wanted], seeds))
 
