@@ -1,7 +1,6 @@
 """Attack tables: what a share of bad clients does to FedAvg, to defences of the literature and to FLrce's presets.
 
     python benchmarks/robustness.py --data digits --seeds 10-13 --raw results/attacks/attacks-digits.jsonl.gz
-    python benchmarks/robustness.py --data mnist-labels --seeds 10-13 --raw results/attacks/attacks-mnist-labels.jsonl.gz
 
 Attackers (`attacks.py`) are a fixed share of the clients and send what the attack says through the ordinary gate. Each
 data set's section of the page is rewritten in place. The hardened preset was tuned on the digits' seeds 0 to 4: those

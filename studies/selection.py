@@ -117,9 +117,10 @@ def tell(key, exp, pool):
 
 
 def endpoint(values, sweep):
-    """Mean over the last full sweep; rounds that were given up, as those of a model that diverged, have no value."""
+    """Mean over the last full sweep, of the rounds in it that were judged; of a run that was given up, the last one."""
+    last = [value for value in values[-sweep:] if value is not None]
     known = [value for value in values if value is not None]
-    return float(np.mean(known[-sweep:])) if known else 0.0
+    return float(np.mean(last or known[-1:] or [0.0]))
 
 
 def wanted(plan):

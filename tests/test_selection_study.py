@@ -15,7 +15,9 @@ from flrce.results.paper.execute import facts_of, load
 
 
 def test_the_endpoint_is_the_last_sweep():
-    assert selection.endpoint([0.1, None, 0.4, 0.6, None], 2) == pytest.approx(0.5)
+    assert selection.endpoint([0.1, 0.4, 0.6], 2) == pytest.approx(0.5)
+    assert selection.endpoint([0.1, 0.4, None, 0.6], 2) == pytest.approx(0.6)
+    assert selection.endpoint([0.1, 0.4, None, None], 2) == pytest.approx(0.4)
     assert selection.endpoint([None], 3) == 0
 
 
