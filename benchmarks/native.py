@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flrce.local.native import Kernel, kernel
+from flrce.local.native import kernel, why_none
 from flrce.models.chain import chain
 from flrce.models.flat import pack, unpack
 from flrce.models.nets import CNNS, build
@@ -108,10 +108,10 @@ class Native:
     """The same work by the fused kernels."""
 
     def __init__(self, case: Case) -> None:
-        k = kernel(case.net(), case.shape)
-        if not isinstance(k, Kernel):
-            raise SystemExit(f"no kernel: {k}")
-        self.k, self.w = k, pack(case.net())
+        why = why_none(case.net(), case.shape)
+        if why:
+            raise SystemExit(f"no kernel: {why}")
+        self.k, self.w = kernel(case.net(), case.shape), pack(case.net())
         self.x, self.y = case.data(case.n)
         self.vx, self.vy = case.data(case.validation)
         self.order, self.sizes = case.batches()

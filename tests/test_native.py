@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.errors import BadInput
-from flrce.local.native import Kernel, build, kernel
+from flrce.local.native import Kernel, build, kernel, why_none
 from flrce.local.native.blocks import Machine, split
 from flrce.local.native.emit import source
 from flrce.local.native.frames import Axis
@@ -41,11 +41,10 @@ def _cache(tmp_path_factory):
 
 
 def compiled(net: nn.Module, shape: tuple[int, ...]) -> Kernel:
-    k = kernel(net, shape)
-    if isinstance(k, str) and ("no C compiler" in k or "processor has none" in k):
-        pytest.skip(k)
-    assert isinstance(k, Kernel), k
-    return k
+    why = why_none(net, shape)
+    if "no C compiler" in why or "processor has none" in why:
+        pytest.skip(why)
+    return kernel(net, shape)
 
 
 def scramble(net: nn.Module, seed: int) -> Tensor:
@@ -300,13 +299,13 @@ def test_what_is_not_supported_says_why():
     ]:  # fmt: skip
         net = nn.Sequential(*layers, *last)
         net(torch.zeros(2, 2, 8, 8))
-        assert said in str(kernel(net, (2, 8, 8)))
+        assert said in why_none(net, (2, 8, 8))
         last = nn.Flatten(), nn.LazyLinear(3)
     frozen = nn.Sequential(nn.Linear(2, 2))
     frozen[0].weight.requires_grad_(False)
-    assert "not trained" in str(kernel(frozen, (2,)))
-    assert "logits" in str(kernel(nn.Sequential(nn.Conv2d(1, 2, 1)), (1, 2, 2)))
-    assert "no convolution" in str(kernel(nn.Sequential(nn.Flatten()), (1, 2, 2)))
+    assert "not trained" in why_none(frozen, (2,))
+    assert "logits" in why_none(nn.Sequential(nn.Conv2d(1, 2, 1)), (1, 2, 2))
+    assert "no convolution" in why_none(nn.Sequential(nn.Flatten()), (1, 2, 2))
 
 
 def script(path, text: str) -> str:
@@ -323,20 +322,20 @@ def test_a_missing_or_broken_compiler_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv(
         "CC", script(tmp_path / "one", f'case "$*" in *-shared*) echo "disk full" >&2; exit 1;; esac; exec {real} "$@"')
     )
-    assert kernel(net, (3,)) == "the C compiler failed: disk full"
+    assert why_none(net, (3,)) == "the C compiler failed: disk full"
     assert not list((tmp_path / "cache" / "native").iterdir())
     junk = (
         f'case "$*" in *-shared*) while [ "$1" != -o ]; do shift; done; echo junk > "$2"; exit;; esac; exec {real} "$@"'
     )
     monkeypatch.setenv("CC", script(tmp_path / "junk", junk))
-    assert "does not load" in str(kernel(net, (3,)))
+    assert "does not load" in why_none(net, (3,))
     monkeypatch.setenv("CC", script(tmp_path / "two", f'{real} "$@" | grep -v -e AVX -e NEON'))
-    assert "processor has none" in str(kernel(net, (3,)))
+    assert "processor has none" in why_none(net, (3,))
     monkeypatch.setenv("CC", script(tmp_path / "three", "exit 1"))
-    assert "knows neither" in str(kernel(net, (3,)))
+    assert "knows neither" in why_none(net, (3,))
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert "no C compiler (cc, gcc, clang)" in str(kernel(net, (3,)))
+    assert "no C compiler (cc, gcc, clang)" in why_none(net, (3,))
 
 
 def test_an_unusable_cache_says_so(monkeypatch, tmp_path):
@@ -344,7 +343,7 @@ def test_an_unusable_cache_says_so(monkeypatch, tmp_path):
     compiled(net, (3,))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path / "file"))
-    assert "set FLRCE_CACHE" in str(kernel(net, (3,)))
+    assert "set FLRCE_CACHE" in why_none(net, (3,))
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path))
     command, macros, machine = build.tools()
     path = build.library(source(plan(net, (3,)), machine), command, macros)

@@ -18,7 +18,7 @@ from torch import Tensor
 from flrce.engines.pool import Dead, Processes, Threads
 from flrce.errors import BadInput, Unfinished
 from flrce.local.client import Index, Runner
-from flrce.local.native import kernel
+from flrce.local.native import why_none
 from flrce.types import Reply, Task
 
 SHARED = "/dev/shm"  # where Linux keeps memory that processes share
@@ -93,11 +93,11 @@ def hire(runner: Runner, kind: str, count: int, unfused: str = "") -> Pooled:
     `unfused`: why the recipe has none. One line says why there are none.
     """
     if kind != "torch":
-        found = unfused or kernel(runner.net, runner.shape)
-        if not isinstance(found, str):
+        why = unfused or why_none(runner.net, runner.shape)
+        if not why:
             runner.native = True
             return Pooled(runner, count, "native")
         if kind == "native":
-            raise BadInput(f"engine.kernel = 'native': {found}; use auto or torch")
-        log.warning("no fused kernels, training with PyTorch: %s", found)
+            raise BadInput(f"engine.kernel = 'native': {why}; use auto or torch")
+        log.warning("no fused kernels, training with PyTorch: %s", why)
     return Pooled(runner, count, "torch")

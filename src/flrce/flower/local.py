@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flrce.fleet.energy import Meter, Reading
 from flrce.local.client import Runner
-from flrce.local.native import kernel
+from flrce.local.native import why_none
 from flrce.local.objective import Classification, Objective
 
 Index = NDArray[np.int64]
@@ -114,7 +114,7 @@ class Runners:
         if id(local.x) not in kept:
             net, shape = copy.deepcopy(local.net), tuple(local.x.shape[1:])
             with self.tracing.alone():
-                native = local.kernel != "torch" and not isinstance(kernel(net, shape), str)
+                native = local.kernel != "torch" and not why_none(net, shape)
             runner = Runner(net, shape, local.x, local.y, local.scale, local.shift, native, local.objective, local.kept)
             kept[id(local.x)] = (local.x, runner)
             for old in list(kept)[: -self.most]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flrce.errors import BadInput
 from flrce.local.batches import batches, sizes_of
 from flrce.local.link import PERSONAL, Local
-from flrce.local.native import Kernel, kernel
+from flrce.local.native import Kernel, Unsupported, kernel
 from flrce.local.objective import Classification, Objective
 from flrce.local.precision import Precision
 from flrce.local.trainer import Trained, Trainer
@@ -142,10 +142,15 @@ class Runner:
         key = (part.key[0], self.native and fused)
         with self.lock:
             if key not in self.trainers:
-                found = kernel(part.net, self.shape) if key[1] else ""
-                torch_s = isinstance(found, str)
-                self.trainers[key] = self._torch(part) if torch_s else found  # type: ignore[assignment]
+                self.trainers[key] = self._fused(part) if key[1] else self._torch(part)
             return self.trainers[key]
+
+    def _fused(self, part: Part) -> Trainer | Kernel:
+        """A fused kernel, or torch for a part that has none: a sub-model may be too narrow for one."""
+        try:
+            return kernel(part.net, self.shape)
+        except Unsupported:
+            return self._torch(part)
 
     def _torch(self, part: Part) -> Trainer:
         return Trainer(part.net, self.shape, self.objective, self.kept, self.x.device, self.precision)

@@ -1,6 +1,7 @@
 """Fused kernels for small feed-forward CNNs on the CPU: one C file per net, compiled at first use and cached.
 
-`kernel(net, shape)` gives a `Kernel`, or one line that says why there is none; torch then does the work.
+`kernel(net, shape)` gives a `Kernel`, or raises `Unsupported` with one line that says why there is none; torch then
+does the work. `why_none` asks beforehand.
 """
 
 from torch import nn
@@ -10,22 +11,29 @@ from flrce.local.native.emit import source
 from flrce.local.native.plan import Unsupported, plan
 from flrce.local.native.trainer import Kernel
 
-__all__ = ["Kernel", "kernel"]
+__all__ = ["Kernel", "Unsupported", "kernel", "why_none"]
 
 
-def kernel(net: nn.Module, shape: tuple[int, ...]) -> Kernel | str:
-    """A compiled trainer for this net and sample shape, or one line saying why there is none."""
+def kernel(net: nn.Module, shape: tuple[int, ...]) -> Kernel:
+    """A compiled trainer for this net and sample shape; Unsupported says why there is none."""
+    stages = plan(net, tuple(shape))
+    command, macros, machine = build.tools()
+    text = source(stages, machine)
     try:
-        stages = plan(net, tuple(shape))
-        command, macros, machine = build.tools()
-        text = source(stages, machine)
         path = build.library(text, command, macros)
         try:
             return Kernel(stages, tuple(shape), machine.lanes, path)
         except OSError:  # a damaged file, or a disk that may not hold programs: the second try tells
             path.unlink()
             return Kernel(stages, tuple(shape), machine.lanes, build.library(text, command, macros))
+    except OSError as why:
+        raise Unsupported(f"the compiled kernel does not load ({why}); set FLRCE_CACHE to another folder") from why
+
+
+def why_none(net: nn.Module, shape: tuple[int, ...]) -> str:
+    """Why there is no kernel for this net; "" where there is one."""
+    try:
+        kernel(net, shape)
     except Unsupported as why:
         return str(why)
-    except OSError as why:
-        return f"the compiled kernel does not load ({why}); set FLRCE_CACHE to another folder"
+    return ""
