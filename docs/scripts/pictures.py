@@ -31,7 +31,6 @@ RECIPES = "fedavg,fedprox,flrce,flrce-topk,oort"
 #: name -> page, width, height, colours
 PICTURES = {
     "report": ("compare", 1100, 1500, "light"),
-    "report-run": ("run", 1200, 1500, "light"),
     "report-run-dark": ("run", 1200, 1500, "dark"),
     "report-phone": ("run", 400, 900, "light"),
     "report-reproduce": ("reproduce", 1200, 1500, "light"),
@@ -113,13 +112,13 @@ def taken(driver: Any, url: str, width: int, height: int, colours: str) -> bytes
 
 
 def small(png: bytes) -> bytes:
-    """The same picture with 128 colours, a third of the bytes; as it is where there is no Pillow."""
+    """The same picture with 256 colours, a third of the bytes; as it is where there is no Pillow."""
     try:
         from PIL import Image
     except ImportError:
         return png
     kept = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(128).save(kept, "PNG", optimize=True)
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, kmeans=1).save(kept, "PNG", optimize=True)
     return kept.getvalue()
 
 
