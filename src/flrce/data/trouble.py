@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from annotated_types import Ge, Le, Len
+from annotated_types import Ge, Le, MaxLen, MinLen
 from numpy.random import Generator
 from numpy.typing import NDArray
 
@@ -150,7 +150,7 @@ class SlowLabels:
     """
 
     share: Part = 0.3
-    profile: Annotated[str, Len(1, 500)] = "raspberry-pi-4"
+    profile: Annotated[str, MinLen(1), MaxLen(500)] = "raspberry-pi-4"
 
     def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
         half = _classes(fleet.source, "slow-labels") / 2
