@@ -67,6 +67,28 @@ class Busy(ClientApp):
 app = Busy()
 '''
 
+SLOW = '''
+
+import time
+from pathlib import Path
+from flwr.clientapp import ClientApp
+
+good, go = app, Path({go!r})
+
+
+class Slow(ClientApp):
+    """Partition 2 takes its time over its first task, until it is told to go on."""
+
+    def __call__(self, message, context):
+        t = message.content["config"].get("flrce.t") if message.metadata.message_type == "train" else 0
+        while context.node_config["partition-id"] == 2 and t == 1 and not go.exists():
+            time.sleep(0.2)
+        return good(message, context)
+
+
+app = Slow()
+'''
+
 WATCH = """
 import os, socket
 with open(os.environ["FLRCE_TEST_LOOKUPS"], "a") as out:
@@ -167,6 +189,25 @@ def test_a_node_that_is_killed_while_it_trains_is_skipped_and_comes_back(fleet, 
     assert second["replied"] == ["0", "2"]
     assert second["rejected"]["1"].startswith("failed")
     assert second["bytes_wasted"] == second["bytes_down"] / 3  # what it was sent
+
+
+def test_replies_count_as_they_come(fleet, tmp_path):
+    """FedBuff: two of three replies make a round, and the third counts rounds later, once, by its age."""
+    state, go = tmp_path / "state", tmp_path / "go"
+    app = copied(tmp_path / "app", slow=SLOW.format(go=str(go)))
+    run = fleet.run(config(state, "rounds=6 recipe.name=fedbuff recipe.size=2"), app)
+    fleet._until(lambda: len(rounds(state)) >= 2, 300, "two rounds without partition 2")
+    assert all("2" not in line["replied"] for line in rounds(state))
+    go.touch()
+    assert fleet.finish(run) == "finished:completed"
+    lines = rounds(state)
+    assert [line["outcome"] for line in lines] == ["committed"] * 6
+    assert all(len(line["replied"]) == 2 for line in lines)
+    landed = next(line for line in lines if "2" in line["replied"])
+    assert landed["ages"]["2"] == landed["t"] - 1 >= 2
+    asked = [line["t"] for line in lines if "2" in line["chosen"]]
+    assert asked[0] == 1
+    assert all(t > landed["t"] for t in asked[1:])  # it was left alone meanwhile
 
 
 @pytest.mark.parametrize(
