@@ -34,6 +34,7 @@ from flrce.models.flat import Layout, layout
 Index = NDArray[np.int64]
 Plan = NDArray[np.int32]
 Rates = NDArray[np.float32]
+NARROW = 64  # channels up to which fused kernels are tried
 SMALL = 1_000_000  # floats of a network up to which its fused kernels are known to be fastest
 CHUNK = 256  # samples of one model evaluated at once
 
@@ -146,12 +147,18 @@ class Stack:
         with suppress(BadInput):
             self.links = chain(net, shape)
         self.nets: dict[str, Laned | BadInput] = {}
-        self.ways = candidates(net, self.links is not None, usable(self.device) and precision != "float32")
+        self.ways = candidates(net, self._chained(), usable(self.device) and precision != "float32")
         if memory is None:  # asked once: a split that followed the free memory would change bits from call to call
             memory = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else 2 << 30
         self.memory = memory
         self._benches: dict[tuple[Mode, int], Bench] = {}
         self.net = self.network(self.way)
+
+    def _chained(self) -> bool:
+        """Whether the chain's own way is worth a try: its fused kernels are for few channels, and compile long for many."""
+        if self.links is None or self.device.type != "cuda":
+            return self.links is not None
+        return all(layer.out[0] <= NARROW for layer in self.links.layers if layer.kind == "conv")
 
     def network(self, way: Way) -> Laned:
         """The network of many lanes for this way; BadInput says why there is none."""
