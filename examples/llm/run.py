@@ -58,7 +58,7 @@ def main() -> int:
     ask.add_argument("--model", default="smollm2")
     ask.add_argument("--text", type=Path)
     ask.add_argument("--out", type=Path, default=Path("runs/llm"))
-    ask.add_argument("--methods", default="fedit,ffa-lora")
+    ask.add_argument("--methods", default="fedit", help="with commas: " + ", ".join(METHODS))
     ask.add_argument("--guided", action="store_true", help="let FLrce choose, average and stop")
     for name, value in (("rounds", 4), ("clients", 8), ("per-round", 2), ("length", 48), ("steps", 2), ("batch", 4)):
         ask.add_argument(f"--{name}", type=int, default=value)
