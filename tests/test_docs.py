@@ -205,6 +205,11 @@ def leaves(here: click.Command, *path: str) -> Iterator[tuple[str, set[str]]]:
         yield " ".join(path), {option for parameter in here.params for option in parameter.opts}
 
 
+def test_every_command_is_in_the_list() -> None:
+    listed = (DOCS / "commands.md").read_text().partition("`flrce COMMAND --help`")[0]
+    assert [name for name in cli.app.commands if f"`flrce {name}" not in listed] == []
+
+
 def test_json_everywhere() -> None:
     without = {name for name, options in leaves(cli.app) if "--json" not in options}
     assert without == {"data prepare", "deploy init"}  # as docs/commands.md says
