@@ -19,11 +19,13 @@ from flrce.fleet.carbon import Grid, Hours, ahead, grid, intensities, moment
 from flrce.fleet.costs import Profile
 from flrce.fleet.life import life
 from flrce.fleet.presence import DAY, HOUR, Always, Diurnal, crowd
+from flrce.fleet.supply import battery, reported
 from flrce.fleet.traces import Trace
 from flrce.pieces import View
 from flrce.round.clean import CleanHours
+from flrce.round.living import informed
 from flrce.selectors.clean import Cleanest
-from flrce.types import Spent
+from flrce.types import Spent, State
 
 NAMES = ("a", "b", "c", "d", "e")
 DEVICE = Profile("d", 0.0, 5.0, 1e6, 0.0, 8000.0, 8000.0, 1e-3, 1e-3)
@@ -271,3 +273,31 @@ def test_thirteen_regions_of_two_years():
     assert len(found) == 13
     assert {len(hours.values) for hours in found.values()} == {17_544}
     assert found["SE"].values.mean() < 50 < 600 < found["PL"].values.mean()
+
+
+def test_a_device_tells_its_own_battery(tmp_path):
+    def supply(name, **files):
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(f"{text}\n")
+
+    assert battery(tmp_path / "none") is None
+    supply("AC", type="Mains", online=1)
+    assert battery(tmp_path) is None
+    assert reported(tmp_path) == {}
+    supply("BAT0", type="Battery", capacity=80, energy_full=30000000)
+    supply("BAT1", type="Battery", capacity=20, energy_full=10000000)
+    supply("mouse", type="Battery", capacity=5, scope="Device")
+    supply("odd", type="Battery", capacity="full")
+    assert reported(tmp_path) == {"battery": pytest.approx(0.65)}  # (3 * 0.8 + 1 * 0.2) / 4
+
+
+def test_a_selector_sees_the_batteries_that_nodes_report():
+    class Nodes:
+        def levels(self, clients):
+            return torch.tensor([0.9, 0.2, 0.5])
+
+    view = View(1, 2, (0, 1, 2), torch.ones(3), None, None, None)
+    state = State(0, torch.zeros(1), {}, ("a", "b", "c"))
+    assert informed(view, Nodes(), state).battery([2, 0]).tolist() == pytest.approx([0.5, 0.9])
+    assert informed(view, object(), state).battery is None

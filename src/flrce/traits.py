@@ -137,6 +137,13 @@ class Notes(Protocol):
 
 
 @runtime_checkable
+class Reports(Protocol):
+    """An engine whose clients tell what their batteries hold: (clients,) from 0 to 1, or None where nobody does."""
+
+    def levels(self, clients: Sequence[str]) -> Tensor | None: ...
+
+
+@runtime_checkable
 class Begins(Protocol):
     """A pace that may put a round off, given the carbon intensity of the `look` hours to come."""
 

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from flrce.fleet.supply import reported
 from flrce.flower.arrays import Template
 from flrce.flower.local import Local, Runners, Tracing, measured, name_for
 from flrce.flower.nodes import HELLO
@@ -41,7 +42,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
         if template is not None:
             return Message(plain_reply(template, w, reply), reply_to=message)
         reply = replace(reply, base=fingerprint(w) if exact(message) else "")
-        return Message(write_reply(reply, cost.seconds, cost.joules), reply_to=message)
+        return Message(write_reply(reply, cost.seconds, cost.joules, reported()), reply_to=message)
 
     def judge(message: Message, context: Context, held: bool) -> Message:
         local = load(context)
@@ -126,7 +127,7 @@ def compressing(message: Message, context: Context, call_next: Callable[[Message
     n, loss = metrics.pop(SAMPLES, 0), metrics.get("train_loss", metrics.get("loss", 0.0))
     base = fingerprint(w) if exact(message) else ""
     answer = Reply(task.client, task.t, payload, n=n, loss=loss, base=base)  # type: ignore[arg-type]
-    return Message(write_reply(answer, cost.seconds, cost.joules, metrics), reply_to=message)
+    return Message(write_reply(answer, cost.seconds, cost.joules, {**reported(), **metrics}), reply_to=message)
 
 
 def _compresses(hello: Message) -> Message:

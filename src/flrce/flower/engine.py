@@ -1,6 +1,7 @@
 """The same Engine over Flower's Grid: its simulation engine, its deployments, or a LocalGrid. Costs are measured."""
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from flrce.local.updates import Prox
 from flrce.pieces import Dense, Malformed
 from flrce.round.gate import GROWTH, MOST_SAMPLES
 from flrce.round.pace import due
+from flrce.round.payloads import number
 from flrce.types import Arrivals, Evaluation, Flight, Payload, Portion, Record, Reply, Spent, Task, Yardstick
 
 log = logging.getLogger("flwr")
@@ -256,6 +258,13 @@ class FlowerEngine:
             self._sent = None  # before there are two
             self._sent = (w, self.template.unpack(w))
         return self._sent[1]
+
+    def levels(self, clients: Sequence[str]) -> Tensor | None:
+        """(clients,) batteries as last reported, the others' mean where one did not say; None: nobody did."""
+        told: list[Any] = [self.metrics[c].get("battery") if c in self.metrics else None for c in clients]
+        levels = [float(level) if number(level, 0, 1) else math.nan for level in told]
+        found = torch.tensor(levels, dtype=torch.float64)
+        return None if bool(found.isnan().all()) else found.nan_to_num(float(found.nanmean()))
 
     def trained(self, record: Record) -> MetricRecord | None:
         """The training metrics of a round as one, from the replies that counted."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from flrce.pieces import Engine, Recipe, View
-from flrce.traits import Begins, Lives
+from flrce.traits import Begins, Lives, Reports
 from flrce.types import ClientRecord, Flight, Plan, Record, Reply, Spent, State, Task
 
 FLEET = "fleet"  # where a state's memory has the batteries
@@ -65,12 +65,18 @@ def awake(
 def informed(view: View, engine: Engine, state: State) -> View:
     """The view with what a fleet that lives can report: levels of batteries, carbon intensities."""
     life, roster = life_of(engine), state.roster
+    if isinstance(engine, Reports) and engine.levels(roster) is not None:
+        return replace(view, battery=lambda k: _told(engine.levels(roster), k))
     if life is None:
         return view
     charge = state.memory.get(FLEET)
     held = None if charge is None else lambda k: life.held([roster[row] for row in k], view.now, charge)
     dirt = None if life.grid is None else lambda k: life.intensity([roster[row] for row in k], view.now)
     return replace(view, battery=held, intensity=dirt)
+
+
+def _told(levels: Any, k: Sequence[int]) -> Any:
+    return levels[list(k)]
 
 
 def comes_back(engine: Engine, state: State, tasks: Sequence[Task], now: float) -> list[float]:
