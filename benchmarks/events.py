@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from flrce import loop
+from flrce.engines.pretend import Pretend
 from flrce.fleet.costs import Profile
 from flrce.fleet.life import life
 from flrce.fleet.presence import Chance
@@ -30,10 +31,10 @@ from flrce.types import Payload, Reply, Spent
 DEVICE = Profile("device", 0.5, 5.0, 1e10, 0.01, 1e7, 2e7, 2e-6, 1e-6)
 
 
-class Fleet:
+class Fleet(Pretend):
     """An engine whose clients send noise; how long each takes follows from its row."""
 
-    trainable, blocks, judges_once = 0, 1, False
+    trainable = 0
 
     def __init__(self, M, d, presence, seed=0):
         self.trainable, self.names = d, tuple(f"client-{k}" for k in range(M))
@@ -52,23 +53,11 @@ class Fleet:
     def estimate(self, task):
         return Spent(4000, 4000, compute_seconds=60.0 + task.k % 997, joules=300.0, idle_watts=0.5)
 
-    def accept(self, task):
-        return task
-
-    def inquiry(self, client, down):
-        return Spent(bytes_down=down)
-
     def train(self, w, tasks, carry, keep=None):
         return [
             Reply(task.client, task.t, Payload({"u": self.u.roll(task.k)}), 100, 1.0, 1.0, self.estimate(task))
             for task in tasks
         ]
-
-    def evaluate(self, w, t, last=False, carry=None):
-        return None
-
-    def holdings(self, task):
-        return None, (("w", self.trainable),)
 
 
 class _Same(dict):

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from flrce import loop
+from flrce.engines.pretend import Pretend
 from flrce.recipes import CATALOGUE
 from flrce.round.memory import needed
 from flrce.selectors.relationship import ByRelationship
@@ -97,10 +98,10 @@ def ranks(H):
     return H.argsort().argsort().double()
 
 
-class Fleet:
+class Fleet(Pretend):
     """An engine whose clients send planted updates."""
 
-    trainable, blocks, judges_once = D, 1, False
+    trainable = D
 
     def __init__(self, fleet):
         self.fleet, self.names = fleet, [f"client-{k}" for k in range(fleet.M)]
@@ -117,24 +118,12 @@ class Fleet:
     def estimate(self, task):
         return Spent(4 * D, 4 * D, compute_seconds=1.0)
 
-    def accept(self, task):
-        return task
-
-    def inquiry(self, client, down):
-        return Spent(bytes_down=down)
-
     def train(self, w, tasks, carry, keep=None):
         k = torch.tensor([task.k for task in tasks])
         return [
             Reply(task.client, task.t, Payload({"u": u}), 100, 1.0, 1.0, self.estimate(task))
             for task, u in zip(tasks, self.fleet.full(k), strict=True)
         ]
-
-    def evaluate(self, w, t, last=False, carry=None):
-        return None
-
-    def holdings(self, task):
-        return None, (("w", D),)
 
 
 def resident(field="VmRSS"):

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flrce.engines.pretend import Pretend
 from flrce.errors import BadInput
 from flrce.loop import initial, rounds
 from flrce.pieces import Recipe
@@ -91,13 +92,11 @@ def schedule(number: int) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Pretend):
     """Clients that draw their updates; a share of the replies goes wrong, decided by (number, round, client) alone."""
 
     plan: Schedule
     trainable: int = D
-    blocks: int = 1
-    judges_once: bool = False
 
     def clients(self, t: int) -> Sequence[str]:
         return [f"c{k}" for k in range(self.plan.M)]
@@ -108,20 +107,11 @@ class Drawn:
     def estimate(self, task: Task) -> Spent:
         return Spent(4 * D, 4 * D, compute_seconds=1.0 + int(task.client[1:]) % 3, joules=1.0)
 
-    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
-        return torch.ones(len(clients), dtype=torch.float64)
-
     def holdings(self, task: Task) -> tuple[None, tuple[tuple[str, int], ...]]:
         return None, LAYOUT
 
     def evaluate(self, w: Tensor, t: int, last: bool = False, carry: object = None) -> Evaluation:
         return Evaluation(1 / (1 + float(w.norm())), 0.5, float(w.norm()))
-
-    def accept(self, task: Task) -> Task:
-        return task
-
-    def inquiry(self, client: str, down: int) -> Spent:
-        return Spent(bytes_down=down)
 
     def train(
         self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce import recipes
+from flrce.engines.pretend import Pretend
 from flrce.errors import BadInput
 from flrce.linalg import conflicts, consensus, cosines, gram
 from flrce.loop import initial, rounds
@@ -26,7 +27,7 @@ COST = Spent(bytes_down=8, bytes_up=8, joules=1.0, compute_seconds=1.0)
 
 
 @dataclass
-class Made:
+class Made(Pretend):
     """An engine whose clients send what a function says."""
 
     update: object
@@ -34,33 +35,16 @@ class Made:
     trainable: int = 2
     asked: list[tuple[str, ...]] = field(default_factory=list)
     spent: Spent = COST
-    blocks: int = 1
-    judges_once: bool = False
 
     def clients(self, t):
         return self.ids
 
-    def samples(self, client):
-        return 10
-
     def estimate(self, task):
         return self.spent
 
-    def losses(self, w, clients):
-        return torch.zeros(len(clients))
-
-    def holdings(self, task):
-        return None, [("w", self.trainable)]
-
-    def accept(self, task):
-        return task
-
-    def inquiry(self, client, down):
-        return Spent(bytes_down=down)
-
     def train(self, w, tasks, carry, keep=None):
         self.asked.append(tuple(task.client for task in tasks))
-        return [self.reply(task, w) for task in tasks]
+        return super().train(w, tasks, carry, keep)
 
     def reply(self, task: Task, w):
         u = self.update(task.client, task.t, w)

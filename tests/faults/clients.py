@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from flrce.engines.pretend import Pretend
 from flrce.rng import stream
 from flrce.round.payloads import encoding
 from flrce.types import Evaluation, Payload, Reply, Spent, Task
@@ -15,7 +16,7 @@ SIZES = (("layer.weight", 24), ("layer.bias", 6))
 
 
 @dataclass
-class Fleet:
+class Fleet(Pretend):
     """M clients whose updates pull w towards a target of their own; `change` turns a reply into whatever arrives."""
 
     M: int = 12
@@ -25,7 +26,6 @@ class Fleet:
     trainable: int = sum(size for _, size in SIZES)
     blocks: int = 2
     seconds: Mapping[str, float] = field(default_factory=dict)
-    judges_once: bool = False
 
     def clients(self, t: int) -> list[str]:
         return [f"c{k}" for k in range(self.M)]
@@ -35,9 +35,6 @@ class Fleet:
 
     def estimate(self, task: Task) -> Spent:
         return Spent(120, 120, compute_seconds=self.seconds.get(task.client, 1.0), transfer_seconds=0.1, joules=1.0)
-
-    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
-        return torch.ones(len(clients), dtype=torch.float64)
 
     def holdings(self, task: Task) -> tuple[Tensor | None, tuple[tuple[str, int], ...]]:
         """The whole model; a sub-model holds the first rows of the weight, a frozen one only the bias."""
@@ -62,12 +59,6 @@ class Fleet:
             task.client, task.t, payload, n, loss=float(u.norm()), loss_square=float(u.norm() ** 2),
             spent=replace(self.estimate(task), bytes_up=payload.nbytes), carry=kept, extras=extras,
         )  # fmt: skip
-
-    def accept(self, task: Task) -> Task:
-        return task
-
-    def inquiry(self, client: str, down: int) -> Spent:
-        return Spent(bytes_down=down)
 
     def train(
         self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
