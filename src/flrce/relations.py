@@ -5,6 +5,7 @@ else by how much w + u_k comes nearer to the line along v_j than w was (eq. 6). 
 (u, w) with V^T; the rest is P x M, a block of clients at a time. Fleets too large for Omega keep only its sums H.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -39,17 +40,27 @@ def empty(M: int, d: int, dtype: torch.dtype = torch.float32, mapped: bool = Tru
     )  # fmt: skip
 
 
-def remember(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, anchored: bool) -> Memory:
-    """Write round t's updates into V and R (Algorithm 4, lines 9-10); with anchors, keep only the w's still in use."""
+def remember(
+    m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, anchored: bool, age: Tensor | None = None,
+    bases: Sequence[Tensor] = (),
+) -> Memory:  # fmt: skip
+    """Write round t's updates into V and R (Algorithm 4, lines 9-10); with anchors, keep only the w's still in use.
+
+    An update that is `age` rounds old is of the round whose model it started from, one of `bases`: it is as stale.
+    """
     U = U.to(m.V.dtype)
     m.V.index_copy_(0, k, U)
-    m.R[k] = t
+    m.R[k] = t if age is None else t - age
     m.vv[k] = torch.cat([torch.linalg.vecdot(u, u) for u in U.split(1)]).double()  # by rows: it makes a copy
     if not anchored:
         return m
-    m.av[k] = (U @ w.to(U.dtype)).double()
+    starts = {t: w} if age is None else dict(zip((t - age).tolist(), bases, strict=True))
+    if age is None:
+        m.av[k] = (U @ w.to(U.dtype)).double()
+    else:
+        m.av[k] = torch.stack([u @ base.to(u.dtype) for u, base in zip(U, bases, strict=True)]).double()
     used = set(m.R.unique().tolist())
-    return replace(m, A={r: a for r, a in {**m.A, t: w}.items() if r in used})
+    return replace(m, A={r: a for r, a in {**m.A, **starts}.items() if r in used})
 
 
 def relate(

@@ -95,13 +95,16 @@ class ByRelationship:
         k, wire = event.updates.k, self.space == "wire"
         U = event.updates.U.float() if wire else event.updates.u
         w = (event.w if wire else event.w[: event.updates.trainable]).float()
+        age, bases = event.updates.age, event.updates.base or ()
+        bases = tuple((base if wire else base[: event.updates.trainable]).float() for base in bases)
         full, anchored = None, self.anchor == "model"
         if 0 < self.sketch < len(w):
             S = sketch(len(w), self.sketch)
             full = None if anchored else (w, U)  # of past models only sketches are kept
             U, w = S(U), S(w[None])[0]
+            bases = tuple(S(base[None])[0] for base in bases)
         m = memory
-        m = relations.remember(m, event.t, w, k, U, anchored)
+        m = relations.remember(m, event.t, w, k, U, anchored, age, bases)
         rows, H = relations.relate(m, event.t, w, k, U, anchored, full)
         if m.Omega is not None and rows is not None:
             if self.blend < 1:
