@@ -138,6 +138,8 @@ def page(results):
     ]  # fmt: skip
     for model in MODELS:
         for key, name in (("net", "a network"), ("size", "a batch size")):
+            if len({row[key] for row in rows}) < 2:
+                continue
             off = sorted(abs(e) for _, e in errors(model, rows, key))
             worst = max(errors(model, rows, key), key=lambda pair: abs(pair[1]))
             lines.append(

@@ -1,6 +1,7 @@
 """The study's tables come from its rows, and the page says what they say."""
 
 import importlib.util
+import json
 import re
 import types
 from pathlib import Path
@@ -24,3 +25,22 @@ def test_the_page_has_the_study_s_ratios(plan, tmp_path, capsys):
     assert len(ratios) > 15
     left = {"1.00 (1.00 to 1.00)", "1.47 (1.04 to 2.08)", "1.47 (1.09 to 2.00)"}  # clean hours within one night
     assert {ratio for ratio in ratios if ratio not in page} <= left
+
+
+def test_the_page_has_the_meter_s_errors():
+    spec = importlib.util.spec_from_file_location("joules", HOME / "benchmarks/joules.py")
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    results = json.loads((HOME / "benchmarks/results/joules.json").read_text())
+    told = bench.page(results)
+    assert told == (HOME / "benchmarks/results/joules.md").read_text()
+    for row in (
+        "| linear | a network | 45% | 73% | +817%",
+        "| watts | a network | 17%",
+        "| launches | a network | 16%",
+    ):
+        assert row in told
+    rows = [{"net": n, "size": 1, "flops": f, "tensors": k, "seconds": 1.0, "joules": 2 * k + f / 1e12}
+            for n, f, k in (("a", 1e12, 1), ("b", 3e12, 5), ("c", 9e12, 2))]  # fmt: skip
+    assert max(abs(e) for _, e in bench.errors("launches", rows, "net")) < 1e-9  # it is that model
+    assert max(abs(e) for _, e in bench.errors("linear", rows, "net")) > 0.1
