@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t as student
 
-from flrce.recipes import STANDSTILLS
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.types import Record
@@ -38,12 +37,12 @@ RULES = {
     "headway of 20 < -.04, after 20": Standstill(-0.04, 0.0, 20, after=20),
     "headway of 20 < .2 of the first, after 20": Standstill(0.0, 0.2, 20, after=20),
     "headway of 20 < .4 of the first - .08, after 20": Standstill(after=20),
-    "frugal: the same, after 39": STANDSTILLS["frugal"],
+    "frugal: the same, after 39": Standstill(after=39),
     "the same, after 59": Standstill(after=59),
-    "balanced (default): the same, after 69": STANDSTILLS["balanced"],
-    "accurate: the same, after 84": STANDSTILLS["accurate"],
-    "default, but turns by chance": (STANDSTILLS["default"], "chance"),
-    "default, but uniform sampling": (STANDSTILLS["default"], "uniform"),
+    "balanced (default): the same, after 69": Standstill(),
+    "accurate: the same, after 84": Standstill(after=84),
+    "default, but turns by chance": (Standstill(), "chance"),
+    "default, but uniform sampling": (Standstill(), "uniform"),
 }
 
 
@@ -187,7 +186,10 @@ def sweeps(runs, regime="quantity", length=10):
     return ["data set", "selection", *(f"round {i}" for i in range(1, length + 1))], rows
 
 
-def when(runs, rule=STANDSTILLS["default"]):
+BEFORE = Standstill()  # the default's stop when these runs were made
+
+
+def when(runs, rule=BEFORE):
     """In which rounds the default's rule ends runs, beside a clock that ends all of them in the first round it may."""
     rows = []
     for group in sorted({run.group for run in runs if run.recipe == "balance"}):

@@ -21,8 +21,6 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t as student
 
-from flrce.stops.budget import Patience
-from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.stops.worth import Seen, Worth, due, judged, seen
 from flrce.types import Record
@@ -30,6 +28,7 @@ from flrce.types import Record
 ROOT = Path(__file__).resolve().parent.parent
 PRICE = 2.0  # points a doubling
 LATE = 1.5  # times t*
+OLD = Standstill()  # the default's stop of version 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +79,9 @@ class Run:
         return -100 * values / np.mean([x for x in first if x is not None])
 
     def gain(self, t):
-        """G(t), or as much of it as the run goes on for."""
-        return self.A[min(2 * t, self.T)] - self.A[t]
+        """G(t), or as much of it as the run goes on for; everything where nothing was judged by then."""
+        start = self.A[t] if np.isfinite(self.A[t]) else -np.inf
+        return self.A[min(2 * t, self.T)] - start
 
     @cached_property
     def star(self):
@@ -100,7 +100,8 @@ class Run:
         return self.A - PRICE * np.log2(rounds)
 
     def regret(self, t):
-        return float(np.nanmax(self.value) - self.value[max(min(round(t), self.T), 1)])
+        t = max(min(round(t), self.T), int(np.flatnonzero(np.isfinite(self.A))[0]))
+        return float(np.nanmax(self.value) - self.value[t])
 
     @cached_property
     def history(self):
@@ -177,9 +178,32 @@ class Priced:
         return None
 
 
-def replayed(make):
-    """A rule of the record, made for each run."""
-    return lambda run: run.stops(make(run))
+def headway(run, rule=OLD):
+    """As `run.stops(Standstill())`, in one pass."""
+    values, early = run.series["headway"], [x for x in run.series["headway"][: rule.first] if x is not None]
+    known = []
+    for t, value in enumerate(values, 1):
+        known += [] if value is None else [value]
+        if value is None or t <= rule.after or len(known) < rule.n or not early:
+            continue
+        if sum(known[-rule.n :]) / rule.n < rule.level + rule.share * sum(early) / len(early):
+            return t
+    return None
+
+
+def conflicts(run):
+    """As `run.stops(Conflicts(run.P / 2))`."""
+    return next((t for t, count in enumerate(run.series["conflicts"], 1) if count >= run.P / 2), None)
+
+
+def patience(run, many=10):
+    """As `run.stops(Patience(many))`."""
+    sign = -1.0 if run.lower else 1.0
+    seen_ = [(t, sign * x) for t, x in enumerate(run.series["averaged"], 1) if x is not None]
+    for i in range(many, len(seen_)):
+        if max(x for _, x in seen_[i - many + 1 : i + 1]) <= max(x for _, x in seen_[: i - many + 1]):
+            return seen_[i][0]
+    return None
 
 
 SHARES = (0.03, 0.02, 0.015, 0.01, 0.007, 0.005, 0.003, 0.002, 0.001)
@@ -188,9 +212,9 @@ RULES = {
     "the same, clients alone": Priced(by="clients"),
     "the same, evaluations alone": Priced(by="evaluations"),
     "2.5 points since t / 2": Since(),
-    "headway, not before 70 (the old default)": replayed(lambda run: Standstill()),
-    "conflicts >= P / 2 (the paper's psi)": replayed(lambda run: Conflicts(run.P / 2)),
-    "no best in 10 evaluations": replayed(lambda run: Patience(10)),
+    "headway, not before 70 (the old default)": headway,
+    "conflicts >= P / 2 (the paper's psi)": conflicts,
+    "no best in 10 evaluations": patience,
 }
 
 

@@ -21,6 +21,8 @@ from flrce.servers.averages import EMA
 from flrce.stops.budget import AnyOf, Budget, Patience
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
+from flrce.stops.target import Target
+from flrce.stops.worth import Worth
 
 NAMES = {"wait_for_nodes": 5.0}
 STANDSTILL = Standstill(n=4, first=3, after=5)
@@ -140,3 +142,28 @@ def test_a_stop_of_ours_as_a_callback_of_a_guarded_strategy():
         LocalGrid(plain_app(wander), 3), start(), 40, should_stop=should_stop(STANDSTILL)
     )
     assert 5 < result.history[-1].t < 40
+
+
+@pytest.mark.parametrize("percent", [1.0, 100.0])
+def test_a_price_and_a_target_end_any_strategy(percent):
+    """0.8 - 0.7 / t, as a share or in percent: twice the rounds bring less than 2 points from round 18 on."""
+
+    def judged(t, arrays):
+        return MetricRecord({"accuracy": percent * (0.8 - 0.7 / t)})
+
+    grid = LocalGrid(plain_app(), 3)
+    try:
+        priced, aimed = should_stop(Worth()), should_stop(Target(0.7))
+        started(FedAvg(fraction_evaluate=0.0), grid, start(), 60, priced, judged)
+        started(FedAvg(fraction_evaluate=0.0), grid, start(), 60, aimed, judged)
+    finally:
+        grid.close()
+    assert 12 <= priced.history[-1].t <= 32
+    assert priced.reason.startswith("twice the rounds would bring at most")
+    assert 7 <= aimed.history[-1].t <= 30
+    assert "the target of 0.7 is reached" in aimed.reason
+
+
+def test_a_price_in_joules_is_not_for_should_stop():
+    with pytest.raises(BadInput, match="neither bytes nor joules"):
+        should_stop(Worth(joules=10.0))

@@ -189,7 +189,7 @@ def test_several_recipes_are_refused(capsys):
 
 
 def test_a_standstill_is_what_a_real_run_does(tmp_path, capsys):
-    """And the presets of the stop are that rule; a run without an average has no headway to look at."""
+    """A run without an average has no headway to look at."""
     rule = Standstill(0.3, share=0.0, n=3, first=4, after=5)
     shape = {"rounds": 14, "clients": 12, "per_round": 5, "engine": {"workers": 1}}
     runs.run(Experiment(**shape, recipe={"name": "flrce-no-stop"}), tmp_path / "free")
@@ -197,9 +197,21 @@ def test_a_standstill_is_what_a_real_run_does(tmp_path, capsys):
     assert result.summary["stopped"], "the comparison needs a run that stops"
     run = read.one(tmp_path / "free")
     same(replay(run, "", rule), result)
-    assert [each.after for each in rules(run, preset=["frugal", "accurate"]).values()] == [39, 84]
-    assert main(["whatif", str(tmp_path / "free"), "--preset", "frugal"]) == 0
+    assert main(["whatif", str(tmp_path / "free"), "--preset", "frugal,headway"]) == 0
     assert main(["whatif", str(tmp_path / "free"), "--preset", "frugl"]) == 2
     assert "did you mean 'frugal'" in capsys.readouterr().err
-    assert main(["whatif", str(compared() / "flrce" / "seed-0"), "--preset", "frugal"]) == 2
-    assert 'needs average = "ema"' in capsys.readouterr().err
+    assert main(["whatif", str(compared() / "flrce" / "seed-0"), "--preset", "headway"]) == 2
+    assert 'set average = "ema"' in capsys.readouterr().err
+
+
+def test_a_price_is_what_a_real_run_does(tmp_path, capsys):
+    """And presets are prices: what is asked of twice the rounds."""
+    shape = {"rounds": 40, "clients": 12, "per_round": 4, "engine": {"workers": 1}}
+    runs.run(Experiment(**shape, recipe={"name": "flrce-no-stop"}), tmp_path / "free")
+    result = runs.run(Experiment(**shape, recipe={"name": "flrce", "stop": {"piece": "worth", "points": 20.0}}))
+    assert result.summary["stopped"], "the comparison needs a run that stops"
+    run = read.one(tmp_path / "free")
+    same(replay(run, "", rules(run, points=[20.0])["20 points"]), result)
+    assert [each.points for each in rules(run, preset=["frugal", "balanced", "accurate"]).values()] == [4.0, 2.0, 1.0]
+    assert main(["whatif", str(tmp_path / "free"), "--points", "0"]) == 2
+    assert "--points 0: must be above 0" in capsys.readouterr().err

@@ -170,3 +170,14 @@ def test_bad_questions_are_refused_in_one_line(capsys, arguments, says):
 def test_a_folder_of_several_runs_is_refused(capsys):
     assert main(["why", str(compared())]) == 2
     assert "name one of them" in capsys.readouterr().err
+
+
+def test_a_stop_with_a_price_is_explained_in_points_and_joules(tmp_path):
+    stop = {"piece": "worth", "points": 20.0}
+    shape = {"rounds": 40, "clients": 12, "per_round": 4, "engine": {"workers": 1}}
+    runs.run(Experiment(**shape, recipe={"name": "flrce", "stop": stop}), tmp_path / "run")
+    answer = why_stop(read.one(tmp_path / "run"))
+    told = " ".join(answer.sentences)
+    assert "that were asked for" in told
+    assert "points per doubling of the rounds" in told
+    assert answer.facts["gain"] < answer.facts["price"] == 20.0

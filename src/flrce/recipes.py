@@ -21,7 +21,7 @@ from flrce.field import FIELD, fedavg
 from flrce.local.correction import Corrected
 from flrce.local.pyramid import FewerEpochs, FillTheRound
 from flrce.local.workload import Deadline, Freeze, Proximal
-from flrce.pieces import Recipe
+from flrce.pieces import Recipe, StopRule
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.clustered import Clustered
 from flrce.selectors.diverse import DivFL
@@ -32,6 +32,7 @@ from flrce.selectors.utility import ByUtility
 from flrce.servers.averages import EMA
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
+from flrce.stops.worth import Worth
 from flrce.submodels.units import PrefixUnits, RandomUnits
 from flrce.tuning import TUNING
 
@@ -39,22 +40,24 @@ T = TypeVar("T")
 
 
 def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, **local: Any) -> Recipe:
-    """FLrce: everyone in turn, grouped by their last updates; stops once rounds undo one another (docs/beyond.md).
+    """FLrce: everyone in turn, grouped by their last updates; stops once more rounds are not worth it (docs/beyond.md).
 
-    It hands back the averaged model and believes no client's samples beyond 5 times the round's median; `frugal` stops
-    earlier, `accurate` later, and with a psi the paper's rule decides.
+    It hands back the averaged model and believes no client's samples beyond 5 times the round's median. The price is 2
+    points for twice the rounds; `frugal` asks for 4, `accurate` for 1, `headway` is the stop of version 0.1, and with a
+    psi the paper's rule decides.
     `wary` counts clients to whom nobody relates less: wrong labels, noise, free-riders (docs/robustness.md).
     `paper` is Niu et al. 2024: clients that agree most with all, a stop once the chosen conflict. `authors`: their
     released code. `hardened`: what attackers cannot capture.
     """
     base = replace(fedavg(P, **local), name="flrce")
     conflict = Conflicts(threshold("50%" if psi is None else psi, P))
-    if preset in STANDSTILLS:
-        stop = conflict if psi is not None else STANDSTILLS[preset]
+    if preset in STOPS:
+        stop = conflict if psi is not None else STOPS[preset]
         mean = RelatedMean(cap=CAP) if preset == "wary" else WeightedMean(cap=CAP)
-        return replace(base, selector=InTurn(), aggregator=mean, stop=stop, average=AVERAGE)
+        listens = isinstance(stop, Worth)
+        return replace(base, selector=InTurn(), aggregator=mean, stop=stop, average=AVERAGE, holdouts=listens)
     if preset not in SELECTIONS:
-        raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STANDSTILLS, *SELECTIONS))}")
+        raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STOPS, *SELECTIONS))}")
     base = replace(base, selector=SELECTIONS[preset], stop=conflict)
     if preset != "hardened":
         return base
@@ -262,13 +265,14 @@ CAP = 5.0
 #: what ours hands back: the averaged model, which a short run has not got far enough for
 AVERAGE = EMA(ease=4.0)
 
-#: when ours stops
-STANDSTILLS = {
-    "default": Standstill(),
-    "frugal": Standstill(after=39),
-    "balanced": Standstill(),
-    "accurate": Standstill(after=84),
-    "wary": Standstill(),
+#: when ours stops: prices in points that twice the rounds must bring; `headway` is the stop of version 0.1
+STOPS: dict[str, StopRule] = {
+    "default": Worth(),
+    "frugal": Worth(points=4.0),
+    "balanced": Worth(),
+    "accurate": Worth(points=1.0),
+    "wary": Worth(),
+    "headway": Standstill(),
 }
 
 CATALOGUE: dict[str, Callable[..., Recipe]] = {

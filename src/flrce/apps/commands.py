@@ -185,6 +185,7 @@ def reach(runs: tuple[Path, ...], **given: Any) -> None:
 @option("--seconds", metavar=LIST, help="Budgets of time.")
 @option("--rounds", metavar=LIST, help="Numbers of rounds.")
 @option("--preset", metavar=LIST, help="FLrce's own stop: frugal, balanced or accurate.")
+@option("--points", metavar=LIST, help="Prices: points that twice the rounds must bring.")
 @option("--start", metavar=LIST, help="Moments (UTC) to begin at instead: what the run would have emitted.")
 @options.as_json
 def whatif(**given: Any) -> None:

@@ -22,7 +22,7 @@ MOVED = "The same rounds, clients and joules: who would have been there at anoth
 
 def whatif(
     run: Path, psi: List, patience: List, joules: List, nbytes: List, seconds: List, rounds: List, preset: List,
-    start: List, as_json: bool,
+    points: List, start: List, as_json: bool,
 ) -> None:  # fmt: skip
     """Replay stop rules on a recorded run: where each would have ended it, and what that would have saved.
 
@@ -35,6 +35,7 @@ def whatif(
         "patience": _values("patience", patience, int), "rounds": _values("rounds", rounds, int),
         "joules": _values("joules", joules, float), "nbytes": _values("bytes", nbytes, float),
         "seconds": _values("seconds", seconds, float), "preset": _values("preset", preset, str.strip),
+        "points": _values("points", points, float),
     }  # fmt: skip
     if len({each.name for each in runs}) > 1:
         raise BadInput(f"{run} holds several recipes; name the folder of one, such as {runs[0].folder.parent}")

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from flrce.pieces import StopRule
 from flrce.servers.averages import EMA, Mean
 from flrce.stops.budget import AnyOf, Budget
 from flrce.stops.conflict import Conflicts
+from flrce.stops.worth import Worth
 from flrce.traits import Refuses
 from flrce.types import Event, Record, Updates
 
@@ -57,11 +58,18 @@ class ShouldStop:
             accuracy=first(figures, self.metric, PERCENT), loss=first(figures, LOSSES), seconds=now - self.clock,
         ))  # fmt: skip
         self.clock = now
-        refused = self.rule.before(self.history, []) if isinstance(self.rule, Refuses) else ""
-        self.reason = self.rule(self.history) or refused
+        history = self._in_scale()
+        refused = self.rule.before(history, []) if isinstance(self.rule, Refuses) else ""
+        self.reason = self.rule(history) or refused
         if self.reason:
             log.info("Stopping after round %d: %s", server_round, self.reason)
         return bool(self.reason)
+
+    def _in_scale(self) -> list[Record]:
+        """What was seen, with accuracies from 0 to 1 where they are in percent."""
+        if self.metric != ACCURACY or not any((h.accuracy or 0.0) > 1 for h in self.history):
+            return self.history
+        return [h if h.accuracy is None else replace(h, accuracy=h.accuracy / PERCENT) for h in self.history]
 
     def _headway(self, t: int, arrays: ArrayRecord) -> float | None:
         """Of the round's step: see servers/averages.py. None before there are two models."""
@@ -92,5 +100,7 @@ def _check(rule: Any) -> None:
             raise BadInput(f"conflicts are between single updates, which should_stop does not see; {GUARD}")
         if isinstance(part, Budget) and (part.bytes is not None or part.joules is not None):
             raise BadInput(f"should_stop sees neither bytes nor joules; {GUARD.replace('stop=', 'budget=')}")
+        if isinstance(part, Worth) and (part.bytes is not None or part.joules is not None):
+            raise BadInput(f"should_stop sees neither bytes nor joules: give Worth(points=...) or seconds; {GUARD}")
         if not callable(part):
-            raise BadInput(f"should_stop takes a stop rule, such as Standstill() or Patience(10); got {part!r}")
+            raise BadInput(f"should_stop takes a stop rule, such as Worth() or Patience(10); got {part!r}")

@@ -81,6 +81,9 @@ def reason(run: Run) -> str:
         last = run.done[-1]
         peers = max(len(last.replied) - 1, 0)
         return f"the chosen clients pulled against one another ({run.conflicts(last):.1f} of {peers} peers on average)"
+    if which == "gain":
+        what = stop.partition(" (")[0].replace("would bring", "would have brought")
+        return what.replace("<", "of the") + " that were asked for" if "<" in what else what
     if "budget" in stop:
         return f"{stop.partition(' (')[0].replace('next round would pass', 'one more round would have passed its')}"
     if any(isinstance(rule, Patience) for rule in run.rules) and stop.startswith("no gain"):
@@ -89,8 +92,10 @@ def reason(run: Run) -> str:
 
 
 def decided(run: Run) -> str:
-    """The quantity on which the stop was decided: headway, conflicts, or "" for budgets and the like."""
+    """The quantity on which the stop was decided: headway, conflicts, gain, or "" for budgets and the like."""
     stop = run.rounds[-1].stop if run.rounds else ""
+    if stop.startswith(("twice the rounds", "no better than untrained")):
+        return "gain"
     return next((name for name in ("headway", "conflicts") if stop.startswith(name)), "")
 
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 
 from flrce.errors import BadInput, nearest
 from flrce.pieces import Dense, StopRule
-from flrce.recipes import SELECTIONS, STANDSTILLS, flrce
+from flrce.recipes import SELECTIONS, STOPS, flrce
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import SHADOWS, Conflicts
+from flrce.stops.standstill import Standstill
+from flrce.stops.worth import Worth
 from flrce.store.read import Run
 from flrce.traits import Refuses
 from flrce.types import Record, Spent
@@ -39,22 +41,24 @@ class Outcome:
 def rules(
     run: Run, psi: Sequence[float] = (), patience: Sequence[int] = (), joules: Sequence[float] = (),
     nbytes: Sequence[float] = (), seconds: Sequence[float] = (), rounds: Sequence[int] = (),
-    preset: Sequence[str] = (),
+    preset: Sequence[str] = (), points: Sequence[float] = (),
 ) -> dict[str, StopRule]:  # fmt: skip
     """Each value as a rule of its own, by name; psi in the conflict rule of the run, or of its preset."""
     for name, values in {
-        "psi": psi, "patience": patience, "joules": joules, "bytes": nbytes, "seconds": seconds, "rounds": rounds
+        "psi": psi, "patience": patience, "joules": joules, "bytes": nbytes, "seconds": seconds, "rounds": rounds,
+        "points": points,
     }.items():  # fmt: skip
         for value in values:
             if not value > 0:
                 raise BadInput(f"--{name} {value:g}: must be above 0")
     for name in preset:
-        if name not in STANDSTILLS:
-            raise BadInput(f"--preset {name}: {nearest(name, STANDSTILLS)}")
-    if preset and not any(h.headway is not None for h in run.done):
-        raise BadInput(f'--preset: {run.folder} kept no averaged model, so no headway; it needs average = "ema"')
+        if name not in STOPS:
+            raise BadInput(f"--preset {name}: {nearest(name, STOPS)}")
+        if isinstance(STOPS[name], Standstill) and not any(h.headway is not None for h in run.done):
+            raise BadInput(f'--preset {name}: {run.folder} kept no averaged model, so no headway; set average = "ema"')
     return {
-        **{name: STANDSTILLS[name] for name in preset},
+        **{name: STOPS[name] for name in preset},
+        **{f"{value:g} points": Worth(points=value) for value in points},
         **{f"psi {value:g}": replace(run.rule or _preset(run), psi=value) for value in psi},
         **{f"patience {value}": Patience(value) for value in patience},
         **{f"{value:g} joules": Budget(joules=value) for value in joules},
@@ -67,7 +71,7 @@ def rules(
 def _preset(run: Run) -> Conflicts:
     """The conflict rule that a run without one would have been under: its preset's."""
     preset = run.experiment.get("recipe", {}).get("preset", "default")
-    stop = flrce(psi="50%", preset=preset, P=run.P).stop if preset in (*STANDSTILLS, *SELECTIONS) else None
+    stop = flrce(psi="50%", preset=preset, P=run.P).stop if preset in (*STOPS, *SELECTIONS) else None
     return stop if isinstance(stop, Conflicts) else Conflicts(1.0)
 
 

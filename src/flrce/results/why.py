@@ -6,6 +6,7 @@ import numpy as np
 
 from flrce.errors import BadInput, nearest
 from flrce.results.detail import client_costs, final_map, headways
+from flrce.results.price import rule_of, sentence, verdicts
 from flrce.results.scores import draw, scores
 from flrce.results.story import about, reason
 from flrce.results.tables import figures
@@ -228,6 +229,9 @@ def why_stop(run: Run) -> Answer:
             f"The run is unfinished: {len(run.done)} of {T} rounds are committed.", stop="", rounds=len(run.done)
         )
     exploits = [h for h in run.done if h.exploit]
+    looks = verdicts(run) if rule_of(run) else []
+    if looks:
+        answer.say(sentence(run, looks[-1]), gain=looks[-1].gain, price=looks[-1].price, rise=looks[-1].trend.slope)
     course = headways(run)
     if course["least"] is not None:
         means = [mean for mean in course["course"] if mean is not None]

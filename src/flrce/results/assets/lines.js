@@ -213,6 +213,23 @@ function drawHeadway(frame) {
   };
 }
 
+function drawWorth(frame) {
+  const run = now(), w = run.worth, last = Math.max(run.t.at(-1), 2);
+  const most = Math.min(1.1 * Math.max(...w.gain, ...w.price, 1), 6 * Math.max(...w.price, 1)), low = Math.min(0, 1.1 * Math.min(...w.gain));
+  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low, high: most, name: "points" });
+  const line = (values) => path(w.looks.map((t, i) => [x(t), y(Math.min(values[i], most))]));
+  node(frame.svg, "path", { d: line(w.gain), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "gain" });
+  node(frame.svg, "path", { d: line(w.price), fill: "none", stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "price" });
+  if (run.decided === "gain") stopLine(frame, x(run.t.at(-1)));
+  keys(frame, [["what twice the rounds would bring, at most", colour("exploit"), ""], ["what they must bring", colour("wasted"), ""]], frame.top - 32);
+  return {
+    cols: w.looks.length, label: `At the last look twice the rounds would have brought at most ${number(w.gain.at(-1))} points; ${number(w.price.at(-1))} were asked for. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
+    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(w.looks, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
+    cell: (i) => ({ x: x(w.looks[i]), y: frame.top, text: `round ${w.looks[i]}\nat most ${number(w.gain[i])} points of twice the rounds\nrose by ${number(w.rise[i])} a doubling\nprice ${number(w.price[i])}` }),
+    csv: () => [["round", "at most", "rise", "price"], ...w.looks.map((t, i) => [t, w.gain[i], w.rise[i], w.price[i]])],
+  };
+}
+
 function nearest(values, v) {
   let best = 0;
   values.forEach((x, i) => { if (Math.abs(x - v) < Math.abs(values[best] - v)) best = i; });
