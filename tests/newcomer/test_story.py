@@ -46,7 +46,7 @@ def test_savings_and_how_sure_they_are(run):
 @pytest.mark.parametrize(
     ("stop", "words", "decided"),
     [
-        ("twice the rounds would bring at most 1.75 < 2 points (+1.8 +- 0.3 points a doubling over 20 rounds, by clients)",
+        ("twice the rounds would bring at most 1.75 < 2 points (+1.8 +- 0.3 points a doubling, by clients)",
          "twice the rounds would have brought at most 1.75 of the 2 points that were asked for", "gain"),
         ("no better than untrained after 50 rounds (+0.1 +- 0.3 points a doubling over 20 rounds, by clients)",
          "no better than untrained after 50 rounds", "gain"),
