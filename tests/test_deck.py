@@ -1,14 +1,17 @@
 """Several runs at one deck: the same choices as the CPU engine, weights within tolerance, same bits each time."""
 
-from threading import Thread
+from threading import RLock, Thread, get_ident
 
 import pytest
 import torch
 
 from flrce import crowd, loop, runs
 from flrce.config import Experiment
-from flrce.engines.deck import Deck, Seat
+from flrce.engines import deck
+from flrce.engines.deck import GPU, Deck, Seat, turn_on
 from flrce.errors import BadInput
+from flrce.local.client import Runner
+from flrce.local.stacked.stack import Stack
 from flrce.models.flat import pack
 
 BASE = {"rounds": 5, "clients": 12, "per_round": 4, "engine": {"kernel": "torch"}}
@@ -61,6 +64,44 @@ def test_the_same_runs_together_give_the_same_bits():
 def test_runs_of_different_length_share_a_deck():
     exps = [Experiment.of(BASE | {"rounds": T, "seed": T}) for T in (1, 3, 5)]
     assert [len(found.history) for found in together(exps)] == [1, 3, 5]
+
+
+class Turn:
+    """A lock that knows who holds it."""
+
+    def __init__(self):
+        self.lock, self.holders = RLock(), []
+
+    def __enter__(self):
+        self.lock.acquire()
+        self.holders.append(get_ident())
+
+    def __exit__(self, *why):
+        self.holders.pop()
+        self.lock.release()
+
+
+def test_decks_of_one_gpu_take_turns(monkeypatch):
+    """Kept parameters make a deck of their own, MOON trains apart: whoever works on the device has it to himself."""
+    turn, worked = Turn(), set()
+    monkeypatch.setattr(deck, "turn_on", lambda device: turn)
+
+    def watch(owner, name):
+        whole = getattr(owner, name)
+
+        def watched(*args, **options):
+            assert turn.holders == [get_ident()] * len(turn.holders) != []
+            worked.add((owner.__name__, name))
+            return whole(*args, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for owner, name in ((Stack, "train"), (Stack, "evaluate"), (Runner, "finish"), (Runner, "evaluate")):
+        watch(owner, name)
+    found = together(experiments(("fedavg", "fedper", "moon"), (0,)))
+    assert len(found) == 3
+    assert len(worked) == 4
+    assert turn_on("cuda") is GPU
 
 
 def test_a_failure_reaches_every_run():

@@ -7,9 +7,10 @@ together give the same bits each time.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from threading import Condition
+from threading import Condition, RLock
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from flrce.types import Reply
 Sort = tuple[Any, ...]  # what lanes of one stack share: rate, first trained block, proximal term, chain of links
 STEPS = 4  # of each job when ways are measured
 SOME = 16  # jobs that are enough to measure one after another by
+GPU = RLock()  # one thread at a time: what another asks of a GPU meanwhile would spoil the step that is being recorded
 log = logging.getLogger("flrce")
 
 
@@ -62,6 +64,7 @@ class Deck:
         self.runner = runner.on(device)
         self.stacks: dict[float | int, Stack | str] = {}  # or why there is none
         self.turn = Condition()
+        self.alone = turn_on(device)
         self.seats: set[int] = set()
         self.waiting: dict[int, Request] = {}
 
@@ -91,8 +94,9 @@ class Deck:
             return
         requests = [self.waiting[seat] for seat in sorted(self.waiting)]
         try:
-            self._train(requests)
-            self._judge([request for request in requests if request.judged is not None])
+            with self.alone:
+                self._train(requests)
+                self._judge([request for request in requests if request.judged is not None])
         except BaseException as why:  # each run ends with it, as it would alone
             for request in requests:
                 request.answer = why
@@ -205,15 +209,22 @@ class Deck:
     def stack(self, part: Part) -> Stack | str:
         """Where parts of this shape are trained together, or why they cannot be."""
         rate, runner = part.key[0], self.runner
-        if rate not in self.stacks:
-            try:
-                self.stacks[rate] = Stack(
-                    part.net, runner.shape, runner.x, runner.y, runner.scale, runner.shift, self.device, self.memory,
-                    runner.objective, runner.layout.local if part.held is None else None, self.precision,
-                )  # fmt: skip
-            except BadInput as why:
-                self.stacks[rate] = str(why)
-        return self.stacks[rate]
+        with self.alone:
+            if rate not in self.stacks:
+                try:
+                    self.stacks[rate] = Stack(
+                        part.net, runner.shape, runner.x, runner.y, runner.scale, runner.shift, self.device,
+                        self.memory, runner.objective, runner.layout.local if part.held is None else None,
+                        self.precision,
+                    )  # fmt: skip
+                except BadInput as why:
+                    self.stacks[rate] = str(why)
+            return self.stacks[rate]
+
+    def finish(self, job: Job, carry: Mapping[str, Tensor]) -> Reply:
+        """One job by itself, and what its client sends."""
+        with self.alone:
+            return self.runner.finish(job, carry)
 
     def apart(self, job: Job) -> str:
         """Why this job is trained by itself instead of in a stack; "" if it need not be."""
@@ -272,14 +283,15 @@ class Seat:
         answers = self.deck.ask(self.number, Request([jobs[i] for i in stacked], [orders[i][2] for i in stacked]))
         trained: dict[int, Trained] = dict(zip(stacked, answers, strict=True))
         return [
-            self.runner.reply(job, trained[i], carry) if i in trained else self.deck.runner.finish(job, carry)
+            self.runner.reply(job, trained[i], carry) if i in trained else self.deck.finish(job, carry)
             for i, (job, (_, _, carry)) in enumerate(zip(jobs, orders, strict=True))
         ]
 
     def judge(self, w: Tensor, index: Index, own: Tensor | None = None) -> Numbers:
         if isinstance(self.deck.stack(self.runner.all), str) or self.runner.layout.kept or own is not None:
-            found = self.deck.runner.evaluate(w, index, own)
-            return {name: each.cpu().double().numpy() for name, each in found.items()}
+            with self.deck.alone:
+                found = self.deck.runner.evaluate(w, index, own)
+                return {name: each.cpu().double().numpy() for name, each in found.items()}
         answer: Numbers = self.deck.ask(self.number, Request(judged=(w, index)))
         return answer
 
@@ -301,6 +313,11 @@ class Seat:
             self.said.add(why)
             log.warning("clients train one after another on %s: %s", self.deck.device, why)
         return why
+
+
+def turn_on(device: str) -> AbstractContextManager[Any]:
+    """What whoever works on a device holds meanwhile: decks of several networks share a GPU, not its recordings."""
+    return nullcontext() if device == "cpu" else GPU
 
 
 def to_host(x: Tensor) -> Tensor:
