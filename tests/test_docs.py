@@ -96,7 +96,10 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             if block.file and block.kind in RUN:
                 Path(block.file).write_text(block.text)
             if block.kind == "python":
-                exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+                text = block.text
+                if page.name == "gallery.md":  # its script runs it in full
+                    text = re.sub(r'("rounds": |rounds=)\d+', rf"\g<1>{MOST}", text)
+                exec(compile("\n" * block.line + text, str(page), "exec"), names)
             elif block.kind == "toml":
                 check(block, tmp_path / (block.file or "unnamed.toml"))
             elif block.kind == "console":

@@ -121,6 +121,10 @@ def test_run_and_report(venv, folder):
     compared = call([flrce, "compare", *SMALL, "--recipes", "fedavg,flrce", "--out", "runs/b"], folder)
     assert compared.returncode == 0, compared.stderr
     assert (folder / "runs" / "b" / "report.html").exists()
+    watched = call([flrce, "watch", "runs", "--once"], folder)
+    assert watched.stdout.count("3 of 3") == 3, watched.stdout + watched.stderr
+    page = call([venv / "bin" / "python", "-c", "from flrce.apps.served import page; print(len(page()[0]))"], folder)
+    assert int(page.stdout) > 10_000  # its parts are in the wheel
 
 
 def test_a_network_beside_the_experiment(venv, folder):
