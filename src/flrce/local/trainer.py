@@ -142,7 +142,7 @@ class Trainer:
     def _together(self) -> int:
         """Samples to look at together: fewer where the network says that its answers are large."""
         told = getattr(self.given, "together", None)
-        room = 16 if self.w.device.type == "cuda" else 1
+        room = 4 if self.w.device.type == "cuda" else 1
         return CHUNK if told is None else min(CHUNK, room * int(told(self.shape)))
 
     @contextmanager

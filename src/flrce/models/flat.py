@@ -167,7 +167,9 @@ def fix(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
         here = {name for name in names if fnmatchcase(name, pattern)}
         if not here:
             few = ", ".join(names[:6])
-            raise BadInput(f"model.fixed = {pattern!r} matches no parameter that trains; there are {few}, ...")
+            raise BadInput(
+                f"no parameter that trains is called {pattern!r} (model.fixed, or a recipe of adapters); some are {few}"
+            )
         for name, p in module.named_parameters():
             if name in here:
                 p.requires_grad_(False)

@@ -293,7 +293,7 @@ class Stack:
         found: dict[str, Tensor] = {}
         at = torch.from_numpy(np.broadcast_to(index, (S, N)).astype(np.int32)).to(self.device)
         told = getattr(self.module, "together", None)  # fewer samples where answers are large
-        few = CHUNK if told is None else min(CHUNK, 16 * int(told(tuple(self.samples.x.shape[1:]))))
+        few = CHUNK if told is None else min(CHUNK, 4 * int(told(tuple(self.samples.x.shape[1:]))))
         most = self._lanes(few)
         with exact(self.precision), torch.no_grad():
             for lane in range(0, S, most):
