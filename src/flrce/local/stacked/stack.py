@@ -155,7 +155,7 @@ class Stack:
         self.net = self.network(self.way)
 
     def _chained(self) -> bool:
-        """Whether the chain's own way is worth a try: its fused kernels are for few channels, and compile long for many."""
+        """Whether the chain's own way is worth a try: its fused kernels are for few channels; for many they compile long."""
         if self.links is None or self.device.type != "cuda":
             return self.links is not None
         return all(layer.out[0] <= NARROW for layer in self.links.layers if layer.kind == "conv")
