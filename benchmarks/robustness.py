@@ -110,7 +110,7 @@ def one(run: Run) -> dict[str, Any]:
         "success": success(built, clean, last.w) if attack == "backdoor" else None,
         "flagged": sum(client in bad for r in done for client in r.record.flagged),
         "wrongly": sum(client not in bad for r in done for client in r.record.flagged),
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - began, "host": f"{platform.machine()}, torch {torch.__version__}",
     }  # fmt: skip
 
 
@@ -165,8 +165,8 @@ def section(data: str, found: Sequence[dict[str, Any]], seeds: str) -> str:
     stops = some("none", "sign-flip", "forced stop")
     return "\n".join([
         f"## {what}", "",
-        f"M = {M} clients, P = {P} a round, T = {T}, seeds {seeds}, 95 % intervals; {platform.machine()}, "
-        f"torch {torch.__version__}; {len(found)} runs.", "",
+        f"M = {M} clients, P = {P} a round, T = {T}, seeds {seeds}, 95 % intervals; {len(found)} runs, "
+        f"{' and '.join(sorted({r.get('host', 'x86_64, torch 2.11') for r in found}))}.", "",
         "Accuracy of the model handed back, mean over clients, %:", "", *table(found, every, "accuracy"), "",
         f"Rounds until the end (T = {T}; fewer: stopped early, or given up for lack of usable replies):", "",
         *table(found, stops, "rounds", factor=1), "",

@@ -154,6 +154,8 @@ def test_root_trust_by_the_book():
     trust = [1, 0.5**0.5, 0]
     expected = (1 * np.array([0, 2, 0]) + trust[1] * 2 * np.array([0.5**0.5, 0.5**0.5, 0])) / sum(trust)
     np.testing.assert_allclose(RootTrust()(torch.zeros(3), updates(U), None), expected, rtol=1e-6)
+    told = np.array([[1, 0, 3.0], [1, 0, 30], [-1, 0, 5]], np.float32)  # the last float is a statistic
+    np.testing.assert_allclose(RootTrust()(torch.zeros(3), updates(told, 2), None), [1, 0, 3], rtol=1e-6)
     w = torch.ones(3)
     assert RootTrust(root=7)(w, updates(U), None) is w
     assert RootTrust()(w, updates([[0, 1, 0], [0, -1, 0]]), None) is w

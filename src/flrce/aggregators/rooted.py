@@ -18,8 +18,8 @@ from flrce.types import Updates
 class RootTrust:
     """w + sum t_k |u_0| u_k / |u_k| / sum t_k, t_k = max(cos(u_k, u_0), 0), over all replies but the root's u_0.
 
-    BatchNorm statistics are no gradients: theirs is the plain mean with the same t_k. Where the root's reply is
-    missing, or nobody goes its way, the model stays.
+    BatchNorm statistics are no gradients: theirs is the mean with the same t_k, none longer than the root's. Where the
+    root's reply is missing, or nobody goes its way, the model stays.
     """
 
     root: Whole = 0
@@ -44,5 +44,7 @@ class RootTrust:
         if not total:
             return w
         scale = trust * length[found[0]] / length.clamp(min=1e-300)
-        moved = torch.cat([scale @ U[:, :d], trust @ U[:, d:]]) / total
+        far = torch.linalg.vector_norm(U[:, d:], dim=1)
+        short = trust * (far[found[0]] / far.clamp(min=1e-300)).clamp(max=1)
+        moved = torch.cat([scale @ U[:, :d], short @ U[:, d:]]) / total
         return (w.double() + moved).to(w.dtype)
