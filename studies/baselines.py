@@ -114,6 +114,7 @@ def main():
     parser.add_argument("phase", choices=["search", "confirm", "table"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tasks", default="")
+    parser.add_argument("--methods", default="")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--share", default="0/1", help="I/N: every N-th run, from the I-th")
@@ -125,12 +126,16 @@ def main():
     plan = json.loads(PLAN.read_text())
     tasks = options.tasks.split(",") if options.tasks else list(plan["tasks"])
     if options.phase == "table":
+        print(search_table(plan, tasks, lines(options.out, "search")))
         print(table(plan, tasks, lines(options.out, "confirm")))
         return
     options.out.mkdir(parents=True, exist_ok=True)
     began, (part, parts) = time.monotonic(), map(int, options.share.split("/"))
     done = {json.dumps([r["task"], r["method"], r["setting"], r["seed"]]) for r in lines(options.out, options.phase)}
     keys = [key for key in wanted(plan, options.phase, tasks, options.out) if json.dumps(key) not in done]
+    keys.sort(key=lambda key: key[3])  # a run that is cut off leaves whole seeds
+    if options.methods:
+        keys = [key for key in keys if key[1] in options.methods.split(";")]
     if options.stacked or options.alone:
         keys = [key for key in keys if (key[1] in ALONE) == options.alone]
     least = {table["tables"]["data"]["name"]: table.get("least", 1) for table in plan["tasks"].values()}
@@ -156,6 +161,28 @@ def main():
             if key not in together and time.monotonic() - began < options.seconds:
                 keep(key, runs.run(job(key), data=find(job(key).data.name)))
         print(f"{task}: {len(mine)} runs, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def search_table(plan, tasks, rows):
+    """What every setting reached on the search's one seed; the one that the rule takes is marked."""
+    text = []
+    for task in tasks:
+        mine = [r for r in rows if r["task"] == task]
+        if not mine:
+            continue
+        text += ["", f"### {task}: search, seed 0, {mine[0]['metric']} in %", "", "| method | four settings | taken |"]
+        text += ["|---|---|---|"]
+        for method in methods(plan, task):
+            tried = [r for r in mine if r["method"] == method]
+            taken = best(plan, task, method, rows)
+            told = [f"{shown(r['setting'])}: {100 * r['value']:.1f}" for r in tried]
+            text.append(f"| {method} | {'; '.join(told) or 'not run'} | {shown(taken) if taken else ''} |")
+    return "\n".join(text)
+
+
+def shown(setting):
+    lr, knobs = setting
+    return ", ".join([f"lr {lr:g}", *(f"{key} {value:g}" for key, value in knobs.items())])
 
 
 def table(plan, tasks, rows):
@@ -188,7 +215,7 @@ def table(plan, tasks, rows):
                 text.append(f"| {method} | | {why} | | |")
                 continue
             one = next(r for r in mine if r["method"] == method)
-            told = ", ".join([f"lr {one['setting'][0]:g}", *(f"{k} {v:g}" for k, v in one["setting"][1].items())])
+            told = shown(one["setting"])
             paired = [found[s] - values["fedavg"][s] for s in sorted(found) if s in values["fedavg"]]
             minus = "" if method == "fedavg" or not paired else interval(paired)
             text.append(f"| {method} | {told} | {interval(list(found.values()))} | {minus} | {len(found)} |")
