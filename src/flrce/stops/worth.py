@@ -8,7 +8,7 @@ from flrce.bounds import Positive
 from flrce.stops.trend import Reports, Trend, evaluated, heard, trend
 from flrce.types import Record
 
-# chosen on the decision set of docs/beyond.md; nothing here knows T, M, P or a learning rate
+# chosen on the decision set of docs/beyond.md, BENT after the confirming one; nothing knows T, M, P or a learning rate
 EVALUATED = (0.5, 0.75, 1.0)  # doublings that a stretch of evaluations is long
 SHARE = 0.6  # of its slope that the next doubling brings: gains fall off
 SURE = 2.0  # errors that are added
@@ -17,8 +17,9 @@ SAID = 0.7  # of its slope that the next doubling brings
 ALONE = 1.0  # errors that are added where nothing else is known
 DOUBT = 0.5  # errors that are taken off before clients contradict evaluations
 STEP = 1.05  # a look whenever the rounds have grown by this factor
-DEAD = 10  # sweeps that a model may stay as good as untrained before it is given up
 ALIVE = 3.0  # errors of the rise over the whole run that show that something was learnt
+BENT = 0.5  # of the steepest stretch so far: a slope above this may be a start, not an end
+PATIENT = 10  # sweeps, of two rounds at least, for a run that has learnt nothing or whose gains have not fallen off
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Verdict:
     by: str  # whose figures those are: "evaluations" or "clients"
     least: float  # at least this, by what clients say; minus infinity where they say nothing
     alive: bool  # whether anything was learnt at all
-    final: bool  # whether this may end the run: a model that has learnt nothing yet is given time
+    final: bool  # whether this may end the run: one that has learnt nothing, or still gathers way, is given time
 
     @property
     def enough(self) -> bool:
@@ -92,7 +93,7 @@ def seen(history: Sequence[Record]) -> Seen:
     return Seen(heard(history), evaluated(history), point(history))
 
 
-def judged(found: Seen, t: int, price: float) -> Verdict | None:
+def judged(found: Seen, t: int, price: float, bent: float = BENT) -> Verdict | None:
     """A look after round t; None while neither clients nor evaluations say enough."""
     said = _stretch(found.clients, t, HEARD, found.unit)
     bounds: list[tuple[float, Trend, str]] = []
@@ -108,7 +109,16 @@ def judged(found: Seen, t: int, price: float) -> Verdict | None:
     least = -math.inf if said is None else SAID * said.slope - DOUBT * said.error
     whole = trend(found.clients if len(found.clients.t) else found.evaluations, 0)
     alive = whole is not None and whole.slope > ALIVE * whole.error
-    return Verdict(t, gain, price, rise, by, least, alive, alive or t >= DEAD * found.clients.sweep)
+    used = found.evaluations if by == "evaluations" else found.clients
+    final = (alive and rise.slope <= bent * steepest(used, t, found.unit)) or t >= PATIENT * max(found.clients.sweep, 2)
+    return Verdict(t, gain, price, rise, by, least, alive, final)
+
+
+def steepest(found: Reports, t: int, unit: float) -> float:
+    """The largest slope of a doubling that ended before round t, in points; 0 where there is none."""
+    ends = [int(t * 2.0 ** (-j / 4)) for j in range(1, 40)]
+    rises = (_stretch(found.until(end), end, 1.0, unit) for end in dict.fromkeys(ends) if end >= 2)
+    return max((rise.slope for rise in rises if rise is not None), default=0.0)
 
 
 def _stretch(found: Reports, t: int, doublings: float, unit: float) -> Trend | None:
