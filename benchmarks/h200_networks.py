@@ -132,8 +132,10 @@ def measure(case: Case, precision: str, lanes: int, quick: bool) -> dict[str, An
             torch.cuda.empty_cache()
         return found
 
-    ways = [way for way in stack.ways if way.kind != "mapped" and not (way.kind == "single" and way.streams == 1)]
-    tries = [(str(way), partial(tried, way, min(lanes, 16) if way.kind == "single" else lanes, 2)) for way in ways]
+    tries = [
+        (str(way), partial(tried, way, min(lanes, 16) if way.kind == "single" else lanes, 2))
+        for way in stack.worth(lanes)
+    ]
     best, seen = fastest(tries)
     way = Way.of(best)
     plain = lower(copy.deepcopy(net).to(DEVICE), torch.device(DEVICE), precision)
@@ -163,6 +165,8 @@ def measure(case: Case, precision: str, lanes: int, quick: bool) -> dict[str, An
 
 def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     lines = [
+        "# Networks of every kind, many clients at once",
+        "",
         f"{about['device']}, torch {about['torch']}. Float32 product {about['tflops']:.1f} TFLOP/s; the floor is a",
         "step's products at that rate. Median of 5 turns of 8 steps (least-most); times are per client step.",
         "",

@@ -44,7 +44,7 @@ def embed(page: str, name: str, text: str) -> str:
 def main() -> None:
     place = DOCS / "performance.md"
     page = place.read_text()
-    texts = {name: body(name) for name in ("peers", "native", "growth", "h200")}
+    texts = {name: body(name) for name in ("peers", "native", "growth", "h200", "networks")}
     texts |= {"relations": relations(), "million": million()}
     for name, text in texts.items():
         page = embed(page, name, text)

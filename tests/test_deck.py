@@ -186,3 +186,24 @@ def test_how_many_processes_depends_on_jobs_and_wishes():
     assert crowd.processes([(one, None)] * 2, "cpu") == 2
     assert crowd.processes([(one, None)] * 40, "cpu") == 3
     assert not crowd.portable(lambda: 0)
+
+
+def test_short_memory_costs_speed_and_nothing_else(monkeypatch, caplog):
+    """The stack halves what it asks for until lanes fit; where none does, clients train one after another."""
+    exp = Experiment.of(BASE | {"rounds": 2, "model": {"name": "own_nets:Smooth"}})
+    plain = together([exp])[0]
+    train, room = Stack.train, [3]
+
+    def short(self, *args, **more):
+        if self.memory > room[0]:
+            raise torch.OutOfMemoryError("out of memory")
+        return train(self, *args, **more)
+
+    monkeypatch.setattr(Stack, "train", short)
+    room[0] = (4 << 30) // 4 // 4  # fits after two halvings
+    assert torch.allclose(weights(together([exp])[0]), weights(plain), atol=1e-5)
+    assert "memory is short" in caplog.text
+    room[0] = -1
+    alone = weights(together([exp])[0])
+    assert torch.isfinite(alone).all()
+    assert (alone - weights(plain)).norm() < 0.05 * weights(plain).norm()

@@ -376,3 +376,10 @@ def test_precision_is_a_setting(precision: str, caplog) -> None:
         assert 0 < float((w - v).norm() / w.norm()) < 0.05
     with pytest.raises(BadInput, match=r"engine\.precision"):
         Experiment(**tables, engine={"precision": "fp8"})
+
+
+def test_what_is_worth_a_measurement() -> None:
+    x, y = samples(None)
+    stack = Stack(made(IMAGES["resnet"]), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
+    assert [str(way) for way in stack.worth(10) if way.kind != "folded"] == ["single:4", "single:16"]
+    assert [str(way) for way in stack.worth(1) if way.kind != "folded"] == ["single:1"]

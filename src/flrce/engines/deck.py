@@ -127,11 +127,25 @@ class Deck:
             for (request, i), job, carry in zip(members, jobs, carries, strict=True):
                 request.answer[i] = self._alone(job, carry)
             return
-        found = self._lanes(stack, kind, jobs, carries, w, Way.of(way))
+        found = self._fitted(stack, partial(self._lanes, stack, kind, jobs, carries, w, Way.of(way)))
+        if found is None:
+            for (request, i), job, carry in zip(members, jobs, carries, strict=True):
+                request.answer[i] = self._alone(job, carry)
+            return
         home = to_host(found.w)
         for lane, (request, i) in enumerate(members):
             kept, sent = found.ends[lane]
             request.answer[i] = Trained(home[lane], found.losses[lane], found.squares[lane], kept, sent)
+
+    def _fitted(self, stack: Stack, call: Callable[[], Any]) -> Any:
+        """What the call gives, with fewer lanes at once where memory is short; None where not even one fits."""
+        while True:
+            try:
+                return call()
+            except torch.OutOfMemoryError:
+                if not stack.halve():
+                    return None
+                log.warning("the GPU's memory is short: going on with %.1f GB for a stack", stack.memory / 1e9)
 
     def _lanes(
         self, stack: Stack, kind: Sort, jobs: Sequence[Job], carries: Sequence[Mapping[str, Tensor]], w: Tensor,
@@ -191,7 +205,7 @@ class Deck:
             call()
             return timed(call, self.device) * len(jobs)
 
-        return [(str(name), partial(way, name)) for name in stack.ways] + [(LOOP, loop)]
+        return [(str(name), partial(way, name)) for name in stack.worth(len(jobs))] + [(LOOP, loop)]
 
     def _judge(self, requests: Sequence[Request]) -> None:
         if not requests:
@@ -202,7 +216,12 @@ class Deck:
             row[: len(each)] = each
         stack = self.stack(self.runner.all)
         assert isinstance(stack, Stack)
-        found = stack.evaluate(torch.stack([w for w, _ in judged]), index)
+        found = self._fitted(stack, partial(stack.evaluate, torch.stack([w for w, _ in judged]), index))
+        if found is None:
+            for request, (w, own) in zip(requests, judged, strict=True):
+                alone = self.runner.evaluate(w, own)
+                request.answer = {name: each.cpu().double().numpy() for name, each in alone.items()}
+            return
         for lane, (request, (_, own)) in enumerate(zip(requests, judged, strict=True)):
             request.answer = {name: each[lane, : len(own)].double().numpy() for name, each in found.items()}
 

@@ -5,6 +5,7 @@ sizes, each with its own recorded step, and a client with thousands of steps cos
 """
 
 import copy
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -155,7 +156,7 @@ class Stack:
         self.net = self.network(self.way)
 
     def _chained(self) -> bool:
-        """Whether the chain's own way is worth a try: its fused kernels are for few channels; for many they compile long."""
+        """Whether the chain's own way is worth a try: its fused kernels are for few channels, and compile long."""
         if self.links is None or self.device.type != "cuda":
             return self.links is not None
         return all(layer.out[0] <= NARROW for layer in self.links.layers if layer.kind == "conv")
@@ -202,6 +203,30 @@ class Stack:
         if isinstance(found, ChainNet) and found.fused and self.where.size < SMALL:
             return Way("chain")
         return None
+
+    def worth(self, lanes: int) -> list[Way]:
+        """The ways that a measurement tries: vmap only for what does not fold, streams only for several lanes."""
+        folds = any(self._goes(way) for way in self.ways if way.kind == "folded")
+        few = [way for way in self.ways if way.kind != "mapped" or not folds]
+        return [way for way in few if way.kind != "single" or (lanes == 1) == (way.streams == 1)]
+
+    def _goes(self, way: Way) -> bool:
+        try:
+            self.network(way)
+        except BadInput:
+            return False
+        return True
+
+    def halve(self) -> bool:
+        """Let go of all buffers and ask for half as much memory from now on; False where there is nothing to halve."""
+        self._benches.clear()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.memory < self._bytes(1, 1):
+            return False
+        self.memory //= 2
+        return True
 
     def forget(self, but: str) -> None:
         """Let go of the buffers of all other ways."""

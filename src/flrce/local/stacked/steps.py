@@ -4,6 +4,7 @@ A step finds its batch through a counter that lives on the device, so that one r
 round; recordings differ only in the number of lanes that are still running.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flrce.errors import brief
 from flrce.local.link import Local
 from flrce.local.objective import Objective
 from flrce.local.precision import Precision, lowered
@@ -23,6 +25,7 @@ from flrce.local.updates import Chain
 from flrce.models.flat import Layout
 
 CHAIN = Way("chain")
+log = logging.getLogger("flrce")
 SEGMENT = 128  # steps whose plan is on the device at once
 
 
@@ -75,6 +78,7 @@ class Bench:
         self.seeds = torch.zeros(K, dtype=torch.int64, device=device)  # what random layers draw from
         self.stream = torch.cuda.Stream(device) if mode.way.streams > 1 and device.type == "cuda" else None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.unrecorded = False  # whether a recording failed, so that steps run one kernel after another
 
     def load(self, w: Tensor, mu: Tensor, locals: Sequence[Local] = (), carries: Sequence[Tensors] = (),
              seeds: Sequence[int] = ()) -> None:  # fmt: skip
@@ -147,6 +151,8 @@ class Bench:
             self._step(k)
         elif k in self.graphs:
             self.graphs[k].replay()
+        elif self.unrecorded:
+            self._step(k)
         else:
             self._record(k)
 
@@ -159,8 +165,15 @@ class Bench:
         torch.cuda.current_stream(self.plan.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-        with torch.cuda.graph(graph, pool=pool, stream=side):
-            self._step(k)
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                self._step(k)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as why:  # nothing of it ran, so the steps go on as they are
+            self.unrecorded = True
+            log.warning("a step cannot be recorded, which is slower: %s", brief(why, 160))
+            return
         self.graphs[k] = graph
 
     def _step(self, k: int) -> None:
