@@ -12,7 +12,7 @@ from flrce import runs
 from flrce.config import Experiment
 from flrce.errors import BadInput
 from flrce.local.trainer import Trainer
-from flrce.local.updates import SGD, Chain, Momentum, Prox, WeightDecay
+from flrce.local.updates import SGD, Carried, Chain, Momentum, Prox, WeightDecay
 from flrce.models.flat import pack, unpack
 from training import assert_resumes, local
 
@@ -209,3 +209,5 @@ def test_the_last_layer_of_a_network_is_found():
 def test_what_is_no_link_is_refused():
     with pytest.raises(BadInput, match="no step"):
         Chain((object(), SGD()))
+    with pytest.raises(BadInput, match="Wrong has no step"):
+        Carried(Wrong())

@@ -150,6 +150,12 @@ class Carried:
 
     inner: Any = field(default=Momentum(), metadata={"piece": "link"})
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Link):
+            raise BadInput(
+                f"carried: {type(self.inner).__name__} has no step(g, w, state) whose state could stay; drop it"
+            )
+
     @property
     def lanes(self) -> bool:
         return bool(getattr(self.inner, "lanes", False))
