@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python3 benchmarks/h200_networks.py [--quick] [--cases 0,3]
 
-Writes networks.json and networks.md to $OUT, or to benchmarks/results; benchmarks/h200.py runs it as well. The loop and
-the chosen way take turns: calls of 50 steps of the loop, and whole calls of 8 of the way, results included; TF32 is off in both unless a row
-says otherwise. Random data: speed does not depend on it.
+Writes networks.json and networks.md to $OUT, or to benchmarks/results. The loop and the chosen way take turns: calls of 50
+steps of the loop, and whole calls of 8 of the way, results included. TF32 is off in both unless a row says otherwise.
+Random data: speed does not depend on it.
 """
 
 import argparse
@@ -176,7 +176,7 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
         "# Networks of every kind, many clients at once",
         "",
         f"{about['device']}, torch {about['torch']}. Float32 product {about['tflops']:.1f} TFLOP/s; the floor is a",
-        "step's products at that rate. Median of 5 turns of 8 steps (least-most); times are per client step.",
+        "step's products at that rate. Median of 5 turns (least-most); times are per client step.",
         "",
         "| network | floats | batch | precision | lanes | plain us | us | times plain | floor us | way |",
         "|---|---|---|---|---|---|---|---|---|---|",
