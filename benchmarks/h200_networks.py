@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python3 benchmarks/h200_networks.py [--quick] [--cases 0,3]
 
-Writes networks.json and networks.md to $OUT, or to benchmarks/results. The loop and the chosen way take turns: calls of 50
-steps of the loop, and whole calls of 8 of the way, results included. TF32 is off in both unless a row says otherwise.
+Writes networks.json and networks.md to $OUT, or to benchmarks/results. The loop and the chosen way take turns: calls of
+50 steps of the loop, and whole calls of 8 of the way, results included. TF32 is off in both unless a row says so.
 Random data: speed does not depend on it.
 """
 
