@@ -124,7 +124,7 @@ def test_standardising_uses_training_samples_only(caplog):
     assert source.x.tolist() == [[-1, 0], [1, 0], [899, 0]]
     assert not caplog.text
     from_arrays(x, [0, 1, 0])
-    assert "features reach 900; standardise them" in caplog.text
+    assert "features reach 900; data.standardise = true helps" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Annotated, Any
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from flrce.errors import brief, nearest
@@ -26,6 +26,7 @@ Amount = Annotated[float, Ge(0), Le(1e18)]
 Epochs = Annotated[int, Ge(1), Le(10_000)]
 Batch = Annotated[int, Ge(1), Le(10**7)]
 Rate = Annotated[float, Gt(0), Le(1e6)]  # of learning
+Text = Annotated[str, MinLen(1), MaxLen(4096)]  # a name, or a path
 STRICT = ConfigDict(
     strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=()
 )

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from annotated_types import Ge, Le, MaxLen, MinLen
+from annotated_types import Ge, Le
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from flrce.bounds import Count, Part, Positive
+from flrce.bounds import Count, Part, Positive, Text
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 from flrce.rng import stream
@@ -150,7 +150,7 @@ class SlowLabels:
     """
 
     share: Part = 0.3
-    profile: Annotated[str, MinLen(1), MaxLen(500)] = "raspberry-pi-4"
+    profile: Text = "raspberry-pi-4"
 
     def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
         half = _classes(fleet.source, "slow-labels") / 2

@@ -12,7 +12,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from flrce.bounds import Amount, Positive, Share
+from flrce.bounds import Amount, Positive, Share, Text
 from flrce.fleet.presence import Bools, Crowd, Floats, Presence
 from flrce.rng import uniforms
 
@@ -43,7 +43,7 @@ class Phone:
     least: Annotated[float, Ge(0), Le(1)] = 0.3
     most: Annotated[float, Ge(0), Le(1)] = 1.0
     charging: Any = field(default=None, metadata={"piece": "presence"})
-    on: tuple[str, ...] = ()
+    on: tuple[Text, ...] = ()
 
     def __post_init__(self) -> None:
         if self.least > self.most:

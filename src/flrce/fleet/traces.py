@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flrce.bounds import Text
 from flrce.errors import BadInput, brief
 from flrce.fleet.presence import DAY, Bools, Crowd, Floats
 from flrce.rng import uniforms
@@ -54,7 +55,7 @@ class Trace:
     FLASH's phones are there while they are idle and what `needs` says; the others' files hold sessions only.
     """
 
-    path: str
+    path: Text
     repeat: bool = True
     needs: Literal["both", "charging", "wifi"] = "both"
 
