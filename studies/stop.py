@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -163,24 +163,28 @@ class Growth:
 class Priced:
     """`Worth` as it ships, looking only where it looks; `by`: all that is recorded, or only one kind of figures.
 
-    With a large `bent` it is the rule as it was frozen before the confirming runs.
+    Without `bent` it is the rule as it was frozen before the confirming runs.
     """
 
     def __init__(self, points=PRICE, by="all", bent=BENT):
         self.rule, self.by, self.bent = Worth(points), by, bent
 
     def __call__(self, run):
-        found = seen(run.history)
-        nothing = found.clients.until(0)
-        if self.by == "clients":
-            found = Seen(found.clients, nothing, found.unit)
-        elif self.by == "evaluations":
-            found = Seen(nothing, found.evaluations, found.unit)
-        for t in filter(due, range(1, run.T + 1)):
-            verdict = judged(found.until(t), t, self.rule.points, self.bent)
-            if verdict is not None and verdict.enough:
-                return t
-        return None
+        looks = looked(run, self.by, self.bent)
+        return next((v.t for v in looks if max(v.gain, v.least) < self.rule.points and v.final), None)
+
+
+@cache
+def looked(run, by, bent):
+    """Every verdict on a run."""
+    found = seen(run.history)
+    nothing = found.clients.until(0)
+    if by == "clients":
+        found = Seen(found.clients, nothing, found.unit)
+    elif by == "evaluations":
+        found = Seen(nothing, found.evaluations, found.unit)
+    every = (judged(found.until(t), t, PRICE, bent) for t in range(1, run.T + 1) if due(t))
+    return [verdict for verdict in every if verdict is not None]
 
 
 def headway(run, rule=OLD):
@@ -213,7 +217,7 @@ def patience(run, many=10):
 
 SHARES = (0.03, 0.02, 0.015, 0.01, 0.007, 0.005, 0.003, 0.002, 0.001)
 RULES = {
-    "worth, as frozen": Priced(bent=1e9),
+    "worth, as frozen": Priced(bent=None),
     "worth, as it ships": Priced(),
     "the same, clients alone": Priced(by="clients"),
     "the same, evaluations alone": Priced(by="evaluations"),
@@ -286,11 +290,11 @@ def judge(rule, runs):
 
 
 def tuned(runs):
-    """The growth rate's constant that does best: most runs both trusted and thrifty."""
+    """The growth rate's constant that does best: most runs whose stop is both trusted and thrifty."""
 
     def good(share):
-        found = judge(Growth(share), runs)
-        return sum(found.trust) + sum(found.thrift)
+        stops = [(run, Growth(share)(run)) for run in runs]
+        return sum(t is not None and bool(trusted(run, t)) and bool(thrifty(run, t)) for run, t in stops)
 
     return max(SHARES, key=good)
 

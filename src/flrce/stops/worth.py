@@ -93,7 +93,7 @@ def seen(history: Sequence[Record]) -> Seen:
     return Seen(heard(history), evaluated(history), point(history))
 
 
-def judged(found: Seen, t: int, price: float, bent: float = BENT) -> Verdict | None:
+def judged(found: Seen, t: int, price: float, bent: float | None = BENT) -> Verdict | None:
     """A look after round t; None while neither clients nor evaluations say enough."""
     said = _stretch(found.clients, t, HEARD, found.unit)
     bounds: list[tuple[float, Trend, str]] = []
@@ -110,13 +110,14 @@ def judged(found: Seen, t: int, price: float, bent: float = BENT) -> Verdict | N
     whole = trend(found.clients if len(found.clients.t) else found.evaluations, 0)
     alive = whole is not None and whole.slope > ALIVE * whole.error
     used = found.evaluations if by == "evaluations" else found.clients
-    final = (alive and rise.slope <= bent * steepest(used, t, found.unit)) or t >= PATIENT * max(found.clients.sweep, 2)
+    fallen = bent is None or rise.slope <= bent * steepest(used, t, found.unit)
+    final = (alive and fallen) or t >= PATIENT * max(found.clients.sweep, 2)
     return Verdict(t, gain, price, rise, by, least, alive, final)
 
 
 def steepest(found: Reports, t: int, unit: float) -> float:
     """The largest slope of a doubling that ended before round t, in points; 0 where there is none."""
-    ends = [int(t * 2.0 ** (-j / 4)) for j in range(1, 40)]
+    ends = [int(t * 2.0 ** (-j / 2)) for j in range(1, 20)]
     rises = (_stretch(found.until(end), end, 1.0, unit) for end in dict.fromkeys(ends) if end >= 2)
     return max((rise.slope for rise in rises if rise is not None), default=0.0)
 
