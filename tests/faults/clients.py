@@ -25,6 +25,7 @@ class Fleet(Pretend):
     extra: Callable[[Sequence[Task]], list[Reply]] = lambda tasks: []
     trainable: int = sum(size for _, size in SIZES)
     blocks: int = 2
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = (("layer.weight", (6, 4)), ("layer.bias", (6,)))
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def clients(self, t: int) -> list[str]:
