@@ -17,6 +17,7 @@ from flrce.round.living import alive, awake, informed, priced, settled
 from flrce.round.memory import fits, preflight
 from flrce.round.returned import checked, whole
 from flrce.round.roster import present, samples
+from flrce.round.sums import joined, summed
 from flrce.stops.conflict import shadows
 from flrce.traits import Notes, Shaped
 from flrce.types import Arrivals, Event, Plan, Record, Round, Selection, State, Task
@@ -124,7 +125,9 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
         ages=ages(state.roster, updates), clients=len(state.roster), began=plan.began, **costs,
     )  # fmt: skip
     record = heard(record, replies, engine)
-    if len(updates) < recipe.minimum:
+    if recipe.sums and len(updates):
+        updates, record = summed(updates), joined(record)
+    if len(record.replied) < recipe.minimum:
         state = replace(state, memory={**state.memory, **landing.memory})
         tries = state.attempt + 1
         stop = f"abandoned {tries} times in a row: {reasons(rejected)}" if tries % GIVE_UP == 0 else ""
@@ -140,7 +143,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     memory = {**recipe.observe(before, event), **landing.memory}
     model = recipe.average.model(memory.get("average"), w)
     after = State(t, w, memory, state.roster, {**state.carry, **kept(landing.tasks, replies)})
-    record = diagnosed(record, recipe, state, event)
+    record = record if recipe.sums else diagnosed(record, recipe, state, event)
     record = judge(record, engine, after, model)
     record = replace(record, shadow=shadows((*state.history, record), recipe.P))
     record = replace(record, stop=recipe.stop((*state.history, record)))  # Algorithm 3

@@ -225,6 +225,7 @@ class Recipe:
     average: ServerAverage = Last()
     minimum: int = 1  # fewer replies than this abandon the round
     holdouts: bool = False  # whether clients judge w on what they hold back before they train on it
+    sums: bool = False  # whether the server looks at sums over a round's clients only, as under secure aggregation
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -238,6 +239,8 @@ class Recipe:
             why = piece.objection(self) if isinstance(piece, Objects) else ""
             if why:
                 raise BadInput(why)
+        if self.sums and (self.partial or getattr(self.selector, "compares", isinstance(self.selector, Observes))):
+            raise BadInput("sums only: no piece may look at single updates; drop recipe.selector and recipe.submodel")
 
     @cached_property  # asked for by every task under way
     def chain(self) -> Any:

@@ -47,17 +47,23 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
     psi the paper's rule decides.
     `wary` counts clients to whom nobody relates less: wrong labels, noise, free-riders (docs/robustness.md).
     `paper` is Niu et al. 2024: clients that agree most with all, a stop once the chosen conflict. `authors`: their
-    released code. `hardened`: what attackers cannot capture.
+    released code. `hardened`: what attackers cannot capture. `private`: what needs sums only, as secure aggregation
+    gives them: turns by chance, the plain mean, the stop with a price.
     """
     base = replace(fedavg(P, **local), name="flrce")
     conflict = Conflicts(threshold("50%" if psi is None else psi, P))
+    if preset == "private":
+        if psi is not None:
+            raise BadInput("recipe.psi counts conflicts of single updates, preset = 'private' sees sums only; drop one")
+        turns = InTurn(by="chance")
+        return replace(base, selector=turns, stop=Worth(), average=AVERAGE, holdouts=True, sums=True)
     if preset in STOPS:
         stop = conflict if psi is not None else STOPS[preset]
         mean = RelatedMean(cap=CAP) if preset == "wary" else WeightedMean(cap=CAP)
         listens = isinstance(stop, Worth)
         return replace(base, selector=InTurn(), aggregator=mean, stop=stop, average=AVERAGE, holdouts=listens)
     if preset not in SELECTIONS:
-        raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STOPS, *SELECTIONS))}")
+        raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STOPS, *SELECTIONS, 'private'))}")
     base = replace(base, selector=SELECTIONS[preset], stop=conflict)
     if preset != "hardened":
         return base

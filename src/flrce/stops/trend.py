@@ -65,7 +65,8 @@ def heard(history: Sequence[Record]) -> Reports:
             strikes[client] = strikes.get(client, 0) + 1
         sign = -1.0 if h.lower else 1.0
         counts = h.held or (1,) * len(h.holdouts)
-        for client, value, n in zip(h.replied, h.holdouts, counts, strict=False):
+        names = h.replied if len(h.replied) == len(h.holdouts) else ("",)  # one figure of all: sums only
+        for client, value, n in zip(names, h.holdouts, counts, strict=False):
             if value is not None and strikes.get(client, 0) < STRIKES:
                 found.append((h.t, rows.setdefault(client, len(rows)), sign * value, max(n, 1)))
     M = max((h.clients for h in done), default=0) or len(rows)
