@@ -55,8 +55,7 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
     if preset == "private":
         if psi is not None:
             raise BadInput("recipe.psi counts conflicts of single updates, preset = 'private' sees sums only; drop one")
-        turns = InTurn(by="chance")
-        return replace(base, selector=turns, stop=Worth(), average=AVERAGE, holdouts=True, sums=True)
+        return replace(base, selector=InTurn(by="chance"), stop=Worth(), average=AVERAGE, holdouts=True, sums=True)
     if preset in STOPS:
         stop = conflict if psi is not None else STOPS[preset]
         mean = RelatedMean(cap=CAP) if preset == "wary" else WeightedMean(cap=CAP)
@@ -273,11 +272,9 @@ AVERAGE = EMA(ease=4.0)
 
 #: when ours stops: prices in points that twice the rounds must bring; `headway` is the stop of version 0.1
 STOPS: dict[str, StopRule] = {
-    "default": Worth(),
+    **dict.fromkeys(("default", "balanced", "wary"), Worth()),
     "frugal": Worth(points=4.0),
-    "balanced": Worth(),
     "accurate": Worth(points=1.0),
-    "wary": Worth(),
     "headway": Standstill(),
 }
 
