@@ -27,7 +27,7 @@ def made(name, outputs=5, **more):
     return build(name, SHAPES[takes], outputs, 0, vocabulary=20 if takes == "tokens" else 0, **more)
 
 
-ALONE = [name for name in NETS if name != "efficientnet-lite0"]  # needs packages
+ALONE = [name for name in NETS if name not in ("efficientnet-lite0", "llama")]  # these need packages
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -35,7 +35,7 @@ def test_each_gives_as_many_numbers_as_asked_for(name):
     assert made(name)(sample(NETS[name].takes)).shape == (4, 5)
 
 
-@pytest.mark.parametrize("name", [name for name in NETS if NETS[name].takes == "tokens"])
+@pytest.mark.parametrize("name", [name for name in ALONE if NETS[name].takes == "tokens"])
 def test_an_answer_after_every_token(name):
     net, ids = made(name, every=True), sample("tokens")
     scores = net(ids)

@@ -117,12 +117,16 @@ def test_seeds_that_were_not_begun_are_gone_on_with_too(here):
     assert [each.seed for each in folders.found(Path("b"))] == [3, 5]
 
 
+def last_round(capsys):
+    return [line for line in capsys.readouterr().err.splitlines() if " round " in line][-1]
+
+
 def test_what_was_spent_before_a_resume_is_counted(here, capsys):
     assert main(["run", *sets(), "--out", "a"]) == 0
     assert main(["run", *sets("rounds=4"), "--out", "b"]) == 0
-    straight = capsys.readouterr().err.splitlines()[-2]
+    straight = last_round(capsys)
     assert main(["run", "--out", "a", "--resume", "--set", "rounds=4"]) == 0
-    resumed = capsys.readouterr().err.splitlines()[-2]
+    resumed = last_round(capsys)
     assert "round   4/4" in straight
     assert resumed == straight  # at its end a run has no seconds left
 
@@ -138,7 +142,7 @@ def test_seeds_and_recipes_share_one_reading(here, monkeypatch):
 
 def test_a_note_of_every_seed_is_told_once(here, capsys):
     Path("far.csv").write_text("a,y\n" + "".join(f"{500 + i % 7},{i % 2}\n" for i in range(80)))
-    more = sets("data.path=far.csv", "data.partition=iid", "clients=3")
+    more = sets("data.path=far.csv", "data.partition=iid", "clients=3", "recipe.preset=headway")
     assert main(["run", *more, "--seeds", "0-1", "--out", "d"]) == 0
     said = capsys.readouterr().err
     assert said.count("data.standardise = true helps") == 1

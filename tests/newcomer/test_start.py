@@ -16,7 +16,7 @@ from flrce.apps.commands import app
 from flrce.apps.options import summary
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
-LISTS = ("[ARGS]...", "RUNS...", "A,B,...", "0.02,...")
+LISTS = ("[ARGS]...", "RUNS...", "[RUN|DIR]...", "A,B,...", "0.02,...")
 
 
 def seconds(code: str, times: int = 3) -> float:
