@@ -71,10 +71,11 @@ def test_killed_while_resuming(reference, tmp_path, seen):
 
 
 @pytest.mark.row(1, "SIGKILL in round 3, every recipe of the catalogue", "BIT after --resume")
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if name != "ffa-lora"])  # wants adapters: test_tuning.py
 def test_every_recipe_resumes(tmp_path, name):
     """What each piece remembers survives: only rows that a round touched are ever written."""
-    what = experiment(rounds=5, recipe={"name": name}, clients=9, per_round=6)
+    epochs = 2 if name == "fedrep" else 1  # one for the body, one for the head
+    what = experiment(rounds=5, recipe={"name": name}, clients=9, per_round=6, train={"epochs": epochs})
     go(tmp_path / "straight", what=what)
     assert in_child(lambda: go(tmp_path / "run", what=what), "commit.ready:3") == KILLED
     go(tmp_path / "run", True, what)
