@@ -104,7 +104,7 @@ class Watched:
         done, began = len(self.run.done), _stamp(self.folder / "lock")
         points = list(self.times)
         if len(points) == 1 and 0 < began < points[0][0]:
-            points.insert(0, (began, 0))  # seen once: since this session began, as if it had begun with round 1
+            points.insert(0, (began, 0))  # seen once: as if the run had begun with round 1
         if len(points) < 2 or points[-1][1] <= points[0][1]:
             return None
         pace = (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
