@@ -11,9 +11,11 @@ from torch.nn import functional as F
 from flrce import runs
 from flrce.config import Experiment
 from flrce.errors import BadInput
+from flrce.local.link import Local
 from flrce.local.trainer import Trainer
 from flrce.local.updates import SGD, Carried, Chain, Momentum, Prox, WeightDecay
 from flrce.models.flat import pack, unpack
+from flrce.types import Task
 from training import assert_resumes, local
 
 ORDER, SIZES = np.array([0, 1, 2, 3, 4, 5, 6, 7, 1, 3, 5, 7]), np.array([4, 4, 4])
@@ -211,3 +213,24 @@ def test_what_is_no_link_is_refused():
         Chain((object(), SGD()))
     with pytest.raises(BadInput, match="Wrong has no step"):
         Carried(Wrong())
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The least that can end a chain: a rate, without a schedule and without a word about stacks."""
+
+    lr: float = 0.25
+
+    def step(self, g, w, state):
+        return g, state
+
+
+def test_a_chain_ends_with_a_rate_of_its_own_or_inside_what_is_carried():
+    local = Local(Task("a", 0, 1, 0), 3, 8, None)
+    assert Chain((Plain(),)).rate(2, local) == 0.25
+    carried = Carried(Plain())
+    assert Chain((carried,)).rate(2, local) == 0.25
+    assert not carried.lanes
+    assert Carried(Momentum()).lanes
+    with pytest.raises(BadInput, match="rate lr"):
+        Chain((Carried(Momentum()),))

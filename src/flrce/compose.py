@@ -10,7 +10,8 @@ from typing import Any
 from flrce.bounds import Settings, settings, settings_of, shown
 from flrce.errors import BadInput, brief, nearest
 from flrce.local.objective import BY_KIND, OBJECTIVES, Objective
-from flrce.local.updates import SGD, Adam, Carried, Chain, Clip, Momentum, WeightDecay
+from flrce.local.optimisers import SGD, Adam, Carried, Clip, Momentum, WeightDecay
+from flrce.local.updates import Chain
 from flrce.names import PIECES
 from flrce.pieces import ROLES, Recipe
 from flrce.recipes import CATALOGUE

@@ -12,10 +12,11 @@ from flrce.aggregators.normalised import Normalised
 from flrce.aggregators.stale import Discounted, Interpolated
 from flrce.local.contrast import Contrast
 from flrce.local.dynamic import Dual, Dynamic
+from flrce.local.optimisers import SGD, Momentum
 from flrce.local.personal import Mixture, Phases, Second
 from flrce.local.scaffold import Controlled
 from flrce.local.sharpness import Sharpness
-from flrce.local.updates import SGD, Chain, Momentum
+from flrce.local.updates import Chain
 from flrce.local.workload import Alike, Proximal
 from flrce.models.flat import HEAD, NORMS
 from flrce.pieces import Recipe, Step

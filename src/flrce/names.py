@@ -25,13 +25,13 @@ from flrce.local.contrast import Contrast
 from flrce.local.correction import Corrected
 from flrce.local.drift import Correction
 from flrce.local.dynamic import Dual, Dynamic
+from flrce.local.optimisers import SGD, Adam, Carried, Clip, Drift, Momentum, Prox, WeightDecay
 from flrce.local.personal import Mixture, Phases, Second
 from flrce.local.probing import Differences, Probing
 from flrce.local.pyramid import FewerEpochs, FillTheRound
 from flrce.local.scaffold import Controlled, Variate
 from flrce.local.schedules import Constant, Cosine, RoundDecay, StepDecay, WarmUp
 from flrce.local.sharpness import Sharpness
-from flrce.local.updates import SGD, Adam, Carried, Clip, Drift, Momentum, Prox, WeightDecay
 from flrce.local.workload import Alike, Deadline, Freeze, Proximal
 from flrce.pieces import Dense, Full, Last, Never, Step, Synchronous
 from flrce.round import pace

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flrce.bounds import Rate, problem
 from flrce.errors import BadInput
-from flrce.traits import Linked, Objects, Observes, Partial, Remembers, Tells
+from flrce.traits import Compares, Linked, Objects, Observes, Partial, Remembers, Tells
 from flrce.types import (
     Arrivals,
     Evaluation,
@@ -239,7 +239,9 @@ class Recipe:
             why = piece.objection(self) if isinstance(piece, Objects) else ""
             if why:
                 raise BadInput(why)
-        if self.sums and (self.partial or getattr(self.selector, "compares", isinstance(self.selector, Observes))):
+        chooser = self.selector
+        compares = chooser.compares if isinstance(chooser, Compares) else isinstance(chooser, Observes)
+        if self.sums and (self.partial or compares):
             raise BadInput("sums only: no piece may look at single updates; drop recipe.selector and recipe.submodel")
 
     @cached_property  # asked for by every task under way

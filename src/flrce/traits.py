@@ -71,10 +71,54 @@ class Covers(Protocol):
 
 @runtime_checkable
 class Rated(Protocol):
-    """A compressor with a rate that a trainer may set for each client."""
+    """A piece with a rate that others go by: a plain mean's, or a compressor's, which a trainer may set by client."""
 
     @property
     def rate(self) -> float: ...
+
+
+@runtime_checkable
+class Scales(Protocol):
+    """A compressor that may multiply what it sends, so that its mean over draws is right and one draw is not."""
+
+    @property
+    def scaled(self) -> bool: ...
+
+
+@runtime_checkable
+class Compares(Protocol):
+    """A selector that says whether it looks at single updates; one that observes and does not say so does."""
+
+    @property
+    def compares(self) -> bool: ...
+
+
+@runtime_checkable
+class Rooted(Protocol):
+    """A selector that asks the client in row `root` in every round."""
+
+    @property
+    def root(self) -> int: ...
+
+
+@runtime_checkable
+class Maps(Protocol):
+    """A selector's memory that holds a map of clients, which run directories keep. Without H nothing is mapped."""
+
+    @property
+    def Omega(self) -> Tensor | None: ...  # (M, M); None: a sketch, or too many clients
+    @property
+    def H(self) -> Tensor | None: ...  # (M,)
+    @property
+    def R(self) -> Tensor: ...  # (M,)
+
+
+@runtime_checkable
+class Freezes(Protocol):
+    """A trainer that freezes the network's blocks before the `first`."""
+
+    @property
+    def first(self) -> int: ...
 
 
 @runtime_checkable

@@ -113,7 +113,7 @@ class Bucketed:
     seed: Whole = 0
 
     def objection(self, recipe: Recipe) -> str:
-        if hasattr(self.inner, "init"):
+        if isinstance(self.inner, Remembers):
             return f"bucketed cannot remember for {type(self.inner).__name__}; give it a rule without memory"
         return _whole(recipe, "bucketed")
 

@@ -32,7 +32,8 @@ class Normalised:
             return f"FedNova's mean is of whole updates, but {recipe.partial} lets clients send parts; drop one"
         links: tuple[Any, ...] = recipe.chain.links if recipe.chain is not None else ()
         strange = [type(link).__name__ for link in links if type(link).__name__ not in KNOWN]
-        if strange or any(getattr(link, "nesterov", False) for link in links):
+        momenta = [link for link in links if type(link).__name__ == "Momentum"]
+        if strange or any(link.nesterov for link in momenta):
             return f"FedNova knows the steps of SGD and its momentum only, not of {(*strange, 'nesterov')[0]}; drop it"
         pulls = [link for link in links if type(link).__name__ == "Prox"]
         if any(not link.squared for link in pulls):
@@ -42,7 +43,7 @@ class Normalised:
             return f"aggregator.prox = {self.prox:g} must be the clients' lr times mu, {share:g}; set both alike"
         if self.prox and (self.momentum or type(links[-1].schedule).__name__ != "Constant"):
             return "FedNova's proximal form is of plain steps at one rate; drop the momentum or the schedule"
-        betas = {link.beta for link in links if hasattr(link, "beta")} or {0.0}
+        betas = {link.beta for link in momenta} or {0.0}
         if betas != {self.momentum}:
             return f"aggregator.momentum = {self.momentum} must be the clients' {min(betas)}; set both alike"
         return ""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flrce.bounds import Whole
 from flrce.pieces import Recipe
+from flrce.traits import Rooted
 from flrce.types import Updates
 
 
@@ -27,7 +28,7 @@ class RootTrust:
     def objection(self, recipe: Recipe) -> str:
         if recipe.partial:
             return f"root-trust compares whole updates, but {recipe.partial} lets clients send parts; drop one"
-        if getattr(recipe.selector, "root", None) != self.root:
+        if not isinstance(recipe.selector, Rooted) or recipe.selector.root != self.root:
             return f'root-trust needs its root in every round; set selector = {{piece = "rooted", root = {self.root}}}'
         return ""
 

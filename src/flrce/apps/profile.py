@@ -21,8 +21,9 @@ from flrce.errors import BadInput, nearest
 from flrce.fleet.costs import Profile, training_flops
 from flrce.fleet.energy import Meter
 from flrce.local.link import Local
+from flrce.local.optimisers import SGD
 from flrce.local.trainer import Trainer
-from flrce.local.updates import SGD, Chain
+from flrce.local.updates import Chain
 from flrce.models.nets import CNNS, build
 from flrce.store.checkpoint import write_through
 from flrce.types import Task

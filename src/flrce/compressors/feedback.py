@@ -11,7 +11,7 @@ from torch import Tensor
 from flrce.compressors.buffers import Names, total
 from flrce.errors import BadInput
 from flrce.pieces import Compressor, Dense, Recipe
-from flrce.traits import Changing, Covers, Partial
+from flrce.traits import Changing, Covers, Partial, Scales
 from flrce.types import Payload
 
 RESIDUAL = "residual"
@@ -26,7 +26,7 @@ class ErrorFeedback:
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Compressor):
             raise BadInput(f"inner = {self.inner!r}: must be a compressor")
-        if getattr(self.inner, "scaled", False):
+        if isinstance(self.inner, Scales) and self.inner.scaled:
             raise BadInput("error feedback on scaled values would add the scaling's own error up; set scaled = false")
 
     @property

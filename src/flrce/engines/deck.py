@@ -23,7 +23,7 @@ from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Order
 from flrce.errors import BadInput
 from flrce.local.client import LINKS, Index, Job, Runner
-from flrce.local.link import Ends
+from flrce.local.link import Ends, Stackable
 from flrce.local.precision import Precision
 from flrce.local.stacked.stack import Stack, Stacked, level
 from flrce.local.stacked.ways import Way
@@ -251,7 +251,8 @@ class Deck:
             return "batches are augmented"
         if isinstance(simple(job.update, job.local), str):
             for link in job.update.links:
-                if not getattr(link, "lanes", False) or (job.task.part.first and isinstance(link, Ends)):
+                stackable = isinstance(link, Stackable) and link.lanes
+                if not stackable or (job.task.part.first and isinstance(link, Ends)):
                     return f"the update has {type(link).__name__}"
         stack = self.stack(job.part)
         return stack if isinstance(stack, str) else ""

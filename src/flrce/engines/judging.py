@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.engines.workers import Numbers
-from flrce.local.metrics import Judges
+from flrce.local.metrics import Averages, Bounded, Judges
 from flrce.local.objective import Objective
 from flrce.types import Evaluation, Yardstick
 
@@ -28,13 +28,13 @@ def evaluation(objective: Objective, numbers: Numbers, rows: Index, model: int) 
 def yardstick(objective: Objective) -> Yardstick:
     """The objective's headline metric."""
     head = objective.judges[0]
-    low, high = getattr(head, "low", -math.inf), getattr(head, "high", math.inf)
+    low, high = (head.low, head.high) if isinstance(head, Bounded) else (-math.inf, math.inf)
     return Yardstick(head.name, head.better == "lower", float(low), float(high))
 
 
 def per_client(judge: Judges, numbers: NDArray[np.float64], rows: Index) -> NDArray[np.float64]:
     """A figure for each client that has samples, in the order of their rows."""
-    if getattr(judge, "mean", False):
+    if isinstance(judge, Averages) and judge.mean:
         count = np.bincount(rows)
         return (np.bincount(rows, numbers) / np.maximum(count, 1))[count > 0]
     edges = np.flatnonzero(np.diff(rows)) + 1  # rows are in order

@@ -8,7 +8,7 @@ from torch import Tensor
 from flrce.bounds import Rate
 from flrce.local.drift import MEAN, ROUND, Correction
 from flrce.pieces import Recipe, View
-from flrce.traits import Buffers
+from flrce.traits import Buffers, Rated
 from flrce.types import Event, Task
 
 
@@ -41,11 +41,10 @@ class Corrected:
         if isinstance(recipe.pace, Buffers):
             return ("FedCOMGATE's correction is a client's step less the mean of the others' from the same model; with "
                     "a buffered pace they start from different ones: use another pace")  # fmt: skip
-        rate = getattr(recipe.aggregator, "rate", None)
-        if rate is None:
+        if not isinstance(recipe.aggregator, Rated):
             other = type(recipe.aggregator).__name__
             return f'the gradient correction needs a plain mean of updates, {other} is none; set aggregator = "mean"'
-        if rate != self.rate:
+        if recipe.aggregator.rate != self.rate:
             return f"trainer.rate = {self.rate} must be the aggregator's rate; set both alike"
         if recipe.update is not None and recipe.update.lr != self.lr:
             return f"trainer.lr = {self.lr} must be the clients' rate {recipe.update.lr}; set both alike"

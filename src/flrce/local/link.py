@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Generator, Tensor
 
+from flrce.local.schedules import Schedule
 from flrce.models.flat import Layout
 from flrce.types import Task
 
@@ -110,6 +111,30 @@ class Holds(Protocol):
     """A link that keeps coordinates where they are, whatever the links behind it remember: (d,) bool, or None."""
 
     def still(self, state: Tensors) -> Tensor | None: ...
+
+
+@runtime_checkable
+class Stackable(Protocol):
+    """A link that says whether it works on any number of leading dimensions, so that a stack may run it at once."""
+
+    @property
+    def lanes(self) -> bool: ...
+
+
+@runtime_checkable
+class Last(Protocol):
+    """A link that can end a chain: it says how far a step goes."""
+
+    @property
+    def lr(self) -> float: ...
+
+
+@runtime_checkable
+class Scheduled(Last, Protocol):
+    """One whose rate changes: by the factor that a schedule makes of (step, steps, t, T)."""
+
+    @property
+    def schedule(self) -> Schedule: ...
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ IGNORED = -100  # a target that does not count, as in torch
 
 @runtime_checkable
 class Judges(Protocol):
-    """A metric; `better` says which way it points, `low` and `high` what values it can have."""
+    """A metric; `better` says which way it points."""
 
     @property
     def name(self) -> str: ...
@@ -29,6 +29,24 @@ class Judges(Protocol):
 
     def of(self, out: Any, y: Tensor) -> Tensor: ...  # (n,) or (n, ...): numbers of each sample
     def value(self, numbers: Numbers) -> float: ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A metric that says what values it can have; of others, any."""
+
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+@runtime_checkable
+class Averages(Protocol):
+    """A metric that says whether it is the mean of one number a sample: then millions of clients cost nothing."""
+
+    @property
+    def mean(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +59,7 @@ class Metric:
     better: Literal["higher", "lower"] = "higher"
     low: float = -math.inf
     high: float = math.inf
-    mean: bool = False  # whether the figure is the mean of one number a sample: then millions of clients cost nothing
+    mean: bool = False  # whether the figure is the mean of one number a sample
 
 
 def accuracy_of(out: Tensor, y: Tensor) -> Tensor:

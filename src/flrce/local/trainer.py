@@ -23,6 +23,7 @@ from flrce.local.objective import Classification, Objective
 from flrce.local.pooling import quicken
 from flrce.local.precision import Precision, lower, repeatable
 from flrce.local.updates import Chain
+from flrce.models.abilities import together
 from flrce.models.chain import chain
 from flrce.models.flat import bind, layout
 from flrce.models.inputs import inputs
@@ -141,9 +142,7 @@ class Trainer:
 
     def _together(self) -> int:
         """Samples to look at together: fewer where the network says that its answers are large."""
-        told = getattr(self.given, "together", None)
-        room = 4 if self.w.device.type == "cuda" else 1
-        return CHUNK if told is None else min(CHUNK, room * int(told(self.shape)))
+        return together(self.given, self.shape, CHUNK, room=4 if self.w.device.type == "cuda" else 1)
 
     @contextmanager
     def _drawing(self, x: Tensor, scale: float, shift: float, seed: int) -> Iterator[None]:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from flrce.bounds import Amount, Epochs, Part, Share, Whole
 from flrce.errors import BadInput
-from flrce.local.updates import Prox
+from flrce.local.optimisers import Prox
 from flrce.models.part import portion
 from flrce.pieces import View
 from flrce.rng import stream

@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from flrce.errors import BadInput
+from flrce.models.abilities import Chained
 
 KINDS: dict[type[nn.Module], str] = {
     nn.Conv2d: "conv", nn.Linear: "linear", nn.BatchNorm2d: "batchnorm", nn.BatchNorm1d: "batchnorm",
@@ -62,7 +63,7 @@ class Chain:
 
 def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
     """The module's layers for one sample of this shape; BadInput if it is no plain chain of known layers."""
-    if not getattr(module, "chained", True):  # it says so itself: tracing a large one takes long, and others' turns
+    if isinstance(module, Chained) and not module.chained:
         raise BadInput(f"{type(module).__name__} branches; a chain feeds each layer from the last")
     try:
         graph = _graph(module)

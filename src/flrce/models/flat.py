@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from flrce.errors import BadInput
+from flrce.models.abilities import provision
 
 NORMS = "norms"  # in place of a pattern: every normalisation layer
 HEAD = "head"  # in place of a pattern: the last layer that has parameters
@@ -180,8 +181,7 @@ def fix(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
 
 def base_bytes(module: nn.Module) -> int:
     """What the fixed parameters weigh: as the file that they came from, where the module knows it."""
-    told = int(getattr(module, "provision", 0))
-    return told or sum(p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad)
+    return provision(module) or sum(p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad)
 
 
 def pack(module: nn.Module, where: Layout | None = None) -> Tensor:

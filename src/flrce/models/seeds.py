@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from flrce.models.abilities import provision, together
 from flrce.models.flat import Fixed
 from flrce.rng import stream
 
@@ -48,8 +49,7 @@ class Seeded(nn.Module):
 
     @property
     def provision(self) -> int:
-        return int(getattr(self.net, "provision", 0))
+        return provision(self.net)
 
     def together(self, shape: tuple[int, ...]) -> int:
-        told = getattr(self.net, "together", None)
-        return int(told(shape)) if told else 1 << 20
+        return together(self.net, shape, most=1 << 20)

@@ -18,7 +18,7 @@ from flrce.models.chain import Chain, Layer, chain
 from flrce.models.flat import Layout, layout
 from flrce.models.part import Part, before, portion
 from flrce.pieces import Recipe
-from flrce.traits import Chained
+from flrce.traits import Chained, Freezes
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ def suits(recipe: Recipe, net: nn.Module, shape: tuple[int, ...]) -> None:
         return  # adapters have inner units to leave out, whatever they stand beside
     try:
         blocks = chain(net, shape)
-        before(blocks, getattr(recipe.trainer, "first", 0))
+        before(blocks, recipe.trainer.first if isinstance(recipe.trainer, Freezes) else 0)
         if isinstance(recipe.submodel, Chained) and recipe.submodel.chained:
             sliceable(blocks)
             if not all(p.requires_grad for p in net.parameters()):

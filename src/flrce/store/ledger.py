@@ -20,6 +20,7 @@ from flrce.store.lines import finite, jsonl, record, relations_of
 from flrce.store.seal import SEAL, SEALED, seal
 from flrce.store.settings import fingerprint, former_fingerprint, same_data, same_experiment
 from flrce.store.summary import summarise, versions
+from flrce.traits import Maps
 from flrce.types import Record, Round, State
 
 FILES = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
@@ -113,7 +114,7 @@ class Ledger:
             write_through(self.folder / "model.safetensors", save({k: v.contiguous() for k, v in model.items()}))
             if last is not None:
                 write_through(self.folder / "last.safetensors", save({k: v.contiguous() for k, v in last.items()}))
-            if memory is not None and hasattr(memory, "Omega") and memory.H is not None:
+            if isinstance(memory, Maps) and memory.H is not None:
                 tables = {"Omega": memory.Omega, "H": memory.H, "R": memory.R}
                 kept = {name: table for name, table in tables.items() if table is not None}  # a sketch has no Omega
                 write_through(self.folder / "relations.safetensors", save(kept))

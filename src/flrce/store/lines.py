@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flrce.traits import Maps
 from flrce.types import Record, Round
 
 MAPPED = 300  # clients up to which the rows of Omega are kept round by round, for the report's slider
@@ -37,10 +38,10 @@ def record(row: Mapping[str, Any]) -> Record:
 def relations_of(done: Round) -> dict[str, Any]:
     """What the round changed in the relationship map: rows k, their H, and Omega[k] as int8 (value * 127) in base64."""
     memory, k = done.state.memory.get("selector"), list(done.touched)
-    if memory is None or not k or getattr(memory, "H", None) is None or not hasattr(memory, "R"):
+    if not k or not isinstance(memory, Maps) or memory.H is None:
         return {}
     line: dict[str, Any] = {"t": done.record.t, "k": k, "H": memory.H[k].tolist()}
-    if getattr(memory, "Omega", None) is not None and len(memory.Omega) <= MAPPED:
+    if memory.Omega is not None and len(memory.Omega) <= MAPPED:
         rows = (memory.Omega[k] * 127).round().to(torch.int8)  # (P, M)
         line["Omega"] = base64.b64encode(rows.numpy().tobytes()).decode()
     return line

@@ -28,6 +28,7 @@ from flrce.local.stacked.trial import Laned
 from flrce.local.stacked.triton_block import usable
 from flrce.local.stacked.ways import Way, candidates
 from flrce.local.updates import Chain
+from flrce.models.abilities import together
 from flrce.models.chain import Chain as Layers
 from flrce.models.chain import chain
 from flrce.models.flat import Layout, layout
@@ -317,8 +318,7 @@ class Stack:
         S, N = len(w), index.shape[-1]
         found: dict[str, Tensor] = {}
         at = torch.from_numpy(np.broadcast_to(index, (S, N)).astype(np.int32)).to(self.device)
-        told = getattr(self.module, "together", None)  # fewer samples where answers are large
-        few = CHUNK if told is None else min(CHUNK, 4 * int(told(tuple(self.samples.x.shape[1:]))))
+        few = together(self.module, tuple(self.samples.x.shape[1:]), CHUNK, room=4)
         most = self._lanes(few)
         with exact(self.precision), torch.no_grad():
             for lane in range(0, S, most):
