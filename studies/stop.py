@@ -8,18 +8,19 @@ Trust: G < 2 where the rule stops; a stop after the middle of a recorded run can
 gained by its end already, and is left out. Thrift: it stops by 1.5 t*; a run that is too short to have a t* has one
 beyond its middle at least, and counts where that decides. Regret: what the best round would be worth, A(t) - 2 log2 t,
 less what the rule's round is worth; beside it a clock that stops all runs of a cell in the rule's own mean round. Runs
-that end near chance are dead and reported apart.
+that end near chance are dead and reported apart. Confirming runs count if they went on for 3 t* or 240 rounds.
 """
 
 import gzip
 import json
 import re
 import sys
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import norm
 from scipy.stats import t as student
 
 from flrce.stops.standstill import Standstill
@@ -29,6 +30,7 @@ from flrce.types import Record
 ROOT = Path(__file__).resolve().parent.parent
 PRICE = 2.0  # points a doubling
 LATE = 1.5  # times t*
+ENOUGH = 240  # rounds
 OLD = Standstill()  # the default's stop of version 0.1
 
 
@@ -89,6 +91,11 @@ class Run:
         """t*, or None where the run is too short to have one."""
         last = max((t for t in range(1, self.T // 2 + 1) if not self.gain(t) < PRICE), default=0)
         return last + 1 if last < self.T // 2 else None
+
+    @property
+    def whole(self):
+        """Whether the run went on for long enough to judge rules by."""
+        return self.T >= ENOUGH or (self.star is not None and 3 * self.star <= self.T)
 
     @property
     def dead(self):
@@ -160,10 +167,20 @@ class Growth:
         return next((t for t, rate in grown if rate < self.share), None)
 
 
+class Clock:
+    """The same round for every run."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __call__(self, run):
+        return self.at if self.at <= run.T else None
+
+
 class Priced:
     """`Worth` as it ships, looking only where it looks; `by`: all that is recorded, or only one kind of figures.
 
-    Without `bent` it is the rule as it was frozen before the confirming runs.
+    Without `bent` it is the rule as it was first frozen, on the first part of the decision set.
     """
 
     def __init__(self, points=PRICE, by="all", bent=BENT):
@@ -200,9 +217,9 @@ def headway(run, rule=OLD):
     return None
 
 
-def conflicts(run):
-    """As `run.stops(Conflicts(run.P / 2))`."""
-    return next((t for t, count in enumerate(run.series["conflicts"], 1) if count >= run.P / 2), None)
+def conflicts(run, share=0.5):
+    """As `run.stops(Conflicts(share * run.P))`."""
+    return next((t for t, count in enumerate(run.series["conflicts"], 1) if count >= share * run.P), None)
 
 
 def patience(run, many=10):
@@ -216,8 +233,9 @@ def patience(run, many=10):
 
 
 SHARES = (0.03, 0.02, 0.015, 0.01, 0.007, 0.005, 0.003, 0.002, 0.001)
+PRICES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 RULES = {
-    "worth, as frozen": Priced(bent=None),
+    "worth, as first frozen": Priced(bent=None),
     "worth, as it ships": Priced(),
     "the same, clients alone": Priced(by="clients"),
     "the same, evaluations alone": Priced(by="evaluations"),
@@ -225,6 +243,18 @@ RULES = {
     "headway, not before 70 (the old default)": headway,
     "conflicts >= P / 2 (the paper's psi)": conflicts,
     "no best in 10 evaluations": patience,
+}
+
+
+FAMILIES = {  # every rule with its constant from early to late
+    "worth": {f"{points:g} points": Priced(points) for points in reversed(PRICES)},
+    "worth, clients alone": {f"{points:g} points": Priced(points, "clients") for points in reversed(PRICES)},
+    "points since t / 2": {f"{points:g} points": Since(points) for points in (8, 6, 5, 4, 3, 2.5, 2, 1)},
+    "headway": {f"after {after}": partial(headway, rule=replace(OLD, after=after)) for after in (20, 40, 70, 100, 150)},
+    "psi": {f"{share:g} P": partial(conflicts, share=share) for share in (0.4, 0.5, 0.6, 0.7, 0.8)},
+    "no best in n evaluations": {f"n = {many}": partial(patience, many=many) for many in (2, 3, 5, 7, 10)},
+    "growth rate": {f"{share:g} a round": Growth(share) for share in SHARES},
+    "a clock": {f"round {at}": Clock(at) for at in (30, 50, 70, 100, 150, 200, 300)},
 }
 
 
@@ -265,6 +295,14 @@ class Judged:
         return [x for x in found if x is not None]
 
     @property
+    def both(self):
+        """Whether a run was ended neither too early nor too late, of those where that can be told."""
+        pairs = [
+            (t is not None and trusted(run, t), thrifty(run, t)) for run, t in zip(self.runs, self.stops, strict=True)
+        ]
+        return [bool(trust and thrift) for trust, thrift in pairs if None not in (trust, thrift)]
+
+    @property
     def regret(self):
         """(runs, 2): the rule's, and that of a clock with the same mean round in the run's cell."""
         ends = {id(run): t or run.T for run, t in zip(self.runs, self.stops, strict=True)}
@@ -290,13 +328,8 @@ def judge(rule, runs):
 
 
 def tuned(runs):
-    """The growth rate's constant that does best: most runs whose stop is both trusted and thrifty."""
-
-    def good(share):
-        stops = [(run, Growth(share)(run)) for run in runs]
-        return sum(t is not None and bool(trusted(run, t)) and bool(thrifty(run, t)) for run, t in stops)
-
-    return max(SHARES, key=good)
+    """The growth rate's constant that does best: most runs ended neither too early nor too late."""
+    return max(SHARES, key=lambda share: float(np.mean(judge(Growth(share), runs).both)))
 
 
 def of(values):
@@ -308,7 +341,14 @@ def percent(values):
 
 
 def rate(values):
-    return f"{percent(values)} of {len(values)}"
+    """A share with its 95 % interval (Wilson's)."""
+    n = len(values)
+    if not n:
+        return "-- of 0"
+    z, p = norm.ppf(0.975), np.mean(values)
+    middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + (z / (2 * n)) ** 2) ** 0.5
+    low, high = (100 * (middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+    return f"{percent(values)} [{low:.0f}, {high:.0f}] of {n}"
 
 
 def interval(values):
@@ -319,8 +359,9 @@ def interval(values):
 
 def summary(results):
     """One row a rule."""
-    head = ["rule", "stopped", "too early, of all", "trust", "cells with trust >= 90 %", "thrift", "median round / t*",
-            "regret, points", "minus a clock of its own in each cell", "minus one clock for all"]  # fmt: skip
+    head = ["rule", "stopped", "too early, of all", "trust", "cells with trust >= 90 %", "thrift", "both",
+            "median round / t*", "regret, points", "minus a clock of its own in each cell",
+            "minus one clock for all"]  # fmt: skip
     rows = []
     for name, found in results.items():
         cells = {}
@@ -333,7 +374,7 @@ def summary(results):
         regret = found.regret
         rows.append([
             name, of([t is not None for t in found.stops]), percent(early), rate(found.trust), of(sure),
-            rate(found.thrift), f"{np.median(ratio):.2f}", f"{regret[:, 0].mean():.2f}",
+            rate(found.thrift), percent(found.both), f"{np.median(ratio):.2f}", f"{regret[:, 0].mean():.2f}",
             interval(regret[:, 0] - regret[:, 1]), interval(regret[:, 0] - found.clock),
         ])  # fmt: skip
     return head, rows
@@ -354,25 +395,45 @@ def by_cell(found):
     return head, rows
 
 
-def frontier(runs, prices=(0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)):
-    """What a price buys: trust and thrift are still those of 2 points."""
-    head = [
-        "price, points a doubling",
-        "stopped",
-        "trust",
-        "thrift",
-        "median round / t*",
-        "clients alone: trust",
-        "thrift",
-    ]
+def families(runs):
+    """Every rule with its constant from early to late: trust and thrift are always those of 2 points."""
+    head = ["rule", "constant", "stopped", "trust", "thrift", "both", "median round / t*"]
     rows = []
-    for points in prices:
-        both = judge(Priced(points), runs)
-        alone = judge(Priced(points, "clients"), runs)
-        ratio = [(t or run.T) / run.star for run, t in zip(runs, both.stops, strict=True) if run.star]
-        rows.append([f"{points:g}", of([t is not None for t in both.stops]), percent(both.trust), percent(both.thrift),
-                     f"{np.median(ratio):.2f}", percent(alone.trust), percent(alone.thrift)])  # fmt: skip
+    for family, rules in FAMILIES.items():
+        for constant, rule in rules.items():
+            found = judge(rule, runs)
+            ratio = [(t or run.T) / run.star for run, t in zip(runs, found.stops, strict=True) if run.star]
+            rows.append([family, constant, of([t is not None for t in found.stops]), percent(found.trust),
+                         percent(found.thrift), percent(found.both), f"{np.median(ratio):.2f}"])  # fmt: skip
     return head, rows
+
+
+def draw(out, name, rows):
+    """Trust against thrift, a line for every rule; the goal is the corner."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "flrce"
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7.5, 5.5), layout="constrained")
+    axis.axhspan(90, 102, 0.8 * 100 / 104, color="#dfeedd", lw=0)
+    for i, family in enumerate(FAMILIES):
+        found = [row for row in rows if row[0] == family and "--" not in row[3:5]]
+        at = [(float(row[4][:-2]), float(row[3][:-2]), row[1]) for row in found]
+        axis.plot(*zip(*[(x, y) for x, y, _ in at], strict=True), "o-", ms=4, lw=2 if i == 0 else 1, label=family)
+        if i == 0:
+            for x, y, constant in at:
+                axis.annotate(constant.split()[0], (x, y), (4, 4), textcoords="offset points", fontsize=8)
+    axis.set(
+        xlim=(0, 104),
+        ylim=(0, 102),
+        xlabel="thrift: stops by 1.5 t*, % of runs",
+        ylabel="trust: twice the rounds would not bring 2 points, % of stops",
+    )
+    axis.legend(fontsize=8, loc="lower left")
+    figure.savefig(out / f"{name}.svg", metadata={"Date": None})
+    plt.close(figure)
 
 
 def horizons(found, lengths=(50, 100, 400)):
@@ -410,7 +471,9 @@ def tables(out, name, runs, share):
     ours = results["worth, as it ships"]
     write(out, f"{name}-rules", *summary(results))
     write(out, f"{name}-cells", *by_cell(ours))
-    write(out, f"{name}-prices", *frontier(alive))
+    curves = families(alive)
+    write(out, f"{name}-families", *curves)
+    draw(out, f"{name}-families", curves[1])
     write(out, f"{name}-horizons", *horizons(ours))
     dead = [[*run.cell, run.seed, f"{run.A[run.T]:.1f}", Priced()(run) or "--"] for run in runs if run.dead]
     write(out, f"{name}-dead", ["data set", "regime", "setting", "seed", "% at the end", "stops in round"], dead)
@@ -423,7 +486,7 @@ def main(out, page, traces=ROOT / "results" / "stop"):
     tables(out, "decide", decide, share)
     confirm = load(sorted(traces.glob("confirm*.jsonl.gz")))
     if confirm:
-        tables(out, "confirm", confirm, share)
+        tables(out, "confirm", [run for run in confirm if run.whole], share)
     if page.exists():
         embed(out, page)
 

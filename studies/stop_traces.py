@@ -4,8 +4,9 @@
 
 A plan holds tables of experiments: "all", then by data set, regime and setting, each laid over the one before; and
 `runs`, [data set, regime, setting] of every cell. Seeds come in groups, and a group goes through all cells before the
-next begins, so that a plan that is cut short leaves a balanced set. `--share I/N` is every N-th stack of `--stack`
-runs; what is done is written at once, and what is not when time is up is written as far as it got.
+next begins, so that a plan that is cut short leaves a balanced set. Runs of one data set and setting are trained
+together, `--stack` at most. `--share I/N`: N processes with the same `--out` each take the next stack that nobody has
+taken. What is done is written at once, and what is not when time is up is written as far as it got.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import os
 import signal
 import time
+import traceback
 from functools import cache
 from pathlib import Path
 
@@ -30,8 +32,8 @@ JUDGED = {"averaged": "handed", "raw": "headline"}
 
 
 def cells(plan):
-    """(cell, tables, seed) of every run; the first seeds of all cells come before further ones of any."""
-    for seeds in plan["seeds"]:
+    """(group of seeds, cell, tables, seed) of every run; a group goes through all cells before the next begins."""
+    for group, seeds in enumerate(plan["seeds"]):
         for name in plan["runs"]:
             tables = {**plan["all"], "lr_times": 1}
             for kind, key in zip(("data", "regimes", "settings"), name, strict=True):
@@ -39,7 +41,7 @@ def cells(plan):
             times = tables.pop("lr_times")
             tables = merged(tables, {"train": {"lr": tables["train"]["lr"] * times}})
             for seed in seeds:
-                yield name, tables, seed
+                yield group, name, tables, seed
 
 
 def merged(one, two):
@@ -97,11 +99,28 @@ def short(value):
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def together(traces, samples):
-    """All of them as one stack, on the GPU where there is one."""
+def together(traces, samples, beside):
+    """All of them as one stack, on the GPU where there is one; `beside`: processes that share its memory."""
     jobs = [(trace.experiment, None) for trace in traces]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    runs.run_together(jobs, data=lambda _: samples, watch=lambda i, done: traces[i](done), device=device)
+    runs.run_here(jobs, data=lambda _: samples, watch=lambda i, done: traces[i](done), device=device, beside=beside)
+
+
+def stacked(wanted, most):
+    """Runs in the plan's order, those of one data set and setting and one group of seeds together, `most` at most."""
+    groups = {}
+    for group, name, tables, seed in wanted:
+        groups.setdefault((group, name[0], name[2]), []).append((name, tables, seed))
+    return [runs_[at : at + most] for runs_ in groups.values() for at in range(0, len(runs_), most)]
+
+
+def taken(folder, number):
+    """Whether another process has this stack; if not, it is ours from now on."""
+    try:
+        (folder / f"taken-{number}").touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    return False
 
 
 def salvage(f, traces, classes):
@@ -124,49 +143,52 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--share", default="0/1")
-    parser.add_argument("--stack", type=int, default=6, help="runs trained together")
+    parser.add_argument("--stack", type=int, default=9, help="runs trained together")
+    parser.add_argument("--beside", type=int, default=1, help="processes that share the GPU's memory")
     parser.add_argument("--only", default="", help="these data sets, a,b")
     parser.add_argument("--rounds", type=int, help="fewer than planned, for a trial")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    began, (part, parts) = time.monotonic(), map(int, options.share.split("/"))
+    began, part = time.monotonic(), int(options.share.split("/")[0])
 
     @cache
     def pool(name):
         return source(name) if options.data is None or name == "digits" else prepared(options.data / name)
 
     plan = json.loads(options.plan.read_text())
-    wanted = [run for run in cells(plan) if not options.only or run[0][0] in options.only.split(",")]
-    stacks = []
-    for dataset in dict.fromkeys(name[0] for name, _, _ in wanted):
-        mine = [run for run in wanted if run[0][0] == dataset]
-        stacks += [(at / len(mine), mine[at : at + options.stack]) for at in range(0, len(mine), options.stack)]
-    stacks = [stack for _, stack in sorted(stacks, key=lambda pair: pair[0])]  # all data sets alike, first seeds first
-    longest = 0.0
+    wanted = [run for run in cells(plan) if not options.only or run[1][0] in options.only.split(",")]
     if options.seconds < 1e6:
         signal.setitimer(signal.ITIMER_REAL, options.seconds)
     with gzip.open(options.out / f"{options.plan.stem}-{part}.jsonl.gz", "at") as f:
-        for stack in stacks[part::parts]:
+        for number, stack in enumerate(stacked(wanted, options.stack)):
+            if taken(options.out, number):
+                continue
             start = time.monotonic()
-            if start - began + longest > options.seconds:
-                break
-            samples = pool(stack[0][1]["data"]["name"])
             if options.rounds:
                 stack = [(name, {**tables, "rounds": options.rounds}, seed) for name, tables, seed in stack]
-            traces = [Trace(name, tables, seed, options.device, samples) for name, tables, seed in stack]
-            salvage(f, traces, len(samples.classes))
-            if options.device != "cpu":
-                together(traces, samples)
-            else:
-                torch.set_num_threads(1)
-                for trace in traces:
-                    runs.run(trace.experiment, data=samples, watch=trace)
-            salvage(f, [], 0)
-            f.writelines(trace.line(len(samples.classes)) + "\n" for trace in traces)
-            f.flush()
-            longest = max(longest, time.monotonic() - start)
-            told = ", ".join(f"{'/'.join(trace.name)}/{trace.seed}" for trace in traces)
+            told = ", ".join(f"{'/'.join(name)}/{seed}" for name, _, seed in stack)
+            try:
+                traced(stack, pool(stack[0][1]["data"]["name"]), f, options)
+            except Exception:  # one stack that fails is not the end of the others
+                traceback.print_exc()
             print(f"{time.monotonic() - began:.0f} s: {time.monotonic() - start:.1f} s for {told}", flush=True)
+
+
+def traced(stack, samples, f, options):
+    """These runs, and their lines into f."""
+    traces = [Trace(name, tables, seed, options.device, samples) for name, tables, seed in stack]
+    salvage(f, traces, len(samples.classes))
+    try:
+        if options.device != "cpu":
+            together(traces, samples, options.beside)
+        else:
+            torch.set_num_threads(1)
+            for trace in traces:
+                runs.run(trace.experiment, data=samples, watch=trace)
+    finally:
+        salvage(f, [], 0)
+        f.writelines(trace.line(len(samples.classes)) + "\n" for trace in traces if trace.told)
+        f.flush()
 
 
 if __name__ == "__main__":

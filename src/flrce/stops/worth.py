@@ -8,7 +8,7 @@ from flrce.bounds import Positive
 from flrce.stops.trend import Reports, Trend, evaluated, heard, trend
 from flrce.types import Record
 
-# chosen on the decision set of docs/beyond.md, BENT after the confirming one; nothing knows T, M, P or a learning rate
+# chosen on the decision set of docs/beyond.md; nothing knows T, M, P or a learning rate
 EVALUATED = (0.5, 0.75, 1.0)  # doublings that a stretch of evaluations is long
 SHARE = 0.6  # of its slope that the next doubling brings: gains fall off
 SURE = 2.0  # errors that are added
@@ -18,7 +18,7 @@ ALONE = 1.0  # errors that are added where nothing else is known
 DOUBT = 0.5  # errors that are taken off before clients contradict evaluations
 STEP = 1.05  # a look whenever the rounds have grown by this factor
 ALIVE = 3.0  # errors of the rise over the whole run that show that something was learnt
-BENT = 0.5  # of the steepest stretch so far: a slope above this may be a start, not an end
+BENT = 0.4  # of the steepest stretch so far: a slope above this may be a start, not an end
 PATIENT = 10  # sweeps, of two rounds at least, for a run that has learnt nothing or whose gains have not fallen off
 
 
