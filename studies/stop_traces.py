@@ -10,7 +10,6 @@ taken. What is done is written at once, and what is not when time is up is writt
 """
 
 import argparse
-import gzip
 import json
 import os
 import signal
@@ -27,7 +26,7 @@ from flrce.data.cache import load as prepared
 from flrce.data.sources import source
 from flrce.models.flat import layout, pack
 
-EVERY = ("headway", "consensus", "conflicts", "joules", "seconds")
+EVERY = ("headway", "conflicts", "joules", "seconds")
 JUDGED = {"averaged": "handed", "raw": "headline"}
 
 
@@ -60,8 +59,8 @@ class Trace:
         engine = {**tables.get("engine", {}), "device": "cpu" if device == "cpu" else "auto"}
         self.experiment = Experiment.of({**tables, "seed": seed, "engine": engine})
         net = build_net(self.experiment.model.name, pool, seed, self.experiment.model.options)
-        self.first = self.last = pack(net, layout(net)).float()
-        self.series = {key: [] for key in (*EVERY, *JUDGED, "bytes", "step", "way", "chosen", "holdouts", "flagged")}
+        self.first = pack(net, layout(net)).float()
+        self.series = {key: [] for key in (*EVERY, *JUDGED, "bytes", "way", "chosen", "holdouts", "flagged")}
         self.rows, self.held, self.told = {}, [], {}
 
     def __call__(self, done):
@@ -77,13 +76,11 @@ class Trace:
         for key, field in JUDGED.items():
             s[key].append(short(getattr(h, field)))
         s["bytes"].append(h.bytes_up + h.bytes_down)
-        s["step"].append(short(float((w - self.last).norm())))
         s["way"].append(short(float((w - self.first).norm())))
         s["chosen"].append([self.rows[c] for c in h.replied])
-        s["holdouts"].append([short(x) for x in h.holdouts])
+        s["holdouts"].append([short(x, 3) for x in h.holdouts])
         s["flagged"].append([self.rows[c] for c in h.flagged])
         self.told = {"metric": h.metric, "lower": h.lower, "M": h.clients, "P": self.experiment.per_round}
-        self.last = w.clone()
 
     def line(self, classes):
         """What is known so far: whole rounds only."""
@@ -94,9 +91,8 @@ class Trace:
         return json.dumps({**told, "series": series}, separators=(",", ":"))
 
 
-def short(value):
-    """Four digits."""
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+def short(value, digits=4):
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 
 def together(traces, samples, beside):
@@ -159,7 +155,7 @@ def main():
     wanted = [run for run in cells(plan) if not options.only or run[1][0] in options.only.split(",")]
     if options.seconds < 1e6:
         signal.setitimer(signal.ITIMER_REAL, options.seconds)
-    with gzip.open(options.out / f"{options.plan.stem}-{part}.jsonl.gz", "at") as f:
+    with (options.out / f"{options.plan.stem}-{part}.jsonl").open("a") as f:
         for number, stack in enumerate(stacked(wanted, options.stack)):
             if taken(options.out, number):
                 continue
