@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flrce import runs
 from flrce.apps import cli
-from flrce.arena import advise, job, records
+from flrce.arena import advise, job, machine, records
 from flrce.arena.board import board, critical, fronts, without
 from flrce.arena.execute import executor
-from flrce.arena.plan import Plan
+from flrce.arena.plan import Cell, Plan, pairs
 from flrce.arena.records import KEPT, Played
 from flrce.arena.stops import ending, endings
 from flrce.config import Experiment
 from flrce.errors import BadInput
 from flrce.pieces import Never
 from flrce.stops.budget import Patience
+from flrce.stops.worth import Worth
 
 SMALL = {"rounds": 3, "clients": 4, "per_round": 2, "train": {"epochs": 1}}
 TABLES = {
@@ -40,7 +42,7 @@ def run_of(
     T = len(values)
     rounds: dict[str, list] = {name: [0.0] * T for name in KEPT}
     rounds |= {"t": list(range(1, T + 1)), "outcome": ["committed"] * T, "stop": [""] * T, "joules": [joules] * T}
-    rounds |= {"bytes_up": [3] * T, "bytes_down": [4] * T, "seconds": [2.0] * T}
+    rounds |= {"bytes_up": [3] * T, "bytes_down": [4] * T, "seconds": [2.0] * T, "replied": [2] * T}
     rounds |= {"value": values, "accuracy": values, "averaged": [None] * T, "headway": [None] * T}
     made = {"metric": "accuracy", "lower": False, "recipe": {"name": method}, **more}
     return Played(task, method, seed, {}, f"{task}{method}{seed}", rounds=rounds, **made)
@@ -141,7 +143,7 @@ def test_records_come_back(tmp_path):
         if damaged:
             with pytest.raises(BadInput, match=records.FILE):
                 records.unpack(tmp_path)
-    (tmp_path / "cell.json").write_text('{"schema": 1}')
+    (tmp_path / "cell.json").write_text('{"schema": 2}')
     with pytest.raises(BadInput, match="no cell of an arena"):
         records.load(tmp_path / "cell.json")
 
@@ -159,6 +161,11 @@ def test_records_come_back(tmp_path):
         ({"stops": {"none": {"recipe": {"name": "fedavg"}}}}, "stops.none never stops"),
         ({"tuning": {"grid": {"train.lr": [-1.0]}}}, "lr"),
         ({"budgets": [float("nan")]}, "budgets"),
+        ({"tuning": {"times": {"recipe.name": [0.1, 1.0]}}}, "recipe.name is no number"),
+        ({"tuning": {"times": {"train.lr": [-1.0]}}}, "times"),
+        ({"without": {"fedavgg": {}}}, "without.fedavgg is no method"),
+        ({"without": {"thrifty": {"label": "x"}}}, "without.thrifty.label is no task"),
+        ({"without": {"fedavg": {"labels": "x"}}}, "reference must run on every task"),
         ({"typo": 1}, "typo"),
     ],
 )
@@ -248,9 +255,82 @@ def test_the_best_settings_are_chosen_by_direction():
         dataclasses.replace(run_of("fedavg", [value]), tried={"train.lr": lr})
         for lr, value in ((0.01, 3.0), (0.1, 2.0))
     ]
-    assert job.chosen(plan, tuned) == {"train.lr": 0.01}
-    assert job.chosen(plan, [dataclasses.replace(p, lower=True) for p in tuned]) == {"train.lr": 0.1}
-    assert job.chosen(plan, []) == {"train.lr": 0.01}
+    settings = plan.settings("labels", "fedavg")
+    assert job.chosen(settings, tuned) == {"train.lr": 0.01}
+    assert job.chosen(settings, [dataclasses.replace(p, lower=True) for p in tuned]) == {"train.lr": 0.1}
+    assert job.chosen(settings, []) == {"train.lr": 0.01}
+    diverged = [dataclasses.replace(run_of("fedavg", [np.nan]), tried={"train.lr": 0.01}), tuned[1]]
+    assert job.chosen(settings, diverged) == {"train.lr": 0.1}
+
+
+def test_multiples_of_a_tasks_own_and_what_is_left_out():
+    """lr is 0.2 in one task and 0.1 (the default) in the other; thrifty is not run on sizes."""
+    tasks = {"labels": {**SMALL, "train": {"epochs": 1, "lr": 0.2}}, "sizes": TABLES["tasks"]["sizes"]}
+    left = {"thrifty": {"sizes": "for a reason"}}
+    plan = Plan.of({**TABLES, "tasks": tasks, "tuning": {"times": {"train.lr": [0.5, 3.0]}}, "without": left})
+    assert plan.settings("labels", "fedavg") == [{"train.lr": 0.1}, {"train.lr": 0.6}]
+    assert plan.settings("sizes", "fedavg") == [{"train.lr": 0.05}, {"train.lr": 0.3}]
+    assert plan.trials("labels", "thrifty")[1].experiment.train.lr == 0.6
+    assert list(pairs(plan)) == [("labels", "fedavg"), ("labels", "thrifty"), ("sizes", "fedavg")]
+
+
+def test_rules_read_records_as_they_read_rounds():
+    """A rule that listens to clients ends a replayed run where it ends a live one."""
+    experiment = Experiment(
+        rounds=60, clients=4, per_round=2, train={"epochs": 1, "lr": 0.05}, recipe={"name": "flrce"}, seed=3
+    )
+    history = runs.run(experiment).history
+    assert history[-1].stop
+    p = records.played(Cell("a", "flrce", 3, {}, experiment), history)
+    assert ending(p, Worth()) == len(history)
+    deaf = {**p.rounds, "holdouts": [[] for _ in history]}
+    assert Worth().look(dataclasses.replace(p, rounds=deaf).history()) != Worth().look(p.history())
+
+
+def test_grams_are_an_axis_where_there_are_some():
+    clean, dirty = (
+        dataclasses.replace(p, rounds={**p.rounds, "grams": [g, g]})
+        for p, g in ((run_of("ref", [0.1, 0.2]), 1.0), (run_of("b", [0.2, 0.3]), 4.0))
+    )
+    assert "grams" not in records.axes([run_of("ref", [0.1])])
+    assert "grams" in records.axes([clean])
+    assert [s.method for s in board([clean, dirty], "joules", 1.0, "ref").standings] == ["b", "ref"]
+    assert [s.method for s in board([clean, dirty], "grams", 1.0, "ref").standings] == ["ref", "b"]
+
+
+ONE = {**SMALL, "engine": {"workers": 1}}
+
+
+def lots_of(plan: Plan, device: str) -> list[machine.Lot]:
+    cells = [cell for task, method in pairs(plan) for cell in plan.judged(task, method, {})]
+    return machine.lots(cells, lambda cell: device)
+
+
+def test_stacks_hold_what_trains_alike():
+    methods = {name: {} for name in ("fedavg", "median", "fedadam", "scaffold", "power-of-choice", "flrce", "fedbuff")}
+    plan = Plan.of({**TABLES, "tuning": {}, "seeds": list(range(1, 6)), "methods": methods})
+    found = lots_of(plan, "cuda")
+    assert sum(len(lot.cells) for lot in found) == 2 * 7 * 5
+    assert {len(lot.cells) for lot in found} == {10}  # 30 plain ones in thirds, the others' tasks and seeds together
+    kinds = [{cell.method for cell in lot.cells} for lot in found]
+    assert all(kind <= {"fedavg", "median", "fedadam"} or len(kind) == 1 for kind in kinds)
+    (drift,) = (lot for lot in found if lot.cells[0].method == "scaffold")
+    assert {cell.task for cell in drift.cells} == {"labels", "sizes"}  # one pool of samples, two partitions
+
+
+def test_processes_of_this_machine_give_the_same(tmp_path):
+    """Cells in a process of their own, and others as a stack, against this process."""
+    plan = Plan.of({**TABLES, "tuning": {}, "tasks": {"labels": ONE}})
+    cells = [cell for lot in lots_of(plan, "cpu") for cell in lot.cells]
+    alone = {cell.label: machine._alone(cell, str(tmp_path / "alone"), runs.reader()) for cell in cells}
+    both = [*lots_of(plan, "cpu"), *lots_of(plan, "cuda")]
+    ended = list(machine.shared(both, tmp_path, {"cpu": 1, "cuda": 1}, "cpu"))
+    assert len(ended) == 2 * len(cells)
+    exact = [p == alone[cell.label] for cell, p in ended]
+    assert sum(exact) >= len(cells)  # those of one core; a stack adds in another order
+    for cell, p in ended:
+        assert p.final == pytest.approx(alone[cell.label].final, abs=0.02)
+        assert p.rounds["bytes_up"] == alone[cell.label].rounds["bytes_up"]
 
 
 def test_jobs_elsewhere_give_the_same(tmp_path):

@@ -1,5 +1,7 @@
 """Sources, partitions, federations."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -71,6 +73,16 @@ def test_natural_clients_are_groups():
     for k, client in enumerate(federation.clients):
         owned = np.concatenate([federation.train[k], federation.held[k]])
         assert set(federation.source.group[owned].tolist()) == {int(client)}
+
+
+def test_natural_clients_have_enough_samples():
+    """Four groups of 2, 9, 3 and 7 samples: of those with at least 5 there are two, whatever the draw."""
+    pool = dataclasses.replace(made(21, groups=3), group=np.repeat([0, 1, 2, 3], [2, 9, 3, 7]))
+    for seed in range(5):
+        parts = partition(pool, "natural", 2, 0.0, 5, stream(seed, "p"))
+        assert [sorted(part.tolist()) for part in parts] == [list(range(2, 11)), list(range(14, 21))]
+    with pytest.raises(BadInput, match=r"have data.minimum = 5 samples"):
+        partition(pool, "natural", 3, 0.0, 5, stream(0, "p"))
 
 
 def test_hold_out():

@@ -124,8 +124,8 @@ def _serve(told: bytes, pipe: Connection, parent: int) -> None:
     """A process's life: its share of the jobs, each round told, until it is done or nobody listens."""
     work, jobs, resume, data, device, watched, gpu, beside = pickle.loads(told)
     if device == "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(gpu)
-    threading.Thread(target=_with_parent, args=(parent,), daemon=True).start()
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
+    threading.Thread(target=with_parent, args=(parent,), daemon=True).start()
     lock = threading.Lock()
 
     def tell(what: str, value: Any) -> None:
@@ -145,13 +145,14 @@ def _serve(told: bytes, pipe: Connection, parent: int) -> None:
         tell("failed", why if portable(why) else RuntimeError(f"{type(why).__name__}: {why}"))
 
 
-def _visible(gpu: int) -> str:
+def visible(gpu: int) -> str:
     """The GPU of this number among those that the user lets be seen."""
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return seen[gpu] if gpu < len(seen) else str(gpu)
 
 
-def _with_parent(parent: int) -> None:
+def with_parent(parent: int) -> None:
+    """Ends this process when its parent is gone."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)  # as if killed: the journal is made for that

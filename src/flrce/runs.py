@@ -176,12 +176,18 @@ def _on_flower(
     return Result(summary, found.history, tensors, None if out is None else Path(out), told)
 
 
+def pool_of(experiment: Experiment) -> str:
+    """What tells the samples of one experiment from another's, however they are shared out."""
+    d = experiment.data
+    return json.dumps([d.name, d.path, d.how()], sort_keys=True, default=str)
+
+
 def reader() -> Callable[[Experiment], Source]:
     """What experiments name as their data, read once however many of them ask."""
     known: dict[str, Source] = {}
 
     def read(experiment: Experiment) -> Source:
-        key = experiment.data.model_dump_json()
+        key = pool_of(experiment)
         if key not in known:
             log.info("reading %s", experiment.data.path or experiment.data.name)
             known[key] = experiment.data.read()
@@ -209,10 +215,11 @@ def run_together(
 def run_here(
     jobs: Sequence[tuple[Experiment, Path | None]], resume: bool = False, data: Callable[[str], Source] | None = None,
     watch: Callable[[int, Round], None] | None = None, device: str = "cuda", beside: int = 1,
+    read: Callable[[Experiment], Source] | None = None,
 ) -> list[Result]:  # fmt: skip
-    """As `run_together`, in this process; `beside`: processes that share the device's memory."""
+    """As `run_together`, in this process; `beside`: processes that share the device's memory; `read`: as `reader`."""
     decks = Decks(device, beside)
-    once = reader()
+    once = read or reader()
 
     def find(experiment: Experiment) -> Source:
         return data(experiment.data.name) if data and experiment.data.path is None else once(experiment)

@@ -1,13 +1,15 @@
 """A second machine's loss changes nothing but the time."""
 
+import dataclasses
 import threading
 import time
 
 import pytest
 
-from flrce.arena import job
+from flrce.arena import job, machine
 from flrce.arena.execute import executor
 from flrce.arena.plan import Plan
+from flrce.config import Model
 
 SMALL = {"rounds": 30, "clients": 6, "per_round": 3, "engine": {"workers": 1}}
 PLAN = {"seeds": [1, 2, 3], "tasks": {"labels": SMALL}, "methods": {"fedavg": {}, "fedprox": {}}}
@@ -49,3 +51,24 @@ def test_a_lost_node(tmp_path, monkeypatch, seen):
     assert not far.failed
     assert far.judged == near.judged
     seen(f"{len(far.judged)} cells, the same on one node of two")
+
+
+@pytest.mark.row(37, "arena: a cell of a stack kills its process", "the stack's other cells end")
+@pytest.mark.slow
+def test_a_stack_that_fails_costs_one_cell(tmp_path, monkeypatch, seen):
+    """One cell kills its process, another names data that are not there: the others end all the same."""
+    plan = Plan.of({**PLAN, "tasks": {"labels": {**SMALL, "rounds": 2}}})
+    (tmp_path / "deadly.py").write_text("import os\n\ndef Net():\n    os._exit(7)\n")
+    monkeypatch.syspath_prepend(tmp_path)  # spawned processes have it too
+    cells = [cell for method in plan.methods for cell in plan.judged("labels", method, {})]
+    broken = cells[0].experiment.model_copy(update={"clients": 5000})  # more than there are samples
+    deadly = cells[3].experiment.model_copy(update={"model": Model(name="deadly:Net")})
+    cells[0] = dataclasses.replace(cells[0], experiment=broken)
+    cells[3] = dataclasses.replace(cells[3], experiment=deadly)
+    ended = list(machine.shared([machine.Lot(tuple(cells), "cuda")], tmp_path, {"cuda": 1}, "cpu"))
+    assert len(ended) == len(cells)
+    why = {cell.label: p for cell, p in ended if isinstance(p, str)}
+    assert set(why) == {cells[0].label, cells[3].label}
+    assert "5000" in why[cells[0].label]
+    assert "process ended (7)" in why[cells[3].label]
+    seen(f"{len(ended) - len(why)} of {len(ended)} cells ended")

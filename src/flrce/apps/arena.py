@@ -10,7 +10,7 @@ from flrce.arena import job, page, records
 from flrce.arena.board import Board, boards, fronts, without
 from flrce.arena.execute import executor
 from flrce.arena.plan import Plan
-from flrce.arena.records import AXES, Played
+from flrce.arena.records import Played, axes
 from flrce.arena.stops import endings
 from flrce.errors import BadInput
 from flrce.store import headline
@@ -29,7 +29,7 @@ def arena(plan: Path, out: Path, against: Path | None, where: str, as_json: bool
     ranked = boards(every, asked.budgets, asked.reference)
     told = {
         "boards": [asdict(board) for board in ranked],
-        "fronts": {axis: [asdict(point) for point in fronts(every, axis)] for axis in AXES},
+        "fronts": {axis: [asdict(point) for point in fronts(every, axis)] for axis in axes(every)},
         "without": without(every, "joules", max(asked.budgets), asked.reference),
         "stops": [asdict(line) for line in endings(every, asked.rules())],
         "settings": {f"{p.task}/{p.method}": dict(p.tried) for p in found.judged},
@@ -53,7 +53,7 @@ def arena(plan: Path, out: Path, against: Path | None, where: str, as_json: bool
 def _with_rivals(judged: Sequence[Played], known: Sequence[Played], plan: Plan) -> list[Played]:
     """This plan's runs, and of the arena it is held against those on the same tasks and seeds."""
     mine = {(p.task, p.method) for p in judged}
-    tuning = set(plan.tuning.seeds) if plan.tuning.grid else set()
+    tuning = set(plan.tuning.seeds) if plan.tuning.chooses else set()
     rivals = [
         p for p in known if p.task in plan.tasks and (p.task, p.method) not in mine and p.seed not in tuning
     ]  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata, studentized_range
 
-from flrce.arena.records import AXES, Played
+from flrce.arena.records import Played, axes
 from flrce.results.tables import Interval, interval
 
 DRAWS = 2_000
@@ -55,12 +55,13 @@ class Point:
 
 
 def budgets(found: Sequence[Played], axis: str, reference: str) -> dict[str, float]:
-    """What the reference spends on each task: the median over its seeds."""
+    """What the reference spends on each task: the median over its seeds; tasks that spend none of it are left out."""
     spent: dict[str, list[float]] = {}
     for p in found:
         if p.method == reference and len(p.rounds["t"]):
             spent.setdefault(p.task, []).append(float(p.spent(axis)[-1]))
-    return {task: float(np.median(values)) for task, values in spent.items()}
+    medians = {task: float(np.median(values)) for task, values in spent.items()}
+    return {task: median for task, median in medians.items() if median > 0}
 
 
 def board(found: Sequence[Played], axis: str, share: float, reference: str, draws: int = DRAWS) -> Board:
@@ -176,4 +177,4 @@ def _on_front(costs: Sequence[Array], values: Sequence[Array], draws: int) -> Ar
 
 def boards(found: Sequence[Played], shares: Sequence[float], reference: str) -> list[Board]:
     """One for every axis and share; the whole budget first."""
-    return [board(found, axis, share, reference) for axis in AXES for share in sorted(shares, reverse=True)]
+    return [board(found, axis, share, reference) for axis in axes(found) for share in sorted(shares, reverse=True)]

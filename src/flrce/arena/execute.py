@@ -16,16 +16,15 @@ from typing import Any
 import torch
 
 from flrce import runs
+from flrce.arena.machine import Ended, lots, shared
 from flrce.arena.plan import Cell
 from flrce.arena.records import Played, played
 from flrce.errors import BadInput, brief
 
-STACK = 96  # cells whose clients train together on one GPU
 RETRIES = 3  # of a cell whose worker was lost
 MARGIN = 1.5  # of a cell's measured GPU memory, for the next one
 POLL = 0.2  # seconds between looks at Slurm's jobs
 
-Ended = tuple[Cell, Played | str]
 Executor = Callable[[Sequence[Cell], Path], Iterator[Ended]]
 
 
@@ -48,29 +47,23 @@ def play(cell: Cell, folder: str) -> Outcome:
 
 
 def here(cells: Sequence[Cell], work: Path) -> Iterator[Ended]:
-    """On this machine: as stacks where there is a GPU, else one after another."""
-    stacks = [cell for cell in cells if _stacks(cell)]
-    for at in range(0, len(stacks), STACK):
-        yield from _together(stacks[at : at + STACK], work)
+    """On this machine: stacks where there is a GPU and cells that ask for one core, by several processes; then others,
+    each with all cores, in this one."""
+    many = [cell for cell in cells if _place(cell)]
+    yield from shared(lots(many, _place), work)
     for cell in cells:
-        if not _stacks(cell):
+        if not _place(cell):
             yield _tried(cell, work)
 
 
-def _stacks(cell: Cell) -> bool:
-    return cell.experiment.engine.name != "flower" and runs.device_of(cell.experiment) == "cuda"
-
-
-def _together(group: Sequence[Cell], work: Path) -> Iterator[Ended]:
-    """One stack; where it fails, each of its cells alone, so that one of them cannot take the others with it."""
-    try:
-        found = runs.run_together([(cell.experiment, None) for cell in group])
-    except (BadInput, RuntimeError, ValueError, ArithmeticError):
-        for cell in group:
-            yield _tried(cell, work)
-        return
-    for cell, result in zip(group, found, strict=True):
-        yield cell, played(cell, result.history)
+def _place(cell: Cell) -> str:
+    """Where a cell runs beside others; "" where it has the machine for itself."""
+    engine = cell.experiment.engine
+    if engine.name == "flower":
+        return ""
+    if runs.device_of(cell.experiment) == "cuda":
+        return "cuda"
+    return "cpu" if engine.workers == 1 else ""
 
 
 def _tried(cell: Cell, work: Path) -> Ended:

@@ -1,6 +1,7 @@
 """The arena as one job that can be interrupted at any point: what is recorded is not run again."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +37,15 @@ def run(
     """
     known = {found.fingerprint: found for found in against}
     trials = [cell for task, method in pairs(plan) for cell in plan.trials(task, method)]
-    at_most = len(trials) + len(plan.seeds) * len(plan.tasks) * len(plan.methods)
+    at_most = len(trials) + len(plan.seeds) * len(list(pairs(plan)))
     tell = told or (lambda done, total, label: None)
     tuned, lost = _played(trials, out, execute, known, lambda done, label: tell(done, at_most, label))
     judged = [
         cell
         for task, method in pairs(plan)
-        for cell in plan.judged(task, method, chosen(plan, [p for p in tuned if (p.task, p.method) == (task, method)]))
+        for cell in plan.judged(task, method, chosen(plan.settings(task, method), _of(tuned, task, method)))
     ]
+    judged.sort(key=lambda cell: cell.seed)  # what there is of an unfinished arena compares everybody
     found, failed = _played(judged, out, execute, known, lambda done, label: tell(len(trials) + done, at_most, label))
     result = Found(tuple(found), tuple(tuned), tuple((cell.label, why) for cell, why in (*lost, *failed)))
     records.pack(result.everything, out / records.FILE)
@@ -78,17 +80,20 @@ def _played(
     return [done[cell.fingerprint] for cell in cells if cell.fingerprint in done], failed
 
 
-def chosen(plan: Plan, tuned: Iterable[Played]) -> Tried:
+def chosen(settings: Sequence[Tried], tuned: Iterable[Played]) -> Tried:
     """The settings with the best mean at the end over the tuning seeds; the first of equals, and of none."""
-    settings = plan.tuning.settings()
     tuned = list(tuned)
 
     def merit(tried: Tried) -> float:
         found = [p for p in tuned if p.tried == tried]
         values = [p.final for p in found if p.final is not None]
-        if not values:
+        if not values or not all(map(math.isfinite, values)):
             return float("-inf")
         mean = sum(values) / len(values)
         return -mean if found[0].lower else mean
 
     return max(settings, key=merit)
+
+
+def _of(found: Iterable[Played], task: str, method: str) -> list[Played]:
+    return [p for p in found if (p.task, p.method) == (task, method)]

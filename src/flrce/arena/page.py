@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from flrce.arena.board import Board
-from flrce.arena.records import AXES, Played
+from flrce.arena.records import Played, axes
 from flrce.results.page import embed
 from flrce.store import headline
 from flrce.store.disk import write_through
@@ -72,9 +72,9 @@ def payload(found: Sequence[Played], told: Mapping[str, Any]) -> dict[str, Any]:
             for task in tasks
         ],
         "methods": [{"name": method, "recipe": _card(found, method)} for method in methods],
-        "axes": AXES,
+        "axes": axes(found),
         "curves": {
-            task: {method: {axis: _curve(found, task, method, axis) for axis in AXES} for method in methods}
+            task: {method: {axis: _curve(found, task, method, axis) for axis in axes(found)} for method in methods}
             for task in tasks
         },
         **told,

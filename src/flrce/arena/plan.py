@@ -2,13 +2,14 @@
 
 A plan is TOML. `[tasks.NAME]` and `[methods.NAME]` are pieces of an experiment file; a cell is a task with a method's
 keys laid over it. A method named like a recipe need not say which one it is. `[tuning]` gives every method the same
-settings to try, on seeds that are not among those it is judged by.
+settings to try, on seeds that are not among those it is judged by. `[without.METHOD]` says on which tasks it is not
+run, and why.
 """
 
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flrce.config import Experiment, read_toml
-from flrce.errors import BadInput
+from flrce.errors import BadInput, nearest
 from flrce.pieces import Never, StopRule
 from flrce.recipes import CATALOGUE
 
@@ -24,21 +25,36 @@ ELSEWHERE = ("workers", "device", "kernel")  # engine settings that change no re
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}$")]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Multiple = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Tried = dict[str, Any]  # "train.lr" -> 0.1
 
 
 class Tuning(BaseModel):
-    """Every method tries every combination of `grid` on `seeds`; the best at the end is what it is judged with."""
+    """Every method tries every combination of `grid` and `times` on `seeds`, and is judged with the best at the end.
+
+    `grid` has values, `times` multiples of what the task and the method say themselves.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     grid: dict[str, Annotated[list[Any], Field(min_length=1, max_length=50)]] = Field(default_factory=dict)
+    times: dict[str, Annotated[list[Multiple], Field(min_length=1, max_length=50)]] = Field(default_factory=dict)
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
     share: Share = 1.0  # of a task's rounds
 
-    def settings(self) -> list[Tried]:
-        """Every combination; one empty one where nothing is tried."""
-        return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+    def settings(self, own: Mapping[str, Any]) -> list[Tried]:
+        """Every combination for an experiment with such tables; one empty one where nothing is tried."""
+        tried: dict[str, list[Any]] = dict(self.grid)
+        for key, multiples in self.times.items():
+            value = _found(own, key)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise BadInput(f"tuning.times: {key} is no number here ({value!r}); use tuning.grid, or set it")
+            tried[key] = [float(f"{multiple * value:.3g}") for multiple in multiples]
+        return [dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())]
+
+    @property
+    def chooses(self) -> bool:
+        return any(len(values) > 1 for values in (*self.grid.values(), *self.times.values()))
 
 
 class Plan(BaseModel):
@@ -54,6 +70,7 @@ class Plan(BaseModel):
     cluster: dict[str, str | int | float | bool] = Field(default_factory=dict)  # Ray's or submitit's own settings
     tasks: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
     methods: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
+    without: dict[Name, dict[Name, str]] = Field(default_factory=dict)  # method -> task -> why it is not run there
 
     @staticmethod
     def load(path: Path) -> "Plan":
@@ -70,16 +87,27 @@ class Plan(BaseModel):
             raise BadInput(f"{where}: {place}: {first['msg']}") from why
         if plan.reference not in plan.methods:
             raise BadInput(f"{where}: reference = {plan.reference!r} is not among the methods; add it or name another")
-        if common := set(plan.seeds) & set(plan.tuning.seeds) if plan.tuning.grid else set():
+        if common := set(plan.seeds) & set(plan.tuning.seeds) if plan.tuning.chooses else set():
             raise BadInput(f"{where}: seed {min(common)} is used for tuning and for judging; keep them apart")
-        for task, method in itertools.product(plan.tasks, plan.methods):
-            for tried in plan.tuning.settings():
-                try:
+        plan.check_without(where)
+        for task, method in pairs(plan):
+            try:
+                for tried in plan.settings(task, method):
                     plan.cell(task, method, plan.seeds[0], tried).experiment.build_recipe()
-                except BadInput as why:
-                    raise BadInput(f"{where}: methods.{method} on tasks.{task}: {why}") from why
+            except BadInput as why:
+                raise BadInput(f"{where}: methods.{method} on tasks.{task}: {why}") from why
         plan.rules(where)
         return plan
+
+    def check_without(self, where: str) -> None:
+        for method, tasks in self.without.items():
+            if method not in self.methods:
+                raise BadInput(f"{where}: without.{method} is no method of this plan; {nearest(method, self.methods)}")
+            for task in tasks:
+                if task not in self.tasks:
+                    raise BadInput(f"{where}: without.{method}.{task} is no task; {nearest(task, self.tasks)}")
+        if self.reference in self.without:
+            raise BadInput(f"{where}: without.{self.reference}: the reference must run on every task")
 
     def rules(self, where: str = "plan") -> dict[str, StopRule]:
         """`[stops.NAME]` is a piece of an experiment file too: what would end such a run."""
@@ -93,9 +121,13 @@ class Plan(BaseModel):
                 raise BadInput(f"{where}: stops.{name} never stops; give it a [stop] table, or a recipe with a rule")
         return found
 
+    def settings(self, task: str, method: str) -> list[Tried]:
+        """What a method may be judged with on a task."""
+        return self.tuning.settings(Experiment.of(self._tables(task, method)).model_dump())
+
     def trials(self, task: str, method: str) -> list["Cell"]:
         """What is run to choose a method's settings; nothing where there is no choice."""
-        settings = self.tuning.settings()
+        settings = self.settings(task, method)
         if len(settings) < 2:
             return []
         return [
@@ -107,14 +139,17 @@ class Plan(BaseModel):
         return [self.cell(task, method, seed, tried) for seed in self.seeds]
 
     def cell(self, task: str, method: str, seed: int, tried: Tried, share: float = 1.0) -> "Cell":
-        own = self.methods[method]
-        named = {"recipe": {"name": method}} if method in CATALOGUE and "name" not in own.get("recipe", {}) else {}
-        tables = merged(self.tasks[task], named, own, *(_nested(key, value) for key, value in tried.items()))
+        tables = merged(self._tables(task, method), *(_nested(key, value) for key, value in tried.items()))
         experiment = Experiment.of(tables).with_seed(seed)
         if share < 1:
             rounds = max(1, round(share * experiment.rounds))
             experiment = Experiment.of(experiment.model_dump() | {"rounds": rounds})
         return Cell(task, method, seed, tried, experiment)
+
+    def _tables(self, task: str, method: str) -> dict[str, Any]:
+        own = self.methods[method]
+        named = {"recipe": {"name": method}} if method in CATALOGUE and "name" not in own.get("recipe", {}) else {}
+        return merged(self.tasks[task], named, own)
 
 
 @dataclass(frozen=True)
@@ -166,6 +201,16 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     return value  # type: ignore[no-any-return]
 
 
-def pairs(plan: Plan, methods: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """(task, method), tasks in turn, so that what there is of an unfinished arena compares everybody."""
-    yield from itertools.product(plan.tasks, methods or plan.methods)
+def _found(tables: Mapping[str, Any], key: str) -> Any:
+    """What _nested would lay something over; None: nothing."""
+    value: Any = tables
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def pairs(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(task, method) of what is run, tasks in turn."""
+    for task, method in itertools.product(plan.tasks, plan.methods):
+        if task not in plan.without.get(method, {}):
+            yield task, method

@@ -17,13 +17,14 @@ from flrce.store.disk import write_through
 from flrce.types import Record
 
 FILE = "records.jsonl.gz"
-SCHEMA = 1
-AXES = ("rounds", "joules", "bytes", "seconds")
-#: of a round's record: what replayed rules look at; names of clients and the like are left out
+SCHEMA = 2
+AXES = ("rounds", "joules", "bytes", "seconds", "grams")
+#: of a round's record: what replayed rules look at
 KEPT = (
     "t", "outcome", "exploit", "conflicts", "votes", "consensus", "headway", "accuracy", "averaged", "loss",
-    "bytes_up", "bytes_down", "joules", "joules_wasted", "seconds", "stop",
+    "bytes_up", "bytes_down", "joules", "joules_wasted", "grams", "began", "seconds", "stop", "clients", "replied",
 )  # fmt: skip
+SAID = ("holdouts", "held", "flagged")  # kept too where clients say how good the models are that they are sent
 Series = NDArray[np.float64]
 
 
@@ -39,7 +40,7 @@ class Played:
     metric: str
     lower: bool  # whether less of it is better
     recipe: Mapping[str, Any]  # as the experiment named it
-    rounds: Mapping[str, Sequence[Any]]  # column of KEPT -> one value a round; "value": the model handed back
+    rounds: Mapping[str, Sequence[Any]]  # column -> one value a round; "value": the model handed back
 
     def spent(self, axis: str) -> Series:
         """(T,) what had been spent by the end of each round."""
@@ -47,7 +48,8 @@ class Played:
             return np.cumsum([outcome == "committed" for outcome in self.rounds["outcome"]]).astype(np.float64)
         if axis == "bytes":
             return np.cumsum(np.add(self.rounds["bytes_up"], self.rounds["bytes_down"]), dtype=np.float64)
-        return np.cumsum(self.rounds[axis], dtype=np.float64)
+        total = np.cumsum(self.rounds[axis], dtype=np.float64)
+        return np.maximum(total, np.add(self.rounds["began"], self.rounds["seconds"])) if axis == "seconds" else total
 
     def within(self, axis: str, budget: float) -> float | None:
         """The last model judged before the budget was passed; None: not one."""
@@ -59,28 +61,52 @@ class Played:
         return next((float(value) for value in reversed(self.rounds["value"]) if value is not None), None)
 
     def history(self) -> tuple[Record, ...]:
-        """The rounds again as rules read them."""
+        """The rounds again as rules read them; clients bear numbers instead of their names."""
         columns = {name: values for name, values in self.rounds.items() if name != "value"}
         rows: list[dict[str, Any]] = [
             dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
         ]
-        values = self.rounds["value"]
-        metrics = [{} if value is None or self.metric == "accuracy" else {self.metric: value} for value in values]
-        return tuple(
-            Record(**row, metric=self.metric, lower=self.lower, metrics=judged)
-            for row, judged in zip(rows, metrics, strict=True)
-        )
+        found = []
+        for row, value in zip(rows, self.rounds["value"], strict=True):
+            who = row["replied"]
+            row["replied"] = ("",) * who if isinstance(who, int) else tuple(map(str, who))
+            row |= {name: tuple(row[name]) for name in ("holdouts", "held") if name in row}
+            row |= {"flagged": dict.fromkeys(map(str, row["flagged"]), "")} if "flagged" in row else {}
+            metrics = {} if value is None or self.metric == "accuracy" else {self.metric: value}
+            found.append(Record(**row, metric=self.metric, lower=self.lower, metrics=metrics))
+        return tuple(found)
+
+
+def axes(found: Iterable[Played]) -> tuple[str, ...]:
+    """What methods are compared along: grams only where somebody's electricity is known."""
+    emits = any(any(p.rounds["grams"]) for p in found)
+    return tuple(axis for axis in AXES if axis != "grams" or emits)
 
 
 def played(cell: Cell, history: Sequence[Record]) -> Played:
     """What to keep of a finished run."""
     last = history[-1] if history else Record(0)
-    rounds = {name: [_short(getattr(h, name)) for h in history] for name in KEPT}
+    rounds = {name: [_short(getattr(h, name)) for h in history] for name in KEPT if name != "replied"}
+    rounds |= _clients(history)
     rounds["value"] = [_short(h.handed) for h in history]
     recipe = dict(cell.experiment.model_dump(mode="json", exclude_none=True)["recipe"])
     return Played(
         cell.task, cell.method, cell.seed, cell.tried, cell.fingerprint, last.metric, last.lower, recipe, rounds
     )
+
+
+def _clients(history: Sequence[Record]) -> dict[str, list[Any]]:
+    """How many replied; who, and what they said, where that is more than nothing."""
+    if not any(h.holdouts for h in history):
+        return {"replied": [len(h.replied) for h in history]}
+    names = dict.fromkeys(name for h in history for name in (*h.replied, *h.flagged))
+    number = {name: i for i, name in enumerate(names)}
+    return {
+        "replied": [[number[name] for name in h.replied] for h in history],
+        "holdouts": [[_short(value) for value in h.holdouts] for h in history],
+        "held": [list(h.held) for h in history],
+        "flagged": [[number[name] for name in h.flagged] for h in history],
+    }
 
 
 def _short(value: Any) -> Any:
@@ -130,7 +156,9 @@ def _read(text: str, where: str) -> Played:
         if raw.pop("schema") != SCHEMA:
             raise BadInput(f"{where} has another schema than {SCHEMA}; use the version that wrote it")
         found = Played(**raw)
-        lengths = {len(found.rounds[name]) for name in (*KEPT, "value")}
+        if odd := set(found.rounds) - {*KEPT, *SAID, "value"}:
+            raise ValueError(f"unknown columns {sorted(odd)}")
+        lengths = {len(found.rounds[name]) for name in {*KEPT, "value", *found.rounds}}
         if len(lengths) != 1:
             raise ValueError("columns of different lengths")
         return found

@@ -39,10 +39,16 @@ def by_group(source: Source, M: int, alpha: float, rng: Generator) -> list[Index
     return _split(owner[group], M)
 
 
-def natural(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
-    """One group, one client: M of them at random."""
+def natural(source: Source, M: int, alpha: float, rng: Generator, minimum: int = 1) -> list[Index]:
+    """One group, one client: M at random of those with enough samples."""
     group = _groups(source, M)
-    picked = rng.permutation(int(group.max()) + 1)[:M]
+    order = rng.permutation(int(group.max()) + 1)
+    picked = order[np.bincount(group)[order] >= minimum][:M]
+    if len(picked) < M:
+        raise BadInput(
+            f"clients = {M}, but only {len(picked)} groups of {source.name} have data.minimum = {minimum} samples; "
+            "lower one of them"
+        )
     return [np.flatnonzero(group == g) for g in np.sort(picked)]
 
 
@@ -83,6 +89,8 @@ def partition(source: Source, scheme: str, M: int, alpha: float, minimum: int, r
             f"clients = {M} with data.minimum = {minimum} needs {M * minimum} samples, {source.name} has "
             f"{len(source.y)}; lower one of them"
         )
+    if scheme == "natural":
+        return [rng.permutation(part) for part in natural(source, M, alpha, rng, minimum)]
     parts = SCHEMES[scheme](source, M, alpha, rng)
     if scheme in NATURAL:
         small = min(map(len, parts))
