@@ -220,7 +220,7 @@ def test_commands_print_json(capsys):
 def test_importing_flrce_stays_light():
     """Half a second beyond torch at most, and nothing heavy that a corner does not need."""
     code = "import torch, time; t = time.perf_counter(); import flrce; print(time.perf_counter() - t)"
-    taken = min(
+    taken = (
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) for _ in range(3)
     )
-    assert taken < 0.5
+    assert any(seconds < 0.5 for seconds in taken)  # a busy machine may need a second try

@@ -14,7 +14,7 @@ from flrce.local.client import Runner
 from flrce.local.stacked.stack import Stack
 from flrce.models.flat import pack
 
-BASE = {"rounds": 5, "clients": 12, "per_round": 4, "engine": {"kernel": "torch"}}
+BASE = {"rounds": 5, "clients": 12, "per_round": 4, "train": {"epochs": 1}, "engine": {"kernel": "torch"}}
 
 
 def together(experiments):

@@ -8,15 +8,15 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "flrce"
 #: module or package -> layer
 LAYERS = {
-    "version": 0, "errors": 0, "host": 0, "rng": 0, "linalg": 0,
+    "version": 0, "errors": 0, "host": 0, "rng": 0, "linalg": 0, "intervals": 0,
     "bounds": 0.5, "sketch": 0.6, "types": 0.7, "traits": 0.8,
     "pieces": 1, "formats": 1,
     "data": 2, "models": 2, "relations": 2, "round": 2, "fleet": 2,
     "local": 3, "selectors": 3, "submodels": 3, "compressors": 3, "aggregators": 3, "servers": 3, "stops": 3,
     "field": 4, "tuning": 4.2, "recipes": 4.5, "names": 4, "loop": 4, "engines": 4,
-    "compose": 5, "written": 5.5,
+    "compose": 5, "written": 5.5, "sections": 5.5,
     "config": 6, "store": 6,
-    "flower": 7, "track": 7, "outcome": 7, "crowd": 7.5,
+    "flower": 7, "track": 7, "outcome": 7, "crowd": 7.5, "parts": 7.5,
     "runs": 8,
     "results": 9,
     "arena": 9.5,

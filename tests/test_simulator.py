@@ -15,6 +15,7 @@ from torch import nn
 
 import flrce
 from flrce import runs
+from flrce.apps.cli import main
 from flrce.config import Experiment
 from flrce.data.own import from_arrays
 from flrce.engines.workers import hire
@@ -86,9 +87,8 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert len(ledger.read_bytes().splitlines()) < 12
-    done = subprocess.run([*command, str(victim), "--resume"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert subprocess.run([*command, str(straight)], capture_output=True).returncode == 0
+    assert main([*command[3:], str(victim), "--resume"]) == 0
+    assert main([*command[3:], str(straight)]) == 0
     assert_same(victim, straight)
 
 

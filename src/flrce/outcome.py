@@ -1,12 +1,15 @@
-"""What came of a run, for somebody at a Python prompt."""
+"""What came of a run, for somebody at a Python prompt; and of the same run under several seeds."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from flrce.errors import BadInput
+from flrce.intervals import half_width
 from flrce.store.headline import heading, shown, unit
 from flrce.types import Record
 
@@ -66,3 +69,23 @@ class Result:
         if last or averaged:
             axes.legend()
         return axes
+
+
+FIGURES = (
+    "value", "value_last",
+    "accuracy", "accuracy_last", "rounds", "joules", "bytes", "bytes_up", "bytes_down", "seconds", "grams",
+    "computation_efficiency", "communication_efficiency",
+)  # fmt: skip
+
+
+def intervals(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean, half-width of the 95 % interval (Student's t), least and largest of each figure over the seeds."""
+    table: dict[str, Any] = {"metric": summaries[0].get("metric", "accuracy") if summaries else "accuracy"}
+    summaries = [{**s, "bytes": (s["bytes_up"] or 0) + (s["bytes_down"] or 0)} for s in summaries]
+    for name in FIGURES:
+        values = np.array([s[name] for s in summaries if s.get(name) is not None], float)
+        n = len(values)
+        ends = {"low": float(values.min()), "high": float(values.max())} if n else {"low": None, "high": None}
+        half = float(half_width(values)) if n > 1 else None
+        table[name] = {"mean": float(values.mean()) if n else None, "half": half, "n": n, **ends}
+    return table

@@ -1,117 +1,41 @@
-"""One experiment, one or many seeds: builds the parts, drives the loop, keeps the run directory."""
+"""One experiment, one or many seeds: drives the loop over its parts, keeps the run directory."""
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flrce import crowd, loop
-from flrce.config import Experiment, build_net
-from flrce.data.federation import Federation
-from flrce.data.own import adopt
+from flrce.config import Experiment
 from flrce.data.sources import Source
 from flrce.engines.choices import chosen, keep_ways
 from flrce.engines.deck import Decks, Seat
-from flrce.engines.simulator import Simulator
-from flrce.engines.workers import Pooled, hire
 from flrce.errors import BadInput
-from flrce.fleet.costs import fleet, profile
-from flrce.local.client import Runner
-from flrce.local.precision import Precision, on_cpu
-from flrce.models.adapters import accepted
-from flrce.models.flat import Fixed, base_bytes, fix, layout, pack
-from flrce.models.inputs import inputs, tried
+from flrce.models.flat import base_bytes, layout
 from flrce.models.slicing import suits
-from flrce.outcome import Result
+from flrce.outcome import Result, intervals
+from flrce.parts import Parts, device_of, handed_back, materials, named, parts, with_rest
 from flrce.pieces import Recipe
 from flrce.store.checkpoint import write_through
 from flrce.store.ledger import Ledger, refuse_unless_new
 from flrce.store.notes import notes
 from flrce.store.summary import summarise
-from flrce.types import Round, State, Task
+from flrce.types import Round, State
 
+__all__ = [
+    "Parts", "Result", "device_of", "intervals", "materials", "parts", "reader", "rounds", "run", "run_here",
+    "run_seeds", "run_together",
+]  # fmt: skip
 Watch = Callable[[Round], None]
 SEEDS = "seeds.json"  # in a folder of seeds: those that were asked for
 log = logging.getLogger("flrce")
-
-
-@dataclass(frozen=True)
-class Parts:
-    """An experiment's parts, built."""
-
-    recipe: Recipe
-    federation: Federation
-    net: nn.Module
-    engine: Simulator
-
-    def initial(self) -> State:
-        """Before the first round."""
-        return loop.initial(self.recipe, self.engine, pack(self.net, self.engine.runner.layout))
-
-    def describe(self) -> dict[str, Any]:
-        """What was dealt to whom, and whose electricity each client has."""
-        grid = None if self.engine.life is None else self.engine.life.grid
-        where = {} if grid is None else {"regions": [grid.regions[i] for i in grid.of], "begins": grid.start}
-        return {**self.federation.describe(), **where}
-
-    def rounds(self, experiment: Experiment, state: State | None = None) -> Iterator[Round]:
-        start = state or self.initial()
-        return loop.rounds(self.recipe, self.engine, start, experiment.rounds, experiment.seed)
-
-
-def parts(
-    experiment: Experiment, data: Any = None, model: nn.Module | None = None, decks: Decks | None = None
-) -> Parts:
-    """Build recipe, federation, network and engine; `data` and `model` replace what the experiment names."""
-    recipe = experiment.build_recipe()
-    federation, net = materials(experiment, data, model)
-    suits(recipe, net, federation.source.shape)
-    devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients)
-    devices |= {client: profile(name) for client, name in federation.trouble.slow.items()}
-    workers = experiment.engine.workers
-    count = (os.cpu_count() or 1) if workers == "auto" else workers
-
-    precision: Precision = experiment.engine.precision or "float32"
-
-    def pooled(runner: Runner) -> Pooled:
-        runner.precision = on_cpu(precision)
-        task = Task("", 0, 1, 0, recipe.work, update=recipe.chain, augment=recipe.augment, rounds=experiment.rounds)
-        return hire(runner, experiment.engine.kernel, count, runner.unfused(task, steps=2))
-
-    def seated(runner: Runner) -> Seat:
-        return (decks or Decks("cuda")).hire(runner, precision)
-
-    on_gpu = decks or device_of(experiment) == "cuda"
-    engine = Simulator(
-        federation, net, devices, seated if on_gpu else pooled, experiment.engine.eval_every,
-        experiment.build_objective(federation.source.kind), recipe.kept, experiment.fleet.there(experiment.seed),
-        experiment.fleet.live(experiment.seed, tuple(federation.clients), devices),
-    )  # fmt: skip
-    return Parts(recipe, federation, net, engine)
-
-
-def materials(experiment: Experiment, data: Any = None, model: nn.Module | None = None) -> tuple[Federation, nn.Module]:
-    """The samples of every client, and the network."""
-    d = experiment.data
-    log.info("preparing the samples of %d clients", experiment.clients)
-    pool = d.read() if data is None else adopt(data, **d.how())
-    federation = experiment.federate(pool)
-    named = experiment.model
-    net = build_net(named.name, pool, experiment.seed, named.options) if model is None else accepted(model)
-    net = fix(net, experiment.build_recipe().fixed)
-    told = experiment.objective is None and pool.kind in ("classes", "tokens")
-    tried(net, inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift), pool.outputs if told else None)
-    return federation, net
 
 
 def rounds(experiment: Experiment, data: Any = None, model: nn.Module | None = None) -> Iterator[Round]:
@@ -243,14 +167,6 @@ def run_here(
             torch.set_num_threads(before)
 
 
-def device_of(experiment: Experiment) -> str:
-    """Where an experiment runs: a GPU where there is one and the experiment does not say otherwise."""
-    wanted = experiment.engine.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        log.warning("engine.device = 'cuda', but torch sees no GPU: going on with the CPU engine")
-    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
-
-
 def _complete(
     built: Parts, experiment: Experiment, out: Path | str | None, resume: bool, watch: Watch | None
 ) -> Result:
@@ -305,24 +221,6 @@ def _salvage(built: Parts, ledger: Ledger) -> None:
         _keep(built, ledger, ledger.recover(built.initial()))
 
 
-def handed_back(recipe: Recipe, state: State) -> Tensor:
-    return recipe.average.model(state.memory.get("average"), state.w)
-
-
-def named(built: Parts, w: Tensor) -> dict[str, Tensor]:
-    """The model as named tensors: what travels, what is fixed, and what clients keep as it was at first."""
-    found = {name: view.clone() for name, view in built.engine.runner.layout.views(w).items()}
-    return with_rest(found, built.net)
-
-
-def with_rest(found: dict[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
-    """What travelled, and what of the network did not: fixed parameters that lie in no file, and what clients keep."""
-    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-        if name not in found and tensor.is_floating_point() and not isinstance(tensor, Fixed):
-            found[name] = tensor.detach().clone()
-    return found
-
-
 def _result(built: Parts, state: State, T: int, ledger: Ledger | None) -> Result:
     summary = summarise(state.history, built.engine.size, built.engine.trainable, base_bytes(built.net))
     found = notes(state.history, built.federation.describe(), built.recipe.stop, T, built.engine.eval_every)
@@ -353,26 +251,4 @@ def run_seeds(
         log.warning("%s", note if len(having) == len(seeds) else f"{which}: {note}")
     table = {"seeds": list(seeds), **intervals(summaries)}
     write_through(out / "summary.json", json.dumps(table, indent=1).encode())
-    return table
-
-
-FIGURES = (
-    "value", "value_last",
-    "accuracy", "accuracy_last", "rounds", "joules", "bytes", "bytes_up", "bytes_down", "seconds", "grams",
-    "computation_efficiency", "communication_efficiency",
-)  # fmt: skip
-
-
-def intervals(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean, half-width of the 95 % interval (Student's t), least and largest of each figure over the seeds."""
-    from scipy.stats import t as student
-
-    table: dict[str, Any] = {"metric": summaries[0].get("metric", "accuracy") if summaries else "accuracy"}
-    summaries = [{**s, "bytes": (s["bytes_up"] or 0) + (s["bytes_down"] or 0)} for s in summaries]
-    for name in FIGURES:
-        values = torch.tensor([s[name] for s in summaries if s.get(name) is not None], dtype=torch.float64)
-        n = len(values)
-        ends = {"low": float(values.min()), "high": float(values.max())} if n else {"low": None, "high": None}
-        half = float(student.ppf(0.975, n - 1) * values.std() / n**0.5) if n > 1 else None
-        table[name] = {"mean": float(values.mean()) if n else None, "half": half, "n": n, **ends}
     return table

@@ -185,7 +185,7 @@ def test_workers_killed_from_outside(reference, tmp_path, monkeypatch, seen):
             timers.append(timer)
 
     timers: list[threading.Timer] = []
-    monkeypatch.setattr(runs, "Simulator", Watched)
+    monkeypatch.setattr("flrce.parts.Simulator", Watched)
     runs.run(LONG, tmp_path / "run", data=DATA, watch=watch)
     for timer in timers:
         timer.join()
@@ -205,7 +205,7 @@ def test_everyone_dies(tmp_path, monkeypatch, capsys, seen):
     file, folder = tmp_path / "long.toml", tmp_path / "run"
     file.write_text(experiment(rounds=6).toml())
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "Simulator", Dying)
+        patch.setattr("flrce.parts.Simulator", Dying)
         assert cli.main(["run", str(file), "--out", str(folder)]) == 130
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("stopped: abandoned 3 times in a row")

@@ -132,10 +132,10 @@ def test_what_was_spent_before_a_resume_is_counted(here, capsys):
 
 
 def test_seeds_and_recipes_share_one_reading(here, monkeypatch):
-    from flrce import config
+    from flrce import sections
 
     read = []
-    monkeypatch.setattr(config, "source", lambda *given, **how: read.append(given) or source(*given, **how))
+    monkeypatch.setattr(sections, "source", lambda *given, **how: read.append(given) or source(*given, **how))
     assert main(["compare", *sets("rounds=1"), "--recipes", "fedavg,flrce", "--seeds", "0-1", "--out", "c"]) == 0
     assert len(read) == 1
 
@@ -199,7 +199,7 @@ def on_a_terminal(command: list[str], until: bytes, then: int | None = None) -> 
 
 def test_the_start_is_shown_and_can_be_left(here):
     """Before round 1: what is being prepared; Ctrl-C there is one line."""
-    command = [*FLRCE, "run", *sets()]
+    command = [*FLRCE, "run", *sets("model.name=logistic")]  # its kernels compile quickly
     code, shown = on_a_terminal(command, b"preparing", signal.SIGINT)
     assert code in (130, -signal.SIGINT)  # CPython may end by the signal itself; a shell says 130 of both
     assert "preparing the samples of 8 clients" in shown

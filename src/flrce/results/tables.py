@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
+from flrce.intervals import half_width
 from flrce.store import headline as words
 from flrce.store.read import Run
 from flrce.types import Record
@@ -90,7 +90,7 @@ def interval(values: Sequence[float]) -> Interval:
     n = len(values)
     if n < 2:
         return Interval(values[0] if n else None, None, n, *([values[0]] * 2 if n else ()))
-    half = float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / n**0.5)
+    half = float(half_width(values))
     return Interval(float(np.mean(values)), half, n, min(values), max(values))
 
 
@@ -234,4 +234,4 @@ def band(part: Group, axis: str, kind: str = "raw", points: int = 100) -> tuple[
         return x, values[0], None
     if n == 2:  # no interval worth drawing: from the one to the other
         return x, values.mean(0), np.abs(values[0] - values[1]) / 2
-    return x, values.mean(0), stdtrit(n - 1, 0.975) * values.std(0, ddof=1) / n**0.5
+    return x, values.mean(0), half_width(values)

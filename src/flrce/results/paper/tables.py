@@ -4,9 +4,10 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
+
+from flrce.intervals import half_width
 
 ABSENT = "not yet run"
 
@@ -21,13 +22,11 @@ class Interval:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Interval | None":
-        from scipy.stats import t as student
-
         found = list(values)
         if not found:
             return None
         n = len(found)
-        half = float(student.ppf(0.975, n - 1)) * stdev(found) / sqrt(n) if n > 1 else None
+        half = float(half_width(found)) if n > 1 else None
         return cls(fmean(found), half, n)
 
     def above(self, bound: float) -> bool | None:

@@ -1,0 +1,124 @@
+"""An experiment's parts, built: its recipe, everybody's samples, the network, and the engine that trains it."""
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flrce import loop
+from flrce.config import Experiment, build_net
+from flrce.data.federation import Federation
+from flrce.data.own import adopt
+from flrce.engines.deck import Decks, Seat
+from flrce.engines.simulator import Simulator
+from flrce.engines.workers import Pooled, hire
+from flrce.fleet.costs import fleet, profile
+from flrce.local.client import Runner
+from flrce.local.precision import Precision, on_cpu
+from flrce.models.adapters import accepted
+from flrce.models.flat import Fixed, fix, pack
+from flrce.models.inputs import inputs, tried
+from flrce.models.slicing import suits
+from flrce.pieces import Recipe
+from flrce.types import Round, State, Task
+
+log = logging.getLogger("flrce")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An experiment's parts, built."""
+
+    recipe: Recipe
+    federation: Federation
+    net: nn.Module
+    engine: Simulator
+
+    def initial(self) -> State:
+        """Before the first round."""
+        return loop.initial(self.recipe, self.engine, pack(self.net, self.engine.runner.layout))
+
+    def describe(self) -> dict[str, Any]:
+        """What was dealt to whom, and whose electricity each client has."""
+        grid = None if self.engine.life is None else self.engine.life.grid
+        where = {} if grid is None else {"regions": [grid.regions[i] for i in grid.of], "begins": grid.start}
+        return {**self.federation.describe(), **where}
+
+    def rounds(self, experiment: Experiment, state: State | None = None) -> Iterator[Round]:
+        start = state or self.initial()
+        return loop.rounds(self.recipe, self.engine, start, experiment.rounds, experiment.seed)
+
+
+def parts(
+    experiment: Experiment, data: Any = None, model: nn.Module | None = None, decks: Decks | None = None
+) -> Parts:
+    """Build recipe, federation, network and engine; `data` and `model` replace what the experiment names."""
+    recipe = experiment.build_recipe()
+    federation, net = materials(experiment, data, model)
+    suits(recipe, net, federation.source.shape)
+    devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients)
+    devices |= {client: profile(name) for client, name in federation.trouble.slow.items()}
+    workers = experiment.engine.workers
+    count = (os.cpu_count() or 1) if workers == "auto" else workers
+    precision: Precision = experiment.engine.precision or "float32"
+
+    def pooled(runner: Runner) -> Pooled:
+        runner.precision = on_cpu(precision)
+        task = Task("", 0, 1, 0, recipe.work, update=recipe.chain, augment=recipe.augment, rounds=experiment.rounds)
+        return hire(runner, experiment.engine.kernel, count, runner.unfused(task, steps=2))
+
+    def seated(runner: Runner) -> Seat:
+        return (decks or Decks("cuda")).hire(runner, precision)
+
+    on_gpu = decks or device_of(experiment) == "cuda"
+    engine = Simulator(
+        federation, net, devices, seated if on_gpu else pooled, experiment.engine.eval_every,
+        experiment.build_objective(federation.source.kind), recipe.kept, experiment.fleet.there(experiment.seed),
+        experiment.fleet.live(experiment.seed, tuple(federation.clients), devices),
+    )  # fmt: skip
+    return Parts(recipe, federation, net, engine)
+
+
+def materials(experiment: Experiment, data: Any = None, model: nn.Module | None = None) -> tuple[Federation, nn.Module]:
+    """The samples of every client, and the network."""
+    d = experiment.data
+    log.info("preparing the samples of %d clients", experiment.clients)
+    pool = d.read() if data is None else adopt(data, **d.how())
+    federation = experiment.federate(pool)
+    named = experiment.model
+    net = build_net(named.name, pool, experiment.seed, named.options) if model is None else accepted(model)
+    net = fix(net, experiment.build_recipe().fixed)
+    told = experiment.objective is None and pool.kind in ("classes", "tokens")
+    tried(net, inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift), pool.outputs if told else None)
+    return federation, net
+
+
+def device_of(experiment: Experiment) -> str:
+    """Where an experiment runs: a GPU where there is one and the experiment does not say otherwise."""
+    wanted = experiment.engine.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        log.warning("engine.device = 'cuda', but torch sees no GPU: going on with the CPU engine")
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def handed_back(recipe: Recipe, state: State) -> Tensor:
+    return recipe.average.model(state.memory.get("average"), state.w)
+
+
+def named(built: Parts, w: Tensor) -> dict[str, Tensor]:
+    """The model as named tensors: what travels, what is fixed, and what clients keep as it was at first."""
+    found = {name: view.clone() for name, view in built.engine.runner.layout.views(w).items()}
+    return with_rest(found, built.net)
+
+
+def with_rest(found: dict[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
+    """What travelled, and what of the network did not: fixed parameters that lie in no file, and what clients keep."""
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if name not in found and tensor.is_floating_point() and not isinstance(tensor, Fixed):
+            found[name] = tensor.detach().clone()
+    return found
