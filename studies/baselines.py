@@ -26,7 +26,6 @@ from flrce.results.paper.execute import load
 
 PLAN = Path(__file__).parent / "plans" / "baselines.json"
 FIGURES = ("value", "metric", "rounds", "bytes_up", "bytes_down", "joules", "stopped")
-FIGURES = ("value", "metric", "rounds", "bytes_up", "bytes_down", "joules", "stopped")
 ALONE = ("moon",)  # what a stack leaves to torch, one client after another
 
 
@@ -121,6 +120,7 @@ def main():
     parser.add_argument("--rounds", type=int, help="fewer rounds, to try the script")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--stacked", action="store_true")
+    parser.add_argument("--stack", type=int, default=12, help="how many runs a GPU trains together")
     parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     plan = json.loads(PLAN.read_text())
@@ -153,10 +153,13 @@ def main():
     for task in tasks:
         mine = [key for key in keys if key[0] == task][part::parts]
         together = [key for key in mine if options.stacked or (options.device == "cuda" and key[1] not in ALONE)]
-        if together and time.monotonic() - began < options.seconds:
-            found = runs.run_together([(job(key), None) for key in together], data=find, device=options.device)
-            for key, result in zip(together, found, strict=True):
-                keep(key, result)
+        for first in range(0, len(together), options.stack):
+            some = together[first : first + options.stack]
+            if time.monotonic() - began < options.seconds:
+                jobs = [(job(key), None) for key in some]
+                found = runs.run_here(jobs, data=find, device=options.device, beside=max(1, parts // 2))
+                for key, result in zip(some, found, strict=True):
+                    keep(key, result)
         for key in mine:
             if key not in together and time.monotonic() - began < options.seconds:
                 keep(key, runs.run(job(key), data=find(job(key).data.name)))

@@ -155,14 +155,14 @@ def run(options):
         for (_, cell, _, seed), job in jobs.items():
             tell(f"{dataset}/{cell}/{seed}", job, pools[dataset])
         start = time.monotonic()
-        for key, result, active in together(jobs, pools[dataset], options.device):
+        for key, result, active in together(jobs, pools[dataset], options.device, max(1, parts // 2)):
             with gzip.open(options.out / f"selection-{part}.jsonl.gz", "at") as f:
                 f.write(json.dumps(row(key, jobs[key], result, active), separators=(",", ":")) + "\n")
         took, at = time.monotonic() - start, time.monotonic() - began
         print(f"{keys[0]} and so on: {len(keys)} runs in {took:.1f} s, at {at:.0f} s", flush=True)
 
 
-def together(jobs, pool, device):
+def together(jobs, pool, device, beside=1):
     """(key, result, joules of a round without waiting) of every run; on a GPU as one stack."""
     active = {key: [] for key in jobs}
 
@@ -179,9 +179,9 @@ def together(jobs, pool, device):
         return
     keys = list(jobs)
     with one_pool(jobs, pool) as shared:
-        found = runs.run_together(
+        found = runs.run_here(
             [(job, None) for job in jobs.values()], data=lambda _: shared, watch=lambda i, done: watch(keys[i], done),
-            device=device.removeprefix("stack-"),
+            device=device.removeprefix("stack-"), beside=beside,
         )  # fmt: skip
     for key, result in zip(keys, found, strict=True):
         yield key, result, active[key]
