@@ -302,11 +302,11 @@ def test_headway():
         return Event(1, w, w_next, Updates(torch.tensor([0]), torch.zeros(1, 2), torch.ones(1), 2), 1)
 
     for w_next in (vec(1, 0), vec(2, 0)):
-        assert ema.headway(m, event(w, w_next)) is None  # nothing lies behind yet
         m, w = ema.observe(m, event(w, w_next)), w_next
+        assert ema.headway(m) is None  # nothing lies behind yet
     ways = {vec(3, 0): 1, vec(2, 5): 0, vec(1, 0): -1}
-    assert [ema.headway(m, event(w, w_next)) for w_next in ways] == pytest.approx([*ways.values()])
-    assert ema.headway(m, event(w, w)) is None
+    assert [ema.headway(ema.observe(m, event(w, to))) for to in ways] == pytest.approx([*ways.values()])
+    assert ema.headway(ema.observe(m, event(w, w))) is None
 
 
 def test_the_second_round_has_no_headway():
@@ -320,8 +320,8 @@ def test_the_second_round_has_no_headway():
     seen = []
     for _ in range(4):
         w_next = w + torch.randn(500, generator=rng)
-        seen.append(ema.headway(m, event(w, w_next)))
         m, w = ema.observe(m, event(w, w_next)), w_next
+        seen.append(ema.headway(m))
     assert seen[:2] == [None, None]
     assert None not in seen[2:]
 
@@ -334,6 +334,26 @@ def test_an_eased_average_starts_at_the_last_model():
     assert eased.model(mean, w).tolist() == [4 - 0.5625]  # (3/4)^2 of the way from 4 to 3
     with pytest.raises(ValueError, match="ease at least 0"):
         EMA(ease=-1)
+
+
+def test_an_average_is_not_handed_back_where_rounds_go_straight_on():
+    """decay 1/2, w = 1, 2, 3, 4: headways 1, 1, then -1 for back to 2; their mean is (1/8 + 1/4 - 1/2) / (7/8)."""
+    ema = EMA(0.5, level=0.25)
+
+    def event(w, w_next):
+        return Event(1, w, w_next, Updates(torch.tensor([0]), torch.zeros(1, 1), torch.ones(1), 1), 1)
+
+    m, w = ema.init(1, 1, 1), vec(0)
+    for value in (1, 2, 3, 4):
+        m, w = ema.observe(m, event(w, vec(value))), vec(value)
+        assert ema.model(m, w) is w
+    m, w = ema.observe(m, event(w, vec(2))), vec(2)
+    assert m.straight / m.known == pytest.approx((1 / 4 + 1 / 8 - 1 / 2) / (7 / 8))
+    assert torch.equal(ema.model(m, w), EMA(0.5).model(m, w))  # below the level: the average
+    between = replace(m, straight=0.375 * m.known)  # one and a half levels: half the way
+    assert ema.model(between, w).item() == pytest.approx((2 + EMA(0.5).model(m, w).item()) / 2)
+    with pytest.raises(ValueError, match="level from 0 to 1"):
+        EMA(level=-0.1)
 
 
 def test_standstill():

@@ -29,7 +29,7 @@ from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.tiers import POLICIES, AdaptiveTiers, Tiers
 from flrce.selectors.turns import InTurn
 from flrce.selectors.utility import ByUtility
-from flrce.servers.averages import EMA
+from flrce.servers.averages import OURS
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.stops.worth import Worth
@@ -55,12 +55,12 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
     if preset == "private":
         if psi is not None:
             raise BadInput("recipe.psi counts conflicts of single updates, preset = 'private' sees sums only; drop one")
-        return replace(base, selector=InTurn(by="chance"), stop=Worth(), average=AVERAGE, holdouts=True, sums=True)
+        return replace(base, selector=InTurn(by="chance"), stop=Worth(), average=OURS, holdouts=True, sums=True)
     if preset in STOPS:
         stop = conflict if psi is not None else STOPS[preset]
         mean = RelatedMean(cap=CAP) if preset == "wary" else WeightedMean(cap=CAP)
         listens = isinstance(stop, Worth)
-        return replace(base, selector=InTurn(), aggregator=mean, stop=stop, average=AVERAGE, holdouts=listens)
+        return replace(base, selector=InTurn(), aggregator=mean, stop=stop, average=OURS, holdouts=listens)
     if preset not in SELECTIONS:
         raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STOPS, *SELECTIONS, 'private'))}")
     base = replace(base, selector=SELECTIONS[preset], stop=conflict)
@@ -266,9 +266,6 @@ SELECTIONS = {
 
 #: times the median of a round's samples that one client is believed to have (docs/robustness.md)
 CAP = 5.0
-
-#: what ours hands back: the averaged model, which a short run has not got far enough for
-AVERAGE = EMA(ease=4.0)
 
 #: when ours stops: prices in points that twice the rounds must bring; `headway` is the stop of version 0.1
 STOPS: dict[str, StopRule] = {

@@ -123,9 +123,9 @@ class Freezes(Protocol):
 
 @runtime_checkable
 class MeasuresHeadway(Protocol):
-    """An average that knows which way the rounds went."""
+    """An average that knows which way the rounds went: the headway of the round that it observed last."""
 
-    def headway(self, memory: Any, event: Event) -> float | None: ...
+    def headway(self, memory: Any) -> float | None: ...
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from flrce.field import fedavg
 from flrce.local.probing import Probing
 from flrce.pieces import Recipe
 from flrce.selectors.turns import InTurn
-from flrce.servers.averages import EMA
+from flrce.servers.averages import OURS
 from flrce.stops.standstill import Standstill
 from flrce.submodels.units import PrefixUnits
 
@@ -61,7 +61,7 @@ def _led(base: Recipe, guided: bool, after: int) -> Recipe:
     if not guided:
         return base
     return replace(
-        base, selector=InTurn(), aggregator=WeightedMean(cap=CAP), stop=Standstill(after=after), average=EMA(ease=4.0)
+        base, selector=InTurn(), aggregator=WeightedMean(cap=CAP), stop=Standstill(after=after), average=OURS
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from flrce.errors import BadInput
 from flrce.results.tables import Interval, interval
 
 PLAIN = "fedavg + average"
-AVERAGE = {"average": {"piece": "ema", "ease": 4}}
+AVERAGE = {"average": {"piece": "ema", "ease": 4, "level": 0.15}}
 FOUR_BITS = {"compressor": {"piece": "quantize", "bits": 4}}
 CANDIDATES: dict[str, dict[str, Any]] = {
     PLAIN: {"recipe": {"name": "fedavg", **AVERAGE}},

@@ -82,9 +82,8 @@ class ShouldStop:
         assert average is not None
         nobody = Updates(torch.zeros(0, dtype=torch.long), w[None, :0], torch.zeros(0), self.template.layout.trainable)
         event = Event(t, w if before is None else before, w, nobody, 0)
-        found = None if before is None else EMA().headway(average, event)
         self.w, self.average = w, EMA().observe(average, event)
-        return found
+        return EMA().headway(self.average)
 
 
 def _figures(result: Result, t: int) -> Mapping[str, Any]:

@@ -12,14 +12,14 @@ from flrce.traits import MeasuresHeadway
 from flrce.types import Event, Record, State
 
 
-def diagnosed(record: Record, recipe: Recipe, state: State, event: Event) -> Record:
+def diagnosed(record: Record, recipe: Recipe, state: State, after: State, event: Event) -> Record:
     """The record with the round's diagnostics; `state` is that before the round."""
     updates = event.updates
     G = gram(updates.u)
     odd = flags(G, record.replied)
     headway = None
     if isinstance(recipe.average, MeasuresHeadway):
-        headway = recipe.average.headway(state.memory["average"], event)
+        headway = recipe.average.headway(after.memory["average"])
     return replace(
         record,
         conflicts=conflicts(G),

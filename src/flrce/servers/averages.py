@@ -12,7 +12,7 @@ import torch
 from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
-from flrce.bounds import Amount, Count, Part, Whole
+from flrce.bounds import Amount, Count, Part, Share, Whole
 from flrce.types import Event
 
 PART = 2**20  # floats widened to float64 at a time: models can be large
@@ -25,6 +25,9 @@ class Mean:
 
     total: Tensor  # (d,) float64
     weight: float = 0.0
+    headway: float | None = None  # of the last round
+    straight: float = 0.0  # decayed sum of the headways so far
+    known: float = 0.0  # and of their weights
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,18 @@ class EMA:
     """sum decay^(t-s) w_s, divided by the sum of its weights, so that early rounds are not biased towards nothing.
 
     A young average lags behind a model that still learns fast. With `ease` above 0 the way from the last model to the
-    average is gone only in part, (1 - decay^t)^ease of it: almost the last model at first, the average later.
+    average is gone only in part, (1 - decay^t)^ease of it: almost the last model at first, the average later. A model
+    that goes straight on leaves its average behind too: with a `level` above 0 all of the way is gone only while the
+    mean headway of the rounds is below it, less and less of it above, and nothing from twice the level on.
     """
 
     decay: Annotated[float, Ge(0), Lt(1)] = 0.9
     ease: Amount = 0.0
+    level: Share = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.decay < 1 and 0 <= self.ease < math.inf):
-            raise ValueError(f"decay is from 0 to below 1, ease at least 0; got {self}")
+        if not (0 <= self.decay < 1 and 0 <= self.ease < math.inf and 0 <= self.level <= 1):
+            raise ValueError(f"decay is from 0 to below 1, ease at least 0, level from 0 to 1; got {self}")
 
     def init(self, M: int, d: int, D: int) -> Mean:
         return Mean(torch.zeros(D, dtype=torch.float64))
@@ -49,18 +55,39 @@ class EMA:
         total = torch.empty_like(memory.total)
         for part, before, w in zip(*(x.split(CACHED) for x in (total, memory.total, event.w_next)), strict=True):
             torch.mul(before, self.decay, out=part).add_(w, alpha=1 - self.decay)  # in the cache
-        return Mean(total, self.decay * memory.weight + 1 - self.decay)
+        headway, straight, known = self._headway(memory, event), memory.straight, memory.known
+        if headway is not None:
+            straight, known = (
+                self.decay * x + (1 - self.decay) * new for x, new in ((straight, headway), (known, 1.0))
+            )
+        return Mean(total, self.decay * memory.weight + 1 - self.decay, headway, straight, known)
 
     def model(self, memory: Mean, w: Tensor) -> Tensor:
         if not memory.weight:
             return w
-        model, share = torch.empty_like(w), memory.weight**self.ease
+        share = self._share(memory)
+        if not share:
+            return w
+        model = torch.empty_like(w)
         for part, last, total in zip(model.split(CACHED), w.split(CACHED), memory.total.split(CACHED), strict=True):
             average = total / memory.weight
-            part.copy_(torch.lerp(last.double(), average, share) if self.ease else average)
+            part.copy_(torch.lerp(last.double(), average, share) if share < 1 else average)
         return model
 
-    def headway(self, memory: Mean, event: Event) -> float | None:
+    def _share(self, memory: Mean) -> float:
+        """How much of the way from the last model to the average is gone."""
+        eased = float(memory.weight**self.ease)
+        if not self.level:
+            return eased
+        if not memory.known:  # nothing is known of the way yet
+            return 0.0
+        return eased * min(max(2 - memory.straight / memory.known / self.level, 0.0), 1.0)
+
+    def headway(self, memory: Mean) -> float | None:
+        """Of the round that was observed last."""
+        return memory.headway
+
+    def _headway(self, memory: Mean, event: Event) -> float | None:
         """Cosine between the round's step and the way from the average before it to w; None where there is no way.
 
         w - average is the decayed sum of the past steps: 1 means straight on, below 0 back towards the average. After
@@ -75,6 +102,10 @@ class EMA:
             products += torch.stack([way @ step, way @ way, step @ step])
         length = math.sqrt(float(products[1] * products[2]))
         return float(products[0]) / length if length else None
+
+
+#: what FLrce's own presets hand back: the average, unless it is young or rounds go straight on (docs/beyond.md)
+OURS = EMA(ease=4.0, level=0.15)
 
 
 @dataclass(frozen=True)

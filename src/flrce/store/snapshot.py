@@ -95,8 +95,8 @@ class Assembly:
                     values[f.name] = whole[key]
                 elif isinstance(template, dict):
                     values[f.name] = _by_round(key, rounds)
-                else:
-                    values[f.name] = _plain(template, scalars[key])
+                else:  # what an older version did not remember starts here
+                    values[f.name] = _plain(template, scalars.get(key, template))
             memory[role] = replace(start, **values)
         return State(t, whole["w"], memory, self.roster, self.carry, (), attempt)
 

@@ -1,0 +1,134 @@
+"""What should be handed back: the last model, its average, or the average unless rounds go straight on?
+
+    python studies/averages.py decide                       what results/stop says of levels of headway
+    python studies/averages.py run --out DIR --data CACHE   paired runs on other seeds [--share 0/4] [--seconds 300]
+    python studies/averages.py table DIR                    their differences, with 95 % intervals
+
+Nothing else in a run depends on its average as long as nothing stops it: runs of one seed train the same models.
+
+Plan of `run`, written before it: cells and seeds below, all three averages, the metric at the end of T rounds. "ours"
+is kept as the default if it is not below the plain average over all cells together (lower end of the interval of the
+paired differences above -0.2 points), and is said to help in the cells whose interval lies above 0.
+"""
+
+import argparse
+import gzip
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import t as student
+
+from flrce import runs
+from flrce.config import Experiment
+from flrce.results.paper.execute import load
+
+AVERAGES = {
+    "last": {"piece": "last"},
+    "average": {"piece": "ema", "ease": 4.0},
+    "ours": {"piece": "ema", "ease": 4.0, "level": 0.15},
+}
+SEEDS = range(300, 310)
+#: cell -> tables; T both short and long, rates both right and low
+CELLS = {
+    "digits, labels, T = 20": ("digits", 20, 0.05, 5, {"partition": "dirichlet", "alpha": 0.1}),
+    "digits, labels, T = 100": ("digits", 100, 0.05, 5, {"partition": "dirichlet", "alpha": 0.1}),
+    "digits, sizes, low rate, T = 60": ("digits", 60, 0.01, 1, {"partition": "quantity"}),
+    "mnist-writers, T = 20": ("mnist-writers", 20, 0.05, 1, {"partition": "natural"}),
+    "mnist-writers, T = 80": ("mnist-writers", 80, 0.05, 1, {"partition": "natural"}),
+    "femnist, T = 30": ("femnist", 30, 0.05, 2, {"partition": "dirichlet", "alpha": 0.1}),
+    "femnist, T = 100": ("femnist", 100, 0.05, 2, {"partition": "dirichlet", "alpha": 0.1}),
+    "smartwatch, T = 40": ("smartwatch", 40, 0.05, 1, {"partition": "natural"}),
+    "fed-heart, T = 60": ("fed-heart", 60, 0.005, 1, {"partition": "given"}),
+}
+FEW = {"smartwatch": (10, 3), "fed-heart": (4, 2)}  # clients, of which so many a round; else 100 and 10
+
+
+def experiment(cell: str, average: str, seed: int) -> Experiment:
+    name, T, lr, epochs, data = CELLS[cell]
+    M, P = FEW.get(name, (100, 10))
+    recipe = {"name": "flrce-no-stop", "average": AVERAGES[average]}
+    own = {"model": {"name": "logistic"}} if name == "fed-heart" else {}
+    return Experiment.of({
+        "seed": seed, "rounds": T, "clients": M, "per_round": P, "recipe": recipe, "data": {"name": name} | data, **own,
+        "train": {"lr": lr, "epochs": epochs, "batch": 16}, "engine": {"eval_every": T, "workers": 1, "device": "cpu"},
+    })  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> None:
+    began, (part, parts) = time.monotonic(), map(int, options.share.split("/"))
+    options.out.mkdir(parents=True, exist_ok=True)
+    for seed in SEEDS:  # a run that is cut off leaves whole seeds
+        for cell in list(CELLS)[part::parts]:
+            if time.monotonic() - began > options.seconds:
+                return
+            found = {}
+            for average in AVERAGES:
+                exp = experiment(cell, average, seed)
+                source = None if exp.data.name == "digits" else load(exp.data.name, options.data, verify=False)
+                found[average] = runs.run(exp, data=source).summary["value"]
+            with open(options.out / f"averages-{part}.jsonl", "a") as file:
+                file.write(json.dumps({"cell": cell, "seed": seed, **found}) + "\n")
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    half = float(student.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return float(np.mean(values)), half
+
+
+def table(folder: Path) -> None:
+    """Differences of the model handed back in points, paired by seed."""
+    rows = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    print("| cell | seeds | last | average | ours | ours - last | ours - average |\n|---|---|---|---|---|---|---|")
+    for cell in [*CELLS, "all"]:
+        mine = [row for row in rows if cell in (row["cell"], "all")]
+        if len(mine) < 2:
+            continue
+        told = [f"{100 * np.mean([row[name] for row in mine]):.1f}" for name in AVERAGES]
+        for other in ("last", "average"):
+            mean, half = interval([100 * (row["ours"] - row[other]) for row in mine])
+            told.append(f"{mean:+.2f} ± {half:.2f}")
+        print(f"| {cell} | {len(mine)} | " + " | ".join(told) + " |")
+
+
+def decide(folder: Path) -> None:
+    """Average minus last model, in points, by the mean headway at that time, over all evaluations of recorded runs."""
+    seen: list[tuple[float, float]] = []
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        for one in map(json.loads, gzip.decompress(path.read_bytes()).splitlines()):
+            series, sign, straight, known = one["series"], (-1 if one["lower"] else 1), 0.0, 0.0
+            for headway, averaged, raw in zip(series["headway"], series["averaged"], series["raw"], strict=True):
+                if headway is not None:
+                    straight, known = 0.9 * straight + 0.1 * headway, 0.9 * known + 0.1
+                if known and averaged is not None and raw is not None:
+                    seen.append((straight / known, 100 * sign * (averaged - raw)))
+    found = np.array(seen)
+    print("| mean headway | evaluations | average - last, points | of these below -1 |\n|---|---|---|---|")
+    edges = [-1.0, -0.1, 0.0, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0]
+    for low, high in pairwise(edges):
+        mine = found[(found[:, 0] >= low) & (found[:, 0] < high), 1]
+        if len(mine):
+            print(
+                f"| {low:+.2f} to {high:+.2f} | {len(mine)} | {mine.mean():+.2f} | {100 * np.mean(mine < -1):.0f} % |"
+            )
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("phase", choices=["decide", "run", "table"])
+    ask.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent.parent / "results" / "stop")
+    ask.add_argument("--out", type=Path)
+    ask.add_argument("--data", type=Path)
+    ask.add_argument("--share", default="0/1")
+    ask.add_argument("--seconds", type=float, default=1e9)
+    options = ask.parse_args()
+    if options.phase == "run":
+        run(options)
+    else:
+        (decide if options.phase == "decide" else table)(options.folder)
+
+
+if __name__ == "__main__":
+    main()
