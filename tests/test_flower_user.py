@@ -102,7 +102,7 @@ def test_what_is_handed_back_is_said(caplog):
     with caplog.at_level("INFO", logger="flwr"):
         FLrce(**NAMES).start(LocalGrid(plain_app(), 4), start(), 1)
         FLrce(preset="paper", **NAMES).start(LocalGrid(plain_app(), 4), start(), 1)
-    assert "handed back: an average of the rounds' models (EMA, decay 0.9, ease 4)" in caplog.text
+    assert "handed back: an average of the rounds' models (EMA, decay 0.9, ease 4, level 0.15)" in caplog.text
     assert "handed back: the last model" in caplog.text
 
 
