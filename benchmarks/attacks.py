@@ -5,11 +5,11 @@ They see every honest update of their round, collude, and know the gate: varianc
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import norm
 from torch import Tensor
 
 from flrce import runs
@@ -45,7 +45,7 @@ def alie(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int
     """
     supporters = (len(honest) + count) // 2 + 1 - count
     share = (len(honest) - supporters) / max(len(honest), 1)
-    z = max(float(norm.ppf(min(max(share, 0.5), 0.999))), 1.0)
+    z = max(NormalDist().inv_cdf(min(max(share, 0.5), 0.999)), 1.0)
     return honest.mean(0) - z * honest.std(0, correction=0)
 
 

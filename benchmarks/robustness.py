@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 from attacks import ATTACKS, Attacked, attackers, lying, poisoned, success
-from scipy.stats import t as student
 
 from flrce import runs
 from flrce.apps import options
 from flrce.config import Experiment
+from flrce.data import cache
 from flrce.data.sources import Source, source
 from flrce.types import Record
 
@@ -57,18 +57,32 @@ Run = tuple[str, str, str, float, int]  # data, recipe, attack, share, seed
 
 @lru_cache
 def pool_of(name: str) -> Source:
-    """The digits, or 50 writers of MNIST at half resolution, from the folder of real data."""
+    """The digits; at half resolution MNIST of 50 writers, or half of EMNIST: as prepared, or from the real data."""
     if name == "digits":
         return source("digits", None)
-    folder = Path(os.environ.get("FLRCE_TEST_DATA", ROOT.parent / "shared" / "data"))
-    with np.load(folder / "mnist_writers.npz", allow_pickle=False) as z:
-        x, y, writer = (z[key] for key in ("x", "y", "writer"))
-    some = np.unique(writer)[:: max(1, len(np.unique(writer)) // M)][:M]
-    keep = np.isin(writer, some)
-    x = x[keep].reshape(-1, 1, 28, 28)
+    x, y, group, classes = images("femnist" if name == "emnist" else "mnist-writers")
     half = x.reshape(len(x), 1, 14, 2, 14, 2).mean((3, 5)).astype(np.uint8)
-    return Source(name, half, y[keep].astype(np.int64), tuple("0123456789"), np.searchsorted(some, writer[keep]),
-                  tuple(map(str, some)), 1 / 255)  # fmt: skip
+    if name == "emnist":
+        return Source(name, half[::2], y[::2], classes, scale=1 / 255)
+    some = np.unique(group)[:: max(1, len(np.unique(group)) // M)][:M]
+    keep = np.isin(group, some)
+    return Source(
+        name, half[keep], y[keep], classes, np.searchsorted(some, group[keep]), tuple(map(str, some)), 1 / 255
+    )
+
+
+def images(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
+    """(N, 28, 28) bytes, labels, groups and the names of the classes."""
+    prepared = Path(os.environ.get("FLRCE_CACHE", "")) / name
+    if (prepared / "meta.json").exists():
+        found = cache.load(prepared)
+        assert found.group is not None
+        return np.asarray(found.x).reshape(-1, 28, 28), found.y, found.group, found.classes
+    folder = Path(os.environ.get("FLRCE_TEST_DATA", ROOT.parent / "shared" / "data"))
+    with np.load(folder / f"{name.replace('-', '_')}.npz", allow_pickle=False) as z:
+        x, y, group = z["x"], z["y"].astype(np.int64), z["writer" if name == "mnist-writers" else "client"]
+    x = 255 - x if name == "femnist" else x  # black on white
+    return x.reshape(-1, 28, 28), y, np.unique(group, return_inverse=True)[1], tuple(map(str, range(y.max() + 1)))
 
 
 #: data set -> how it is shared out, and what the page calls it
@@ -76,6 +90,7 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
     "digits": ({"partition": "dirichlet", "alpha": 0.5}, "digits, Dirichlet 0.5"),
     "mnist-writers": ({"partition": "natural"}, "MNIST by 50 of its writers, 14x14"),
     "mnist-labels": ({"partition": "dirichlet", "alpha": 0.1}, "the same MNIST by labels, Dirichlet 0.1"),
+    "emnist": ({"partition": "dirichlet", "alpha": 0.5}, "EMNIST, 62 classes, 7,824 samples, Dirichlet 0.5, 14x14"),
 }
 
 
@@ -128,6 +143,8 @@ def grid(data: str, seeds: Sequence[int], attacks: Sequence[str], shares: Sequen
 
 def cell(values: Sequence[float], factor: float = 100, digits: int = 1) -> str:
     """Mean and half-width of the 95 % interval."""
+    from scipy.stats import t as student  # not needed to run them
+
     if not values:
         return "--"
     x = np.array(values) * factor
@@ -211,6 +228,7 @@ def main() -> None:
     given = ask.parse_args()
     seeds = given.seeds or ("10-14" if given.data == "digits" else "0-4")
     wanted = grid(given.data, options.seeds(seeds) or [], given.attacks, given.shares)
+    pool_of(given.data)  # before the workers are made, which then have it
     found = {tuple(line["run"]): line for line in read(given.raw)}
     with ProcessPoolExecutor(given.workers) as pool:
         for future in as_completed([pool.submit(one, run) for run in wanted if run not in found]):
