@@ -98,11 +98,14 @@ class Advice:
 
 def advise(
     experiment: Experiment, budget: Budget, work: Path, told: Told = lambda line: None,
-    candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, data: Any = None,
+    candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, data: Any = None, seeds: int = SEEDS,
 ) -> Advice:  # fmt: skip
-    """The recipe for this experiment and budget; `data` replaces what the experiment names."""
+    """The recipe for this experiment and budget; `data` replaces what the experiment names.
+
+    The expected metric comes from so many further `seeds`.
+    """
     limits = budget.limits
-    climbing = _field(experiment, candidates, work)
+    climbing = field_of(experiment, candidates, work)
     rungs: list[tuple[int, tuple[str, ...]]] = []
     gone = dict.fromkeys(AXES, 0.0)  # by candidates that are out
     rounds = min(FIRST, experiment.rounds)
@@ -120,10 +123,10 @@ def advise(
         for name in AXES:
             gone[name] += sum(c.spent(name) for c in ranked[len(climbing) :])
         rounds = min(2 * rounds, experiment.rounds)
-    return _answer(experiment, ranked, spent, limits, work, told, rungs, candidates, data)
+    return _answer(experiment, ranked, spent, limits, told, rungs, candidates, data, seeds)
 
 
-def _field(experiment: Experiment, candidates: Mapping[str, Mapping[str, Any]], work: Path) -> list[Candidate]:
+def field_of(experiment: Experiment, candidates: Mapping[str, Mapping[str, Any]], work: Path) -> list[Candidate]:
     """Every candidate with every rate; what the experiment cannot be trained with is left out."""
     found: list[Candidate] = []
     for label, tables in candidates.items():
@@ -179,8 +182,8 @@ def affordable(c: Candidate, spent: Mapping[str, float], limits: Mapping[str, fl
 
 def _answer(
     experiment: Experiment, ranked: Sequence[Candidate], spent: Mapping[str, float], limits: Mapping[str, float],
-    work: Path, told: Told, rungs: Sequence[tuple[int, tuple[str, ...]]],
-    candidates: Mapping[str, Mapping[str, Any]], data: Any,
+    told: Told, rungs: Sequence[tuple[int, tuple[str, ...]]], candidates: Mapping[str, Mapping[str, Any]], data: Any,
+    seeds: int,
 ) -> Advice:  # fmt: skip
     best = ranked[0]
     rounds = affordable(best, spent, limits, experiment.rounds)
@@ -194,9 +197,9 @@ def _answer(
     plain = next((c.experiment for c in ranked if c.plain), None) or _with(
         experiment, candidates.get(PLAIN, CANDIDATES[PLAIN]), experiment.train.lr
     )
-    told(f"{best.label} for {rounds} rounds on {SEEDS} further seeds")
+    told(f"{best.label} for {rounds} rounds on {seeds} further seeds")
     ends, plains = [], []
-    for i in range(SEEDS):
+    for i in range(seeds):
         seed = experiment.seed + 1 + i
         end = runs.run(advised.with_seed(seed), data=data)
         cost = sum(h.joules for h in end.history)
