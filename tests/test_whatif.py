@@ -8,10 +8,12 @@ import pytest
 
 from flrce import Experiment, recipes, runs
 from flrce.apps.cli import main
+from flrce.results.price import Price, prices, thinned
 from flrce.results.whatif import SELECTION, caveats, grid, replay, rules
 from flrce.stops.budget import Budget
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
+from flrce.stops.worth import Worth
 from flrce.store import read
 from flrce.types import Record
 from report_helpers import compared, experiment
@@ -215,3 +217,32 @@ def test_a_price_is_what_a_real_run_does(tmp_path, capsys):
     assert [each.points for each in rules(run, preset=["frugal", "balanced", "accurate"]).values()] == [4.0, 2.0, 1.0]
     assert main(["whatif", str(tmp_path / "free"), "--points", "0"]) == 2
     assert "--points 0: must be above 0" in capsys.readouterr().err
+
+
+def test_the_price_of_a_point_over_the_run(tmp_path, capsys):
+    """As many rounds again cost what the run has cost so far: over the most they would bring, a point's price."""
+    shape = {"rounds": 40, "clients": 12, "per_round": 4, "engine": {"workers": 1}}
+    runs.run(Experiment(**shape, recipe={"name": "flrce-no-stop"}), tmp_path / "free")
+    run = read.one(tmp_path / "free")
+    found = prices(run)
+    assert len(found) > 5
+    for price in found:
+        spent = sum(h.joules for h in run.done[: price.t])
+        look = Worth().look(run.done[: price.t])
+        assert price.gain == max(look.gain, look.least)
+        assert price.most == pytest.approx(spent / 2)  # two points are asked for
+        if price.gain > 0:
+            assert price.joules == pytest.approx(spent / price.gain)
+        else:
+            assert (price.joules, price.told()) == (None, "no gain that can be told from chance")
+    assert main(["whatif", str(tmp_path / "free"), "--points", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["runs"][0]["price"]
+    assert told == [asdict(price) for price in found]
+    assert main(["whatif", str(tmp_path / "free"), "--points", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"round {price.t}  " in shown and price.told() in shown for price in thinned(found))
+
+
+def test_a_half_doubling_has_one_price():
+    some = [Price(t, 1.0, 1.0, 1.0, 1.0) for t in (8, 9, 11, 12, 15, 16, 17)]  # halves end before 11.3, 16, 22.6
+    assert [price.t for price in thinned(some)] == [11, 15, 17]

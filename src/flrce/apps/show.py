@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import sys
 import time
@@ -163,6 +164,21 @@ def sparkline(values: Sequence[float], most: int = 40) -> str:
     kept = values[-most:]
     low, span = min(kept, default=0.0), (max(kept, default=0.0) - min(kept, default=0.0)) or 1.0
     return "".join("▁▂▃▄▅▆▇█"[round(7 * (value - low) / span)] for value in kept)
+
+
+def bars(labels: Sequence[str], values: Sequence[float | None], texts: Sequence[str], width: int = 32) -> list[str]:
+    """A line for each value; a bar grows by as much whenever its value doubles.
+
+    >>> bars(["a", "bb"], [1.0, 8.0], ["1 J", "8 J"], width=8)
+    [' a  ██        1 J', 'bb  ████████  8 J']
+    """
+    known = [math.log2(value) for value in values if value is not None and value > 0]
+    low, span = min(known, default=0.0), (max(known, default=0.0) - min(known, default=0.0)) or 1.0
+    lines, most = [], max(map(len, labels), default=0)
+    for label, value, text in zip(labels, values, texts, strict=True):
+        share = 0.25 + 0.75 * (math.log2(value) - low) / span if value is not None and value > 0 else 0.0
+        lines.append(f"{label:>{most}}  {'█' * round(width * share):<{width}}  {text}")
+    return lines
 
 
 def table(

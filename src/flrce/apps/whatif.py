@@ -6,11 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flrce.apps.show import table
+from flrce.apps.show import bars, table
 from flrce.errors import BadInput
 from flrce.recipes import threshold
 from flrce.results import tables
 from flrce.results.carbon import moved
+from flrce.results.price import prices, thinned
 from flrce.results.tables import interval
 from flrce.results.whatif import Outcome, caveats, grid, replay, rules
 from flrce.store import headline as words
@@ -65,7 +66,14 @@ def _show(run: Path, runs: list[read.Run], wanted: dict[str, list[Any]], as_json
     outcomes = {each: [replay(each, *rule) for rule in (rules(each, **wanted) or grid(each)).items()] for each in runs}
     notes = list(dict.fromkeys(note for each in runs for note in caveats(each, outcomes[each])))
     if as_json:
-        told = [{"run": str(each.folder), "rules": [asdict(o) for o in outcomes[each]]} for each in runs]
+        told = [
+            {
+                "run": str(each.folder),
+                "rules": [asdict(o) for o in outcomes[each]],
+                "price": [asdict(price) for price in prices(each)],
+            }
+            for each in runs
+        ]
         print(json.dumps({"runs": told, "notes": notes}, indent=1))
         return
     title = (
@@ -87,6 +95,18 @@ def _show(run: Path, runs: list[read.Run], wanted: dict[str, list[Any]], as_json
     table(title, heads, [_row(list(same), units) for same in zip(*outcomes.values(), strict=True)])
     for note in notes:
         print(note)
+    if len(runs) == 1:
+        _priced(runs[0])
+
+
+def _priced(run: read.Run) -> None:
+    """What a point would have cost, over the run."""
+    found = thinned(prices(run))
+    if not found:
+        return
+    print("\nA point costs at least (as many rounds again, over the most that they would bring):")
+    labels, lengths = [f"round {p.t}" for p in found], [p.joules for p in found]
+    print("\n".join(bars(labels, lengths, [p.told() for p in found])))
 
 
 def _row(same: list[Outcome], units: dict[str, tuple[float, str]]) -> list[str]:

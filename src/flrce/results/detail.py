@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.results.price import course
+from flrce.results.price import course, points
 from flrce.results.story import decided, ended
 from flrce.stops.standstill import Standstill
 from flrce.store.read import Run
@@ -34,6 +34,7 @@ def detail(run: Run, rows: Sequence[int]) -> dict[str, Any]:
         "conflicts": [round(run.conflicts(h), 3) for h in run.rounds],
         **headways(run),
         "worth": course(run),
+        "point": points(run),
         "accuracy": [_short(h.headline) for h in run.rounds],
         "averaged": [_short(h.averaged) for h in run.rounds],
         "joules": [_short(x) for x in np.cumsum([h.joules for h in run.rounds])],

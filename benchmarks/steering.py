@@ -1,0 +1,127 @@
+"""Who steers the stop: the round in which the default ends a run, with one bad client of 50, with five, and with none.
+
+    python benchmarks/steering.py --raw results/attacks/steering.jsonl.gz --workers 2
+
+Digits, Dirichlet 0.5, M = 50, P = 10, at most 300 rounds. Bad clients send an update that is too long, noise, or claim
+samples they do not have; or they train as they should and lie about how good the model is on their hold-out, and how
+large that is. Twice each: where the server evaluates the model it hands back, and where clients alone decide. The table
+goes into the page.
+"""
+
+import argparse
+import json
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attacks import ATTACKS, Attacked
+from robustness import ROOT, handed, opened, pool_of, read, write
+
+from flrce import runs
+from flrce.config import Experiment
+from flrce.rng import stream
+from flrce.types import Reply
+
+M, P, T = 50, 10, 300
+SEEDS = range(6)
+LIES = {  # what is told after t of T rounds
+    "tells a rise": lambda t, rng: min(t / 60, 1.0),
+    "tells a fall": lambda t, rng: max(1 - t / 60, 0.0),
+    "tells anything": lambda t, rng: float(rng.random()),
+    "tells a rise of 1e7 samples": lambda t, rng: min(t / 60, 1.0),
+    "tells 1, then 0": lambda t, rng: float(t <= 20),
+}
+SENT = {"norm x 10": "scale x10", "norm x 1e6": "scale x1e6", "noise": "noise", "sign-flip": "sign-flip"}
+CLAIMED = {"n = 1e7": (None, 10**7), "sign-flip, n = 1e7": ("sign-flip", 10**7)}
+KINDS = (*SENT, *CLAIMED, *LIES)
+MODES = {"evaluated": 1, "clients alone": 10**6}  # eval_every
+Run = tuple[str, str, int, int]  # mode, attack, bad clients, seed
+
+
+@dataclass
+class Steered(Attacked):
+    """An engine some of whose clients also lie about their hold-outs, or only about their samples."""
+
+    lie: str = ""
+
+    def _worse(
+        self, w: torch.Tensor, reply: Reply, u: torch.Tensor, honest: torch.Tensor, task: Any, count: int
+    ) -> Reply:
+        if self.kind in ATTACKS:
+            reply = super()._worse(w, reply, u, honest, task, count)
+        if self.lie and reply.judged is not None:
+            said = LIES[self.lie](task.t, stream(self.seed, "lie", task.t, task.client))
+            held = 10**7 if self.lie.endswith("1e7 samples") else reply.judged.n
+            reply = replace(reply, judged=replace(reply.judged, value=said, n=held))
+        return replace(reply, n=self.n or reply.n)
+
+
+def one(run: Run) -> dict[str, Any]:
+    mode, attack, count, seed = run
+    torch.set_num_threads(1)
+    exp = Experiment.of({
+        "seed": seed, "rounds": T, "clients": M, "per_round": P, "recipe": {"name": "flrce"},
+        "data": {"partition": "dirichlet", "alpha": 0.5}, "engine": {"workers": 1, "eval_every": MODES[mode]},
+    })  # fmt: skip
+    built = runs.parts(exp, pool_of("digits"))
+    clients = built.federation.clients
+    bad = {clients[i] for i in stream(seed, "steering").permutation(M)[:count]}
+    kind, n = CLAIMED.get(attack, (SENT.get(attack), 0))
+    lie = attack if attack in LIES else ""
+    with closing(built.engine):
+        engine = Steered(built.engine, bad, kind or "", seed, n, lie) if bad else built.engine
+        done = [r.record for r in replace(built, engine=engine).rounds(exp)]
+    return {"run": run, "rounds": done[-1].t, "stop": done[-1].stop, "accuracy": handed(done)}
+
+
+def wanted() -> list[Run]:
+    """Seed after seed."""
+    cells = [("none", 0), *((kind, count) for kind in KINDS for count in (1, M // 10))]
+    return [(mode, *cell, seed) for seed in SEEDS for mode in MODES for cell in cells]
+
+
+def table(found: dict[Run, dict[str, Any]]) -> str:
+    lines = [
+        "| bad clients | " + " | ".join(f"{mode}: rounds | over the honest run's" for mode in MODES) + " |",
+        "|---|" + "---|" * 2 * len(MODES),
+    ]
+    for attack, count in [("none", 0), *((kind, count) for count in (1, M // 10) for kind in KINDS)]:
+        cells = [f"{count} of {M}: {attack}" if count else "none"]
+        for mode in MODES:
+            pairs = [(found.get((mode, attack, count, s)), found.get((mode, "none", 0, s))) for s in SEEDS]
+            known = [(one["rounds"], other["rounds"]) for one, other in pairs if one and other]
+            ratios = [a / b for a, b in known]
+            ends = ", ".join(f"{a}" if a < T else f"{T}*" for a, _ in known)
+            mean = f"{np.exp(np.mean(np.log(ratios))):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+            cells += [ends, mean if count else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    ask.add_argument("--raw", type=Path, default=ROOT / "results" / "attacks" / "steering.jsonl.gz")
+    ask.add_argument("--out", type=Path, default=ROOT / "docs" / "robustness.md")
+    ask.add_argument("--only", nargs="*", choices=KINDS, default=KINDS)
+    ask.add_argument("--seeds", type=int, default=len(SEEDS))
+    given = ask.parse_args()
+    runs_ = [run for run in wanted() if run[1] in ("none", *given.only) and run[3] < given.seeds]
+    found = {tuple(line["run"]): line for line in read(given.raw)}
+    pool_of("digits")
+    with ProcessPoolExecutor(given.workers) as pool:
+        for future in as_completed([pool.submit(one, run) for run in runs_ if run not in found]):
+            result = future.result()
+            found[tuple(result["run"])] = result
+            with opened(given.raw, "at") as f:
+                f.write(json.dumps(result) + "\n")
+    write(given.out, "steering", table(found))
+
+
+if __name__ == "__main__":
+    main()
