@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flrce.pieces import Engine, Recipe, View
 from flrce.rng import stream
+from flrce.room import let_go
 from flrce.round.booking import book
 from flrce.round.diagnostics import diagnosed
 from flrce.round.flights import ages, arrivals, flying, land, takeoff
@@ -30,12 +31,16 @@ def rounds(
     recipe: Recipe, engine: Engine, state: State, T: int, seed: int, turn: Turn | None = None
 ) -> Iterator[Round]:
     """Algorithm 4: yields after every `turn`, a round, until T, a stop, or too many abandoned rounds in a row."""
-    while state.t < T and not over(state):
-        done = (turn or a_round)(recipe, engine, state, T, seed)
-        yield done
-        if done.record.stop:
-            return
-        state = done.state
+    try:
+        while state.t < T and not over(state):
+            done = (turn or a_round)(recipe, engine, state, T, seed)
+            yield done
+            if done.record.stop:
+                return
+            state = done.state
+            del done  # and with it the model that was handed back: it may be large
+    finally:
+        let_go()
 
 
 def a_round(
@@ -115,7 +120,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     landing, replies = land(recipe, plan, came), vetted(came.replies, engine, judges)
     updates, rejected = gate(
         landing.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.keep, state.w, plan.n,
-        landing.bases, t, landing.oldest,
+        landing.bases, t, landing.oldest, came.table,
     )  # fmt: skip
     clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds, plan.keep, priced(engine, plan))
     landing = replace(landing, memory={**landing.memory, **settled(engine, plan, clients)})

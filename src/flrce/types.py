@@ -145,6 +145,7 @@ class Arrivals:
 
     replies: Sequence[Reply] = ()
     seconds: float | None = None
+    table: Tensor | None = None  # (tasks, D) in which dense updates lie already, ordered by k; the round's to use up
 
 
 @dataclass(frozen=True)

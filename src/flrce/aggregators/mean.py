@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from flrce.bounds import Amount, Rate
+from flrce.room import room_like
 from flrce.types import Updates
 
 COLUMNS = 2**16  # coordinates summed at a time: several float64 copies of a large model would be alive at once
@@ -40,7 +41,7 @@ def weights(n: Tensor, by: str, cap: float = 0.0) -> Tensor:
 
 def step(w: Tensor, updates: Updates, n: Tensor, rate: float = 1.0) -> Tensor:
     """w plus the n-weighted mean of the updates, over whoever covers a coordinate."""
-    made = torch.empty_like(w)
+    made = room_like(w)
     for start in range(0, len(w), COLUMNS):
         part = slice(start, start + COLUMNS)
         covered = None if updates.covered is None else updates.covered[:, part]
@@ -49,13 +50,13 @@ def step(w: Tensor, updates: Updates, n: Tensor, rate: float = 1.0) -> Tensor:
 
 
 def _step(w: Tensor, U: Tensor, covered: Tensor | None, n: Tensor, rate: float) -> Tensor:
-    total = torch.zeros_like(w, dtype=torch.float64)
+    total, wide = torch.zeros_like(w, dtype=torch.float64), torch.empty_like(w, dtype=torch.float64)
     weight = torch.zeros_like(total) if covered is not None else torch.zeros((), dtype=torch.float64)
     for row in range(len(U)):
-        total.add_(U[row].double(), alpha=float(n[row]))  # products of 24 bits each are exact, fused or not
+        total.add_(wide.copy_(U[row]), alpha=float(n[row]))  # products of 24 bits each are exact, fused or not
         weight += n[row] * covered[row] if covered is not None else n[row]
     mean = total.div_(weight.clamp(min=torch.finfo(torch.float64).tiny))
     if covered is not None:
         mean = torch.where(weight > 0, mean, 0.0)
-    moved = w.double().add_(mean if rate == 1 else rate * mean).to(w.dtype)
+    moved = wide.copy_(w).add_(mean if rate == 1 else rate * mean).to(w.dtype)
     return torch.where(mean == 0, w, moved)  # -0.0 + 0.0 would lose its sign

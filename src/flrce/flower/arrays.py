@@ -17,6 +17,7 @@ from torch import Tensor
 from flrce.errors import BadInput
 from flrce.models.flat import Layout, Slot
 from flrce.pieces import Malformed
+from flrce.room import room
 
 T = TypeVar("T")
 HEADER = 10_000  # bytes that an .npy header may have
@@ -127,12 +128,15 @@ class Template:
             trainable = offset if slots[-1].trainable else trainable
         return cls(Layout(tuple(slots), trainable, offset), dtypes, fixed)
 
-    def pack(self, arrays: ArrayRecord, minus: Tensor | None = None) -> Tensor:
-        """w (size,), or w - `minus`; Malformed unless the record has the template's keys, shapes and kinds."""
+    def pack(self, arrays: ArrayRecord, minus: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+        """w (size,), or w - `minus`; Malformed unless the record has the template's keys, shapes and kinds.
+
+        It is written `into` a vector of its size and dtype where there is one.
+        """
         if set(arrays) != set(self.dtypes):
             odd = sorted(set(arrays) ^ set(self.dtypes))
             raise Malformed(f"arrays differ in {len(odd)} names, such as {odd[0][:60]!r}")
-        w = torch.empty(self.layout.size, dtype=self.dtype)
+        w = room(self.layout.size, dtype=self.dtype) if into is None else into
         flat, base = w.numpy(), None if minus is None else minus.numpy()
         for slot in self.layout.slots:
             try:
@@ -181,11 +185,21 @@ def record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord({name: Array(x.detach().cpu().contiguous().numpy()) for name, x in tensors.items()})
 
 
-def tensors(arrays: ArrayRecord, cap: int) -> dict[str, Tensor]:
-    """Named tensors of at most `cap` bytes together; the lengths are looked at first."""
+def tensors(arrays: ArrayRecord, cap: int, into: Mapping[str, Tensor] = {}) -> dict[str, Tensor]:
+    """Named tensors of at most `cap` bytes together; the lengths are looked at first.
+
+    Each is written `into` the tensor of its name, where there is one of its shape and dtype.
+    """
     if len(arrays) > BUFFERS or sum(len(array.data) for array in arrays.values()) > cap + len(arrays) * HEADER:
         raise Malformed(f"{len(arrays)} arrays of {sum(len(a.data) for a in arrays.values())} bytes; at most {cap}")
-    return {name: torch.from_numpy(read_array(array).copy()) for name, array in arrays.items()}
+    return {name: _copied(read_array(array), into.get(name)) for name, array in arrays.items()}
+
+
+def _copied(values: NDArray[Any], into: Tensor | None) -> Tensor:
+    if into is None or into.shape != values.shape or into.numpy().dtype != values.dtype:
+        return torch.from_numpy(values.copy())
+    into.numpy()[...] = values
+    return into
 
 
 def weight(arrays: ArrayRecord) -> int:

@@ -25,6 +25,7 @@ from flrce.flower.wire import read_reply, write_task
 from flrce.local.client import Runner
 from flrce.local.updates import Prox
 from flrce.pieces import Dense, Malformed
+from flrce.room import room
 from flrce.round.gate import GROWTH, MOST_SAMPLES
 from flrce.round.pace import due
 from flrce.round.payloads import number
@@ -71,6 +72,7 @@ class FlowerEngine:
         self.blocks = runner.blocks if runner else 1
         self.online: dict[str, Client] = {}
         self.unsent: list[Reply] = []  # of tasks that could not be sent
+        self.places: dict[str, Tensor] = {}  # client -> where its dense update is written to
         self.said: dict[str, int] = {}  # client -> the samples that it claimed last
         self.begun = 0.0  # when the round's tasks were sent
         self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
@@ -160,13 +162,23 @@ class FlowerEngine:
             flights, size = (due(flights, size)[0] if open_ended and size else flights), None
         self.metrics = {}
         tasks = [flight.task for flight in flights]
+        table = None if open_ended else self._laid_out(tasks)
         found, late = self.under_way.collect(tasks, size, open_ended, self.read)
         replies = self.in_scale(found)
+        self.places = {}
         if self.costs is not None:
             told = {task.client: task for task in tasks}
             replies = [self.costs.booked(told[reply.client], reply) for reply in replies]
         measured = open_ended and self.costs is None
-        return Arrivals([*self.unsent, *replies, *late], time.monotonic() - self.begun if measured else None)
+        return Arrivals([*self.unsent, *replies, *late], time.monotonic() - self.begun if measured else None, table)
+
+    def _laid_out(self, tasks: Sequence[Task]) -> Tensor:
+        """(tasks, D) the round's table, with a row for every dense update in the order of k."""
+        table = room(len(tasks), self.size, dtype=self.template.dtype)
+        dense = {task.client for task in tasks if task.part.whole and type(task.compressor) is Dense}
+        ordered = [task.client for task in sorted(tasks, key=lambda task: task.k)]
+        self.places = {client: row for client, row in zip(ordered, table, strict=True) if client in dense}
+        return table
 
     def in_scale(self, replies: Sequence[Reply]) -> list[Reply]:
         """The round's replies; refused where an accuracy is beyond what the others' can be."""
@@ -205,7 +217,8 @@ class FlowerEngine:
                 self.nodes.lost(client.node)
             return Reply(task.client, task.t, error=why(reply), spent=replace(down, compute_seconds=seconds))
         try:
-            found = read_reply(reply.content, task, self.template, sent.w, self.cap, self.options.weight_key)
+            place, key = self.places.pop(task.client, None), self.options.weight_key
+            found = read_reply(reply.content, task, self.template, sent.w, self.cap, key, place)
         except Malformed as problem:
             up = sum(weight(arrays) for arrays in reply.content.array_records.values())
             spent = replace(down, bytes_up=up, compute_seconds=seconds)

@@ -77,6 +77,7 @@ class Session:
                     self.pending, state = [done], done.state
                     if self.watch:
                         self.watch(done)
+                    del done
                 self.settle()
             except BaseException:
                 with suppress(BadInput, OSError):
@@ -92,8 +93,10 @@ class Session:
 
     def settle(self) -> None:
         """Commit what is pending."""
-        while self.pending and self.ledger:
-            self.ledger.append(self.pending.pop(0))
+        while self.pending:
+            done = self.pending.pop(0)
+            if self.ledger:
+                self.ledger.append(done)
 
     def _restored(self, start: State) -> State:
         """Where the run goes on; what is known of its rounds so far is in the result again."""

@@ -159,9 +159,13 @@ def write_reply(reply: Reply, seconds: float, joules: float | None, metrics: Map
 
 
 def read_reply(
-    content: RecordDict, task: Task, template: Template, w: Tensor, cap: int, weight_key: str = SAMPLES
-) -> Reply:
-    """A client's answer, ours or any Flower client's: then its one ArrayRecord is the whole trained model."""
+    content: RecordDict, task: Task, template: Template, w: Tensor, cap: int, weight_key: str = SAMPLES,
+    into: Tensor | None = None,
+) -> Reply:  # fmt: skip
+    """A client's answer, ours or any Flower client's: then its one ArrayRecord is the whole trained model.
+
+    A dense update is written `into` a row of the round's table where it has one.
+    """
     if len(content) > 8:
         raise Malformed(f"{len(content)} records in one reply")
     metrics, arrays = content.metric_records, dict(content.array_records)
@@ -175,7 +179,8 @@ def read_reply(
         raise Malformed(f"answers for {str(echo.get(PREFIX + 'client'))[:40]!r}")
     if not rich and type(task.compressor) is not Dense:
         raise Malformed("the whole model from a client that says it compresses; add the mod to it: compressing")
-    buffers = tensors(values, cap) if rich else {"u": template.pack(values, minus=w)}
+    place = {} if into is None else {"u": into}
+    buffers = tensors(values, cap, place) if rich else {"u": template.pack(values, minus=w, into=into)}
     payload = Payload(buffers)
     more = tensors(extras, cap) if rich else {}
     up = payload.nbytes + sum(4 * x.numel() for x in more.values()) if rich else template.carried(values)

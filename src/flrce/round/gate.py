@@ -25,12 +25,13 @@ Stray = tuple[Reply, str]
 def gate(
     tasks: Sequence[Task], replies: Sequence[Reply], holdings: Holdings, d: int, trainable: int,
     keep: int | None = None, w: Tensor | None = None, known: Tensor | None = None,
-    bases: Mapping[str, Tensor] = {}, t: int | None = None, oldest: int | None = None,
+    bases: Mapping[str, Tensor] = {}, t: int | None = None, oldest: int | None = None, table: Tensor | None = None,
 ) -> tuple[Updates, dict[str, str]]:  # fmt: skip
     """The updates that passed, ordered by row, and why each other client did not count.
 
     w is the model now, and what clients start from where `bases` has no older one; `known` (M,) the samples that they
-    had before, 0 where nobody knows. In round t, replies more than `oldest` rounds old do not count.
+    had before, 0 where nobody knows. In round t, replies more than `oldest` rounds old do not count. `table` is as in
+    Arrivals.
     """
     asked, now = {task.client: task for task in tasks}, None if w is None else Base(w)
     sent = {client: now if base is w else Base(base) for client, base in bases.items()}
@@ -57,7 +58,7 @@ def gate(
     u = None  # the last one too is let go of as it is stacked: each may be a large model
     dtype = torch.float32 if w is None else w.dtype
     few = [asked[c] for c in ordered]
-    updates = stacked(few, [passed.pop(c) for c in ordered], holdings, d, trainable, dtype)
+    updates = stacked(few, [passed.pop(c) for c in ordered], holdings, d, trainable, dtype, table)
     ages = [0 if t is None else t - task.t for task in few]
     if any(ages) and w is not None:
         updates = replace(updates, age=torch.tensor(ages), base=tuple(bases.get(task.client, w) for task in few))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flrce.room import room
 from flrce.round.payloads import encoding
 from flrce.traits import Covers
 from flrce.types import Reply, Task, Updates
@@ -13,19 +14,27 @@ from flrce.types import Reply, Task, Updates
 
 def stacked(
     tasks: Sequence[Task], passed: list[tuple[Reply, Tensor]], holdings: Any, d: int, trainable: int,
-    dtype: torch.dtype,
+    dtype: torch.dtype, table: Tensor | None = None,
 ) -> Updates:  # fmt: skip
-    """One row each, in the order of the tasks; `passed` is emptied, so that P large models are not held twice."""
-    U = torch.empty(len(passed), d, dtype=dtype)  # a row's memory is taken as the row is written, its reply let go of
+    """One row each, in the order of the tasks; `passed` is emptied, so that P large models are not held twice.
+
+    Updates that lie in the `table` stay there, or move up where others before them did not pass.
+    """
+    fits = table is not None and table.dtype == dtype and len(table) >= len(passed) and table.shape[1] == d
+    # of new memory, a row is taken as it is written, and its reply let go of
+    U = table[: len(passed)] if table is not None and fits else room(len(passed), d, dtype=dtype)
     partial = any(holdings(task)[0] is not None or isinstance(task.compressor, Covers) for task in tasks)
     covered = torch.zeros(len(passed), d, dtype=torch.bool) if partial else None
     replies = [reply for reply, _ in passed]
     for row, task in enumerate(tasks):
         held, names = holdings(task)
         where = held if held is not None else slice(None)
+        u = passed.pop(0)[1]
         if held is not None:
             U[row] = 0
-        U[row, where] = passed.pop(0)[1]
+        if held is not None or u.data_ptr() != U[row].data_ptr():
+            U[row, where] = u
+        del u  # it may be large
         if covered is not None:
             covered[row, where] = _covered(task, names)
     return Updates(

@@ -13,10 +13,12 @@ from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
 from flrce.bounds import Amount, Count, Part, Share, Whole
+from flrce.linalg import LARGE
+from flrce.room import room_like
 from flrce.types import Event
 
 PART = 2**20  # floats widened to float64 at a time: models can be large
-CACHED = 2**15  # the same where nothing is summed over them, so that any number gives the same bits
+CACHED = 2**16  # the same where nothing is summed over them, so that any number gives the same bits
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class EMA:
         return Mean(torch.zeros(D, dtype=torch.float64))
 
     def observe(self, memory: Mean, event: Event) -> Mean:
-        total = torch.empty_like(memory.total)
+        total = room_like(memory.total)
         for part, before, w in zip(*(x.split(CACHED) for x in (total, memory.total, event.w_next)), strict=True):
             torch.mul(before, self.decay, out=part).add_(w, alpha=1 - self.decay)  # in the cache
         headway, straight, known = self._headway(memory, event), memory.straight, memory.known
@@ -68,7 +70,7 @@ class EMA:
         share = self._share(memory)
         if not share:
             return w
-        model = torch.empty_like(w)
+        model = room_like(w)
         for part, last, total in zip(model.split(CACHED), w.split(CACHED), memory.total.split(CACHED), strict=True):
             average = total / memory.weight
             part.copy_(torch.lerp(last.double(), average, share) if share < 1 else average)
@@ -97,7 +99,8 @@ class EMA:
             return None
         d, products = event.updates.trainable, torch.zeros(3, dtype=torch.float64)
         vectors = (event.w[:d], event.w_next[:d], memory.total[:d])
-        for w, w_next, total in zip(*(vector.split(PART) for vector in vectors), strict=True):
+        part = CACHED if d > LARGE else PART
+        for w, w_next, total in zip(*(vector.split(part) for vector in vectors), strict=True):
             way, step = w - total / memory.weight, (w_next - w).double()
             products += torch.stack([way @ step, way @ way, step @ step])
         length = math.sqrt(float(products[1] * products[2]))
