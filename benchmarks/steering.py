@@ -36,7 +36,7 @@ LIES = {  # what is told after t of T rounds
     "tells a rise of 1e7 samples": lambda t, rng: min(t / 60, 1.0),
     "tells 1, then 0": lambda t, rng: float(t <= 20),
 }
-SENT = {"norm x 10": "scale x10", "norm x 1e6": "scale x1e6", "noise": "noise", "sign-flip": "sign-flip"}
+SENT = {"norm x 10": "scale x10", "noise": "noise", "sign-flip": "sign-flip"}
 CLAIMED = {"n = 1e7": (None, 10**7), "sign-flip, n = 1e7": ("sign-flip", 10**7)}
 KINDS = (*SENT, *CLAIMED, *LIES)
 MODES = {"evaluated": 1, "clients alone": 10**6}  # eval_every

@@ -1,6 +1,7 @@
 """Rows 15 to 19 on the digits, small; benchmarks/robustness.py measures them with intervals (docs/robustness.md)."""
 
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from flrce import Experiment
+from flrce import runs as start
 from flrce.linalg import gram
 from flrce.pieces import View
 from flrce.recipes import CATALOGUE
@@ -18,6 +21,8 @@ from flrce.types import Record, Spent, Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import robustness
+import steering
+from attacks import Attacked
 
 SEEDS = (10, 11, 12)  # the hardened preset was tuned on 0 to 4
 
@@ -68,6 +73,58 @@ def test_backdoor(seen):
     assert 0 <= mean(found, "success") <= 1
     assert mean(found) > 0.8
     seen(f"FedAvg: {100 * mean(found, 'success'):.0f} % of marked samples")
+
+
+@pytest.mark.row(
+    31, "1 of 50 clients: updates x 10, n = 1e7, lies about its hold-out", "stops after half to twice the rounds"
+)
+@pytest.mark.parametrize("attack", ["norm x 10", "n = 1e7", "tells a rise", "tells a fall"])
+def test_one_client_does_not_steer_the_stop(attack, seen):
+    """benchmarks/steering.py measures it with six seeds, a tenth of the clients, and where clients alone decide."""
+    rounds = [
+        [steering.one(("evaluated", kind, count, seed))["rounds"] for kind, count in (("none", 0), (attack, 1))]
+        for seed in (0, 1)
+    ]
+    assert all(honest / 2 <= steered <= 2 * honest < steering.T for honest, steered in rounds)
+    seen(f"{attack}: {', '.join(f'{honest} -> {steered}' for honest, steered in rounds)}")
+
+
+class Follower(Attacked):
+    """The first client of `bad` sends another's last update, turned round and ten times as long."""
+
+    victim, last = "", None
+
+    def _worse(self, w, reply, u, honest, task, count):
+        if self.last is None:
+            return reply
+        return replace(reply, payload=replace(reply.payload, buffers={"u": -10 * self.last}))
+
+    def train(self, w, tasks, carry, keep=None):
+        replies = super().train(w, tasks, carry, keep)
+        self.last = next((r.payload.buffers["u"] for r in replies if r.client == self.victim and r.payload), self.last)
+        return replies
+
+
+@pytest.mark.row(34, "a client that sends another's update turned round", "meets it in less than half of the sweeps")
+def test_turns_are_hardly_steered(seen):
+    """And nobody comes twice in a sweep."""
+    M, P, sweeps, met = 50, 5, 8, []
+    for seed in (0, 1, 2):
+        exp = Experiment.of({
+            "seed": seed, "rounds": sweeps * M // P, "clients": M, "per_round": P, "recipe": {"name": "flrce-no-stop"},
+            "train": {"epochs": 1}, "data": {"alpha": 0.5}, "engine": {"workers": 1, "eval_every": 1000},
+        })  # fmt: skip
+        built = start.parts(exp, robustness.pool_of("digits"))
+        with closing(built.engine):
+            engine = Follower(built.engine, {built.federation.clients[7]}, "", seed)
+            engine.victim = built.federation.clients[3]
+            chosen = [r.record.chosen for r in replace(built, engine=engine).rounds(exp)]
+        for at in range(0, len(chosen), M // P):
+            sweep = chosen[at : at + M // P]
+            assert len({client for some in sweep for client in some}) == M
+            met += [any({engine.victim, *engine.bad} <= set(some) for some in sweep)] if at else []
+    assert np.mean(met) < 0.5
+    seen(f"in {sum(met)} of {len(met)} sweeps")
 
 
 @pytest.mark.row(18, "forced early stop, 20 % sleepers", "paper mode stops, hardened does not")
