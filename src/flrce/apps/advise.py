@@ -5,9 +5,10 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from flrce.apps.options import experiment
+from flrce.apps.options import experiment, place
 from flrce.arena.advise import PLAIN, Advice, Budget
 from flrce.arena.advise import advise as search
+from flrce.arena.away import away
 from flrce.errors import BadInput
 from flrce.results.tables import Interval
 from flrce.store import headline
@@ -16,15 +17,17 @@ from flrce.store.disk import write_through
 
 def advise(
     file: Path | None, overrides: tuple[str, ...], out: Path | None, joules: float | None, nbytes: float | None,
-    seconds: float | None, device: str | None, as_json: bool,
+    seconds: float | None, device: str | None, where: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Say which recipe to run for an experiment and a budget."""
     asked = experiment(file, overrides, device)
     if out is not None and out.exists():
         raise BadInput(f"--out {out} exists; name a file that does not")
     told = (lambda line: None) if as_json else (lambda line: print(line, flush=True))
-    with tempfile.TemporaryDirectory(prefix="flrce-advise-") as work:
-        found = search(asked, Budget(joules, nbytes, seconds), Path(work), told)
+    send = None if where == "here" else away(*place(where))
+    near = None if send is None else Path.cwd()  # where other machines see it too
+    with tempfile.TemporaryDirectory(prefix="flrce-advise-", dir=near) as work:
+        found = search(asked, Budget(joules, nbytes, seconds), Path(work), told, send=send)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_through(out, found.experiment.toml().encode())

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from flrce.apps.options import place
 from flrce.apps.show import table
 from flrce.arena import job, page, records
 from flrce.arena.board import Board, boards, fronts, without
@@ -21,7 +22,8 @@ def arena(plan: Path, out: Path, against: Path | None, where: str, as_json: bool
     """Run what is not recorded yet, then rank, draw and write."""
     asked = Plan.load(plan)
     known = records.unpack(against) if against else []
-    found = job.run(asked, out, executor(where, asked.cluster), known, None if as_json else _told)
+    name, settings = place(where)
+    found = job.run(asked, out, executor(name, {**asked.cluster, **settings}), known, None if as_json else _told)
     every = _with_rivals(found.judged, known, asked)
     if not any(p.method == asked.reference for p in every):
         why = found.failed[0][1] if found.failed else "none was planned"

@@ -81,6 +81,7 @@ def run(**given: Any) -> None:
 @option("--seeds", "seed_list", default="0", show_default=True, help="Several seeds, such as 0,1,2 or 0-4.")
 @options.resume
 @options.device
+@options.on
 @options.as_json
 def compare(**given: Any) -> None:
     """Run several recipes on the same data, seeds and costs; one table, one report."""
@@ -135,6 +136,7 @@ def watch(**given: Any) -> None:
 @option("--rates", help="Learning rates to search, for `rates`.")
 @option("--page", type=PATH, help="Markdown file to put the tables into.")
 @options.device
+@options.on
 @options.as_json
 def reproduce(**given: Any) -> None:
     """The paper's tables and figures, beside its numbers; goes on where it was interrupted.
@@ -216,8 +218,7 @@ def why(**given: Any) -> None:
 @click.argument("plan", type=PATH)
 @option("--out", type=PATH, required=True, help="Folder for records, leaderboards and the page.")
 @option("--against", type=PATH, help="An arena that was run: its methods are compared with, not run again.")
-@option("--on", "where", default="here", show_default=True, help="here, ray, slurm, or processes.",
-        shell_complete=complete.words("here", "ray", "slurm", "processes"))  # fmt: skip
+@options.on
 @options.as_json
 def arena(**given: Any) -> None:
     """Run many methods on many tasks and rank them at equal joules, bytes, seconds and rounds.
@@ -238,6 +239,7 @@ def arena(**given: Any) -> None:
 @option("--bytes", "nbytes", type=float, help="Traffic, likewise.")
 @option("--seconds", type=float, help="Time, likewise.")
 @options.device
+@options.on
 @options.as_json
 def advise(**given: Any) -> None:
     """Find the recipe for an experiment and a budget, by successive halving; say when plain FedAvg is enough."""

@@ -1,25 +1,30 @@
 """flrce compare cifar10.toml --recipes fedavg,flrce --seeds 0-4 --out runs/all"""
 
 import json
+import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flrce import runs
-from flrce.apps.options import experiment, seeds
+from flrce.apps.options import experiment, place, seeds
 from flrce.apps.run import columns, emits, row
 from flrce.apps.show import Progress, table
+from flrce.arena.away import away, run_all
+from flrce.config import Experiment
 from flrce.errors import BadInput, nearest
 from flrce.recipes import CATALOGUE
 from flrce.results import page
 from flrce.store.checkpoint import write_through
+from flrce.store.ledger import refuse_unless_new
 from flrce.tuning import TUNING
 from flrce.types import Round
 
 
 def compare(
     file: Path | None, overrides: tuple[str, ...], out: Path, names: str, seed_list: str | None, resume: bool,
-    device: str | None, as_json: bool,
+    device: str | None, where: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Run several recipes on the same data, seeds and costs; one table, one report."""
     exp = experiment(file, overrides, device)
@@ -31,6 +36,9 @@ def compare(
     aggregates: dict[str, dict[str, Any]] = {}
     experiments = {name: exp.__class__.of(exp.model_dump() | {"recipe": settings(exp.recipe, name)}) for name in wanted}
     read = runs.reader()
+    if where != "here":
+        _elsewhere(experiments, seeds(seed_list) or [0], out, resume, where)
+        resume = True
     with Progress("", exp.rounds, again="the same command and --resume") as progress:
         for name, each in experiments.items():
             progress.restart(name, each.build_recipe().stop)
@@ -57,6 +65,20 @@ def compare(
             [row(name, aggregate, grams) for name, aggregate in aggregates.items()],
         )
         print(f"report: {out / 'report.html'}")
+
+
+def _elsewhere(experiments: Mapping[str, Experiment], wanted: list[int], out: Path, resume: bool, where: str) -> None:
+    """Every run on other machines; what follows finds them finished."""
+    send = away(*place(where))
+    jobs = []
+    for name, each in experiments.items():
+        for seed in wanted:
+            folder = out / name / f"seed-{seed}"
+            refuse_unless_new(folder, resume)
+            jobs.append((each.with_seed(seed), folder))
+    for done, (i, history) in enumerate(run_all(send, jobs, out), 1):
+        last = f"{len(history)} rounds" + (f", {history[-1].stop}" if history and history[-1].stop else "")
+        print(f"{done} of {len(jobs)}: {jobs[i][1].relative_to(out)}: {last}", file=sys.stderr, flush=True)
 
 
 def _told(progress: Progress, name: str, seed: int, done: Round) -> None:

@@ -79,6 +79,11 @@ resume = option("--resume", is_flag=True, help="Go on from the last committed ro
 device = option(
     "--device", metavar="auto|cpu|cuda", shell_complete=complete.words("auto", "cpu", "cuda"), help="Where to train."
 )
+on = option(
+    "--on", "where", default="here", show_default=True, metavar="here|ray|slurm|processes",
+    shell_complete=complete.words("here", "ray", "slurm", "processes"),
+    help="Where runs are made; settings of Ray's or submitit's own follow: slurm,slurm_partition=gpu.",
+)  # fmt: skip
 as_json = option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
@@ -108,3 +113,21 @@ def seeds(text: str | None) -> list[int] | None:
     if len(set(found)) < len(found) or not found:
         raise BadInput(f"--seeds {text[:60]!r} names no seed, or one twice; write for example 0,1,2 or 0-4")
     return found
+
+
+def place(where: str) -> tuple[str, dict[str, Any]]:
+    """--on as a name and settings.
+
+    >>> place("slurm,slurm_partition=gpu,timeout_min=60")
+    ('slurm', {'slurm_partition': 'gpu', 'timeout_min': 60})
+    """
+    name, *given = [word.strip() for word in where.split(",")]
+    settings: dict[str, Any] = {}
+    for word in given:
+        key, equals, value = word.partition("=")
+        if not (key.isidentifier() and equals and value):
+            raise BadInput(f"--on {where!r}: {word!r} is no setting; write for example --on slurm,slurm_partition=gpu")
+        settings[key] = int(value) if value.isdecimal() else value
+    if name == "here" and settings:
+        raise BadInput(f"--on {where!r}: here has no settings; drop them")
+    return name, settings

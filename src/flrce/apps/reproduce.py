@@ -3,16 +3,22 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import Progress, TaskID, TimeRemainingColumn
 
-from flrce.apps.options import seeds
+from flrce.apps.options import place, seeds
 from flrce.errors import BadInput, nearest
 from flrce.results.paper import paper, plan
-from flrce.types import Round
+from flrce.types import Round, State
+
+if TYPE_CHECKING:
+    from flrce.results.paper.execute import Executor
 
 QUICK_SEEDS, PAPER_SEEDS = "0-1", "0-4"
 
@@ -20,13 +26,14 @@ QUICK_SEEDS, PAPER_SEEDS = "0-1", "0-4"
 def reproduce(
     target: str, out: Path, data: Path | None, regime: str | None, seed_list: str | None, datasets: str | None,
     quick: bool, again: bool, tables_only: bool, lr: str | None, rates: str | None, page: Path | None,
-    device: str | None, as_json: bool,
+    device: str | None, where: str, as_json: bool,
 ) -> None:  # fmt: skip
     """The paper's tables and figures, beside its numbers; goes on where it was interrupted.
 
     TARGET is table3, table4, fig-accuracy, fig-energy, fig-bandwidth, fig-efficiency, fig-ablation, fig-motivation, or
     all; claims judges what the paper claims, and rates searches learning rates by its rule.
     """
+    from flrce.results.paper.execute import execute
     from flrce.results.paper.page import fill
     from flrce.results.paper.reproduce import reproduce as carry_out
 
@@ -41,7 +48,8 @@ def reproduce(
         print(f"not in the catalogue, left out: {', '.join(absent)}", file=sys.stderr)
     try:
         with Bar() as bar:
-            texts = carry_out(request, out, data, again, not tables_only, bar.step, bar.begin)
+            executor = execute if where == "here" else _elsewhere(where, data)
+            texts = carry_out(request, out, data, again, not tables_only, bar.step, bar.begin, executor)
     except KeyboardInterrupt:
         print("interrupted; the same command without --again goes on from the last committed round", file=sys.stderr)
         raise click.exceptions.Exit(130) from None
@@ -53,6 +61,26 @@ def reproduce(
     for text in texts.values():
         print(text)
     print(f"written to {out}")
+
+
+def _elsewhere(where: str, data: Path | None) -> "Executor":
+    """Cells on other machines, which read the data sets from the same folder as this one."""
+    import torch
+
+    from flrce.arena.away import away, run_all
+    from flrce.results.paper.execute import Sources, Watch, load
+
+    send = away(*place(where))
+    folder = None if data is None else data.resolve()
+
+    def execute(cells: Sequence[plan.Cell], out: Path, sources: Sources, watch: Watch) -> None:
+        jobs = [(cell.experiment, out / cell.folder) for cell in cells]
+        readers = [partial(load, cell.dataset, folder, False) for cell in cells]
+        for i, history in run_all(send, jobs, out, readers):
+            for record in history[-1:]:
+                watch(cells[i], Round(State(record.t, torch.empty(0), {}), record, ()))
+
+    return execute
 
 
 def _image(svg: Path, page: Path, name: str) -> str:

@@ -9,16 +9,19 @@ the answer has an interval; those runs are simulated for the answer's sake and n
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flrce import runs
+from flrce.arena.away import Away, run_all
 from flrce.arena.plan import Cell, merged
 from flrce.arena.records import Played, played
 from flrce.config import Experiment
 from flrce.errors import BadInput
 from flrce.results.tables import Interval, interval
+from flrce.types import Record
 
 PLAIN = "fedavg + average"
 AVERAGE = {"average": {"piece": "ema", "ease": 4, "level": 0.15}}
@@ -37,6 +40,7 @@ LOOKING = 0.3  # share of the budget that the search may use up
 SEEDS = 5  # further ones, for the interval
 AXES = ("joules", "bytes", "seconds")
 Told = Callable[[str], None]
+Runs = Callable[[Sequence[tuple[Experiment, Path]]], list[tuple[Record, ...]]]
 
 
 @dataclass(frozen=True)
@@ -99,11 +103,14 @@ class Advice:
 def advise(
     experiment: Experiment, budget: Budget, work: Path, told: Told = lambda line: None,
     candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, data: Any = None, seeds: int = SEEDS,
+    send: Away | None = None,
 ) -> Advice:  # fmt: skip
     """The recipe for this experiment and budget; `data` replaces what the experiment names.
 
-    The expected metric comes from so many further `seeds`.
+    The expected metric comes from so many further `seeds`. With `send`, runs are made elsewhere (away.py), and `work`
+    is a folder that all machines see.
     """
+    run = partial(_histories, work, data, send)
     limits = budget.limits
     climbing = field_of(experiment, candidates, work)
     rungs: list[tuple[int, tuple[str, ...]]] = []
@@ -112,7 +119,7 @@ def advise(
     while True:
         rungs.append((rounds, tuple(c.label for c in climbing)))
         told(f"{len(climbing)} candidates for {rounds} rounds")
-        climbing = [_climbed(c, rounds, data) for c in climbing]
+        climbing = _climbed(climbing, rounds, run)
         axis = scarcest(climbing, limits)
         ranked = sorted(climbing, key=lambda c: _merit(c, axis, climbing), reverse=True)
         spent = {name: gone[name] + sum(c.spent(name) for c in climbing) for name in AXES}
@@ -123,7 +130,7 @@ def advise(
         for name in AXES:
             gone[name] += sum(c.spent(name) for c in ranked[len(climbing) :])
         rounds = min(2 * rounds, experiment.rounds)
-    return _answer(experiment, ranked, spent, limits, told, rungs, candidates, data, seeds)
+    return _answer(experiment, ranked, spent, limits, told, rungs, candidates, run, seeds)
 
 
 def field_of(experiment: Experiment, candidates: Mapping[str, Mapping[str, Any]], work: Path) -> list[Candidate]:
@@ -147,12 +154,24 @@ def _with(experiment: Experiment, tables: Mapping[str, Any], lr: float) -> Exper
     return Experiment.of(merged(base, tables, {"train": {"lr": lr}}))
 
 
-def _climbed(c: Candidate, rounds: int, data: Any) -> Candidate:
-    """Up to so many rounds, on from where it stands."""
-    each = Experiment.of(c.experiment.model_dump(exclude_none=True) | {"rounds": rounds})
-    result = runs.run(each, c.folder, resume=True, data=data)
-    cell = Cell("", c.label, each.seed, {}, each)
-    return Candidate(c.label, c.plain, c.experiment, c.folder, played(cell, result.history))
+def _climbed(climbing: Sequence[Candidate], rounds: int, run: Runs) -> list[Candidate]:
+    """Up to so many rounds, on from where each stands."""
+    each = [Experiment.of(c.experiment.model_dump(exclude_none=True) | {"rounds": rounds}) for c in climbing]
+    found = run([(experiment, c.folder) for experiment, c in zip(each, climbing, strict=True)])
+    return [
+        replace(c, played=played(Cell("", c.label, experiment.seed, {}, experiment), history))
+        for c, experiment, history in zip(climbing, each, found, strict=True)
+    ]
+
+
+def _histories(
+    work: Path, data: Any, send: Away | None, jobs: Sequence[tuple[Experiment, Path]]
+) -> list[tuple[Record, ...]]:
+    """Of every experiment, on from what is in its folder."""
+    if send is None:
+        return [runs.run(experiment, folder, resume=True, data=data).history for experiment, folder in jobs]
+    found = dict(run_all(send, jobs, work, [data] * len(jobs)))
+    return [found[i] for i in range(len(jobs))]
 
 
 def scarcest(climbing: Sequence[Candidate], limits: Mapping[str, float]) -> str:
@@ -182,7 +201,7 @@ def affordable(c: Candidate, spent: Mapping[str, float], limits: Mapping[str, fl
 
 def _answer(
     experiment: Experiment, ranked: Sequence[Candidate], spent: Mapping[str, float], limits: Mapping[str, float],
-    told: Told, rungs: Sequence[tuple[int, tuple[str, ...]]], candidates: Mapping[str, Mapping[str, Any]], data: Any,
+    told: Told, rungs: Sequence[tuple[int, tuple[str, ...]]], candidates: Mapping[str, Mapping[str, Any]], run: Runs,
     seeds: int,
 ) -> Advice:  # fmt: skip
     best = ranked[0]
@@ -198,15 +217,16 @@ def _answer(
         experiment, candidates.get(PLAIN, CANDIDATES[PLAIN]), experiment.train.lr
     )
     told(f"{best.label} for {rounds} rounds on {seeds} further seeds")
-    ends, plains = [], []
-    for i in range(seeds):
-        seed = experiment.seed + 1 + i
-        end = runs.run(advised.with_seed(seed), data=data)
-        cost = sum(h.joules for h in end.history)
-        ends.append(played(Cell("", best.label, seed, {}, advised), end.history))
-        if not best.plain:
-            other = runs.run(_whole(plain, experiment.rounds).with_seed(seed), data=data)
-            plains.append((played(Cell("", PLAIN, seed, {}, plain), other.history), cost))
+    further = [experiment.seed + 1 + i for i in range(seeds)]
+    jobs = [(advised.with_seed(seed), best.folder.with_name(f"advised-{seed}")) for seed in further]
+    if not best.plain:
+        whole = _whole(plain, experiment.rounds)
+        jobs += [(whole.with_seed(seed), best.folder.with_name(f"plain-{seed}")) for seed in further]
+    found = [
+        played(Cell("", "", each.seed, {}, each), history) for (each, _), history in zip(jobs, run(jobs), strict=True)
+    ]
+    ends, costs = found[:seeds], [p.spent("joules")[-1] for p in found[:seeds]]
+    plains = list(zip(found[seeds:], costs, strict=False))
     values = [p.final for p in ends if p.final is not None]
     sign = -1.0 if ends[0].lower else 1.0
     others = [value for p, cost in plains if (value := p.within("joules", cost * (1 + 1e-9))) is not None]

@@ -5,45 +5,24 @@ iterates writes the records, so a worker needs no folder in common with the othe
 was interrupted goes on from its last committed round.
 """
 
-import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flrce import runs
+from flrce.arena.away import Call, Lost, away
 from flrce.arena.machine import Ended, lots, shared
 from flrce.arena.plan import Cell
 from flrce.arena.records import Played, played
 from flrce.errors import BadInput, brief
 
-RETRIES = 3  # of a cell whose worker was lost
-MARGIN = 1.5  # of a cell's measured GPU memory, for the next one
-POLL = 0.2  # seconds between looks at Slurm's jobs
-
 Executor = Callable[[Sequence[Cell], Path], Iterator[Ended]]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a worker sends back."""
-
-    played: Played
-    memory: float = 0.0  # share of one GPU that was in use at most; 0: none
-
-
-def play(cell: Cell, folder: str) -> Outcome:
+def play(cell: Cell, folder: str) -> Played:
     """One cell from beginning to end, in a process of any kind."""
-    gpu = runs.device_of(cell.experiment) == "cuda"
-    if gpu:
-        torch.cuda.reset_peak_memory_stats()
-    result = runs.run(cell.experiment, folder, resume=True)
-    peak = torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory if gpu else 0.0
-    return Outcome(played(cell, result.history), peak)
+    return played(cell, runs.run(cell.experiment, folder, resume=True).history)
 
 
 def here(cells: Sequence[Cell], work: Path) -> Iterator[Ended]:
@@ -68,93 +47,23 @@ def _place(cell: Cell) -> str:
 
 def _tried(cell: Cell, work: Path) -> Ended:
     try:
-        return cell, play(cell, str(work / cell.folder)).played
+        return cell, play(cell, str(work / cell.folder))
     except (BadInput, RuntimeError, ValueError, ArithmeticError) as why:
         return cell, brief(why, 200) or type(why).__name__
 
 
-def on_ray(settings: Mapping[str, Any]) -> Executor:
-    """On the cluster that RAY_ADDRESS names, or one that is started here; a cell whose node is lost runs again.
-
-    The first cell has a GPU for itself; the others share one by the memory that it took.
-    """
-
-    def execute(cells: Sequence[Cell], work: Path) -> Iterator[Ended]:
-        ray = _imported("ray", "ray")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        begun = not ray.is_initialized()
-        if begun:
-            ray.init(address=os.environ.get("RAY_ADDRESS"), include_dashboard=False, log_to_driver=False)
-        try:
-            gpus = ray.cluster_resources().get("GPU", 0)
-            remote = ray.remote(max_retries=RETRIES)(play)
-            share, waiting = 1.0, list(cells)
-            pending: dict[Any, Cell] = {}
-            while waiting or pending:
-                if waiting and not (gpus and pending and share == 1.0):  # the first is measured alone
-                    cell = waiting.pop(0)
-                    needs = {"num_cpus": 1, **settings} | ({"num_gpus": share} if gpus else {})
-                    pending[remote.options(**needs).remote(cell, str(work / cell.folder))] = cell
-                    continue
-                for ready in ray.wait(list(pending), num_returns=1)[0]:
-                    cell = pending.pop(ready)
-                    try:
-                        outcome = ray.get(ready)
-                    except ray.exceptions.RayError as why:
-                        yield cell, brief(why, 200)
-                        continue
-                    if outcome.memory:
-                        share = min(0.99, max(0.02, round(MARGIN * outcome.memory, 2)))
-                    yield cell, outcome.played
-        finally:
-            if begun:
-                ray.shutdown()
-
-    return execute
-
-
-def on_jobs(cluster: str, settings: Mapping[str, Any]) -> Executor:
-    """As jobs of submitit: `slurm`, or `local` for processes of this machine; a lost job is sent again."""
-
-    def execute(cells: Sequence[Cell], work: Path) -> Iterator[Ended]:
-        submitit = _imported("submitit", "slurm")
-        executor = submitit.AutoExecutor(folder=work / "jobs", cluster=cluster)
-        executor.update_parameters(**{"timeout_min": 240, **settings})
-        pending = {}
-        for cell in cells:
-            pending[executor.submit(play, cell, str(work / cell.folder))] = (cell, 0)
-        while pending:
-            ended = [job for job in pending if job.done()]
-            for job in ended:
-                cell, tries = pending.pop(job)
-                if (why := job.exception()) is None:
-                    yield cell, job.result().played
-                elif isinstance(why, submitit.core.utils.FailedJobError) or tries >= RETRIES:
-                    yield cell, brief(why, 200)
-                else:
-                    pending[executor.submit(play, cell, str(work / cell.folder))] = (cell, tries + 1)
-            if not ended:
-                time.sleep(POLL)
-
-    return execute
-
-
 def executor(where: str, settings: Mapping[str, Any]) -> Executor:
-    """By name: "here", "ray", "slurm", or "processes" (submitit on this machine)."""
+    """By name: "here", or one of away's places."""
     if where == "here":
         return here
-    if where == "ray":
-        return on_ray(settings)
-    if where in ("slurm", "processes"):
-        return on_jobs("slurm" if where == "slurm" else "local", settings)
-    raise BadInput(f"--on {where!r}: here, ray, slurm or processes")
+    send = away(where, settings)
 
+    def execute(cells: Sequence[Cell], work: Path) -> Iterator[Ended]:
+        calls = [Call(play, (cell, str(work / cell.folder))) for cell in cells]
+        for i, found in send(calls, work):
+            yield cells[i], found.why if isinstance(found, Lost) else found
 
-def _imported(name: str, extra: str) -> Any:
-    try:
-        return __import__(name)
-    except ImportError as why:
-        raise BadInput(f"{name} is not installed; pip install 'flrce[{extra}]'") from why
+    return execute
 
 
 def clear(work: Path, cell: Cell) -> None:

@@ -1,0 +1,176 @@
+"""Calls on other machines: a Ray cluster, Slurm's jobs, or processes of this one. Where changes nothing but the time.
+
+A call is a function of some module and arguments that can be pickled. `away(where)` takes calls and yields the number
+of each with what it gave, as they end, or with Lost where it gave nothing. A call whose machine is lost is made again;
+what calls write must therefore be such that they go on from what is there, as run directories are.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flrce import runs
+from flrce.config import Experiment
+from flrce.errors import BadInput, brief
+from flrce.types import Record
+
+RETRIES = 3  # of a call whose worker was lost
+MARGIN = 1.5  # of a call's measured GPU memory, for the next one
+POLL = 0.2  # seconds between looks at Slurm's jobs
+PLACES = ("ray", "slurm", "processes")
+MARK = "out-of"  # lies in a folder that all machines must see
+
+
+@dataclass(frozen=True)
+class Call:
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Why a call gave nothing."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a worker sends back."""
+
+    value: Any
+    memory: float = 0.0  # share of one GPU that was in use at most; 0: none
+
+
+Away = Callable[[Sequence[Call], Path], Iterator[tuple[int, Any]]]  # calls, a folder for logs -> (number, value)
+
+
+def away(where: str, settings: Mapping[str, Any]) -> Away:
+    """By name: "ray", "slurm", or "processes" (submitit on this machine)."""
+    if where == "ray":
+        return on_ray(settings)
+    if where in ("slurm", "processes"):
+        return on_jobs("slurm" if where == "slurm" else "local", settings)
+    raise BadInput(f"--on {where!r}: here, ray, slurm or processes")
+
+
+def made(call: Call) -> Outcome:
+    """A call's value, in a process of any kind, and the GPU memory that it took."""
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    value = call.function(*call.arguments)
+    if not gpu or not torch.cuda.is_initialized():
+        return Outcome(value)
+    return Outcome(value, torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory)
+
+
+def on_ray(settings: Mapping[str, Any]) -> Away:
+    """On the cluster that RAY_ADDRESS names, or one that is started here.
+
+    The first call has a GPU for itself; the others share one by the memory that it took.
+    """
+
+    def execute(calls: Sequence[Call], folder: Path) -> Iterator[tuple[int, Any]]:
+        ray = _imported("ray", "ray")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        begun = not ray.is_initialized()
+        if begun:
+            ray.init(address=os.environ.get("RAY_ADDRESS"), include_dashboard=False, log_to_driver=False)
+        try:
+            gpus = ray.cluster_resources().get("GPU", 0)
+            remote = ray.remote(max_retries=RETRIES)(made)
+            share, waiting = 1.0, list(range(len(calls)))
+            pending: dict[Any, int] = {}
+            while waiting or pending:
+                if waiting and not (gpus and pending and share == 1.0):  # the first is measured alone
+                    i = waiting.pop(0)
+                    needs = {"num_cpus": 1, **settings} | ({"num_gpus": share} if gpus else {})
+                    pending[remote.options(**needs).remote(calls[i])] = i
+                    continue
+                for ready in ray.wait(list(pending), num_returns=1)[0]:
+                    i = pending.pop(ready)
+                    try:
+                        outcome = ray.get(ready)
+                    except ray.exceptions.RayError as why:
+                        yield i, Lost(brief(getattr(why, "cause", None) or why, 200))
+                        continue
+                    if outcome.memory:
+                        share = min(0.99, max(0.02, round(MARGIN * outcome.memory, 2)))
+                    yield i, outcome.value
+        finally:
+            if begun:
+                ray.shutdown()
+
+    return execute
+
+
+def on_jobs(cluster: str, settings: Mapping[str, Any]) -> Away:
+    """As jobs of submitit: `slurm`, or `local` for processes of this machine; a lost job is sent again."""
+
+    def execute(calls: Sequence[Call], folder: Path) -> Iterator[tuple[int, Any]]:
+        submitit = _imported("submitit", "slurm")
+        executor = submitit.AutoExecutor(folder=folder / "jobs", cluster=cluster)
+        executor.update_parameters(**{"timeout_min": 240, **settings})
+        pending = {executor.submit(made, call): (i, 0) for i, call in enumerate(calls)}
+        while pending:
+            ended = [job for job in pending if job.done()]
+            for job in ended:
+                i, tries = pending.pop(job)
+                if (why := job.exception()) is None:
+                    yield i, job.result().value
+                elif isinstance(why, submitit.core.utils.FailedJobError) or tries >= RETRIES:
+                    yield i, Lost(brief(why, 200))
+                else:
+                    pending[executor.submit(made, calls[i])] = (i, tries + 1)
+            if not ended:
+                time.sleep(POLL)
+
+    return execute
+
+
+def _imported(name: str, extra: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as why:
+        raise BadInput(f"{name} is not installed; pip install 'flrce[{extra}]'") from why
+
+
+def run(experiment: Experiment, folder: str, shared: str, data: Any = None) -> tuple[Record, ...]:
+    """One experiment in its run directory, on from what is there; `data` is read here, where it is a call."""
+    if not (Path(shared) / MARK).exists():
+        raise BadInput(f"{shared} is not on this machine; --out must lie on a disk that all machines see")
+    return runs.run(experiment, folder, resume=True, data=data() if callable(data) else data).history
+
+
+def run_all(
+    send: Away, jobs: Sequence[tuple[Experiment, Path]], shared: Path, data: Sequence[Any] = (),
+) -> Iterator[tuple[int, tuple[Record, ...]]]:  # fmt: skip
+    """Every experiment in its run directory below `shared`; (number, history) as they end.
+
+    What ended stays; if some did not, BadInput says why when all others have.
+    """
+    shared.mkdir(parents=True, exist_ok=True)
+    (shared / MARK).write_text("the folder that a command with --on shares with other machines\n")
+    calls = [
+        Call(run, (experiment, str(folder.resolve()), str(shared.resolve()), data[i] if data else None))
+        for i, (experiment, folder) in enumerate(jobs)
+    ]
+    lost: list[str] = []
+    try:
+        for i, found in send(calls, shared / "running"):
+            if isinstance(found, Lost):
+                lost.append(f"{jobs[i][1]}: {found.why}")
+            else:
+                yield i, found
+    finally:
+        (shared / MARK).unlink(missing_ok=True)
+    if lost:
+        raise BadInput(
+            f"{len(lost)} of {len(jobs)} runs failed; first: {lost[0]}; the same command and --resume goes on"
+        )

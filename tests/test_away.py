@@ -1,0 +1,98 @@
+"""Runs made elsewhere: the same folders and answers as here."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from flrce.apps import cli, options
+from flrce.apps import reproduce as app
+from flrce.arena import advise, away
+from flrce.config import Experiment
+from flrce.errors import BadInput
+from flrce.results.paper import plan, records
+from flrce.results.paper.execute import execute, facts_of, load
+
+SMALL = ["--set", "rounds=3", "--set", "clients=4", "--set", "per_round=2", "--set", "train.epochs=1"]
+
+
+def posted(calls, folder):
+    """As other machines do it: what is sent and what comes back is bytes, and the last comes first."""
+    for i, call in reversed(list(enumerate(pickle.loads(pickle.dumps(list(calls)))))):
+        try:
+            found = pickle.loads(pickle.dumps(away.made(call).value))
+        except BadInput as why:
+            found = away.Lost(str(why))
+        yield i, found
+
+
+def rounds_of(folder: Path) -> dict[str, bytes]:
+    names = ("rounds.jsonl", "clients.jsonl", "final.json")
+    return {str(p.relative_to(folder)): p.read_bytes() for name in names for p in sorted(folder.rglob(name))}
+
+
+def test_compare_elsewhere_is_compare(tmp_path, capsys):
+    pytest.importorskip("submitit")
+    asked = ["compare", *SMALL, "--recipes", "fedavg,flrce", "--seeds", "0", "--json"]
+    told = {}
+    for where in ("here", "processes,timeout_min=5"):
+        out = tmp_path / where.partition(",")[0]
+        assert cli.main([*asked, "--out", str(out), "--on", where]) == 0
+        told[where] = json.loads(capsys.readouterr().out)
+    near, far = told.values()
+    assert near == far
+    assert rounds_of(tmp_path / "here") == rounds_of(tmp_path / "processes")
+    assert len(rounds_of(tmp_path / "here")) == 2 * 3
+    again = [*asked, "--out", str(tmp_path / "here"), "--on", "processes"]
+    assert cli.main(again) == 2  # without --resume
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_reproduce_elsewhere_fills_the_same_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(away, "away", lambda where, settings: posted)
+    request = plan.Request(("table3",), ("digits",), ("quantity",), (0,), plan.QUICK, {}, (), "cpu", 1)
+    cells = [c for c in plan.cells(request, {"digits": facts_of("digits", None)}) if c.method in ("fedavg", "flrce")]
+    short = [c.__class__(**{**vars(c), "experiment": c.experiment.model_copy(update={"rounds": 2})}) for c in cells]
+    assert short
+    seen = []
+    for out, run in ((tmp_path / "near", execute), (tmp_path / "far", app._elsewhere("ray", None))):
+        run(short, out, lambda name: load(name, None), lambda cell, done: seen.append((cell.name, done.record.t)))
+    assert rounds_of(tmp_path / "near") == rounds_of(tmp_path / "far")
+    assert {(cell.name, 2) for cell in short} <= set(seen)
+    assert all(records.read(cell, tmp_path / "far") for cell in short)
+    assert not (tmp_path / "far" / away.MARK).exists()
+
+
+def test_advice_from_elsewhere_is_the_same(tmp_path):
+    experiment = Experiment(rounds=8, clients=4, per_round=2, train={"epochs": 1})
+    some = {advise.PLAIN: advise.CANDIDATES[advise.PLAIN], "flrce": advise.CANDIDATES["flrce"]}
+    budget = advise.Budget(joules=200.0)
+    near = advise.advise(experiment, budget, tmp_path / "near", candidates=some, seeds=2)
+    far = advise.advise(experiment, budget, tmp_path / "far", candidates=some, seeds=2, send=posted)
+    assert far == near
+
+
+def test_what_fails_elsewhere_is_told_and_the_others_are_kept(tmp_path):
+    good = Experiment(rounds=1, clients=4, per_round=2, train={"epochs": 1})
+    bad = good.model_copy(update={"clients": 5000})
+    jobs = [(bad, tmp_path / "bad"), (good, tmp_path / "good")]
+    ended = []
+    with pytest.raises(BadInput, match=r"1 of 2 runs failed; first: .*bad: clients = 5000"):
+        ended.extend(i for i, _ in away.run_all(posted, jobs, tmp_path))
+    assert (tmp_path / "good" / "rounds.jsonl").exists()
+    with pytest.raises(BadInput, match="on a disk that all machines see"):
+        away.run(good, str(tmp_path / "x"), str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("where", ["moon", "slurm,partition", "here,num_cpus=2", "ray,=1"])
+def test_bad_places_are_one_line(where, tmp_path, capsys):
+    assert cli.main(["compare", *SMALL, "--out", str(tmp_path / "x"), "--on", where]) == 2
+    told = capsys.readouterr().err
+    assert "--on" in told
+    assert not list(tmp_path.rglob("rounds.jsonl"))
+
+
+def test_settings_of_a_place():
+    assert options.place("ray,num_cpus=4") == ("ray", {"num_cpus": 4})
+    assert options.place("here") == ("here", {})
