@@ -101,7 +101,7 @@ def course(models: Sequence[Point]) -> tuple[Point, float]:
     for event in events[:-1]:
         memory = average.observe(memory, event)
     x, y = average.model(memory, w[-2]).tolist()
-    found = average.headway(memory, events[-1])
+    found = average.headway(average.observe(memory, events[-1]))
     return (x, y), 0.0 if found is None else found
 
 
