@@ -1,4 +1,4 @@
-"""The tables and plots of docs/beyond.md from recorded runs: `python studies/beyond.py [OUT [PAGE]]`.
+"""The tables and plots of docs/first-study.md from recorded runs: `python studies/beyond.py [OUT [PAGE]]`.
 
 Runs were made by `studies/traces.py` without a stop. A stop rule is a pure function of the record, so every rule here
 is replayed on them, with the pieces that ship. Accuracy was measured every fifth round: a run that stops in between
@@ -362,4 +362,4 @@ def main(out, page, traces=ROOT / "results" / "beyond" / "traces"):
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:] or (ROOT / "results" / "beyond", ROOT / "docs" / "beyond.md")))
+    main(*map(Path, sys.argv[1:] or (ROOT / "results" / "beyond", ROOT / "docs" / "first-study.md")))
