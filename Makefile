@@ -6,13 +6,15 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 TEST := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # what `make test` reports one by one: quick parts first, each run whatever became of the others
-PARTS := lint types docs unit numbers wheel faults flower crashes
+PARTS := lint types docs unit studies numbers wheel faults flower crashes
 # tests of arithmetic, run a second time by PyTorch's plainest kernels: another processor must not change what they show
 NUMBERS := relations selectors sketch turns robust submodels workload pooling stacked deck native compressors simulator loop updates servers
 
 CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
+# tables of the pages, made anew from all committed runs
+STUDIES := tests/test_beyond.py tests/test_stop_study.py
 
-.PHONY: demo test check unit numbers wheel browser flower faults fuzz crashes docs bench lint types clean
+.PHONY: demo test check unit studies numbers wheel browser flower faults fuzz crashes docs bench lint types clean
 
 demo: $(VENV)/.core
 	rm -rf runs/demo
@@ -26,7 +28,11 @@ check: $(VENV)/.dev
 	@.ci/parts lint types unit
 
 unit: $(VENV)/.dev browser
-	$(TEST) tests --ignore tests/flower --ignore tests/faults --ignore tests/newcomer/wheel -n 2 --dist loadfile
+	$(TEST) tests --ignore tests/flower --ignore tests/faults --ignore tests/newcomer/wheel $(STUDIES:%=--ignore %) \
+		-n 2 --dist loadfile
+
+studies: $(VENV)/.dev
+	$(TEST) $(STUDIES) -n 2
 
 numbers: $(VENV)/.dev
 	ATEN_CPU_CAPABILITY=default $(TEST) $(NUMBERS:%=tests/test_%.py) -n 2 --dist loadfile

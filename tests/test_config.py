@@ -224,3 +224,14 @@ def test_importing_flrce_stays_light():
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) for _ in range(3)
     )
     assert any(seconds < 0.5 for seconds in taken)  # a busy machine may need a second try
+
+
+def test_a_run_loads_neither_torch_s_compiler_nor_scikit_learn():
+    """Each takes a second or two: of every start of flrce, and of every process that shares many runs."""
+    code = """if True:
+        import sys, flrce
+        flrce.run(flrce.Experiment(rounds=1, clients=4, per_round=2, engine={"workers": 1}))
+        print({"torch._dynamo", "sklearn", "scipy.stats", "matplotlib", "flwr"} & set(sys.modules))
+    """
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.stdout.splitlines()[-1:] == ["set()"], told.stderr

@@ -36,7 +36,7 @@ NAMES = [("fedavg", "flrce"), ("fedprox", "dropout", "fedcom"), ("timelyfl", "py
 @pytest.mark.parametrize("names", NAMES)
 def test_a_deck_asks_and_pays_as_the_cpu_engine_does(names):
     """Five rounds: whoever is chosen and whatever travels must not depend on the engine."""
-    exps = experiments(names, (0, 1))
+    exps = experiments(names, (0, 1) if "flrce" in names else (0,))
     for exp, found in zip(exps, together(exps), strict=True):
         expected = runs.run(exp)
         assert [h.chosen for h in found.history] == [h.chosen for h in expected.history]
@@ -47,7 +47,7 @@ def test_a_deck_asks_and_pays_as_the_cpu_engine_does(names):
 def test_a_deck_takes_the_cpu_engine_s_step(names):
     """One local step on a smooth network: longer runs through pools and ReLUs let a last bit grow without bound."""
     short = {"rounds": 1, "model": {"name": "own_nets:Smooth"}, "train": {"batch": 4096, "epochs": 1, "lr": 0.1}}
-    for exp in experiments(names, (0, 1)):
+    for exp in experiments(names, (0,)):
         exp = Experiment.of(exp.model_dump(exclude_none=True) | short)
         moved = weights(runs.run(exp)) - pack(runs.parts(exp).net)
         found = weights(together([exp])[0]) - pack(runs.parts(exp).net)

@@ -59,7 +59,7 @@ def test_the_parts_are_targets_and_their_tests_exist():
     text = (ROOT / "Makefile").read_text()
     assert set(variable("PARTS")) <= set(re.findall(r"^(\w+):", text, re.MULTILINE))
     assert [name for name in variable("NUMBERS") if not (ROOT / "tests" / f"test_{name}.py").exists()] == []
-    assert [name for name in variable("CRASHES") if not (ROOT / name).exists()] == []
+    assert [name for name in variable("CRASHES") + variable("STUDIES") if not (ROOT / name).exists()] == []
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
 

@@ -1,5 +1,6 @@
 """Samples before they are shared out: embedded digits, Debian's Fashion-MNIST, prepared sets, data of one's own."""
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -128,11 +129,16 @@ def _made(form: str, *args: Any, **how: Any) -> Source:
 
 def digits() -> Source:
     """scikit-learn's 1,797 handwritten 8x8 digits; ships with the package, needs no download."""
-    from sklearn.datasets import load_digits
+    found = importlib.util.find_spec("sklearn")
+    file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else Path()
+    if file.is_file():  # without the second or two that loading scikit-learn takes
+        table = np.loadtxt(file, np.int64, delimiter=",")  # (1797, 65): 64 pixels from 0 to 16, and the digit
+    else:
+        from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    x = bunch.images.astype(np.uint8)[:, None]  # 0..16
-    return Source("digits", x, bunch.target.astype(np.int64), tuple("0123456789"), scale=1 / 16)
+        table = np.column_stack(load_digits(return_X_y=True)).astype(np.int64)
+    x, y = table[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), table[:, -1].copy()
+    return Source("digits", x, y, tuple("0123456789"), scale=1 / 16)
 
 
 def fashion_mnist(folder: Path = FASHION) -> Source:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flrce.errors import BadInput, nearest
-from flrce.fleet.flops import MORE, plain
+from flrce.fleet.flops import MORE, counting, plain
 from flrce.rng import stream
 from flrce.types import Spent
 
@@ -169,14 +169,14 @@ def training_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2, tok
     The objective's own are left out: they are few, and torch counts none of them.
     """
     counted = plain(net)
-    with FlopCounterMode(display=False, custom_mapping=MORE) as counter, torch.random.fork_rng(devices=[]):
+    with counting(MORE) as counter, torch.random.fork_rng(devices=[]):
         _summed(counted(_blank(shape, tokens, samples))).backward()
     return _known(counter, net) / samples
 
 
 def inference_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False) -> float:
     """FLOPs to judge one sample."""
-    with FlopCounterMode(display=False, custom_mapping=MORE) as counter:  # with gradients: no fused encoder layers
+    with counting(MORE) as counter:  # with gradients: no fused encoder layers
         plain(net).eval()(_blank(shape, tokens, samples))
     return float(counter.get_total_flops()) / samples
 

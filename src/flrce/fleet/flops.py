@@ -1,15 +1,39 @@
 """What torch's FLOP counter does not see: LSTMs (one fused call on a CPU), attention fused for a CPU, embeddings."""
 
 import copy
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
-from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils import flop_counter
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 aten = torch.ops.aten
+
+
+@contextmanager
+def counting(more: Mapping[Any, Any]) -> Iterator[FlopCounterMode]:
+    """Torch's counter of FLOPs, `more` operations known to it.
+
+    Its dispatch mode loads torch's compiler, a second or two, only to keep it away from itself. Where nothing has
+    loaded the compiler there is nothing to keep away: torch looks that up under the name set here.
+    """
+    mode: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
+    kept = getattr(mode.__torch_dispatch__, "__wrapped__", None)  # None: a version of torch that loads nothing
+    spared = kept is not None and "torch._dynamo" not in sys.modules
+    if spared:
+        kept.__dict__["__dynamo_disable"] = kept
+    try:
+        with FlopCounterMode(display=False, custom_mapping=dict(more)) as counter:
+            yield counter
+    finally:
+        if spared:
+            kept.__dict__.pop("__dynamo_disable", None)
 
 
 def plain(net: nn.Module) -> nn.Module:
