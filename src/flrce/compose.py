@@ -200,7 +200,7 @@ def _known(given: Mapping[str, Any], name: str) -> None:
     valid = keys_of(CATALOGUE[name])
     for key in given:
         if key not in valid:
-            hint = nearest(key[:60], [*valid, *ROLES, "minimum", "holdouts"])
+            hint = nearest(key[:60], ["name", *valid, *ROLES, "minimum", "holdouts"])
             raise BadInput(f"recipe.{key[:60]} is no setting of {name}; {hint}")
     why, _ = _settings(name).checked(given)
     if why:

@@ -1,6 +1,7 @@
 """The experiment file: TOML -> checked settings -> recipe, data, model, engine. All is refused before data loads."""
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -181,13 +182,23 @@ def _explain(error: ValidationError) -> str:
     key = ".".join(path)
     if first["type"] == "extra_forbidden":
         unknown = str(first["loc"][-1])
-        return (
-            f"{brief('.'.join([*path, unknown]), 100)} is no known key; {nearest(unknown[:60], section.model_fields)}"
-        )
+        homes = () if path else [f"{home}.{unknown}" for home, table in _tables() if unknown in table.model_fields]
+        hint = f"did you mean {homes[0]!r}?" if homes else nearest(unknown[:60], section.model_fields)
+        return f"{brief('.'.join([*path, unknown]), 100)} is no known key; {hint}"
+    if first["type"] in ("model_type", "dict_type") and (hasattr(section, "model_fields") or key == "recipe"):
+        some = "name" if key in ("recipe", "model", "engine", "data") else next(iter(section.model_fields))
+        return f"{key} = {shown(first['input'])}: is a table; set one of its keys, such as {key}.{some}"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not key:
         return message
     return f"{key} = {shown(first['input'])}: {message}"
+
+
+def _tables() -> Iterator[tuple[str, Any]]:
+    """The experiment's tables, by name."""
+    for name, found in Experiment.model_fields.items():
+        if hasattr(found.annotation, "model_fields"):
+            yield name, found.annotation
 
 
 def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None = None) -> Any:
@@ -215,7 +226,8 @@ def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None
             net = make(**given)
         except TypeError as why:
             raise BadInput(
-                f"model.name {name!r} cannot be built: {why}; accept shape, outputs, vocabulary, or nothing"
+                f"model.name {name!r} cannot be built: {why}; accept shape, outputs, vocabulary or nothing, and "
+                "give the rest in model.options"
             ) from why
     if not isinstance(net, torch.nn.Module):
         raise BadInput(f"model.name {name!r} gives a {type(net).__name__}; it must be a torch.nn.Module")

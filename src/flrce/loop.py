@@ -16,7 +16,7 @@ from flrce.round.gate import gate, kept, reasons
 from flrce.round.judgement import heard, judge, vetted
 from flrce.round.living import alive, awake, informed, priced, settled
 from flrce.round.memory import fits, preflight
-from flrce.round.returned import checked, whole
+from flrce.round.returned import checked, reason, whole
 from flrce.round.roster import present, samples
 from flrce.round.sums import joined, summed
 from flrce.stops.conflict import shadows
@@ -151,7 +151,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     record = record if recipe.sums else diagnosed(record, recipe, state, after, event)
     record = judge(record, engine, after, model)
     record = replace(record, shadow=shadows((*state.history, record), recipe.P))
-    record = replace(record, stop=recipe.stop((*state.history, record)))  # Algorithm 3
+    record = replace(record, stop=reason(recipe.stop, (*state.history, record)))  # Algorithm 3
     if (record.stop or t == T) and record.headline is None:
         record = judge(record, engine, after, model, last=True)
     touched = dict.fromkeys(task.k for task in (*plan.tasks, *landing.tasks))  # the chosen first, as they were chosen

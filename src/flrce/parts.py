@@ -22,7 +22,7 @@ from flrce.local.client import Runner
 from flrce.local.precision import Precision, on_cpu
 from flrce.models.adapters import accepted
 from flrce.models.flat import Fixed, fix, pack
-from flrce.models.inputs import inputs, tried
+from flrce.models.inputs import alone, inputs, sized, tried
 from flrce.models.slicing import suits
 from flrce.pieces import Recipe
 from flrce.types import Round, State, Task
@@ -92,9 +92,12 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     federation = experiment.federate(pool)
     named = experiment.model
     net = build_net(named.name, pool, experiment.seed, named.options) if model is None else accepted(model)
-    net = fix(net, experiment.build_recipe().fixed)
+    few = inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
+    net = fix(sized(net, few, experiment.seed), experiment.build_recipe().fixed)
     told = experiment.objective is None and pool.kind in ("classes", "tokens")
-    tried(net, inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift), pool.outputs if told else None)
+    tried(net, few, pool.outputs if told else None)
+    if experiment.train.batch == 1:
+        alone(net, few)
     return federation, net
 
 

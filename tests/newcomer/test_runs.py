@@ -215,3 +215,36 @@ def test_few_seeds_are_shown_as_what_they_are():
     assert figure(entry, 1, 0) == "87 to 100"
     assert figure(entry | {"low": 100.0, "mean": 100.0, "half": 0.0}, 1, 0) == "100"
     assert figure(entry | {"n": 3, "half": 1.5}) == "93.5 ± 1.5"
+
+
+def test_a_folder_that_cannot_be_made_is_told_of_without_a_round_to_keep(here, capsys):
+    (here / "file").write_text("in the way")
+    for out in ("file", "file/below"):
+        assert main(["run", *sets(), "--out", out]) == 2
+        told = capsys.readouterr().err
+        assert "cannot be written" in told
+        assert told.endswith("; name another folder, or make room\n")
+
+
+def test_a_stop_of_ones_own_says_why_or_nothing(here, capsys):
+    (here / "mystops.py").write_text(
+        "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Late:\n    says: str\n\n"
+        "    def __call__(self, history):\n        return {'nothing': None, 'bool': False}.get(self.says, self.says)\n"
+    )
+    stop = '{{piece="mystops:Late", says="{}"}}'
+    sys.path.insert(0, str(here))
+    try:
+        assert main(["run", *sets("recipe.stop=" + stop.format("nothing")), "--out", "a"]) == 0
+        assert len((here / "a" / "rounds.jsonl").read_text().splitlines()) == 3
+        assert main(["run", *sets("recipe.stop=" + stop.format("enough")), "--out", "b"]) == 0
+        assert len((here / "b" / "rounds.jsonl").read_text().splitlines()) == 1
+        assert main(["run", *sets("recipe.stop=" + stop.format("bool")), "--no-save"]) == 2
+    finally:
+        sys.path.remove(str(here))
+    assert 'Late returned False; return why the run ends as text, or ""' in capsys.readouterr().err
+
+
+def test_a_file_is_no_name_of_data(here, capsys):
+    (here / "mine.csv").write_text("a,y\n1,0\n")
+    assert main(["data", "info", "mine.csv"]) == 2
+    assert "a file goes by --set data.path=mine.csv" in capsys.readouterr().err

@@ -30,7 +30,8 @@ def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_jso
 
     more = [f'data.name="{name}"'] if name else []
     if name and name not in NAMES and not prepared(name):
-        raise BadInput(f"data set {name!r} is unknown; {nearest(name, NAMES)}")
+        hint = f"a file goes by --set data.path={name}" if Path(name).exists() else nearest(name, NAMES)
+        raise BadInput(f"data set {name!r} is unknown; {hint}")
     exp = experiment(file, [*overrides, *more])
     d = exp.data
     pool = d.read()

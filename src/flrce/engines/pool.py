@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -160,6 +161,7 @@ def _serve(work: Work, pipe: Connection, parent: int) -> None:
         try:
             result = work(*job)
         except Exception as why:
+            why.add_note(f"in a worker:\n{traceback.format_exc()}")  # where it was raised does not travel by itself
             result = why
         try:
             pipe.send_bytes(pickle.dumps(result))

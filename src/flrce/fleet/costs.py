@@ -196,8 +196,8 @@ def _summed(out: Any) -> Tensor:
     """The sum of all that a network gave: a tensor, or tuples, lists and dicts of them that its objective takes."""
     if isinstance(out, Tensor):
         return out.sum()
-    parts = out.values() if isinstance(out, Mapping) else out
-    return torch.stack([_summed(part) for part in parts]).sum()
+    parts = out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple | list) else ()
+    return torch.stack([torch.zeros(()), *map(_summed, parts)]).sum()
 
 
 def _blank(shape: tuple[int, ...], tokens: bool, samples: int) -> Tensor:

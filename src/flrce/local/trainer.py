@@ -61,6 +61,8 @@ class Trainer:
         self.net = lower(self.net, self.w.device, precision)
         self.given = net  # with the layers that a chain knows
         self.learning = [p for p in self.net.parameters() if p.requires_grad]
+        self.buffers = [(m, name, b) for m in self.net.modules() for name, b in m.named_buffers(recurse=False)]
+        self.counts = [(b, b.clone()) for _, _, b in self.buffers if not b.is_floating_point()]
         self.random: bool | None = None  # whether its layers draw at random; found out by the first batch
 
     def train(
@@ -83,6 +85,8 @@ class Trainer:
         states = update.begin(weights, local, carry)
         alone = next((link for link in update.links if isinstance(link, Estimates)), None)
         with repeatable(self.w.device, self.precision), self._drawing(x, scale, shift, _seed(task, "layers")):
+            for count, first in self.counts:  # such as BatchNorm's number of batches: none goes on with another's
+                count.copy_(first)
             scene = Scene(self.net, self.w, self.g, self.objective, bool(self.random), partial(_seed, task, "links"))
             with scene.watched() if update.asks else nullcontext():
                 for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
@@ -106,6 +110,7 @@ class Trainer:
                             direction = direction.masked_fill(mask, 0)
                         weights.sub_(direction, alpha=rate)
         self._thaw()
+        self._rebind()
         kept, sent = update.end(weights, states)
         sent = {name: value.cpu() for name, value in sent.items()}
         return Trained(self.w.cpu().clone(), losses.cpu(), squares.cpu(), {k: x.cpu() for k, x in kept.items()}, sent)
@@ -116,6 +121,14 @@ class Trainer:
             loss, g = link.estimate(one.losses, weights, state)
             self.g.copy_(g)
         return loss
+
+    def _rebind(self) -> None:
+        """Buffers that a forward replaced by new tensors: their values go into w, and w is what they are again."""
+        for module, name, bound in self.buffers:
+            found = module._buffers[name]
+            if found is not bound and found is not None:
+                bound.copy_(found)
+                module._buffers[name] = bound
 
     def _moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.to(self.w.device) for name, value in tensors.items()}
@@ -138,6 +151,7 @@ class Trainer:
                 found["loss"].append(self.objective.losses(out, target))
                 for judge in self.objective.judges:
                     found[judge.name].append(judge.of(out, target))
+        self._rebind()
         return {name: torch.cat(parts) for name, parts in found.items()}
 
     def _together(self) -> int:
@@ -166,6 +180,7 @@ class Trainer:
             before = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
             self.net(batch.repeat(2, *(1,) * (batch.dim() - 1)))  # two samples at least, for BatchNorm
             after = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+            self._rebind()
             self.w.copy_(state)
         return not torch.equal(before, after)
 

@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from numpy.random import Generator
@@ -103,8 +104,11 @@ class Scores(nn.Module):
         return found.float()
 
 
-def accepted(net: nn.Module) -> nn.Module:
+def accepted(net: Any) -> nn.Module:
     """A network as it is trained; those of transformers and peft give more than scores."""
+    if not isinstance(net, nn.Module):
+        what = f"the class {net.__name__}" if isinstance(net, type) else f"a {type(net).__name__}"
+        raise BadInput(f"model is {what}; give a network, such as model=nn.Linear(8, 2)")
     homes = {kind.__module__.partition(".")[0] for kind in type(net).__mro__}
     return Scores(net) if homes & {"transformers", "peft"} else net
 

@@ -4,6 +4,7 @@ Sub-models, layer freezing and the fused kernels all need to know which tensor f
 and a module that is not a chain (branches, shared layers, unknown operations) is refused with the reason.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
@@ -111,7 +112,7 @@ def _graph(module: nn.Module) -> fx.Graph:
     known = bool(leaves) and all(type(layer) in KINDS for _, layer in leaves)
     if not known or len({id(layer) for _, layer in leaves}) < len(leaves):
         with TRACING:
-            return fx.symbolic_trace(module).graph
+            return fx.symbolic_trace(copy.deepcopy(module)).graph  # what forward sets on itself would stay behind
     graph = fx.Graph()
     x = graph.placeholder("x")
     for path, _ in leaves:

@@ -1,11 +1,18 @@
 """What a network sees of samples: numbers scaled, token ids as they are."""
 
 import copy
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from flrce.errors import BadInput, brief
+
+NEAR = 1e-4  # of 1: what a softmax sums to
+log = logging.getLogger("flrce")
 
 
 def inputs(x: Tensor, scale: float, shift: float) -> Tensor:
@@ -30,6 +37,53 @@ def tried(net: nn.Module, x: Tensor, outputs: int | None = None) -> None:
     except Exception as why:  # whatever a network of the user's may raise
         remedy = "adapt the network" + ("" if x.dtype == torch.int64 else ", or say data.layout if x is something else")
         raise BadInput(f"{type(net).__name__} cannot take {what}: {brief(why, 160)}; {remedy}") from why
-    if outputs is not None and isinstance(out, Tensor) and out.ndim and out.shape[-1] < outputs:
-        few = f"gives {out.shape[-1]} scores where the data has {outputs} classes"
-        raise BadInput(f"{type(net).__name__} {few}; give one score a class")
+    name, first = type(net).__name__, next(tensors(out), None)
+    if first is None:
+        raise BadInput(f"{name} gives a {type(out).__name__}; let its forward return scores, a tensor")
+    if not any(p.requires_grad for p in net.parameters()):
+        raise BadInput(f"{name} has no parameter that trains; let some require gradients, or fix fewer (model.fixed)")
+    if outputs is None or not first.ndim:
+        return
+    if first.shape[-1] < outputs:
+        few = f"gives {first.shape[-1]} scores where the data has {outputs} classes"
+        raise BadInput(f"{name} {few}; give one score a class")
+    if outputs > 1 and first.min() >= 0 and (first.sum(-1) - 1).abs().max() < NEAR:
+        log.warning("%s gives probabilities, but the loss takes plain scores and learns slowly from these: leave the "
+                    "softmax at its end out", name)  # fmt: skip
+
+
+def alone(net: nn.Module, x: Tensor) -> None:
+    """BadInput where a batch of one sample cannot be trained on, for want of a variance."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copy.deepcopy(net).train().to(x.device)(x[:1])
+    except ValueError as why:
+        if "more than 1 value per channel" in str(why):
+            raise BadInput(
+                f"{type(net).__name__}: a batch of one sample has no variance for BatchNorm; raise train.batch"
+            ) from why
+        raise
+
+
+def sized(net: nn.Module, x: Tensor, seed: int) -> nn.Module:
+    """The net with its lazy layers (nn.LazyLinear, ...) as large as these samples want them, drawn from the seed."""
+    if not any(map(is_lazy, (*net.parameters(), *net.buffers()))):
+        return net
+    net = copy.deepcopy(net)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            net(x)
+        except Exception as why:  # whatever a network of the user's may raise
+            name = type(net).__name__
+            raise BadInput(f"{name} has lazy layers and cannot take the samples: {brief(why, 160)}") from why
+    return net
+
+
+def tensors(out: Any) -> Iterator[Tensor]:
+    """All that a network gave: a tensor, or tuples, lists and dicts of them."""
+    if isinstance(out, Tensor):
+        yield out
+    elif isinstance(out, Mapping | tuple | list):
+        for part in out.values() if isinstance(out, Mapping) else out:
+            yield from tensors(part)

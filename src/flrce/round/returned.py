@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flrce.errors import BadInput
-from flrce.types import Selection
+from flrce.types import Record, Selection
 
 
 def checked(selector: Any, chosen: Any, M: int) -> Selection:
@@ -25,6 +25,14 @@ def checked(selector: Any, chosen: Any, M: int) -> Selection:
     if any(not 0 <= k < M for k in rows):
         raise BadInput(f"{name}.select chose a row outside 0..{M - 1}: {str(rows)[:60]}")
     return chosen if rows == chosen.k else Selection(rows, chosen.exploit, chosen.keep, chosen.why)
+
+
+def reason(stop: Any, history: tuple[Record, ...]) -> str:
+    """Why the rule ends the run, or ""; BadInput where it says neither."""
+    said = stop(history)
+    if said is None or isinstance(said, str):
+        return said or ""
+    raise BadInput(f'{type(stop).__name__} returned {said!r:.60}; return why the run ends as text, or ""')
 
 
 def whole(aggregator: Any, target: Any, w: Tensor) -> None:

@@ -177,10 +177,10 @@ def _reported(folder: Path) -> Iterator[None]:
         yield
     except OSError as why:
         reason = why.strerror or str(why)
-        raise BadInput(
-            f"{brief(folder, 200)} cannot be written: {reason}; the last committed round is kept: make room, then use "
-            "--resume"
-        ) from why
+        begun = os.path.exists(folder / "rounds.jsonl")
+        kept = "the last committed round is kept: make room, then use --resume"
+        remedy = kept if begun else "name another folder, or make room"
+        raise BadInput(f"{brief(folder, 200)} cannot be written: {reason}; {remedy}") from why
 
 
 def keep(folder: Path, experiment: str, history: Sequence[Record], summary: Mapping[str, Any]) -> None:

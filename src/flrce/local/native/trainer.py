@@ -117,4 +117,4 @@ class Kernel:
             raise BadInput(f"first must be from 0 to {self._plan.blocks - 1}, got {first}")
         alone = any(s.norm and s.index >= first and s.middle[1:] == (1, 1) for s in self._plan.stages)
         if alone and len(sizes) and sizes.min() == 1:
-            raise BadInput("a batch of one sample has no variance for BatchNorm; leave it out")
+            raise BadInput("a batch of one sample has no variance for BatchNorm; raise train.batch")
