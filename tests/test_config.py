@@ -34,6 +34,8 @@ BAD = [
     ("data.layout=hwc", "data.layout = 'hwc': should be 'images', 'series', 'table' or 'tokens'"),
     ("data.fill=median", "data.fill = 'median': should be"),
     ("data.standardise=3", "data.standardise = 3: should be a valid boolean"),
+    ("data.ignore=3", "data.ignore = 3: should be a valid string"),
+    ("data.size=0", "data.size = 0: should be greater than or equal to 1"),
     ("data.minimum=1", "data.minimum = 1: should be greater than or equal to 2"),
     ("model.name=cnn-cifra", "model.name = 'cnn-cifra': did you mean 'cnn-cifar'?"),
     ("model.name=':'", "model.name = ':': write"),

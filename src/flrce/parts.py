@@ -89,6 +89,8 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     d = experiment.data
     log.info("preparing the samples of %d clients", experiment.clients)
     pool = d.read() if data is None else adopt(data, **d.how())
+    if pool.kind == "classes" and pool.outputs < 2:
+        log.warning("every sample is of class %r: there is nothing to tell apart; is data.target right?", *pool.classes)
     federation = experiment.federate(pool)
     named = experiment.model
     net = build_net(named.name, pool, experiment.seed, named.options) if model is None else accepted(model)

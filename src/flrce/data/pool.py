@@ -12,6 +12,7 @@ from flrce.errors import BadInput
 
 def joined(parts: Sequence[Source], held: Sequence[bool] = (), name: str = "") -> Source:
     """The samples of all parts; `held` says which parts are for judging, else each keeps its own split."""
+    parts = _coloured(parts)
     first = parts[0]
     for part in parts:
         if (part.shape, part.kind, part.x.dtype) != (first.shape, first.kind, first.x.dtype):
@@ -28,6 +29,15 @@ def joined(parts: Sequence[Source], held: Sequence[bool] = (), name: str = "") -
         group=np.concatenate(codes) if len(codes) == len(parts) else None,
         groups=groups if len(codes) == len(parts) else (), held=split,
     )  # fmt: skip
+
+
+def _coloured(parts: Sequence[Source]) -> Sequence[Source]:
+    """Grey images among parts with colours as grey in three channels; all else as it is."""
+    sizes = {part.shape[1:] for part in parts}
+    pictures = all(part.x.dtype == np.uint8 and part.x.ndim == 4 for part in parts)
+    if not pictures or len(sizes) > 1 or {part.shape[0] for part in parts} != {1, 3}:
+        return parts
+    return [replace(part, x=np.repeat(part.x, 3, 1)) if part.shape[0] == 1 else part for part in parts]
 
 
 def owned(part: Source, client: str) -> Source:

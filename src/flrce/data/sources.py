@@ -26,7 +26,7 @@ Kind = Literal["classes", "values", "tokens", "labels"]
 IGNORED = -100  # a position of y (N, L) that has no next symbol
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Source:
     """Samples with what is to be learnt of them.
 
@@ -44,6 +44,13 @@ class Source:
     shift: float = 0.0
     kind: Kind = "classes"
     held: NDArray[np.bool_] | None = None  # (N,) the data's own test split; None: each client holds some back
+
+    def __repr__(self) -> str:
+        """One line: what it is, not its samples."""
+        owners = f", {len(self.groups)} groups" if self.groups else ""
+        held = "" if self.held is None else f", {int(self.held.sum())} for judging"
+        what = f"{self.outputs} {self.kind}"
+        return f"Source({self.name!r}: {len(self.y)} samples {self.shape} {self.x.dtype}, {what}{owners}{held})"
 
     @property
     def shape(self) -> tuple[int, ...]:

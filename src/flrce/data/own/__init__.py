@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from flrce.data.own.arrays import from_arrays
-from flrce.data.own.datasets import from_dataset, from_huggingface
+from flrce.data.own.datasets import from_dataset, from_huggingface, named_items
 from flrce.data.own.folders import FILES, form, from_folder, from_folders, from_npz
 from flrce.data.own.leaf import from_leaf
 from flrce.data.own.tables import from_columns, from_csv, from_jsonl, from_pandas, from_parquet
@@ -29,8 +29,11 @@ def from_path(path: Path | str, **how: Any) -> Source:
     for key in ("length", "most", "least"):
         if key in how:
             raise BadInput(f"data.{key} is about text; set data.tokenizer to a language model, or drop it")
-    if "target" in how and not (path.is_dir() or path.suffix.lower() in TABLES):
-        raise BadInput(f"data.target names a column of a table, data.path {shown(path)!r} is none; drop it")
+    for key in ("target", "ignore"):
+        if key in how and not (path.is_dir() or path.suffix.lower() in TABLES):
+            raise BadInput(f"data.{key} names a column of a table, data.path {shown(path)!r} is none; drop it")
+    if "size" in how and path.is_file():
+        raise BadInput(f"data.size is about folders of images, data.path {shown(path)!r} is none; drop it")
     if path.is_file():
         suffix = path.suffix.lower()
         if suffix == ".json":
@@ -53,13 +56,19 @@ def adopt(data: Any, **how: Any) -> Source:
         return data
     if isinstance(data, (str, Path)):
         return from_path(data, **how)
+    if "size" in how:
+        raise BadInput("data.size is about folders of images; resize what you hand over, or drop it")
     if hasattr(data, "column_names") or (isinstance(data, dict) and "train" in data):
         return from_huggingface(data, **how)
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return from_pandas(data, **how)
     if isinstance(data, dict) and not {"x", "y"} <= data.keys():
         return from_columns({key: np.asarray(value) for key, value in data.items()}, **how)
-    for key in ("target", "group", "test"):
+    if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
+        raise BadInput("data is a DataLoader; clients make their own batches: give its data set, data=loader.dataset")
+    if hasattr(data, "__getitem__") and not isinstance(data, (dict, tuple, list)) and named_items(data):
+        return from_dataset(data, **how)
+    for key in ("target", "group", "test", "ignore"):
         if key in how:
             raise BadInput(f"data.{key} names a column of a table, a {type(data).__name__} has none; drop it")
     if isinstance(data, dict):

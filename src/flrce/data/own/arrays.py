@@ -36,6 +36,8 @@ def from_arrays(
         raise BadInput(f"{where} group must name one client a sample, got shape {np.shape(group)}")
     if not len(x):
         raise BadInput(f"{where} holds no samples; give at least a few for each client")
+    if y.ndim == 2 and y.shape[1] == 1 and kind in ("auto", "classes") and y.dtype.kind != "f":
+        y = y[:, 0]  # a column
     held = None if test is None else _split(test, where)
     if kind == "tokens" or (layout == "auto" and _next_symbols(x, y)):
         layout = "tokens"

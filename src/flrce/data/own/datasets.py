@@ -1,6 +1,6 @@
 """Data sets of other libraries as sources: torch.utils.data and HuggingFace's datasets."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,15 @@ from flrce.errors import BadInput
 def from_dataset(data: Any, test: Any = None, group: Any = None, **how: Any) -> Source:
     """A source from a torch Dataset of (x, y) pairs, as its transforms give them; `test` is one of samples to judge by.
 
-    A random transform (augmentation) is drawn once: the samples stay what they are then.
+    One of dicts is read as HuggingFace's are: by `target` and `group`, or the usual names. A random transform
+    (augmentation) is drawn once: the samples stay what they are then.
     """
     given = {"where": type(data).__name__, "name": type(data).__name__.lower(), **how}
+    if named_items(data):
+        both = [data] if test is None or isinstance(test, str) else [data, test]
+        given |= {"group": group or "", **({"test": test} if isinstance(test, str) else {})}
+        parts = [from_huggingface(_Table(each), **given) for each in both]
+        return parts[0] if len(parts) == 1 else joined(parts, [False, True])
     x, y = _pairs(data, given["where"])
     if test is None:
         return from_arrays(x, y, group, **_classes(data, y, given))
@@ -29,22 +35,24 @@ def from_dataset(data: Any, test: Any = None, group: Any = None, **how: Any) -> 
 
 
 def from_huggingface(
-    data: Any, target: str = "", group: str = "", columns: Iterable[str] = (), **how: Any
+    data: Any, target: str = "", group: str = "", columns: Iterable[str] = (), ignore: str | Sequence[str] = (),
+    **how: Any,
 ) -> Source:  # fmt: skip
     """A source from a HuggingFace Dataset, or a DatasetDict with train and test.
 
     One column of images, arrays or lists is x; several columns of numbers are a table's features.
     """
     if isinstance(data, dict):  # DatasetDict
-        return _splits(data, target, group, columns, how)
+        return _splits(data, target, group, columns, {"ignore": ignore, **how})
     where = how.pop("where", "Dataset")
     names = dict.fromkeys(data.column_names)
     label = _column(names, target, TARGETS, "target", where)  # type: ignore[arg-type]
     owner = _column(names, group, GROUPS, "group", where)  # type: ignore[arg-type]
-    split = _column(names, "", SPLITS, "test", where)  # type: ignore[arg-type]
+    split = _column(names, how.pop("test", ""), SPLITS, "test", where)  # type: ignore[arg-type]
     if not label:
         raise BadInput(f"{where} has no label column; name it with target = one of {', '.join(names)}")
-    wanted = list(columns) or [key for key in names if key not in (label, owner, split)]
+    left_out = [ignore] if isinstance(ignore, str) else list(ignore)
+    wanted = list(columns) or [key for key in names if key not in (label, owner, split, *left_out)]
     feature: Any = getattr(data, "features", {}).get(label)
     how = {"name": "mine", "where": where, **({"classes": feature.names} if hasattr(feature, "names") else {}), **how}
     loose = data.with_format(None) if hasattr(data, "with_format") else data
@@ -52,9 +60,35 @@ def from_huggingface(
         x, y = ([_plain(value) for value in loose[key]] for key in (wanted[0], label))
         more: dict[str, Any] = {"group": list(loose[owner])} if owner else {}
         more |= {"test": list(loose[split])} if split else {}
+        if x and isinstance(x[0], str):
+            raise BadInput(f"{where} column {wanted[0]!a} holds text; turn it into token ids of one length first")
         return from_arrays(_stacked(x, where), y, **more, **how)
+    deep = [key for key in wanted if len(loose[key]) and np.ndim(_plain(loose[key][0]))]
+    if deep:
+        more = f"{where} has lists or images ({deep[0]!a}) beside other columns ({_other(wanted, deep[0])!a})"
+        raise BadInput(f"{more}; name those to leave out with ignore")
     table = {key: typed(list(loose[key])) for key in (*wanted, label, owner, split) if key}
     return from_columns(table, label, owner, split, **how)
+
+
+def named_items(data: Any) -> bool:
+    """Whether a data set gives dicts."""
+    return hasattr(data, "__len__") and len(data) > 0 and isinstance(data[0], Mapping)
+
+
+class _Table:
+    """A data set of dicts as columns, each item asked for once."""
+
+    def __init__(self, data: Any) -> None:
+        items = [data[i] for i in range(len(data))]
+        odd = next((i for i, item in enumerate(items) if item.keys() != items[0].keys()), None)
+        if odd is not None:
+            raise BadInput(f"{type(data).__name__} item {odd} has other keys than item 0; make them alike")
+        self.columns = {str(key): [_plain(item[key]) for item in items] for key in items[0]}
+        self.column_names = list(self.columns)
+
+    def __getitem__(self, key: str) -> list[Any]:
+        return self.columns[key]
 
 
 def _splits(data: dict[str, Any], target: str, group: str, columns: Iterable[str], how: dict[str, Any]) -> Source:
@@ -76,6 +110,10 @@ def _pairs(data: Any, where: str) -> tuple[NDArray[Any], list[Any]]:
         x.append(_plain(item[0]))
         y.append(_plain(item[1]))
     return _stacked(x, where), y
+
+
+def _other(names: Sequence[str], name: str) -> str:
+    return next(each for each in names if each != name)
 
 
 def _plain(value: Any) -> Any:

@@ -7,15 +7,20 @@ FOLDER/CLIENT/*.csv, FOLDER/CLIENT.csv    tables or arrays (npz, parquet, jsonl)
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flrce.data import npz
 from flrce.data.own.arrays import from_arrays
-from flrce.data.own.tables import from_csv, from_jsonl, from_parquet
+from flrce.data.own.tables import GROUPS, _column, csv_cells, from_columns, from_csv, from_jsonl, from_parquet
+from flrce.data.own.tables import SPLITS as MARKS
 from flrce.data.pool import joined, owned
+from flrce.data.readers.columns import typed
 from flrce.data.readers.files import shown
 from flrce.data.readers.images import FORMATS, class_folders, load
 from flrce.data.sources import Source
@@ -28,7 +33,7 @@ SPLITS = {"train": False, "training": False, "test": True, "val": True, "valid":
 def from_folder(path: Path | str, **how: Any) -> Source:
     """Images, one folder a class; with train and test folders above, the data's own split. Needs Pillow."""
     folder = _folder(path)
-    parts = _by_split(folder, _images)
+    parts = _by_split(folder, partial(_images, size=how.get("size")))
     source = joined([part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ())
     return replace(source, name=str(how.get("name", folder.name)))
 
@@ -36,15 +41,52 @@ def from_folder(path: Path | str, **how: Any) -> Source:
 def from_folders(path: Path | str, **how: Any) -> Source:
     """One folder or one file a client; each may bring its own test split."""
     folder = _folder(path)
+    named = {"name": folder.name, **how}
+    below = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+    files = [(entry, file) for entry in below for file in _files(entry)]
+    if files and all(file.suffix.lower() in (".csv", ".tsv") for _, file in files):
+        return _tables(files, {"where": shown(folder), **named})
     clients: list[Source] = []
-    for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and not entry.name.startswith("."):
+    for entry in below:
+        if entry.is_dir():
             clients.append(owned(_client(entry, how), entry.name))
         elif entry.suffix.lower() in FILES:
             clients.append(owned(FILES[entry.suffix.lower()](entry, how), entry.stem))
     if not clients:
         raise BadInput(f"{shown(folder)} holds neither folders nor tables; give {FORMS}")
-    return joined(clients, name=str(how.get("name", folder.name)))
+    return joined(clients, name=str(named["name"]))
+
+
+def _files(entry: Path) -> list[Path]:
+    """The files with samples of one client, which has a file or a folder."""
+    inside = sorted(entry.iterdir()) if entry.is_dir() else [entry]
+    return [file for file in inside if file.suffix.lower() in (*FILES, *FORMATS) or file.is_dir()]
+
+
+def _tables(files: Sequence[tuple[Path, Path]], how: Mapping[str, Any]) -> Source:
+    """The csv files of all clients as one table, so that a text that some of them lack is a column for all."""
+    if "size" in how:
+        raise BadInput(f"data.size is about folders of images, {how['where']} holds tables; drop it")
+    rows: dict[str, list[Any]] = {}
+    clients: list[str] = []
+    held: list[bool] = []
+    for entry, file in files:
+        found = csv_cells(file)
+        odd = sorted(found.keys() ^ rows.keys()) if rows else []
+        if odd:
+            raise BadInput(f"{shown(file)} and {shown(files[0][1])} differ in column {odd[0]!a}; make them alike")
+        for key, values in found.items():
+            rows.setdefault(key, []).extend(values)
+        count = len(next(iter(found.values())))
+        clients += [entry.name if entry.is_dir() else entry.stem] * count
+        held += [entry.is_dir() and SPLITS.get(file.stem.lower(), False)] * count
+    columns = {key: typed(values) for key, values in rows.items()}
+    owner = _column(columns, how.get("group", ""), GROUPS, "group", how["where"]) or "group"
+    split = _column(columns, how.get("test", ""), MARKS, "test", how["where"]) or "split"
+    columns[owner] = np.array(clients)
+    if any(held):
+        columns[split] = np.array(held)
+    return from_columns(columns, **how)
 
 
 def form(folder: Path) -> Callable[..., Source]:
@@ -60,7 +102,7 @@ def _client(folder: Path, how: Mapping[str, Any]) -> Source:
     """One client's folder: class folders of images, or tables, with or without a split."""
     files = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in FILES]
     if not files:
-        parts = _by_split(folder, _images)
+        parts = _by_split(folder, partial(_images, size=how.get("size")))
         return joined([part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ())
     read = [FILES[entry.suffix.lower()](entry, how) for entry in files]
     split = [SPLITS.get(entry.stem.lower(), False) for entry in files]
@@ -74,11 +116,11 @@ def _by_split(folder: Path, read: Callable[[Path], Source]) -> list[tuple[Source
     return [(read(folder), False)]
 
 
-def _images(folder: Path) -> Source:
+def _images(folder: Path, size: int | None = None) -> Source:
     found = class_folders(folder, depth=1)
     if not found:
         raise BadInput(f"{shown(folder)} has no folders of images; give {FORMS}")
-    x, y = load(found, False, folder.name)
+    x, y = load(found, False, folder.name, size=size)
     return Source(folder.name, x, y, tuple(found), scale=1 / 255)
 
 

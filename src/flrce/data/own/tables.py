@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.own.arrays import Layout, from_arrays
-from flrce.data.readers.columns import read_csv, typed
+from flrce.data.readers.columns import cells, typed
 from flrce.data.readers.files import read_bytes, shown
 from flrce.data.sources import Source
 from flrce.errors import BadInput, nearest
@@ -24,28 +24,35 @@ log = logging.getLogger("flrce")
 
 def from_columns(
     columns: Columns, target: str | Sequence[str] = "", group: str = "", test: str = "", *, name: str = "mine",
-    where: str = "table", layout: Layout = "table", **how: Any,
+    where: str = "table", layout: Layout = "table", ignore: str | Sequence[str] = (), **how: Any,
 ) -> Source:  # fmt: skip
     """A source from named columns: `target` to be learnt (one column or several), `group` the client, `test` the split.
 
     Without a name, columns called y, label, target or class; group or client; split or test are taken for those. All
-    others are features; text with few values becomes one column of 0 and 1 a value.
+    others but those to `ignore` are features; text with few values becomes one column of 0 and 1 a value.
     """
+    columns = _without(columns, [ignore] if isinstance(ignore, str) else ignore, where)
     wanted = [target] if isinstance(target, str) else list(target)
     told = [found for one in wanted if (found := _column(columns, one, TARGETS, "target", where))]
     owner = _column(columns, group, GROUPS, "group", where)
     split = _column(columns, test, SPLITS, "test", where)
     if not told:
         raise BadInput(f"{where} has no label column; name it with target = one of {_listed(columns)}")
+    columns = _complete(columns, [key for key in (*told, owner) if key], how.get("fill"), where)
     rest = {key: value for key, value in columns.items() if key not in {*told, owner, split}}
     if not rest:
         raise BadInput(f"{where} has no column left for features besides {_listed([*told, owner, split])}")
+    gaps = [key for key, value in rest.items() if _missing(value).any()] if how.get("fill") is None else []
+    if gaps:
+        count = int(np.any([_missing(rest[key]) for key in gaps], axis=0).sum())
+        raise BadInput(
+            f"{where} x holds NaN in {count} of {len(rest[gaps[0]])} samples (columns {_listed(gaps)}); "
+            "give fill = 'mean', 'drop' or a number"
+        )
     x = np.stack([part for key, value in rest.items() for part in _feature(key, value, where)], 1)
     log.info("%s: %d features of %s; label %s%s%s", where, x.shape[1], _listed(rest), _listed(told),
              f"; client {owner}" if owner else "", f"; split {split}" if split else "")  # fmt: skip
     y = columns[told[0]] if len(told) == 1 else np.stack([columns[key] for key in told], 1)
-    if y.dtype.kind == "f" and np.isnan(y).any():
-        raise BadInput(f"{where} label column {_listed(told)} lacks {int(np.isnan(y).sum())} values; drop those rows")
     names = {"classes": told} if how.get("kind") == "labels" and len(told) > 1 else {}
     return from_arrays(
         x, y, columns[owner] if owner else None, columns[split] if split else None, name=name, where=where,
@@ -53,19 +60,66 @@ def from_columns(
     )  # fmt: skip
 
 
-def from_csv(path: Path | str, **how: Any) -> Source:
-    """A table from a csv file with a header line (commas, semicolons or tabs)."""
-    path = Path(path)
+def _without(columns: Columns, ignored: Sequence[str], where: str) -> Columns:
+    """The table without columns that are not wanted, and without a nameless one that only counts rows."""
+    for key in ignored:
+        if key not in columns:
+            raise BadInput(f"{where} has no column {key!a} to ignore; {nearest(key, columns)}")
+    kept = {key: value for key, value in columns.items() if key not in ignored}
+    for key in [key for key in kept if not key or key.startswith("Unnamed: ")]:
+        if kept[key].dtype.kind in "iu" and np.array_equal(kept[key] - kept[key][0], np.arange(len(kept[key]))):
+            log.warning("%s: the column without a name counts rows and is left out; name it to keep it", where)
+            del kept[key]
+    return kept
+
+
+def _complete(columns: Columns, needed: Sequence[str], fill: Any, where: str) -> Columns:
+    """The rows that have a label and a client; BadInput where some lack them and are not to be dropped."""
+    if fill == "drop":
+        whole = ~np.any([_missing(value) for value in columns.values()], axis=0)
+        return {key: value[whole] for key, value in columns.items()}
+    for key in needed:
+        count = int(_missing(columns[key]).sum())
+        if count:
+            lacks = f"{where} column {key!a} lacks {count} values"
+            raise BadInput(f"{lacks}; fill them in, or drop those rows with fill = 'drop'")
+    return columns
+
+
+def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.isnan(values) if values.dtype.kind == "f" else values == ""
+    return np.broadcast_to(found, values.shape)
+
+
+def csv_cells(path: Path) -> dict[str, list[Any]]:
+    """The cells of a csv file's columns."""
     try:
         text = read_bytes(path, LIMIT, "give a csv file").decode("utf-8-sig")
     except UnicodeDecodeError as why:
         raise BadInput(f"{shown(path)} is no UTF-8 text; save it as UTF-8") from why
-    return from_columns(read_csv(text, shown(path)), **{"name": path.stem, "where": shown(path), **how})
+    return cells(text, shown(path))
+
+
+def from_csv(path: Path | str, **how: Any) -> Source:
+    """A table from a csv file with a header line (commas, semicolons or tabs)."""
+    path = Path(path)
+    columns = {key: typed(values) for key, values in csv_cells(path).items()}
+    return from_columns(columns, **{"name": path.stem, "where": shown(path), **how})
 
 
 def from_jsonl(path: Path | str, **how: Any) -> Source:
     """A table from lines of json, one object a sample, all with the same keys."""
     path = Path(path)
+    rows = jsonl_rows(path)
+    given = {"name": path.stem, "where": shown(path), **how}
+    if {"x", "y"} <= rows[0].keys() and isinstance(rows[0]["x"], list):
+        more: dict[str, Any] = {key: [row[key] for row in rows] for key in ("group", "test") if key in rows[0]}
+        return from_arrays([row["x"] for row in rows], [row["y"] for row in rows], **more, **given)
+    return from_columns({key: typed([row[key] for row in rows]) for key in rows[0]}, **given)
+
+
+def jsonl_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file, one a line."""
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(read_bytes(path, LIMIT, "give json lines").splitlines(), 1):
         try:
@@ -79,11 +133,7 @@ def from_jsonl(path: Path | str, **how: Any) -> Source:
         rows.append(row)
     if not rows:
         raise BadInput(f"{shown(path)} holds no samples; give one object a line")
-    given = {"name": path.stem, "where": shown(path), **how}
-    if {"x", "y"} <= rows[0].keys() and isinstance(rows[0]["x"], list):
-        more: dict[str, Any] = {key: [row[key] for row in rows] for key in ("group", "test") if key in rows[0]}
-        return from_arrays([row["x"] for row in rows], [row["y"] for row in rows], **more, **given)
-    return from_columns({key: typed([row[key] for row in rows]) for key in rows[0]}, **given)
+    return rows
 
 
 def from_parquet(path: Path | str, **how: Any) -> Source:

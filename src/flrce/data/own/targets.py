@@ -21,6 +21,9 @@ def targets(
     With `known` classes, integers are their codes.
     """
     told = _kind(y, tokens, where) if kind == "auto" else kind
+    if kind == "auto" and y.ndim == 2 and y.shape[1] > 1 and told in ("values", "labels") and _one_hot(y):
+        log.warning("%s: every row of y has a single 1 and is taken as %d %s; if they are classes give y.argmax(1)",
+                    where, y.shape[1], told)  # fmt: skip
     if told == "values":
         return _finite(y, where), (), "values"
     if told == "labels":
@@ -41,6 +44,11 @@ def targets(
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < known:
             raise BadInput(f"{where} has labels {y.min()} to {y.max()}, but {known} classes are named; name them all")
         return y.astype(np.int64), tuple(map(str, range(known))), "classes"
+    if y.dtype.kind not in "biufOUS":
+        raise BadInput(f"{where} y holds {y.dtype}; give classes as whole numbers or text")
+    lost = sum(value is None or value != value for value in y.tolist()) if y.dtype.kind == "O" else 0
+    if lost:
+        raise BadInput(f"{where} y lacks {lost} of {len(y)} labels; drop those samples first")
     codes, names = dense(y, where)
     return codes, names, "classes"
 
@@ -71,6 +79,10 @@ def _kind(y: NDArray[Any], tokens: bool, where: str) -> Kind:
         log.warning("%s: y holds whole numbers as floats and is taken as values; if they are classes say "
                     "kind='classes'", where)  # fmt: skip
     return "values"
+
+
+def _one_hot(y: NDArray[Any]) -> bool:
+    return bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
 
 
 def _finite(y: NDArray[Any], where: str) -> NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """Columns of a csv text, in the dtype their cells have."""
 
 import csv
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,20 @@ from numpy.typing import NDArray
 
 from flrce.errors import BadInput
 
+DECIMAL = re.compile(r"[+-]?\d*,?\d+([eE][+-]?\d+)?")
 MISSING = ("", "na", "nan", "?", "null", "none")
 
 
 def read_csv(text: str, where: str, header: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Columns of a csv text; the separator is the one that the first line has most of."""
+    """Columns of a csv text, each in its dtype."""
+    return {key: typed(values) for key, values in cells(text, where, header).items()}
+
+
+def cells(text: str, where: str, header: Sequence[str] | None = None) -> dict[str, list[Any]]:
+    """The cells of each column; the separator is the one that the first line has most of.
+
+    Where that is no comma, numbers may have decimal commas.
+    """
     lines = text.splitlines()
     if not lines:
         raise BadInput(f"{where} is empty; give a header line and one line a sample")
@@ -27,7 +37,15 @@ def read_csv(text: str, where: str, header: Sequence[str] | None = None) -> dict
             raise BadInput(f"{where} line {number} has {len(row)} cells where {len(names)} are expected; mend it")
     if not rows:
         raise BadInput(f"{where} holds no samples below its header; add one line a sample")
-    return {key: typed([row[i].strip() for row in rows]) for i, key in enumerate(names)}
+    found = {key: [row[i].strip() for row in rows] for i, key in enumerate(names)}
+    return found if separator == "," else {key: _points(values) for key, values in found.items()}
+
+
+def _points(values: list[str]) -> list[str]:
+    """Numbers with a decimal comma, as they are written in many countries, with a point; other columns as they are."""
+    known = [value for value in values if value.lower() not in MISSING]
+    commas = any("," in value for value in known) and all(DECIMAL.fullmatch(value) for value in known)
+    return [value.replace(",", ".") for value in values] if commas else values
 
 
 def typed(values: list[Any]) -> NDArray[Any]:
@@ -43,7 +61,13 @@ def typed(values: list[Any]) -> NDArray[Any]:
     try:
         return np.array([np.nan if value is None else float(value) for value in known], np.float64)
     except (ValueError, TypeError):
-        return np.array(["" if value is None else str(value) for value in known])
+        return np.array([_text(value) for value in values])
+
+
+def _text(value: Any) -> str:
+    """A cell of a text column; "none" is a word there, and may be a class."""
+    gap = value is None or str(value).strip().lower() in MISSING[:-1]
+    return "" if gap else str(value)
 
 
 def _whole(value: Any) -> int:

@@ -14,7 +14,7 @@ FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp
 FILE_LIMIT = 64 << 20  # bytes of one file
 POOL_LIMIT = 16 << 30  # bytes of all pixels
 GREY, COLOUR = {"1", "L"}, {"P", "LA", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
-REMEDY = "give images of one size, in PNG, JPEG, BMP or WebP"
+REMEDY = "give images of 8 bits a channel, in PNG, JPEG, BMP or WebP"
 
 
 def images(folder: Path, progress: bool = False) -> Source:
@@ -40,16 +40,21 @@ def class_folders(root: Path, depth: int) -> dict[str, list[Path]]:
 
 
 def load(
-    found: dict[str, list[Path]], progress: bool, label: str, shape: tuple[int, int, int] | None = None
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pixels (N, C, H, W) and labels; `shape` is demanded of each image, else the first image sets it."""
+    found: dict[str, list[Path]], progress: bool, label: str, shape: tuple[int, int, int] | None = None,
+    size: int | None = None,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:  # fmt: skip
+    """Pixels (N, C, H, W) and labels; `shape` is demanded of each image, else the first image sets it.
+
+    With `size`, each is made that wide and high.
+    """
     paths = [path for files in found.values() for path in files]
     shape = shape or _common_shape(paths)
+    shape = (shape[0], size, size) if size else shape
     if len(paths) * np.prod(shape, dtype=float) > POOL_LIMIT:
         raise BadInput(f"{len(paths):,} images of shape {shape} need over {POOL_LIMIT >> 30} GiB; make them smaller")
     x = np.empty((len(paths), *shape), np.uint8)
     for row, path in enumerate(steps(paths, label, progress)):
-        x[row] = _pixels(path, shape)
+        x[row] = _pixels(path, shape, bool(size))
     return x, np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
 
 
@@ -65,18 +70,20 @@ def _mode(path: Path) -> str:
         return str(image.mode)
 
 
-def _pixels(path: Path, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+def _pixels(path: Path, shape: tuple[int, int, int], fitted: bool = False) -> NDArray[np.uint8]:
     channels, height, width = shape
     with _opened(path) as image:
-        if image.size != (width, height):  # known from the header, before any pixel is decoded
+        if image.size != (width, height) and not fitted:  # known from the header, before any pixel is decoded
             got = f"{image.size[0]}x{image.size[1]}"
-            raise BadInput(f"{shown(path)} is {got} where {width}x{height} is expected; {REMEDY}")
+            remedy = f"give images of one size, or say data.size = {min(width, height)} to have them made alike"
+            raise BadInput(f"{shown(path)} is {got} where {width}x{height} is expected; {remedy}")
         if image.mode not in GREY | COLOUR:  # 16 bits a channel would be clipped in silence
             raise BadInput(
                 f"{shown(path)} has pixels of kind {image.mode} where 8 bits a channel are expected; {REMEDY}"
             )
         try:
-            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+            plain = image.convert("L" if channels == 1 else "RGB")
+            pixels = np.asarray(plain.resize((width, height)) if fitted else plain)
         except (OSError, ValueError, SyntaxError) as why:
             raise BadInput(f"{shown(path)} is cut short or damaged; {REMEDY}") from why
     return pixels.reshape(height, width, channels).transpose(2, 0, 1)
