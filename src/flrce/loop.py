@@ -13,7 +13,7 @@ from flrce.round.diagnostics import diagnosed
 from flrce.round.flights import ages, arrivals, flying, land, takeoff
 from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept, reasons
-from flrce.round.judgement import heard, judge, vetted
+from flrce.round.judgement import heard, judge, unjudged, vetted
 from flrce.round.living import alive, awake, informed, priced, settled
 from flrce.round.memory import fits, preflight
 from flrce.round.returned import checked, reason, whole
@@ -136,7 +136,8 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
         state = replace(state, memory={**state.memory, **landing.memory})
         tries = state.attempt + 1
         stop = f"abandoned {tries} times in a row: {reasons(rejected)}" if tries % GIVE_UP == 0 else ""
-        ended = _end(recipe, engine, state, replace(record, outcome="abandoned", stop=stop))
+        record = unjudged(replace(record, outcome="abandoned", stop=stop), engine)
+        ended = _end(recipe, engine, state, record)
         return replace(ended, clients=clients, touched=tuple(task.k for task in landing.tasks))  # batteries
     if isinstance(engine, Shaped):
         updates = replace(updates, shapes=engine.shapes)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from flrce.parts import Parts, device_of, handed_back, materials, named, parts, 
 from flrce.pieces import Recipe
 from flrce.store.checkpoint import write_through
 from flrce.store.ledger import Ledger, refuse_unless_new
-from flrce.store.notes import notes
+from flrce.store.notes import notes, sweep_of, unreachable
 from flrce.store.summary import summarise
 from flrce.types import Round, State
 
@@ -67,9 +67,25 @@ def run(
     2
     """
     experiment = Experiment(recipe=experiment) if isinstance(experiment, Recipe) else experiment or Experiment()
+    warn(experiment)
     if experiment.engine.name == "flower":
         return _on_flower(experiment, out, resume, data, model, watch)
     return _complete(parts(experiment, data, model), experiment, out, resume, watch)
+
+
+def warn(experiment: Experiment) -> str:
+    """What is known to come to nothing before a run is begun: a stop rule that cannot act; said once and returned."""
+    recipe = experiment.build_recipe()
+    sweep = sweep_of(recipe, experiment.clients)
+    found = unreachable(recipe.stop, experiment.rounds, experiment.engine.eval_every, sweep)
+    if found:
+        _said(found)
+    return found
+
+
+@cache
+def _said(line: str) -> None:
+    log.warning("%s", line)
 
 
 def _on_flower(
@@ -96,7 +112,8 @@ def _on_flower(
     found, where = server.run(experiment, out, built=built, watch=watch), layout(built[1], recipe.kept)
     tensors = with_rest(dict(found.arrays.to_torch_state_dict()), built[1])
     summary = summarise(found.history, where.size, where.trainable, base_bytes(built[1]))
-    told = notes(found.history, built[0].describe(), recipe.stop, experiment.rounds, experiment.engine.eval_every)
+    asked = (recipe.stop, experiment.rounds, experiment.engine.eval_every, sweep_of(recipe, len(built[0].clients)))
+    told = notes(found.history, built[0].describe(), *asked)
     return Result(summary, found.history, tensors, None if out is None else Path(out), told)
 
 
@@ -223,7 +240,8 @@ def _salvage(built: Parts, ledger: Ledger) -> None:
 
 def _result(built: Parts, state: State, T: int, ledger: Ledger | None) -> Result:
     summary = summarise(state.history, built.engine.size, built.engine.trainable, base_bytes(built.net))
-    found = notes(state.history, built.federation.describe(), built.recipe.stop, T, built.engine.eval_every)
+    sweep = sweep_of(built.recipe, len(built.federation.clients))
+    found = notes(state.history, built.federation.describe(), built.recipe.stop, T, built.engine.eval_every, sweep)
     model = named(built, handed_back(built.recipe, state))
     return Result(summary, state.history, model, ledger.folder if ledger else None, found)
 

@@ -1,14 +1,18 @@
 """What a run tells beyond its figures, and what a Result shows at a Python prompt."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import flrce
+from flrce import recipes
 from flrce.data.sources import Source
 from flrce.stops.budget import AnyOf, Budget, Patience
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
-from flrce.store.notes import diverged, earliest, lagging, learnt_nothing, notes, unreachable
+from flrce.stops.worth import Worth
+from flrce.store.notes import diverged, earliest, lagging, learnt_nothing, notes, sweep_of, unreachable
 from flrce.types import Record
 
 SMALL = {"rounds": 3, "clients": 8, "per_round": 4, "engine": {"workers": 1}}
@@ -77,6 +81,46 @@ def test_a_rule_that_cannot_act_is_named():
             history.append(Record(t, exploit=True, conflicts=9.0, accuracy=0.5, headway=-1.0 if t > 2 else None))
             at = t if rule(history) else 0
         assert at == earliest(rule), rule
+
+
+def test_the_price_cannot_be_asked_for_in_a_short_run(caplog):
+    default, plain = recipes.flrce(P=4), replace(recipes.flrce(P=4), holdouts=False)
+    assert sweep_of(default, 100) == 25
+    assert "acts from round 26 on, so it cannot end a run of 25" in unreachable(default.stop, 25, 1, 25)
+    assert unreachable(default.stop, 26, 1, 25) == ""
+    assert sweep_of(plain, 100) is None
+    assert "acts from round 22 on" in unreachable(plain.stop, 21, 2, None)  # 12, 14, ... 22 of 11 to 22
+    short = flrce.Experiment(rounds=2, clients=40, per_round=4, engine={"workers": 1})
+    assert (
+        flrce.run(short).notes[-1] == "the stop rule (Worth) acts from round 11 on, so it cannot end a run of 2 rounds"
+    )
+    assert caplog.text.count("acts from round 11 on") == 1  # at the start
+
+
+@pytest.mark.parametrize(("M", "every"), [(8, 1), (40, 1), (100, 3), (0, 1), (0, 2)])
+def test_the_price_is_asked_for_no_sooner(M, every):
+    """A record that rises in its first round only: the soonest stop that clients in turn, or evaluations, can give."""
+    P, history = 4, []
+    sweep = M / P if M else None
+    for t in range(1, 400):
+        turn = [str((P * (t - 1) + i) % M) for i in range(P)] if M else []
+        value = 0.0 if t <= max(sweep or every, 1) else 0.9
+        judged = value if not M and t % every == 0 else None
+        history.append(Record(t, replied=turn, chosen=turn, holdouts=(value,) * len(turn), held=(9,) * len(turn),
+                              accuracy=judged, clients=M))  # fmt: skip
+        if Worth()(history):
+            break
+    assert history[-1].t >= earliest(Worth(), every, sweep)
+    assert history[-1].t <= 3 * earliest(Worth(), every, sweep)
+
+
+def test_rounds_that_were_all_abandoned_are_headed_by_their_metric():
+    x = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)
+    asked = flrce.Experiment(**SMALL, data={"partition": "iid"}, model={"name": "linear"}, train={"lr": 1e5})
+    result = flrce.run(asked, data=(x, x.sum(1) * 1e9))
+    assert (result.summary["metric"], result.summary["better"], result.summary["value"]) == ("mae", "lower", None)
+    assert "malformed: loss" in result.summary["stopped"]
+    assert all(len(word) < 12 for word in result.summary["stopped"].replace(",", " ").split())  # no 17 digits
 
 
 def test_a_lagging_average_is_named():

@@ -6,7 +6,7 @@ from flrce.results.tables import Group, Interval, figures, interval, metric, set
 from flrce.stops.budget import Patience
 from flrce.stops.standstill import Standstill
 from flrce.store import headline as words
-from flrce.store.notes import notes
+from flrce.store.notes import notes, sweep_of
 from flrce.store.read import Run
 
 BASELINE = "fedavg"
@@ -142,7 +142,8 @@ def about(run: Run) -> tuple[str, ...]:
     if run.recipe is None:
         return ()
     every = int(run.experiment.get("engine", {}).get("eval_every", 1))
-    return notes(run.rounds, run.partition, run.recipe.stop, rounds_of(run), every)
+    sweep = sweep_of(run.recipe, len(run.roster))
+    return notes(run.rounds, run.partition, run.recipe.stop, rounds_of(run), every, sweep)
 
 
 def rounds_of(run: Run) -> int:

@@ -117,7 +117,7 @@ def check(
     if not sound(reply.spent):
         return "malformed: costs must be finite numbers of at least 0 that a device can reach", None
     if not (number(reply.loss) and number(reply.loss_square)):
-        return f"malformed: loss {brief(reply.loss, 20)}, squared {brief(reply.loss_square, 20)}", None
+        return f"malformed: loss {_short(reply.loss)}, squared {_short(reply.loss_square)}", None
     if not reply.spent.seconds <= task.deadline:
         return f"late: {reply.spent.seconds:.3g} s, past the deadline of {task.deadline:.3g} s", None
     try:
@@ -138,3 +138,7 @@ def _tensors(carry: Any) -> bool:
 def _slow(passed: dict[str, tuple[Reply, Tensor]], keep: int | None) -> list[str]:
     """Clients beyond the `keep` fastest; ties by name."""
     return sorted(passed, key=lambda client: (passed[client][0].spent.seconds, client))[keep:] if keep else []
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else brief(value, 20)

@@ -79,6 +79,12 @@ def heard(record: Record, replies: Sequence[Reply], engine: Engine) -> Record:
     )
 
 
+def unjudged(record: Record, engine: Engine) -> Record:
+    """The record of a round without a model to judge: what it would have been judged by is known all the same."""
+    scale = _yardstick(engine)
+    return replace(record, metric=scale.metric, lower=scale.lower)
+
+
 def _yardstick(engine: Engine) -> Yardstick:
     return engine.yardstick if isinstance(engine, Measures) else Yardstick()
 

@@ -1,13 +1,17 @@
 """What a user should know about a run beyond its figures: a training that diverged, a model that learnt nothing, a rule
 that could not act, an average that lags. Pure functions of the record and of the label counts."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flrce.pieces import StopRule
+from flrce.pieces import Recipe, StopRule
+from flrce.selectors.turns import InTurn
 from flrce.stops.budget import AnyOf, Patience
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
+from flrce.stops.trend import FEWEST
+from flrce.stops.worth import Worth
 from flrce.types import Record
 
 ABSURD = ("not finite", "malformed: loss", "is beyond")  # what the gate says of replies that have diverged
@@ -18,10 +22,12 @@ LAG = 0.01  # by which the model handed back may be worse than the last one
 
 
 def notes(
-    history: Sequence[Record], partition: Mapping[str, Any], stop: StopRule, T: int, eval_every: int = 1
-) -> tuple[str, ...]:
+    history: Sequence[Record], partition: Mapping[str, Any], stop: StopRule, T: int, eval_every: int = 1,
+    sweep: float | None = None,
+) -> tuple[str, ...]:  # fmt: skip
     """Every note about a run, the gravest first."""
-    found = [diverged(history), learnt_nothing(history, partition), lagging(history), unreachable(stop, T, eval_every)]
+    late = unreachable(stop, T, eval_every, sweep)
+    found = [diverged(history), learnt_nothing(history, partition), lagging(history), late]
     return tuple(note for note in found if note)
 
 
@@ -79,8 +85,17 @@ def lagging(history: Sequence[Record]) -> str:
     )
 
 
-def earliest(rule: Any, eval_every: int = 1) -> int:
-    """The first round in which a rule of ours can say stop."""
+def sweep_of(recipe: Recipe, M: int) -> float | None:
+    """Rounds in which nobody is heard twice: a sweep where clients take turns; None where they are not asked at all."""
+    if not recipe.holdouts:
+        return None
+    return M / recipe.P if isinstance(recipe.selector, InTurn) else 1.0
+
+
+def earliest(rule: Any, eval_every: int = 1, sweep: float | None = None) -> int:
+    """The first round in which a rule of ours can say stop; `sweep` as above."""
+    if isinstance(rule, Worth):  # a stretch that does not begin with the run; of evaluations, its last half
+        return (2 * FEWEST - 1) * eval_every if sweep is None else max(FEWEST, math.floor(sweep)) + 1
     if isinstance(rule, Standstill):
         return max(rule.after + 1, rule.n + 2)  # headway is known from the third round on
     if isinstance(rule, Conflicts):
@@ -88,10 +103,10 @@ def earliest(rule: Any, eval_every: int = 1) -> int:
     return (rule.rounds + 1) * eval_every if isinstance(rule, Patience) else 1
 
 
-def unreachable(stop: Any, T: int, eval_every: int = 1) -> str:
+def unreachable(stop: Any, T: int, eval_every: int = 1, sweep: float | None = None) -> str:
     """Rules that cannot act within T rounds."""
     for rule in rules(stop):
-        at = earliest(rule, eval_every)
+        at = earliest(rule, eval_every, sweep)
         if at > T:
             return (
                 f"the stop rule ({type(rule).__name__}) acts from round {at} on, so it cannot end a run of {T} rounds"

@@ -65,8 +65,8 @@ def from_huggingface(
         return from_arrays(_stacked(x, where), y, **more, **how)
     deep = [key for key in wanted if len(loose[key]) and np.ndim(_plain(loose[key][0]))]
     if deep:
-        more = f"{where} has lists or images ({deep[0]!a}) beside other columns ({_other(wanted, deep[0])!a})"
-        raise BadInput(f"{more}; name those to leave out with ignore")
+        what = f"{where} has lists or images ({deep[0]!a}) beside other columns ({_other(wanted, deep[0])!a})"
+        raise BadInput(f"{what}; name those to leave out with ignore")
     table = {key: typed(list(loose[key])) for key in (*wanted, label, owner, split) if key}
     return from_columns(table, label, owner, split, **how)
 
