@@ -125,7 +125,7 @@ def test_the_dead_are_given_ten_sweeps_and_then_named():
     """M / P = 5: fifty rounds."""
     tau = ends(Worth(), fleet(lambda t: 0.1, 200))
     assert 50 <= tau <= 60
-    assert Worth()(fleet(lambda t: 0.1, 200)[:tau]).startswith(f"no better than untrained after {tau} rounds")
+    assert Worth()(fleet(lambda t: 0.1, 200)[:tau]).startswith(f"no rise to be seen over {tau} rounds")
 
 
 def test_a_late_start_is_waited_for():

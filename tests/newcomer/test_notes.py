@@ -163,7 +163,8 @@ def test_a_result_at_the_prompt(tmp_path):
 def test_a_result_is_plotted():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    axes = flrce.run(flrce.Experiment(**SMALL, stop={"rounds": 2})).plot()
+    averaged = {"name": "fedavg", "average": "ema"}
+    axes = flrce.run(flrce.Experiment(**SMALL, recipe=averaged, stop={"rounds": 2})).plot()
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["last model", "averaged model, handed back", "stopped"]
 

@@ -48,8 +48,8 @@ def test_savings_and_how_sure_they_are(run):
     [
         ("twice the rounds would bring at most 1.75 < 2 points (+1.8 +- 0.3 points a doubling, by clients)",
          "twice the rounds would have brought at most 1.75 of the 2 points that were asked for", "gain"),
-        ("no better than untrained after 50 rounds (+0.1 +- 0.3 points a doubling over 20 rounds, by clients)",
-         "no better than untrained after 50 rounds", "gain"),
+        ("no rise to be seen over 50 rounds (+0.1 +- 0.3 points a doubling over 20 rounds, by clients)",
+         "no rise to be seen over 50 rounds", "gain"),
         ("headway -0.048 < 0.007 over 20 rounds", "its rounds had begun to undo one another", "headway"),
         ("conflicts 3 >= psi 2", "the chosen clients pulled against one another", "conflicts"),
         ("next round would pass budget of 60 joules (61.2)", "one more round would have passed its budget of 60", ""),

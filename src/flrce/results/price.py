@@ -69,7 +69,7 @@ def sentence(run: Run, verdict: Verdict) -> str:
         f"{nbytes / 1e6:.3g} MB"
     )
     if not verdict.alive:
-        return f"{text}. The model is no better than before training."
+        return f"{text}. No rise over the whole run can be told from chance."
     if verdict.gain <= 0:
         return f"{text} and bring nothing that can be told from chance; {verdict.price:.3g} points were asked for."
     each = joules / verdict.gain

@@ -94,7 +94,9 @@ def reason(run: Run) -> str:
 def decided(run: Run) -> str:
     """The quantity on which the stop was decided: headway, conflicts, gain, or "" for budgets and the like."""
     stop = run.rounds[-1].stop if run.rounds else ""
-    if stop.startswith(("twice the rounds", "no better than untrained")):
+    if stop.startswith(
+        ("twice the rounds", "no rise to be seen", "no better than untrained")
+    ):  # the last: of earlier runs
         return "gain"
     return next((name for name in ("headway", "conflicts") if stop.startswith(name)), "")
 

@@ -150,5 +150,5 @@ def told(verdict: Verdict) -> str:
     rise = verdict.trend
     measured = f"{rise.slope:+.2f} +- {rise.error:.2f} points a doubling over {rise.rounds} rounds, by {verdict.by}"
     if not verdict.alive:
-        return f"no better than untrained after {verdict.t} rounds ({measured})"
+        return f"no rise to be seen over {verdict.t} rounds ({measured})"
     return f"twice the rounds would bring at most {verdict.gain:.2f} < {verdict.price:.3g} points ({measured})"
