@@ -1,7 +1,15 @@
 """What this machine has to offer."""
 
 import os
+import sys
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+TASKS = Path("/proc/self/task")
 
 
 def available() -> int | None:
@@ -17,3 +25,56 @@ def available() -> int | None:
     if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
         found.append(max(int(text) - int(used.read_text()), 0))
     return min(found, default=None)
+
+
+def start() -> str:
+    """How worker processes begin: "fork" shares samples without a copy and knows any user's class; else "spawn".
+
+    macOS cannot fork safely. Nor can a process that has used a GPU, or in which autograd has begun its threads, one for
+    each GPU: a child of it could not train.
+    """
+    torch: Any = sys.modules.get("torch")  # not imported for this
+    used = torch is not None and torch.cuda.is_initialized()
+    threads = any(name.startswith("pt_autograd") for name in _threads())
+    return "spawn" if sys.platform != "linux" or used or threads else "fork"
+
+
+def aside(work: Callable[[], T]) -> T:
+    """What `work` gives, found in a child that is forked for it: what it begins in the process ends with that.
+
+    Here, where there is no forking. An exception of the child's is raised here.
+    """
+    if start() != "fork":
+        return work()
+    context = get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_tell, args=(work, there), daemon=True)
+    child.start()
+    there.close()
+    try:
+        found: T | Exception = here.recv()
+    except EOFError:  # it died without a word
+        return work()
+    finally:
+        child.join()
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _tell(work: Callable[[], T], pipe: Connection) -> None:
+    try:
+        pipe.send(work())
+    except Exception as error:
+        pipe.send(error)
+
+
+def _threads() -> list[str]:
+    """Names of this process's threads, where the system tells."""
+    found = []
+    for comm in TASKS.glob("*/comm"):
+        try:
+            found.append(comm.read_text())
+        except OSError:  # it has just ended
+            continue
+    return found

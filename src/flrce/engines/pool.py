@@ -7,7 +7,6 @@ import ctypes
 import os
 import pickle
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +17,12 @@ from typing import Any
 
 import torch
 
+from flrce.host import start
+
 Job = tuple[Any, ...]
 Work = Callable[..., Any]
-#: fork shares the samples without a copy and knows any user's class; macOS cannot fork safely
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
 LOOK = 5.0  # seconds between two looks whether a silent worker was stopped: twice in a row, and it is replaced
-START = "fork" if sys.platform == "linux" else "spawn"
 
 
 class Dead(RuntimeError):
@@ -48,7 +47,7 @@ class Processes:
 
     def __init__(self, work: Work, count: int) -> None:
         self.work, self.exit_code = work, 0
-        self.context: Any = get_context(START)
+        self.context: Any = get_context(start())
         self.workers = [self._start() for _ in range(count)]
 
     def run(self, jobs: Sequence[Job], tries: int = 2) -> list[Any]:

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flrce.errors import BadInput, nearest
 from flrce.fleet.flops import MORE, counting, plain
+from flrce.host import aside
 from flrce.rng import stream
 from flrce.types import Spent
 
@@ -169,9 +170,14 @@ def training_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2, tok
     The objective's own are left out: they are few, and torch counts none of them.
     """
     counted = plain(net)
-    with counting(MORE) as counter, torch.random.fork_rng(devices=[]):
-        _summed(counted(_blank(shape, tokens, samples))).backward()
-    return _known(counter, net) / samples
+
+    def count() -> float:
+        with counting(MORE) as counter, torch.random.fork_rng(devices=[]):
+            _summed(counted(_blank(shape, tokens, samples))).backward()
+        return float(counter.get_total_flops())
+
+    # beside a GPU a backward pass begins threads, after which no worker can be forked any more
+    return _known(aside(count) if torch.cuda.is_available() else count(), net) / samples
 
 
 def inference_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False) -> float:
@@ -181,9 +187,8 @@ def inference_flops(net: nn.Module, shape: tuple[int, ...], samples: int = 2, to
     return float(counter.get_total_flops()) / samples
 
 
-def _known(counter: FlopCounterMode, net: nn.Module) -> float:
+def _known(total: float, net: nn.Module) -> float:
     """What was counted; a network that seems to train for nothing is told of."""
-    total = float(counter.get_total_flops())
     if not total:
         log.warning(
             "the FLOPs of %s are unknown: torch counts none of its operations, so that its joules and seconds hold "

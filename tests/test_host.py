@@ -1,0 +1,50 @@
+"""How processes begin beside a GPU, as far as a machine without one can show it."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from flrce import host
+from flrce.fleet.costs import training_flops
+
+
+def refuse():
+    raise ValueError("no")
+
+
+def named(folder, *names):
+    """A folder as /proc/self/task is, with threads of these names."""
+    for i, name in enumerate(names):
+        (folder / str(i)).mkdir()
+        (folder / str(i) / "comm").write_text(name + "\n")
+    return folder
+
+
+@pytest.mark.skipif(host.start() != "fork", reason="this machine does not fork")
+def test_a_process_forks_until_autograd_has_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "TASKS", named(tmp_path, "python", "pt_autograd_0"))
+    assert host.start() == "spawn"
+
+
+def test_a_process_that_used_a_gpu_does_not_fork(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert host.start() == "spawn"
+
+
+def test_aside():
+    assert host.aside(os.getpid) != os.getpid() or host.start() != "fork"
+    assert host.aside(lambda: [1.5, "x"]) == [1.5, "x"]
+    with pytest.raises(ValueError, match="no"):
+        host.aside(refuse)
+    parent = os.getpid()
+    assert host.aside(lambda: 3 if os.getpid() == parent else os._exit(1)) == 3  # a child that dies: found here
+
+
+def test_flops_beside_a_gpu_are_the_same(monkeypatch):
+    """Linear(3, 2): 2 * 3 * 2 forward and as many for its weights' gradients; the inputs ask for none."""
+    net = nn.Linear(3, 2)
+    here = training_flops(net, (3,))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert training_flops(net, (3,)) == here == 24.0
