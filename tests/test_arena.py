@@ -15,6 +15,7 @@ from flrce.arena import advise, job, machine, records
 from flrce.arena.board import board, critical, fronts, without
 from flrce.arena.execute import executor
 from flrce.arena.plan import Cell, Plan, pairs
+from flrce.arena.reached import reach
 from flrce.arena.records import KEPT, Played
 from flrce.arena.stops import ending, endings
 from flrce.config import Experiment
@@ -97,6 +98,26 @@ def test_the_front_by_hand():
         for seed in (1, 2, 3)
     ]
     assert {p.method: p.front for p in fronts(found, "joules")} == {"cheap": 1.0, "between": 0.0, "best": 1.0}
+
+
+def test_what_is_saved_by_hand():
+    """ref ends at 0.4 for 4 J on both tasks; quick is there after 1 J, never gets there on z with one seed of two."""
+    found = []
+    for task in ("a", "z"):
+        for seed in (1, 2):
+            found += [
+                run_of("ref", [0.1, 0.2, 0.3, 0.4], task=task, seed=seed),
+                run_of("quick", [0.4 if (task, seed) != ("z", 2) else 0.3, 0.39], task=task, seed=seed),
+                run_of("never", [0.1], task=task, seed=seed),
+            ]
+    quick, ref, never = reach(found, "joules", "ref")
+    assert (ref.method, ref.share, ref.reached) == ("ref", 1.0, 4)
+    # a: 1 / 4; z: mean of 1 / 4 and, as it never gets there, 1
+    assert quick.share == pytest.approx((0.25 * 0.625) ** 0.5)
+    assert (quick.reached, quick.runs) == (3, 4)
+    assert quick.low == pytest.approx(0.25)
+    assert quick.high == pytest.approx(0.5)
+    assert (never.share, never.reached) == (None, 0)
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=2, max_size=2), min_size=2, max_size=5))
@@ -190,6 +211,7 @@ def arena(tmp_path_factory) -> Path:
 
 def test_an_arena_from_the_command_line(arena, capsys):
     told = json.loads((arena / "out" / "arena.json").read_text())
+    assert next(line["method"] for line in told["reached"]["bytes"]) == "thrifty"
     assert {b["axis"] for b in told["boards"]} == {"rounds", "joules", "bytes", "seconds"}
     assert not told["failed"]
     assert set(told["settings"]) == {f"{t}/{m}" for t in TABLES["tasks"] for m in TABLES["methods"]}
@@ -231,6 +253,22 @@ def test_against_a_committed_arena(arena, tmp_path):
     found = job.run(mine, tmp_path, counted, records.unpack(arena / "out"))
     assert {cell.method for cell in ran} == {"fedprox"}
     assert {p.method for p in found.judged} == {"fedavg", "thrifty", "fedprox"}
+
+
+def test_a_method_of_ones_own_is_one_entry(arena, tmp_path, capsys):
+    """The rest of the plan is the arena's; a task may be picked."""
+    (tmp_path / "mine.toml").write_text('[methods.mine]\nrecipe = { name = "fedprox", mu = 0.1 }\n')
+    asked = ["arena", str(tmp_path / "mine.toml"), "--against", str(arena / "out"), "--out", str(tmp_path / "out")]
+    assert cli.main([*asked, "--tasks", "sizes"]) == 0
+    told = json.loads((tmp_path / "out" / "arena.json").read_text())
+    board = next(b for b in told["boards"] if b["axis"] == "joules" and b["share"] == 1.0)
+    assert {s["method"] for s in board["standings"]} == {"mine", "fedavg", "thrifty"}
+    assert list(board["budgets"]) == ["sizes"]
+    ran = {p.parent.name for p in (tmp_path / "out" / "cells").rglob("*.json")}
+    assert ran == {"mine"}
+    capsys.readouterr()
+    assert cli.main([*asked, "--tasks", "size"]) == 2
+    assert "--tasks 'size' is no task" in capsys.readouterr().err
 
 
 def test_one_cell_that_fails_leaves_the_others(tmp_path, caplog):

@@ -4,6 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import tomli_w
 
 from flrce.apps.options import place
 from flrce.apps.show import table
@@ -11,16 +14,21 @@ from flrce.arena import job, page, records
 from flrce.arena.board import Board, boards, fronts, without
 from flrce.arena.execute import executor
 from flrce.arena.plan import Plan
+from flrce.arena.reached import reach
 from flrce.arena.records import Played, axes
 from flrce.arena.stops import endings
-from flrce.errors import BadInput
+from flrce.config import read_toml
+from flrce.errors import BadInput, nearest
 from flrce.store import headline
 from flrce.store.disk import write_through
 
+PLAN = "plan.toml"  # of an arena that was run
 
-def arena(plan: Path, out: Path, against: Path | None, where: str, as_json: bool) -> None:
+
+def arena(plan: Path, out: Path, against: Path | None, tasks: str | None, where: str, as_json: bool) -> None:
     """Run what is not recorded yet, then rank, draw and write."""
-    asked = Plan.load(plan)
+    tables = wanted(plan, against, tasks)
+    asked = Plan.of(tables, str(plan))
     known = records.unpack(against) if against else []
     name, settings = place(where)
     found = job.run(asked, out, executor(name, {**asked.cluster, **settings}), known, None if as_json else _told)
@@ -33,10 +41,14 @@ def arena(plan: Path, out: Path, against: Path | None, where: str, as_json: bool
         "boards": [asdict(board) for board in ranked],
         "fronts": {axis: [asdict(point) for point in fronts(every, axis)] for axis in axes(every)},
         "without": without(every, "joules", max(asked.budgets), asked.reference),
+        "reached": {axis: [asdict(line) for line in reach(every, axis, asked.reference)] for axis in axes(every)},
+        "reference": asked.reference,
+        "left_out": {method: dict(tasks) for method, tasks in asked.without.items()},
         "stops": [asdict(line) for line in endings(every, asked.rules())],
         "settings": {f"{p.task}/{p.method}": dict(p.tried) for p in found.judged},
         "failed": [list(each) for each in found.failed],
     }
+    write_through(out / PLAN, tomli_w.dumps(tables).encode())
     write_through(out / "arena.json", json.dumps(told, indent=1).encode())
     path = page.write(every, ranked, told, out / "arena.html")
     if as_json:
@@ -50,6 +62,25 @@ def arena(plan: Path, out: Path, against: Path | None, where: str, as_json: bool
         label, why = found.failed[0]
         print(f"{len(found.failed)} cells failed; first: {label}: {why}; the same command tries them again")
         raise SystemExit(1)
+
+
+def wanted(plan: Path, against: Path | None, tasks: str | None) -> dict[str, Any]:
+    """The plan's tables. Held against an arena, a plan needs methods only: the rest is as it was there."""
+    own = read_toml(plan, "give an arena's plan (TOML)")
+    there = against / PLAN if against else None
+    if there is not None and there.is_file() and isinstance(own.get("methods"), dict):
+        base = read_toml(there)
+        reference = own.get("reference", base.get("reference", "fedavg"))
+        rival = {reference: base["methods"][reference]} if reference in base["methods"] else {}
+        own = {**base, "without": {}, **own, "methods": {**rival, **own["methods"]}}
+    if tasks is not None and isinstance(own.get("tasks"), dict):
+        some = [name.strip() for name in tasks.split(",")]
+        for name in some:
+            if name not in own["tasks"]:
+                raise BadInput(f"--tasks {name!r} is no task of {plan}; {nearest(name, own['tasks'])}")
+        left = {m: {t: why for t, why in each.items() if t in some} for m, each in own.get("without", {}).items()}
+        own = {**own, "tasks": {name: own["tasks"][name] for name in some}, "without": left}
+    return own
 
 
 def _with_rivals(judged: Sequence[Played], known: Sequence[Played], plan: Plan) -> list[Played]:

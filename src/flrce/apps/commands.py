@@ -217,7 +217,9 @@ def why(**given: Any) -> None:
 @app.command()
 @click.argument("plan", type=PATH)
 @option("--out", type=PATH, required=True, help="Folder for records, leaderboards and the page.")
-@option("--against", type=PATH, help="An arena that was run: its methods are compared with, not run again.")
+@option("--against", type=PATH,
+        help="An arena that was run: its methods are not run again, and PLAN needs new methods only.")  # fmt: skip
+@option("--tasks", metavar=LIST, help="Of the plan's; all, unless given.")
 @options.on
 @options.as_json
 def arena(**given: Any) -> None:

@@ -33,18 +33,19 @@ def write(found: Sequence[Played], ranked: Sequence[Board], told: Mapping[str, A
     text = Template(_asset("arena.html")).substitute(
         style=(files("flrce.results") / "assets" / "page.css").read_text("utf-8") + _asset("arena.css"),
         script=script, digest=digest, data=embed(payload(found, told)), version=__version__,
-        story="".join(f"<p>{html.escape(line)}</p>" for line in story(found, ranked)),
+        story="".join(f"<p>{html.escape(line)}</p>" for line in story(found, ranked, told)),
     )  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     write_through(out, text.encode())
     return out
 
 
-def story(found: Sequence[Played], ranked: Sequence[Board]) -> list[str]:
-    """What the arena says, in words: who leads at equal cost, by how much, and how sure that is."""
+def story(found: Sequence[Played], ranked: Sequence[Board], told: Mapping[str, Any]) -> list[str]:
+    """What the arena says, in words: what can be saved, who leads at equal cost, and how sure that is."""
     tasks, methods = {p.task for p in found}, {p.method for p in found}
     seeds = min(sum((p.task, p.method) == pair for p in found) for pair in {(p.task, p.method) for p in found})
     lines = [f"{len(methods)} methods on {len(tasks)} tasks, at least {seeds} seeds each."]
+    lines += [line for axis in ("joules", "bytes") if (line := saved(told, axis))]
     for board in (each for each in ranked if each.share == max(b.share for b in ranked)):
         first, *others = board.standings
         if others and board.critical is not None and others[-1].rank - first.rank < board.critical:
@@ -56,6 +57,18 @@ def story(found: Sequence[Played], ranked: Sequence[Board]) -> list[str]:
         more = f" and {len(near) - AT_MOST} more" if len(near) > AT_MOST else ""
         lines.append(f"At equal {board.axis}: {first.method} leads, mean rank {first.rank:.1f} ({sure}){tied}{more}.")
     return lines
+
+
+def saved(told: Mapping[str, Any], axis: str) -> str:
+    """The method that gets where the reference ends for the least; "" where nobody does for less."""
+    first = next((line for line in told["reached"].get(axis, ()) if line["method"] != told["reference"]), None)
+    if first is None or first["share"] is None or first["share"] >= 1:
+        return ""
+    return (
+        f"To where {told['reference']} ends, {first['method']} takes {100 * first['share']:.0f} % of its {axis} "
+        f"(95 %: {100 * first['low']:.0f} to {100 * first['high']:.0f} %); {first['reached']} of {first['runs']} "
+        "runs get there."
+    )
 
 
 def payload(found: Sequence[Played], told: Mapping[str, Any]) -> dict[str, Any]:

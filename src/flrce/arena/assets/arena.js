@@ -78,6 +78,12 @@ function lead() {
     `Ranks closer than ${board.critical.toFixed(2)} are what chance brings (Nemenyi, 5 %).`;
   ranks(board);
 }
+function saved() {
+  const axis = $("axis").value, percent = (x) => x === null ? "--" : `${(100 * x).toFixed(0)} %`;
+  $("saving").textContent = `What each method spends to get where ${D.reference} ends on average, as a share of its ${axis}: mean over tasks and seeds; runs that never get there count with all that they spent.`;
+  table($("reached"), ["Method", `Share of ${axis}`, "95 %", "Runs that get there"], D.reached[axis].map((r) => [
+    r.method, percent(r.share), r.share === null ? "--" : `${percent(r.low)} to ${percent(r.high)}`, `${r.reached} of ${r.runs}`]));
+}
 function ranks(board) {
   const n = board.standings.length, W = 720, left = 190, H = 30 + 20 * n;
   const x = (r) => left + (W - left - 20) * (r - 1) / Math.max(n - 1, 1);
@@ -180,7 +186,11 @@ function fill() {
   for (const axis of D.axes) $("axis").append(el("option", { value: axis }, axis));
   $("axis").value = "joules";
   for (const share of [...new Set(D.boards.map((b) => b.share))]) $("share").append(el("option", { value: String(share) }, `${100 * share} %`));
-  $("axis").addEventListener("change", () => { lead(); charts(); });
+  $("axis").addEventListener("change", () => { lead(); saved(); charts(); });
+  saved();
+  const unrun = Object.entries(D.left_out).flatMap(([m, tasks]) => Object.entries(tasks).map(([t, why]) => [m, t, why]));
+  $("unrun").hidden = !unrun.length;
+  table($("missing"), ["Method", "Task", "Why"], unrun);
   $("share").addEventListener("change", lead);
   $("csv").addEventListener("click", () => download(`arena-${$("axis").value}.csv`,
     [heads(), ...rows(current())].map((row) => row.map((cell) => quoted(String(cell))).join(",")).join("\n")));

@@ -1,0 +1,81 @@
+"""What it takes each method to get where the reference ends: the arena's answer to "what was saved?"."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.arena.board import DRAWS
+from flrce.arena.records import Played
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A method on all tasks; its cost is a share of what the reference spends."""
+
+    method: str
+    reached: int  # runs that were as good as the reference's mean end
+    runs: int
+    share: float | None  # geometric mean over tasks of the mean over seeds; None: some task was never reached
+    low: float | None  # 95 % under other draws of the seeds
+    high: float | None
+
+
+def reach(found: Sequence[Played], axis: str, reference: str, draws: int = DRAWS) -> list[Reach]:
+    """Of methods that have all of the reference's tasks, the cheapest first. A run that never gets there counts with
+    all that it spent, or with what the reference spends if that is more."""
+    ends, whole = _targets(found, axis, reference)
+    lines = []
+    for method in dict.fromkeys(p.method for p in found):
+        runs = {task: [p for p in found if (p.task, p.method) == (task, method)] for task in ends}
+        if not all(runs.values()):
+            continue
+        costs = {task: [_cost(p, axis, ends[task]) for p in runs[task]] for task in ends}
+        there = sum(cost is not None for each in costs.values() for cost in each)
+        if all(any(cost is not None for cost in each) for each in costs.values()):
+            shares = [_shares(runs[task], costs[task], axis, whole[task]) for task in ends]
+            middle, drawn = _geometric([each.mean(keepdims=True) for each in shares])[0], _drawn(shares, draws)
+            low, high = np.quantile(drawn, [0.025, 0.975])
+            lines.append(Reach(method, there, sum(map(len, costs.values())), float(middle), float(low), float(high)))
+        else:
+            lines.append(Reach(method, there, sum(map(len, costs.values())), None, None, None))
+    return sorted(lines, key=lambda r: (r.share is None, r.share or 0.0, r.method))
+
+
+def _targets(found: Sequence[Played], axis: str, reference: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Per task: the mean of the reference's ends, and of what it spends; tasks that spend nothing are left out."""
+    ends: dict[str, list[float]] = {}
+    spent: dict[str, list[float]] = {}
+    for p in found:
+        if p.method == reference and p.final is not None and p.spent(axis)[-1] > 0:
+            ends.setdefault(p.task, []).append(p.final)
+            spent.setdefault(p.task, []).append(float(p.spent(axis)[-1]))
+    return {t: float(np.mean(v)) for t, v in ends.items()}, {t: float(np.mean(v)) for t, v in spent.items()}
+
+
+def _cost(p: Played, axis: str, target: float) -> float | None:
+    """Spent by the first model that is as good; None: not one is."""
+    for value, cost in zip(p.rounds["value"], p.spent(axis), strict=True):
+        if value is not None and (value <= target if p.lower else value >= target):
+            return float(cost)
+    return None
+
+
+def _shares(runs: Sequence[Played], costs: Sequence[float | None], axis: str, whole: float) -> Array:
+    """(seeds,) of what the reference spends."""
+    paid = [max(float(p.spent(axis)[-1]), whole) if cost is None else cost for p, cost in zip(runs, costs, strict=True)]
+    return np.array(paid) / whole
+
+
+def _geometric(shares: Sequence[Array]) -> Array:
+    found: Array = np.exp(np.mean([np.log(np.maximum(each, 1e-12)) for each in shares], axis=0))
+    return found
+
+
+def _drawn(shares: Sequence[Array], draws: int) -> Array:
+    """(draws,) the same when seeds are drawn anew, with replacement."""
+    rng = np.random.default_rng(0)
+    return _geometric([each[rng.integers(len(each), size=(draws, len(each)))].mean(1) for each in shares])
