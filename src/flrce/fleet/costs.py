@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from flrce.errors import BadInput, nearest
 from flrce.fleet.flops import MORE, counting, plain
