@@ -149,7 +149,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     memory = {**recipe.observe(before, event), **landing.memory}
     model = recipe.average.model(memory.get("average"), w)
     after = State(t, w, memory, state.roster, {**state.carry, **kept(landing.tasks, replies)})
-    record = record if recipe.sums else diagnosed(record, recipe, state, after, event)
+    record = diagnosed(record, recipe, state, after, event)
     record = judge(record, engine, after, model)
     record = replace(record, shadow=shadows((*state.history, record), recipe.P))
     record = replace(record, stop=reason(recipe.stop, (*state.history, record)))  # Algorithm 3

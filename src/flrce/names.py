@@ -52,6 +52,7 @@ from flrce.servers.averages import EMA, SWA, GrowingTail, TailMean
 from flrce.servers.dynamic import DynamicStep
 from flrce.stops.budget import Budget, Patience
 from flrce.stops.conflict import Conflicts
+from flrce.stops.growth import Growth
 from flrce.stops.standstill import Standstill
 from flrce.stops.target import Target
 from flrce.stops.worth import Worth
@@ -131,6 +132,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "never": Never,
         "conflicts": Conflicts,
         "budget": Budget,
+        "growth": Growth,
         "patience": Patience,
         "standstill": Standstill,
         "worth": Worth,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flrce.bounds import Rate, problem
 from flrce.errors import BadInput
-from flrce.traits import Compares, Linked, Objects, Observes, Partial, Remembers, Tells
+from flrce.traits import Compares, Linked, Objects, Observes, Partial, Remembers, Tells, holder
 from flrce.types import (
     Arrivals,
     Evaluation,
@@ -264,13 +264,14 @@ class Recipe:
 
     def init(self, M: int, d: int, D: int) -> dict[str, Any]:
         """What the pieces remember before the first round; d floats are trained, D travel."""
-        return {role: piece.init(M, d, D) for role, piece in self.pieces() if isinstance(piece, Remembers)}
+        held = ((role, holder(piece)) for role, piece in self.pieces())
+        return {role: piece.init(M, d, D) for role, piece in held if isinstance(piece, Remembers)}
 
     def observe(self, memory: Mapping[str, Any], event: Event) -> dict[str, Any]:
         """Every piece's memory after a committed round."""
         return {
             role: piece.observe(memory[role], event) if isinstance(piece, Observes) else memory[role]
-            for role, piece in self.pieces()
+            for role, piece in ((role, holder(piece)) for role, piece in self.pieces())
             if role in memory
         }
 

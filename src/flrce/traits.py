@@ -129,6 +129,27 @@ class MeasuresHeadway(Protocol):
 
 
 @runtime_checkable
+class MeasuresWay(Protocol):
+    """A stop that knows how far the model has come."""
+
+    def way(self, memory: Any) -> float: ...
+
+
+@runtime_checkable
+class Several(Protocol):
+    """A piece made of others, of which one may remember something."""
+
+    @property
+    def rules(self) -> Sequence[Any]: ...
+
+
+def holder(piece: Any) -> Any:
+    """Who has a piece's memory: itself, or of a piece made of several the first that remembers."""
+    inside = [rule for rule in piece.rules if isinstance(rule, Remembers)] if isinstance(piece, Several) else []
+    return inside[0] if inside else piece
+
+
+@runtime_checkable
 class Refuses(Protocol):
     """A stop that looks at what the next round would cost, before it is begun."""
 

@@ -208,6 +208,7 @@ class Record:
     votes: float = 0.0  # the same among clients that are not flagged, scaled to all
     consensus: float = 1.0  # |sum p u| / sum p |u|
     headway: float | None = None  # cosine of the round's step and the way of the rounds before (averages.py)
+    way: float | None = None  # |w - w_0|, where the stop asks for it (stops/growth.py)
     accuracy: float | None = None  # where that is the headline metric
     accuracy_weighted: float | None = None
     loss: float | None = None

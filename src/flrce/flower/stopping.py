@@ -19,7 +19,7 @@ from flrce.servers.averages import EMA, Mean
 from flrce.stops.budget import AnyOf, Budget
 from flrce.stops.conflict import Conflicts
 from flrce.stops.worth import Worth
-from flrce.traits import Refuses
+from flrce.traits import MeasuresWay, Observes, Refuses, Remembers, holder
 from flrce.types import Event, Record, Updates
 
 GUARD = "wrap the strategy instead: flrce.flower.Guarded(strategy, stop=...)"
@@ -48,13 +48,14 @@ class ShouldStop:
     template: Template | None = None
     w: Tensor | None = None  # the last model
     average: Mean | None = None
+    memory: Any = None  # the rule's own, where it has one
     clock: float = field(default_factory=time.monotonic)
 
     def __call__(self, server_round: int, result: Result) -> bool:
         now = time.monotonic()
         figures = _figures(result, server_round)
         self.history.append(Record(
-            t=server_round, exploit=True, headway=self._headway(server_round, result.arrays),
+            t=server_round, exploit=True, headway=self._headway(server_round, result.arrays), way=self._way(),
             accuracy=first(figures, self.metric, PERCENT), loss=first(figures, LOSSES), seconds=now - self.clock,
         ))  # fmt: skip
         self.clock = now
@@ -83,7 +84,16 @@ class ShouldStop:
         nobody = Updates(torch.zeros(0, dtype=torch.long), w[None, :0], torch.zeros(0), self.template.layout.trainable)
         event = Event(t, w if before is None else before, w, nobody, 0)
         self.w, self.average = w, EMA().observe(average, event)
+        rule = holder(self.rule)
+        if isinstance(rule, Observes) and isinstance(rule, Remembers):  # from the first model that a Result has
+            memory = self.memory or rule.init(0, self.template.layout.trainable, self.template.layout.size)
+            self.memory = rule.observe(memory, event)
         return EMA().headway(self.average)
+
+    def _way(self) -> float | None:
+        """How far the model has come since the first round, where the rule asks for it."""
+        rule = holder(self.rule)
+        return rule.way(self.memory) if isinstance(rule, MeasuresWay) and self.memory is not None else None
 
 
 def _figures(result: Result, t: int) -> Mapping[str, Any]:

@@ -8,12 +8,17 @@ from dataclasses import replace
 from flrce.linalg import conflicts, consensus, gram
 from flrce.pieces import Recipe
 from flrce.round.trust import flags, silenced, votes
-from flrce.traits import MeasuresHeadway
+from flrce.traits import MeasuresHeadway, MeasuresWay, holder
 from flrce.types import Event, Record, State
 
 
 def diagnosed(record: Record, recipe: Recipe, state: State, after: State, event: Event) -> Record:
-    """The record with the round's diagnostics; `state` is that before the round."""
+    """The record with the round's diagnostics; `state` is that before the round. Of sums: what models alone tell."""
+    stop = holder(recipe.stop)
+    if isinstance(stop, MeasuresWay):
+        record = replace(record, way=stop.way(after.memory["stop"]))
+    if recipe.sums:
+        return record
     updates = event.updates
     G = gram(updates.u)
     odd = flags(G, record.replied)

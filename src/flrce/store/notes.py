@@ -9,6 +9,7 @@ from flrce.pieces import Recipe, StopRule
 from flrce.selectors.turns import InTurn
 from flrce.stops.budget import AnyOf, Patience
 from flrce.stops.conflict import Conflicts
+from flrce.stops.growth import Growth
 from flrce.stops.standstill import Standstill
 from flrce.stops.trend import FEWEST
 from flrce.stops.worth import Worth
@@ -100,6 +101,8 @@ def earliest(rule: Any, eval_every: int = 1, sweep: float | None = None) -> int:
         return max(rule.after + 1, rule.n + 2)  # headway is known from the third round on
     if isinstance(rule, Conflicts):
         return max(rule.after + 1, rule.r)
+    if isinstance(rule, Growth):
+        return rule.rounds + 1
     return (rule.rounds + 1) * eval_every if isinstance(rule, Patience) else 1
 
 
