@@ -47,8 +47,8 @@ def test_a_run_ends_and_resumes_with_it(tmp_path, recipe):
     """It reads models alone, so that sums are enough; a budget beside it does not take its memory away."""
     recipe = {**recipe, "stop": {"piece": "growth", "rate": 0.9, "rounds": 2}}
     settings = {
-        "rounds": 6, "clients": 8, "per_round": 4, "data": {"name": "digits"}, "engine": {"workers": 1}, "recipe": recipe,
-        "stop": {"joules": 1e9},
+        "rounds": 6, "clients": 8, "per_round": 4, "data": {"name": "digits"}, "engine": {"workers": 1},
+        "recipe": recipe, "stop": {"joules": 1e9},
     }  # fmt: skip
     whole = runs.run(Experiment(**settings))
     assert whole.history[-1].t == 3
