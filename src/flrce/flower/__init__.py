@@ -14,6 +14,7 @@ from flrce.errors import BadInput
 PLACES = {
     **dict.fromkeys(("FLrce", "Guarded", "RecipeStrategy"), "strategies"),
     **dict.fromkeys(("Local", "client_app", "compressing", "introduce"), "client"),
+    **dict.fromkeys(("Masked", "masked_app"), "secure"),
     "LocalGrid": "grid", "Result": "session", "should_stop": "stopping",
 }  # fmt: skip
 __all__ = list(PLACES)

@@ -35,7 +35,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
         w, task, template = received(message, context, runner, tracing)
         traces = bool(task.part.first) or (task.part.rate < 1 and task.part.rate not in runner.slices)
         with tracing.alone() if traces else tracing.together():
-            reply, cost = measured(lambda: _judged_and_trained(runner, local, w, task, carried(context, task.t)))
+            reply, cost = measured(lambda: judged_and_trained(runner, local, w, task, carried(context, task.t)))
         if reply.error:
             raise ValueError(reply.error)
         carry_on(context, task.t, reply.carry)
@@ -71,7 +71,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
     return introduce(app, who, compresses=True, parts=True)
 
 
-def _judged_and_trained(runner: Runner, local: Local, w: Tensor, task: Task, carry: dict[str, Tensor]) -> Reply:
+def judged_and_trained(runner: Runner, local: Local, w: Tensor, task: Task, carry: dict[str, Tensor]) -> Reply:
     """The reply. A client that holds the whole model judges it before it trains, where its task asks for that."""
     judged, held = None, local.held
     if task.judge and held is not None and len(held) and task.part.rate == 1:

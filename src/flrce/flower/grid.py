@@ -1,5 +1,6 @@
 """Flower's Grid inside one process: a few threads run a ClientApp for any number of nodes. No Ray, no ports."""
 
+import copy
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -116,10 +117,23 @@ class LocalGrid(Grid):
         if context is None:
             return Message(Error(GONE, "Node Unavailable"), reply_to=message)
         try:
-            reply = again(lambda: self.app(message, context))
+            received = _as_received(message)
+            reply = again(lambda: self.app(received, context))
             if reply.metadata.reply_to_message_id == message.metadata.message_id:
                 return reply
             held = reply.error if reply.has_error() else reply.content  # some of Flower's mods answer their own reply
             return Message(held, reply_to=message)
         except Exception:
             return Message(Error(RAISED, traceback.format_exc(limit=-3)), reply_to=message)
+
+
+def _as_received(message: Message) -> Message:
+    """A message with records of its own, as one that has travelled: what a client takes out is gone for it alone.
+
+    The arrays in them are shared, as they may be large.
+    """
+    received = copy.copy(message)
+    if message.has_content():
+        content = ((name, type(record)(dict(record))) for name, record in message.content.items())  # type: ignore[arg-type]
+        received.content = RecordDict(dict(content))
+    return received
