@@ -100,3 +100,20 @@ def test_the_plainest_fedavg_is_what_others_are_compared_with(run):
     assert "two seeds, too few" in story.compared(
         Group("a", tuple(made(run, s, 0.9) for s in (0, 1))), Group("b", tuple(made(run, s, 0.8) for s in (0, 1)))
     )
+
+
+def test_a_note_says_whose_it_is(run):
+    short = {"name": "fedavg", "stop": {"piece": "patience", "rounds": 30}}
+    mine, plain = (Group(name, (made(run, 0, 0.9, recipe=recipe),)) for name, recipe in (
+        ("mine", short), ("fedavg", {"name": "fedavg"})
+    ))  # fmt: skip
+    note = "the stop rule (Patience) acts from round 31 on, so it cannot end a run of 2 rounds."
+    assert story.warned([mine, plain]) == [f"Note on mine: {note}"]
+    assert story.warned([mine]) == [f"Note: {note}"]
+
+
+def test_points_of_a_metric_that_falls_are_explained(run):
+    stop = "twice the rounds would bring at most 0.5 < 2 points (...)"
+    ended = made(run, 0, None, stop=stop)
+    lower = tuple(replace(h, metric="mae", lower=True, metrics={"mae": 0.4}) for h in ended.rounds)
+    assert story.reason(replace(ended, rounds=lower)).endswith("asked for (a point: a hundredth of the first MAE)")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flrce.results.price import course, points
 from flrce.results.story import decided, ended
 from flrce.stops.standstill import Standstill
+from flrce.store import headline as words
 from flrce.store.read import Run
 
 SHOWN = 300  # clients in a chart; the most often chosen of a larger fleet
@@ -55,14 +56,16 @@ def detail(run: Run, rows: Sequence[int]) -> dict[str, Any]:
 
 
 def served(run: Run, rows: Sequence[int]) -> dict[str, Any]:
-    """The accuracy of the model handed back for each client and each class, where it was recorded."""
-    if run.final.get("metric") != "accuracy":
-        return {"byClient": [], "byClass": []}
-    clients, classes = run.final.get("clients", []), run.final.get("classes", [])
+    """The headline of the model handed back for each client, and its accuracy for each class, where recorded."""
+    metric = str(run.final.get("metric", "accuracy"))
+    clients, classes = run.final.get("clients", []), run.final.get("classes", []) if metric == "accuracy" else []
     return {
         "byClient": [_short(clients[k]) if k < len(clients) else None for k in rows],
         "byClass": [_short(value) for value in classes],
-    }
+        "served": {
+            "name": words.heading(metric), "per": words.unit(metric), "lower": run.summary["better"] == "lower",
+        },
+    }  # fmt: skip
 
 
 def training(run: Run) -> list[float | None]:

@@ -21,8 +21,17 @@ def story(groups: Sequence[Group]) -> list[str]:
     first = [f"{group.label} {alone(group, groups)}" for group in groups] if len(groups) <= MANY else []
     against = baseline(groups)
     others = [compared(group, against) for group in groups if group is not against]
-    warned = dict.fromkeys(note for group in groups for run in group.runs for note in about(run))
-    return [*others, *first, *(f"Note: {note}." for note in warned)]
+    return [*others, *first, *warned(groups)]
+
+
+def warned(groups: Sequence[Group]) -> list[str]:
+    """The notes of all runs, each once, with the recipes that it is about where there are others."""
+    whose: dict[str, list[str]] = {}
+    for group in groups:
+        for note in dict.fromkeys(note for run in group.runs for note in about(run)):
+            whose.setdefault(note, []).append(group.label)
+    some = {note: "" if len(labels) == len(groups) else f" on {', '.join(labels)}" for note, labels in whose.items()}
+    return [f"Note{about_whom}: {note}." for note, about_whom in some.items()]
 
 
 def baseline(groups: Sequence[Group]) -> Group:
@@ -83,7 +92,10 @@ def reason(run: Run) -> str:
         return f"the chosen clients pulled against one another ({run.conflicts(last):.1f} of {peers} peers on average)"
     if which == "gain":
         what = stop.partition(" (")[0].replace("would bring", "would have brought")
-        return what.replace("<", "of the") + " that were asked for" if "<" in what else what
+        if "<" not in what:
+            return what
+        point = f" (a point: a hundredth of the first {words.name(run.summary['metric'])})"
+        return what.replace("<", "of the") + f" that were asked for{point if run.done[-1].lower else ''}"
     if "budget" in stop:
         return f"{stop.partition(' (')[0].replace('next round would pass', 'one more round would have passed its')}"
     if any(isinstance(rule, Patience) for rule in run.rules) and stop.startswith("no gain"):

@@ -38,11 +38,11 @@ function number(value, digits = 3) {
   return String(Number(value.toPrecision(Math.max(digits, Math.ceil(Math.log10(size + 1e-12))))));
 }
 
-function ticks(low, high, most) {
+function ticks(low, high, most, whole = false) {
   const span = high - low || 1;
-  const rough = span / Math.max(most, 1);
+  const rough = whole ? Math.max(span / Math.max(most, 1), 1) : span / Math.max(most, 1);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((x) => x * power).find((x) => x >= rough * 0.999);
+  const step = (whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((x) => x * power).find((x) => x >= rough * 0.999);
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-6; i++) found.push(i * step);
   return found;
@@ -63,7 +63,7 @@ function axes(frame, xs, ys) {
     node(frame.svg, "line", { x1: left, x2: right, y1: y(v), y2: y(v), stroke: frame.grid });
     words(frame, left - 8, y(v) + 4, text(ys, v), { "text-anchor": "end", fill: frame.muted });
   }
-  for (const v of xs.ticks || ticks(xs.low, xs.high, (right - left) / 80)) {
+  for (const v of xs.ticks || ticks(xs.low, xs.high, (right - left) / 80, xs.name === "round")) {
     words(frame, x(v), bottom + 18, text(xs, v), { fill: frame.muted });
   }
   node(frame.svg, "line", { x1: left, x2: right, y1: bottom, y2: bottom, stroke: frame.line });
@@ -96,9 +96,9 @@ function blank(width, height, margins) {
 }
 
 class Chart {
-  // draw(frame) as above; height(width) in pixels; empty() says why there is nothing to draw, or "".
-  constructor(id, { draw, height = () => 320, margins = {}, empty = () => "", legend = null }) {
-    Object.assign(this, { id, draw, height, empty, legend, at: [0, 0], width: 0 });
+  // draw(frame) as above; height(width) in pixels; empty() says why there is nothing to draw, or ""; an optional one then goes.
+  constructor(id, { draw, height = () => 320, margins = {}, empty = () => "", legend = null, optional = false }) {
+    Object.assign(this, { id, draw, height, empty, legend, optional, at: [0, 0], width: 0 });
     this.margins = { left: 52, right: 18, top: 30, bottom: 46, ...margins };
     this.figure = byId(id);
     this.title = this.figure.querySelector("figcaption").textContent;
@@ -122,8 +122,9 @@ class Chart {
   }
 
   render() {
-    this.width = this.canvas.clientWidth;
     const why = this.empty(), held = this.canvas.contains(document.activeElement);
+    this.figure.hidden = this.optional && Boolean(why);
+    this.width = this.canvas.clientWidth;
     this.tools.hidden = Boolean(why);
     this.hide();
     if (why || !this.width) {

@@ -160,21 +160,23 @@ function drawCosts(frame) {
   };
 }
 
-// Bars of accuracy: what(run) gives [values, names, the axis' name, whether the worst come first].
+// Bars of the headline: what(run) gives [values, names, the axis' name, whether the worst come first].
 const drawServed = (what) => (frame) => {
   const [values, list, name, sorted] = what(now()), known = values.map((v, k) => k).filter((k) => values[k] != null);
-  const order = sorted ? known.sort((a, b) => values[a] - values[b] || a - b) : known, n = order.length, slot = (frame.right - frame.left) / n;
-  const mean = order.reduce((sum, k) => sum + values[k], 0) / n;
-  const [, y] = axes(frame, { low: 0, high: n, ticks: [], name: "" }, { low: 0, high: 100, name: "accuracy %" });
-  order.forEach((k, i) => node(frame.svg, "rect", { x: frame.left + i * slot, y: y(100 * values[k]), width: Math.max(slot * 0.8, 0.7), height: frame.bottom - y(100 * values[k]), fill: colour("s0"), class: "served" }));
-  node(frame.svg, "line", { x1: frame.left, x2: frame.right, y1: y(100 * mean), y2: y(100 * mean), stroke: frame.ink, "stroke-dasharray": "4 3" });
-  keys({ ...frame, left: frame.left + 90 }, [[`mean ${(100 * mean).toFixed(1)} %`, frame.ink, "4 3"]], frame.top - 10);
+  const { name: head, per, lower } = now().served, share = per !== 1, sign = lower ? -1 : 1;
+  const order = sorted ? known.sort((a, b) => sign * (values[a] - values[b]) || a - b) : known, n = order.length, slot = (frame.right - frame.left) / n;
+  const shown = (v) => (share ? `${(v / per).toFixed(1)} %` : number(v, 4)), all = order.map((k) => values[k]);
+  const mean = all.reduce((sum, v) => sum + v, 0) / n, low = Math.min(0, ...all) / per, high = share ? 100 : 1.1 * Math.max(...all, 1e-12);
+  const [, y] = axes(frame, { low: 0, high: n, ticks: [], name: "" }, { low, high, name: head.toLowerCase() === "accuracy %" ? "accuracy %" : head });
+  order.forEach((k, i) => node(frame.svg, "rect", { x: frame.left + i * slot, y: Math.min(y(values[k] / per), y(0)), width: Math.max(slot * 0.8, 0.7), height: Math.abs(y(0) - y(values[k] / per)), fill: colour("s0"), class: "served" }));
+  node(frame.svg, "line", { x1: frame.left, x2: frame.right, y1: y(mean / per), y2: y(mean / per), stroke: frame.ink, "stroke-dasharray": "4 3" });
+  keys({ ...frame, left: frame.left + 90 }, [[`mean ${shown(mean)}`, frame.ink, "4 3"]], frame.top - 10);
   columnNames(frame, order.map((k) => String(list[k])), name);
   return {
-    cols: n, label: `From ${(100 * Math.min(...order.map((k) => values[k]))).toFixed(1)} % to ${(100 * Math.max(...order.map((k) => values[k]))).toFixed(1)} %.`,
+    cols: n, label: `From ${shown(Math.min(...all))} to ${shown(Math.max(...all))}.`,
     locate: (x) => (x < frame.left || x >= frame.right ? null : [Math.min(n - 1, Math.floor((x - frame.left) / slot)), 0]),
-    cell: (i) => ({ x: frame.left + (i + 0.4) * slot, y: frame.top, text: `${list[order[i]]}\n${(100 * values[order[i]]).toFixed(1)} %` }),
-    csv: () => [[name.split(",")[0], "accuracy"], ...order.map((k) => [list[k], values[k]])],
+    cell: (i) => ({ x: frame.left + (i + 0.4) * slot, y: frame.top, text: `${list[order[i]]}\n${shown(values[order[i]])}` }),
+    csv: () => [[name.split(",")[0], head.replace(" %", "").toLowerCase()], ...order.map((k) => [list[k], values[k]])],
   };
 };
 

@@ -35,19 +35,20 @@ function courseOf(run, axis, averaged) {
 const KINDS = { raw: "of the round", averaged: "handed back", smooth: "of the round, running mean" };
 
 // The y axis: all of it, or where the curves are in the later two thirds: there they differ, if at all.
-// Shares end at 100 %; any other metric has the range that was seen.
+// Shares end at 100 %; any other metric has the range that was seen. A few points are shown in full.
 function range(shown, high) {
   const share = data.metric.per !== 1, per = data.metric.per;
+  const zoomed = byId("zoom").checked && Math.max(...shown.map(({ curve: [xs] }) => xs.length)) >= 8;
   const later = shown.flatMap(({ curve: [xs, mean] }) => mean.filter((_, j) => xs[j] >= high / 3 || j === mean.length - 1)).map((v) => v / per);
   const all = shown.flatMap(({ curve: [, mean, half] }) => mean.map((m, j) => (m + (half?.[j] || 0)) / per));
   const floor = shown.flatMap(({ curve: [, mean, half] }) => mean.map((m, j) => (m - (half?.[j] || 0)) / per));
   if (!share) {
-    const values = byId("zoom").checked && later.length ? later : [...all, ...floor];
+    const values = zoomed && later.length ? later : [...all, ...floor];
     const low = Math.min(...values, Infinity), top = Math.max(...values, -Infinity), room = 0.1 * (top - low || Math.abs(top) || 1);
     return values.length ? [low - room < 0 && low >= 0 ? 0 : low - room, top + room] : [0, 1];
   }
   const whole = Math.min(100, Math.ceil(Math.max(...all, 10) / 10) * 10);
-  if (!byId("zoom").checked || !later.length) return [0, whole];
+  if (!zoomed || !later.length) return [0, whole];
   const low = Math.min(...later), span = Math.max(Math.max(...later) - low, 4);
   return [Math.max(0, Math.floor(low - 0.6 * span)), Math.min(100, Math.ceil(Math.max(...later) + 0.3 * span))];
 }
@@ -221,7 +222,7 @@ function drawWorth(frame) {
   node(frame.svg, "path", { d: line(w.gain), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "gain" });
   node(frame.svg, "path", { d: line(w.price), fill: "none", stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "price" });
   if (run.decided === "gain") stopLine(frame, x(run.t.at(-1)));
-  keys(frame, [["twice the rounds bring, at most", colour("exploit"), ""], ["what they must bring", colour("wasted"), ""]], frame.top - 32);
+  keys(frame, [["twice the rounds bring, at most", colour("exploit"), ""], ["what they must bring", colour("wasted"), "6 4"]], frame.top - 32);
   return {
     cols: w.looks.length, label: `At the last look twice the rounds would have brought at most ${number(w.gain.at(-1))} points; ${number(w.price.at(-1))} were asked for. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
     locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(w.looks, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),

@@ -11,18 +11,18 @@ const nothing = () => (now().t.length ? "" : "No round is committed yet.");
 const noMap = () => (now().left_out ? "Left out to keep the page small: make a report of this run alone to see its map." : now().relations ? "" : now().M > 300 ? "Fleets of more than 300 clients keep no map per round." : "This recipe keeps no relationship map.");
 const tall = () => Math.max(220, Math.min(660, names(now()).length * 9 + 90));
 const run_has_loss = () => [...now().loss, ...now().training].some((v) => v != null);
-const unserved = (key) => () => (now()[key].some((v) => v != null) ? "" : "Not recorded: the run has not ended, its headline is another metric, or its devices did not tell.");
+const unserved = (key) => () => (now()[key].some((v) => v != null) ? "" : "Not recorded: the run has not ended, or its devices did not tell.");
 const runCharts = [
   new Chart("loss", { draw: drawLoss, height: () => 260, margins: { top: 52 }, empty: () => (run_has_loss() ? "" : "The run was not judged.") }),
-  new Chart("by-client", { draw: drawServed((run) => [run.byClient, names(run), "clients, worst first", true]), height: () => 260, empty: unserved("byClient") }),
-  new Chart("by-class", { draw: drawServed((run) => [run.byClass, run.classes, "class", false]), height: () => 260, empty: unserved("byClass") }),
+  new Chart("by-client", { optional: true, draw: drawServed((run) => [run.byClient, names(run), "clients, worst first", true]), height: () => 260, empty: unserved("byClient") }),
+  new Chart("by-class", { optional: true, draw: drawServed((run) => [run.byClass, run.classes, "class", false]), height: () => 260, empty: unserved("byClass") }),
   new Chart("conflicts", { draw: drawConflicts, height: () => 300, margins: { top: 52 }, empty: nothing }),
-  new Chart("worth", { draw: drawWorth, height: () => 280, margins: { top: 52 }, empty: () => (now().worth.looks.length ? "" : "The run had no stop with a price, or too few rounds for a look.") }),
-  new Chart("point", { draw: drawPoint, height: () => 280, margins: { top: 52, left: 66 }, empty: () => (now().point.joules.some((j) => j > 0) ? "" : "Too few rounds for a look, or no gain that can be told from chance at any.") }),
-  new Chart("headway", { draw: drawHeadway, height: () => 280, margins: { top: 52 }, empty: () => (now().headway.some((h) => h != null) ? "" : "Headway is measured against an averaged model: this run kept none.") }),
+  new Chart("worth", { optional: true, draw: drawWorth, height: () => 280, margins: { top: 52 }, empty: () => (now().worth.looks.length ? "" : "The run had no stop with a price, or too few rounds for a look.") }),
+  new Chart("point", { optional: true, draw: drawPoint, height: () => 280, margins: { top: 52, left: 66 }, empty: () => (now().point.joules.some((j) => j > 0) ? "" : "Too few rounds for a look, or no gain that can be told from chance at any.") }),
+  new Chart("headway", { optional: true, draw: drawHeadway, height: () => 280, margins: { top: 52 }, empty: () => (now().headway.some((h) => h != null) ? "" : "Headway is measured against an averaged model: this run kept none.") }),
   new Chart("selections", { draw: drawSelections, height: tall, margins: { left: 60 }, empty: nothing }),
   new Chart("relations", { draw: drawRelations, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36, right: 16 }, empty: noMap }),
-  new Chart("partition", { draw: drawPartition, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36 }, empty: () => (labelsOf(now()).length ? "" : "The run keeps no label counts.") }),
+  new Chart("partition", { optional: true, draw: drawPartition, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36 }, empty: () => (labelsOf(now()).length ? "" : "The run keeps no label counts.") }),
   new Chart("costs", { draw: drawCosts, height: () => 280, margins: { left: 58 }, empty: nothing }),
 ];
 const chartOf = (id) => charts.find((chart) => chart.id === id);
