@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from flrce import runs
+from flrce import outcome, runs
 from flrce.apps.cli import main
 from flrce.apps.show import Progress, sparkline
 from flrce.errors import BadInput
@@ -53,7 +53,7 @@ def test_interval_by_hand():
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=8))
 def test_interval_agrees_with_the_summary_of_a_run_of_many_seeds(values):
-    names = dict.fromkeys(runs.FIGURES)
+    names = dict.fromkeys(outcome.FIGURES)
     theirs = runs.intervals([names | {"accuracy": v} for v in values])["accuracy"]
     ours = tables.interval(values)
     assert ours.mean == pytest.approx(theirs["mean"], abs=1e-6)
