@@ -14,7 +14,7 @@ CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
 # tables of the pages, made anew from all committed runs
 STUDIES := tests/test_beyond.py tests/test_stop_study.py
 
-.PHONY: demo test check unit studies numbers wheel browser flower faults fuzz crashes docs bench lint types clean
+.PHONY: demo test check unit studies numbers wheel browser flower faults fuzz crashes docs versioned bench lint types clean
 
 demo: $(VENV)/.core
 	rm -rf runs/demo
@@ -69,6 +69,13 @@ types: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# the documentation of this version beside those of others, on the branch gh-pages of this clone; nothing is pushed
+VERSION ?= $(shell sed -n 's/^__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' src/flrce/version.py)
+versioned: $(VENV)/.dev
+	$(PIP) 'mike>=2.1,<3'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	$(BIN)/mike set-default latest
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py
