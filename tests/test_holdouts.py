@@ -15,7 +15,7 @@ from flrce.round.judgement import heard, vetted
 from flrce.types import Judged, Payload, Record, Reply, Task, Yardstick
 from training import assert_resumes
 
-BASE = {"rounds": 4, "clients": 12, "per_round": 4, "engine": {"kernel": "torch"}}
+BASE = {"rounds": 4, "clients": 12, "per_round": 4, "train": {"epochs": 1}, "engine": {"kernel": "torch"}}
 
 
 def asked(holdouts=True, **more):

@@ -35,7 +35,8 @@ SAME = ("rounds.jsonl", "clients.jsonl", "model.safetensors", "relations.safeten
 
 def run_with(tmp_path, workers, kernel):
     out = tmp_path / f"workers-{workers}"
-    runs.run(Experiment.of(SMALL | {"engine": {"workers": workers, "kernel": kernel}}), out)
+    few = {"train": {"epochs": 1}, "engine": {"workers": workers, "kernel": kernel}}
+    runs.run(Experiment.of(SMALL | few), out)
     return out
 
 
