@@ -54,7 +54,8 @@ def test_a_run_ends_and_resumes_with_it(tmp_path, recipe):
     assert whole.history[-1].t == 3
     assert whole.summary["stopped"].startswith("the way from the initial model grew")
     ways = [h.way for h in whole.history]
-    assert ways == sorted(ways) and ways[0] > 0
+    assert ways == sorted(ways)
+    assert ways[0] > 0
     runs.run(Experiment(**{**settings, "rounds": 1}), tmp_path)
     again = runs.run(Experiment(**settings), tmp_path, resume=True)
     assert [h.way for h in again.history] == ways
