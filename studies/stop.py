@@ -180,19 +180,20 @@ class Clock:
 class Priced:
     """`Worth` as it ships, looking only where it looks; `by`: all that is recorded, or only one kind of figures.
 
-    Without `bent` it is the rule as it was first frozen, on the first part of the decision set.
+    Without `bent` it is the rule as it was first frozen, on the first part of the decision set; if it does not wait
+    for evaluations, as it was frozen for the confirming runs.
     """
 
-    def __init__(self, points=PRICE, by="all", bent=BENT):
-        self.rule, self.by, self.bent = Worth(points), by, bent
+    def __init__(self, points=PRICE, by="all", bent=BENT, waits=True):
+        self.rule, self.by, self.how = Worth(points), by, (bent, waits)
 
     def __call__(self, run):
-        looks = looked(run, self.by, self.bent)
+        looks = looked(run, self.by, *self.how)
         return next((v.t for v in looks if max(v.gain, v.least) < self.rule.points and v.final), None)
 
 
 @cache
-def looked(run, by, bent):
+def looked(run, by, bent, waits):
     """Every verdict on a run."""
     found = seen(run.history)
     nothing = found.clients.until(0)
@@ -200,7 +201,7 @@ def looked(run, by, bent):
         found = Seen(found.clients, nothing, found.unit)
     elif by == "evaluations":
         found = Seen(nothing, found.evaluations, found.unit)
-    every = (judged(found.until(t), t, PRICE, bent) for t in range(1, run.T + 1) if due(t))
+    every = (judged(found.until(t), t, PRICE, bent, waits) for t in range(1, run.T + 1) if due(t))
     return [verdict for verdict in every if verdict is not None]
 
 
@@ -235,7 +236,8 @@ def patience(run, many=10):
 SHARES = (0.03, 0.02, 0.015, 0.01, 0.007, 0.005, 0.003, 0.002, 0.001)
 PRICES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 RULES = {
-    "worth, as first frozen": Priced(bent=None),
+    "worth, as first frozen": Priced(bent=None, waits=False),
+    "worth, as frozen for the confirming runs": Priced(waits=False),
     "worth, as it ships": Priced(),
     "the same, clients alone": Priced(by="clients"),
     "the same, evaluations alone": Priced(by="evaluations"),

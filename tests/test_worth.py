@@ -184,6 +184,18 @@ def test_without_figures_of_clients_evaluations_count():
     assert 10 <= ends(Worth(), history) <= 40
 
 
+def test_a_run_that_evaluates_waits_for_its_evaluations():
+    """Six in a stretch; where they are too rare for that, clients decide after ten sweeps (50 rounds)."""
+    history = fleet(lambda t: power(t, b=2), 120)
+    assert ends(Worth(), history) < 50
+    often = [replace(h, accuracy=power(h.t) if h.t % 4 == 0 else None) for h in history]
+    assert Worth().look(often[:23]) is None
+    assert Worth().look(often[:47]).by == "evaluations"
+    rarely = [replace(h, accuracy=power(h.t) if h.t % 20 == 0 else None) for h in history]
+    assert 50 <= ends(Worth(), rarely) < 70
+    assert Worth().look(rarely[:55]).by == "clients"
+
+
 def test_looks_thin_out():
     looks = [t for t in range(1, 1000) if due(t)]
     assert looks[:5] == [1, 2, 3, 4, 5]

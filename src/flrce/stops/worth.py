@@ -93,15 +93,20 @@ def seen(history: Sequence[Record]) -> Seen:
     return Seen(heard(history), evaluated(history), point(history))
 
 
-def judged(found: Seen, t: int, price: float, bent: float | None = BENT) -> Verdict | None:
-    """A look after round t; None while neither clients nor evaluations say enough."""
+def judged(found: Seen, t: int, price: float, bent: float | None = BENT, waits: bool = True) -> Verdict | None:
+    """A look after round t; None while neither clients nor evaluations say enough.
+
+    Where a run evaluates, clients alone do not decide before evaluations can: unless those are so rare that there are
+    too few after PATIENT sweeps. `bent` and `waits` are here to replay earlier rules.
+    """
     said = _stretch(found.clients, t, HEARD, found.unit)
     bounds: list[tuple[float, Trend, str]] = []
     for doublings in EVALUATED:
         rise = _stretch(found.evaluations, t, doublings, found.unit)
         if rise is not None:
             bounds.append((SHARE * rise.slope + SURE * rise.error, rise, "evaluations"))
-    if not bounds and said is not None:
+    late = t >= PATIENT * max(found.clients.sweep, 2)
+    if not bounds and said is not None and (late or not waits or not len(found.evaluations.t)):
         bounds.append((SAID * said.slope + ALONE * said.error, said, "clients"))
     if not bounds:
         return None
@@ -111,7 +116,7 @@ def judged(found: Seen, t: int, price: float, bent: float | None = BENT) -> Verd
     alive = whole is not None and whole.slope > ALIVE * whole.error
     used = found.evaluations if by == "evaluations" else found.clients
     fallen = bent is None or rise.slope <= bent * steepest(used, t, found.unit)
-    final = (alive and fallen) or t >= PATIENT * max(found.clients.sweep, 2)
+    final = (alive and fallen) or late
     return Verdict(t, gain, price, rise, by, least, alive, final)
 
 
