@@ -2,7 +2,7 @@
 
     python benchmarks/flower.py            # d = 134,902, P = 10, plain clients that all take the same time to train
     python benchmarks/flower.py --memory   # 100 MB model, 10 clients in flight: peak memory of the server's process
-    python benchmarks/flower.py --table    # with evaluation: models of 0.5 and 50 MB, 10 and 100 nodes
+    python benchmarks/flower.py --table    # with evaluation: models of 0.5 and 50 MB, 10, 100 and 1,000 nodes
     python benchmarks/flower.py --table --sizes 500 --nodes 4 --per-round 4 --rounds 3 --repeats 1
 
 Both strategies run on a LocalGrid with clients that add noise to the model and wait (--train seconds, as a device that
@@ -163,6 +163,9 @@ def table(sizes: list[float], fleets: list[int], P: int, rounds: int, repeats: i
                     "processor_seconds": quartiles([x for run in runs for x in run["processor"]]),
                     "peak_GB": max(run["peak_GB"] for run in runs),
                 }
+            work = {case: row[case]["processor_seconds"]["median"] for case in found}
+            row["ratio"] = {case: round(work[case] / work["fedavg"], 2) for case in found if case != "fedavg"}
+            row["memory_ratio"] = round(row["flrce"]["peak_GB"] / row["fedavg"]["peak_GB"], 2)
             rows.append(row)
             print(json.dumps(row), file=sys.stderr)
     return {"table": rows}
@@ -248,7 +251,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.5, 50], help="megabytes, with --table")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100], help="with --table")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1000], help="with --table")
     parser.add_argument("--judged", choices=("fedavg", "flrce", "flrce_committed"), help="one of --table, here")
     parser.add_argument("--case", choices=CASES, help="one case of --memory, in this process")
     wanted = parser.parse_args()

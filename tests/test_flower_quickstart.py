@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss
+from sklearn.metrics import f1_score, log_loss, recall_score
 from torch import nn
 
 from flrce.flower import LocalGrid
@@ -46,8 +46,10 @@ class Decaying(FedAvg):
         metrics["replies"] = len(replies)
         return arrays, metrics
 """ + SERVER.partition("FedAvg\n")[2].replace("FedAvg(", "Decaying(")
+CUSTOM = SERVER.replace("min_available_nodes=6", "min_available_nodes=6, evaluate_metrics_aggr_fn=by_samples")
 MOVES = {
     SERVER: {"flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce", "FedAvg(": "FLrce("},
+    CUSTOM: {"flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce", "FedAvg(": "FLrce("},
     PROX: {"flwr.serverapp.strategy import FedProx": "flrce import flower, recipes",
            "FedProx(proximal_mu=0.1, ": "flower.RecipeStrategy(recipes.fedprox(mu=0.1), "},
     ADVANCED: {"flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce", "(FedAvg)": "(FLrce)"},
@@ -192,6 +194,34 @@ def numpy_app() -> ClientApp:
     return linear_app(gradient)
 
 
+def custom_app() -> ClientApp:
+    """The same with metrics of its own instead of an accuracy: macro recall and F1, and recall of each digit."""
+    app = numpy_app()
+
+    def evaluate(msg: Message, context: Context) -> Message:
+        x, y = part(context)
+        found = scores(msg.content["arrays"], x).argmax(1)
+        each = recall_score(y, found, average=None, labels=np.arange(10), zero_division=0)
+        metrics = {
+            "recall": float(each.mean()), "f1": float(f1_score(y, found, average="macro")),
+            "by-digit": each.tolist(), "num-examples": len(y),
+        }  # fmt: skip
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
+
+    made = ClientApp()
+    made.train()(lambda msg, context: app(msg, context))
+    made.evaluate()(evaluate)
+    return made
+
+
+def by_samples(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+    """A server's own sum: the worst client's F1 and everybody's recall of a seven, by samples."""
+    metrics = [next(iter(record.metric_records.values())) for record in records]
+    n = np.array([m[weighted_by] for m in metrics], float)
+    sevens = np.array([m["by-digit"][7] for m in metrics])
+    return MetricRecord({"worst-f1": min(m["f1"] for m in metrics), "sevens": float(n @ sevens / n.sum())})
+
+
 def jax_app() -> ClientApp:
     jax = pytest.importorskip("jax", reason="needs JAX; numpy stands for it")
     import jax.numpy as jnp
@@ -217,6 +247,7 @@ APPS = {
     "advanced": (ADVANCED, torch_app, judge_torch, torch_start),
     "sklearn": (SERVER, sklearn_app, judge_sklearn, lambda: ArrayRecord([np.zeros((10, 64)), np.zeros(10)])),
     "numpy": (SERVER, numpy_app, judge_linear, zeros),
+    "custom-metrics": (CUSTOM, custom_app, judge_linear, zeros),
     "jax": (SERVER, jax_app, judge_linear, zeros),
 }
 
@@ -238,7 +269,7 @@ def test_a_flower_app_moves_by_two_lines_and_learns_as_much(name):
     for source in (server, moved(server)):
         app: ServerApp = ServerApp()
         names = {"app": app, "results": results, "first": first, "judge": judge, "ROUNDS": ROUNDS}
-        exec(source, {**names, "ConfigRecord": ConfigRecord, "Grid": Grid})
+        exec(source, {**names, "ConfigRecord": ConfigRecord, "Grid": Grid, "by_samples": by_samples})
         grid = LocalGrid(client(), CLIENTS)
         seen.clear()
         app(grid, next(iter(grid.contexts.values())))
@@ -254,5 +285,8 @@ def test_a_flower_app_moves_by_two_lines_and_learns_as_much(name):
         assert np.isfinite(value)
         assert key in results[1].train_metrics_clientapp[1]
     assert results[1].evaluate_metrics_clientapp.keys() == results[0].evaluate_metrics_clientapp.keys()
+    assert [set(m) for m in results[1].evaluate_metrics_clientapp.values()] == [
+        set(m) for m in results[0].evaluate_metrics_clientapp.values()
+    ]
     # scikit-learn's clients answer in float32 to a float64 model, and Flower turns BatchNorm's counter into float64
     assert {n: a.dtype for n, a in results[1].arrays.items()} == {n: a.dtype for n, a in first().items()}

@@ -76,6 +76,7 @@ class FlowerEngine:
         self.said: dict[str, int] = {}  # client -> the samples that it claimed last
         self.begun = 0.0  # when the round's tasks were sent
         self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
+        self.batteries: dict[str, float] = {}  # client -> the level, 0 to 1, that it reported last
         self.summed: MetricRecord | None = None  # the round's training metrics, where somebody else made one of them
         self._sent: tuple[Tensor, ArrayRecord] | None = None
 
@@ -237,6 +238,9 @@ class FlowerEngine:
             compute_seconds=compute, transfer_seconds=seconds - compute,
         )  # fmt: skip
         self.metrics[task.client] = metrics
+        level = metrics.get("battery")
+        if number(level, 0, 1):
+            self.batteries[task.client] = float(level)  # type: ignore[arg-type]
         self.measured.note(task, client.n, compute, seconds - compute)
         if type(found.n) is int and 0 < found.n <= MOST_SAMPLES:
             before = client.n or self.said.get(client.name, 0)
@@ -274,9 +278,7 @@ class FlowerEngine:
 
     def levels(self, clients: Sequence[str]) -> Tensor | None:
         """(clients,) batteries as last reported, the others' mean where one did not say; None: nobody did."""
-        told: list[Any] = [self.metrics[c].get("battery") if c in self.metrics else None for c in clients]
-        levels = [float(level) if number(level, 0, 1) else math.nan for level in told]
-        found = torch.tensor(levels, dtype=torch.float64)
+        found = torch.tensor([self.batteries.get(client, math.nan) for client in clients], dtype=torch.float64)
         return None if bool(found.isnan().all()) else found.nan_to_num(float(found.nanmean()))
 
     def trained(self, record: Record) -> MetricRecord | None:
