@@ -1,0 +1,63 @@
+"""What is written down of a round: all that a stop rule may look at, and what reports read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round in the ledger: small, and all that a stop rule may look at."""
+
+    t: int
+    outcome: str = "committed"  # or "abandoned"
+    exploit: bool = False
+    chosen: tuple[str, ...] = ()
+    replied: tuple[str, ...] = ()
+    holdouts: tuple[float | None, ...] = ()  # of those who replied: the headline of w before the round, on its hold-out
+    held: tuple[int, ...] = ()  # and on how many samples; 0 where it said nothing
+    clients: int = 0  # M: rows in the roster
+    rejected: Mapping[str, str] = field(default_factory=dict)  # client -> reason
+    flagged: Mapping[str, str] = field(default_factory=dict)  # client that counted -> what is odd about its update
+    ages: Mapping[str, int] = field(default_factory=dict)  # client that counted -> rounds its reply is old, if any
+    conflicts: float = 0.0  # mean number of conflicting peers (Algorithm 3)
+    votes: float = 0.0  # the same among clients that are not flagged, scaled to all
+    consensus: float = 1.0  # |sum p u| / sum p |u|
+    headway: float | None = None  # cosine of the round's step and the way of the rounds before (averages.py)
+    way: float | None = None  # |w - w_0|, where the stop asks for it (stops/growth.py)
+    accuracy: float | None = None  # where that is the headline metric
+    accuracy_weighted: float | None = None
+    loss: float | None = None
+    averaged: float | None = None  # headline of the server average, where it is not the last model
+    metric: str = "accuracy"  # the headline's name
+    lower: bool = False  # whether less of it is better
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last model: mean over clients
+    pooled: Mapping[str, float] = field(default_factory=dict)  # of the last model: over all samples
+    metrics_averaged: Mapping[str, float] = field(default_factory=dict)  # of the server average: mean over clients
+    bytes_up: int = 0
+    bytes_down: int = 0
+    bytes_framing: int = 0
+    bytes_evaluation: int = 0  # what sending the model to every hold-out would cost; apart
+    bytes_wasted: int = 0  # up and down, of replies that did not count
+    joules: float = 0.0
+    joules_wasted: float = 0.0
+    joules_low: float = 0.0  # what they may be by the errors that the devices' profiles state
+    joules_high: float = 0.0
+    grams: float = 0.0  # of CO2, where the fleet's electricity is known
+    grams_wasted: float = 0.0
+    began: float = 0.0  # seconds of the run's clock; the last round's end, or later where this one had to wait
+    seconds: float = 0.0  # how long it took
+    measured: bool = False
+    shadow: tuple[float, ...] = ()  # thresholds psi that would have stopped the run by now
+    why: Mapping[str, Any] = field(default_factory=dict)
+    stop: str = ""  # the reason, in the round that ends the run
+
+    @property
+    def headline(self) -> float | None:
+        """The last model by the headline metric; None where it was not judged in this round."""
+        return self.accuracy if self.metric == "accuracy" else self.metrics.get(self.metric)
+
+    @property
+    def handed(self) -> float | None:
+        """The same of the model that would be handed back: the server average where there is one."""
+        return self.headline if self.averaged is None else self.averaged
