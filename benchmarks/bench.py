@@ -3,10 +3,12 @@
     --passes 2 --rounds 3     each pass runs every peer for so many rounds, the first of them a warm-up
     --cores 1,2               one thread (compare CPU seconds) and both cores (compare wall time)
     --only native,pfl         some of them (names in peers/roster.py)
+    --networks cnn,lstm       some of the networks (names in peers/work.py): the paper's, a residual, a recurrent one
     --report                  no runs: write the results again from what was measured last
 
 Makes the peers' environments under .bench/, interleaves the runs, checks that all do the same work (data, steps,
-samples, accuracy), and writes results/peers.{json,md,svg}. Peers that cannot be installed or run are listed with the
+samples, accuracy), and writes results/peers.{json,md,svg}, and for the other networks results/peers-networks.{json,md}:
+one thread and CPU seconds only. Peers that cannot be installed or run are listed with the
 reason. Real CIFAR-10 where it is prepared (`flrce data prepare cifar10`), else random samples of its shape.
 """
 
@@ -16,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,32 +27,45 @@ import torch
 from flrce.data.federation import federate
 from flrce.data.sources import Source, source
 from flrce.errors import BadInput
-from flrce.models.nets import build
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peers"))
 
+from nets import LENGTH, TOKENS, build  # noqa: E402
 from roster import PEERS, CannotRun, Peer, python_of, version_of  # noqa: E402
-from summary import write  # noqa: E402
+from summary import write, write_networks  # noqa: E402
+from work import SETTINGS  # noqa: E402
 
 HOME = HERE.parent / ".bench"
 PATIENCE = 600  # seconds that one run may take
 
 
-def prepare(folder: Path) -> str:
+def prepare(folder: Path, network: str) -> str:
     """Samples, shares and starting weights on disk, the same for everyone; returns the data's name."""
     folder.mkdir(parents=True, exist_ok=True)
-    data, mark = samples(), folder / "data"
+    setting, mark = SETTINGS[network], folder / "data"
+    data = characters() if setting.tokens else samples()
     if mark.exists() and mark.read_text() == data.name:
         return data.name
-    shared = federate(data, "iid", 100, seed=0, holdout=0.3)
+    few = setting.clients * (setting.train + setting.held)
+    if few < len(data.y):  # the first samples are as good as any
+        data = replace(data, x=np.asarray(data.x)[:few], y=data.y[:few], group=None, groups=(), held=None)
+    shared = federate(data, "iid", setting.clients, seed=0, holdout=setting.held / (setting.train + setting.held))
     arrays = {"x": np.asarray(data.x), "y": data.y, "train": np.stack(shared.train), "held": np.stack(shared.held)}
     for name, value in arrays.items():
         np.save(folder / f"{name}.npy", value)
-    start = build("cnn-cifar", (3, 32, 32), 10, seed=0).state_dict()
+    start = build(network, setting.classes, 0).state_dict()
     np.savez(folder / "start.npz", **{name: value.numpy() for name, value in start.items()})
     mark.write_text(data.name)
     return data.name
+
+
+def characters() -> Source:
+    """Texts that repeat a few characters, and the next one of each: something to learn."""
+    rng = np.random.default_rng(0)
+    few = rng.integers(0, TOKENS, (4000, 8))
+    x = np.tile(few, (1, LENGTH // 8 + 1))[:, : LENGTH + 1]
+    return Source("repeated characters", x[:, :LENGTH].copy(), x[:, LENGTH].copy(), tuple(map(str, range(TOKENS))))
 
 
 def samples() -> Source:
@@ -85,13 +101,16 @@ def copying() -> float:
     return 2 * a.nbytes / best / 1e9
 
 
-def measure(peer: Peer, python: Path, cores: int, seed: int, options: argparse.Namespace) -> list[dict]:
+def measure(peer: Peer, python: Path, cores: int, seed: int, options: argparse.Namespace, network: str) -> list[dict]:
     """One run of one peer: a dictionary per round."""
     rounds = options.rounds
     command = [*options.under.split(), python, HERE / "peers" / peer.script, "--rounds", rounds, "--cores", cores,
-               "--seed", seed, "--data", HOME / "work", *peer.args]  # fmt: skip
+               "--seed", seed, "--data", _work(network), *peer.args]  # fmt: skip
     threads = str(cores)
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE",
+        "FLRCE_BENCH_NETWORK": network,
+    }  # fmt: skip
     try:
         done = subprocess.run(
             list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE, env=environment
@@ -105,9 +124,19 @@ def measure(peer: Peer, python: Path, cores: int, seed: int, options: argparse.N
     return lines
 
 
-def collect(options: argparse.Namespace, log: Path) -> None:
+def _work(network: str) -> Path:
+    return HOME / ("work" if network == "cnn" else f"work-{network}")
+
+
+def _log(network: str) -> Path:
+    return HOME / ("lines.jsonl" if network == "cnn" else f"lines-{network}.jsonl")
+
+
+def collect(options: argparse.Namespace, log: Path, network: str) -> None:
     """All runs, interleaved; every round goes to the log at once."""
-    data, chosen = prepare(HOME / "work"), [p for p in PEERS if not options.only or p.name in options.only.split(",")]
+    data = prepare(_work(network), network)
+    named = [p for p in PEERS if not options.only or p.name in options.only.split(",")]
+    chosen = [p for p in named if network in p.networks]
     ready, absent = [], {}
     for peer in chosen:
         try:
@@ -116,21 +145,25 @@ def collect(options: argparse.Namespace, log: Path) -> None:
         except CannotRun as why:
             absent[peer.name] = str(why)
     for number in range(options.passes):
-        for cores in map(int, options.cores.split(",")):
+        for cores in map(int, options.cores.split(",")) if network == "cnn" else (1,):
             turn = number % max(len(ready), 1)
             for peer, python, version in ready[turn:] + ready[:turn]:  # nobody always runs first
                 if peer.name in absent or cores not in peer.cores:
                     continue
-                common = {"peer": peer.name, "version": version, "cores": cores, "pass": number, "data": data}
+                common = {"peer": peer.name, "version": version, "cores": cores, "pass": number, "data": data,
+                          "network": network}  # fmt: skip
                 try:
-                    lines = measure(peer, python, cores, number, options)
+                    lines = measure(peer, python, cores, number, options, network)
                 except CannotRun as why:
                     absent[peer.name] = str(why)
                     continue
                 ceilings = {"sgemm": sgemm(), "copy": copying()}
                 with log.open("a") as out:
                     out.writelines(json.dumps({**common, **line, **ceilings}) + "\n" for line in lines)
-                print(f"pass {number}  {cores} cores  {peer.name:8s}", *(f"{x['cpu_seconds']:.2f}" for x in lines[1:]))
+                print(
+                    f"{network}  pass {number}  {cores} cores  {peer.name:8s}",
+                    *(f"{x['cpu_seconds']:.2f}" for x in lines[1:]),
+                )
     with log.open("a") as out:
         out.writelines(json.dumps({"peer": name, "absent": why}) + "\n" for name, why in absent.items())
 
@@ -141,15 +174,21 @@ def main() -> None:
     ask.add_argument("--rounds", type=int, default=3)
     ask.add_argument("--cores", default="1,2")
     ask.add_argument("--only", default="")
+    ask.add_argument("--networks", default="cnn,resnet-8,lstm,gpt")
     ask.add_argument("--under", default="", help="a command to run each peer under, such as nice or taskset")
     ask.add_argument("--report", action="store_true")
     options = ask.parse_args()
-    log = HOME / "lines.jsonl"
-    if not options.report:
-        HOME.mkdir(exist_ok=True)
+    HOME.mkdir(exist_ok=True)
+    wanted = options.networks.split(",")
+    for network in () if options.report else wanted:
+        log = _log(network)
         log.unlink(missing_ok=True)  # a table comes from one run
-        collect(options, log)
-    print(write(log, HERE / "results"))
+        collect(options, log, network)
+    if "cnn" in wanted:
+        print(write(_log("cnn"), HERE / "results"))
+    others = {network: _log(network) for network in SETTINGS if network != "cnn" and _log(network).exists()}
+    if others:
+        print(write_networks(others, HERE / "results"))
 
 
 if __name__ == "__main__":

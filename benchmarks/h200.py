@@ -1,8 +1,9 @@
 """Client steps per second of the stacked trainer on one GPU, against a plain PyTorch loop and the counted floor.
 
-    PYTHONPATH=src python3 benchmarks/h200.py [--quick]
+    PYTHONPATH=src python3 benchmarks/h200.py [--quick | --short] [--only paper | networks]
 
-Writes h200.json and h200.md to $OUT, or to benchmarks/results. A client step: one SGD step of one client on one batch.
+The paper's networks here, those of every other kind in h200_networks.py. Writes h200.{json,md} and networks.{json,md}
+to $OUT, or to benchmarks/results. A client step: one SGD step of one client on one batch.
 Random data: speed does not depend on it, and correctness is checked against float64 on the CPU with fresh draws.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h200_networks
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -225,8 +227,18 @@ def table(report: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that the script runs")
+    parser.add_argument("--short", action="store_true", help="10 and 60 lanes of the paper's networks only")
+    parser.add_argument("--only", choices=("paper", "networks"))
     parser.add_argument("--out", default=os.environ.get("OUT", str(Path(__file__).parent / "results")))
     args = parser.parse_args()
+    if args.only != "networks":
+        paper(args)
+    if args.only != "paper":
+        h200_networks.main(["--out", args.out, *["--quick"] * args.quick])
+
+
+def paper(args: argparse.Namespace) -> None:
+    """The stacked trainer on the paper's networks."""
     try:
         import triton
 
@@ -236,7 +248,7 @@ def main() -> None:
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"CPU ({platform.machine()})"
     report = {"device": device, "torch": torch.__version__, "triton": version, "ceilings": ceilings(), "results": []}
     for name, classes, batch, lanes in SETTINGS:
-        few = (2,) if args.quick else lanes
+        few = (2,) if args.quick else tuple(k for k in lanes if not args.short or k <= 60)
         report["results"].append(
             measure(name, classes, 8 if args.quick else batch, few, args.quick, report["ceilings"])
         )

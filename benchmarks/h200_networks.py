@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from flrce.models.inputs import inputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RATE, STEPS, TURNS = 0.05, 8, 5
-LARGE = 5_000_000  # floats of a network that is measured with 10 lanes only
+SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 #: (case, precision)
 ROWS = [*((i, "float32") for i in range(len(CASES))), (3, "tf32"), (3, "bf16"), (1, "tf32"), (5, "bf16"), (4, "tf32")]
 
@@ -70,25 +71,53 @@ def loop(case: Case, net: nn.Module, x: Tensor, y: Tensor, order: np.ndarray, si
 
 def flops(case: Case) -> float:
     """Of one client step: products forward, by inputs and by weights; those by weights only where these train."""
+    return case.batch * products(case.net(), inputs(case.samples(1, 0)[0], *case.scaling), training=True)
+
+
+def products(net: nn.Module, x: Tensor, training: bool = False) -> float:
+    """FLOPs of the layers' products for x: forward, and in training by inputs, and by weights where these train."""
     total = 0.0
-    net = case.net()
 
     def note(layer: nn.Module, given: tuple[Any, ...], out: Any) -> None:
         nonlocal total
-        times = 6 if any(p.requires_grad for p in layer.parameters(recurse=False)) else 4
+        times = 2 if not training else 6 if any(p.requires_grad for p in layer.parameters(recurse=False)) else 4
         if isinstance(layer, nn.Linear):
             total += times * given[0].numel() * layer.out_features
         elif isinstance(layer, nn.Conv2d):
             total += times * out.numel() * layer.weight[0].numel()
         elif isinstance(layer, nn.RNNBase):
             total += times * given[0].shape[0] * given[0].shape[1] * sum(p.numel() for p in layer.parameters())
+        elif isinstance(layer, nn.MultiheadAttention):  # torch's own, whose products are no layers
+            tokens, width = out[0].numel() // layer.embed_dim, layer.embed_dim
+            total += times * tokens * width * (4 * width + 2 * out[0].shape[1])
 
     for layer in net.modules():
         layer.register_forward_hook(note)
-    x, _ = case.samples(1, 0)
     with torch.no_grad():
-        net.eval()(inputs(x, *case.scaling))
-    return total * case.batch
+        net.eval()(x)
+    return total
+
+
+def traffic(case: Case) -> float:
+    """Bytes that one client step has to move if every layer's result goes through memory once.
+
+    A layer's output is written and read, and so is its gradient; weights are read forward and backward, then read and
+    written. Layers that act value by value (ReLU, a sum) could be part of the layer before: they do not count.
+    """
+    total = 0
+
+    def note(layer: nn.Module, given: tuple[Any, ...], out: Any) -> None:
+        nonlocal total
+        if list(layer.parameters(recurse=False)):
+            total += (out[0] if isinstance(out, tuple) else out).numel()
+
+    net = case.net().eval()
+    for layer in net.modules():
+        layer.register_forward_hook(note)
+    with torch.no_grad():
+        net(inputs(case.samples(1, 0)[0], *case.scaling))
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    return 4.0 * 4 * (total * case.batch + trained)
 
 
 def errors(case: Case, stack: Stack, net: nn.Module, x: Tensor, y: Tensor, way: Way) -> dict[str, Any]:
@@ -115,6 +144,22 @@ def errors(case: Case, stack: Stack, net: nn.Module, x: Tensor, y: Tensor, way: 
 def _packed64(net: nn.Module) -> Tensor:
     parts = [p for p in net.parameters() if p.requires_grad] + [b for b in net.buffers() if b.is_floating_point()]
     return torch.cat([p.detach().cpu().double().reshape(-1) for p in parts])
+
+
+def busy(call: Any, least: float = 1.5) -> float | None:
+    """The GPU's utilisation while calls follow each other for so many seconds; None: nobody tells."""
+    if DEVICE != "cuda":
+        return None
+    asked = None
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < least:
+        call()
+        if asked is None and time.perf_counter() - begin > least / 2:
+            asked = subprocess.Popen(SMI, stdout=subprocess.PIPE, text=True)
+    try:
+        return float(asked.communicate(timeout=5)[0].split()[0]) if asked else None
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return None
 
 
 def measure(case: Case, precision: str, lanes: int, quick: bool) -> dict[str, Any]:
@@ -161,8 +206,10 @@ def measure(case: Case, precision: str, lanes: int, quick: bool) -> dict[str, An
         "way": best, "plain_us": 1e6 * statistics.median(slow), "us": 1e6 * statistics.median(fast),
         "us_range": [1e6 * min(fast), 1e6 * max(fast)], "plain_range": [1e6 * min(slow), 1e6 * max(slow)],
         "times": statistics.median(slow) / statistics.median(fast), "mflop": flops(case) / 1e6,
+        "mbyte": traffic(case) / 1e6,
         "tried_ms": {name: 1e3 * s for name, s in seen.items() if s < float("inf")},
     }  # fmt: skip
+    row["busy"] = busy(call)
     if lanes <= 10 and precision == "float32":
         row["error"] = errors(case, stack, net, x, y, way)
     if DEVICE == "cuda":
@@ -171,25 +218,53 @@ def measure(case: Case, precision: str, lanes: int, quick: bool) -> dict[str, An
     return row
 
 
+def ceilings() -> dict[str, float]:
+    """Products a second in each precision and bytes a second of a copy, as found on this machine."""
+    n = 8192 if DEVICE == "cuda" else 256
+    a = torch.randn(n, n, device=DEVICE)
+    found = {}
+    for precision in ("float32", "tf32", "bf16"):
+        b = a.bfloat16() if precision == "bf16" else a
+        with exact(precision):
+            product = partial(torch.mm, b, b)
+            found[precision] = 2 * n**3 / min(seconds(product) for _ in range(5)) / 1e12
+    big = torch.rand(1 << (28 if DEVICE == "cuda" else 20), device=DEVICE)
+    there = torch.empty_like(big)
+    copied = min(seconds(partial(there.copy_, big)) for _ in range(5))
+    return {"tflops": found["float32"], "tflops_by": found, "copy_tb_s": 2 * big.nbytes / copied / 1e12}
+
+
+def floor_us(row: dict[str, Any], about: dict[str, Any]) -> tuple[float, str]:
+    """What a step takes at least: its products or its memory traffic, whichever is longer."""
+    arithmetic = row["mflop"] / about["tflops_by"][row["precision"]]
+    memory = row["mbyte"] / about["copy_tb_s"]
+    return (arithmetic, "products") if arithmetic > memory else (memory, "memory")
+
+
 def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     lines = [
         "# Networks of every kind, many clients at once",
         "",
-        f"{about['device']}, torch {about['torch']}. Float32 product {about['tflops']:.1f} TFLOP/s; the floor is a",
-        "step's products at that rate. Median of 5 turns (least-most); times are per client step.",
+        f"{about['device']}, torch {about['torch']}. Products a second: float32 {about['tflops']:.0f} TFLOP/s, TF32 "
+        f"{about['tflops_by']['tf32']:.0f}, bf16 {about['tflops_by']['bf16']:.0f}; copy {about['copy_tb_s']:.1f} TB/s.",
+        "The floor is a step's products at that rate, or every layer's result through memory once. Median of 5 turns",
+        "(least-most); times are per client step. Busy: the GPU's utilisation by nvidia-smi while the way runs.",
         "",
-        "| network | floats | batch | precision | lanes | plain us | us | times plain | floor us | way |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| network | floats | batch | precision | lanes | plain us | us | times plain | floor us | times floor "
+        "| busy | way |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         if "failed" in r:
-            lines.append(f"| {r['network']} | | | {r['precision']} | {r['lanes']} | | {r['failed']} | | | |")
+            lines.append(f"| {r['network']} | | | {r['precision']} | {r['lanes']} | | {r['failed']} | | | | | |")
             continue
         low, high = r["us_range"]
+        least, by = floor_us(r, about)
         cells = [
             r["network"], f"{r['floats']:,}", r["batch"], r["precision"], r["lanes"], f"{r['plain_us']:.0f}",
             f"{r['us']:.1f} ({low:.1f}-{high:.1f})", f"**{r['times']:.1f}**",
-            f"{r['mflop'] / about['tflops']:.1f}" if r["precision"] == "float32" else "", r["way"],
+            f"{least:.1f} ({by})", f"{r['us'] / least:.1f}", f"{r['busy']:.0f} %" if r.get("busy") is not None else "",
+            r["way"],
         ]  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += [
@@ -206,20 +281,17 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that the script runs")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no further row after so many")
     parser.add_argument("--cases", default="")
     parser.add_argument("--out", default=os.environ.get("OUT", str(Path(__file__).parent / "results")))
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     begin = time.perf_counter()
-    n = 8192 if DEVICE == "cuda" else 256
-    a = torch.randn(n, n, device=DEVICE)
-    with exact():
-        rate = 2 * n**3 / min(seconds(lambda: a @ a) for _ in range(4)) / 1e12
+    rates = ceilings()
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
-    report: dict[str, Any] = {"device": name, "torch": torch.__version__, "tflops": rate, "rows": []}
+    report: dict[str, Any] = {"device": name, "torch": torch.__version__, **rates, "rows": []}
     wanted = [int(i) for i in args.cases.split(",")] if args.cases else range(len(CASES))
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from plain import evaluate, train
 from torch.utils.data import DataLoader, TensorDataset
-from work import BATCH, CHUNK, Meter, P, Work, options
+from work import BATCH, CHUNK, NOW, Meter, P, Work, options
 
 
 def client(given) -> ClientApp:
@@ -70,7 +70,7 @@ def main() -> None:
     torch.set_num_threads(given.cores)
     os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))  # for Ray's workers
     run_simulation(
-        server(given), client(given), 100,
+        server(given), client(given), NOW.clients,
         backend_config={
             "init_args": {"num_cpus": given.cores, "include_dashboard": False, "logging_level": "error"},
             "client_resources": {"num_cpus": 1, "num_gpus": 0},

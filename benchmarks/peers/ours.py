@@ -1,7 +1,7 @@
 """flrce's simulator: fused kernels in threads, or (--kernel torch) PyTorch in processes of one thread."""
 
 import torch
-from work import BATCH, EPOCHS, LR, SCALE, SHIFT, Meter, P, Work, options, tally
+from work import BATCH, EPOCHS, LR, NOW, SCALE, SHIFT, Meter, P, Work, options, tally
 
 from flrce.config import Experiment
 from flrce.data.sources import Source
@@ -30,11 +30,13 @@ def main() -> None:
     given = options(__doc__, kernel="native")
     torch.set_num_threads(1)
     work = Work.load(given.data, given.seed)
-    source = Source("bench", work.x, work.y, tuple("0123456789"), scale=float(SCALE), shift=float(SHIFT))
+    classes = tuple(map(str, range(NOW.classes)))
+    scaling = {} if NOW.tokens else {"scale": float(SCALE), "shift": float(SHIFT)}
+    source = Source("bench", work.x, work.y, classes, **scaling)
     experiment = Experiment.of(
         {
             "seed": given.seed, "rounds": given.rounds, "clients": len(work.train), "per_round": P,
-            "data": {"partition": "iid", "holdout": 0.3}, "model": {"name": "cnn-cifar"},
+            "data": {"partition": "iid", "holdout": NOW.held / (NOW.train + NOW.held)},
             "train": {"batch": BATCH, "epochs": EPOCHS, "lr": LR}, "recipe": {"name": "fedavg"},
             "engine": {"kernel": given.kernel, "workers": given.cores, "device": "cpu"},
         }

@@ -24,6 +24,7 @@ class Peer:
     args: tuple[str, ...] = ()
     absent: str = ""  # why it cannot take part at all
     cores: tuple[int, ...] = (1, 2)  # tables it takes part in
+    networks: tuple[str, ...] = ("cnn", "resnet-8", "lstm", "gpt")
 
     @property
     def environment(self) -> str:
@@ -31,7 +32,7 @@ class Peer:
 
 
 PEERS = (
-    Peer("native", "ours.py", "flrce, fused kernels (threads)", package="flrce"),
+    Peer("native", "ours.py", "flrce, fused kernels (threads)", package="flrce", networks=("cnn",)),
     Peer("torch", "ours.py", "flrce, torch (processes)", package="flrce", args=("--kernel", "torch")),
     Peer("plain", "plain.py", "plain PyTorch loop, DataLoader", package="torch"),
     Peer("pfl", "pfl_peer.py", "pfl-research (processes)", (("pfl",),), "pfl"),
@@ -46,7 +47,8 @@ PEERS = (
     Peer("fedlab", "fedlab_peer.py", "FedLab",
          (("--no-deps", "fedlab"), ("munch", "pandas", "scikit-learn", "tqdm", "pillow")), "fedlab"),
     Peer("flwr", "flower_peer.py", "Flower simulation (Ray actors)", (("flwr[simulation]==1.41.0",),), "flwr"),
-    Peer("fedjax", "fedjax_peer.py", "FedJAX (jit)", (("fedjax", "jax<0.5"),), "fedjax", cores=(1,)),
+    Peer("fedjax", "fedjax_peer.py", "FedJAX (jit)", (("fedjax", "jax<0.5"),), "fedjax", cores=(1,),
+         networks=("cnn",)),
     Peer("blazefl", "", "BlazeFL", absent="needs Python 3.12 or newer (its free-threaded mode 3.14); no adapter"),
 )  # fmt: skip
 

@@ -10,9 +10,13 @@ from datetime import date
 from pathlib import Path
 from statistics import median
 
+import torch
+from nets import LENGTH, build
 from roster import PEERS
+from work import SETTINGS
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from h200_networks import products
 from native import CASES
 
 EXPECTED = {"steps": 150, "trained": 17_500, "evaluated": 15_000}  # of a round
@@ -20,6 +24,10 @@ SAMPLES = (EXPECTED["trained"] + EXPECTED["evaluated"]) * 3 * 32 * 32  # bytes
 SLACK = 0.05  # of the samples, that a peer may train on more or fewer
 NOISE = 0.05  # how far an accuracy may lie from the others' median after the same number of rounds
 FOREIGN = 0.2  # cores that others may use during a round that counts as quiet
+ABOUT = {
+    "resnet-8": "ResNet-8, GroupNorm, 78,042 floats", "lstm": "char LSTM 2 x 256, 819,920 floats",
+    "gpt": "GPT, 4 layers of 128, 822,608 floats",
+}  # fmt: skip
 LABELS = {peer.name: peer.label for peer in PEERS}
 Rows = list[dict]
 
@@ -186,6 +194,73 @@ def write(log: Path, folder: Path) -> str:
     }  # fmt: skip
     (folder / "peers.json").write_text(json.dumps(result, indent=1))
     plot(result, folder / "peers.svg")
+    return "\n".join(text)
+
+
+def network_table(rows: Rows, network: str) -> list[str]:
+    """One thread, CPU seconds: everyone beside flrce's torch path, and what a product of matrices would take."""
+    setting = SETTINGS[network]
+    batches = -(-setting.train // setting.batch) * setting.epochs
+    expected = {"steps": 10 * batches, "trained": 10 * setting.train * setting.epochs}
+    at = {(r["peer"], r["pass"], r["round"]): r["cpu_seconds"] for r in rows if r["round"] > 1}
+    lines = ["| one thread | version | CPU s a round | times flrce | same work |", "|---|---|---|---|---|"]
+    found = {}
+    for peer in dict.fromkeys(r["peer"] for r in rows):
+        own = {(p, t): value for (name, p, t), value in at.items() if name == peer}
+        ratio = [value / at["torch", p, t] for (p, t), value in own.items() if ("torch", p, t) in at]
+        runs = defaultdict(list)
+        for r in rows:
+            if r["peer"] == peer:
+                runs[run_of(r)].append(r)
+        means = {tuple(sum(r[key] for r in run) / len(run) for key in expected) for run in runs.values()}
+        same = "yes" if means == {tuple(expected.values())} else f"{sorted(means)} steps and samples"
+        version = next(r["version"] for r in rows if r["peer"] == peer)
+        found[peer] = (own, ratio, version, same)
+    for peer, (own, ratio, version, same) in sorted(found.items(), key=lambda x: median(x[1][0].values())):
+        compared_to = spread(ratio) if ratio else "-"
+        lines.append(f"| {LABELS[peer]} | {version} | {spread(list(own.values()))} | {compared_to} | {same} |")
+    return lines
+
+
+def network_gflop(network: str) -> float:
+    """GFLOP of a round's products: forward, by inputs and by weights, and the evaluation."""
+    setting, net = SETTINGS[network], build(network, SETTINGS[network].classes, 0)
+    x = torch.zeros(1, LENGTH, dtype=torch.int64) if setting.tokens else torch.zeros(1, 3, 32, 32)
+    once = products(net, x)
+    return (3 * 10 * setting.train * setting.epochs + setting.clients * setting.held) * once / 1e9
+
+
+def write_networks(logs: dict[str, Path], folder: Path) -> str:
+    """results/peers-networks.{json,md}: a table for each network but the paper's."""
+    text = ["# Other networks against the peers", ""]
+    kept: dict[str, object] = {"hardware": hardware()}
+    for network, log in logs.items():
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        absent = {row["peer"]: row["absent"] for row in rows if "absent" in row}
+        rows = [row for row in rows if "absent" not in row]
+        if not rows:
+            continue
+        setting, rate, work = SETTINGS[network], median(r["sgemm"] for r in rows), network_gflop(network)
+        passes, rounds = len({r["pass"] for r in rows}), max(r["round"] for r in rows)
+        own = [r["cpu_seconds"] for r in rows if r["peer"] == "torch" and r["round"] > 1]
+        text += [
+            f"**{ABOUT[network]}**: 10 of {setting.clients} clients a round, {setting.train} samples each, batches of "
+            f"{setting.batch}, {setting.epochs} epochs, {setting.clients * setting.held} validation samples. "
+            f"{hardware()}. {passes} passes in turn, {rounds - 1} warm rounds each; median (min-max), ratios of the "
+            "same pass and round.",
+            "", *network_table(rows, network), "",
+        ]  # fmt: skip
+        if own:
+            text += [
+                f"A round's products are {work:.0f} GFLOP; torch's float32 product reached {rate:.0f} GFLOP/s on one "
+                f"core between these runs, so the floor is {work / rate:.2f} CPU s and flrce takes "
+                f"{median(own) * rate / work:.2f} times that.",
+                "",
+            ]
+        text += [f"Not measured: {LABELS[peer]} ({why})." for peer, why in absent.items()]
+        kept[network] = rows
+    (folder / "peers-networks.md").write_text("\n".join(text).rstrip() + "\n")
+    (folder / "peers-networks.json").write_text(json.dumps(kept, indent=1))
     return "\n".join(text)
 
 

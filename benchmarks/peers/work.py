@@ -1,8 +1,9 @@
 """The work every peer does, and how it is measured. Needs numpy; torch only for the network, Linux for /proc.
 
-CIFAR-10's shape: M = 100 equal clients with 350 training and 150 validation samples, P = 10 of them a round, a CNN of
-134,946 floats, SGD with lr 0.1, batches of 128, 5 epochs, FedAvg, and after every round the model on all 15,000
-validation samples. `bench.py` writes the samples and the starting weights into one folder, so that all start alike.
+P = 10 of M equal clients a round, FedAvg of SGD, and after every round the model on all validation samples. The paper's
+CNN: CIFAR-10, M = 100 with 350 training and 150 validation samples, batches of 128, 5 epochs. The other networks, named
+by $FLRCE_BENCH_NETWORK, do less: they take longer a sample. `bench.py` writes the samples and the starting weights into
+one folder, so that all start alike.
 """
 
 import argparse
@@ -15,7 +16,30 @@ from pathlib import Path
 
 import numpy as np
 
-P, EPOCHS, BATCH, LR, CLASSES = 10, 5, 128, 0.1, 10
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained: clients, samples of each to train on and to judge by, and how."""
+
+    clients: int
+    train: int
+    held: int
+    epochs: int
+    batch: int
+    lr: float
+    classes: int = 10
+    tokens: bool = False  # samples are characters, not images
+
+
+SETTINGS = {
+    "cnn": Setting(100, 350, 150, 5, 128, 0.1),
+    "resnet-8": Setting(20, 64, 16, 2, 32, 0.1),
+    "lstm": Setting(20, 32, 8, 1, 16, 0.5, 80, tokens=True),
+    "gpt": Setting(20, 32, 8, 1, 16, 0.1, 80, tokens=True),
+}
+NETWORK = os.environ.get("FLRCE_BENCH_NETWORK", "cnn")
+NOW = SETTINGS[NETWORK]
+P, EPOCHS, BATCH, LR, CLASSES = 10, NOW.epochs, NOW.batch, NOW.lr, NOW.classes
 SCALE, SHIFT = np.float32(1 / 127.5), np.float32(-1)
 TICK = os.sysconf("SC_CLK_TCK")  # a second, in the units of /proc
 CHUNK = 250  # samples an evaluation looks at together: fastest for torch here, and given to every peer that takes it
@@ -28,7 +52,7 @@ class Work:
 
     folder: Path
     seed: int
-    x: np.ndarray  # (N, 3, 32, 32) uint8
+    x: np.ndarray  # (N, 3, 32, 32) uint8, or (N, 80) int64
     y: np.ndarray  # (N,) int64
     train: np.ndarray  # (M, 350) indices
     held: np.ndarray  # (M, 150) indices
@@ -41,7 +65,9 @@ class Work:
         return cls(folder, seed, *arrays)
 
     def floats(self, index: np.ndarray) -> np.ndarray:
-        """Samples as every network here sees them."""
+        """Samples as every network here sees them: images as floats, characters by their numbers."""
+        if NOW.tokens:
+            return self.x[index]
         return self.x[index].astype(np.float32) * SCALE + SHIFT
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -56,14 +82,9 @@ class Work:
     def net(self, counted: bool = True):
         """The network, with the starting weights; where `counted`, each batch that it sees is tallied."""
         import torch
-        from torch import nn
+        from nets import build
 
-        net = nn.Sequential(
-            nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(1024, 120, bias=False), nn.ReLU(), nn.Linear(120, 84, bias=False), nn.ReLU(),
-            nn.Linear(84, CLASSES),
-        )  # fmt: skip
+        net = build(NETWORK, CLASSES, 0)
         net.load_state_dict({name: torch.from_numpy(value) for name, value in self.weights().items()})
         if counted:
             net.register_forward_pre_hook(_tally_batch)
