@@ -7,7 +7,7 @@ import torch
 
 from flrce import crowd, loop, runs
 from flrce.config import Experiment
-from flrce.engines import deck
+from flrce.engines import deck, pool
 from flrce.engines.deck import GPU, Deck, Seat, turn_on
 from flrce.errors import BadInput
 from flrce.local.client import Runner
@@ -207,3 +207,22 @@ def test_short_memory_costs_speed_and_nothing_else(monkeypatch, caplog):
     alone = weights(together([exp])[0])
     assert torch.isfinite(alone).all()
     assert (alone - weights(plain)).norm() < 0.05 * weights(plain).norm()
+
+
+def test_workers_need_not_be_forked(monkeypatch):
+    """A process that has used a GPU cannot fork its workers; spawned ones give the same bits."""
+    exp = Experiment.of(BASE | {"rounds": 1, "clients": 4, "per_round": 2, "engine": {"kernel": "torch", "workers": 1}})
+    forked = weights(runs.run(exp))
+    monkeypatch.setattr(pool, "start", lambda: "spawn")
+    assert torch.equal(weights(runs.run(exp)), forked)
+
+
+def test_the_last_to_leave_a_deck_gives_its_memory_back():
+    built = runs.parts(Experiment.of(BASE))
+    at = Deck(Runner(built.net, built.federation.source.shape, built.federation.x, built.federation.y, 1.0, 0.0), "cpu")
+    first, second = at.seat(), at.seat()
+    at.stack(at.runner.all)
+    at.leave(first)
+    assert at.stacks
+    at.leave(second)
+    assert not at.stacks

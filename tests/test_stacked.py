@@ -370,19 +370,27 @@ def kernels_against_the_loop() -> None:
 def norms() -> None:
     """GroupNorm and BatchNorm of many lanes, on samples of which some do not count."""
     from flrce.local.stacked.norms import batch_norm, group_norm
+    from flrce.local.stacked.norms_last import batch_norm_last, group_norm_last
 
     rng = torch.Generator().manual_seed(0)
-    for k, B, C, area, groups in [(2, 3, 6, (4, 5), 2), (3, 2, 4, (), 2), (2, 2, 4, (40, 40), 4)]:
+    cases = [(2, 3, 6, (4, 5), 2), (3, 2, 4, (), 2), (2, 2, 4, (40, 40), 4), (1, 2, 90, (3, 3), 9)]
+    for k, B, C, area, groups in cases:
         shapes = ((k, B, C, *area), (k, C), (k, C))
         x, w, b = (torch.randn(shape, generator=rng, requires_grad=True) for shape in shapes)
         count = [B, B - 1, B][:k]
-        expected = torch.stack([F.group_norm(x[i], groups, w[i], b[i]) for i in range(k)])
-        check(group_norm(x, w, b, groups, 1e-5), expected, (x, w, b), rng)
-        if all(n * max(1, torch.Size(area).numel()) > 1 for n in count):
-            y = batch_norm(x, w, b, torch.tensor(count, dtype=torch.int32), 1e-5)[0]
+        for norm in (group_norm, group_norm_last) if area else (group_norm,):
+            expected = torch.stack([F.group_norm(x[i], groups, w[i], b[i]) for i in range(k)])
+            check(norm(x, w, b, groups, 1e-5), expected, (x, w, b), rng)
+        if any(n * max(1, torch.Size(area).numel()) == 1 for n in count):
+            continue
+        for over in (batch_norm, batch_norm_last) if area else (batch_norm,):
+            y, mean, var = over(x, w, b, torch.tensor(count, dtype=torch.int32), 1e-5)
             real = torch.cat([y[i, :n] for i, n in enumerate(count)])
             theirs = [F.batch_norm(x[i, :n], None, None, w[i], b[i], training=True) for i, n in enumerate(count)]
             check(real, torch.cat(theirs), (x, w, b), rng)
+            pixels = [x[i, :n].transpose(0, 1).flatten(1) for i, n in enumerate(count)]  # (C, n pixels)
+            torch.testing.assert_close(mean, torch.stack([each.mean(1) for each in pixels]))
+            torch.testing.assert_close(var, torch.stack([each.var(1, correction=0) for each in pixels]))
 
 
 def check(mine: Tensor, theirs: Tensor, leaves: tuple[Tensor, ...], rng: torch.Generator) -> None:
@@ -395,7 +403,8 @@ def check(mine: Tensor, theirs: Tensor, leaves: tuple[Tensor, ...], rng: torch.G
 
 def wide_convolutions() -> None:
     """The convolution of any width: strides, borders, dilation and sizes that fill no tile."""
-    from flrce.local.stacked.tiled import Tiled
+    from flrce.local.precision import exact
+    from flrce.local.stacked.last import convolve_last
 
     rng = torch.Generator().manual_seed(0)
     for k, B, C, H, W, O, R, S, *how in [
@@ -403,14 +412,21 @@ def wide_convolutions() -> None:
         (2, 2, 4, 8, 8, 20, 3, 3, (2, 2), (1, 1), (1, 1)),
         (1, 2, 3, 5, 9, 4, 1, 1, (2, 2), (0, 0), (1, 1)),
         (2, 2, 3, 9, 9, 4, 2, 3, (2, 1), (2, 0), (1, 2)),
+        (1, 2, 3, 9, 9, 4, 3, 3, (1, 1), (2, 2), (2, 2)),
     ]:
-        x, w, b = (
-            torch.randn(shape, generator=rng, requires_grad=True)
-            for shape in ((k, B, C, H, W), (k, O, C, R, S), (k, O))
+        shapes = ((k, B, C, H, W), (k, O, C, R, S))
+        x, w = (torch.randn(shape, generator=rng, requires_grad=True) for shape in shapes)
+        for direct in (False, True):
+            expected = torch.stack([F.conv2d(x[i], w[i], None, *how) for i in range(k)])
+            check(convolve_last(x, w, (how[0], how[1], how[2]), direct), expected, (x, w), rng)
+    x, w = (torch.randn(shape, generator=rng, requires_grad=True) for shape in ((1, 2, 17, 3, 3), (1, 18, 17, 3, 3)))
+    with exact("tf32"):  # wide enough for weights by rows
+        check(
+            convolve_last(x, w, ((1, 1), (1, 1), (1, 1)), direct=True),
+            F.conv2d(x[0], w[0], padding=1)[None],
+            (x, w),
+            rng,
         )
-        y = Tiled.apply(x, w, b, *how)
-        expected = torch.stack([F.conv2d(x[i], w[i], b[i], *how) for i in range(k)])
-        check(y, expected, (x, w, b), rng)
 
 
 def test_fused_kernels_in_the_interpreter() -> None:

@@ -23,7 +23,7 @@ from flrce.models.resnet import ResNet
 from flrce.models.sequences import Recurrent, Series
 
 IDS, L = 11, 5
-HOW = ("columns", "samples", "grouped", "each", "tiled")
+HOW = ("columns", "rows", "direct", "grouped", "each")
 SIZES = [[4, 3], [2], [4, 4, 1]]
 
 
@@ -162,12 +162,12 @@ def test_networks_for_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", IMAGES)
 def test_residual_networks(name: str) -> None:
     gone = compare(made(IMAGES[name]), *samples(None))
-    assert {"folded:columns", "folded:samples", "folded:grouped", "folded:each", "single:1"} <= set(gone)
+    assert {"folded:columns", "folded:rows", "folded:grouped", "folded:each", "single:1"} <= set(gone)
 
 
 def test_series() -> None:
     gone = compare(made(lambda: Series(2, 3, 4)), *samples(None, (2, 9)))
-    assert {"folded:columns", "folded:samples", "folded:grouped", "folded:each", "single:1"} <= set(gone)
+    assert {"folded:columns", "folded:rows", "folded:grouped", "folded:each", "single:1"} <= set(gone)
 
 
 @st.composite
@@ -272,12 +272,12 @@ def test_bfloat16_is_lower_than_float32() -> None:
     assert 1e-5 < (out[1] - out[0]).norm() / (out[0] - w).norm() < 0.3
 
 
-@pytest.mark.parametrize("text", ["chain", *(f"folded:{how}" for how in HOW), "mapped", "single:4"])
+@pytest.mark.parametrize("text", ["chain", *(f"folded:{how}" for how in HOW), "mapped", "single:4", "folded:rows:2"])
 def test_a_way_has_a_name(text: str) -> None:
     assert str(Way.of(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "folded", "folded:x", "single:0", "single:99", "single:-1", "chain:2"])
+@pytest.mark.parametrize("text", ["", "folded", "folded:x", "folded:rows:3", "single:0", "single:-1", "chain:2"])
 def test_other_names_are_refused(text: str) -> None:
     with pytest.raises(BadInput, match="no way"):
         Way.of(text)
@@ -383,3 +383,19 @@ def test_what_is_worth_a_measurement() -> None:
     stack = Stack(made(IMAGES["resnet"]), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
     assert [str(way) for way in stack.worth(10) if way.kind != "folded"] == ["single:4", "single:16"]
     assert [str(way) for way in stack.worth(1) if way.kind != "folded"] == ["single:1"]
+    assert "folded:rows:2" in map(str, stack.worth(10))
+    assert "folded:rows:2" not in map(str, stack.worth(6))  # three lanes fill no stream
+
+
+def test_groups_side_by_side_train_as_one_does() -> None:
+    """Ten lanes in two groups of five give what each gives in one group, up to rounding."""
+    x, y = samples(None)
+    net = made(IMAGES["resnet"])
+    stack = Stack(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu")
+    w = pack(net).repeat(10, 1)
+    orders = [np.random.default_rng(i).integers(0, len(x), 7) for i in range(10)]
+    sizes = [np.array([4, 3])] * 10
+    one = stack.train(w, orders, sizes, 0.1, way=Way.of("folded:rows")).w
+    two = stack.train(w, orders, sizes, 0.1, way=Way.of("folded:rows:2")).w
+    assert sorted({mode.lanes for mode, _ in stack._benches}) == [6, 12]  # shapes for 5 and 10 lanes
+    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)

@@ -77,6 +77,8 @@ class Deck:
     def leave(self, seat: int) -> None:
         with self.turn:
             self.seats.discard(seat)
+            if not self.seats:
+                self.stacks.clear()  # their memory is the next run's, not the garbage collector's to find
             self._serve_if_all_wait()
 
     def ask(self, seat: int, request: Request) -> Any:
@@ -119,15 +121,7 @@ class Deck:
         carries = [request.carries[i] if request.carries else {} for request, i in members]
         stack = self.stack(jobs[0].part)
         assert isinstance(stack, Stack)
-        starts = {job.start.data_ptr(): job.start for job in jobs}  # a run's clients share one: sent once
-        lanes = [list(starts).index(job.start.data_ptr()) for job in jobs]
-        w = torch.stack(list(starts.values())).to(self.device)[lanes]
-        way = self._way(stack, kind, jobs, carries, w)
-        if way == LOOP:
-            for (request, i), job, carry in zip(members, jobs, carries, strict=True):
-                request.answer[i] = self._alone(job, carry)
-            return
-        found = self._fitted(stack, partial(self._lanes, stack, kind, jobs, carries, w, Way.of(way)))
+        found = self._fitted(stack, partial(self._together, stack, kind, jobs, carries))
         if found is None:
             for (request, i), job, carry in zip(members, jobs, carries, strict=True):
                 request.answer[i] = self._alone(job, carry)
@@ -136,6 +130,16 @@ class Deck:
         for lane, (request, i) in enumerate(members):
             kept, sent = found.ends[lane]
             request.answer[i] = Trained(home[lane], found.losses[lane], found.squares[lane], kept, sent)
+
+    def _together(
+        self, stack: Stack, kind: Sort, jobs: Sequence[Job], carries: Sequence[Mapping[str, Tensor]]
+    ) -> Stacked | None:
+        """The jobs in the way that is fastest for them; None where that is one after another."""
+        starts = {job.start.data_ptr(): job.start for job in jobs}  # a run's clients share one: sent once
+        lanes = [list(starts).index(job.start.data_ptr()) for job in jobs]
+        w = torch.stack(list(starts.values())).to(self.device)[lanes]
+        way = self._way(stack, kind, jobs, carries, w)
+        return None if way == LOOP else self._lanes(stack, kind, jobs, carries, w, Way.of(way))
 
     def _fitted(self, stack: Stack, call: Callable[[], Any]) -> Any:
         """What the call gives, with fewer lanes at once where memory is short; None where not even one fits."""

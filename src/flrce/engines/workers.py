@@ -47,6 +47,10 @@ class Pooled:
         self.w = shared(runner.layout.size)
         self.pool: Any = Threads(self._work, count) if name == "native" else Processes(self._work, count)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker that is not forked: all but the workers."""
+        return {"runner": self.runner, "name": self.name, "w": self.w}
+
     @property
     def workers(self) -> Any:
         """The processes, for whoever wants to watch or kill them."""

@@ -71,6 +71,14 @@ class Runner:
         self.slices: dict[float, Slice] = {}
         self.parts: dict[tuple[Any, ...], Part] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker that is not forked: without locks, and with what it makes anew."""
+        fresh: dict[str, Any] = {"lock": None, "cutting": None, "trainers": {}, "slices": {}, "parts": {}}
+        return {**self.__dict__, **fresh}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, lock=Lock(), cutting=Lock())
+
     @cached_property
     def chain(self) -> Layers:
         """The network as a chain of layers; BadInput where it is none."""

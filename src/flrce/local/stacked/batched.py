@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flrce.local.stacked.tiled import Tiled, fits
+from flrce.local.stacked.last import convolve_last
 
-Convolving = Literal["tiled", "columns", "samples", "grouped", "each"]
+Convolving = Literal["columns", "rows", "direct", "grouped", "each"]
+LAST: tuple[Convolving, ...] = ("rows", "direct")  # with channels last in memory
 FEW = 1024  # rows of an embedding up to which its gradient is a product with one-hot rows
 
 
@@ -100,55 +101,6 @@ def _columns(
     return x.as_strided((k, C, R, S, B, H, W), strides).reshape(k, C * R * S, B * H * W), (H, W)
 
 
-class _Samples(torch.autograd.Function):
-    """Convolution of x (k, B, C, H, W) lane by lane as products of W (O, C R S) with each sample's columns.
-
-    Columns lie as torch's own unfold makes them, so that neither input nor output is transposed.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int],
-                dilation: tuple[int, int]) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(x, weight)
-        ctx.how = (weight.shape[3:], dilation, padding, stride)
-        H, W = (
-            (x.shape[3 + i] + 2 * padding[i] - dilation[i] * (weight.shape[3 + i] - 1) - 1) // stride[i] + 1
-            for i in range(2)
-        )
-        y = x.new_empty(*x.shape[:2], weight.shape[1], H * W)
-        for lane, own, out in zip(x, weight.flatten(2), y, strict=True):
-            torch.bmm(own.expand(len(lane), -1, -1), _unfolded(lane, ctx.how), out=out)
-        return y.reshape(*y.shape[:3], H, W)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        x, weight = ctx.saved_tensors
-        B, O, pixels = x.shape[1], weight.shape[1], g.shape[3] * g.shape[4]
-        g, flat = g.flatten(3), weight.flatten(2)
-        gx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        gw = torch.empty_like(flat) if ctx.needs_input_grad[1] else None
-        for i in range(len(x)):
-            if gx is not None:
-                spread = torch.bmm(flat[i].mT.expand(B, -1, -1), g[i])
-                gx[i] = F.fold(spread, tuple(x.shape[3:]), *ctx.how)
-            if gw is None:
-                continue
-            columns = _unfolded(x[i], ctx.how)  # (B, C R S, P)
-            if pixels >= O:
-                torch.sum(torch.bmm(g[i], columns.mT), 0, out=gw[i])
-            else:
-                seen = columns.transpose(0, 1).reshape(flat.shape[2], -1)
-                torch.mm(g[i].transpose(0, 1).reshape(O, -1), seen.mT, out=gw[i])
-        return gx, None if gw is None else gw.reshape(weight.shape), None, None, None
-
-
-def _unfolded(x: Tensor, how: tuple[Any, ...]) -> Tensor:
-    """(B, C R S, P) of one lane; a 1 x 1 convolution sees x itself."""
-    if tuple(how[0]) == (1, 1) and tuple(how[3]) == (1, 1) and not any(how[2]):
-        return x.flatten(2)
-    return F.unfold(x, *how)
-
-
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, way: Convolving,
@@ -174,16 +126,13 @@ def convolve(
     if flat:
         x, weight = x.unsqueeze(-2), weight.unsqueeze(-2)
         more = ((1, *more[0]), (0, *plain), (1, *more[2]))
-    tiles = way == "tiled" and fits(x)
-    if way == "columns" or (way == "tiled" and not tiles):
+    if way == "columns":
         x = F.pad(x, (more[1][1], more[1][1], more[1][0], more[1][0])) if any(more[1]) else x
     if groups > 1:  # groups are lanes of their own
         x = x.unflatten(2, (groups, -1)).transpose(1, 2).flatten(0, 1)
         weight = weight.unflatten(1, (groups, -1)).flatten(0, 1)
-    if tiles:
-        y = cast(Tensor, Tiled.apply(x, weight, None, *more))
-    elif way == "samples":
-        y = cast(Tensor, _Samples.apply(x, weight, *more))
+    if way in LAST:
+        y = convolve_last(x, weight, cast(Any, more), direct=way == "direct")
     else:
         y = cast(Tensor, _Columns.apply(x, weight, more[0], more[2]))
     if groups > 1:

@@ -31,7 +31,7 @@ class FoldedNet:
         self.module = _replaced(copy.deepcopy(module, shared), self.now)
         self.now.learning = True
         try:
-            agrees(self, module, lanes, double=convolving != "tiled")
+            agrees(self, module, lanes)
         finally:
             self.now.learning = False
 
@@ -77,7 +77,7 @@ class FoldedNet:
                 sizes.append(3 * out[0].numel() * layer.num_layers)  # gates and cells of every step
             elif isinstance(out, Tensor):
                 sizes.append(out.numel())
-            if isinstance(layer, nn.Conv1d | nn.Conv2d) and self.now.convolving == "columns":
+            if isinstance(layer, nn.Conv1d | nn.Conv2d) and self.now.convolving in ("columns", "rows"):
                 columns.append(3 * given[0].numel() * int(torch.Size(layer.kernel_size).numel()))
 
         module = copy.deepcopy(self.source, {id(p): p for p in self.source.parameters() if not p.requires_grad}).eval()

@@ -19,6 +19,7 @@ from flrce.errors import BadInput
 from flrce.local.stacked.batched import Convolving, affine_shape, convolve, drop, linear, lookup, normalise_batch
 from flrce.local.stacked.cells import GRU, LSTM
 from flrce.local.stacked.norms import batch_norm, fits, group_norm
+from flrce.local.stacked.norms_last import batch_norm_last, group_norm_last, lies_last
 
 Tensors = dict[str, Tensor]
 
@@ -125,7 +126,8 @@ class SampleNorm(Leaf):
         layer = self.layer
         if isinstance(layer, nn.GroupNorm) and fits(x) and (layer.weight is None) == (layer.bias is None):
             weight, bias = self.tensor("weight"), self.tensor("bias")
-            return self.together(group_norm(self.apart(x), weight, bias, layer.num_groups, layer.eps))
+            norm = group_norm_last if lies_last(x) else group_norm
+            return self.together(norm(self.apart(x), weight, bias, layer.num_groups, layer.eps))
         if isinstance(layer, nn.GroupNorm):
             x = F.group_norm(x, layer.num_groups, eps=layer.eps)
         else:
@@ -150,7 +152,8 @@ class BatchNorm(Leaf):
         y = self.apart(x)
         own = live or layer.running_mean is None  # statistics of the batch, not running ones
         if own and fits(x) and (layer.weight is None) == (layer.bias is None):
-            y, mean, var = batch_norm(y, self.tensor("weight"), self.tensor("bias"), count, layer.eps)
+            norm = batch_norm_last if lies_last(x) else batch_norm
+            y, mean, var = norm(y, self.tensor("weight"), self.tensor("bias"), count, layer.eps)
             if live and layer.running_mean is not None:
                 n = (count * y[0, 0, 0].numel()).clamp(min=1)[:, None]
                 self._move(mean, var * n / (n - 1).clamp(min=1))

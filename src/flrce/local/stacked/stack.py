@@ -8,7 +8,7 @@ import copy
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ Plan = NDArray[np.int32]
 Rates = NDArray[np.float32]
 NARROW = 64  # channels up to which fused kernels are tried
 SMALL = 1_000_000  # floats of a network up to which its fused kernels are known to be fastest
+FULL = 4  # lanes of a group that are worth a stream of their own
 CHUNK = 256  # samples of one model evaluated at once
 
 
@@ -149,7 +150,7 @@ class Stack:
         with suppress(BadInput):
             self.links = chain(net, shape)
         self.nets: dict[str, Laned | BadInput] = {}
-        self.ways = candidates(net, self._chained(), usable(self.device) and precision != "float32")
+        self.ways = candidates(net, self._chained(), usable(self.device))
         if memory is None:  # asked once: a split that followed the free memory would change bits from call to call
             memory = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else 2 << 30
         self.memory = memory
@@ -164,7 +165,7 @@ class Stack:
 
     def network(self, way: Way) -> Laned:
         """The network of many lanes for this way; BadInput says why there is none."""
-        key = str(Way("single")) if way.kind == "single" else str(way)
+        key = str(replace(way, streams=1))  # streams share their network
         if key not in self.nets:
             try:
                 self.nets[key] = self._network(way)
@@ -209,7 +210,8 @@ class Stack:
         """The ways that a measurement tries: vmap only for what does not fold, streams only for several lanes."""
         folds = any(self._goes(way) for way in self.ways if way.kind == "folded")
         few = [way for way in self.ways if way.kind != "mapped" or not folds]
-        return [way for way in few if way.kind != "single" or (lanes == 1) == (way.streams == 1)]
+        few = [way for way in few if way.kind != "single" or (lanes == 1) == (way.streams == 1)]
+        return [way for way in few if way.kind != "folded" or way.streams == 1 or lanes >= FULL * way.streams]
 
     def _goes(self, way: Way) -> bool:
         try:
@@ -258,7 +260,7 @@ class Stack:
         ranked = np.argsort([-len(s) for s in sizes], kind="stable")
         busy = [int(i) for i in ranked if len(sizes[i])]
         fits = self._lanes(max((int(s.max()) for s in sizes if len(s)), default=1), way)
-        most, side = (1, min(way.streams, fits)) if way.kind == "single" else (fits, 1)  # `side` groups at once
+        most, side = self._cut(len(busy), fits, way)
         groups = [busy[at : at + most] for at in range(0, len(busy), most)]
         with exact(self.precision):
             for at in range(0, len(groups), side):
@@ -275,6 +277,13 @@ class Stack:
                     for i, end in zip(group, bench.ends(len(group)), strict=True):
                         ends[i] = end
         return Stacked(out, [pair[0] for pair in losses], [pair[1] for pair in losses], ends)
+
+    def _cut(self, lanes: int, fits: int, way: Way) -> tuple[int, int]:
+        """(lanes of a group, groups side by side), where so many lanes fit at once."""
+        side = min(way.streams, fits)
+        if way.kind == "single":
+            return 1, side
+        return max(1, min(-(-lanes // side), fits // side)) if side > 1 else fits, side
 
     def _drive(
         self, benches: Sequence[Bench], groups: Sequence[list[int]], lot: Lot

@@ -1,14 +1,16 @@
 """How lanes can be trained on one device, by name: which network of many lanes, how many at once, on how many streams.
 
 chain            a plain chain of layers, fused where the device has Triton
-folded:HOW       any network, lanes folded into the batch. Its convolutions: `columns`, one product a lane; `samples`,
-                 one product a sample; `grouped`, one grouped convolution; `each`, lane by lane; `tiled`, by Triton
+folded:HOW       any network, lanes folded into the batch. Its convolutions: `columns`, one product a lane; `rows`, the
+                 same with channels last; `direct`, by Triton with channels last; `grouped`, one grouped convolution;
+                 `each`, lane by lane
+folded:HOW:S     the same in S groups of lanes, side by side
 mapped           torch.func's vmap
 single:S         one lane after another, S of them side by side, each step recorded
 """
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from torch import nn
 
@@ -27,25 +29,28 @@ class Way:
 
     def __str__(self) -> str:
         more = {"folded": f":{self.convolving}", "single": f":{self.streams}"}
-        return self.kind + more.get(self.kind, "")
+        side = f":{self.streams}" if self.kind == "folded" and self.streams > 1 else ""
+        return self.kind + more.get(self.kind, "") + side
 
     @staticmethod
     def of(text: str) -> "Way":
         kind, _, rest = text.partition(":")
         if kind == "single" and rest.isdecimal() and 1 <= int(rest) <= 64:
             return Way("single", streams=int(rest))
-        if kind == "folded" and rest in ("tiled", "columns", "samples", "grouped", "each"):
-            return Way("folded", cast(Convolving, rest))
+        how, _, side = rest.partition(":")
+        if kind == "folded" and how in get_args(Convolving) and side in ("", "2", "4"):
+            return Way("folded", cast(Convolving, how), int(side or 1))
         if text in ("chain", "mapped"):
             return Way(cast(Kind, text))
         raise BadInput(f"{text[:60]!r} is no way to train lanes; chain, folded:columns, mapped, single:1, ...")
 
 
-def candidates(net: nn.Module, chained: bool, tiled: bool = False) -> list[Way]:
-    """What may be tried for a network, in the order of preference."""
+def candidates(net: nn.Module, chained: bool, triton: bool = False) -> list[Way]:
+    """What may be tried for a network, in the order of preference; `triton`: whether the device has it."""
     ways: list[Way] = [Way("chain")] if chained else []
-    convolves = any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in net.modules())
-    kinds: tuple[Convolving, ...] = ("columns", "samples", "grouped", "each") if convolves else ("columns",)
-    kinds = ("tiled", *kinds) if convolves and tiled else kinds
-    ways += [Way("folded", kind) for kind in kinds]
+    ways.append(Way("folded"))
+    if any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in net.modules()):
+        last: tuple[Convolving, ...] = ("rows", "direct") if triton else ("rows",)
+        ways += [Way("folded", how, many) for how in last for many in (1, 2)]
+        ways += [Way("folded", "grouped"), Way("folded", "each")]
     return [*ways, Way("mapped"), *(Way("single", "each", many) for many in SIDE)]

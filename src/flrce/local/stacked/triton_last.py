@@ -1,0 +1,123 @@
+# mypy: ignore-errors
+"""Convolution of any width for many lanes, channels last, in Triton: the lane is a grid axis, sums keep their order.
+
+x (lane, B, H, W, C), z (lane, B, P, Q, O); a pixel is one (sample, row, column), numbered sample first. Both factors of
+a product are read along the channels that it sums over, as the matrix units want them.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def products(x, weight, z, N, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr,
+             Q: tl.constexpr, S: tl.constexpr, TAPS: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
+             PAD_H: tl.constexpr, PAD_W: tl.constexpr, DIL_H: tl.constexpr, DIL_W: tl.constexpr, BACK: tl.constexpr,
+             HOW: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+    """z = weight * x, N pixels a lane; weight (lane, tap, O, C).
+
+    BACK: x is the gradient by a convolution's output, z by its input.
+    """
+    lane = tl.program_id(2).to(tl.int64)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
+    b, p, q = n // (P * Q), n // Q % P, n % Q
+    c = tl.arange(0, BLOCK_C)
+    B = N // (P * Q)
+    inputs = x + (lane * B + b) * (H * W * C)
+    taps = weight + lane * (TAPS * O * C)
+    total = tl.zeros((BLOCK_N, BLOCK_O), tl.float32)
+    CHUNKS: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
+    for it in range(TAPS * CHUNKS):
+        tap, begin = it // CHUNKS, it % CHUNKS * BLOCK_C
+        r, s = tap // S, tap % S
+        if BACK:
+            up, left = p + PAD_H - r * DIL_H, q + PAD_W - s * DIL_W
+            h, w = up // STEP_H, left // STEP_W
+            inside = (up >= 0) & (left >= 0) & (up % STEP_H == 0) & (left % STEP_W == 0) & (h < H) & (w < W)
+        else:
+            h, w = p * STEP_H - PAD_H + r * DIL_H, q * STEP_W - PAD_W + s * DIL_W
+            inside = (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        inside = inside & (n < N)
+        channel = begin + c
+        seen = tl.load((inputs + (h * W + w) * C)[:, None] + channel[None, :],
+                       mask=inside[:, None] & (channel < C)[None, :], other=0.0)  # fmt: skip
+        held = tl.load(taps + tap * (O * C) + o[:, None] * C + channel[None, :],
+                       mask=(o < O)[:, None] & (channel < C)[None, :], other=0.0)  # fmt: skip
+        if HOW == "bf16":
+            total = tl.dot(seen, tl.trans(held), total)
+        else:
+            total = tl.dot(seen, tl.trans(held), total, input_precision=HOW)
+    out = z + (lane * N + n) * O
+    tl.store(out[:, None] + o[None, :], total, mask=(n < N)[:, None] & (o < O)[None, :])
+
+
+@triton.jit
+def weights(x, g, out, N, LANES, SPAN, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr,
+            P: tl.constexpr, Q: tl.constexpr, S: tl.constexpr, TAPS: tl.constexpr, STEP_H: tl.constexpr,
+            STEP_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, DIL_H: tl.constexpr, DIL_W: tl.constexpr,
+            HOW: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """out (part, lane, tap, O, C): the weight's gradient over the part's SPAN pixels; g (lane, B, P, Q, O)."""
+    part, lane = tl.program_id(2) // LANES, (tl.program_id(2) % LANES).to(tl.int64)
+    TILES: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
+    tap = tl.program_id(1)
+    o = tl.program_id(0) // TILES * BLOCK_O + tl.arange(0, BLOCK_O)
+    c = tl.program_id(0) % TILES * BLOCK_C + tl.arange(0, BLOCK_C)
+    r, s = tap // S, tap % S
+    B = N // (P * Q)
+    inputs, grads = x + lane * B * (H * W * C), g + lane * N * O
+    total = tl.zeros((BLOCK_O, BLOCK_C), tl.float32)
+    end = tl.minimum(part * SPAN + SPAN, N)
+    for begin in range(part * SPAN, end, BLOCK_N):
+        n = begin + tl.arange(0, BLOCK_N)
+        b, p, q = n // (P * Q), n // Q % P, n % Q
+        h, w = p * STEP_H - PAD_H + r * DIL_H, q * STEP_W - PAD_W + s * DIL_W
+        real = n < end
+        inside = (h >= 0) & (h < H) & (w >= 0) & (w < W) & real
+        pushed = tl.load(grads + (n * O)[:, None] + o[None, :], mask=real[:, None] & (o < O)[None, :], other=0.0)
+        seen = tl.load(inputs + (((b * H + h) * W + w) * C)[:, None] + c[None, :],
+                       mask=inside[:, None] & (c < C)[None, :], other=0.0)  # fmt: skip
+        if HOW == "bf16":
+            total = tl.dot(tl.trans(pushed), seen, total)
+        else:
+            total = tl.dot(tl.trans(pushed), seen, total, input_precision=HOW)
+    at = out + ((part * LANES + lane) * TAPS + tap) * (O * C)
+    tl.store(at + o[:, None] * C + c[None, :], total, mask=(o < O)[:, None] & (c < C)[None, :])
+
+
+@triton.jit
+def rows(x, out, MANY, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
+         S: tl.constexpr, TAPS: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr, PAD_H: tl.constexpr,
+         PAD_W: tl.constexpr, DIL_H: tl.constexpr, DIL_W: tl.constexpr, PLACES: tl.constexpr,
+         BLOCK_C: tl.constexpr):  # fmt: skip
+    """out (samples P Q, TAPS, C): what each output pixel sees of x (samples, H, W, C); MANY times (pixel, tap)."""
+    t = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    n, tap = t // TAPS, t % TAPS
+    b, p, q = n // (P * Q), n // Q % P, n % Q
+    h, w = p * STEP_H - PAD_H + tap // S * DIL_H, q * STEP_W - PAD_W + tap % S * DIL_W
+    inside = (h >= 0) & (h < H) & (w >= 0) & (w < W) & (t < MANY)
+    at = ((b * H + h) * W + w).to(tl.int64) * C
+    seen = tl.load(x + at[:, None] + c[None, :], mask=inside[:, None] & (c < C)[None, :], other=0.0)
+    tl.store(out + t.to(tl.int64)[:, None] * C + c[None, :], seen, mask=(t < MANY)[:, None] & (c < C)[None, :])
+
+
+@triton.jit
+def fold(spread, out, MANY, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
+         R: tl.constexpr, S: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr, PAD_H: tl.constexpr,
+         PAD_W: tl.constexpr, DIL_H: tl.constexpr, DIL_W: tl.constexpr, PLACES: tl.constexpr,
+         BLOCK_C: tl.constexpr):  # fmt: skip
+    """out (samples, H, W, C): for each value the sum of what taps spread to it, (samples P Q, R S, C); MANY pixels."""
+    n = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    b, h, w = n // (H * W), n // W % H, n % W
+    total = tl.zeros((PLACES, BLOCK_C), tl.float32)
+    for r in tl.static_range(R):
+        for s in tl.static_range(S):
+            up, left = h + PAD_H - r * DIL_H, w + PAD_W - s * DIL_W
+            p, q = up // STEP_H, left // STEP_W
+            inside = (up >= 0) & (left >= 0) & (up % STEP_H == 0) & (left % STEP_W == 0) & (p < P) & (q < Q)
+            at = (((b * P + p) * Q + q).to(tl.int64) * (R * S) + (r * S + s)) * C
+            there = (inside & (n < MANY))[:, None] & (c < C)[None, :]
+            total += tl.load(spread + at[:, None] + c[None, :], mask=there, other=0.0).to(tl.float32)
+    tl.store(out + n.to(tl.int64)[:, None] * C + c[None, :], total, mask=(n < MANY)[:, None] & (c < C)[None, :])
