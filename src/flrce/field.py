@@ -10,6 +10,7 @@ from typing import Any, Literal
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.normalised import Normalised
 from flrce.aggregators.stale import Discounted, Interpolated
+from flrce.local.census import Counting
 from flrce.local.contrast import Contrast
 from flrce.local.dynamic import Dual, Dynamic
 from flrce.local.optimisers import SGD, Momentum
@@ -23,6 +24,7 @@ from flrce.pieces import Recipe, Step
 from flrce.round.clean import CleanHours
 from flrce.round.pace import Buffered
 from flrce.selectors.clean import Cleanest
+from flrce.selectors.lecc import Lecc
 from flrce.selectors.uniform import Uniform
 from flrce.selectors.utility import ByUtility
 from flrce.servers import steps
@@ -81,6 +83,15 @@ def fedswa(after: int = 0, every: int = 1, P: int = 10, **local: Any) -> Recipe:
     Models of the first `after` rounds are left out: three quarters of the run, say.
     """
     return replace(fedavg(P, **local), average=SWA(after, every), name="fedswa")
+
+
+def fedlecc(groups: int = 10, some: int = 5, classes: int = 10, P: int = 10, **local: Any) -> Recipe:
+    """FedLECC (Jimenez-Gutierrez et al. 2026): groups with like labels, those with the largest loss first.
+
+    Clients tell their shares of `classes` labels.
+    """
+    base = replace(fedavg(P, **local), trainer=Counting(classes))
+    return replace(base, selector=Lecc(groups, some, classes), name="fedlecc")
 
 
 def scaffold(option: Literal["I", "II"] = "II", rate: float = 1.0, P: int = 10, **local: Any) -> Recipe:
@@ -200,6 +211,7 @@ FIELD: dict[str, Callable[..., Recipe]] = {
     "fedadagrad": fedadagrad,
     "fedexp": fedexp,
     "fedswa": fedswa,
+    "fedlecc": fedlecc,
     "scaffold": scaffold,
     "feddyn": feddyn,
     "feddc": feddc,

@@ -21,6 +21,7 @@ from flrce.fleet import availability, presence
 from flrce.fleet.battery import Phone
 from flrce.fleet.traces import Trace
 from flrce.local.augment import TRANSFORMS
+from flrce.local.census import Census, Counting
 from flrce.local.contrast import Contrast
 from flrce.local.correction import Corrected
 from flrce.local.drift import Correction
@@ -41,6 +42,7 @@ from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.clean import Cleanest
 from flrce.selectors.clustered import Clustered
 from flrce.selectors.diverse import DivFL
+from flrce.selectors.lecc import Lecc
 from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.rooted import Rooted
 from flrce.selectors.tiers import AdaptiveTiers, Tiers
@@ -62,6 +64,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
     "selector": {
         "uniform": Uniform,
         "relationship": ByRelationship,
+        "lecc": Lecc,
         "in-turn": InTurn,
         "utility": ByUtility,
         "power-of-choice": PowerOfChoice,
@@ -80,6 +83,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "proximal": Proximal,
         "freeze": Freeze,
         "deadline": Deadline,
+        "counting": Counting,
         "corrected": Corrected,
         "scaffold": Controlled,
         "dynamic": Dynamic,
@@ -147,6 +151,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "prox": Prox,
         "drift": Drift,
         "correction": Correction,
+        "census": Census,
         "carried": Carried,
         "variate": Variate,
         "dual": Dual,

@@ -122,6 +122,14 @@ class Freezes(Protocol):
 
 
 @runtime_checkable
+class TellsLabels(Protocol):
+    """A trainer whose clients tell their shares of so many labels."""
+
+    @property
+    def classes(self) -> int: ...
+
+
+@runtime_checkable
 class MeasuresHeadway(Protocol):
     """An average that knows which way the rounds went: the headway of the round that it observed last."""
 

@@ -1,0 +1,87 @@
+"""FedLECC (Jimenez-Gutierrez et al. 2026, arXiv 2603.08911): clients with like labels in groups, the worst off first.
+
+Clients are grouped by how alike their labels are shared out (Hellinger's distance); of the groups with the largest mean
+loss those clients train whose own loss is largest. A client tells its shares with its reply (local/census.py).
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flrce.bounds import Count
+from flrce.pieces import Recipe, View
+from flrce.selectors.clustered import CROWD
+from flrce.traits import TellsLabels
+from flrce.types import Event, Selection
+
+SHARES = "labels"  # of a reply's extras, as local/census.py sends them
+
+
+@dataclass(frozen=True)
+class Told:
+    """What each client last told. Written in place."""
+
+    loss: Tensor = field(metadata={"rows": True, "fill": math.inf})  # (M,) infinite: never heard from
+    shares: Tensor = field(metadata={"rows": True})  # (M, classes)
+
+
+@dataclass(frozen=True)
+class Lecc:
+    """P clients of the `some` groups, out of `groups`, with the largest mean loss; in each those with the largest.
+
+    Those never heard from go first. Losses are those of a client's last round, where the paper asks everyone in every
+    round; groups are by average linkage, where it has OPTICS. Of more than CROWD clients, so many drawn at random are
+    considered.
+    """
+
+    groups: Count = 10
+    some: Count = 5
+    classes: Count = 10
+
+    def objection(self, recipe: Recipe) -> str:
+        if isinstance(recipe.trainer, TellsLabels) and recipe.trainer.classes == self.classes:
+            return ""
+        return f'selector = "lecc" wants trainer = {{piece = "counting", classes = {self.classes}}}, which tells labels'
+
+    def init(self, M: int, d: int, D: int) -> Told:
+        return Told(torch.full((M,), math.inf), torch.zeros(M, self.classes))
+
+    def select(self, memory: Told, view: View, rng: Generator) -> Selection:
+        pool = np.array([view.pool[i] for i in rng.permutation(len(view.pool))[:CROWD]], np.int64)
+        loss = memory.loss[torch.from_numpy(pool)].numpy()
+        group = grouped(memory.shares[torch.from_numpy(pool)].numpy(), self.groups)
+        order = np.argsort(-loss, kind="stable")  # the largest first; equal ones as they were drawn
+        picked = order[group[order] < 0][: view.P].tolist()
+        known, left = sorted(set(group[group >= 0].tolist())), view.P - len(picked)
+        worst = sorted(known, key=lambda g: -float(loss[group == g].mean()))[: self.some]
+        each = -(-left // max(len(worst), 1))
+        picked += [i for g in worst for i in order[group[order] == g][:each].tolist()][:left]
+        picked += [i for i in order.tolist() if i not in picked][: view.P - len(picked)]
+        return Selection(tuple(int(pool[i]) for i in picked), exploit=True, why={"groups": len(known)})
+
+    def observe(self, memory: Told, event: Event) -> Told:
+        k, updates = event.updates.k, event.updates
+        if updates.loss is not None:
+            memory.loss[k] = updates.loss.to(memory.loss)
+        if SHARES in updates.extras:
+            memory.shares[k] = updates.extras[SHARES].to(memory.shares)
+        return memory
+
+
+def grouped(shares: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """(L,) a group's number for each row of shares; -1 for rows that are nothing but 0."""
+    known = shares.sum(1) > 0
+    found = np.full(len(shares), -1, np.int64)
+    if known.sum() < 2:
+        found[known] = 0
+        return found
+    from scipy.cluster.hierarchy import fcluster, linkage  # takes a second to load, and other recipes do without
+
+    merges = linkage(np.sqrt(shares[known]), "average")  # Hellinger's distance times the root of 2
+    found[known] = fcluster(merges, count, "maxclust")
+    return found
