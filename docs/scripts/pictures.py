@@ -133,6 +133,7 @@ def printed(driver: Any, url: str) -> bytes:
 def main(out: Path = IMG, runs: Path | None = None, more: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as made:
         out, folder = out.resolve(), (runs or Path(made)).resolve()
+        out.mkdir(parents=True, exist_ok=True)
         trained(folder, more)
         found = pages(folder)
         with watching(folder) as url, browser(Path(made) / "profile") as driver:

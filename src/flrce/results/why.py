@@ -217,11 +217,9 @@ def why_stop(run: Run) -> Answer:
         return answer
     last = run.rounds[-1]
     if last.stop:
-        answer.say(
-            f"The run stopped after round {len(run.done)} of {T}: {reason(run)} [{last.stop}].",
-            stop=last.stop,
-            rounds=len(run.done),
-        )
+        plain = reason(run)
+        told = last.stop if last.stop.startswith(plain) else f"{plain} [{last.stop}]"
+        answer.say(f"The run stopped after round {len(run.done)} of {T}: {told}.", stop=last.stop, rounds=len(run.done))
     elif len(run.done) >= T:
         answer.say(f"No rule stopped the run: it went through all {T} rounds.", stop="", rounds=len(run.done))
     else:
