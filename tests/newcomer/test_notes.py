@@ -97,15 +97,15 @@ def test_the_price_cannot_be_asked_for_in_a_short_run(caplog):
     assert caplog.text.count("acts from round 11 on") == 1  # at the start
 
 
-@pytest.mark.parametrize(("M", "every"), [(8, 1), (40, 1), (100, 3), (0, 1), (0, 2)])
+@pytest.mark.parametrize(("M", "every"), [(8, 1), (40, 1), (40, 4), (8, 1000), (100, 1000), (0, 1), (0, 2)])
 def test_the_price_is_asked_for_no_sooner(M, every):
-    """A record that rises in its first round only: the soonest stop that clients in turn, or evaluations, can give."""
+    """A record that rises in its first rounds only: the soonest stop that clients in turn, or evaluations, can give."""
     P, history = 4, []
     sweep = M / P if M else None
     for t in range(1, 400):
         turn = [str((P * (t - 1) + i) % M) for i in range(P)] if M else []
         value = 0.0 if t <= max(sweep or every, 1) else 0.9
-        judged = value if not M and t % every == 0 else None
+        judged = value if t % every == 0 else None
         history.append(Record(t, replied=turn, chosen=turn, holdouts=(value,) * len(turn), held=(9,) * len(turn),
                               accuracy=judged, clients=M))  # fmt: skip
         if Worth()(history):

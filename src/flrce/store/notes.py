@@ -12,7 +12,7 @@ from flrce.stops.conflict import Conflicts
 from flrce.stops.growth import Growth
 from flrce.stops.standstill import Standstill
 from flrce.stops.trend import FEWEST
-from flrce.stops.worth import Worth
+from flrce.stops.worth import PATIENT, Worth
 from flrce.types import Record
 
 ABSURD = ("not finite", "malformed: loss", "is beyond")  # what the gate says of replies that have diverged
@@ -95,8 +95,13 @@ def sweep_of(recipe: Recipe, M: int) -> float | None:
 
 def earliest(rule: Any, eval_every: int = 1, sweep: float | None = None) -> int:
     """The first round in which a rule of ours can say stop; `sweep` as above."""
-    if isinstance(rule, Worth):  # a stretch that does not begin with the run; of evaluations, its last half
-        return (2 * FEWEST - 1) * eval_every if sweep is None else max(FEWEST, math.floor(sweep)) + 1
+    if isinstance(rule, Worth):
+        judged = (2 * FEWEST - 1) * eval_every  # so many evaluations in the last half of the rounds
+        if sweep is None:
+            return judged
+        alone = max(FEWEST, math.floor(sweep)) + 1  # clients' figures, not from the first round on; one speaks twice
+        late = math.ceil(PATIENT * max(sweep, 2))  # from then on clients decide, where evaluations are rare
+        return alone if alone < eval_every else min(max(judged, alone), late)
     if isinstance(rule, Standstill):
         return max(rule.after + 1, rule.n + 2)  # headway is known from the third round on
     if isinstance(rule, Conflicts):
