@@ -140,3 +140,13 @@ def test_options_are_named_where_a_class_wants_more(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(flrce.BadInput, match=r"'hidden'; accept shape, .* give the rest in model.options"):
         flrce.run(flrce.Experiment(**SMALL, model={"name": "wantsmore:Net"}))
+
+
+def test_a_mean_instead_of_each_samples_loss_is_named(tmp_path, monkeypatch):
+    (tmp_path / "meanloss.py").write_text(
+        "from torch.nn import functional as F\nfrom flrce.local.metrics import METRICS\n\n\nclass Mean:\n"
+        "    judges = (METRICS['accuracy'],)\n\n    def losses(self, out, y):\n        return F.cross_entropy(out, y)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(flrce.BadInput, match=r"Mean losses gave a tensor of \(\), not one value for each sample"):
+        flrce.run(flrce.Experiment(**SMALL, recipe={"name": "fedavg"}, objective="meanloss:Mean"))

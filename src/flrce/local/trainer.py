@@ -148,9 +148,9 @@ class Trainer:
             few = self._together()
             for part, target in zip(x.split(few), y.split(few), strict=True):
                 out = self.net(inputs(part, scale, shift))
-                found["loss"].append(self.objective.losses(out, target))
+                found["loss"].append(_each(self.objective.losses(out, target), target, self.objective, "losses"))
                 for judge in self.objective.judges:
-                    found[judge.name].append(judge.of(out, target))
+                    found[judge.name].append(_each(judge.of(out, target), target, judge, f"{judge.name}.of"))
         self._rebind()
         return {name: torch.cat(parts) for name, parts in found.items()}
 
@@ -205,6 +205,15 @@ class Trainer:
     def _thaw(self) -> None:
         for p in self.learning:
             p.requires_grad_(True)
+
+
+def _each(values: Any, target: Tensor, owner: Any, what: str) -> Tensor:
+    """What an objective or a metric gives, if it is of each sample."""
+    if not isinstance(values, Tensor) or values.shape[:1] != target.shape[:1]:
+        got = f"a tensor of {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        name = f"{type(owner).__name__} {what}"
+        raise BadInput(f"{name} gave {got}, not one value for each sample; leave the mean out (reduction='none')")
+    return values
 
 
 def _seed(task: Any, purpose: str) -> int:
