@@ -1,12 +1,12 @@
-"""Is what `flrce advise` says as good as the best fixed recipe, its own search paid for? On data it was not tuned on.
+"""Is what `flrce advise` says as good as the best fixed recipe, its own search paid for?
 
-    python studies/advise.py run   --out DIR [--data CACHE] [--tasks smartwatch] [--share 0/4] [--seconds 300]
+    python studies/advise.py run   --out DIR [--data CACHE] [--tasks fed-heart] [--share 0/4] [--seconds 300]
     python studies/advise.py table --out studies/lines
 
-plans/advise.json holds tasks, budget and rule. Fixed recipes are advise's own candidates, each with each of three
-rates, trained until the budget's joules are spent; advice searches on one seed, and what it advises is run on another
-one, that of the fixed runs, with the joules that the search has left. Every run is a line of DIR/advise-SHARE.jsonl;
-one that is there is not run again.
+plans/advise.json holds tasks, budget and rule. Fixed recipes are the candidates at the task's own rate, trained
+until the budget's joules are spent; advice searches on one seed, and what it advises is run on another one, that of the
+fixed runs, with the joules that the search has left. Every run is a line of DIR/advise-SHARE.jsonl; what is there is
+not run again.
 """
 
 import argparse
@@ -32,10 +32,9 @@ def experiment(plan, task, seed):
 
 
 def fixed(plan, task, seed):
-    """Label -> experiment, of every candidate with every rate."""
+    """Label -> experiment, of every candidate."""
     base = experiment(plan, task, seed)
-    with tempfile.TemporaryDirectory() as work:
-        return {c.label: c.experiment for c in advise.field_of(base, advise.CANDIDATES, Path(work))}
+    return {c.label: c.experiment for c in advise.field_of(base, advise.CANDIDATES, Path())}
 
 
 def budget(plan, task, seed, data):
@@ -75,17 +74,11 @@ def one(plan, task, label, seed, data):
 
 
 def wanted(plan, tasks):
-    """(task, label, seed) of all runs: advice and fixed recipes at the tasks' own rates first, then other rates."""
-    every = [(task, label, seed) for seed in plan["seeds"] for task in tasks for label in fixed(plan, task, seed)]
-    first = [(task, ADVICE, seed) for seed in plan["seeds"] for task in tasks]
-    first += [key for key in every if key[1].endswith(own(plan, key[0]))]
-    first.sort(key=lambda key: (key[2], tasks.index(key[0])))  # what there is of an unfinished study has whole seeds
-    return [*first, *(key for key in every if key not in first)]
-
-
-def own(plan, task):
-    """The end of labels with the task's own rate."""
-    return f", lr {plan['tasks'][task]['train']['lr']:g}"
+    """(task, label, seed) of all runs, seed by seed."""
+    for seed in plan["seeds"]:
+        for task in tasks:
+            yield task, ADVICE, seed
+            yield from ((task, label, seed) for label in fixed(plan, task, seed))
 
 
 def lines(folder):
@@ -114,7 +107,7 @@ def main():
     began, (part, parts) = time.monotonic(), map(int, options.share.split("/"))
     done = {(r["task"], r["label"], r["seed"]) for r in lines(options.out)}
     find = cache(lambda name: load(name, options.data, verify=False))
-    for key in wanted(plan, tasks)[part::parts]:
+    for key in list(wanted(plan, tasks))[part::parts]:
         if key in done or time.monotonic() - began > options.seconds:
             continue
         task, label, seed = key
@@ -125,33 +118,29 @@ def main():
 
 
 def table(plan, rows):
-    """Advice beside the best fixed recipes in hindsight: with the task's own rate, and with any of three."""
+    """Advice, now and as it first was, beside every fixed recipe; the best of these in hindsight is marked."""
     text = []
     for task in plan["tasks"]:
         mine = [r for r in rows if r["task"] == task]
-        values = {
-            label: {r["seed"]: r["value"] for r in mine if r["label"] == label} for label in {r["label"] for r in mine}
-        }
-        advice = values.pop(ADVICE, {})
-        whole = {label: found for label, found in values.items() if set(found) >= set(advice) and advice}
-        if not whole:
+        values = {}
+        for r in mine:
+            values.setdefault(r["label"], {})[r["seed"]] = r["value"]
+        whole = {label: found for label, found in values.items() if set(found) == set(plan["seeds"])}
+        if ADVICE not in whole:
             continue
-        text += ["", f"### {task}: {len(advice)} seeds, {len(whole)} fixed recipes", ""]
-        text += ["| | accuracy, % | advice minus this, points |", "|---|---|---|"]
-        for heading, among in (
-            ("best of the fixed recipes, the task's own rate", [x for x in whole if x.endswith(own(plan, task))]),
-            ("best of the fixed recipes, any of three rates", list(whole)),
-        ):
-            best = max(among, key=lambda label: sum(whole[label][s] for s in advice))
-            minus = [advice[s] - whole[best][s] for s in sorted(advice)]
-            text.append(f"| {heading}: {best} | {shown([whole[best][s] for s in advice])} | {shown(minus)} |")
-        text.append(f"| advice, search included | {shown(list(advice.values()))} | |")
+        recipes = [label for label in whole if not label.startswith(ADVICE)]
+        best = max(recipes, key=lambda label: sum(whole[label].values()))
+        text += ["", f"### {task}: {len(plan['seeds'])} seeds", ""]
+        text += ["| | accuracy, % | minus the best fixed, points |", "|---|---|---|"]
+        for label in sorted(whole, key=lambda label: -sum(whole[label].values())):
+            found = [whole[label][s] for s in plan["seeds"]]
+            minus = [whole[label][s] - whole[best][s] for s in plan["seeds"]]
+            name = f"**{label}, search included**" if label.startswith(ADVICE) else label
+            text.append(f"| {name} | {shown(found)} | {'the best fixed' if label == best else shown(minus)} |")
         told = [r for r in mine if r["label"] == ADVICE]
         share = sum(r["searched"] / r["joules"] for r in told) / len(told)
-        text += [
-            "",
-            f"Advised: {'; '.join(r['advised'] for r in told)}. The search took {100 * share:.0f} % of the joules.",
-        ]
+        names = "; ".join(r["advised"] for r in told)
+        text += ["", f"Advised: {names}. The search took {100 * share:.0f} % of the joules."]
     return "\n".join(text)
 
 

@@ -381,6 +381,31 @@ def test_jobs_elsewhere_give_the_same(tmp_path):
         executor("moon", {})
 
 
+def test_how_long_candidates_race_follows_from_the_budget():
+    """Two recipes at 1 and 3 J a round, and two rates of the dearer: 10 J a round of both heats, 30 % of 400 J."""
+
+    def after_four(joules: float) -> advise.Candidate:
+        experiment = Experiment(rounds=100)
+        return advise.Candidate("x", False, experiment, Path(), run_of("x", [0.1] * 4, joules=joules))
+
+    both = [after_four(1.0), after_four(3.0)]
+    assert advise.heat_length(both, {"joules": 400.0}, 100) == 12
+    assert advise.heat_length(both, {"joules": 400.0, "bytes": 7.0 * 4 * 10 / 0.3}, 100) == 10
+    assert advise.heat_length(both, {"joules": 1.0}, 100) == advise.FIRST
+    assert advise.heat_length(both, {"joules": 1e9}, 100) == 50
+    assert advise.heat_length(both, {}, 100) == 9  # 30 % of 100 rounds of the dearer
+    assert list(advise.thrifty(advise.CANDIDATES, {"bytes": 1.0})) == [
+        "fedavg + average + 4 bits", "flrce + 4 bits", "scaffold + average", "fedadam",
+    ]  # fmt: skip
+    assert len(advise.thrifty(advise.CANDIDATES, {"joules": 1.0})) == 4
+
+
+def test_who_ends_well_beats_who_starts_fast():
+    fast, slow = ([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [0.1, 0.2, 0.3, 0.4, 0.55, 0.55])
+    both = [advise.Candidate(n, False, Experiment(), Path(), run_of(n, v)) for n, v in (("fast", fast), ("slow", slow))]
+    assert [c.label for c in advise._ranked(both, "joules")] == ["slow", "fast"]
+
+
 def test_advice(tmp_path):
     """Of two candidates the one that can learn is advised, within the budget, search included."""
     experiment = Experiment(rounds=12, clients=6, per_round=3, train={"epochs": 1, "lr": 0.1})
@@ -394,8 +419,9 @@ def test_advice(tmp_path):
     assert found.label.startswith(advise.PLAIN)
     assert found.enough
     assert found.rungs[0][0] == advise.FIRST
-    assert len(found.rungs[0][1]) == 2 * len(advise.RATES)
-    per_round = found.spent["joules"] / sum(len(names) * rounds for rounds, names in found.rungs[:1])
+    assert len(found.rungs[0][1]) == 2
+    assert found.rungs[-1][1] == (f"{advise.PLAIN}, lr 0.3", f"{advise.PLAIN}, lr 0.0333")
+    per_round = found.spent["joules"] / sum(len(names) * rounds for rounds, names in found.rungs[-2:])
     assert found.spent["joules"] + per_round * (found.experiment.rounds - found.rungs[-1][0]) < 1.3 * 120
     assert found.expected.n == advise.SEEDS
     with pytest.raises(BadInput, match="does not pay"):

@@ -1,5 +1,7 @@
 """flrce arena plan.toml --out runs/arena"""
 
+import csv
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,6 +25,7 @@ from flrce.store import headline
 from flrce.store.disk import write_through
 
 PLAN = "plan.toml"  # of an arena that was run
+LEADERBOARD = "leaderboard.csv"
 
 
 def arena(plan: Path, out: Path, against: Path | None, tasks: str | None, where: str, as_json: bool) -> None:
@@ -49,6 +52,7 @@ def arena(plan: Path, out: Path, against: Path | None, tasks: str | None, where:
         "failed": [list(each) for each in found.failed],
     }
     write_through(out / PLAN, tomli_w.dumps(tables).encode())
+    write_through(out / LEADERBOARD, _listed(ranked).encode())
     write_through(out / "arena.json", json.dumps(told, indent=1).encode())
     path = page.write(every, ranked, told, out / "arena.html")
     if as_json:
@@ -91,6 +95,20 @@ def _with_rivals(judged: Sequence[Played], known: Sequence[Played], plan: Plan) 
         p for p in known if p.task in plan.tasks and (p.task, p.method) not in mine and p.seed not in tuning
     ]  # fmt: skip
     return [*judged, *rivals]
+
+
+def _listed(ranked: Sequence[Board]) -> str:
+    """Every leaderboard in one table for programs."""
+    tasks = list(dict.fromkeys(task for board in ranked for task in board.budgets))
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["axis", "share", "method", "rank", "low", "high", "leads", "critical", *tasks])
+    for board in ranked:
+        for s in board.standings:
+            means = [s.scores[task].mean if task in s.scores else None for task in tasks]
+            figures = [s.rank, s.low, s.high, s.first, board.critical, *means]
+            lines.writerow([board.axis, board.share, s.method, *("" if x is None else f"{x:.5g}" for x in figures)])
+    return text.getvalue()
 
 
 def _told(done: int, total: int, label: str) -> None:

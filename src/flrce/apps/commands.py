@@ -244,7 +244,7 @@ def arena(**given: Any) -> None:
 @options.on
 @options.as_json
 def advise(**given: Any) -> None:
-    """Find the recipe for an experiment and a budget, by successive halving; say when plain FedAvg is enough."""
+    """Find the recipe for an experiment and a budget, by a race in two heats; say when plain FedAvg is enough."""
     from flrce.apps.advise import advise
 
     advise(**given)

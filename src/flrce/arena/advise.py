@@ -1,10 +1,10 @@
-"""Which method for this data, fleet and budget? Successive halving on the user's own experiment.
+"""Which method for this data, fleet and budget? A race in two heats on the user's own experiment.
 
-Every candidate trains for a few rounds; the better half goes on from where it stands, with twice the rounds, until two
-are left or looking has used up its share of the budget (Jamieson and Talwalkar 2016). Candidates are compared at equal
-cost along the resource that is scarcest. What the search spent is counted against the budget: the run that is advised
-gets what is left. It and FedAvg with an average, the plainest of good answers, are then run on further seeds, so that
-the answer has an interval; those runs are simulated for the answer's sake and not counted.
+First every recipe trains at the experiment's own rate, then the best one at other rates too. How long a heat is follows
+from the budget, of which the search may use up a share: a few rounds tell who starts fast, not who ends well. All are
+compared at equal cost along the resource that is scarcest. What the search spent is counted against the budget: the run
+that is advised gets what is left. It and FedAvg with an average, the plainest of good answers, are then run on further
+seeds, so that the answer has an interval; those runs are simulated for the answer's sake and not counted.
 """
 
 import math
@@ -25,6 +25,7 @@ from flrce.types import Record
 
 PLAIN = "fedavg + average"
 AVERAGE = {"average": {"piece": "ema", "ease": 4, "level": 0.15}}
+BITS = " + 4 bits"
 FOUR_BITS = {"compressor": {"piece": "quantize", "bits": 4}}
 CANDIDATES: dict[str, dict[str, Any]] = {
     PLAIN: {"recipe": {"name": "fedavg", **AVERAGE}},
@@ -34,9 +35,11 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "scaffold + average": {"recipe": {"name": "scaffold", **AVERAGE}},
     "fedadam": {"recipe": {"name": "fedadam"}},
 }
-RATES = (1 / 3, 1.0, 3.0)  # of the experiment's own learning rate
-FIRST = 4  # rounds of the first rung
+RATES = (3.0, 1 / 3)  # of the experiment's own learning rate, which is tried first
+FIRST = 4  # rounds after which costs are known
 LOOKING = 0.3  # share of the budget that the search may use up
+LAST = 3  # a candidate is judged by this part of its course: the last third, since single evaluations are noisy
+OFTEN = 2  # evaluations of candidates, in rounds at most
 SEEDS = 5  # further ones, for the interval
 AXES = ("joules", "bytes", "seconds")
 Told = Callable[[str], None]
@@ -112,39 +115,70 @@ def advise(
     """
     run = partial(_histories, work, data, send)
     limits = budget.limits
-    climbing = field_of(experiment, candidates, work)
+    recipes = field_of(experiment, thrifty(candidates, limits), work)
     rungs: list[tuple[int, tuple[str, ...]]] = []
-    gone = dict.fromkeys(AXES, 0.0)  # by candidates that are out
-    rounds = min(FIRST, experiment.rounds)
-    while True:
+
+    def heat(climbing: Sequence[Candidate], rounds: int) -> list[Candidate]:
         rungs.append((rounds, tuple(c.label for c in climbing)))
         told(f"{len(climbing)} candidates for {rounds} rounds")
-        climbing = _climbed(climbing, rounds, run)
-        axis = scarcest(climbing, limits)
-        ranked = sorted(climbing, key=lambda c: _merit(c, axis, climbing), reverse=True)
-        spent = {name: gone[name] + sum(c.spent(name) for c in climbing) for name in AXES}
-        poor = any(spent[name] > LOOKING * limit for name, limit in limits.items())
-        if len(ranked) <= 2 or rounds == experiment.rounds or poor:
-            break
-        climbing = ranked[: math.ceil(len(ranked) / 2)]
-        for name in AXES:
-            gone[name] += sum(c.spent(name) for c in ranked[len(climbing) :])
-        rounds = min(2 * rounds, experiment.rounds)
+        return _climbed(climbing, rounds, run)
+
+    recipes = heat(recipes, min(FIRST, experiment.rounds))
+    rounds = heat_length(recipes, limits, experiment.rounds)
+    if rounds > FIRST:
+        recipes = heat(recipes, rounds)
+    ranked = _ranked(recipes, scarcest(recipes, limits))
+    spent = {axis: sum(c.spent(axis) for c in recipes) for axis in AXES}
+    if not any(spent[axis] > LOOKING * limit for axis, limit in limits.items()):
+        rates = heat(_at_rates(ranked[0], experiment.train.lr, work), rounds)
+        spent = {axis: spent[axis] + sum(c.spent(axis) for c in rates) for axis in AXES}
+        ranked = _ranked([*ranked, *rates], scarcest([*ranked, *rates], limits))
     return _answer(experiment, ranked, spent, limits, told, rungs, candidates, run, seeds)
 
 
+def thrifty(
+    candidates: Mapping[str, Mapping[str, Any]], limits: Mapping[str, float]
+) -> dict[str, Mapping[str, Any]]:  # fmt: skip
+    """Candidates that send 4 bits race where bytes are limited, in the place of those that send 32."""
+    few = {label for label in candidates if label.endswith(BITS)}
+    if "bytes" in limits:
+        return {label: each for label, each in candidates.items() if f"{label}{BITS}" not in few}
+    return {label: each for label, each in candidates.items() if label not in few}
+
+
+def heat_length(recipes: Sequence[Candidate], limits: Mapping[str, float], most: int) -> int:
+    """Rounds of a heat, so that both use up their share of the budget; of the run's own cost, where there is none."""
+    dearest = {axis: max(c.a_round(axis) for c in recipes) for axis in AXES}
+    whole = limits or {"joules": dearest["joules"] * most}
+    units = {axis: sum(c.a_round(axis) for c in recipes) + len(RATES) * dearest[axis] for axis in whole}
+    pays = [LOOKING * limit / units[axis] for axis, limit in whole.items() if units[axis]]
+    return max(min(FIRST, most), min([most // 2, *map(math.floor, pays)]))
+
+
 def field_of(experiment: Experiment, candidates: Mapping[str, Mapping[str, Any]], work: Path) -> list[Candidate]:
-    """Every candidate with every rate; what the experiment cannot be trained with is left out."""
+    """Every candidate at the experiment's own rate; what the experiment cannot be trained with is left out."""
     found: list[Candidate] = []
     for label, tables in candidates.items():
-        for rate in RATES:
-            lr = float(f"{rate * experiment.train.lr:.3g}")
-            try:
-                each = _with(experiment, tables, lr)
-                each.build_recipe()
-            except BadInput:
-                continue
-            found.append(Candidate(f"{label}, lr {lr:g}", label == PLAIN, each, work / f"candidate-{len(found)}"))
+        try:
+            each = _with(experiment, tables, experiment.train.lr)
+            each.build_recipe()
+        except BadInput:
+            continue
+        folder = work / f"candidate-{len(found)}"
+        found.append(Candidate(f"{label}, lr {each.train.lr:g}", label == PLAIN, each, folder))
+    if not found:
+        raise BadInput("this experiment can be trained with none of the candidates; see flrce recipes list")
+    return found
+
+
+def _at_rates(c: Candidate, lr: float, work: Path) -> list[Candidate]:
+    """The same recipe at other rates."""
+    found = []
+    for i, rate in enumerate(RATES):
+        other = float(f"{rate * lr:.3g}")
+        tables = c.experiment.model_dump(exclude_none=True)
+        each = Experiment.of(merged(tables, {"train": {"lr": other}}))
+        found.append(Candidate(f"{c.label.rpartition(', lr ')[0]}, lr {other:g}", c.plain, each, work / f"rate-{i}"))
     return found
 
 
@@ -156,7 +190,10 @@ def _with(experiment: Experiment, tables: Mapping[str, Any], lr: float) -> Exper
 
 def _climbed(climbing: Sequence[Candidate], rounds: int, run: Runs) -> list[Candidate]:
     """Up to so many rounds, on from where each stands."""
-    each = [Experiment.of(c.experiment.model_dump(exclude_none=True) | {"rounds": rounds}) for c in climbing]
+    each = []
+    for c in climbing:
+        often = {"engine": {"eval_every": min(OFTEN, c.experiment.engine.eval_every)}, "rounds": rounds}
+        each.append(Experiment.of(merged(c.experiment.model_dump(exclude_none=True), often)))
     found = run([(experiment, c.folder) for experiment, c in zip(each, climbing, strict=True)])
     return [
         replace(c, played=played(Cell("", c.label, experiment.seed, {}, experiment), history))
@@ -181,14 +218,22 @@ def scarcest(climbing: Sequence[Candidate], limits: Mapping[str, float]) -> str:
     return max(limits, key=lambda axis: max(c.a_round(axis) for c in climbing) / limits[axis])
 
 
-def _merit(c: Candidate, axis: str, climbing: Sequence[Candidate]) -> float:
-    """Its model once everybody could have spent the same; more is better."""
-    shared = min(other.spent(axis) for other in climbing)
+def _ranked(climbing: Sequence[Candidate], axis: str) -> list[Candidate]:
+    """The best first, of equals the one that came first."""
+    shared = min(c.spent(axis) for c in climbing) * (1 + 1e-9)
+    return sorted(climbing, key=lambda c: _merit(c, axis, shared), reverse=True)
+
+
+def _merit(c: Candidate, axis: str, shared: float) -> float:
+    """Its models on the last third of what everybody could have spent; more is better."""
     assert c.played is not None
-    value = c.played.within(axis, shared * (1 + 1e-9))
-    if value is None or not math.isfinite(value):
+    course = zip(c.played.rounds["value"], c.played.spent(axis), strict=True)
+    judged = [(value, cost) for value, cost in course if value is not None and cost <= shared]
+    late = [value for value, cost in judged if cost > shared * (1 - 1 / LAST)] or [value for value, _ in judged[-1:]]
+    if not late or not all(map(math.isfinite, late)):
         return -math.inf
-    return -value if c.played.lower else value
+    mean = float(sum(late) / len(late))
+    return -mean if c.played.lower else mean
 
 
 def affordable(c: Candidate, spent: Mapping[str, float], limits: Mapping[str, float], most: int) -> int:

@@ -211,3 +211,4 @@ function fill() {
   }));
 }
 fill(); legend(); lead(); charts();
+document.documentElement.dataset.ready = "true";
