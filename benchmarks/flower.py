@@ -143,8 +143,11 @@ def judged(case: str, megabytes: float, nodes: int, P: int, rounds: int) -> dict
     return {"seconds": [wall for wall, _ in spans], "processor": [work for _, work in spans], "peak_GB": peak()}
 
 
-def table(sizes: list[float], fleets: list[int], P: int, rounds: int, repeats: int) -> dict:
-    """Every strategy in processes of its own, taking turns, so that a busy machine slows all alike."""
+def table(sizes: list[float], fleets: list[int], P: int, rounds: int, repeats: int, here: bool) -> dict:
+    """Every strategy in processes of its own, taking turns, so that a busy machine slows all alike.
+
+    With `here` all in this process: then a peak of memory is that of all before it.
+    """
     rows = []
     for megabytes in sizes:
         for nodes in fleets:
@@ -155,6 +158,9 @@ def table(sizes: list[float], fleets: list[int], P: int, rounds: int, repeats: i
                         sys.executable, __file__, "--judged", case, "--sizes", str(megabytes), "--nodes", str(nodes),
                         "--per-round", str(min(P, nodes)), "--rounds", str(rounds),
                     ]  # fmt: skip
+                    if here:
+                        found[case].append(judged(case, megabytes, nodes, min(P, nodes), rounds))
+                        continue
                     found[case].append(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
             row: dict = {"megabytes": megabytes, "nodes": nodes, "P": min(P, nodes), "rounds": rounds * repeats}
             for case, runs in found.items():
@@ -252,6 +258,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.5, 50], help="megabytes, with --table")
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1000], help="with --table")
+    parser.add_argument("--here", action="store_true", help="with --table: in one process; no peaks of memory")
     parser.add_argument("--judged", choices=("fedavg", "flrce", "flrce_committed"), help="one of --table, here")
     parser.add_argument("--case", choices=CASES, help="one case of --memory, in this process")
     wanted = parser.parse_args()
@@ -267,7 +274,7 @@ def main() -> None:
         print(json.dumps(found))
         return
     if wanted.table:
-        found = table(wanted.sizes, wanted.nodes, wanted.per_round, wanted.rounds, wanted.repeats)
+        found = table(wanted.sizes, wanted.nodes, wanted.per_round, wanted.rounds, wanted.repeats, wanted.here)
     elif wanted.memory:
         found = memories(wanted.per_round)
     else:

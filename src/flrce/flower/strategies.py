@@ -49,7 +49,7 @@ class FLrce(Ours):
     are connected. `compressor` encodes the replies of clients that can (`client_app`, or the mod `compressing`).
 
     Where the preset averages models (all but `paper`, `authors` and `hardened`), the last model is handed back in short
-    runs, and the average in long ones; whichever it is, it is the one that is evaluated. The rest is as in `Ours`.
+    runs and while rounds go straight on, else the average; whichever it is, it is evaluated. The rest is as in `Ours`.
     """
 
     def __init__(
