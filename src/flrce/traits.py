@@ -165,6 +165,14 @@ class Refuses(Protocol):
 
 
 @runtime_checkable
+class Blockwise(Protocol):
+    """An aggregator that goes through coordinates block by block, and makes no copy of a round's updates."""
+
+    @property
+    def blockwise(self) -> bool: ...
+
+
+@runtime_checkable
 class Sketched(Protocol):
     """A selector whose map can be kept smaller."""
 

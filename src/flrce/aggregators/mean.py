@@ -1,7 +1,7 @@
 """Weighted means of updates. Sums run in float64 over replies in a fixed order, so no arrival order shows."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class WeightedMean:
     by: Literal["samples", "equal"] = "samples"
     fill: bool = False
     cap: Amount = 0.0
+    blockwise: ClassVar[bool] = True
 
     def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
         n = weights(updates.n, self.by, self.cap)

@@ -1,5 +1,6 @@
 """How much memory a run will want, known before any of it is taken."""
 
+import logging
 from dataclasses import fields, replace
 from typing import Any
 
@@ -9,9 +10,13 @@ from torch import Tensor
 from flrce.errors import BadInput
 from flrce.host import available
 from flrce.pieces import Recipe
-from flrce.traits import Sketched
+from flrce.traits import Blockwise, Sketched
 
 ROUND = 8  # copies of a round's updates that are alive at once: payloads, rows, float64 sums, the rows' file
+LEAN = (2, 8)  # where the aggregator makes none: copies of a round's updates, and models beside them (as measured)
+WORKER = 10  # models in a worker process that trains with torch: w, its gradient, what it was sent and sends
+TOLD = 4 << 30  # bytes from which a run says beforehand what it will take
+log = logging.getLogger("flrce")
 CLIENT = 400  # bytes of a client's name in the roster and in the sets and lists that a round makes of all names
 COLUMNS = 2**14  # float64 columns for each of a round's clients while it is compared with all others, block by block
 SMALLEST = 64  # floats: a shorter sketch ranks by noise
@@ -30,7 +35,14 @@ def tables(recipe: Recipe, M: int, d: int, D: int) -> dict[str, int]:
 def needed(recipe: Recipe, M: int, d: int, D: int) -> int:
     """Bytes a server needs for M clients and a model of D floats, d of them trained."""
     P = min(recipe.P, M)
-    return sum(tables(recipe, M, d, D).values()) + 4 * D * (ROUND * P + 4) + CLIENT * M + 8 * P * min(16 * M, COLUMNS)
+    copies = LEAN[0] * P + LEAN[1] if _lean(recipe, d) else ROUND * P + 4
+    return sum(tables(recipe, M, d, D).values()) + 4 * D * copies + CLIENT * M + 8 * P * min(16 * M, COLUMNS)
+
+
+def _lean(recipe: Recipe, d: int) -> bool:
+    """Whether a round's updates are held as payloads and as rows, and nothing else of their size is."""
+    sends = recipe.chain is not None and recipe.chain.sends(d)
+    return isinstance(recipe.aggregator, Blockwise) and recipe.aggregator.blockwise and not sends
 
 
 def sketch_that_fits(recipe: Recipe, M: int, d: int, D: int, have: int) -> int:
@@ -47,6 +59,11 @@ def sketch_that_fits(recipe: Recipe, M: int, d: int, D: int, have: int) -> int:
 def preflight(recipe: Recipe, M: int, d: int, D: int) -> None:
     """BadInput naming the figures if the tables cannot fit; a run is never killed for memory later."""
     want, have = needed(recipe, M, d, D), available()
+    if want > TOLD:
+        log.warning(
+            "memory: about %.1f GB for the server, and on a CPU %.1f GB and a batch's activations for each worker",
+            want / 1e9, 4 * D * WORKER / 1e9,
+        )  # fmt: skip
     if have is None or want <= have:
         return
     parts = sorted(tables(recipe, M, d, D).items(), key=lambda item: -item[1])[:2]

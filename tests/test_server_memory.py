@@ -1,0 +1,60 @@
+"""What a run says beforehand that it will take, against what it takes."""
+
+import subprocess
+import sys
+
+import pytest
+
+from flrce.recipes import CATALOGUE
+from flrce.round import memory
+
+MODEL = 4_000_000  # floats: 32 models are 512 MB, far above what allocators keep
+CODE = """
+import resource, sys
+import torch
+from flrce import loop
+from flrce.engines.pretend import Pretend
+from flrce.pieces import Payload
+from flrce.recipes import CATALOGUE
+from flrce.types import Reply
+
+class Large(Pretend):
+    def __init__(self, D):
+        self.trainable = D
+    def clients(self, t):
+        return [f"c{i}" for i in range(12)]
+    def reply(self, task, w):
+        return Reply(task.client, task.t, Payload({"u": torch.full((self.trainable,), 1e-3 * task.k)}), n=10)
+
+def most(D):
+    engine, recipe = Large(D), CATALOGUE["fedavg"](P=int(sys.argv[2]))
+    state = loop.initial(recipe, engine, torch.zeros(D))
+    for done in loop.rounds(recipe, engine, state, 2, seed=0):
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+small = most(1000)
+print(most(int(sys.argv[1])) - small)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
+@pytest.mark.parametrize("P", [4, 10])
+def test_the_server_takes_no_more_than_it_says(P):
+    """The figure has room for what workers' pipes and the run's files take, 6 models as measured; here is neither."""
+    said = memory.needed(CATALOGUE["fedavg"](P=P), 12, MODEL, MODEL)
+    done = subprocess.run([sys.executable, "-c", CODE, str(MODEL), str(P)], capture_output=True, text=True, check=True)
+    took = int(done.stdout)
+    assert took < said
+    assert took > 4 * MODEL * 2 * P * 0.85
+
+
+def test_a_large_model_with_ten_clients_fits_where_it_is_said_to(monkeypatch, caplog):
+    """135 million floats: 28 models for the server, ten for a worker; 24 GiB hold both."""
+    D = 135_000_000
+    recipe = CATALOGUE["fedavg"](P=10)
+    assert memory.needed(recipe, 100, D, D) == pytest.approx(4 * D * 28, rel=0.01)
+    assert 4 * D * (28 + memory.WORKER) < 24 << 30
+    monkeypatch.setattr(memory, "available", lambda: 18 << 30)
+    memory.preflight(recipe, 100, D, D)
+    assert "15.1 GB for the server, and on a CPU 5.4 GB" in caplog.text
