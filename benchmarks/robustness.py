@@ -190,8 +190,8 @@ def section(data: str, found: Sequence[dict[str, Any]], seeds: str) -> str:
         "Accuracy of the model handed back, mean over clients, %:", "", *table(found, every, "accuracy"), "",
         f"Rounds until the end (T = {T}; fewer: stopped early, or given up for lack of usable replies):", "",
         *table(found, stops, "rounds", factor=1), "",
-        "Attackers' share of the places in exploit rounds, %:", "", *table(found, some("capture", "forced stop"),
-                                                                           "captured"), "",
+        *(["Attackers' share of the places in exploit rounds, %:", "",
+           *table(found, some("capture", "forced stop"), "captured"), ""] if some("capture", "forced stop") else []),
         *(["Backdoor: marked samples taken for the target, %:", "", *table(found, some("backdoor"), "success"), ""]
           if some("backdoor") else []),
         "Flags in a run of FLrce (hardened), on attackers and on honest clients, of 300 updates:", "",

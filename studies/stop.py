@@ -397,6 +397,21 @@ def by_cell(found):
     return head, rows
 
 
+def by_group(found):
+    """One row for every size of a sweep, regime and data set."""
+    head = ["", "runs", "stopped", "trust", "thrift", "both", "regret, points"]
+    sweeps = {"M / P = 1 to 4": (0, 4), "M / P = 10": (5, 19), "M / P = 20 to 50": (20, 1000)}
+    groups = {name: (lambda run, low=low, high=high: low <= run.sweep <= high) for name, (low, high) in sweeps.items()}
+    groups |= {name: (lambda run, name=name: run.regime == name) for name in sorted({r.regime for r in found.runs})}
+    groups |= {name: (lambda run, name=name: run.dataset == name) for name in sorted({r.dataset for r in found.runs})}
+    rows = []
+    for name, wanted in groups.items():
+        mine = found.part(wanted)
+        rows.append([name, len(mine.runs), of([t is not None for t in mine.stops]), rate(mine.trust), rate(mine.thrift),
+                     percent(mine.both), f"{mine.regret[:, 0].mean():.2f}"])  # fmt: skip
+    return head, rows
+
+
 def families(runs):
     """Every rule with its constant from early to late: trust and thrift are always those of 2 points."""
     head = ["rule", "constant", "stopped", "trust", "thrift", "both", "median round / t*"]
@@ -473,6 +488,7 @@ def tables(out, name, runs, share):
     ours = results["worth, as it ships"]
     write(out, f"{name}-rules", *summary(results))
     write(out, f"{name}-cells", *by_cell(ours))
+    write(out, f"{name}-groups", *by_group(ours))
     curves = families(alive)
     write(out, f"{name}-families", *curves)
     draw(out, f"{name}-families", curves[1])
