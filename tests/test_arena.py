@@ -118,6 +118,7 @@ def test_what_is_saved_by_hand():
     assert quick.low == pytest.approx(0.25)
     assert quick.high == pytest.approx(0.5)
     assert (never.share, never.reached) == (None, 0)
+    assert (ref.below, quick.below, never.below) == ((), ("a", "z"), ("a", "z"))  # quick falls back to 0.39
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=2, max_size=2), min_size=2, max_size=5))

@@ -1,7 +1,7 @@
 """What it takes each method to get where the reference ends: the arena's answer to "what was saved?"."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ class Reach:
     share: float | None  # geometric mean over tasks of the mean over seeds; None: some task was never reached
     low: float | None  # 95 % under other draws of the seeds
     high: float | None
+    below: tuple[str, ...] = ()  # tasks on which it ends worse than the reference, in the mean
 
 
 def reach(found: Sequence[Played], axis: str, reference: str, draws: int = DRAWS) -> list[Reach]:
@@ -34,14 +35,15 @@ def reach(found: Sequence[Played], axis: str, reference: str, draws: int = DRAWS
         if not all(runs.values()):
             continue
         costs = {task: [_cost(p, axis, ends[task]) for p in runs[task]] for task in ends}
+        below = tuple(task for task in ends if not _ends_well(runs[task], ends[task]))
         there = sum(cost is not None for each in costs.values() for cost in each)
+        line = Reach(method, there, sum(map(len, costs.values())), None, None, None, below)
         if all(any(cost is not None for cost in each) for each in costs.values()):
             shares = [_shares(runs[task], costs[task], axis, whole[task]) for task in ends]
             middle, drawn = _geometric([each.mean(keepdims=True) for each in shares])[0], _drawn(shares, draws)
             low, high = np.quantile(drawn, [0.025, 0.975])
-            lines.append(Reach(method, there, sum(map(len, costs.values())), float(middle), float(low), float(high)))
-        else:
-            lines.append(Reach(method, there, sum(map(len, costs.values())), None, None, None))
+            line = replace(line, share=float(middle), low=float(low), high=float(high))
+        lines.append(line)
     return sorted(lines, key=lambda r: (r.share is None, r.share or 0.0, r.method))
 
 
@@ -54,6 +56,12 @@ def _targets(found: Sequence[Played], axis: str, reference: str) -> tuple[dict[s
             ends.setdefault(p.task, []).append(p.final)
             spent.setdefault(p.task, []).append(float(p.spent(axis)[-1]))
     return {t: float(np.mean(v)) for t, v in ends.items()}, {t: float(np.mean(v)) for t, v in spent.items()}
+
+
+def _ends_well(runs: Sequence[Played], target: float) -> bool:
+    ends = [p.final for p in runs if p.final is not None]
+    mean = float(np.mean(ends)) if ends else float("nan")
+    return mean <= target if runs[0].lower else mean >= target
 
 
 def _cost(p: Played, axis: str, target: float) -> float | None:

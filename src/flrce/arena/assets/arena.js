@@ -81,8 +81,8 @@ function lead() {
 function saved() {
   const axis = $("axis").value, percent = (x) => x === null ? "--" : `${(100 * x).toFixed(0)} %`;
   $("saving").textContent = `What each method spends to get where ${D.reference} ends on average, as a share of its ${axis}: mean over tasks and seeds; runs that never get there count with all that they spent.`;
-  table($("reached"), ["Method", `Share of ${axis}`, "95 %", "Runs that get there"], D.reached[axis].map((r) => [
-    r.method, percent(r.share), r.share === null ? "--" : `${percent(r.low)} to ${percent(r.high)}`, `${r.reached} of ${r.runs}`]));
+  table($("reached"), ["Method", `Share of ${axis}`, "95 %", "Runs that get there", "Ends worse on"], D.reached[axis].map((r) => [
+    r.method, percent(r.share), r.share === null ? "--" : `${percent(r.low)} to ${percent(r.high)}`, `${r.reached} of ${r.runs}`, r.below.join(", ") || "--"]));
 }
 function ranks(board) {
   const n = board.standings.length, W = 720, left = 190, H = 30 + 20 * n;
