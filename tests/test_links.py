@@ -234,3 +234,21 @@ def test_a_chain_ends_with_a_rate_of_its_own_or_inside_what_is_carried():
     assert Carried(Momentum()).lanes
     with pytest.raises(BadInput, match="rate lr"):
         Chain((Carried(Momentum()),))
+
+
+@pytest.mark.parametrize(
+    ("gives", "why"),
+    [
+        (lambda g, state: g, "Own.step gave Tensor; it is to return a pair"),
+        (lambda g, state: None, "Own.step gave NoneType"),
+        (lambda g, state: (g, [1]), "Own.step gave Tensor, list"),
+        (lambda g, state: (g[:1], state), r"Own.step gave a gradient of \(1,\) for \(2,\)"),
+    ],
+)
+def test_a_link_of_ones_own_that_gives_something_else_is_named(gives, why):
+    class Own:
+        def step(self, g, w, state):
+            return gives(g, state)
+
+    with pytest.raises(BadInput, match=why):
+        Chain((Own(), SGD())).step(torch.ones(2), torch.zeros(2), ({}, {}))

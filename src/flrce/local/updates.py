@@ -6,6 +6,7 @@ The last link says how far to go: w -= lr * g, with a rate that may follow a sch
 that ship: optimisers.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -102,9 +103,9 @@ class Chain:
         after = []
         for i, (link, state) in enumerate(zip(self.links, states, strict=True)):
             if i in self._probing:
-                g, state = link.probe(g, w, state, batch)
+                g, state = _stepped(link, "probe", link.probe(g, w, state, batch), g)
             elif i not in self._idle:
-                g, state = link.step(g, w, state)
+                g, state = _stepped(link, "step", link.step(g, w, state), g)
             after.append(state)
         return g, tuple(after)
 
@@ -170,3 +171,17 @@ def simple(update: Chain, local: Local) -> Simple | str:
         return f"the rate changes within a round ({type(last.schedule).__name__})"
     prox = front[0] if front else Prox(0.0)
     return Simple(rates.pop(), prox.mu, prox.squared or not prox.mu)
+
+
+def _stepped(link: Any, how: str, found: Any, g: Tensor) -> tuple[Tensor, Tensors]:
+    """What a link gave, if it is what a link gives: links are users' own as well."""
+    name = f"{type(link).__name__}.{how}"
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise BadInput(f"{name} gave {type(found).__name__}; it is to return a pair: the gradient, and its state")
+    gradient, state = found
+    if not isinstance(gradient, Tensor) or not isinstance(state, Mapping):
+        kinds = f"{type(gradient).__name__}, {type(state).__name__}"
+        raise BadInput(f"{name} gave {kinds}; it is to return a pair: the gradient, and its state")
+    if gradient.shape != g.shape:
+        raise BadInput(f"{name} gave a gradient of {tuple(gradient.shape)} for {tuple(g.shape)}")
+    return gradient, state

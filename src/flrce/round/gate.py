@@ -93,7 +93,10 @@ def kept(tasks: Sequence[Task], replies: Sequence[Reply]) -> dict[str, Mapping[s
 
 def reasons(rejected: Mapping[str, str]) -> str:
     """Why nobody counted, in one line."""
-    return "; ".join(f"{client}: {why}" for client, why in sorted(rejected.items())[:3]) or "nobody is reachable"
+    return (
+        "; ".join(f"{client}: {why}" for client, why in sorted(rejected.items())[:3])
+        or "nobody was chosen, or is reachable"
+    )
 
 
 def check(
