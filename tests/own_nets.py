@@ -2,7 +2,7 @@
 
 from math import prod
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Smooth(nn.Sequential):
@@ -31,6 +31,14 @@ class Dropped(nn.Sequential):
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(nn.Flatten(), nn.Linear(prod(shape), 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, classes))
+
+
+class Asking(Smooth):
+    """A network that asks its device for a number, which cannot be done while a step is recorded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x)
+        return out * (1.0 + 0.0 * float(x.detach().abs().max()))
 
 
 class Functional(nn.Module):

@@ -1,0 +1,87 @@
+"""A deck on a GPU against the same deck on the CPU; skipped where there is none.
+
+FLRCE_TEST_DEVICE=cpu runs all but the shortage of memory without one, to see that the tests themselves are sound.
+"""
+
+import gc
+import os
+
+import pytest
+import torch
+
+from flrce import runs
+from flrce.config import Experiment
+from flrce.models.flat import pack
+
+DEVICE = os.environ.get("FLRCE_TEST_DEVICE", "cuda" if torch.cuda.is_available() else "")
+pytestmark = pytest.mark.skipif(not DEVICE, reason="needs a CUDA device")
+BASE = {"rounds": 3, "clients": 12, "per_round": 6, "model": {"name": "own_nets:Smooth"}}
+TRAIN = {"batch": 4096, "epochs": 2, "lr": 0.05}  # whole batches on a smooth network: rounding stays small
+
+
+def made(train=None, **more):
+    return Experiment.of(BASE | {"train": TRAIN | (train or {}), "recipe": {"name": "fedavg"}} | more)
+
+
+def deck(experiments, device=DEVICE):
+    return runs.run_here([(exp, None) for exp in experiments], device=device)
+
+
+def weights(result):
+    return torch.cat([x.flatten() for x in result.model.values()])
+
+
+def apart(exp, found, expected):
+    """How far two results are, over the way that the second went."""
+    start = pack(runs.parts(exp).net)[: len(expected)]
+    return float((found - expected).norm() / (expected - start).norm())
+
+
+SETTINGS = {
+    **{name: {"recipe": {"name": name}} for name in ("fedavg", "fedprox", "scaffold", "feddyn", "feddc", "moon")},
+    **{name: {"recipe": {"name": name}} for name in ("fednova", "fedsam", "ditto", "apfl", "fedper", "fedcom")},
+    "momentum": {"train": {"momentum": 0.9}},
+    "carried momentum": {"train": {"momentum": 0.9, "carry": True}},
+    "clip": {"train": {"clip": 1.0}},
+    "cosine": {"train": {"schedule": "cosine"}},
+    "kept": {"model": {"name": "own_nets:Smooth", "kept": "norms"}},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_recipes_and_links_under_a_recording(name):
+    exp = made(**SETTINGS[name])
+    one, two, expected = (weights(deck([exp], device)[0]) for device in (DEVICE, DEVICE, "cpu"))
+    assert torch.equal(one, two)
+    assert apart(exp, one, expected) < 1e-3
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_it_is():
+    exp = made(model={"name": "own_nets:Asking"})
+    found, expected = weights(deck([exp])[0]), weights(deck([exp], "cpu")[0])
+    assert apart(exp, found, expected) < 1e-3
+
+
+def test_processes_share_a_gpu():
+    """Three processes with a run each: the same bits twice, and what one process gives up to rounding."""
+    few = [(made(seed=s, engine={"workers": 3}), None) for s in range(3)]
+    one, two = (runs.run_together(few, device=DEVICE) for _ in range(2))
+    alone = deck([exp for exp, _ in few])
+    for a, b, c, (exp, _) in zip(one, two, alone, few, strict=True):
+        assert torch.equal(weights(a), weights(b))
+        assert apart(exp, weights(a), weights(c)) < 1e-3
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="the memory of a GPU")
+def test_short_memory_costs_lanes(caplog):
+    exp = made(model={"name": "resnet-8"}, train={"batch": 64, "epochs": 1})
+    plain = weights(deck([exp])[0])
+    gc.collect()
+    torch.cuda.empty_cache()
+    share = torch.cuda.memory_allocated() + (400 << 20)
+    torch.cuda.set_per_process_memory_fraction(share / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        assert apart(exp, weights(deck([exp])[0]), plain) < 0.05
+        assert "memory is short" in caplog.text
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
