@@ -64,11 +64,11 @@ class GPT(nn.Module):
         )
         self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
         self.head = nn.Linear(128, classes)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.ids(ids) + self.places(torch.arange(LENGTH, device=ids.device))
-        return self.head(self.layers(x, self.mask, is_causal=True)[:, -1])
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, device=ids.device)
+        return self.head(self.layers(x, mask, is_causal=True)[:, -1])
 
 
 NETS = {"cnn": cnn, "resnet-8": resnet, "lstm": LSTM, "gpt": GPT}
