@@ -150,3 +150,27 @@ def test_a_mean_instead_of_each_samples_loss_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(flrce.BadInput, match=r"Mean losses gave a tensor of \(\), not one value for each sample"):
         flrce.run(flrce.Experiment(**SMALL, recipe={"name": "fedavg"}, objective="meanloss:Mean"))
+
+
+class Causal(nn.Module):
+    """A mask of -inf as a buffer, as transformers have it, beside BatchNorm's statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10)
+        self.register_buffer("mask", torch.full((16, 16), -torch.inf).triu(1))
+
+    def forward(self, x):
+        h = torch.relu(self.norm(self.first(x.flatten(1))))
+        return self.last(h @ torch.softmax(self.mask, 1))
+
+
+@pytest.mark.parametrize("engine", ["simulator", "flower"])
+def test_a_mask_of_infinities_is_no_statistic(engine):
+    """It is a constant of the network: it neither travels nor gets every reply refused as not finite."""
+    given = flrce.Experiment(rounds=2, clients=4, per_round=2, engine={"name": engine, "workers": 1})
+    found = flrce.run(given, model=Causal())
+    assert [len(h.replied) for h in found.history] == [2, 2]
+    floats = 64 * 16 + 16 + 2 * 16 + 2 * 16 + 16 * 10 + 10  # without the mask's 256
+    assert found.history[0].bytes_down == 2 * 4 * floats
+    assert torch.equal(found.model["mask"], Causal().mask)

@@ -110,7 +110,7 @@ class Template:
             values = {name: read_array(array) for name, array in arrays.items()}
         except Malformed as why:
             raise BadInput(f"initial_arrays cannot be read: {why}; use arrays of plain numbers") from why
-        floats = [name for name, value in values.items() if value.dtype.name in FLOATS]
+        floats = [name for name, value in values.items() if value.dtype.name in FLOATS and not _mask(value)]
         if not floats:
             raise BadInput("initial_arrays holds no floating-point array, so there is nothing to train")
         dtypes = {name: value.dtype.name for name, value in values.items()}
@@ -205,3 +205,8 @@ def _copied(values: NDArray[Any], into: Tensor | None) -> Tensor:
 def weight(arrays: ArrayRecord) -> int:
     """What a record's arrays really weigh: values, headers and names."""
     return sum(len(array.data) + len(name) for name, array in arrays.items())
+
+
+def _mask(value: Any) -> bool:
+    """Whether an array is a constant, as one with infinities is: a causal mask."""
+    return bool(np.isinf(value).any()) and not bool(np.isnan(value).any())

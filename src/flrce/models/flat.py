@@ -7,8 +7,8 @@
 | kept       | parameters and buffers that stay with a client (FedBN, FedPer)    | in a vector of the client's own |
 | fixed      | parameters that ask for no gradients: the base under LoRA         | in the module; never travel     |
 
-Integer buffers (`num_batches_tracked`) never travel either. A client trains its local vector: what it keeps and trains,
-then w, then what it keeps of the statistics; so both w and all that trains are one slice of it.
+Integer buffers (`num_batches_tracked`) never travel either, nor masks of -inf. A client trains its local vector: what
+it keeps and trains, then w, then what it keeps of the statistics; so both w and all that trains are one slice of it.
 """
 
 import copy
@@ -122,7 +122,12 @@ def _placed(tensors: Sequence[tuple[str, tuple[int, ...], bool]], kept: tuple[Sl
 def tensors(module: nn.Module) -> list[tuple[str, Tensor, bool]]:
     """(name, tensor, trained) of all that has a place in w or with a client, trained ones first."""
     trained = [(name, p.data, True) for name, p in module.named_parameters() if p.requires_grad]
-    return trained + [(name, b, False) for name, b in module.named_buffers() if b.is_floating_point()]
+    return trained + [(name, b, False) for name, b in module.named_buffers() if _statistics(b)]
+
+
+def _statistics(b: Tensor) -> bool:
+    """Whether a buffer counts as statistics: one with infinities in it is a constant, such as a causal mask."""
+    return b.is_floating_point() and (bool(b.isnan().any()) or not bool(b.isinf().any()))
 
 
 def layout(module: nn.Module, kept: Sequence[str] = ()) -> Layout:
@@ -223,6 +228,7 @@ def bind(module: nn.Module, w: Tensor, g: Tensor, where: Layout | None = None) -
             p.grad = g[where[name].span].view(p.shape)
     for path, sub in module.named_modules():
         for name, b in list(sub.named_buffers(recurse=False)):
-            if b.is_floating_point():
-                sub._buffers[name] = views[f"{path}.{name}" if path else name]
+            full = f"{path}.{name}" if path else name
+            if b.is_floating_point() and full in views:
+                sub._buffers[name] = views[full]
     return module

@@ -17,6 +17,7 @@ from flrce.local.stacked.layers import Draw, Samples, Tensors
 from flrce.local.stacked.leaves import LEAVES, Dropout, Pass, known
 from flrce.local.stacked.trial import agrees
 from flrce.models.chain import Chain
+from flrce.models.flat import tensors
 
 
 class FoldedNet:
@@ -92,7 +93,7 @@ class FoldedNet:
 def _replaced(module: nn.Module, now: Pass) -> nn.Module:
     """The module with leaves in place of layers that hold tensors of a lane's own."""
     names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-    names |= {id(b): name for name, b in module.named_buffers() if b.is_floating_point()}
+    names |= {id(b): name for name, b, trained in tensors(module) if not trained}
     made: dict[int, nn.Module] = {}
 
     def own(layer: nn.Module, deep: bool) -> dict[str, str]:
