@@ -557,6 +557,7 @@ def test_learns_a_regression(name):
 APART = {
     "fedrep": "the update has Phases", "ditto": "the update has Second",
     "apfl": "the update has Mixture", "moon": "the update has Contrast", "fedsam": "the update has Sharpness",
+    "fedlecc": "the update has Census",
 }  # fmt: skip
 
 

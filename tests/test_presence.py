@@ -63,7 +63,8 @@ def test_what_is_said_to_hold_until_then_holds(model, at, seed):
     assert (until > at).all()
     for share in (0.01, 0.5, 0.999):
         between = at + share * (np.minimum(until, at + 30 * DAY) - at)
-        assert (model.here(seed, everyone, between) == here).all()
+        before = between < until  # it may be rounded to the change itself
+        assert (model.here(seed, everyone, between) == here)[before].all()
     few = np.array([3, 41])
     assert (model.here(seed, everyone.take(few), at) == here[few]).all()
     assert (model.until(seed, everyone.take(few), at) == until[few]).all()

@@ -95,7 +95,7 @@ def reasons(rejected: Mapping[str, str]) -> str:
     """Why nobody counted, in one line."""
     return (
         "; ".join(f"{client}: {why}" for client, why in sorted(rejected.items())[:3])
-        or "nobody was chosen, or is reachable"
+        or "nobody was chosen, or nobody is reachable"
     )
 
 
