@@ -177,9 +177,11 @@ def _reported(folder: Path) -> Iterator[None]:
         yield
     except OSError as why:
         reason = why.strerror or str(why)
-        begun = os.path.exists(folder / "rounds.jsonl")
-        kept = "the last committed round is kept: make room, then use --resume"
-        remedy = kept if begun else "name another folder, or make room"
+        remedy = "name another folder, or make room"
+        if os.path.exists(folder / "rounds.jsonl"):
+            remedy = "the last committed round is kept: make room, then use --resume"
+        elif os.path.isdir(folder):
+            remedy = "no round is lost: make room, then use --resume, or name another folder"
         raise BadInput(f"{brief(folder, 200)} cannot be written: {reason}; {remedy}") from why
 
 
