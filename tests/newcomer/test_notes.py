@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flrce
-from flrce import recipes
+from flrce import recipes, runs
 from flrce.data.sources import Source
 from flrce.stops.budget import AnyOf, Budget, Patience
 from flrce.stops.conflict import Conflicts
@@ -90,6 +90,7 @@ def test_the_price_cannot_be_asked_for_in_a_short_run(caplog):
     assert unreachable(default.stop, 26, 1, 25) == ""
     assert sweep_of(plain, 100) is None
     assert "acts from round 22 on" in unreachable(plain.stop, 21, 2, None)  # 12, 14, ... 22 of 11 to 22
+    runs._said.cache_clear()  # a line is said once in a process, and other tests run as short
     short = flrce.Experiment(rounds=2, clients=40, per_round=4, engine={"workers": 1})
     assert (
         flrce.run(short).notes[-1] == "the stop rule (Worth) acts from round 11 on, so it cannot end a run of 2 rounds"
