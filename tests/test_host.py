@@ -1,6 +1,8 @@
 """How processes begin beside a GPU, as far as a machine without one can show it."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -40,6 +42,18 @@ def test_aside():
         host.aside(refuse)
     parent = os.getpid()
     assert host.aside(lambda: 3 if os.getpid() == parent else os._exit(1)) == 3  # a child that dies: found here
+
+
+def test_a_child_does_not_wait_for_its_parents_threads():
+    """A product large enough for two threads in the parent, then the same in a child; as a process of its own."""
+    code = (
+        "import torch; from flrce.host import aside; torch.set_num_threads(2)\n"
+        "x = torch.ones(600, 600); (x @ x).sin().sum()\n"
+        "print(aside(lambda: float((x @ x).exp().sin().sum())) is not None)"
+    )
+    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    assert done.stdout.strip() == "True", done.stderr
 
 
 def test_flops_beside_a_gpu_are_the_same(monkeypatch):

@@ -63,6 +63,9 @@ def aside(work: Callable[[], T]) -> T:
 
 
 def _tell(work: Callable[[], T], pipe: Connection) -> None:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)  # OpenMP's threads are the parent's: a child that waits for them waits for ever
     try:
         pipe.send(work())
     except Exception as error:
