@@ -50,7 +50,7 @@ def test_those_never_heard_from_go_first():
 
 def test_shares_of_what_was_trained_on():
     class Batch:
-        y = torch.tensor([0, 2, 2, 7])  # 7 is no class
+        y = torch.tensor([0, 2, 2])
 
     link, g = Census(3), torch.tensor([1.0, -2.0])
     state = link.begin(g, None, {})
@@ -58,6 +58,10 @@ def test_shares_of_what_was_trained_on():
         out, state = link.probe(g, g, state, Batch())
         assert out is g
     assert link.end(g, state)[1][SHARES].tolist() == pytest.approx([1 / 3, 0, 2 / 3])
+    for y in (torch.tensor([0, 3]), torch.tensor([-1]), torch.tensor([0.5])):
+        Batch.y = y
+        with pytest.raises(BadInput, match=r"recipe\.classes = 3, but targets"):
+            link.probe(g, g, state, Batch())
 
 
 def test_a_run_learns_the_labels_and_books_them():

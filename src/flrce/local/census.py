@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flrce.bounds import Count
+from flrce.errors import BadInput
 from flrce.local.link import Batch, Local, Tensors
 from flrce.pieces import View
 from flrce.types import Task
@@ -25,9 +26,12 @@ class Census:
         return {SHARES: torch.zeros(self.classes)}
 
     def probe(self, g: Tensor, w: Tensor, state: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        y = batch.y.flatten().long().cpu()
-        known = y[(y >= 0) & (y < self.classes)]
-        return g, {SHARES: state[SHARES] + torch.bincount(known, minlength=self.classes)}
+        y = batch.y.flatten().cpu()
+        if y.is_floating_point() or int(y.max()) >= self.classes or int(y.min()) < 0:
+            raise BadInput(
+                f"recipe.classes = {self.classes}, but targets go up to {y.max():g}: say how many labels there are"
+            )
+        return g, {SHARES: state[SHARES] + torch.bincount(y.long(), minlength=self.classes)}
 
     def sends(self, d: int) -> Mapping[str, int]:
         return {SHARES: self.classes}
