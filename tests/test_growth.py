@@ -69,4 +69,6 @@ def test_bad_values_are_refused_in_one_line():
 def test_memory_is_that_of_the_rule_that_remembers():
     recipe = replace(recipes.fedavg(2), stop=AnyOf((Budget(joules=1.0), Growth())))
     assert recipe.init(3, 2, 2)["stop"].model.shape == (2,)
+    deep = replace(recipe, stop=AnyOf((recipe.stop, Budget(rounds=9))))  # as a strategy of Flower adds its own
+    assert deep.init(3, 2, 2)["stop"].model.shape == (2,)
     assert "stop" not in replace(recipe, stop=AnyOf((Budget(joules=1.0),))).init(3, 2, 2)

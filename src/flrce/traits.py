@@ -152,9 +152,9 @@ class Several(Protocol):
 
 
 def holder(piece: Any) -> Any:
-    """Who has a piece's memory: itself, or of a piece made of several the first that remembers."""
-    inside = [rule for rule in piece.rules if isinstance(rule, Remembers)] if isinstance(piece, Several) else []
-    return inside[0] if inside else piece
+    """Who has a piece's memory: itself, or of a piece made of several the first that remembers, however deep."""
+    inside = [holder(rule) for rule in piece.rules] if isinstance(piece, Several) else []
+    return next((rule for rule in inside if isinstance(rule, Remembers)), piece)
 
 
 @runtime_checkable
