@@ -1,6 +1,7 @@
 """What should be handed back: the last model, its average, or the average unless rounds go straight on?
 
-    python studies/averages.py decide                       what results/stop says of levels of headway
+    python studies/averages.py decide                       levels of headway, on the stop's decision set
+    python studies/averages.py confirm                      what ours handed back in the runs that confirmed the stop
     python studies/averages.py run --out DIR --data CACHE   paired runs on other seeds [--share 0/4] [--seconds 300]
     python studies/averages.py table DIR                    their differences, with 95 % intervals
 
@@ -15,6 +16,7 @@ import argparse
 import gzip
 import json
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,6 +45,7 @@ CELLS = {
     "smartwatch, T = 40": ("smartwatch", 40, 0.05, 1, {"partition": "natural"}),
     "fed-heart, T = 60": ("fed-heart", 60, 0.005, 1, {"partition": "given"}),
 }
+FEW_OF = 20  # evaluations of a data set that a mean is told of
 FEW = {"smartwatch": (10, 3), "fed-heart": (4, 2)}  # clients, of which so many a round; else 100 and 10
 
 
@@ -93,31 +96,48 @@ def table(folder: Path) -> None:
         print(f"| {cell} | {len(mine)} | " + " | ".join(told) + " |")
 
 
+def evaluations(path: Path) -> Iterator[tuple[str, int, float, float]]:
+    """(data set, run, mean headway by then, handed back minus last model in points) of every evaluation recorded."""
+    for number, one in enumerate(map(json.loads, gzip.decompress(path.read_bytes()).splitlines())):
+        series, sign, straight, known = one["series"], (-1 if one["lower"] else 1), 0.0, 0.0
+        for headway, averaged, raw in zip(series["headway"], series["averaged"], series["raw"], strict=True):
+            if headway is not None:
+                straight, known = 0.9 * straight + 0.1 * headway, 0.9 * known + 0.1
+            if known and averaged is not None and raw is not None:
+                yield one["dataset"], number, straight / known, 100 * sign * (averaged - raw)
+
+
 def decide(folder: Path) -> None:
-    """Average minus last model, in points, by the mean headway at that time, over all evaluations of recorded runs."""
-    seen: list[tuple[float, float]] = []
-    for path in sorted(folder.glob("*.jsonl.gz")):
-        for one in map(json.loads, gzip.decompress(path.read_bytes()).splitlines()):
-            series, sign, straight, known = one["series"], (-1 if one["lower"] else 1), 0.0, 0.0
-            for headway, averaged, raw in zip(series["headway"], series["averaged"], series["raw"], strict=True):
-                if headway is not None:
-                    straight, known = 0.9 * straight + 0.1 * headway, 0.9 * known + 0.1
-                if known and averaged is not None and raw is not None:
-                    seen.append((straight / known, 100 * sign * (averaged - raw)))
-    found = np.array(seen)
-    print("| mean headway | evaluations | average - last, points | of these below -1 |\n|---|---|---|---|")
+    """The plain average minus the last model by the mean headway at that time, in the runs that levels are from."""
+    found = [each for path in sorted(folder.glob("decide*.jsonl.gz")) for each in evaluations(path)]
+    names = sorted({name for name, *_ in found})
+    print(f"| mean headway | evaluations | average - last, points | of these below -1 | {' | '.join(names)} |")
+    print("|---" * (4 + len(names)) + "|")
     edges = [-1.0, -0.1, 0.0, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0]
     for low, high in pairwise(edges):
-        mine = found[(found[:, 0] >= low) & (found[:, 0] < high), 1]
-        if len(mine):
-            print(
-                f"| {low:+.2f} to {high:+.2f} | {len(mine)} | {mine.mean():+.2f} | {100 * np.mean(mine < -1):.0f} % |"
-            )
+        mine = [(name, gain) for name, _, headway, gain in found if low <= headway < high]
+        gains = np.array([gain for _, gain in mine])
+        each = [[gain for name, gain in mine if name == wanted] for wanted in names]
+        told = [f"{np.mean(some):+.1f}" if len(some) >= FEW_OF else "" for some in each]
+        worse = 100 * np.mean(gains < -1)
+        print(f"| {low:+.2f} to {high:+.2f} | {len(mine)} | {gains.mean():+.2f} | {worse:.0f} % | {' | '.join(told)} |")
+
+
+def confirm(folder: Path) -> None:
+    """What ours handed back minus the last model, mean over a run's evaluations, in runs that had no part in it."""
+    runs_of: dict[str, dict[int, list[float]]] = {}
+    for name, number, _, gain in evaluations(folder / "confirm.jsonl.gz"):
+        runs_of.setdefault(name, {}).setdefault(number, []).append(gain)
+    print("| data set | runs | ours - last, points | evaluations below -1 |\n|---|---|---|---|")
+    for name, each in [*sorted(runs_of.items()), ("all", {i: g for some in runs_of.values() for i, g in some.items()})]:
+        mean, half = interval([float(np.mean(gains)) for gains in each.values()])
+        worse = 100 * np.mean([gain < -1 for gains in each.values() for gain in gains])
+        print(f"| {name} | {len(each)} | {mean:+.2f} ± {half:.2f} | {worse:.1f} % |")
 
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("phase", choices=["decide", "run", "table"])
+    ask.add_argument("phase", choices=["decide", "confirm", "run", "table"])
     ask.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent.parent / "results" / "stop")
     ask.add_argument("--out", type=Path)
     ask.add_argument("--data", type=Path)
@@ -127,7 +147,7 @@ def main() -> None:
     if options.phase == "run":
         run(options)
     else:
-        (decide if options.phase == "decide" else table)(options.folder)
+        {"decide": decide, "confirm": confirm, "table": table}[options.phase](options.folder)
 
 
 if __name__ == "__main__":
