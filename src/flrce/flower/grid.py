@@ -1,6 +1,9 @@
 """Flower's Grid inside one process: a few threads run a ClientApp for any number of nodes. No Ray, no ports."""
 
+import ast
 import copy
+import functools
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +37,22 @@ App = Callable[[Message, Context], Message]
 def identify(run_id: int = 1) -> None:
     """Give this process the identity without which Flower makes no Message outside of a run."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = run_id, run_id, SERVER
+
+
+def in_turn(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` for one thread at a time."""
+    turn = threading.RLock()
+
+    @functools.wraps(f)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with turn:
+            return f(*args, **kwargs)
+
+    return guarded
+
+
+if sys.version_info < (3, 11, 8):  # two threads that parse may raise SystemError, and every np.load parses a header
+    ast.parse = in_turn(ast.parse)  # https://github.com/python/cpython/issues/106905
 
 
 class LocalGrid(Grid):
