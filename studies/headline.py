@@ -1,0 +1,222 @@
+"""What a target costs with FLrce's default, against FedAvg with the same average and the same bits.
+
+    python studies/headline.py run   --data CACHE --out DIR [--tasks digits,femnist] [--device cuda] [--seconds 500] \
+        [--share 0/4]
+    python studies/headline.py table --out results/headline
+
+plans/headline.json holds tasks, rows, seeds and the rule; runs found in DIR are not made again. A run without an
+average is the same run, judged by its last model. On a GPU the rows of several seeds go through it as one stack.
+"""
+
+import argparse
+import gzip
+import json
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from flrce import runs
+from flrce.config import Experiment
+from flrce.results.paper.execute import load
+from flrce.stops.worth import Worth
+
+PLAN = json.loads((Path(__file__).parent / "plans" / "headline.json").read_text())
+COSTS = ("joules", "active", "bytes_up", "bytes", "rounds")
+LAST = {"uniform": "FedAvg: uniform, no average"}  # runs that are shown a second time, by their last model
+
+
+def experiment(task, row, seed, device="cpu"):
+    """The plan's tables for one run."""
+    own = PLAN["tasks"][task]
+    recipe = {
+        key: {"AVERAGE": PLAN["average"], "BITS": PLAN["bits"]}.get(value, value) if isinstance(value, str) else value
+        for key, value in PLAN["rows"][row].items()
+    }
+    tables = {
+        **PLAN["all"], **own, "seed": seed, "recipe": recipe, "data": {**PLAN["all"]["data"], **own["data"]},
+        "engine": {**PLAN["all"]["engine"], "device": device},
+    }  # fmt: skip
+    if tables["data"]["partition"] == "natural":
+        tables["data"].pop("alpha")
+    return Experiment.of(tables)
+
+
+def wanted(tasks):
+    """(task, row, seed), seed by seed: a cut leaves whole seeds."""
+    for seed in PLAN["targets"]:
+        yield from ((task, PLAN["base"], seed) for task in tasks)
+    for seed in PLAN["seeds"]:
+        yield from ((task, row, seed) for task in tasks for row in PLAN["rows"])
+
+
+def run(options):
+    began, pools, found = time.monotonic(), {}, read(options.out)
+    part, parts = map(int, options.share.split("/"))
+    options.out.mkdir(parents=True, exist_ok=True)
+    tasks = options.tasks.split(",") if options.tasks else list(PLAN["tasks"])
+    todo = [key for key in wanted(tasks) if key not in found][part::parts]
+    many = 1 if options.device == "cpu" else options.stack
+    while todo and time.monotonic() - began < options.seconds:
+        task = todo[0][0]
+        keys = [key for key in todo if key[0] == task][:many]
+        todo = [key for key in todo if key not in keys]
+        name = PLAN["tasks"][task]["data"]["name"]
+        if name not in pools:
+            pools[name] = load(name, options.data, verify=False)
+        with gzip.open(options.out / f"headline-{part}.jsonl.gz", "at") as f:
+            for line in trained(keys, pools[name], options.device):
+                f.write(json.dumps(line, separators=(",", ":")) + "\n")
+        print(f"{keys[0]}: {len(keys)} runs, at {time.monotonic() - began:.0f} s", flush=True)
+
+
+def trained(keys, pool, device):
+    """A line of figures by round for every run."""
+    active = defaultdict(list)
+
+    def watch(i, done):
+        waits = [c.spent.idle_watts * max(done.record.seconds - c.spent.seconds, 0.0) for c in done.clients]
+        active[i].append(sum(client.spent.joules for client in done.clients) - sum(waits))
+
+    jobs = [experiment(*key, device) for key in keys]
+    if device == "cpu":
+        results = [runs.run(jobs[0], data=pool, watch=lambda done: watch(0, done))]
+    else:
+        results = runs.run_here([(job, None) for job in jobs], data=lambda _: pool, watch=watch, device=device)
+    for i, (key, job, result) in enumerate(zip(keys, jobs, results, strict=True)):
+        h = result.history
+        yield {
+            "key": key, "sweep": -(-job.clients // job.per_round), "handed": short(r.handed for r in h),
+            "last": short(r.headline for r in h), "joules": short(r.joules for r in h), "active": short(active[i]),
+            "bytes_up": [r.bytes_up for r in h], "bytes": [r.bytes_up + r.bytes_down for r in h],
+            "stopped": stopped(h) if key[1] == "default" else None,
+        }  # fmt: skip
+
+
+def stopped(history):
+    """The round in which the default's stop ends the run; None: not in these."""
+    rule = Worth()
+    return next((t for t in range(1, len(history) + 1) if rule(history[:t])), None)
+
+
+def short(values):
+    return [None if value is None else float(f"{value:.6g}") for value in values]
+
+
+def read(folder):
+    found = {}
+    for path in sorted(folder.glob("headline-*.jsonl.gz")):
+        with gzip.open(path, "rt") as f:
+            for line in map(json.loads, f):
+                found[tuple(line["key"])] = line
+    return found
+
+
+def levels(line, what="handed"):
+    """(T,) mean of the last sweep's evaluations by round; nan before there are any."""
+    values = np.array([np.nan if x is None else x for x in line[what]])
+    seen = ~np.isnan(values)
+    sums, counts = np.cumsum(np.where(seen, values, 0.0)), np.cumsum(seen)
+    sweep = line["sweep"]
+    sums[sweep:], counts[sweep:] = sums[sweep:] - sums[:-sweep].copy(), counts[sweep:] - counts[:-sweep].copy()
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def spent(line, t):
+    """What each cost comes to over the first t rounds."""
+    return {cost: float(t) if cost == "rounds" else float(np.sum(line[cost][:t])) for cost in COSTS}
+
+
+def reached(line, target, what="handed"):
+    """Rounds until the level has the target; None: never."""
+    hits = np.flatnonzero(levels(line, what) >= target)
+    return int(hits[0]) + 1 if len(hits) else None
+
+
+def interval(values):
+    """Geometric mean and 95 % interval of ratios, from their logarithms."""
+    from scipy.stats import t as student
+
+    x = np.array(values)
+    half = student.ppf(0.975, len(x) - 1) * x.std(ddof=1) / len(x) ** 0.5 if len(x) > 1 else np.nan
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*np.exp([x.mean(), x.mean() - half, x.mean() + half]))
+
+
+def compared(found, task):
+    """Target, and of every row: (how many reached it, of how many, cost -> logarithms of ratios by seed)."""
+    base = PLAN["base"]
+    ends = [levels(found[task, base, seed])[-1] for seed in PLAN["targets"] if (task, base, seed) in found]
+    target, rows = 0.95 * float(np.mean(ends)), {}
+    shown = [(row, row, "handed") for row in PLAN["rows"]] + [(name, row, "last") for row, name in LAST.items()]
+    for name, row, what in shown:
+        mine = {seed: found[task, row, seed] for seed in PLAN["seeds"] if (task, row, seed) in found}
+        ratios, got = defaultdict(dict), 0
+        for seed, line in mine.items():
+            t, other = reached(line, target, what), found.get((task, base, seed))
+            got += t is not None
+            b = reached(other, target) if other else None
+            if t is None or b is None:
+                continue
+            for cost, value in spent(line, t).items():
+                ratios[cost][seed] = float(np.log(value / spent(other, b)[cost]))
+        rows[name] = got, len(mine), ratios
+    return target, rows
+
+
+def table(folder):
+    found = read(folder)
+    tasks = [task for task in PLAN["tasks"] if any(key[0] == task for key in found)]
+    lines, over = [], defaultdict(lambda: defaultdict(list))
+    for task in tasks:
+        target, rows = compared(found, task)
+        lines += [f"| {task}, target {100 * target:.1f} % | reached | joules | joules without waiting | bytes up | "
+                  "bytes | rounds |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+        for name, (got, of, ratios) in rows.items():
+            cells = [interval(list(ratios[cost].values())) if ratios[cost] else "--" for cost in COSTS]
+            lines.append(f"| {name} | {got} of {of} | {' | '.join(cells)} |")
+            for cost in COSTS:
+                if ratios[cost]:
+                    over[name][cost].append(float(np.mean(list(ratios[cost].values()))))
+        lines += ["", *stops(found, task, target), ""]
+    lines += [f"| over {len(tasks)} tasks | joules | joules without waiting | bytes up | bytes | rounds |",
+              "|---|---|---|---|---|---|"]  # fmt: skip
+    for name, costs in over.items():
+        lines.append(f"| {name} | {' | '.join(interval(costs[cost]) for cost in COSTS)} |")
+    return "\n".join(lines)
+
+
+def stops(found, task, target):
+    """A sentence on where the default's stop ends the runs."""
+    mine = [found[task, "default", seed] for seed in PLAN["seeds"] if (task, "default", seed) in found]
+    ended = [(line, line["stopped"]) for line in mine if line["stopped"]]
+    if not ended:
+        return [f"The stop ends none of {len(mine)} runs within {PLAN['all']['rounds']} rounds."]
+    early = sum((reached(line, target) or 1e9) > t for line, t in ended)
+    lost = [100 * (levels(line)[-1] - levels(line)[t - 1]) for line, t in ended]
+    share = [sum(line["joules"][:t]) / sum(line["joules"]) for line, t in ended]
+    mean = np.mean([t for _, t in ended])
+    return [f"The stop ends {len(ended)} of {len(mine)} runs, in round {mean:.0f} on average, "
+            f"{early} before the target; with {100 * np.mean(share):.0f} % of the joules of all rounds, "
+            f"{np.mean(lost):.1f} points (most {np.max(lost):.1f}) below what they bring."]  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("does", choices=("run", "table"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--tasks")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--stack", type=int, default=12, help="runs that go through a GPU as one")
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--share", default="0/1", help="I/N: every N-th run, from the I-th")
+    options = parser.parse_args()
+    if options.does == "run":
+        run(options)
+    else:
+        print(table(options.out))
+
+
+if __name__ == "__main__":
+    main()
