@@ -1,6 +1,7 @@
 """The sentences are true: ranks, draws and peers against the record, by independent counts."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -38,8 +39,12 @@ def test_a_round_is_told_with_its_numbers(run):
     h = next(h for h in run.done if h.exploit)
     answer = why_round(run, h.t)
     text = "\n".join(answer.sentences)
-    assert f"Round {h.t} exploited: the draw {draw(run, h):.3f} was not below phi = {h.why['phi']:.3f}" in text
-    assert f"{h.chosen[0]} (H {scores(run, h.t).H[run.row[h.chosen[0]]]:+.2f}, rank 1 of 12)" in text
+    assert text.startswith(
+        f"Round {h.t} exploited: the draw {draw(run, h):.3f} was not below the chance to explore, "
+        f"phi = {h.why['phi']:.3f}, so it took the 5 reachable clients that agree most with the others.\n"
+        "Chosen, with how much each agrees with the others: "
+        f"{h.chosen[0]} ({scores(run, h.t).H[run.row[h.chosen[0]]]:+.2f}, rank 1 of 12), "
+    )
     assert f"pulled against {h.conflicts:.2f} of 4 peers" in text
     assert [entry["rank"] for entry in answer.facts["chosen"]] == [1, 2, 3, 4, 5]
     explored = next(h for h in run.done if not h.exploit)
@@ -53,8 +58,22 @@ def test_a_client_left_out_learns_by_how_much(run):
     assert facts["chosen"] is False
     assert facts["rank"] > 5
     assert facts["H"] <= facts["cut"]
-    taken = why_client(run, h.chosen[-1], h.t).facts
-    assert (taken["chosen"], taken["rank"], taken["H"]) == (True, 5, facts["cut"])
+    taken = why_client(run, h.chosen[-1], h.t)
+    assert (taken.facts["chosen"], taken.facts["rank"], taken.facts["H"]) == (True, 5, facts["cut"])
+    assert taken.sentences[1] == (
+        f"Client {h.chosen[-1]}, by how much it agrees with the others: {facts['cut']:+.2f}, rank 5 of 12; the last "
+        f"one taken had {facts['cut']:+.2f}, so it was chosen."
+    )
+
+
+def test_no_sentence_wants_the_paper_s_letters_known(run):
+    """H and Omega are facts for programs; phi and psi stand beside what they are."""
+    asked = [why_round(run, t) for t in (1, 8, 16)]
+    asked += [why_client(run, client, t) for client in run.roster[:3] for t in (None, 8, 16)]
+    text = " ".join(sentence for answer in asked for sentence in answer.sentences)
+    assert "agrees with the others" in text
+    assert not re.search(r"\b(H|Omega)\b", text)
+    assert all(said.endswith("chance to explore, ") for said in re.split(r"phi = ", text)[:-1])
 
 
 def test_a_client_is_told_its_part_and_its_peers(run):

@@ -21,6 +21,10 @@ class Scores:
     def rank(self) -> dict[int, int]:
         return {int(k): r + 1 for r, k in enumerate(np.argsort(-self.H, kind="stable"))}
 
+    def told(self, k: int) -> str:
+        """How much client k agrees with the others, and its place among them."""
+        return f"{self.H[k]:+.2f}, rank {self.rank[k]} of {len(self.H)}"
+
 
 def scores(run: Run, t: int) -> Scores | None:
     """H as the selector saw it at the start of round t."""

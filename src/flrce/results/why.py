@@ -67,10 +67,11 @@ def why_round(run: Run, t: int) -> Answer:
         text = clean(client)
         if before is not None and "due" not in h.why:
             entry |= {"H": float(before.H[k]), "rank": before.rank[k]}
-            text += f" (H {before.H[k]:+.2f}, rank {before.rank[k]} of {len(before.H)})"
+            text += f" ({before.told(k)})"
         chosen.append((text, entry))
     if chosen:
-        answer.say(f"Chosen: {', '.join(text for text, _ in chosen)}.", chosen=[entry for _, entry in chosen])
+        head = "Chosen" if before is None or "due" in h.why else "Chosen, with how much each agrees with the others"
+        answer.say(f"{head}: {', '.join(text for text, _ in chosen)}.", chosen=[entry for _, entry in chosen])
     if h.rejected:
         told = "; ".join(f"{clean(client)}: {clean(reason)}" for client, reason in h.rejected.items())
         answer.say(f"Did not count: {told}.", rejected=dict(h.rejected))
@@ -89,10 +90,10 @@ def _how(run: Run, h: Record) -> str:
     phi, drawn = h.why.get("phi"), draw(run, h)
     if phi is not None:
         sign = "not below" if h.exploit else "below"
-        against = f"phi = {phi:.3f}" if drawn is None else f"the draw {drawn:.3f} was {sign} phi = {phi:.3f}"
-        then = (
-            f"the {len(h.chosen)} reachable clients with the largest H" if h.exploit else f"{len(h.chosen)} at random"
-        )
+        chance = f"the chance to explore, phi = {phi:.3f}"
+        against = chance if drawn is None else f"the draw {drawn:.3f} was {sign} {chance}"
+        best = f"the {len(h.chosen)} reachable clients that agree most with the others"
+        then = best if h.exploit else f"{len(h.chosen)} at random"
         return f"Round {h.t} {'exploited' if h.exploit else 'explored'}: {against}, so it took {then}."
     if "due" in h.why:
         them = TURNS.get(str(h.why.get("by")), "in turn")
@@ -113,7 +114,7 @@ def _result(run: Run, h: Record, answer: Answer) -> None:
     if run.psi is not None:
         stands = "at or above" if run.conflicts(h) >= run.psi else "below"
         looks = "" if h.exploit else "; the rule looks at exploit rounds only"
-        text += f", {stands} psi = {run.psi:g}{looks}"
+        text += f", {stands} the limit psi = {run.psi:g}{looks}"
     answer.say(text + ".", conflicts=run.conflicts(h), psi=run.psi, consensus=h.consensus)
     if h.headline is not None:
         averaged = "" if h.averaged is None else f" ({words.shown(h.metric, h.averaged)} for the server average)"
@@ -143,16 +144,16 @@ def _in_round(run: Run, k: int, h: Record, answer: Answer) -> None:
     elif h.exploit:
         least = min((before.H[run.row[c]] for c in h.chosen), default=0.0)
         answer.say(
-            f"{name} had H = {before.H[k]:+.2f}, rank {before.rank[k]} of {len(before.H)}; the last one taken had "
-            f"{least:+.2f}, so it was {'' if was else 'not '}chosen.",
+            f"{name}, by how much it agrees with the others: {before.told(k)}; the last one taken had {least:+.2f}, "
+            f"so it was {'' if was else 'not '}chosen.",
             H=float(before.H[k]), rank=before.rank[k], cut=float(least),
         )  # fmt: skip
         if not was and before.H[k] > least:
-            answer.say("By H alone it would have been: it was out of reach, or had been chosen too often of late.")
+            answer.say("By that alone it would have been: it was out of reach, or had been chosen too often of late.")
     else:
         answer.say(
-            f"{name} was {'' if was else 'not '}drawn; its H = {before.H[k]:+.2f} (rank {before.rank[k]} of "
-            f"{len(before.H)}) played no part.",
+            f"{name} was {'' if was else 'not '}drawn; how much it agrees with the others ({before.told(k)}) played "
+            "no part.",
             H=float(before.H[k]), rank=before.rank[k],
         )  # fmt: skip
     if reason := h.rejected.get(run.roster[k]):
@@ -189,10 +190,8 @@ def _overall(run: Run, k: int, answer: Answer) -> None:
         )
     final = scores(run, run.rounds[-1].t + 1) if run.rounds else None
     if final is not None:
-        answer.say(
-            f"Its H is now {final.H[k]:+.2f}, rank {final.rank[k]} of {len(final.H)}.", H=float(final.H[k]),
-            rank=final.rank[k],
-        )  # fmt: skip
+        told = f"How much it agrees with the others now: {final.told(k)}."
+        answer.say(told, H=float(final.H[k]), rank=final.rank[k])
 
 
 def _peers(run: Run, k: int, t: int | None, answer: Answer) -> None:
