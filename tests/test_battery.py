@@ -13,7 +13,6 @@ from flrce import recipes, runs
 from flrce.apps.cli import main
 from flrce.config import Experiment
 from flrce.errors import BadInput
-from flrce.field import eafl
 from flrce.fleet.battery import Phone
 from flrce.fleet.carbon import Grid, Hours, ahead, grid, intensities, moment
 from flrce.fleet.costs import Profile
@@ -25,6 +24,7 @@ from flrce.pieces import View
 from flrce.round.clean import CleanHours
 from flrce.round.living import informed
 from flrce.selectors.clean import Cleanest
+from flrce.thrift import eafl
 from flrce.types import Spent, State
 
 NAMES = ("a", "b", "c", "d", "e")

@@ -21,12 +21,9 @@ from flrce.local.updates import Chain
 from flrce.local.workload import Alike, Proximal
 from flrce.models.flat import HEAD, NORMS
 from flrce.pieces import Recipe, Step
-from flrce.round.clean import CleanHours
 from flrce.round.pace import Buffered
-from flrce.selectors.clean import Cleanest
 from flrce.selectors.lecc import Lecc
 from flrce.selectors.uniform import Uniform
-from flrce.selectors.utility import ByUtility
 from flrce.servers import steps
 from flrce.servers.averages import SWA, TailMean
 from flrce.servers.dynamic import DynamicStep
@@ -191,19 +188,6 @@ def fedasync(
     )  # fmt: skip
 
 
-def eafl(power: float = 0.75, P: int = 10, **local: Any) -> Recipe:
-    """EAFL (Arouj and Abdelmoniem 2022): Oort with an eye on batteries, which weigh `power`; recalled."""
-    base = replace(fedavg(P, **local), aggregator=WeightedMean(by="equal"))
-    return replace(base, selector=ByUtility(power=power), name="eafl")
-
-
-def fedclean(share: float = 0.5, hours: float = 0.25, within: float = 43200.0, P: int = 10, **local: Any) -> Recipe:
-    """Where and when electricity is clean, in the manner of FedZero (Wiesner et al. 2024): among the `share` of clients
-    with the least carbon intensity, in the cleanest share `hours` of the next day, `within` seconds at most."""
-    base = replace(fedavg(P, **local), selector=Cleanest(share))
-    return replace(base, pace=CleanHours(hours, within), name="fedclean")
-
-
 FIELD: dict[str, Callable[..., Recipe]] = {
     "fedavgm": fedavgm,
     "fedadam": fedadam,
@@ -225,6 +209,4 @@ FIELD: dict[str, Callable[..., Recipe]] = {
     "fedsam": fedsam,
     "fedbuff": fedbuff,
     "fedasync": fedasync,
-    "eafl": eafl,
-    "fedclean": fedclean,
 }

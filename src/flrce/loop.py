@@ -144,7 +144,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     target = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
     whole(recipe.aggregator, target, state.w)
     w, server = recipe.server.step(state.w, target, updates, state.memory.get("server"))
-    event = Event(t, state.w, w, updates, len(state.roster), plan.chosen.k)
+    event = Event(t, state.w, w, updates, len(state.roster), plan.chosen.k, state.history)
     before = {**state.memory, "server": server} if "server" in state.memory else state.memory
     memory = {**recipe.observe(before, event), **landing.memory}
     model = recipe.average.model(memory.get("average"), w)

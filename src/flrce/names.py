@@ -38,12 +38,14 @@ from flrce.pieces import Dense, Full, Last, Never, Step, Synchronous
 from flrce.round import pace
 from flrce.round.clean import CleanHours
 from flrce.round.pace import Buffered, Fastest
+from flrce.selectors.budgeted import Budgeted
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.clean import Cleanest
 from flrce.selectors.clustered import Clustered
 from flrce.selectors.diverse import DivFL
 from flrce.selectors.lecc import Lecc
 from flrce.selectors.relationship import ByRelationship
+from flrce.selectors.rewarded import Rewarded
 from flrce.selectors.rooted import Rooted
 from flrce.selectors.tiers import AdaptiveTiers, Tiers
 from flrce.selectors.turns import InTurn
@@ -73,6 +75,8 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "adaptive-tiers": AdaptiveTiers,
         "rooted": Rooted,
         "cleanest": Cleanest,
+        "budgeted": Budgeted,
+        "rewarded": Rewarded,
         "divfl": DivFL,
     },
     "trainer": {
@@ -88,6 +92,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "scaffold": Controlled,
         "dynamic": Dynamic,
         "probing": Probing,
+        "rewarded": Rewarded,
     },
     "submodel": {"full": Full, "random-units": RandomUnits, "prefix-units": PrefixUnits},
     "compressor": {

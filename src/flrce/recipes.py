@@ -1,7 +1,7 @@
 """Every method on one screen: each is a composition of pieces.
 
 Here are FLrce and what its paper compares it with; field.py has FedAvg, which all start from, and the field's others;
-tuning.py those for language models.
+thrift.py those that mind energy; tuning.py those for language models.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +34,8 @@ from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.stops.worth import Worth
 from flrce.submodels.units import PrefixUnits, RandomUnits
+from flrce.thrift import *  # noqa: F403
+from flrce.thrift import THRIFT
 from flrce.tuning import TUNING
 
 T = TypeVar("T")
@@ -301,6 +303,7 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     "flrce-dropout": flrce_dropout,
     "flrce-freeze": flrce_freeze,
     **FIELD,
+    **THRIFT,
     **TUNING,
 }
 

@@ -200,6 +200,7 @@ class Event:
     updates: Updates
     M: int  # rows in the roster
     chosen: tuple[int, ...] = ()  # rows that were asked to train, whether or not their replies counted
+    history: tuple[Record, ...] = ()  # of the rounds before, as the view had it when this one was planned
 
 
 @dataclass(frozen=True)
