@@ -24,17 +24,25 @@ def train(trainer, w, x, y, scale, shift, order, sizes, lr=0.1, mu=0.0, first=0,
     return done.w, done.losses, done.squares
 
 
-def assert_resumes(experiment, folder, after=2, **given):
-    """A run cut off after some rounds and resumed has the bytes of one left alone; returns the latter's result."""
+SAME = ("rounds.jsonl", "clients.jsonl", "model.safetensors")  # what two equal runs have to the byte
+
+
+def cut_and_resumed(experiment, folder, straight, after=2, **given):
+    """A run cut off after some rounds and resumed has the bytes of `straight`, one left alone."""
 
     def cut(done):
         if done.record.t == after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.run(experiment, folder / "cut", watch=cut, **given)
-    runs.run(experiment, folder / "cut", resume=True, **given)
+        runs.run(experiment, folder, watch=cut, **given)
+    runs.run(experiment, folder, resume=True, **given)
+    for file in SAME:
+        assert (folder / file).read_bytes() == (straight / file).read_bytes(), file
+
+
+def assert_resumes(experiment, folder, after=2, **given):
+    """The same beside a run left alone that it makes; returns that one's result."""
     straight = runs.run(experiment, folder / "straight", **given)
-    for file in ("rounds.jsonl", "clients.jsonl", "model.safetensors"):
-        assert (folder / "cut" / file).read_bytes() == (folder / "straight" / file).read_bytes(), file
+    cut_and_resumed(experiment, folder / "cut", folder / "straight", after, **given)
     return straight
