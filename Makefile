@@ -6,15 +6,17 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 TEST := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # what `make test` reports one by one: quick parts first, each run whatever became of the others
-PARTS := lint types docs unit studies numbers wheel faults flower crashes
+PARTS := lint types docs unit walks studies numbers wheel faults flower crashes
 # tests of arithmetic, run a second time by PyTorch's plainest kernels: another processor must not change what they show
 NUMBERS := relations selectors sketch turns robust submodels workload pooling stacked deck native compressors simulator loop updates servers
 
 CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
 # tables of the pages, made anew from all committed runs
-STUDIES := tests/test_beyond.py tests/test_stop_study.py
+STUDIES := tests/test_beyond.py tests/test_stop_study.py tests/test_arena_study.py
+# whole paths of somebody new: every page of the documentation run as written, the first runs, the first commands
+WALKS := tests/newcomer/test_reading.py tests/newcomer/test_runs.py tests/newcomer/test_start.py
 
-.PHONY: demo test check unit studies numbers wheel browser flower faults fuzz crashes docs versioned bench lint types clean
+.PHONY: demo test check unit walks studies numbers wheel browser flower faults fuzz crashes docs versioned bench lint types clean
 
 demo: $(VENV)/.core
 	rm -rf runs/demo
@@ -28,8 +30,11 @@ check: $(VENV)/.dev
 	@.ci/parts lint types unit
 
 unit: $(VENV)/.dev browser
-	$(TEST) tests --ignore tests/flower --ignore tests/faults --ignore tests/newcomer/wheel $(STUDIES:%=--ignore %) \
-		-n 2 --dist loadfile
+	$(TEST) tests --ignore tests/flower --ignore tests/faults --ignore tests/newcomer/wheel \
+		$(STUDIES:%=--ignore %) $(WALKS:%=--ignore %) -n 2 --dist loadfile --no-loadscope-reorder
+
+walks: $(VENV)/.dev
+	$(TEST) $(WALKS) -n 2
 
 studies: $(VENV)/.dev
 	$(TEST) $(STUDIES) -n 2

@@ -14,6 +14,19 @@ settings.register_profile(
 )
 settings.load_profile("flrce")
 
+#: begun first, so that of two workers none is left with a long file at the end
+LONGEST = (
+    "test_recipes", "test_extensions", "test_methods", "test_flower", "test_deck", "test_reproduce", "test_native",
+    "test_arena", "test_simulator", "test_browser", "test_flower_app", "test_report", "test_updates", "test_tasks",
+    "test_holdouts", "test_fleet", "test_tuning", "test_stacked", "test_worth", "test_watch_page", "test_nets",
+    "test_ways", "test_away", "test_flights", "test_defences", "test_config", "test_links", "test_battery",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:

@@ -1,6 +1,5 @@
 """The arena: plans, records, leaderboards by hand, restarts, advice."""
 
-import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -25,7 +24,6 @@ from flrce.pieces import Never
 from flrce.stops.budget import Patience
 from flrce.stops.worth import Worth
 
-COMMITTED = Path(__file__).parent.parent / "results" / "arena"
 SMALL = {"rounds": 3, "clients": 4, "per_round": 2, "train": {"epochs": 1}}
 TABLES = {
     "seeds": [1, 2],
@@ -272,27 +270,6 @@ def test_a_method_of_ones_own_is_one_entry(arena, tmp_path, capsys):
     capsys.readouterr()
     assert cli.main([*asked, "--tasks", "size"]) == 2
     assert "--tasks 'size' is no task" in capsys.readouterr().err
-
-
-def test_the_committed_arena_opens_and_gives_its_tables(tmp_path, capsys):
-    """Nothing is run: every cell of its plan is recorded, and its leaderboards come out as they are committed."""
-    asked = ["arena", str(COMMITTED / "plan.toml"), "--against", str(COMMITTED), "--out", str(tmp_path)]
-    assert cli.main(asked) == 0
-    assert not (tmp_path / "cells").exists()
-    texts = [(folder / "leaderboard.csv").read_text() for folder in (tmp_path, COMMITTED)]
-    made, kept = (list(csv.DictReader(text.splitlines())) for text in texts)
-    assert len(made) == len(kept) > 300
-    for mine, theirs in zip(made, kept, strict=True):
-        assert [mine[key] for key in ("axis", "share", "method")] == [
-            theirs[key] for key in ("axis", "share", "method")
-        ]
-        for key in ("rank", "low", "high", "fed-heart", "digits-labels"):
-            assert float(mine[key] or 0) == pytest.approx(float(theirs[key] or 0), abs=0.02)
-    found = records.unpack(COMMITTED)
-    assert len({p.method for p in found}) >= 30
-    assert len({p.seed for p in found if p.seed}) == 5
-    told = capsys.readouterr().out
-    assert "at equal joules" in told
 
 
 def test_one_cell_that_fails_leaves_the_others(tmp_path, caplog):

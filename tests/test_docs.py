@@ -1,22 +1,12 @@
-"""What the documentation says is run: console, python and toml blocks, the notebook, the scripts, the links.
+"""What the documentation names is there: links, commands, scripts, pictures. newcomer/test_reading.py runs it."""
 
-A page's blocks run in order in one folder and one namespace. A block whose first line is `# name.ext` is also written
-to that file. Console lines starting with flrce run in this process, with few rounds. Blocks marked text, sh or diff
-are not run; the options of the flrce commands in them are checked.
-"""
-
-import importlib.util
 import itertools
-import json
 import pydoc
 import re
 import shlex
-import sys
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
 import click
@@ -25,48 +15,12 @@ import torch
 
 import flrce
 from flrce.apps import cli
-from flrce.arena.plan import Plan
-from flrce.config import Experiment
-from flrce.fleet.costs import profile
-from flrce.names import PIECES
 from flrce.pieces import View
 from flrce.recipes import CATALOGUE
 from flrce.round.tables import grow_one
 from flrce.types import Event, Updates
+from reading import DOCS, FENCE, NOT_RUN, PAGES, ROOT, RUN, blocks, run, script
 from test_layers import LAYERS
-
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```\s*$", re.DOTALL | re.MULTILINE)
-RUN, NOT_RUN = {"console", "python", "toml"}, {"", "text", "sh", "diff"}
-MOST = 4  # rounds of any documented run
-NEEDS = {
-    "flower.md": "flwr",
-    "tutorial-flower.md": "flwr",
-    "commands.md": "tensorboard",
-    "data.md": "pandas",
-}  # beyond the core
-
-
-@dataclass(frozen=True)
-class Block:
-    line: int
-    kind: str
-    text: str
-
-    @property
-    def file(self) -> str | None:
-        """The name in the first line, if it is a comment with one."""
-        found = re.match(r"# ([\w.-]+\.\w+)\n", self.text)
-        return found[1] if found else None
-
-
-def blocks(page: Path) -> Iterator[Block]:
-    text = page.read_text()
-    for found in FENCE.finditer(text):
-        kind = found[2].split()[0] if found[2].strip() else ""
-        yield Block(text[: found.start()].count("\n") + 1, kind, found[3])
 
 
 def test_the_fences_are_found(tmp_path: Path) -> None:
@@ -80,39 +34,8 @@ def test_every_block_says_whether_it_runs(page: Path) -> None:
     assert {b.kind for b in blocks(page)} <= RUN | NOT_RUN
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if RUN & {b.kind for b in blocks(p)}], ids=lambda p: p.name)
-def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    if page.name in NEEDS:
-        pytest.importorskip(NEEDS[page.name])
-    monkeypatch.setenv("FLRCE_DATA", str(tmp_path / "prepared"))
-    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before, names = set(sys.modules), {"__name__": "documentation"}
-    for role, pieces in PIECES.items():  # a page may name pieces of its own
-        monkeypatch.setitem(PIECES, role, dict(pieces))
-    try:
-        for block in blocks(page):
-            if block.file and block.kind in RUN:
-                Path(block.file).write_text(block.text)
-                monkeypatch.delitem(sys.modules, Path(block.file).stem, raising=False)  # a namesake of another test
-            if block.kind == "python":
-                text = block.text
-                if page.name == "gallery.md":  # its script runs it in full
-                    text = re.sub(r'("rounds": |rounds=)\d+', rf"\g<1>{MOST}", text)
-                exec(compile("\n" * block.line + text, str(page), "exec"), names)
-            elif block.kind == "toml":
-                check(block, tmp_path / (block.file or "unnamed.toml"))
-            elif block.kind == "console":
-                for number, line in enumerate(block.text.splitlines(), block.line + 1):
-                    capsys.readouterr()
-                    assert command(line) == 0, f"{page.name}:{number} {line}: {capsys.readouterr().err}"
-                    if "--json" in line:
-                        json.loads(capsys.readouterr().out)
-    finally:
-        for name in set(sys.modules) - before:  # the page's own modules; another page may have its namesakes
-            if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-                del sys.modules[name]
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    run(ROOT / "README.md", tmp_path, monkeypatch, capsys)
 
 
 def test_the_example_selector_meets_clients_that_join() -> None:
@@ -149,31 +72,6 @@ def test_the_reference_names_what_there_is() -> None:
     """Said here in a second; `make docs` would say it too."""
     for name in re.findall(r"^::: (\S+)", (DOCS / "reference.md").read_text(), re.MULTILINE):
         pydoc.resolve(name)
-
-
-def check(block: Block, path: Path) -> None:
-    """An experiment, an arena's plan, or a device profile."""
-    tables = tomllib.loads(block.text)
-    if "methods" in tables:
-        Plan.of(tables)
-    elif set(tables) & set(Experiment.model_fields):
-        Experiment.of(tables)
-    else:
-        path.write_text(block.text)
-        profile(str(path))
-
-
-def command(line: str) -> int:
-    """One line of a console block, in this process; runs are cut short."""
-    prompt, *words = shlex.split(line, comments=True)
-    while "=" in words[0]:
-        assert words.pop(0) == "PYTHONPATH=.", "the folder is on the path; other variables are not set here"
-    assert prompt == "$"
-    assert words[0] == "flrce", f"only flrce is run here, mark the block text: {line}"
-    if words[1] in ("run", "compare"):
-        asked = [int(word.removeprefix("rounds=")) for word in words if word.startswith("rounds=")]
-        words += ["--set", f"rounds={min([MOST, *asked])}", "--set", "train.epochs=1"]
-    return cli.main(words[1:])
 
 
 def written() -> list[tuple[str, str]]:
@@ -248,29 +146,6 @@ def test_every_recipe_has_a_section() -> None:
     heads = re.findall(r"^## .+\((.+)\)$", (DOCS / "methods.md").read_text(), re.MULTILINE)
     named = {name for head in heads for name in re.findall(r"`([\w-]+)`", head)}
     assert named == set(CATALOGUE)
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "scripts" / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbformat = pytest.importorskip("nbformat")
-    pytest.importorskip("matplotlib")
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.chdir(tmp_path)
-    kept = nbformat.read(DOCS / "quickstart.ipynb", as_version=4)
-    nbformat.validate(kept)
-    done = script("notebook").run(nbformat.from_dict(kept))
-    code = [cell for cell in done.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
-    assert any("image/png" in output.get("data", {}) for cell in code for output in cell.outputs)
-    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 def test_the_huggingface_example() -> None:

@@ -59,8 +59,21 @@ def test_the_parts_are_targets_and_their_tests_exist():
     text = (ROOT / "Makefile").read_text()
     assert set(variable("PARTS")) <= set(re.findall(r"^(\w+):", text, re.MULTILINE))
     assert [name for name in variable("NUMBERS") if not (ROOT / "tests" / f"test_{name}.py").exists()] == []
-    assert [name for name in variable("CRASHES") + variable("STUDIES") if not (ROOT / name).exists()] == []
+    apart = [*variable("CRASHES"), *variable("STUDIES"), *variable("WALKS")]
+    assert [name for name in apart if not (ROOT / name).exists()] == []
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_what_check_leaves_out_is_run_by_test():
+    """A file that `make unit` ignores has a part of its own; those that take longest are begun first."""
+    text = (ROOT / "Makefile").read_text()
+    for name in ("STUDIES", "WALKS"):
+        assert f"$({name}:%=--ignore %)" in text
+        assert name.lower() in variable("PARTS")
+        assert f"$(TEST) $({name}) -n 2" in text
+    longest = re.findall(r'"(test_\w+)"', (ROOT / "tests" / "conftest.py").read_text())
+    assert len(longest) > 20
+    assert [name for name in longest if not (ROOT / "tests" / f"{name}.py").exists()] == []
 
 
 def test_what_is_imported_is_declared():
