@@ -1,4 +1,6 @@
-"""Fused kernels against torch at the paper's settings: python benchmarks/native.py [--repeats 7] [--case cnn-cifar]
+"""Fused kernels against torch, at the paper's settings and on three other chains.
+
+    python benchmarks/native.py [--repeats 7] [--case cnn-cifar]
 
 A round is 10 clients x 5 epochs of SGD and an evaluation of all validation samples, on random data of the right
 shape. torch runs in its faster memory format for each net (channels last or not, measured first); "2 processes" are
@@ -27,10 +29,36 @@ from torch.nn import functional as F
 from flrce.local.native import kernel, why_none
 from flrce.models.chain import chain
 from flrce.models.flat import pack, unpack
+from flrce.models.kinds import FUSED
 from flrce.models.nets import CNNS, build
+from flrce.models.sequences import Series
 
 RESULTS = Path(__file__).resolve().parent / "results"
 EPOCHS, CLIENTS, LR, SCALE, SHIFT = 5, 10, 0.05, 1 / 128, -1.0
+
+
+def lenet() -> nn.Module:
+    """LeCun et al. 1998, as usually written: averages and tanh."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+def groups() -> nn.Module:
+    """Three convolutions, each with GroupNorm and an average, then the mean."""
+    layers: list[nn.Module] = []
+    for before, width in ((3, 32), (32, 64), (64, 64)):
+        layers += [nn.Conv2d(before, width, 3, padding=1), nn.GroupNorm(8, width), nn.ReLU(), nn.AvgPool2d(2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+#: networks that are not the paper's: the shape of a sample, and how to make one
+OTHERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
+    "LeNet, averages": ((1, 28, 28), lenet),
+    "GroupNorm, averages": ((3, 32, 32), groups),
+    "series, 128 steps": ((3, 128), lambda: Series(3, 6)),
+}
 
 
 @dataclass(frozen=True)
@@ -45,9 +73,11 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return CNNS[self.name][0]
+        return OTHERS[self.name][0] if self.name in OTHERS else CNNS[self.name][0]
 
     def net(self) -> nn.Module:
+        if self.name in OTHERS:
+            return OTHERS[self.name][1]()
         return build(self.name, self.shape, self.classes, seed=1)
 
     def data(self, n: int) -> tuple[Tensor, Tensor]:
@@ -63,7 +93,7 @@ class Case:
     def work(self) -> tuple[float, float]:
         """GFLOP of a client's training and of the evaluation: a product costs as much again for each gradient."""
         each = [2 * np.prod(a.out) * a.inside[0] * np.prod(a["kernel"] if a.kind == "conv" else 1) for a in
-                chain(self.net(), self.shape).trained]  # fmt: skip
+                chain(self.net(), self.shape, FUSED).trained]  # fmt: skip
         return (3 * sum(each) - each[0]) * self.n * EPOCHS / 1e9, sum(each) * self.validation / 1e9
 
 
@@ -71,6 +101,9 @@ CASES = [
     Case("cnn-cifar", 10, 350, 128, 15_000),
     Case("cnn-emnist", 62, 224, 16, 9_600),
     Case("cnn-speech", 35, 224, 16, 9_600),
+    Case("LeNet, averages", 10, 224, 16, 9_600),
+    Case("GroupNorm, averages", 10, 96, 32, 2_000),
+    Case("series, 128 steps", 6, 224, 32, 4_000),
 ]  # fmt: skip
 
 

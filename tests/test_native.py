@@ -75,7 +75,7 @@ def batches(n: int, sizes: list[int], seed: int) -> tuple[np.ndarray, np.ndarray
 def by_torch(net, w, x, y, order, sizes, lr, mu=0.0, first=0, squared=True):
     """The same training by torch in float64, layer by layer of a Sequential."""
     net = unpack(copy.deepcopy(net), w).double().train()
-    trained = [i for i, m in enumerate(net) if isinstance(m, nn.Conv2d | nn.Linear)]
+    trained = [i for i, m in enumerate(net) if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)]
     for m in net[: trained[first] if first else 0]:
         m.requires_grad_(False).eval()
     parameters = [p for p in net.parameters() if p.requires_grad]
@@ -130,7 +130,8 @@ def networks(draw) -> tuple[nn.Sequential, tuple[int, ...]]:
         bias, width = draw(st.booleans()), draw(st.integers(1, 9))
         block: list[nn.Module] = [nn.Conv2d(x.shape[1], width, kernel_size, stride, padding, bias=bias)]
         block += draw(st.permutations(after(draw, width, nn.BatchNorm2d)))
-        pools = [nn.MaxPool2d(2), nn.MaxPool2d((2, 3)), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2, ceil_mode=True), None]
+        pools = [nn.MaxPool2d(2), nn.MaxPool2d((2, 3)), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2, ceil_mode=True), None,
+                 nn.AvgPool2d(2), nn.AvgPool2d((3, 2), 1)]  # fmt: skip
         pool = draw(st.sampled_from(pools))
         block.insert(draw(st.integers(0 if not layers and pool else 1, len(block))), pool or nn.Identity())
         x, layers = extend(x, layers, block)
@@ -144,7 +145,10 @@ def networks(draw) -> tuple[nn.Sequential, tuple[int, ...]]:
 
 
 def after(draw, width: int, norm: type[nn.Module]) -> list[nn.Module]:
-    some = [norm(width, affine=draw(st.booleans()), momentum=0.3)] if draw(st.booleans()) else []
+    groups = draw(st.sampled_from([n for n in range(1, width + 1) if width % n == 0]))
+    norms = [norm(width, affine=draw(st.booleans()), momentum=0.3), nn.GroupNorm(groups, width), None]
+    normal = draw(st.sampled_from(norms))
+    some = [normal] if normal else []
     return some + draw(st.sampled_from([[], [nn.ReLU()], [nn.Tanh()]]))
 
 
@@ -172,7 +176,7 @@ def test_random_networks_train_as_in_torch(made, seed, whole, size, mu, squared)
     x, y = data(shape, 5, 60, seed, whole)
     assert_trains_alike(k, net, w, x, y, [size], lr=1.0)
     assert_trains_alike(k, net, w, x, y, [size, 16, 37, 9], lr=0.05, tolerance=2e-3)
-    blocks = len([m for m in net if isinstance(m, nn.Conv2d | nn.Linear)])
+    blocks = len([m for m in net if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)])
     for first in range(blocks):
         assert_trains_alike(k, net, w, x, y, [size, 11], 0.05, 2e-3, mu=mu, first=first, squared=squared)
     assert_evaluates_alike(k, net, w, x, y)
@@ -185,6 +189,48 @@ def test_the_papers_networks_train_as_in_torch(name):
     k, (x, y) = compiled(net, shape), data(shape, classes, 40, seed=2)
     assert_trains_alike(k, net, pack(net), x, y, [33, 16], lr=0.05)
     assert_evaluates_alike(k, net, scramble(net, 3), x, y)
+
+
+#: networks in one dimension, with statistics of each sample, and averages
+OTHERS = {
+    "series": (nn.Sequential(
+        nn.Conv1d(3, 8, 5, padding=2), nn.GroupNorm(4, 8), nn.ReLU(), nn.MaxPool1d(2, ceil_mode=True),
+        nn.Conv1d(8, 6, 4, stride=2), nn.BatchNorm1d(6), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten(),
+        nn.Linear(6, 5)), (3, 21)),
+    "groups": (nn.Sequential(
+        nn.GroupNorm(1, 2), nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.GroupNorm(3, 6, affine=False), nn.Tanh(),
+        nn.AvgPool2d(2), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.GroupNorm(2, 4), nn.MaxPool2d(3, 1),
+        nn.AdaptiveAvgPool2d((1, 2)), nn.Flatten(),
+        nn.Linear(8, 9), nn.LayerNorm(9), nn.ReLU(), nn.Linear(9, 5)), (2, 14, 12)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_dimension_groups_and_averages_train_as_in_torch(name, first):
+    net, shape = OTHERS[name]
+    k, w, (x, y) = compiled(net, shape), scramble(net, 3), data(shape, 5, 60, seed=2)
+    assert_trains_alike(k, net, w, x, y, [33], lr=1.0, first=first)
+    assert_trains_alike(k, net, w, x, y, [17, 16, 37, 9], lr=0.05, tolerance=2e-3, mu=0.3, first=first)
+    assert_evaluates_alike(k, net, w, x, y)
+
+
+class Pooled(nn.Module):
+    """Means taken by a method and by a function."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__()
+        self.keep, self.conv, self.last = keep, nn.Conv2d(2, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv(x))
+        return self.last(F.adaptive_avg_pool2d(x, 1).flatten(1) if self.keep else x.mean((-2, -1)))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_means_by_functions_are_averages(keep):
+    net, (x, y) = Pooled(keep), data((2, 6, 7), 3, 20, 1)
+    assert_evaluates_alike(compiled(net, (2, 6, 7)), net, pack(net), x, y)
 
 
 MIXED = nn.Sequential(
@@ -294,7 +340,9 @@ def test_what_is_not_supported_says_why():
     for layers, said in [
         ([nn.Conv2d(2, 4, 3, groups=2)], "groups 2"), ([nn.Conv2d(2, 4, 2, dilation=2)], "dilation"),
         ([nn.Dropout(0.5)], "Dropout"), ([nn.BatchNorm2d(2, momentum=None)], "momentum"),
-        ([nn.BatchNorm2d(2, track_running_stats=False)], "running statistics"), ([nn.AvgPool2d(2)], "AvgPool2d"),
+        ([nn.BatchNorm2d(2, track_running_stats=False)], "running statistics"),
+        ([nn.AvgPool2d(2, padding=1)], "AvgPool2d"),
+        ([nn.AdaptiveAvgPool2d(3)], "differ in size"), ([nn.LayerNorm(8)], "LayerNorm"), ([nn.GELU()], "GELU"),
         ([nn.Linear(8, 8)], "flatten first"), ([nn.MaxPool2d(2, dilation=2)], "dilation"),
     ]:  # fmt: skip
         net = nn.Sequential(*layers, *last)

@@ -16,17 +16,8 @@ from torch.nn import functional as F
 
 from flrce.errors import BadInput
 from flrce.models.abilities import Chained
+from flrce.models.kinds import CALLS, KINDS, Kinds, Mean, known, options
 
-KINDS: dict[type[nn.Module], str] = {
-    nn.Conv2d: "conv", nn.Linear: "linear", nn.BatchNorm2d: "batchnorm", nn.BatchNorm1d: "batchnorm",
-    nn.ReLU: "relu", nn.Tanh: "tanh", nn.MaxPool2d: "maxpool", nn.Flatten: "flatten", nn.Dropout: "dropout",
-    nn.Identity: "identity",
-}  # fmt: skip
-#: functions and methods that stand for a layer without parameters
-CALLS: dict[Any, str] = {
-    F.relu: "relu", torch.relu: "relu", "relu": "relu", torch.tanh: "tanh", F.tanh: "tanh", "tanh": "tanh",
-    F.max_pool2d: "maxpool", torch.max_pool2d: "maxpool", torch.flatten: "flatten", "flatten": "flatten",
-}  # fmt: skip
 #: torch.fx patches nn.Module while it traces, so one thread at a time, and none may run a module meanwhile
 TRACING = Lock()
 
@@ -62,12 +53,12 @@ class Chain:
         return any(layer.kind == "batchnorm" for layer in self.layers)
 
 
-def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
-    """The module's layers for one sample of this shape; BadInput if it is no plain chain of known layers."""
+def chain(module: nn.Module, shape: tuple[int, ...], kinds: Kinds = KINDS) -> Chain:
+    """The module's layers for one sample of this shape; BadInput if it is no plain chain of layers of these kinds."""
     if isinstance(module, Chained) and not module.chained:
         raise BadInput(f"{type(module).__name__} branches; a chain feeds each layer from the last")
     try:
-        graph = _graph(module)
+        graph = _graph(module, kinds)
     except Exception as why:  # torch.fx raises many kinds for what it cannot trace
         raise BadInput(
             f"{type(module).__name__} cannot be traced by torch.fx ({_line(why)}); use a plain chain"
@@ -84,7 +75,8 @@ def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
             elif node.op == "output":
                 break
             else:
-                kind, name, options, call = _read(node, modules, type(module).__name__)
+                kind, name, call = _read(node, modules, type(module).__name__, kinds)
+                inside = tuple(x.shape[1:])
                 inputs = node.all_input_nodes
                 if inputs != [previous]:
                     raise BadInput(
@@ -93,9 +85,8 @@ def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
                 with torch.no_grad():
                     y = call(x)
                 if kind not in ("identity",):
-                    layers.append(
-                        Layer(kind, name, tuple(x.shape[1:]), tuple(y.shape[1:]), tuple(sorted(options.items())))
-                    )
+                    how = options(kind, call, inside)
+                    layers.append(Layer(kind, name, inside, tuple(y.shape[1:]), tuple(sorted(how.items()))))
                 x = y
             previous = node
     finally:
@@ -106,11 +97,11 @@ def chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
     return Chain(tuple(layers))
 
 
-def _graph(module: nn.Module) -> fx.Graph:
+def _graph(module: nn.Module, kinds: Kinds) -> fx.Graph:
     """What feeds what. A plain sequence is told, not traced: see TRACING."""
     leaves = list(_leaves(module, ""))
-    known = bool(leaves) and all(type(layer) in KINDS for _, layer in leaves)
-    if not known or len({id(layer) for _, layer in leaves}) < len(leaves):
+    plain = bool(leaves) and all(type(layer) in kinds for _, layer in leaves)
+    if not plain or len({id(layer) for _, layer in leaves}) < len(leaves):
         with TRACING:
             return fx.symbolic_trace(copy.deepcopy(module)).graph  # what forward sets on itself would stay behind
     graph = fx.Graph()
@@ -135,69 +126,36 @@ def _line(why: Exception) -> str:
     return str(why).splitlines()[0] if str(why) else type(why).__name__
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
-def _read(node: fx.Node, modules: dict[str, nn.Module], owner: str) -> tuple[str, str, dict[str, Any], Any]:
-    """(kind, module path, options, the layer as a function) of one graph node."""
+def _read(node: fx.Node, modules: dict[str, nn.Module], owner: str, kinds: Kinds) -> tuple[str, str, Any]:
+    """(kind, module path, the layer as a function) of one graph node."""
     if node.op == "call_module":
         layer = modules[str(node.target)]
-        kind = KINDS.get(type(layer))
+        kind = kinds.get(type(layer))
         if kind is None:
-            raise BadInput(f"{owner} has a {type(layer).__name__} at {node.target!r}; known layers: {_known()}")
-        options = _options(kind, layer)
+            raise BadInput(f"{owner} has a {type(layer).__name__} at {node.target!r}; known layers: {known(kinds)}")
         if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
             raise BadInput(f"{owner} flattens dimensions {layer.start_dim} to {layer.end_dim}; only 1 to -1 is a chain")
-        return kind, str(node.target), options, layer
+        return kind, str(node.target), layer
     kind = CALLS.get(node.target)
-    if kind is None:
-        if node.op == "call_method" and node.target in ("view", "reshape"):
-            return "flatten", "", {}, lambda x: x.flatten(1)
-        raise BadInput(f"{owner} calls {getattr(node.target, '__name__', node.target)!r}; known layers: {_known()}")
-    rest = {k: v for k, v in node.kwargs.items() if k != "inplace"}
-    args = tuple(a for a in node.args[1:])
+    if node.op == "call_method" and node.target in ("view", "reshape"):
+        kind = "flatten"
+    if kind is None or kind not in kinds.values():
+        called = getattr(node.target, "__name__", node.target)
+        raise BadInput(f"{owner} calls {called!r}; known layers: {known(kinds)}")
+    return kind, "", _called(kind, node)
+
+
+def _called(kind: str, node: fx.Node) -> Any:
+    """The layer that a function or method without weights stands for."""
+    rest = {key: value for key, value in node.kwargs.items() if key != "inplace"}
+    args = node.args[1:]
     if kind == "maxpool":
-        names = ("kernel", "stride", "padding", "dilation", "ceil")
-        values: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil": False}
-        values |= dict(zip(names, args, strict=False))
-        values |= {("kernel" if k == "kernel_size" else "ceil" if k == "ceil_mode" else k): v for k, v in rest.items()}
-        pool = nn.MaxPool2d(values["kernel"], values["stride"] or None, values["padding"], values["dilation"],
-                            ceil_mode=bool(values["ceil"]))  # fmt: skip
-        return kind, "", _options(kind, pool), pool
-    if kind == "flatten":
-        return kind, "", {}, lambda x: x.flatten(1)
-    return kind, "", {}, torch.relu if kind == "relu" else torch.tanh
-
-
-def _options(kind: str, layer: Any) -> dict[str, Any]:
-    if kind == "conv":
-        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            raise BadInput(
-                f"Conv2d with padding={layer.padding!r}, mode {layer.padding_mode!r}; use integers and zeros"
-            )
-        return {
-            "bias": layer.bias is not None, "kernel": _pair(layer.kernel_size), "stride": _pair(layer.stride),
-            "padding": _pair(layer.padding), "dilation": _pair(layer.dilation), "groups": layer.groups,
-        }  # fmt: skip
-    if kind == "linear":
-        return {"bias": layer.bias is not None}
-    if kind == "batchnorm":
-        return {
-            "eps": layer.eps,
-            "momentum": layer.momentum,
-            "affine": layer.affine,
-            "running": layer.track_running_stats,
-        }
-    if kind == "maxpool":
-        return {
-            "kernel": _pair(layer.kernel_size), "stride": _pair(layer.stride), "padding": _pair(layer.padding),
-            "dilation": _pair(layer.dilation), "ceil": layer.ceil_mode,
-        }  # fmt: skip
-    if kind == "dropout":
-        return {"p": layer.p}
-    return {}
-
-
-def _known() -> str:
-    return ", ".join(sorted(kind.__name__ for kind in KINDS))
+        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        values: dict[str, Any] = {**dict(zip(names, args, strict=False)), **rest}
+        return nn.MaxPool2d(**{key: value for key, value in values.items() if key in names and value is not None})
+    if kind == "avgpool":
+        first: Any = args[0] if args else next(iter(rest.values()))
+        if node.target in ("mean", torch.mean):
+            return Mean(first, bool(rest.get("keepdim", args[1] if len(args) > 1 else False)))
+        return nn.AdaptiveAvgPool1d(first) if node.target is F.adaptive_avg_pool1d else nn.AdaptiveAvgPool2d(first)
+    return {"flatten": nn.Flatten, "relu": nn.ReLU, "tanh": nn.Tanh}[kind]()

@@ -7,7 +7,8 @@ from flrce.local.native.setting import Setting
 
 def text(it: Setting) -> str:
     """backward_s(n, b, step, deeper): the input's gradient only if deeper."""
-    body = _pool(it) if it.stage.op == "pool" else _stage(it)
+    alone = {"pool": _pool, "average": _average, "group": _group}
+    body = alone[it.stage.op](it) if it.stage.op in alone else _stage(it)
     return f"""
 static void backward_{it.s}(struct net *n, const struct batch *b, const struct step *step, int deeper) {{
     {body}
@@ -25,6 +26,23 @@ def _pool(it: Setting) -> str:
     return _tiles(f"pool_back({it.x}, {it.d}, {it.below}, {', '.join(map(str, sizes))});") if it.deeper else ""
 
 
+def _average(it: Setting) -> str:
+    stage = it.stage
+    sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.out[1:])
+    return _tiles(f"average_back({it.d}, {it.below}, {', '.join(map(str, sizes))});") if it.deeper else ""
+
+
+def _group(it: Setting) -> str:
+    stage, group, below = it.stage, it.group, f"deeper ? {it.below} : 0" if it.deeper else "0"
+    sizes = ", ".join(map(str, (group.groups, *stage.inside)))
+    tensors = f"{it.at(group.gamma)}, {it.at(group.beta)}"
+    steps = _descents(it, [(group.beta, "level", "first"), (group.gamma, "slope", "second")])
+    return "\n    ".join([
+        f"struct channel *c = n->c{it.s};", "memset(c->first, 0, sizeof c->first + sizeof c->second);",
+        _tiles(f"group_back(c, {it.x}, {it.d}, {below}, {it.moments}, {tensors}, {stage.act}, {sizes});"), *steps,
+    ])  # fmt: skip
+
+
 def _stage(it: Setting) -> str:
     stage, (C, H, W) = it.stage, it.stage.middle
     parts = [f"struct channel *c = n->c{it.s};", "memset(c->first, 0, sizeof c->first + sizeof c->second);"]
@@ -40,10 +58,16 @@ def _stage(it: Setting) -> str:
 
 def _channel_steps(it: Setting) -> list[str]:
     """SGD on gamma, beta or the bias. A bias in front of BatchNorm has no gradient: the mean takes it away."""
-    stage, C = it.stage, it.stage.middle[0]
+    stage = it.stage
     pairs = [(stage.bias, "level", "first")]
     if stage.norm:
         pairs = [(stage.norm.beta, "level", "first"), (stage.norm.gamma, "slope", "second")]
+    return _descents(it, pairs)
+
+
+def _descents(it: Setting, pairs: list[tuple[str, str, str]]) -> list[str]:
+    """SGD on a number per channel: the tensor, its gradient as floats, and as the sums it comes from."""
+    C = it.stage.middle[0]
     return [
         f"for (int i = 0; i < {C}; i++) c->{to}[i] = c->{source}[i];\n    "
         f"descend({it.at(name)}, {it.at(name, 'n->origin')}, c->{to}, {C}, step->lr, {it.pull(name)});"

@@ -22,7 +22,7 @@ def source(plan: Plan, machine: Machine) -> str:
     ]
     widest = max(stage.middle[0] for stage in plan.stages)
     parts = [f"#define LANES {machine.lanes}", f"#define CHANNELS {widest}", _interleaved(machine.lanes)]
-    parts += [(HERE / name).read_text() for name in ("prelude.h", "normal.h")]
+    parts += [(HERE / name).read_text() for name in ("prelude.h", "normal.h", "alone.h")]
     parts += [_workspace(settings, frames[-1].size, floats), _places(settings[0])]
     parts += [part for it in settings for part in (*_products(it), forward.text(it), backward.text(it))]
     parts += [_slots(where), _step(settings, plan), (HERE / "driver.h").read_text()]
@@ -55,8 +55,10 @@ def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
         s, stage = it.s, it.stage
         tiles = "1" if s == 0 and stage.op == "conv" else "tiles"
         parts += [("vec", f"in{s}", f"{entry(stage).size} * {tiles}"), ("vec", f"d{s}", f"{it.out} * tiles")]
-        if stage.op != "pool":
+        if stage.op not in ("pool", "average"):
             parts += [("struct channel", f"c{s}", "1")]
+        if stage.op == "group":
+            parts += [("vec", f"m{s}", f"{2 * it.group.groups} * tiles")]
         if stage.op in ("conv", "linear"):
             parts += [("vec", f"y{s}", f"{it.middle} * tiles")]
         if it.pooled:

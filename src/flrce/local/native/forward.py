@@ -10,8 +10,10 @@ CLEAR = """memset(c->first, 0, sizeof c->first + sizeof c->second);
 
 def text(it: Setting) -> str:
     """forward_s(n, b, train): with batch statistics if train, else with running ones."""
-    body = _pool(it) if it.stage.op == "pool" else _stage(it)
-    return f"""{"" if it.stage.op == "pool" else _shape(it)}
+    alone = {"pool": _pool, "average": _average, "group": _group}
+    op = it.stage.op
+    body = alone[op](it) if op in alone else _stage(it)
+    return f"""{"" if op in alone else _shape(it)}
 static void forward_{it.s}(struct net *n, const struct batch *b, int train) {{
     {body}
 }}
@@ -24,6 +26,26 @@ def _pool(it: Setting) -> str:
     return f"""for (long t = 0; t < b->tiles; t++) {{
         {it.load}
         pool_forward({it.x}, {it.next}, {", ".join(map(str, sizes))});
+    }}"""
+
+
+def _average(it: Setting) -> str:
+    stage = it.stage
+    sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.out[1:], *it.extent)
+    return f"""for (long t = 0; t < b->tiles; t++) {{
+        {it.load}
+        average_forward({it.x}, {it.next}, {", ".join(map(str, sizes))});
+    }}"""
+
+
+def _group(it: Setting) -> str:
+    """Each sample by its own statistics, so training and evaluation do the same."""
+    stage, group = it.stage, it.group
+    how = f"{it.at(group.gamma)}, {it.at(group.beta)}, {group.eps}f, {stage.act}"
+    sizes = ", ".join(map(str, (group.groups, *stage.inside, *it.extent)))
+    return f"""for (long t = 0; t < b->tiles; t++) {{
+        {it.load}
+        group_forward({it.x}, {it.next}, {it.moments}, {how}, {sizes});
     }}"""
 
 

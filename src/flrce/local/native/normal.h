@@ -170,39 +170,6 @@ INLINE void shape_back(const struct channel *c, ivec mask, const vec *y, const v
     }
 }
 
-/* Pooling with overlap or padding: clipped windows. */
-INLINE void pool_forward(const vec *in, vec *out, int C, int H, int W, int kh, int kw, int sh, int sw, int ph, int pw, int PH, int PW,
-                         int plane, int pitch) {
-    for (int i = 0; i < C; i++, in += H * W, out += plane)
-        for (int h = 0; h < PH; h++)
-            for (int w = 0; w < PW; w++) {
-                vec v = fill(-INFINITY);
-                for (int p = h * sh - ph; p < h * sh - ph + kh; p++)
-                    for (int q = w * sw - pw; q < w * sw - pw + kw; q++)
-                        if (p >= 0 && p < H && q >= 0 && q < W) v = larger(in[p * W + q], v);
-                out[h * pitch + w] = v;
-            }
-}
-
-INLINE void pool_back(const vec *in, const vec *d, vec *dx, int C, int H, int W, int kh, int kw, int sh, int sw, int ph, int pw,
-                      int PH, int PW) {
-    memset(dx, 0, sizeof(vec) * C * H * W);
-    vec v;
-    for (int i = 0; i < C; i++, in += H * W, dx += H * W, d += PH * PW)
-        for (int h = 0; h < PH; h++)
-            for (int w = 0; w < PW; w++) {
-                pool_forward(in, &v, 1, H, W, kh, kw, 0, 0, ph - h * sh, pw - w * sw, 1, 1, 0, 0);
-                ivec open = (ivec){0} == 0;
-                for (int p = h * sh - ph; p < h * sh - ph + kh; p++)
-                    for (int q = w * sw - pw; q < w * sw - pw + kw; q++)
-                        if (p >= 0 && p < H && q >= 0 && q < W) {
-                            ivec hit = (in[p * W + q] == v) & open;
-                            open &= ~hit;
-                            dx[p * W + q] += keep(hit, d[h * PW + w]);
-                        }
-            }
-}
-
 /* Softmax cross-entropy of one tile's logits z (K): per-lane losses; with d, its mean's gradient. */
 INLINE void cross_entropy(const struct batch *b, long t, const vec *z, vec *d, float *loss, uint8_t *correct, int K) {
     vec top = z[0], sum = {0};

@@ -8,6 +8,7 @@ from torch import nn
 from flrce.errors import BadInput
 from flrce.models.chain import Chain, Layer, chain
 from flrce.models.flat import Layout, layout
+from flrce.models.kinds import FUSED
 
 Size = tuple[int, int]
 Shape = tuple[int, int, int]  # channels, height, width
@@ -26,8 +27,20 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Group:
+    """A GroupNorm likewise; gamma or beta is "" where it has none."""
+
+    groups: int
+    gamma: str
+    beta: str
+    eps: float
+
+
+@dataclass(frozen=True)
 class Stage:
-    """One fused step. `op` is conv, linear, none or pool (one that overlaps or is padded, alone in its stage)."""
+    """One fused step. `op` is conv, linear, none; alone in their stage: pool (one that overlaps or is padded), average,
+    and group, which takes an activation.
+    """
 
     op: str
     index: int  # into Chain.trained: the block it is frozen with
@@ -40,12 +53,14 @@ class Stage:
     weight: str = ""
     bias: str = ""
     norm: Norm | None = None
+    group: Group | None = None
     act: str = "PLAIN"
     pool: Size = (1, 1)
 
     @property
     def learns(self) -> bool:
-        return bool(self.weight or (self.norm and self.norm.gamma))
+        normal = (self.norm and self.norm.gamma) or (self.group and (self.group.gamma or self.group.beta))
+        return bool(self.weight or normal)
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ class Unsupported(Exception):
 def plan(net: nn.Module, shape: tuple[int, ...]) -> Plan:
     """The stages of this net for samples of this shape; Unsupported with the reason if it is beyond the kernels."""
     try:
-        found = chain(net, shape)
+        found = chain(net, shape, FUSED)
     except (BadInput, RuntimeError) as why:  # no chain, or one that does not take this shape
         raise Unsupported(str(why).splitlines()[0]) from why
     where = layout(net)
@@ -82,6 +97,8 @@ def plan(net: nn.Module, shape: tuple[int, ...]) -> Plan:
 def _volume(shape: tuple[int, ...]) -> Shape:
     if len(shape) == 3:
         return (shape[0], shape[1], shape[2])
+    if len(shape) == 2:
+        return (shape[0], 1, shape[1])
     size = 1
     for n in shape:
         size *= n
@@ -103,6 +120,13 @@ def _stages(found: Chain, where: Layout, now: Shape) -> tuple[Stage, ...]:
             index += 1
             stages.append(_product(layer, index, now, names))
             open_ = after
+        elif layer.kind == "groupnorm":
+            stages.append(Stage("group", max(index, 0), now, now, now, group=_group(layer, names)))
+            open_ = frozenset({"relu", "tanh"})
+        elif layer.kind == "avgpool":
+            out, how = _volume(layer.out), {"kernel": layer["kernel"], "stride": layer["stride"]}
+            stages.append(Stage("average", max(index, 0), now, now, out, **how))
+            open_ = frozenset()
         else:
             tiled = layer.kind != "maxpool" or _tiled(layer)
             if layer.kind not in open_ or not tiled:
@@ -120,7 +144,7 @@ def _take(stage: Stage, layer: Layer, open_: frozenset[str], names: set[str]) ->
     if layer.kind in ("relu", "tanh"):
         return replace(stage, act=layer.kind.upper()), open_ - {"batchnorm", "relu", "tanh"}
     if layer["dilation"] != (1, 1):
-        raise Unsupported(f"MaxPool2d with dilation {layer['dilation']}")
+        raise Unsupported(f"max-pooling with dilation {layer['dilation']}")
     out = _volume(layer.out)
     if stage.op == "pool":
         return replace(stage, out=out, kernel=layer["kernel"], stride=layer["stride"], padding=layer["padding"]), open_
@@ -129,11 +153,11 @@ def _take(stage: Stage, layer: Layer, open_: frozenset[str], names: set[str]) ->
 
 def _tiled(layer: Layer) -> bool:
     """Whether pooling windows tile the plane without overlap, padding or a partial last window."""
-    kernel, out = layer["kernel"], layer.out[1:]
+    kernel, before, after = layer["kernel"], _volume(layer.inside)[1:], _volume(layer.out)[1:]
     return bool(
         kernel == layer["stride"]
         and layer["padding"] == (0, 0)
-        and all(n // k == o for n, k, o in zip(layer.inside[1:], kernel, out, strict=True))
+        and all(n // k == o for n, k, o in zip(before, kernel, after, strict=True))
     )
 
 
@@ -148,15 +172,15 @@ def _product(layer: Layer, index: int, inside: Shape, names: set[str]) -> Stage:
             raise Unsupported(f"Linear at {layer.name!r} on samples of shape {layer.inside}; flatten first")
         return Stage("linear", index, inside, out, out, weight=weight, bias=bias)
     if options["groups"] != 1 or options["dilation"] != (1, 1):
-        raise Unsupported(f"Conv2d at {layer.name!r} with groups {options['groups']}, dilation {options['dilation']}")
+        raise Unsupported(
+            f"convolution at {layer.name!r} with groups {options['groups']}, dilation {options['dilation']}"
+        )
     return Stage(
         "conv", index, inside, out, out, options["kernel"], options["stride"], options["padding"], weight, bias
     )
 
 
 def _norm(layer: Layer, names: set[str]) -> Norm:
-    if len(layer.inside) == 2:
-        raise Unsupported(f"BatchNorm1d at {layer.name!r} on samples of shape {layer.inside}")
     if not layer["running"] or layer["momentum"] is None:
         raise Unsupported(f"BatchNorm at {layer.name!r} without running statistics or momentum")
     gamma, beta, mean, var = (f"{layer.name}.{x}" for x in ("weight", "bias", "running_mean", "running_var"))
@@ -164,3 +188,11 @@ def _norm(layer: Layer, names: set[str]) -> Norm:
     if not {gamma, beta, mean, var} <= names | {""}:
         raise Unsupported(f"{layer.name!r} shares its tensors with another layer")
     return Norm(gamma, beta, mean, var, layer["eps"], layer["momentum"])
+
+
+def _group(layer: Layer, names: set[str]) -> Group:
+    gamma = f"{layer.name}.weight" if layer["weight"] else ""
+    beta = f"{layer.name}.bias" if layer["bias"] else ""
+    if not {gamma, beta} <= names | {""}:
+        raise Unsupported(f"{layer.name!r} shares its tensors with another layer")
+    return Group(layer["groups"], gamma, beta, layer["eps"])

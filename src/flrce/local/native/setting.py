@@ -6,7 +6,7 @@ from math import prod
 from flrce.local.native import convolution
 from flrce.local.native.blocks import Machine
 from flrce.local.native.frames import Frame, Place, entry
-from flrce.local.native.plan import Stage
+from flrce.local.native.plan import Group, Stage
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,16 @@ class Setting:
     @property
     def norm(self) -> int:
         return int(self.stage.norm is not None)
+
+    @property
+    def group(self) -> Group:
+        assert self.stage.group is not None
+        return self.stage.group
+
+    @property
+    def moments(self) -> str:
+        """Tile t's mean and inverse deviation of each group."""
+        return f"(n->m{self.s} + t * {2 * self.group.groups})"
 
     @property
     def pooled(self) -> bool:

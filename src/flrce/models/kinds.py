@@ -1,0 +1,117 @@
+"""Which layers a chain may have: their kinds, what functions stand for them, and their options as plain values.
+
+Layers in one dimension are those in two on planes of one row.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from flrce.errors import BadInput
+
+Kinds = dict[type[nn.Module], str]
+
+#: what sub-models, freezing and every engine know
+KINDS: Kinds = {
+    nn.Conv2d: "conv", nn.Linear: "linear", nn.BatchNorm2d: "batchnorm", nn.BatchNorm1d: "batchnorm",
+    nn.ReLU: "relu", nn.Tanh: "tanh", nn.MaxPool2d: "maxpool", nn.Flatten: "flatten", nn.Dropout: "dropout",
+    nn.Identity: "identity",
+}  # fmt: skip
+#: what the fused CPU kernels know beside these
+FUSED: Kinds = {
+    **KINDS, nn.Conv1d: "conv", nn.MaxPool1d: "maxpool", nn.GroupNorm: "groupnorm", nn.LayerNorm: "groupnorm",
+    nn.AvgPool1d: "avgpool", nn.AvgPool2d: "avgpool", nn.AdaptiveAvgPool1d: "avgpool", nn.AdaptiveAvgPool2d: "avgpool",
+}  # fmt: skip
+#: functions and methods that stand for a layer without parameters
+CALLS: dict[Any, str] = {
+    F.relu: "relu", torch.relu: "relu", "relu": "relu", torch.tanh: "tanh", F.tanh: "tanh", "tanh": "tanh",
+    F.max_pool2d: "maxpool", torch.max_pool2d: "maxpool", torch.flatten: "flatten", "flatten": "flatten",
+    F.adaptive_avg_pool1d: "avgpool", F.adaptive_avg_pool2d: "avgpool", torch.mean: "avgpool", "mean": "avgpool",
+}  # fmt: skip
+ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+
+
+class Mean(nn.Module):
+    """x.mean(dims), as a layer."""
+
+    def __init__(self, dims: int | Sequence[int], keepdim: bool = False) -> None:
+        super().__init__()
+        self.dims, self.keepdim = (dims,) if isinstance(dims, int) else tuple(dims), keepdim
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(self.dims, self.keepdim)
+
+
+def known(kinds: Kinds) -> str:
+    return ", ".join(sorted(kind.__name__ for kind in kinds))
+
+
+def options(kind: str, layer: Any, inside: tuple[int, ...]) -> dict[str, Any]:
+    """What a layer does with one sample of this shape, beside its weights."""
+    name = type(layer).__name__
+    if kind == "conv":
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            raise BadInput(
+                f"{name} with padding={layer.padding!r}, mode {layer.padding_mode!r}; use integers and zeros"
+            )
+        flat = isinstance(layer, nn.Conv1d)
+        return {
+            "bias": layer.bias is not None, "kernel": _pair(layer.kernel_size, 1, flat),
+            "stride": _pair(layer.stride, 1, flat), "padding": _pair(layer.padding, 0, flat),
+            "dilation": _pair(layer.dilation, 1, flat), "groups": layer.groups,
+        }  # fmt: skip
+    if kind == "linear":
+        return {"bias": layer.bias is not None}
+    if kind == "batchnorm":
+        return {
+            "eps": layer.eps, "momentum": layer.momentum, "affine": layer.affine, "running": layer.track_running_stats,
+        }  # fmt: skip
+    if kind == "maxpool":
+        flat = isinstance(layer, nn.MaxPool1d)
+        return {
+            "kernel": _pair(layer.kernel_size, 1, flat), "stride": _pair(layer.stride, 1, flat),
+            "padding": _pair(layer.padding, 0, flat), "dilation": _pair(layer.dilation, 1, flat),
+            "ceil": layer.ceil_mode,
+        }  # fmt: skip
+    if kind == "groupnorm":
+        if isinstance(layer, nn.LayerNorm) and len(inside) != 1:
+            raise BadInput(f"LayerNorm on samples of shape {inside}; flatten first")
+        groups = 1 if isinstance(layer, nn.LayerNorm) else layer.num_groups
+        return {"groups": groups, "eps": layer.eps, "weight": layer.weight is not None, "bias": layer.bias is not None}
+    if kind == "avgpool":
+        return _averaged(layer, inside)
+    if kind == "dropout":
+        return {"p": layer.p}
+    return {}
+
+
+def _averaged(layer: Any, inside: tuple[int, ...]) -> dict[str, Any]:
+    """Windows of an average: an adaptive one has as many as it is asked for, all of one size where they fit."""
+    plane = inside[1:]
+    if isinstance(layer, Mean):
+        if sorted(dim % (1 + len(inside)) for dim in layer.dims) != list(range(2, 1 + len(inside))):
+            raise BadInput(f"mean over dimensions {layer.dims} of samples of shape {inside}; only over whole planes")
+        return {"kernel": (1, *plane)[-2:], "stride": (1, *plane)[-2:]}
+    if isinstance(layer, ADAPTIVE):
+        out = layer.output_size
+        wanted = tuple(out) if isinstance(out, tuple) else (out,) * len(plane)
+        counts = [n if w is None else w for n, w in zip(plane, wanted, strict=True)]
+        if any(n % count for n, count in zip(plane, counts, strict=True)):
+            raise BadInput(f"{type(layer).__name__}({out}) on a plane of {plane}: its windows differ in size")
+        window = tuple(n // count for n, count in zip(plane, counts, strict=True))
+        return {"kernel": (1, *window)[-2:], "stride": (1, *window)[-2:]}
+    flat = isinstance(layer, nn.AvgPool1d)
+    padding, divisor = _pair(layer.padding, 0, flat), getattr(layer, "divisor_override", None)
+    if padding != (0, 0) or layer.ceil_mode or divisor is not None:
+        raise BadInput(f"{type(layer).__name__} with padding, ceil_mode or a divisor of its own")
+    return {"kernel": _pair(layer.kernel_size, 1, flat), "stride": _pair(layer.stride, 1, flat)}
+
+
+def _pair(value: Any, other: int, flat: bool) -> tuple[int, int]:
+    """(rows, columns); `other` stands for the rows of a layer in one dimension."""
+    if flat:
+        return (other, value if isinstance(value, int) else value[0])
+    return (value, value) if isinstance(value, int) else tuple(value)
