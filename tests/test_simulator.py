@@ -53,15 +53,15 @@ def test_one_two_and_four_workers_give_the_same_bits(tmp_path, kernel):
 
 
 def test_a_network_without_a_fused_kernel_trains_with_torch_and_one_line_says_why(caplog):
-    net = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+    net = nn.Sequential(nn.LPPool2d(2, 2), nn.Flatten(), nn.Linear(16, 3))
     shop = Runner(net, (1, 8, 8), torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), 1.0, 0.0)
     crew = hire(shop, "auto", 1)
     crew.close()
     assert crew.name == "torch"
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("no fused kernels, training with PyTorch: ")
-    assert "AvgPool2d" in line
-    with pytest.raises(BadInput, match="AvgPool2d"):
+    assert "LPPool2d" in line
+    with pytest.raises(BadInput, match="LPPool2d"):
         hire(shop, "native", 1)
 
 
