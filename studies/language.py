@@ -40,7 +40,7 @@ PLAN = json.loads((Path(__file__).parent / "plans" / "language.json").read_text(
 def experiment(method: str, guided: bool, lr: float, seed: int, args: Any, rounds: int | None = None) -> Any:
     """One cell of the plan."""
     how, task = PLAN["methods"][method], PLAN["task"]
-    recipe = {"name": method, **how.get("recipe", {}), **({"guided": True, "after": PLAN["after"]} if guided else {})}
+    recipe = {"name": method, **how.get("recipe", {}), **({"guided": True, "points": PLAN["points"]} if guided else {})}
     return flrce.Experiment(
         seed=seed, rounds=rounds or args.rounds or task["rounds"], clients=task["clients"], per_round=task["per_round"],
         recipe=recipe, data={"partition": "natural"},  # of the samples that are handed over

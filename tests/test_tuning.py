@@ -22,6 +22,7 @@ from flrce.local.probing import Differences
 from flrce.models.flat import Fixed
 from flrce.pieces import Malformed, View
 from flrce.runs import parts
+from flrce.stops.worth import Worth
 from flrce.types import Payload, Selection, Task, Updates
 from language import weights, write_folder
 
@@ -347,8 +348,9 @@ def test_the_example_goes_from_nothing_to_a_report(place, tmp_path, monkeypatch)
 
 def test_catalogue_has_them_with_and_without_guidance():
     for name in ("fedit", "ffa-lora", "flora", "fedkseed"):
-        plain, guided = recipes.CATALOGUE[name](P=5), recipes.CATALOGUE[name](P=5, guided=True, after=20)
+        plain, guided = recipes.CATALOGUE[name](P=5), recipes.CATALOGUE[name](P=5, guided=True, points=4.0)
         assert type(plain.stop).__name__ == "Never"
-        assert guided.stop.after == 20
+        assert guided.stop == Worth(points=4.0)
+        assert guided.holdouts
         assert type(guided.selector).__name__ == "InTurn"
     assert Fixed(torch.zeros(2)).requires_grad is False

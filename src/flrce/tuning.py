@@ -15,25 +15,25 @@ from flrce.local.probing import Probing
 from flrce.pieces import Recipe
 from flrce.selectors.turns import InTurn
 from flrce.servers.averages import OURS
-from flrce.stops.standstill import Standstill
+from flrce.stops.worth import Worth
 from flrce.submodels.units import PrefixUnits
 
 ADAPTED_A = "*.lora_A*"  # also as peft names it
 CAP = 5.0  # as in FLrce's own presets: times the median of a round's samples that one client is believed to have
 
 
-def fedit(guided: bool = False, after: int = 69, P: int = 10, **local: Any) -> Recipe:
+def fedit(guided: bool = False, points: float = 2.0, P: int = 10, **local: Any) -> Recipe:
     """FedIT (Zhang et al. 2024): FedAvg over both matrices of LoRA adapters."""
-    return replace(_led(fedavg(P, **local), guided, after), name="fedit")
+    return replace(_led(fedavg(P, **local), guided, points), name="fedit")
 
 
-def ffa_lora(guided: bool = False, after: int = 69, P: int = 10, **local: Any) -> Recipe:
+def ffa_lora(guided: bool = False, points: float = 2.0, P: int = 10, **local: Any) -> Recipe:
     """FFA-LoRA (Sun et al. 2024): A stays as it was drawn, B alone trains and travels, so that means are exact."""
-    return replace(_led(fedavg(P, **local), guided, after), fixed=(ADAPTED_A,), name="ffa-lora")
+    return replace(_led(fedavg(P, **local), guided, points), fixed=(ADAPTED_A,), name="ffa-lora")
 
 
 def flora(
-    rates: Sequence[float] = (1.0,), guided: bool = False, after: int = 69, P: int = 10, **local: Any
+    rates: Sequence[float] = (1.0,), guided: bool = False, points: float = 2.0, P: int = 10, **local: Any
 ) -> Recipe:  # fmt: skip
     """FLoRA (Wang et al. 2024) and FlexLoRA (Bai et al. 2024): products averaged, not factors.
 
@@ -41,28 +41,27 @@ def flora(
     """
     shares = tuple(map(float, rates))
     mean = Products(cap=CAP if guided else 0.0)
-    base = replace(_led(fedavg(P, **local), guided, after), aggregator=mean, name="flora")
+    base = replace(_led(fedavg(P, **local), guided, points), aggregator=mean, name="flora")
     return replace(base, submodel=PrefixUnits(rates=shares)) if min(shares, default=1.0) < 1 else base
 
 
 def fedkseed(
-    eps: float = 1e-3, directions: int = 1, guided: bool = False, after: int = 69, P: int = 10, **local: Any
+    eps: float = 1e-3, directions: int = 1, guided: bool = False, points: float = 2.0, P: int = 10, **local: Any
 ) -> Recipe:  # fmt: skip
     """FedKSeed (Qin et al. 2024): clients probe random directions and send how far to go along each, in 6 bytes.
 
     The model is a few numbers, one a direction: set model.options.seeds. No backward pass, so memory is inference's.
     """
-    base = _led(fedavg(P, **local), guided, after)
+    base = _led(fedavg(P, **local), guided, points)
     return replace(base, trainer=Probing(eps, directions), compressor=Nonzero(), name="fedkseed")
 
 
-def _led(base: Recipe, guided: bool, after: int) -> Recipe:
-    """The same under FLrce's lead, which never stops within `after` rounds."""
+def _led(base: Recipe, guided: bool, points: float) -> Recipe:
+    """The same under FLrce's lead: its selection, average and stop, at a price in points for twice the rounds."""
     if not guided:
         return base
-    return replace(
-        base, selector=InTurn(), aggregator=WeightedMean(cap=CAP), stop=Standstill(after=after), average=OURS
-    )  # fmt: skip
+    led = replace(base, selector=InTurn(), aggregator=WeightedMean(cap=CAP), average=OURS)
+    return replace(led, stop=Worth(points), holdouts=True)
 
 
 TUNING: dict[str, Callable[..., Recipe]] = {
