@@ -3,17 +3,25 @@
     PYTHONPATH=src python benchmarks/joules.py --out DIR [--seconds 120]
     PYTHONPATH=src python benchmarks/joules.py --read DIR          # tables of what was measured
 
-Three models of a training step's joules, each fitted by relative least squares and tried on what was not fitted: a
-network that none of the others is (leave one network out), and a batch size (leave one size out).
+Models of a training step's joules, each fitted by relative least squares and tried on what was not fitted: a network
+that none of the others is (leave one network out), and a batch size (leave one size out).
 
 - watts: constant power times measured time: what a data sheet and a stopwatch give;
 - linear: a + b FLOPs: flrce's profiles (a batch's fixed cost, a rate);
-- launches: a kernels + b FLOPs: the fixed cost by how much is launched, counted as tensors that are trained.
+- launches: a tensors + b FLOPs: the fixed cost by how much is launched, counted as tensors that are trained;
+- operations: a operations + b bytes, as the step's operations are dispatched: no time need be measured;
+- traffic: a seconds + b bytes: power that is drawn whatever happens, and what moving data costs on top.
+
+Which form is best was not decided beforehand, so that the best of them is flattered by having been looked for. `chosen`
+is what an honest search gives: all forms of one or two quantities (seconds, FLOPs, operations, bytes, tensors, 1), for
+each network that is left out the one that leaves the others best, one by one. `untimed` the same without seconds.
 """
 
 import argparse
 import ctypes
+import itertools
 import json
+import math
 import statistics
 import subprocess
 import time
@@ -21,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flrce.fleet.costs import training_flops
 from flrce.models.nets import build
@@ -32,7 +41,15 @@ NETWORKS = {
     "resnet-18": ((3, 32, 32), 10), "mlp": ((3, 32, 32), 10),
 }  # fmt: skip
 SIZES = (16, 64, 256, 1024)
-MODELS = ("watts", "linear", "launches")
+#: model -> the quantities that its joules are linear in
+MODELS = {
+    "watts": ("seconds",), "linear": ("one", "flops"), "launches": ("tensors", "flops"),
+    "operations": ("operations", "bytes"), "traffic": ("seconds", "bytes"),
+}  # fmt: skip
+QUANTITIES = ("seconds", "flops", "operations", "bytes", "tensors", "one")
+#: operations that only look at a tensor another way: nothing is launched for them
+VIEWS = ("view", "detach", "t.default", "expand", "alias", "as_strided", "unsqueeze", "transpose", "slice", "permute",
+         "select")  # fmt: skip
 
 
 class Counter:
@@ -76,6 +93,33 @@ def stepper(name, size, device):
     return step, flops, sum(p.requires_grad for p in net.parameters())
 
 
+class Dispatched(TorchDispatchMode):
+    """Counts operations, and the bytes of what they read and write."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = self.bytes = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        if not any(word in op.__name__ for word in VIEWS):
+            self.operations += 1
+            given = [*args, *(out if isinstance(out, tuple | list) else [out])]
+            self.bytes += sum(x.numel() * x.element_size() for x in given if isinstance(x, torch.Tensor))
+        return out
+
+
+def counted(row):
+    """The row with its step's operations and bytes; they are the same on every device."""
+    if "operations" in row:
+        return row
+    step, _, _ = stepper(row["net"], row["size"], "cpu")
+    step()  # what is made by the first step only
+    with Dispatched() as seen:
+        step()
+    return {**row, "operations": seen.operations, "bytes": seen.bytes}
+
+
 def measure(name, size, counter, lasts):
     """Seconds and joules of a step, over at least `lasts` seconds after a warm-up."""
     step, flops, tensors = stepper(name, size, counter.device)
@@ -100,55 +144,83 @@ def idle(counter, lasts):
     return (counter.read() - before) / (time.perf_counter() - began)
 
 
-def features(model, rows):
+def features(names, rows):
     """(n, p) what a model's joules are linear in; none of it is below 0."""
-    flops = [row["flops"] for row in rows]
-    if model == "watts":
-        return np.array([[row["seconds"]] for row in rows])
-    first = [1.0 if model == "linear" else row["tensors"] for row in rows]
-    return np.stack([first, np.array(flops) / 1e12], 1)
+    return np.array([[1.0 if name == "one" else row[name] for name in names] for row in rows], float)
 
 
-def fitted(model, rows):
+def fitted(names, rows):
     from scipy.optimize import nnls
 
-    y = np.array([row["joules"] for row in rows])
-    found, _ = nnls(features(model, rows) / y[:, None], np.ones(len(y)))
-    return found
+    y, X = np.array([row["joules"] for row in rows]), features(names, rows)
+    scale = X.max(0)
+    found, _ = nnls(X / scale / y[:, None], np.ones(len(y)))
+    return found / scale
 
 
-def errors(model, rows, key):
-    """Relative errors of every row as predicted by a fit without the rows that share its `key`."""
-    found = []
+def folds(rows, key):
+    """(rows that share a `key`, the others), for each value of it."""
     for value in dict.fromkeys(row[key] for row in rows):
-        out = [row for row in rows if row[key] == value]
-        weights = fitted(model, [row for row in rows if row[key] != value])
-        found += list(zip(out, features(model, out) @ weights, strict=True))
+        yield [row for row in rows if row[key] == value], [row for row in rows if row[key] != value]
+
+
+def errors(names, rows, key):
+    """Relative errors of every row as predicted by a fit without the rows that share its `key`."""
+    found = [(row, guess) for out, rest in folds(rows, key)
+             for row, guess in zip(out, features(names, out) @ fitted(names, rest), strict=True)]  # fmt: skip
     return [(row, float(guess / row["joules"] - 1)) for row, guess in found]
+
+
+def searched(rows, key, quantities):
+    """Errors where the form itself is chosen without what is left out, and how often each form was."""
+    forms = [form for count in (1, 2) for form in itertools.combinations(quantities, count)]
+    found, won = [], {}
+    for out, rest in folds(rows, key):
+        best = min(forms, key=lambda form: statistics.mean(missed(e) for _, e in errors(form, rest, key)))
+        won[best] = won.get(best, 0) + 1
+        guess = features(best, out) @ fitted(best, rest)
+        found += [(row, float(each / row["joules"] - 1)) for row, each in zip(out, guess, strict=True)]
+    return found, won
+
+
+def missed(error):
+    """A relative error as a distance: half is as far off as twice."""
+    return abs(math.log(max(1 + error, 1e-9)))
+
+
+def line(model, name, found):
+    off = sorted(abs(e) for _, e in found)
+    worst = max(found, key=lambda pair: abs(pair[1]))
+    return (
+        f"| {model} | {name} | {statistics.median(off):.0%} | {off[int(0.9 * (len(off) - 1))]:.0%} | "
+        f"{worst[1]:+.0%} ({worst[0]['net']}, {worst[0]['size']}) |"
+    )
 
 
 def page(results):
     """The results as a page."""
-    rows = results["rows"]
+    rows = [counted(row) for row in results["rows"]]
     lines = [
         "# Joules predicted and measured", "",
         f"{results['hardware']}; idle {results['idle_watts']:.0f} W. One training step, float32, "
         f"{results['lasts']} s each after a warm-up; {len(rows)} pairs of network and batch size.", "",
         "| model | left out | median error | 90 % of errors below | worst |", "|---|---|---|---|---|",
     ]  # fmt: skip
-    for model in MODELS:
-        for key, name in (("net", "a network"), ("size", "a batch size")):
-            if len({row[key] for row in rows}) < 2:
-                continue
-            off = sorted(abs(e) for _, e in errors(model, rows, key))
-            worst = max(errors(model, rows, key), key=lambda pair: abs(pair[1]))
-            lines.append(
-                f"| {model} | {name} | {statistics.median(off):.0%} | {off[int(0.9 * (len(off) - 1))]:.0%} | "
-                f"{worst[1]:+.0%} ({worst[0]['net']}, {worst[0]['size']}) |"
-            )
-    lines += ["", "| network | batch | GFLOP | ms | J | W |", "|---|---|---|---|---|---|"]
+    notes = []
+    for key, name in (("net", "a network"), ("size", "a batch size")):
+        if len({row[key] for row in rows}) < 3:  # a search leaves one out of what is left
+            continue
+        lines += [line(model, name, errors(names, rows, key)) for model, names in MODELS.items()]
+        for model, some in (("chosen", QUANTITIES), ("untimed", QUANTITIES[1:])):
+            found, won = searched(rows, key, some)
+            lines.append(line(model, name, found))
+            forms = ", ".join(f"{' + '.join(form)} ({times})" for form, times in sorted(won.items()))
+            notes.append(f"- {model}, without {name}: {forms}")
+    lines += ["", "Forms that the search took, and for how many of what was left out:", "", *notes]
+    lines += ["", "| network | batch | GFLOP | operations | MB | ms | J | W |", "|" + 8 * "---|"]
     lines += [
-        f"| {r['net']} | {r['size']} | {r['flops'] / 1e9:.3g} | {1e3 * r['seconds']:.2f} | {r['joules']:.3g} | "
+        f"| {r['net']} | {r['size']} | {r['flops'] / 1e9:.3g} | {r['operations']} | {r['bytes'] / 1e6:.3g} | "
+        f"{1e3 * r['seconds']:.2f} | {r['joules']:.3g} | "
         f"{r['joules'] / r['seconds']:.0f} |" for r in rows
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

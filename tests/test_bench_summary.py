@@ -1,11 +1,13 @@
 """What `make bench` makes of the rounds it measured."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 PEERS = Path(__file__).resolve().parents[1] / "benchmarks" / "peers"
 
 
@@ -81,3 +83,36 @@ def test_work_of_a_round_is_counted(summary):
     # two products more in training, but no gradient for the samples themselves
     assert train == pytest.approx(17_500 * (3 * forward - 331_776) / 1e9)
     assert evaluate == pytest.approx(15_000 * forward / 1e9)
+
+
+@pytest.fixture(scope="module")
+def joules():
+    spec = importlib.util.spec_from_file_location("joules", BENCHMARKS / "joules.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_a_model_of_joules_is_tried_on_what_it_was_not_fitted_to(joules):
+    """Joules that are 100 W of time and 2 nJ a byte but for one network, which nobody else can tell of."""
+    sizes = {"a": (1e-3, 1e6), "b": (2e-3, 9e6), "c": (5e-3, 4e6), "d": (8e-3, 8e7), "e": (9e-3, 2e6)}
+    rows = [
+        {"net": net, "size": 16, "seconds": s, "bytes": b, "joules": 100 * s + 2e-9 * b, "flops": b**0.5, "tensors": 9,
+         "operations": 30} for net, (s, b) in sizes.items()
+    ]  # fmt: skip
+    assert max(abs(e) for _, e in joules.errors(("seconds", "bytes"), rows, "net")) < 1e-6
+    found, won = joules.searched(rows, "net", joules.QUANTITIES)
+    assert max(abs(e) for _, e in found) < 1e-6
+    assert won == {("seconds", "bytes"): 5}
+    rows[3]["joules"] *= 2
+    off = {row["net"]: e for row, e in joules.errors(("seconds", "bytes"), rows, "net")}
+    assert off["d"] == pytest.approx(-0.5)  # as predicted by the others, which are right
+    assert "| traffic | a network |" in joules.page({"rows": rows, "hardware": "none", "idle_watts": 1.0, "lasts": 1})
+
+
+def test_a_steps_operations_and_bytes(joules):
+    """Twice the batch: as many operations, and more bytes; what was counted before is kept."""
+    few, many = (joules.counted({"net": "mlp", "size": size}) for size in (4, 8))
+    assert few["operations"] == many["operations"] > 4
+    assert few["bytes"] < many["bytes"] < 2 * few["bytes"]  # weights are moved as often
+    assert joules.counted({"operations": 1}) == {"operations": 1}

@@ -295,7 +295,7 @@ def test_flrce_profile_makes_a_fleet_of_this_machine(tmp_path, capsys):
     assert (device.active_watts, device.idle_watts) == (30, 5)
     assert "told to flrce profile" in rows["active_watts"]["source"]
     assert "measured by flrce profile" in rows["flops"]["source"]
-    assert "that were not fitted: 1 networks, batches of 8, 32, 96" in rows["error"]["source"]
+    assert "that were not fitted: cnn-digits, batches of 8, 32, 96" in rows["error"]["source"]
     assert device.error > 0
     assert 1e6 < device.flops < 1e15
     assert 0 <= device.batch_seconds < 1
@@ -303,10 +303,26 @@ def test_flrce_profile_makes_a_fleet_of_this_machine(tmp_path, capsys):
     assert runs.run(exp).summary["joules"] > 0
 
 
+def test_a_profile_of_an_experiments_own_network(tmp_path, capsys):
+    """Its network, optimiser and batch: 3 of 24 samples are fitted and 24, tried are 6, 12 and 48."""
+    mine, file = tmp_path / "mine.toml", tmp_path / "own.toml"
+    file.write_text('clients = 6\nper_round = 2\nmodel.name = "mlp"\n[train]\nbatch = 24\noptimizer = "adam"\n')
+    told = ["--watts", "30", "--idle-watts", "5", "--json"]
+    assert main(["profile", "--for", str(file), "--set", "train.lr=0.01", "--out", str(mine), *told]) == 0
+    rows = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
+    assert "the network of own.toml, batches of 6, 12, 48" in rows["error"]["source"]
+    assert "training the network of own.toml" in rows["flops"]["source"]
+    exp = Experiment.load(file, [f"fleet.profile={mine}", "rounds=1"])
+    assert runs.run(exp).summary["joules_high"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["--model", "cnn-cifra"], "did you mean 'cnn-cifar'"),
+        (["--for", "nowhere.toml"], "nowhere.toml"),
+        (["--for", "nowhere.toml", "--model", "cnn-digits"], "give one of the two"),
+        (["--set", "train.lr=0.1"], "name it with --for FILE"),
         (["--watts", "-3"], "--watts -3: must be above 0"),
         (["--out", "mine.json"], "a profile's name ends in .toml"),
     ],

@@ -287,3 +287,19 @@ def test_what_does_not_go_together():
     for bad in ({"joules": -1.0}, {"share": 0.0}, {"slack": 1.5}):
         with pytest.raises(BadInput):
             small({"name": "fedjoule", **bad}).recipe()
+
+
+@pytest.mark.parametrize("name", ["fedjoule", "autofl"])
+def test_they_learn_a_regression_too(name):
+    """A second task, whose headline falls: the error of a line with noise of variance .01."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 3)).astype(np.float32)
+    y = (x @ np.array([3.0, -1.0, 0.5]) + 0.1 * rng.normal(size=400)).astype(np.float32)
+    tables = {
+        "rounds": 15, "clients": 10, "per_round": 3, "recipe": {"name": name}, "fleet": FLEET,
+        "train": {"lr": 0.05, "batch": 16, "epochs": 2}, "data": {"partition": "iid"}, "model": {"name": "linear"},
+        "objective": {"name": "regression", "metrics": ["mse"]},
+    }  # fmt: skip
+    found = runs.run(Experiment.of(tables), data=(x, y))
+    assert found.history[0].lower
+    assert found.summary["metrics"]["mse"] < 0.1 < float(y.var())

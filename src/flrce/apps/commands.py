@@ -253,6 +253,8 @@ def advise(**given: Any) -> None:
 @app.command()
 @option("--out", type=PATH, help="Profile to write; then fleet.profile = that file.")
 @option("--model", multiple=True, help="Network to train; may be repeated.")
+@option("--for", "experiment", type=PATH, help="Experiment whose own network to train: what its joules follow from.")
+@options.sets
 @option("--watts", type=float, help="Power while training, where none is measured.")
 @option("--idle-watts", type=float, help="Power while idle, likewise.")
 @option("--seconds", type=float, default=3.0, help="How long to measure power, each of idle and busy.")

@@ -17,19 +17,13 @@ import tomli_w
 import torch
 
 from flrce.apps.show import table
+from flrce.apps.trial import Trial, by_name, of
 from flrce.errors import BadInput, nearest
-from flrce.fleet.costs import Profile, training_flops
+from flrce.fleet.costs import Profile
 from flrce.fleet.energy import Meter
-from flrce.local.link import Local
-from flrce.local.optimisers import SGD
-from flrce.local.trainer import Trainer
-from flrce.local.updates import Chain
-from flrce.models.nets import CNNS, build
+from flrce.models.nets import CNNS
 from flrce.store.checkpoint import write_through
-from flrce.types import Task
 
-SIZES = (4, 16, 64, 128)  # samples a batch
-OTHERS = (8, 32, 96)  # those that the fit is tried on
 LASTS = 0.15  # seconds that one timing takes at least
 RADIO = ("up_bits", "down_bits", "up_joules", "down_joules")  # a link has two ends: not measured here
 REPEATS = 3  # of each timing; the fastest counts, the others were disturbed
@@ -39,22 +33,26 @@ Figures = dict[str, dict[str, Any]]  # figure -> value, source
 
 
 def profile(
-    out: Path | None, model: tuple[str, ...], watts: float | None, idle_watts: float | None, seconds: float,
-    as_json: bool,
+    out: Path | None, model: tuple[str, ...], experiment: Path | None, overrides: tuple[str, ...], watts: float | None,
+    idle_watts: float | None, seconds: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure how fast this machine trains and, where it can tell, what it draws."""
-    names = list(model) or list(CNNS)
-    for name in names:
+    for name in model:
         if name not in CNNS:
-            raise BadInput(f"--model {name!r}: {nearest(name, CNNS)}")
+            raise BadInput(f"--model {name!r}: {nearest(name, CNNS)}; --for trains an experiment's own network")
+    if experiment is not None and model:
+        raise BadInput("--for names an experiment's network, --model others; give one of the two")
+    if overrides and experiment is None:
+        raise BadInput("--set changes an experiment; name it with --for FILE")
     for option, value in (("--watts", watts), ("--idle-watts", idle_watts), ("--seconds", seconds)):
         if value is not None and not 0 < value < 1e6:
             raise BadInput(f"{option} {value:g}: must be above 0")
     if out is not None and out.suffix != ".toml":
         raise BadInput(f"--out {out}: a profile's name ends in .toml")
-    fixed, flops = measured_speed(names)
-    figures = speed(fixed, flops, names) | power(watts, idle_watts, names[-1], seconds) | shipped("laptop-cpu", RADIO)
-    figures |= {"error": error(names, fixed, flops)}
+    trials = [by_name(name) for name in model or CNNS] if experiment is None else [of(experiment, overrides)]
+    fixed, flops = measured_speed(trials)
+    figures = speed(fixed, flops, trials) | power(watts, idle_watts, trials[-1], seconds)
+    figures |= shipped("laptop-cpu", RADIO) | {"error": error(trials, fixed, flops)}
     figures = {f.name: figures[f.name] for f in fields(Profile)[1:]}
     if out is not None:
         write_through(out, tomli_w.dumps(figures).encode())
@@ -64,27 +62,9 @@ def profile(
         print(f'use it with: fleet.profile = "{out}"')
 
 
-def timings(name: str, sizes: Sequence[int] = SIZES, lasts: float = LASTS) -> list[Point]:
+def timings(trial: Trial, sizes: Sequence[int], lasts: float = LASTS) -> list[Point]:
     """How long one training step takes on batches of several sizes."""
-    shape, _ = CNNS[name]
-    flops = training_flops(build(name, shape, 10, 0), shape)
-    return [(size * flops, min(timed(stepper(name, size), lasts) for _ in range(REPEATS))) for size in sizes]
-
-
-def stepper(name: str, size: int, steps: int = 4) -> Callable[[], int]:
-    """A function that takes `steps` training steps, and says how many."""
-    shape, _ = CNNS[name]
-    trainer = Trainer(build(name, shape, 10, 0), shape)
-    local = Local(Task("", 0, 1, 0), steps, size, trainer.layout)
-    x, y = torch.rand(size, *shape), torch.arange(size) % 10
-    order, sizes = np.tile(np.arange(size), steps), np.full(steps, size)
-    w = trainer.w.clone()
-
-    def run() -> int:
-        trainer.train(w, x, y, 1.0, 0.0, order, sizes, Chain((SGD(1e-9),)), local)
-        return steps
-
-    return run
+    return [(size * trial.flops, min(timed(trial.stepper(size), lasts) for _ in range(REPEATS))) for size in sizes]
 
 
 def timed(step: Callable[[], int], lasts: float) -> float:
@@ -96,28 +76,29 @@ def timed(step: Callable[[], int], lasts: float) -> float:
     return (perf_counter() - began) / count
 
 
-def measured_speed(names: list[str], tries: int = 4) -> tuple[float, float]:
+def measured_speed(trials: Sequence[Trial], tries: int = 4) -> tuple[float, float]:
     """Seconds a batch and FLOP/s of this machine; measured anew where other work drowned the timings."""
     for _ in range(tries - 1):
         try:
-            return fit([point for name in names for point in timings(name)])
+            return fit([point for trial in trials for point in timings(trial, trial.sizes)])
         except BadInput:
             continue
-    return fit([point for name in names for point in timings(name)])
+    return fit([point for trial in trials for point in timings(trial, trial.sizes)])
 
 
-def error(names: Sequence[str], fixed: float, flops: float) -> dict[str, Any]:
+def error(trials: Sequence[Trial], fixed: float, flops: float) -> dict[str, Any]:
     """The profile's error: the largest of predictions against timings that were not fitted.
 
     Batches of other sizes by the fit of all networks; and, of several networks, each by the fit of the others.
     """
-    found = [off(fixed, flops, point) for name in names for point in timings(name, OTHERS)]
-    tried = f"{len(names)} networks, batches of {', '.join(map(str, OTHERS))}"
-    if len(names) > 1:
-        points = {name: timings(name) for name in names}
-        for name in names:
+    found = [off(fixed, flops, point) for trial in trials for point in timings(trial, trial.others)]
+    what = f"{len(trials)} networks" if len(trials) > 1 else trials[0].name
+    tried = f"{what}, batches of {', '.join(map(str, trials[0].others))}"
+    if len(trials) > 1:
+        points = {trial.name: timings(trial, trial.sizes) for trial in trials}
+        for name in points:
             with suppress(BadInput):  # the others' timings may not grow with the work
-                other = fit([point for each in names if each != name for point in points[each]])
+                other = fit([point for each in points if each != name for point in points[each]])
                 found += [off(*other, point) for point in points[name]]
         tried += "; and each network by the fit of the others"
     source = f"the largest of {len(found)} timings that were not fitted: {tried}; {date.today()}"
@@ -143,15 +124,15 @@ def fit(points: Sequence[Point]) -> tuple[float, float]:
     return float(a), float(F.max() / b)
 
 
-def speed(fixed: float, flops: float, names: Sequence[str]) -> Figures:
+def speed(fixed: float, flops: float, trials: Sequence[Trial]) -> Figures:
     how = (
         f"measured by flrce profile on {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads,"
     )
-    how = f"{how} torch {torch.__version__}, training {', '.join(names)}; {date.today()}"
+    how = f"{how} torch {torch.__version__}, training {', '.join(trial.name for trial in trials)}; {date.today()}"
     return {"batch_seconds": {"value": fixed, "source": how}, "flops": {"value": flops, "source": how}}
 
 
-def power(watts: float | None, idle: float | None, name: str, seconds: float) -> Figures:
+def power(watts: float | None, idle: float | None, trial: Trial, seconds: float) -> Figures:
     """Busy and idle power: as told, else as the machine's counters say, else a laptop's."""
     found = shipped("laptop-cpu", ("active_watts", "idle_watts"))
     for figure in found.values():
@@ -160,7 +141,7 @@ def power(watts: float | None, idle: float | None, name: str, seconds: float) ->
     if meter.why:
         print(f"{meter.why}; give --watts and --idle-watts, or a laptop's are taken", file=sys.stderr)
     else:
-        step, how = stepper(name, 64), f"measured by zeus ({', '.join(meter.seen)}); {date.today()}"
+        step, how = trial.stepper(trial.usual), f"measured by zeus ({', '.join(meter.seen)}); {date.today()}"
         work: dict[str, Callable[[], Any]] = {
             "idle_watts": lambda: sleep(seconds), "active_watts": lambda: timed(step, seconds),
         }  # fmt: skip
