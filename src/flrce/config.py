@@ -13,7 +13,7 @@ from flrce.bounds import Count, shown
 from flrce.compose import compose, local_of, objective_of
 from flrce.data.federation import Federation, federate
 from flrce.data.sources import Source
-from flrce.errors import BadInput, brief, nearest
+from flrce.errors import BadInput, brief, nearest, shortage
 from flrce.pieces import Recipe
 from flrce.sections import Data, EngineTable, Fleet, Model, Section, Stop, Train
 from flrce.written import tables_of
@@ -228,6 +228,14 @@ def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None
             raise BadInput(
                 f"model.name {name!r} cannot be built: {why}; accept shape, outputs, vocabulary or nothing, and "
                 "give the rest in model.options"
+            ) from why
+        except BadInput:
+            raise
+        except Exception as why:  # whatever a network of the user's may raise
+            if shortage(why):
+                raise
+            raise BadInput(
+                f"model.name {name!r} cannot be built with {brief(given, 160)}: {type(why).__name__}: {brief(why, 160)}"
             ) from why
     if not isinstance(net, torch.nn.Module):
         raise BadInput(f"model.name {name!r} gives a {type(net).__name__}; it must be a torch.nn.Module")

@@ -20,8 +20,9 @@ from flrce.engines.workers import Pooled, hire
 from flrce.fleet.costs import fleet, profile
 from flrce.local.client import Runner
 from flrce.local.precision import Precision, on_cpu
+from flrce.local.rehearsal import bare, rehearsed
 from flrce.models.adapters import accepted
-from flrce.models.flat import Fixed, fix, pack
+from flrce.models.flat import Fixed, fix, pack, single
 from flrce.models.inputs import alone, inputs, sized, tried
 from flrce.models.slicing import suits
 from flrce.pieces import Recipe
@@ -95,9 +96,12 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     named = experiment.model
     net = build_net(named.name, pool, experiment.seed, named.options) if model is None else accepted(model)
     few = inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
-    net = fix(sized(net, few, experiment.seed), experiment.build_recipe().fixed)
+    recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
+    net = fix(single(sized(net, few, experiment.seed)), recipe.fixed)
     told = experiment.objective is None and pool.kind in ("classes", "tokens")
     tried(net, few, pool.outputs if told else None)
+    net = bare(net, few, objective)
+    rehearsed(net, few, torch.from_numpy(np.array(pool.y[:2])), objective, recipe.augment)
     if experiment.train.batch == 1:
         alone(net, few)
     return federation, net

@@ -109,7 +109,7 @@ class Runner:
 
     def _part(self, task: Task) -> Part:
         if self.layout.kept:
-            raise BadInput("sub-models and frozen blocks do not go with parameters that stay with the client")
+            raise BadInput("sub-models and frozen blocks do not go with parameters that stay with the client; drop one")
         wanted = task.part
         if wanted.rate < 1 and not wanted.first and rank_of(self.net):
             rng = None if wanted.ordered else stream(task.seed, "units", task.t, task.client)

@@ -60,6 +60,7 @@ class Metric:
     low: float = -math.inf
     high: float = math.inf
     mean: bool = False  # whether the figure is the mean of one number a sample
+    kinds: tuple[str, ...] = ()  # of targets that it is about; none: any
 
 
 def accuracy_of(out: Tensor, y: Tensor) -> Tensor:
@@ -77,12 +78,13 @@ def pairs_of(out: Tensor, y: Tensor) -> Tensor:
 
 def macro_f1(pairs: Numbers) -> float:
     """The mean over the classes that occur, truly or as predicted, of 2 tp / (2 tp + fp + fn)."""
-    predicted, true = pairs[:, 0], pairs[:, 1]
+    pairs = pairs.reshape(-1, 2)  # a sample may have several tokens
+    predicted, true = pairs[pairs[:, 1] != IGNORED].T
     scores = []
     for c in np.union1d(predicted, true):
         hits = float(((predicted == c) & (true == c)).sum())
         scores.append(2 * hits / float((predicted == c).sum() + (true == c).sum()))
-    return sum(scores) / len(scores)
+    return sum(scores) / len(scores) if scores else math.nan
 
 
 def probabilities_of(out: Tensor, y: Tensor) -> Tensor:
@@ -130,9 +132,17 @@ def r2(rows: Numbers) -> float:
 
 def tokens_of(out: Tensor, y: Tensor) -> Tensor:
     """(n, 2): tokens guessed right, tokens that count."""
+    return _counted(accuracy_of(out, y), y)
+
+
+def top5_tokens_of(out: Tensor, y: Tensor) -> Tensor:
+    """(n, 2): tokens among the first five guesses, tokens that count."""
+    return _counted(top5_of(out, y), y)
+
+
+def _counted(right: Tensor, y: Tensor) -> Tensor:
     real = y != IGNORED
-    right = ((out.argmax(-1) == y) & real).reshape(len(y), -1).sum(-1)
-    return torch.stack([right, real.reshape(len(y), -1).sum(-1)], -1)
+    return torch.stack([(right & real).reshape(len(y), -1).sum(-1), real.reshape(len(y), -1).sum(-1)], -1)
 
 
 def surprise_of(out: Tensor, y: Tensor) -> Tensor:
@@ -168,20 +178,25 @@ def all_right_of(out: Tensor, y: Tensor) -> Tensor:
     return ((out > 0) == (y > 0)).reshape(len(y), -1).all(-1)
 
 
-TOKENS = Metric("accuracy", tokens_of, share, low=0, high=1)
+CLASSES, VALUES, LABELS = ("classes", "tokens"), ("values",), ("labels",)
 #: by the names that experiment files use
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", accuracy_of, low=0, high=1, mean=True),
-        Metric("top-5", top5_of, low=0, high=1, mean=True),
-        Metric("macro-f1", pairs_of, macro_f1, low=0, high=1),
-        Metric("auc", probabilities_of, auc, low=0, high=1),
-        Metric("mae", absolute_of, better="lower", low=0, mean=True),
-        Metric("mse", square_of, better="lower", low=0, mean=True),
-        Metric("r2", values_of, r2, high=1),
-        Metric("perplexity", surprise_of, perplexity, better="lower", low=1),
-        Metric("label-f1", labels_of, labels_f1, low=0, high=1),
-        Metric("subset-accuracy", all_right_of, low=0, high=1, mean=True),
+        Metric("accuracy", accuracy_of, low=0, high=1, mean=True, kinds=CLASSES),
+        Metric("top-5", top5_of, low=0, high=1, mean=True, kinds=CLASSES),
+        Metric("macro-f1", pairs_of, macro_f1, low=0, high=1, kinds=CLASSES),
+        Metric("auc", probabilities_of, auc, low=0, high=1, kinds=CLASSES),
+        Metric("mae", absolute_of, better="lower", low=0, mean=True, kinds=VALUES),
+        Metric("mse", square_of, better="lower", low=0, mean=True, kinds=VALUES),
+        Metric("r2", values_of, r2, high=1, kinds=VALUES),
+        Metric("perplexity", surprise_of, perplexity, better="lower", low=1, kinds=CLASSES),
+        Metric("label-f1", labels_of, labels_f1, low=0, high=1, kinds=LABELS),
+        Metric("subset-accuracy", all_right_of, low=0, high=1, mean=True, kinds=LABELS),
     )
+}
+#: those that count tokens instead of samples where a sample has many
+BY_TOKEN = {
+    "accuracy": Metric("accuracy", tokens_of, share, low=0, high=1),
+    "top-5": Metric("top-5", top5_tokens_of, share, low=0, high=1),
 }

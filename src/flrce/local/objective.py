@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flrce.errors import BadInput, nearest
-from flrce.local.metrics import IGNORED, METRICS, TOKENS, Judges
+from flrce.local.metrics import BY_TOKEN, IGNORED, METRICS, Judges, Metric
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Inner = Annotated[float, Field(gt=0, lt=1)]
@@ -31,12 +31,19 @@ class Measured:
     """Judged by its `metrics`, each known by name or a metric itself; the first is the headline."""
 
     metrics: tuple[Any, ...]
+    kind: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", tuple(self.metrics))
         if not self.metrics:
             raise BadInput("objective.metrics is empty; name at least one, the first is the headline")
-        _judges(self.metrics)
+        for judge in _judges(self.metrics):
+            if isinstance(judge, Metric) and judge.kinds and self.kind not in (*judge.kinds, ""):
+                fit = [name for name, metric in METRICS.items() if self.kind in metric.kinds]
+                raise BadInput(
+                    f"objective.metrics: {judge.name!r} is about {' or '.join(judge.kinds)}, {type(self).__name__} "
+                    f"about {self.kind}; use {', '.join(fit)}, or one of your own"
+                )
 
     @property
     def judges(self) -> tuple[Judges, ...]:
@@ -103,8 +110,8 @@ class NextToken(Measured):
 
     @property
     def judges(self) -> tuple[Judges, ...]:
-        """Accuracy is per token here."""
-        return tuple(TOKENS if judge is METRICS["accuracy"] else judge for judge in super().judges)
+        """Accuracy and top-5 are per token here."""
+        return tuple(BY_TOKEN.get(j.name, j) if j is METRICS.get(j.name) else j for j in super().judges)
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         nats = F.cross_entropy(out.reshape(-1, out.shape[-1]), y.reshape(-1), reduction="none", ignore_index=IGNORED)
@@ -133,10 +140,23 @@ OBJECTIVES: dict[str, type[Any]] = {
 BY_KIND: dict[str, type[Any]] = {make.kind: make for make in OBJECTIVES.values()}
 
 
+def each_of(values: Any, target: Tensor, owner: Any, what: str) -> Tensor:
+    """What an objective or a metric gives, if it is of each sample."""
+    if not isinstance(values, Tensor) or values.shape[:1] != target.shape[:1]:
+        got = f"a tensor of {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        name = f"{type(owner).__name__} {what}"
+        raise BadInput(f"{name} gave {got}, not one value for each sample; leave the mean out (reduction='none')")
+    return values
+
+
 @lru_cache(maxsize=16)
 def _weights(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Weights of classes on a device, put there once: a recorded step may not copy from the host."""
-    return torch.tensor(values, device=device)
+    """Weights of classes on a device, put there once: a recorded step may not copy from the host.
+
+    They may be asked for first while a model is judged, and are trained with later: so they are no inference tensor.
+    """
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device)
 
 
 def _judges(metrics: tuple[Any, ...]) -> tuple[Judges, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flrce.errors import BadInput
 from flrce.local.batch import Scene, Step
 from flrce.local.link import Estimates, Local
-from flrce.local.objective import Classification, Objective
+from flrce.local.objective import Classification, Objective, each_of
 from flrce.local.pooling import quicken
 from flrce.local.precision import Precision, lower, repeatable
 from flrce.local.updates import Chain
@@ -148,9 +148,9 @@ class Trainer:
             few = self._together()
             for part, target in zip(x.split(few), y.split(few), strict=True):
                 out = self.net(inputs(part, scale, shift))
-                found["loss"].append(_each(self.objective.losses(out, target), target, self.objective, "losses"))
+                found["loss"].append(each_of(self.objective.losses(out, target), target, self.objective, "losses"))
                 for judge in self.objective.judges:
-                    found[judge.name].append(_each(judge.of(out, target), target, judge, f"{judge.name}.of"))
+                    found[judge.name].append(each_of(judge.of(out, target), target, judge, f"{judge.name}.of"))
         self._rebind()
         return {name: torch.cat(parts) for name, parts in found.items()}
 
@@ -205,15 +205,6 @@ class Trainer:
     def _thaw(self) -> None:
         for p in self.learning:
             p.requires_grad_(True)
-
-
-def _each(values: Any, target: Tensor, owner: Any, what: str) -> Tensor:
-    """What an objective or a metric gives, if it is of each sample."""
-    if not isinstance(values, Tensor) or values.shape[:1] != target.shape[:1]:
-        got = f"a tensor of {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-        name = f"{type(owner).__name__} {what}"
-        raise BadInput(f"{name} gave {got}, not one value for each sample; leave the mean out (reduction='none')")
-    return values
 
 
 def _seed(task: Any, purpose: str) -> int:

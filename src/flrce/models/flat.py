@@ -12,6 +12,7 @@ it keeps and trains, then w, then what it keeps of the statistics; so both w and
 """
 
 import copy
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -26,6 +27,7 @@ from flrce.models.abilities import provision
 
 NORMS = "norms"  # in place of a pattern: every normalisation layer
 HEAD = "head"  # in place of a pattern: the last layer that has parameters
+log = logging.getLogger("flrce")
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
 
 
@@ -161,6 +163,29 @@ def _kept(module: nn.Module, names: Sequence[str], patterns: Sequence[str]) -> s
     if found and not set(names) - found:
         raise BadInput(f"model.kept = {', '.join(patterns)!r} keeps every tensor with the client: nothing would travel")
     return found
+
+
+def single(module: nn.Module) -> nn.Module:
+    """The module, or a copy of it with all that travels in float32, as w has it; BadInput where that cannot be."""
+    for part in module.modules():
+        for name, value in list(vars(part).items()):  # older hooks leave what they make of parameters: it has a history
+            if isinstance(value, Tensor) and value.grad_fn is not None:  # and cannot be copied; each pass makes it anew
+                vars(part)[name] = value.detach()
+    if any(p.is_complex() for p in module.parameters() if p.requires_grad):
+        raise BadInput(f"{type(module).__name__} has complex parameters; hold them as real ones (view_as_complex)")
+    odd = {str(x.dtype).removeprefix("torch.") for _, x, _ in tensors(module) if x.dtype != torch.float32}
+    if not odd:
+        return module
+    log.warning("%s has %s parameters or buffers: they train and travel as float32", type(module).__name__, min(odd))
+    module = copy.deepcopy(module)
+    for p in module.parameters():
+        if p.requires_grad:
+            p.data = p.data.float()
+    for part in module.modules():
+        for name, b in list(part.named_buffers(recurse=False)):
+            if _statistics(b):
+                part._buffers[name] = b.float()
+    return module
 
 
 def fix(module: nn.Module, patterns: Sequence[str]) -> nn.Module:

@@ -1,5 +1,7 @@
 """Any module without BatchNorm through torch.func, for what leaves do not follow: vmap over the lanes."""
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -12,7 +14,8 @@ class FunctionalNet:
     """One lane's forward pass, mapped over all lanes."""
 
     def __init__(self, module: nn.Module, samples: Samples):
-        self.module, self.samples = module, samples
+        shared = {id(p): p for p in module.parameters() if not p.requires_grad}
+        self.module, self.samples = copy.deepcopy(module, shared), samples  # hooks may leave lanes behind on it
         agrees(self, module)
 
     def logits(

@@ -125,7 +125,8 @@ class Bench:
 
     def _trained(self, k: int) -> Tensor:
         """(k, d) the trained coordinates of the first k lanes, in the order of w."""
-        return torch.cat([self.now[s.name][:k].flatten(1) for s in self.where.slots if s.name in self.trained], 1)
+        trained = [s for s in self.where.slots if s.name in self.trained]
+        return torch.cat([self.now[s.name][:k].reshape(k, s.size) for s in trained], 1)  # a tensor may be one number
 
     def lay(self, indices: NDArray[np.int32], counts: NDArray[np.int32], rates: NDArray[np.float32]) -> None:
         """Set the next steps' plan, (steps, K, batch), (steps, K) and (steps, K), from its first; spare lanes rest."""
@@ -139,7 +140,7 @@ class Bench:
 
     def store(self, K: int) -> Tensor:
         """The first K lanes' present vectors (K, d)."""
-        return torch.cat([self.now[slot.name][:K].flatten(1) for slot in self.where.slots], 1)
+        return torch.cat([self.now[slot.name][:K].reshape(K, slot.size) for slot in self.where.slots], 1)
 
     def on(self) -> AbstractContextManager[object]:
         """Within it, work goes to this bench's own stream, where it has one."""
@@ -210,7 +211,7 @@ class Bench:
         names = [s.name for s in self.where.slots if s.name in leaves]
         grads = _grads(mean.sum(), [leaves[name] for name in names])
         with torch.no_grad():
-            g = torch.cat([grad.flatten(1) for grad in grads], 1)
+            g = torch.cat([grad.reshape(k, grad[0].numel()) for grad in grads], 1)
             before = tuple({name: value[:k] for name, value in state.items()} for state in self.states)
             direction, after = update.step(g, self._trained(k), before)
             for state, fresh in zip(before, after, strict=True):
