@@ -69,7 +69,8 @@ def test_flrce_without_flwr_says_what_to_install():
 
 def test_the_same_command_runs_on_flower(tmp_path, capsys):
     """engine.name = "flower" and the simulator: same selections and bytes, and one kind of run directory."""
-    small = ["--set", "rounds=3", "--set", "clients=6", "--set", "per_round=2", "--set", "engine.kernel=torch"]
+    small = ["--set", "rounds=3", "--set", "clients=6", "--set", "per_round=2", "--set", "engine.kernel=torch",
+             "--set", "train.epochs=1"]  # fmt: skip
     assert main(["run", *small, "--set", "engine.name=flower", "--out", str(tmp_path / "flower")]) == 0
     assert main(["run", *small, "--out", str(tmp_path / "simulator")]) == 0
     here, there = (
@@ -82,7 +83,9 @@ def test_the_same_command_runs_on_flower(tmp_path, capsys):
     assert "--resume" in capsys.readouterr().err
 
 
-FEW = {"rounds": 3, "clients": 6, "per_round": 2, "engine": {"kernel": "torch", "workers": 1}}
+FEW = {
+    "rounds": 3, "clients": 6, "per_round": 2, "train": {"epochs": 1}, "engine": {"kernel": "torch", "workers": 1},
+}  # fmt: skip
 
 
 def on_flower(**more):

@@ -148,7 +148,7 @@ def test_exploit_rounds_follow_phi():
     """Counted over seeds: within four standard errors of the expectation of 27.0 by round 63."""
     engine = Made(lambda c, t, w: vec(1, 0), ["0", "1", "2"])
     counts = [
-        sum(r.record.exploit for r in drive(recipes.flrce_no_stop("paper", P=2), engine, 63, seed=s)) for s in range(25)
+        sum(r.record.exploit for r in drive(recipes.flrce_no_stop("paper", P=2), engine, 63, seed=s)) for s in range(12)
     ]
     assert abs(np.mean(counts) - 27.0) < 4 * np.std(counts) / len(counts) ** 0.5
 

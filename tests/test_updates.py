@@ -336,11 +336,12 @@ def test_transforms_keep_shapes_and_do_what_they_say():
 
 
 def test_augmented_runs_are_the_same_for_any_workers():
-    tables = SMALL | {"train": {"augment": ["flip", {"piece": "crop", "pad": 1}]}, "recipe": {"name": "fedavg"}}
+    few = SMALL | {"recipe": {"name": "fedavg"}, "train": {"epochs": 1}}
+    tables = few | {"train": {"epochs": 1, "augment": ["flip", {"piece": "crop", "pad": 1}]}}
     found = [runs.run(Experiment.of(tables | {"engine": {"workers": n}})) for n in (1, 2)]
     models = [torch.cat([x.flatten() for x in each.model.values()]) for each in found]
     assert torch.equal(*models)
-    plain = runs.run(Experiment.of(SMALL | {"recipe": {"name": "fedavg"}, "engine": {"kernel": "torch"}}))
+    plain = runs.run(Experiment.of(few | {"engine": {"kernel": "torch", "workers": 1}}))
     assert not torch.equal(models[0], torch.cat([x.flatten() for x in plain.model.values()]))
 
 
@@ -355,16 +356,22 @@ class Signs:
         return g.sign(), state
 
 
-@pytest.mark.parametrize("train", [
-    {"optimizer": "adamw", "lr": 0.01, "clip": 1.0, "schedule": "cosine"},
-    {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4, "carry": True, "lr": 0.05},
-    {"update": [{"piece": "test_updates:Signs"}, {"piece": "sgd", "lr": 0.002}]},
-    {"schedule": {"piece": "warm-up", "rounds": 2, "then": {"piece": "round-decay", "factor": 0.9}}},
-    {"steps": 7},
+TRAINS = {
+    "adamw": {"optimizer": "adamw", "lr": 0.01, "clip": 1.0, "schedule": "cosine"},
+    "momentum": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4, "carry": True, "lr": 0.05},
+    "own": {"update": [{"piece": "test_updates:Signs"}, {"piece": "sgd", "lr": 0.002}]},
+    "schedule": {"schedule": {"piece": "warm-up", "rounds": 2, "then": {"piece": "round-decay", "factor": 0.9}}},
+    "steps": {"steps": 7},
+}
+
+
+@pytest.mark.parametrize(("recipe", "train"), [
+    *(("fedavg", each) for each in TRAINS), ("flrce", "adamw"), ("flrce", "steps"), ("fedprox", "momentum"),
+    ("fedprox", "own"),
 ])  # fmt: skip
-@pytest.mark.parametrize("recipe", ["fedavg", "flrce", "fedprox"])
-def test_experiment_files_name_any_update(train, recipe, tmp_path):
-    tables = {"rounds": 8, "clients": 10, "per_round": 5, "train": train, "recipe": {"name": recipe}}
+def test_experiment_files_name_any_update(recipe, train, tmp_path):
+    """Each with a plain recipe; with one that compares updates and one that bends them, two each."""
+    tables = {"rounds": 6, "clients": 10, "per_round": 5, "train": TRAINS[train], "recipe": {"name": recipe}}
     found = runs.run(Experiment.of(tables), tmp_path / "run")
     assert found.summary["accuracy_last"] > 0.3
     assert (

@@ -224,6 +224,7 @@ MINE = {"fedcom": {"feedback": True}, "fedcomgate": {}, "flrce-dropout": {}, "ti
 def test_a_resumed_run_is_the_same_run(name, tmp_path):
     """What clients keep and what trainers remember survive; every byte of model and ledger is the same."""
     tables = {"clients": 12, "per_round": 4, "recipe": {"name": name, **MINE[name]}, "engine": {"workers": 1}}
+    tables["train"] = {"epochs": 1}
     tables["fleet"] = {"profile": {"jetson-nano": 0.5, "raspberry-pi-4": 0.5}}
     whole = Experiment(rounds=5, **tables)
     runs.run(whole, tmp_path / "straight")
