@@ -1,8 +1,8 @@
 """The paper's tables and figures, from nothing to files, on the embedded digits; and each step by hand."""
 
 import csv
+import runpy
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from math import floor, sqrt
@@ -484,9 +484,10 @@ def test_the_partition_in_characters():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["femnist", "speech", "cifar10", "cifar100"])
-def test_real_data_end_to_end(name, real_data, tmp_path):
+def test_real_data_end_to_end(name, real_data, tmp_path, monkeypatch):
     adapter = ROOT / "experiments/adapters/packed.py"
-    subprocess.run([sys.executable, adapter, real_data, name, "--out", tmp_path / "data"], check=True)
+    monkeypatch.setattr(sys, "argv", [str(adapter), str(real_data), name, "--out", str(tmp_path / "data")])
+    runpy.run_path(str(adapter), run_name="__main__")
     request = Request(("fig-ablation",), (name,), ("quantity",), (0,), Scale(rounds=1, epochs=1, motivation=1))
     text = reproduce(request, tmp_path / "out", tmp_path / "data")["fig-ablation-quantity"]
     assert ABSENT not in text

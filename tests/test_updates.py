@@ -287,7 +287,7 @@ def test_patterns_that_match_nothing_or_all_are_refused():
         layout(net(), ("*",))
 
 
-SMALL = {"rounds": 3, "clients": 8, "per_round": 4, "engine": {"workers": 1}}
+SMALL = {"rounds": 3, "clients": 8, "per_round": 4, "train": {"epochs": 1}, "engine": {"workers": 1}}
 
 
 @pytest.mark.parametrize("kept", ["7.*", "norms", ["1.*", "7.*"]])
@@ -336,7 +336,7 @@ def test_transforms_keep_shapes_and_do_what_they_say():
 
 
 def test_augmented_runs_are_the_same_for_any_workers():
-    few = SMALL | {"recipe": {"name": "fedavg"}, "train": {"epochs": 1}}
+    few = SMALL | {"recipe": {"name": "fedavg"}}
     tables = few | {"train": {"epochs": 1, "augment": ["flip", {"piece": "crop", "pad": 1}]}}
     found = [runs.run(Experiment.of(tables | {"engine": {"workers": n}})) for n in (1, 2)]
     models = [torch.cat([x.flatten() for x in each.model.values()]) for each in found]
@@ -371,7 +371,8 @@ TRAINS = {
 ])  # fmt: skip
 def test_experiment_files_name_any_update(recipe, train, tmp_path):
     """Each with a plain recipe; with one that compares updates and one that bends them, two each."""
-    tables = {"rounds": 6, "clients": 10, "per_round": 5, "train": TRAINS[train], "recipe": {"name": recipe}}
+    tables = {"rounds": 6, "clients": 10, "per_round": 5, "recipe": {"name": recipe}, "engine": {"workers": 1}}
+    tables["train"] = {"epochs": 2, **TRAINS[train]}
     found = runs.run(Experiment.of(tables), tmp_path / "run")
     assert found.summary["accuracy_last"] > 0.3
     assert (
