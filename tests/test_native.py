@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flrce.compiling import Machine
 from flrce.errors import BadInput
 from flrce.local.native import Kernel, build, kernel, why_none
-from flrce.local.native.blocks import Machine, split
+from flrce.local.native.blocks import split
 from flrce.local.native.emit import source
 from flrce.local.native.frames import Axis
 from flrce.local.native.plan import plan

@@ -3,12 +3,17 @@
 import torch
 from torch import Tensor
 
+from flrce import passes
+
 CHUNK = 2**12  # columns widened to float64 at a time: P of them stay in the cache
 LARGE, LONG = 2**22, 2**14  # of a model above so many floats, that many: fewer calls
 
 
 def gram(U: Tensor) -> Tensor:
     """(P, P) dot products in float64: signs decide, so they must not be rounded away. No float64 copy of U is made."""
+    compiled = passes.gram(U)
+    if compiled is not None:
+        return compiled
     G, columns = torch.zeros(len(U), len(U), dtype=torch.float64), LONG if U.shape[1] > LARGE else CHUNK
     widened = U.new_empty(len(U), min(columns, U.shape[1]), dtype=torch.float64)
     for part in U.split(columns, dim=1):

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flrce import passes
 from flrce.rng import stream
 
 LARGE = 2**22
@@ -59,7 +60,11 @@ class Turned:
     signs: Tensor  # (d,) int8, +1 or -1
 
     def __call__(self, X: Tensor) -> Tensor:
-        k, x, signs, offsets = self.k, X.numpy(), self.signs.numpy(), self.offsets.tolist()
+        k = self.k
+        compiled = passes.turned(X, self.signs, self.offsets, k)
+        if compiled is not None:
+            return compiled[:, :k] + compiled[:, k:]
+        x, signs, offsets = X.numpy(), self.signs.numpy(), self.offsets.tolist()
         found = np.zeros((len(x), 2 * k), x.dtype)
         for first in range(0, len(offsets), BLOCKS):  # numpy: on so few floats at a time its calls cost less
             some = slice(first * k, (first + BLOCKS) * k)

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from flrce.compiling import cache
 from flrce.errors import BadInput
-from flrce.local.native.build import cache
 from flrce.local.stacked.ways import Way
 
 WAYS = "ways.json"

@@ -6,9 +6,10 @@ does the work. `why_none` asks beforehand.
 
 from torch import nn
 
-from flrce.local.native import build
+from flrce import compiling as build
+from flrce.compiling import Unsupported
 from flrce.local.native.emit import source
-from flrce.local.native.plan import Unsupported, plan
+from flrce.local.native.plan import plan
 from flrce.local.native.trainer import Kernel
 
 __all__ = ["Kernel", "Unsupported", "kernel", "why_none"]

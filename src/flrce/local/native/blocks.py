@@ -4,13 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What the generator must know of the processor: floats per vector, and vector registers."""
-
-    lanes: int
-    registers: int
+from flrce.compiling import Machine
 
 
 @dataclass(frozen=True)

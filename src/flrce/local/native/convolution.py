@@ -3,7 +3,8 @@
 from itertools import product
 from math import prod
 
-from flrce.local.native.blocks import Correlation, Machine, Product, blocking, each, split
+from flrce.compiling import Machine
+from flrce.local.native.blocks import Correlation, Product, blocking, each, split
 from flrce.local.native.frames import Frame, axes, entry
 from flrce.local.native.plan import Stage
 

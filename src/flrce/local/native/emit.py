@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from flrce.compiling import Machine
 from flrce.local.native import backward, convolution, forward, linear
-from flrce.local.native.blocks import Machine
 from flrce.local.native.frames import Place, entry, places, tight
 from flrce.local.native.plan import Plan
 from flrce.local.native.setting import Setting

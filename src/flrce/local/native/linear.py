@@ -1,6 +1,7 @@
 """C text of a linear layer's products: tiles of the batch take the place of a convolution's columns."""
 
-from flrce.local.native.blocks import Machine, Outer, Product, each, split
+from flrce.compiling import Machine
+from flrce.local.native.blocks import Outer, Product, each, split
 from flrce.local.native.frames import Place
 from flrce.local.native.plan import Stage
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from flrce.compiling import Unsupported
 from flrce.errors import BadInput
 from flrce.models.chain import Chain, Layer, chain
 from flrce.models.flat import Layout, layout
@@ -71,10 +72,6 @@ class Plan:
     layout: Layout
     classes: int
     blocks: int  # how many trained layers, the limit of `first`
-
-
-class Unsupported(Exception):
-    """Why there is no fused kernel for a net, in one line."""
 
 
 def plan(net: nn.Module, shape: tuple[int, ...]) -> Plan:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import prod
 
+from flrce.compiling import Machine
 from flrce.local.native import convolution
-from flrce.local.native.blocks import Machine
 from flrce.local.native.frames import Frame, Place, entry
 from flrce.local.native.plan import Group, Stage
 

@@ -1,4 +1,4 @@
-"""Compiling generated C with the user's compiler, once: shared objects are cached by the hash of all that made them."""
+"""Compiling C with the user's compiler, once: shared objects are cached by the hash of all that made them."""
 
 import hashlib
 import logging
@@ -7,16 +7,26 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-
-from flrce.local.native.blocks import Machine
-from flrce.local.native.plan import Unsupported
 
 #: no -ffast-math: it would switch the whole process to flushing denormals, and sums are already explicit
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-w")
 SECONDS = 120
 log = logging.getLogger("flrce")
+
+
+class Unsupported(Exception):
+    """Why there is no compiled code, in one line."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a generator of C must know of the processor: floats per vector, and vector registers."""
+
+    lanes: int
+    registers: int
 
 
 def cache() -> Path:
@@ -76,7 +86,7 @@ def library(source: str, command: list[str], macros: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _own(folder)
         if not _intact(done):
-            log.info("compiling kernels for this network, kept in %s", folder)
+            log.info("compiling kernels, kept in %s", folder)
             _build(source, command, folder, done)
     except OSError as why:
         raise Unsupported(f"no build folder at {folder} ({why.strerror}); set FLRCE_CACHE to a writable one") from why

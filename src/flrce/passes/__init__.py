@@ -1,0 +1,99 @@
+"""What a server does with the updates of a large model, compiled: one walk through memory for each question.
+
+A model of millions of floats does not fit the caches, so that every temporary of it is written to memory and read
+again. Here each value is read once and widened in registers. Without a C compiler, or for vectors that do not lie in
+memory as plain floats, there is no answer, and whoever asked goes on with torch.
+"""
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flrce.compiling import Unsupported, library, tools
+
+LARGE = 2**22  # floats of a model from which on it is worth a compiler
+COLUMNS, DOWN = 256, 4  # as in passes.c
+ALIGNED = 64  # bytes
+P, L, D = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
+TABLE: list[Any] = [P, L, L, L]  # the updates, rows, stride, columns
+TINY = torch.finfo(torch.float64).tiny  # in place of a weight of 0
+log = logging.getLogger("flrce")
+
+
+def gram(U: Tensor) -> Tensor | None:
+    """(P, P) dot products of the rows, summed in float64; None: not made."""
+    code = _code() if _plain(U) else None
+    if code is None:
+        return None
+    rows = -(-len(U) // DOWN) * DOWN
+    room = np.zeros(rows * COLUMNS + ALIGNED // 8)
+    wide = room[-room.ctypes.data % ALIGNED // 8 :]
+    G = torch.zeros(rows, rows, dtype=torch.float64)
+    code.gram(*_table(U), rows, wide.ctypes.data, G.data_ptr())
+    upper = G[: len(U), : len(U)].triu()
+    return upper + upper.triu(1).T
+
+
+def mean(w: Tensor, U: Tensor, n: Tensor, into: Tensor) -> bool:
+    """Writes w plus the mean of the rows, weighted by n: the bits of sums in float64, row by row. False: it did not.
+
+    Weights of 24 bits make exact products with floats, so that it is no matter whether multiply and add are one.
+    """
+    exact = bool((n.float().double() == n).all()) and len(n) > 0
+    if not (exact and _plain(U) and _plain(w[None]) and _plain(into[None]) and U.shape[1] == len(w)):
+        return False
+    code = _code()
+    if code is None:
+        return False
+    weights = n.contiguous()
+    code.mean(*_table(U), weights.data_ptr(), max(sum(n.tolist()), TINY), w.data_ptr(), into.data_ptr())
+    return True
+
+
+def turned(U: Tensor, signs: Tensor, offsets: Tensor, k: int) -> Tensor | None:
+    """(P, 2 k) sums of the rows' blocks of k floats, with signs, each from its offset on; None: not made."""
+    code = _code() if _plain(U) else None
+    if code is None:
+        return None
+    found = torch.zeros(len(U), 2 * k)
+    code.turned(*_table(U), signs.data_ptr(), offsets.data_ptr(), k, found.data_ptr())
+    return found
+
+
+def _plain(U: Tensor) -> bool:
+    """Whether these are rows of many plain floats in memory."""
+    return (
+        U.dtype == torch.float32
+        and U.device.type == "cpu"
+        and U.shape[1] > LARGE
+        and U.stride(1) == 1
+        and (len(U) < 2 or U.stride(0) >= U.shape[1])
+    )
+
+
+def _table(U: Tensor) -> tuple[int, int, int, int]:
+    return U.data_ptr(), len(U), U.stride(0), U.shape[1]
+
+
+@cache
+def _code() -> ctypes.CDLL | None:
+    """The compiled passes, built at first use and kept; None where they cannot be."""
+    try:
+        command, macros, _ = tools()
+        built = library(Path(__file__).with_name("passes.c").read_text(), [*command, "-O3"], macros)
+        code = ctypes.CDLL(str(built))
+    except (Unsupported, OSError) as why:
+        log.info("sums over large models are made by torch: %s", why)
+        return None
+    code.gram.argtypes = [*TABLE, L, P, P]
+    code.mean.argtypes = [*TABLE, P, D, P, P]
+    code.turned.argtypes = [*TABLE, P, P, L, P]
+    for each in (code.gram, code.mean, code.turned):
+        each.restype = None
+    return code
