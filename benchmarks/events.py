@@ -1,10 +1,12 @@
 """What a round costs the server when clients live by the clock: a million of them, and a million events.
 
     PYTHONPATH=src python benchmarks/events.py --part present [--clients 1000000]
-    PYTHONPATH=src python benchmarks/events.py --part events [--replies 1000000]
+    PYTHONPATH=src python benchmarks/events.py --part events [--replies 1000000] [--recipe fedasync]
 
 present: M clients of whom 1 % are there at any time; seconds of each part of a round, and memory. events: FedBuff with
-P clients under way, `size` replies a round, until so many replies have come; only the server's work is real.
+P clients under way, `size` replies a round, until so many replies have come; or FedAsync, with a round for each reply.
+Only the server's work is real. Seconds are of the clock and of the processor: on a busy machine believe the latter, as
+an upper bound.
 """
 
 import argparse
@@ -106,17 +108,20 @@ def present(M, T, d=1000):
     return found
 
 
-def events(replies, P, size, limit, M=10_000, d=100):
+def events(name, replies, P, size, limit, M=10_000, d=100):
     """Seconds for so many replies under a buffered pace, or as many as come within the limit."""
-    engine, recipe = Fleet(M, d, None), CATALOGUE["fedbuff"](P=P, size=size)
+    recipe = CATALOGUE[name](P=P, **({"size": size} if name == "fedbuff" else {}))
+    engine, size = Fleet(M, d, None), recipe.pace.size
     state, began, count, marks = loop.initial(recipe, engine, torch.randn(d)), time.perf_counter(), 0, []
+    worked = time.process_time()
     while count < replies and time.perf_counter() - began < limit:
         done, _ = one_round(recipe, engine, state)
         state, count = done.state, count + len(done.record.replied)
-        if state.t % 500 == 0:
+        if len(state.history) % 500 == 0:
             marks.append([count, time.perf_counter() - began])
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     return {"replies": count, "P": P, "size": size, "seconds": seconds, "per_second": count / seconds, "marks": marks,
+            "rounds": state.t, "cpu_seconds": cpu, "per_cpu_second": count / cpu, "most_bytes": resident("VmHWM"),
             "clock_days": (state.history[-1].began + state.history[-1].seconds) / 86400}  # fmt: skip
 
 
@@ -128,20 +133,22 @@ def main():
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--replies", type=int, default=1_000_000)
     parser.add_argument("--under-way", type=int, default=100)
+    parser.add_argument("--recipe", choices=("fedbuff", "fedasync"), default="fedbuff")
     parser.add_argument("--size", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=1e9)
     options = parser.parse_args()
     if options.part == "present":
         found = present(options.clients, options.rounds)
     else:
-        found = events(options.replies, options.under_way, options.size, options.seconds)
+        found = events(options.recipe, options.replies, options.under_way, options.size, options.seconds)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "events.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     hardware = (
         f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads"
     )
-    path.write_text(json.dumps({**kept, options.part: found, "hardware": hardware}, indent=1))
+    part = options.part if options.part == "present" else options.recipe
+    path.write_text(json.dumps({**kept, part: {**found, "hardware": hardware}}, indent=1))
     print({key: value for key, value in found.items() if key not in ("marks",) and not isinstance(value, dict)})
 
 

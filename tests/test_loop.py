@@ -9,18 +9,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce import recipes
+from flrce import recipes, traits
 from flrce.engines.pretend import Pretend
 from flrce.errors import BadInput
 from flrce.linalg import conflicts, consensus, cosines, gram
 from flrce.loop import initial, rounds
 from flrce.pieces import View
 from flrce.relations import NEVER
+from flrce.round.pace import Buffered, Fastest
+from flrce.round.roster import without
 from flrce.selectors.relationship import ByRelationship
 from flrce.servers.averages import EMA, Mean, TailMean
 from flrce.stops.budget import AnyOf, Budget, Patience
 from flrce.stops.conflict import Conflicts, shadows
 from flrce.stops.standstill import Standstill
+from flrce.traits import Buffers
 from flrce.types import Evaluation, Event, Payload, Record, Reply, Selection, Spent, Task, Updates
 
 COST = Spent(bytes_down=8, bytes_up=8, joules=1.0, compute_seconds=1.0)
@@ -291,7 +294,12 @@ def test_the_stop_rule():
     patient = Conflicts(5.0, r=2, n=3, after=2)
     assert not patient(records((True, 6), (True, 6), (True, 6)))
     assert patient(records((True, 6), (True, 6), (True, 6), (True, 0), (True, 6)))
-    assert shadows(records((True, 5.2), (False, 9)), 10) == (4.0, 4.5, 5.0)
+    (first, second), grid = records((True, 5.2), (False, 9)), (4.0, 4.5, 5.0)
+    assert shadows((), first, 10) == grid
+    noted = (replace(first, shadow=grid), replace(second, outcome="abandoned"))
+    assert shadows(noted, second, 10) == grid  # not an exploiting round, and nothing is forgotten
+    assert shadows(noted, replace(first, conflicts=4.6), 10) == grid
+    assert shadows(noted, replace(first, conflicts=5.6), 10) == (*grid, 5.5)
 
 
 def test_headway():
@@ -392,3 +400,24 @@ def test_server_averages():
     for t, value in enumerate([4.0, 8.0, 10.0], 1):
         m = tail.observe(m, event(t, value))
     assert tail.model(m, vec(0)).tolist() == [9]
+
+
+def test_a_trait_is_remembered_by_class_and_only_where_that_is_safe():
+    """Of frozen dataclasses; two objects of another class may differ."""
+
+    class Loose:
+        def __init__(self, **given):
+            self.__dict__.update(given)
+
+    assert isinstance(Loose(size=1, oldest=2), Buffers)
+    assert not isinstance(Loose(size=1), Buffers)
+    for _ in range(2):
+        assert isinstance(Buffered(3), Buffers)
+        assert not isinstance(Fastest(), Buffers)
+    assert traits.ANSWERS[Buffers, Buffered]
+    assert not any(kind is Loose for _, kind in traits.ANSWERS)
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 35)))
+def test_rows_without_those_that_are_busy(rows, busy):
+    assert without(tuple(sorted(rows)), busy) == tuple(k for k in sorted(rows) if k not in busy)

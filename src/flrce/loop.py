@@ -17,7 +17,7 @@ from flrce.round.judgement import heard, judge, unjudged, vetted
 from flrce.round.living import alive, awake, informed, priced, settled
 from flrce.round.memory import fits, preflight
 from flrce.round.returned import checked, reason, whole
-from flrce.round.roster import present, samples
+from flrce.round.roster import present, samples, without
 from flrce.round.sums import joined, summed
 from flrce.stops.conflict import shadows
 from flrce.traits import Notes, Shaped
@@ -72,7 +72,7 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
     state, pool = present(state, tuple(here), lambda M: fits(recipe, M, engine.trainable, len(state.w)))
     roster = state.roster
     busy = {flight.task.k for flight in under_way}
-    pool = tuple(k for k in pool if k not in busy) if busy else pool
+    pool = without(pool, busy) if busy else pool
     asked: list[int] = []
 
     def draft(k: int) -> Task:
@@ -151,19 +151,22 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     after = State(t, w, memory, state.roster, {**state.carry, **kept(landing.tasks, replies)})
     record = diagnosed(record, recipe, state, after, event)
     record = judge(record, engine, after, model)
-    record = replace(record, shadow=shadows((*state.history, record), recipe.P))
-    record = replace(record, stop=reason(recipe.stop, (*state.history, record)))  # Algorithm 3
-    if (record.stop or t == T) and record.headline is None:
+    record = replace(record, shadow=shadows(state.history, record, recipe.P))
+    history = (*state.history, record)
+    stop = reason(recipe.stop, history)  # Algorithm 3
+    if (stop or t == T) and record.headline is None:
         record = judge(record, engine, after, model, last=True)
+    if stop or record is not history[-1]:
+        record = replace(record, stop=stop)
+        history = (*state.history, record)
     touched = dict.fromkeys(task.k for task in (*plan.tasks, *landing.tasks))  # the chosen first, as they were chosen
-    after = replace(after, history=(*state.history, record))
-    return Round(after, record, clients, tuple(touched), model)
+    return Round(replace(after, history=history), record, clients, tuple(touched), model)
 
 
 def _end(recipe: Recipe, engine: Engine, state: State, record: Record) -> Round:
     """A round that changed nothing but the record; where it ends the run, the model so far is judged if it was not."""
-    committed = [h for h in state.history if h.outcome == "committed"][-1:]
-    if record.stop and committed and committed[0].headline is None:
+    committed = next((h for h in reversed(state.history) if h.outcome == "committed"), None)
+    if record.stop and committed is not None and committed.headline is None:
         model = recipe.average.model(state.memory.get("average"), state.w)
         record = judge(record, engine, state, model, last=True)
     after = replace(state, history=(*state.history, record), attempt=state.attempt + (record.outcome == "abandoned"))

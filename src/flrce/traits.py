@@ -8,9 +8,30 @@ from torch import Tensor
 
 from flrce.types import Event, Record, Spent, Task, Yardstick
 
+Meta: Any = type(Protocol)
+ANSWERS: dict[tuple[type, type], bool] = {}  # (trait, class) -> whether it has it
+
+
+class Known(Meta):  # type: ignore[misc]
+    """Remembers which classes have a trait: a round asks some fifty times, and to look takes longer than what follows.
+
+    Only of frozen dataclasses, as pieces are: all objects of one have the same fields. No field is annotated here, for
+    typing would take it for one that each trait asks for.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        key = (cls, type(instance))
+        found = ANSWERS.get(key)
+        if found is None:
+            found = bool(super().__instancecheck__(instance))
+            params = getattr(type(instance), "__dataclass_params__", None)
+            if params is not None and params.frozen:
+                ANSWERS[key] = found
+        return found
+
 
 @runtime_checkable
-class Linked(Protocol):
+class Linked(Protocol, metaclass=Known):
     """A trainer that puts links of its own before the update's: a proximal term, a control variate."""
 
     @property
@@ -18,28 +39,28 @@ class Linked(Protocol):
 
 
 @runtime_checkable
-class Remembers(Protocol):
+class Remembers(Protocol, metaclass=Known):
     """A piece with a memory; M clients, d trained floats, D that travel."""
 
     def init(self, M: int, d: int, D: int) -> Any: ...
 
 
 @runtime_checkable
-class Observes(Protocol):
+class Observes(Protocol, metaclass=Known):
     """A piece that learns from a committed round."""
 
     def observe(self, memory: Any, event: Event) -> Any: ...
 
 
 @runtime_checkable
-class Objects(Protocol):
+class Objects(Protocol, metaclass=Known):
     """A piece that does not go with every recipe: why, or ""."""
 
     def objection(self, recipe: Any) -> str: ...
 
 
 @runtime_checkable
-class Partial(Protocol):
+class Partial(Protocol, metaclass=Known):
     """A piece that may let a reply cover only some coordinates."""
 
     @property
@@ -47,7 +68,7 @@ class Partial(Protocol):
 
 
 @runtime_checkable
-class Changing(Protocol):
+class Changing(Protocol, metaclass=Known):
     """A piece that may give a client other coordinates in every round."""
 
     @property
@@ -55,7 +76,7 @@ class Changing(Protocol):
 
 
 @runtime_checkable
-class Chained(Protocol):
+class Chained(Protocol, metaclass=Known):
     """A piece that may need a network that is a plain chain of layers."""
 
     @property
@@ -63,14 +84,14 @@ class Chained(Protocol):
 
 
 @runtime_checkable
-class Covers(Protocol):
+class Covers(Protocol, metaclass=Known):
     """A compressor that says which coordinates count in the mean."""
 
     def covers(self, layout: Sequence[tuple[str, int]], rng: Generator) -> Tensor: ...
 
 
 @runtime_checkable
-class Rated(Protocol):
+class Rated(Protocol, metaclass=Known):
     """A piece with a rate that others go by: a plain mean's, or a compressor's, which a trainer may set by client."""
 
     @property
@@ -78,7 +99,7 @@ class Rated(Protocol):
 
 
 @runtime_checkable
-class Scales(Protocol):
+class Scales(Protocol, metaclass=Known):
     """A compressor that may multiply what it sends, so that its mean over draws is right and one draw is not."""
 
     @property
@@ -86,7 +107,7 @@ class Scales(Protocol):
 
 
 @runtime_checkable
-class Compares(Protocol):
+class Compares(Protocol, metaclass=Known):
     """A selector that says whether it looks at single updates; one that observes and does not say so does."""
 
     @property
@@ -94,7 +115,7 @@ class Compares(Protocol):
 
 
 @runtime_checkable
-class Rooted(Protocol):
+class Rooted(Protocol, metaclass=Known):
     """A selector that asks the client in row `root` in every round."""
 
     @property
@@ -102,7 +123,7 @@ class Rooted(Protocol):
 
 
 @runtime_checkable
-class Maps(Protocol):
+class Maps(Protocol, metaclass=Known):
     """A selector's memory that holds a map of clients, which run directories keep. Without H nothing is mapped."""
 
     @property
@@ -114,7 +135,7 @@ class Maps(Protocol):
 
 
 @runtime_checkable
-class Freezes(Protocol):
+class Freezes(Protocol, metaclass=Known):
     """A trainer that freezes the network's blocks before the `first`."""
 
     @property
@@ -122,7 +143,7 @@ class Freezes(Protocol):
 
 
 @runtime_checkable
-class TellsLabels(Protocol):
+class TellsLabels(Protocol, metaclass=Known):
     """A trainer whose clients tell their shares of so many labels."""
 
     @property
@@ -130,21 +151,21 @@ class TellsLabels(Protocol):
 
 
 @runtime_checkable
-class MeasuresHeadway(Protocol):
+class MeasuresHeadway(Protocol, metaclass=Known):
     """An average that knows which way the rounds went: the headway of the round that it observed last."""
 
     def headway(self, memory: Any) -> float | None: ...
 
 
 @runtime_checkable
-class MeasuresWay(Protocol):
+class MeasuresWay(Protocol, metaclass=Known):
     """A stop that knows how far the model has come."""
 
     def way(self, memory: Any) -> float: ...
 
 
 @runtime_checkable
-class Several(Protocol):
+class Several(Protocol, metaclass=Known):
     """A piece made of others, of which one may remember something."""
 
     @property
@@ -158,14 +179,14 @@ def holder(piece: Any) -> Any:
 
 
 @runtime_checkable
-class Refuses(Protocol):
+class Refuses(Protocol, metaclass=Known):
     """A stop that looks at what the next round would cost, before it is begun."""
 
     def before(self, history: Sequence[Record], estimates: Sequence[Spent]) -> str: ...
 
 
 @runtime_checkable
-class Blockwise(Protocol):
+class Blockwise(Protocol, metaclass=Known):
     """An aggregator that goes through coordinates block by block, and makes no copy of a round's updates."""
 
     @property
@@ -173,7 +194,7 @@ class Blockwise(Protocol):
 
 
 @runtime_checkable
-class Sketched(Protocol):
+class Sketched(Protocol, metaclass=Known):
     """A selector whose map can be kept smaller."""
 
     @property
@@ -183,14 +204,14 @@ class Sketched(Protocol):
 
 
 @runtime_checkable
-class Tells(Protocol):
+class Tells(Protocol, metaclass=Known):
     """A pace that tells clients something too: a deadline."""
 
     def told(self, task: Task) -> Task: ...
 
 
 @runtime_checkable
-class Buffers(Protocol):
+class Buffers(Protocol, metaclass=Known):
     """A pace under which tasks outlive a round: it ends with `size` replies; those over `oldest` rounds are dropped.
 
     Its `init` returns a `round.pace.Sky`.
@@ -203,7 +224,7 @@ class Buffers(Protocol):
 
 
 @runtime_checkable
-class Measures(Protocol):
+class Measures(Protocol, metaclass=Known):
     """An engine that knows what the headline metric is."""
 
     @property
@@ -211,21 +232,21 @@ class Measures(Protocol):
 
 
 @runtime_checkable
-class Notes(Protocol):
+class Notes(Protocol, metaclass=Known):
     """An engine with something to say about a round's tasks, for the ledger: the node of each client, for instance."""
 
     def notes(self, tasks: Sequence[Task]) -> Mapping[str, Any]: ...
 
 
 @runtime_checkable
-class Reports(Protocol):
+class Reports(Protocol, metaclass=Known):
     """An engine whose clients tell what their batteries hold: (clients,) from 0 to 1, or None where nobody does."""
 
     def levels(self, clients: Sequence[str]) -> Tensor | None: ...
 
 
 @runtime_checkable
-class Begins(Protocol):
+class Begins(Protocol, metaclass=Known):
     """A pace that may put a round off, given the carbon intensity of the `look` hours to come."""
 
     @property
@@ -234,7 +255,7 @@ class Begins(Protocol):
 
 
 @runtime_checkable
-class Lives(Protocol):
+class Lives(Protocol, metaclass=Known):
     """An engine whose clients live by the run's clock: a `fleet.life.Life`, or None where all are always there."""
 
     @property
@@ -242,7 +263,7 @@ class Lives(Protocol):
 
 
 @runtime_checkable
-class Shaped(Protocol):
+class Shaped(Protocol, metaclass=Known):
     """An engine that knows the names and shapes of the tensors that w concatenates."""
 
     @property
@@ -250,7 +271,7 @@ class Shaped(Protocol):
 
 
 @runtime_checkable
-class Counts(Protocol):
+class Counts(Protocol, metaclass=Known):
     """An engine that knows everybody's samples at once: (M,) float64."""
 
     def counts(self, clients: Sequence[str]) -> Tensor: ...

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -230,7 +231,7 @@ class Plan:
     keep: int | None = None  # no more good replies than that count
     began: float = 0.0  # seconds of the run's clock
 
-    @property
+    @cached_property  # asked for several times a round, of all that is under way
     def tasks(self) -> tuple[Task, ...]:
         """What this round's clients are told."""
         return tuple(flight.task for flight in self.flights if flight.task.t == self.t)

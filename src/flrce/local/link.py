@@ -21,6 +21,7 @@ from torch import Generator, Tensor
 
 from flrce.local.schedules import Schedule
 from flrce.models.flat import Layout
+from flrce.traits import Known
 from flrce.types import Task
 
 Tensors = Mapping[str, Tensor]
@@ -74,14 +75,14 @@ class Batch(Protocol):
 
 
 @runtime_checkable
-class Link(Protocol):
+class Link(Protocol, metaclass=Known):
     """One step of the way from a gradient to a change of w."""
 
     def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]: ...
 
 
 @runtime_checkable
-class Probes(Protocol):
+class Probes(Protocol, metaclass=Known):
     """A link that asks for more than one gradient a step: SAM, DP-SGD, a second model. Called instead of `step`."""
 
     def probe(self, g: Tensor, w: Tensor, state: Tensors, batch: Batch) -> tuple[Tensor, Tensors]: ...
@@ -100,21 +101,21 @@ class Estimates(Link, Protocol):
 
 
 @runtime_checkable
-class Adds(Protocol):
+class Adds(Protocol, metaclass=Known):
     """A link that adds to each sample's loss, (n,): a contrast of features, distillation. It needs no `step`."""
 
     def term(self, batch: Batch, state: Tensors) -> Tensor: ...
 
 
 @runtime_checkable
-class Holds(Protocol):
+class Holds(Protocol, metaclass=Known):
     """A link that keeps coordinates where they are, whatever the links behind it remember: (d,) bool, or None."""
 
     def still(self, state: Tensors) -> Tensor | None: ...
 
 
 @runtime_checkable
-class Stackable(Protocol):
+class Stackable(Protocol, metaclass=Known):
     """A link that says whether it works on any number of leading dimensions, so that a stack may run it at once."""
 
     @property
@@ -122,7 +123,7 @@ class Stackable(Protocol):
 
 
 @runtime_checkable
-class Last(Protocol):
+class Last(Protocol, metaclass=Known):
     """A link that can end a chain: it says how far a step goes."""
 
     @property
@@ -138,7 +139,7 @@ class Scheduled(Last, Protocol):
 
 
 @runtime_checkable
-class Costs(Protocol):
+class Costs(Protocol, metaclass=Known):
     """A link that needs more than one forward and backward pass a step: so many more, for the books."""
 
     @property
@@ -146,21 +147,21 @@ class Costs(Protocol):
 
 
 @runtime_checkable
-class Remembers(Protocol):
+class Remembers(Protocol, metaclass=Known):
     """A link with a state of its own during a round."""
 
     def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors: ...
 
 
 @runtime_checkable
-class Sends(Protocol):
+class Sends(Protocol, metaclass=Known):
     """A link that sends tensors back: their names and sizes for a model of d floats, so that gate and books know."""
 
     def sends(self, d: int) -> Mapping[str, int]: ...
 
 
 @runtime_checkable
-class Ends(Protocol):
+class Ends(Protocol, metaclass=Known):
     """A link that keeps something with the client, or sends something back, when the round is over."""
 
     def end(self, w: Tensor, state: Tensors) -> tuple[Tensors, Tensors]: ...

@@ -12,7 +12,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.errors import brief
-from flrce.pieces import Malformed
+from flrce.pieces import Dense, Malformed
 from flrce.rng import stream
 from flrce.types import Payload, Spent, Task
 
@@ -20,6 +20,7 @@ LARGEST = 1e9  # of one coordinate: beyond it float32 products of updates overfl
 MOST = 1e30  # of any figure that a client reports: sums over clients, samples and rounds stay far from overflow
 COST = 1e18  # of bytes, seconds, joules
 WATTS, PER_BYTE = 20_000.0, 0.01  # a measured cost beyond these is no device's: a full rack drawer, a satellite's radio
+FIGURES = tuple((f.name, MOST if f.name == "flops" else COST) for f in fields(Spent))  # and how large each may be
 VARIANCE = "running_var"  # how BatchNorm's variances are named
 
 
@@ -67,7 +68,8 @@ def decoded(task: Task, payload: Payload, layout: Sequence[tuple[str, int]]) -> 
     size = sum(count for _, count in layout)
     weigh(payload, size, len(layout))
     buffers = _Watched(payload.buffers)
-    u = task.compressor.decode(Payload(buffers), layout, encoding(task))
+    rng = None if type(task.compressor) is Dense else encoding(task)  # which takes longer than to decode
+    u = task.compressor.decode(Payload(buffers), layout, rng)
     if buffers.unread:
         raise Malformed(f"unexpected buffer {brief(min(buffers.unread), 40)!r}")
     if type(u) is not Tensor or tuple(u.shape) != (size,) or not u.is_floating_point():
@@ -115,7 +117,7 @@ def sound(spent: Any) -> bool:
     """Whether what a client says it spent can be booked: numbers in bounds, and no more joules than its time allows."""
     if not isinstance(spent, Spent):
         return False
-    if not all(number(getattr(spent, f.name), 0, MOST if f.name == "flops" else COST) for f in fields(Spent)):
+    if not all(number(getattr(spent, name), 0, most) for name, most in FIGURES):
         return False
     most = WATTS * spent.seconds + PER_BYTE * (spent.bytes_up + spent.bytes_down)
     return not spent.measured or spent.joules <= most

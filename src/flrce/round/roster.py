@@ -1,8 +1,10 @@
 """Who is there: the rows of the server's tables, and what is known of their clients."""
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,8 +25,8 @@ def present(
     Rows are never given up, since clients come back and the ledger speaks of rows. So that nobody can fill the memory
     with names, newcomers for whom the tables have no room (`fits` is told how many clients there would be) stay out.
     """
-    if clients == state.roster:  # as a rule nobody came or went, and a million names need not be looked up
-        return state, tuple(range(len(clients)))
+    if clients is state.roster or clients == state.roster:  # as a rule nobody came or went: no name is looked up
+        return state, _all(len(clients))
     here = set(clients)
     newcomers = tuple(sorted(here - set(state.roster)))
     M = len(state.roster) + len(newcomers)
@@ -36,6 +38,23 @@ def present(
             "without a relationship map", len(newcomers), newcomers[0], M,
         )  # fmt: skip
     return state, tuple(k for k, client in enumerate(state.roster) if client in here)
+
+
+def without(rows: tuple[int, ...], busy: set[int]) -> tuple[int, ...]:
+    """Ascending rows but for those that are busy: few of many, so that what lies between them is taken at once."""
+    left: list[int] = []
+    start = 0
+    for k in sorted(busy):
+        at = bisect_left(rows, k)
+        if at < len(rows) and rows[at] == k:
+            left += rows[start:at]
+            start = at + 1
+    return (*left, *rows[start:])
+
+
+@lru_cache(maxsize=4)
+def _all(M: int) -> tuple[int, ...]:
+    return tuple(range(M))
 
 
 def samples(engine: Engine, roster: tuple[str, ...]) -> Tensor:

@@ -23,7 +23,8 @@ def stacked(
     fits = table is not None and table.dtype == dtype and len(table) >= len(passed) and table.shape[1] == d
     # of new memory, a row is taken as it is written, and its reply let go of
     U = table[: len(passed)] if table is not None and fits else room(len(passed), d, dtype=dtype)
-    partial = any(holdings(task)[0] is not None or isinstance(task.compressor, Covers) for task in tasks)
+    covers = {type(task.compressor): isinstance(task.compressor, Covers) for task in tasks}
+    partial = any(covers.values()) or any(holdings(task)[0] is not None for task in tasks)
     covered = torch.zeros(len(passed), d, dtype=torch.bool) if partial else None
     replies = [reply for reply, _ in passed]
     for row, task in enumerate(tasks):

@@ -27,11 +27,12 @@ def flags(G: Tensor, clients: Sequence[str]) -> dict[str, str]:
     usual = norms[moved].median()
     share = ((G < 0).sum(1) / (moved.sum() - 1)).where(moved, 0.0)
     middle = share[moved].median()
-    for i, client in enumerate(clients):
-        if norms[i] > FAR * usual:
-            found[client] = f"norm {float(norms[i] / usual):.3g} times the median"
-        elif share[i] > AGAINST and share[i] - middle > APART:
-            found[client] = f"against {float(share[i]):.0%} of its peers, median {float(middle):.0%}"
+    far, against = norms > FAR * usual, (share > AGAINST) & (share - middle > APART)
+    for i in (far | against).nonzero()[:, 0].tolist():
+        if far[i]:
+            found[clients[i]] = f"norm {float(norms[i] / usual):.3g} times the median"
+        else:
+            found[clients[i]] = f"against {float(share[i]):.0%} of its peers, median {float(middle):.0%}"
     return found
 
 

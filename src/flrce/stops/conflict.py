@@ -49,7 +49,11 @@ class Conflicts:
         return sum(self.count(h) >= self.psi for h in drawn) >= self.r
 
 
-def shadows(history: Sequence[Record], P: int) -> tuple[float, ...]:
-    """Every threshold of the paper's grid (scaled to P) whose plain rule would have stopped the run by now."""
-    fired = [h.conflicts for h in history if h.exploit and h.outcome == "committed"]
-    return tuple(psi * P / 10 for psi in SHADOWS if fired and max(fired) >= psi * P / 10)
+def shadows(history: Sequence[Record], record: Record, P: int) -> tuple[float, ...]:
+    """Every threshold of the paper's grid (scaled to P) whose plain rule would have stopped the run by this round.
+
+    The last committed record of the `history` before it has those that would have before, so that no other is read.
+    """
+    before = next((h.shadow for h in reversed(history) if h.outcome == "committed"), ())
+    now = tuple(psi * P / 10 for psi in SHADOWS if record.exploit and record.conflicts >= psi * P / 10)
+    return max(before, now, key=len)  # both begin at the grid's least
