@@ -133,6 +133,8 @@ def test_each_client_s_accuracy_is_kept_as_in_the_simulator(tmp_path):
     assert dict(zip(names[0], there["clients"], strict=True)) == pytest.approx(
         dict(zip(names[1], here["clients"], strict=True)), abs=1e-6
     )
+    assert there["held"] == here["held"]  # samples of each class
+    assert there["classes"] == pytest.approx(here["classes"], abs=1e-6)
 
 
 def test_own_samples_and_network_travel_over_flower():

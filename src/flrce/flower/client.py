@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from flrce.fleet.supply import reported
+from flrce.flower import classes
 from flrce.flower.arrays import Template
 from flrce.flower.local import Local, Runners, Tracing, measured, name_for
 from flrce.flower.nodes import HELLO
@@ -58,7 +59,12 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
         for judge in runner.objective.judges:
             value = float(judge.value(numbers[judge.name]))
             metrics |= {judge.name: value} if math.isfinite(value) else {}
-        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+        answer = RecordDict({"metrics": MetricRecord(metrics)})
+        config = next(iter(message.content.config_records.values()), ConfigRecord())
+        told = classes.counted(runner, numbers, local.y[index]) if held and config.get(classes.ASKED) is True else None
+        if told is not None:
+            answer[classes.TOLD] = told
+        return Message(answer, reply_to=message)
 
     app.train()(train)
     app.evaluate()(lambda message, context: judge(message, context, held=True))

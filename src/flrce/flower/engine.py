@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from flrce.errors import BadInput
+from flrce.flower import classes
 from flrce.flower.arrays import Template, record, weight
 from flrce.flower.figures import LOSSES, PERCENT, first, reported, scale, strange, summed
 from flrce.flower.judging import Panel
@@ -253,11 +254,14 @@ class FlowerEngine:
         return self.panel.judge(self.arrays(w), t) if self.panel.due(t, last) else None
 
     def breakdown(self, t: int, roster: Sequence[str]) -> dict[str, Any] | None:
-        """The headline metric of round t's model for each client that was asked and told it; None where nobody did."""
+        """The headline metric of round t's model for each client that was asked and told it, and for each class where
+        they were asked for that; None where nobody did."""
         nodes = {name: client.node for name, client in self.online.items()}
         values = [self.panel.each.get(nodes.get(name, 0)) for name in roster] if self.panel.last == t else []
         told = any(value is not None for value in values)
-        return {"metric": self.panel.yardstick.metric, "clients": values} if told else None
+        found = {"metric": self.panel.yardstick.metric, "clients": values}
+        by_class = self.panel.by_class
+        return {**found, **(classes.breakdown(by_class) if by_class else {})} if told else None
 
     def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
         """Mean loss of w on each client's training samples; of one that cannot tell, as it last reported."""

@@ -26,7 +26,12 @@ def opened(folder: Path, experiment: str, partition: Mapping[str, Any] | None, e
     """The ledger; who the clients were at first stays as it was, and another model is refused."""
     old = folder / "partition.json"
     clients = list(engine.clients())
-    found = {"data": "flower", "classes": [], "clients": clients, "train": [engine.samples(c) for c in clients]}
+    found = {
+        "data": "flower",
+        "classes": list(engine.options.classes),
+        "clients": clients,
+        "train": [engine.samples(c) for c in clients],
+    }
     before = document(old) if old.exists() else {}
     kept = arranged(partition, before.get("clients", clients)) if partition is not None else before or found
     _same_arrays(folder / "arrays.json", engine.template)

@@ -27,6 +27,7 @@ from flrce.flower.under_way import Sent
 from flrce.local.workload import Alike
 from flrce.pieces import Dense, Recipe, StopRule, View
 from flrce.rng import stream
+from flrce.round.payloads import number
 from flrce.traits import Refuses
 from flrce.types import (
     Arrivals,
@@ -147,12 +148,14 @@ class TheirPanel(Panel):
         self.engine = engine
 
     def ask(self, arrays: ArrayRecord, t: int) -> Seen:
-        strategy, config = self.engine.strategy, configured(self.config, t)
-        messages = self.engine.drawn("evaluate", t, arrays, config, strategy.configure_evaluate)
+        strategy = self.engine.strategy
+        messages = self.engine.drawn("evaluate", t, arrays, self.asks(t), strategy.configure_evaluate)
         answers = asked(self.grid, messages, self.options.timeout)
         came = [reply for reply in answers.values() if not reply.has_error()]
         most = scale(list(map(metrics_of, came)))
         good = [reply for reply in came if not any(strange(m, most) for m in reply.content.metric_records.values())]
+        key = self.options.weight_key
+        self._note(good, [number(metrics_of(reply).get(key)) for reply in good], most)
         try:
             metrics = strategy.aggregate_evaluate(t, good) if good else None
         except Exception as why:

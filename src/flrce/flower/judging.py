@@ -8,6 +8,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from flrce.flower import classes
 from flrce.flower.arrays import Template
 from flrce.flower.figures import ACCURACY, LOSSES, by_metric, first, metrics_of, reported, scale, strange, summed
 from flrce.flower.nodes import Client
@@ -38,6 +39,7 @@ class Panel:
         self.by_clients: MetricRecord | None = None
         self.by_server: MetricRecord | None = None
         self.each: dict[int, float] = {}  # node -> its own figure of the headline metric, of the model judged last
+        self.by_class: classes.Told | None = None  # likewise, over the judges that told it
 
     def due(self, t: int, last: bool) -> bool:
         """Whether a model is to be judged in round t; once, whatever is made of it."""
@@ -101,7 +103,7 @@ class Panel:
 
     def ask(self, arrays: ArrayRecord, t: int) -> Seen:
         """The clients' metrics, weighted by samples, and accuracy per client and per sample where they report it."""
-        config = ConfigRecord(dict(configured(self.config, t)))
+        config = ConfigRecord(self.asks(t))
         messages = list(self.host.configure_evaluate(t, arrays, config, self.grid))
         replies = list(asked(self.grid, messages, self.options.timeout).values())
         mean = self.host.aggregate_evaluate(t, replies)
@@ -109,7 +111,7 @@ class Panel:
         most = scale(figures)
         told = [not strange(f, most) and number(f.get(key)) and f[key] > 0 for f in figures]
         sane = [f for f, good in zip(figures, told, strict=True) if good]
-        self.each = self._each(replies, told, most)
+        self._note(replies, told, most)
         if self.options.judges and mean is not None:
             return mean, self._by_objective(sane, first(mean, LOSSES) or 0.0, len(messages))
         accuracies = [value / most for f in sane if (value := first(f, ACCURACY, most)) is not None]
@@ -118,6 +120,17 @@ class Panel:
         down = self.template.nbytes * len(messages)
         overall, loss = first(mean, ACCURACY, most), first(mean, LOSSES)
         return mean, Evaluation(sum(accuracies) / len(accuracies), (overall or 0.0) / most, loss or 0.0, down)
+
+    def asks(self, t: int) -> dict[str, Any]:
+        """What judges are told besides the model."""
+        return {**configured(self.config, t), **({classes.ASKED: True} if self.options.by_class else {})}
+
+    def _note(self, replies: Sequence[Message], told: Sequence[bool], most: float) -> None:
+        """What is kept of the judges' answers besides their means: each one's headline, and figures by class."""
+        self.each = self._each(replies, told, most)
+        heard = [reply for reply, good in zip(replies, told, strict=True) if good and self.options.by_class]
+        samples = [metrics_of(reply)[self.options.weight_key] for reply in heard]
+        self.by_class = classes.pooled(heard, samples, self.yardstick)
 
     def _each(self, replies: Sequence[Message], told: Sequence[bool], most: float) -> dict[int, float]:
         """The headline metric of every node that reports it."""

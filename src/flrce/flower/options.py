@@ -33,6 +33,8 @@ class Options:
     fraction_evaluate: float = 1.0  # share of the clients that judge a model
     least_evaluate: int = 0
     eval_every: int = 1
+    by_class: bool = False  # judges are asked for figures by class, which tell their label counts
+    classes: tuple[str, ...] = ()  # their names, where they are known
     arrays_key: str = "arrays"
     config_key: str = "config"
     weight_key: str = "num-examples"  # the metric that weighs a reply

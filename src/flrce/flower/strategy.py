@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from flrce import loop
 from flrce.errors import BadInput
 from flrce.fleet.costs import Profile, profile
 from flrce.flower.arrays import Template
+from flrce.flower.classes import named
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import kept, settings
 from flrce.flower.guard import GuardedEngine
@@ -43,12 +44,13 @@ class Ours(Strategy):
         evaluate_metrics_aggr_fn: Summing | None = None, *, state: Path | str | None = None, seed: int = 0,
         stop: StopRule | None = None, budget: Mapping[str, Any] | None = None, minimum_replies: int = 1,
         wait_for_nodes: float = 300.0, ask_names: bool | str = True, eval_every: int = 1,
-        device: str | Profile | None = None,
+        device: str | Profile | None = None, by_class: bool | Sequence[str] = False,
         model: nn.Module | None = None, sample_shape: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         """The first ten as in Flower's FedAvg. `state` is a folder that a killed run goes on from; `budget` caps
         rounds, bytes, joules or seconds; `device` is a profile that models the joules of clients that cannot measure
-        theirs; `model` with `sample_shape` tells the server the network, which sub-models and freezing need."""
+        theirs; `by_class`, True or the classes' names, has clients tell their label counts; `model` with
+        `sample_shape` tells the server the network, which sub-models and freezing need."""
         if not 0 <= fraction_train <= 1 or not 0 <= fraction_evaluate <= 1:
             raise BadInput(f"fraction_train {fraction_train} and fraction_evaluate {fraction_evaluate}: use 0 to 1")
         min_train_nodes = min_train_nodes if fraction_train else 0  # nobody trains
@@ -59,7 +61,8 @@ class Ours(Strategy):
         self.options = Options(
             seed=seed, wait=wait_for_nodes, available=max(min_available_nodes, min_train_nodes), ask=ask_names,
             least_train=min_train_nodes, fraction_evaluate=fraction_evaluate, least_evaluate=min_evaluate_nodes,
-            eval_every=eval_every, arrays_key=arrayrecord_key, config_key=configrecord_key, weight_key=weighted_by_key,
+            eval_every=eval_every, by_class=bool(by_class), classes=named(by_class),
+            arrays_key=arrayrecord_key, config_key=configrecord_key, weight_key=weighted_by_key,
             train_sum=train_metrics_aggr_fn, evaluate_sum=evaluate_metrics_aggr_fn,
             profile=profile(device) if isinstance(device, str) else device,
         )  # fmt: skip

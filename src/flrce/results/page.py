@@ -63,14 +63,16 @@ def payload(parts: Sequence[Group]) -> dict[str, Any]:
         for run in part.runs:
             rows = detail.shown(run)
             labels = run.partition.get("labels", [])
+            found = detail.detail(run, rows)
+            classes = [str(name) for name in run.partition.get("classes", ())]
             runs.append(
                 {
                     "recipe": i, "seed": run.seed, "M": len(run.roster),
                     "clients": rosters.index([run.roster[k] for k in rows]),
                     "partition": partitions.index([labels[k] for k in rows if k < len(labels)]),
-                    "classes": [str(name) for name in run.partition.get("classes", ())],
+                    "classes": classes or [str(label) for label in range(len(found["byClass"]))],
                     "order": detail.clustered(run) if len(rows) == len(run.roster) else list(range(len(rows))),
-                    "relations": None, **detail.detail(run, rows),
+                    "relations": None, **found,
                 }
             )  # fmt: skip
     _add_maps(runs, [run for part in parts for run in part.runs])

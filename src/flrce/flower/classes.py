@@ -1,0 +1,88 @@
+"""Figures by class. A client sends them only where it is asked to: they tell its label counts."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flrce.errors import BadInput, brief
+from flrce.flower.wire import PREFIX
+from flrce.local.client import Runner
+from flrce.local.metrics import Averages
+from flrce.round.payloads import number
+from flrce.types import Yardstick
+
+ASKED = PREFIX + "by-class"  # in the config of an evaluation
+TOLD = "by-class"  # the record of the answer, with two lists by class:
+SUMS, HELD = PREFIX + "sums", PREFIX + "held"  # of the headline metric over the samples, and how many those are
+MOST = 10_000  # classes
+log = logging.getLogger("flwr")
+Told = tuple[list[float], list[int]]
+
+
+def named(by_class: Any) -> tuple[str, ...]:
+    """The classes' names, where the setting gives them."""
+    if isinstance(by_class, bool):
+        return ()
+    if isinstance(by_class, str) or not isinstance(by_class, Sequence) or not by_class:
+        raise BadInput(f"by_class = {by_class!r}: use True, False, or the classes' names in the order of their labels")
+    return tuple(map(str, by_class))
+
+
+def counted(runner: Runner, numbers: Mapping[str, NDArray[np.float64]], y: Tensor) -> ConfigRecord | None:
+    """A client's answer, from the headline's number of each sample; None where labels are no classes."""
+    head = runner.objective.judges[0]
+    classes = getattr(runner.objective, "kind", "") == "classes" and y.ndim == 1 and not y.is_floating_point()
+    if not classes or not (isinstance(head, Averages) and head.mean):
+        return None
+    labels, values = y.numpy(), numbers[head.name]
+    counts = labels >= 0  # a target that does not count is below
+    return ConfigRecord({
+        SUMS: np.bincount(labels[counts], values[counts]).tolist(), HELD: np.bincount(labels[counts]).tolist(),
+    })  # fmt: skip
+
+
+def pooled(replies: Sequence[Message], samples: Sequence[Any], scale: Yardstick) -> Told | None:
+    """Sums and samples of each class over the clients that told them; None where nobody did.
+
+    `samples` are those that each says to have judged with. What cannot be is left out, with a warning.
+    """
+    found: list[Told] = []
+    for reply, n in zip(replies, samples, strict=True):
+        told = reply.content.config_records.get(TOLD)
+        if told is None:
+            continue
+        why = wrong(told, n, scale)
+        if why:
+            log.warning("node %d: %s; its figures by class do not count", reply.metadata.src_node_id, why)
+        else:
+            found.append((told[SUMS], told[HELD]))  # type: ignore[arg-type]
+    if not found:
+        return None
+    sums = [float(sum(column)) for column in zip_longest(*(each for each, _ in found), fillvalue=0.0)]
+    return sums, [sum(column) for column in zip_longest(*(held for _, held in found), fillvalue=0)]
+
+
+def wrong(told: Mapping[str, Any], n: Any, scale: Yardstick) -> str:
+    """Why these figures cannot be, or ""."""
+    sums, held = told.get(SUMS), told.get(HELD)
+    if not isinstance(sums, list) or not isinstance(held, list) or not len(sums) == len(held) <= MOST:
+        return f"figures by class are two lists of one length, of at most {MOST} classes"
+    if any(type(count) is not int or count < 0 for count in held) or sum(held) > n:
+        return f"more samples in its classes than the {n} that it judged with, or fewer than 0"
+    for value, count in zip(sums, held, strict=True):
+        low, high = (count * scale.low, count * scale.high) if count else (0.0, 0.0)
+        if not (number(value) and low <= value <= high):
+            return f"a sum of {brief(value, 20)} over {count} samples of a class"
+    return ""
+
+
+def breakdown(told: Told) -> dict[str, Any]:
+    """As in final.json: the metric for each class, None where nobody holds samples of it, and how many there are."""
+    sums, held = told
+    return {"classes": [s / count if count else None for s, count in zip(sums, held, strict=True)], "held": held}
