@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from flrce import outcome, runs
 from flrce.apps.cli import main
 from flrce.apps.show import Progress, sparkline
+from flrce.config import Experiment
 from flrce.errors import BadInput
 from flrce.results import detail, page, tables
 from flrce.stops.budget import AnyOf, Budget
@@ -315,6 +316,30 @@ def test_figures_are_the_same_bytes_again(tmp_path):
     parts = tables.groups(read.find([compared() / "flrce" / "seed-0"]))
     first, second = draw(parts, tmp_path / "a"), draw(parts, tmp_path / "b")
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+
+
+def test_what_is_no_accuracy_is_not_called_so(tmp_path, monkeypatch):
+    """Curves of a regression are in its own unit, and nobody speaks of accuracy per joule."""
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="extra `report`")
+    from flrce.apps.run import columns, row
+    from flrce.results.figures import draw
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    tables_of = {**SMALL, "rounds": 2, "data": {"partition": "iid"}, "recipe": {"name": "fedavg"}}
+    done = runs.run(Experiment(**tables_of), tmp_path / "run", data=(x, 50 * x[:, 0]))
+    axes, close = {}, pyplot.close
+    monkeypatch.setattr(pyplot, "close", lambda figure: axes.setdefault(figure.axes[0].get_ylabel(), figure.axes[0]))
+    written = draw(tables.groups(read.find([tmp_path / "run"])), tmp_path / "figures")
+    close("all")
+    assert {path.stem for path in written} == {"mae", "energy", "bandwidth"}
+    assert axes["MAE"].lines[0].get_ydata().tolist() == [h.headline for h in done.history]
+    heads = columns("mae")
+    assert heads == ("recipe", "mae", "last model", "rounds", "MB", "joules")
+    assert len(row("fedavg", outcome.intervals([done.summary]))) == len(heads)
+    assert (
+        len(row("fedavg", {**outcome.intervals([done.summary]), "metric": "accuracy"})) == len(columns("accuracy")) == 8
+    )
 
 
 def test_compare_writes_the_report(tmp_path, capsys):

@@ -13,13 +13,15 @@ from flrce.config import Experiment
 from flrce.errors import BadInput, Unfinished
 from flrce.store import headline as words
 
-COLUMNS = ("rounds", "MB", "joules", "acc/kJ", "acc/GB")
+COLUMNS = ("rounds", "MB", "joules")
 
 
 def columns(metric: str, grams: bool = False) -> tuple[str, ...]:
     """Heads of the table: the metric of the model handed back and of the last one, and what they cost."""
     unit = " %" if metric in words.SHARES else ""
-    return ("recipe", f"{metric}{unit}", f"last model{unit}", *COLUMNS, *(("hours", "g CO2") if grams else ()))
+    gained = ("acc/kJ", "acc/GB") if metric == "accuracy" else ()
+    more = ("hours", "g CO2") if grams else ()
+    return ("recipe", f"{metric}{unit}", f"last model{unit}", *COLUMNS, *gained, *more)
 
 
 def run(
@@ -94,9 +96,9 @@ def row(name: str, aggregate: dict[str, Any], grams: bool | None = None) -> list
     known = emits(aggregate) if grams is None else grams
     more = [figure(aggregate["seconds"], 1 / 3600, 2), figure(aggregate["grams"], 1, 2)] if known else []
     unit, digits = words.unit(aggregate["metric"]), words.digits(aggregate["metric"])
+    gained = ("computation_efficiency", "communication_efficiency") if aggregate["metric"] == "accuracy" else ()
     return [
         name, *(figure(aggregate[key], 1 / unit, digits) for key in ("value", "value_last")),
-        figure(aggregate["rounds"], 1, 0), figure(aggregate["bytes"], 1e-6, 2),
-        figure(aggregate["joules"]), figure(aggregate["computation_efficiency"], 1, 2),
-        figure(aggregate["communication_efficiency"], 1, 2), *more,
+        figure(aggregate["rounds"], 1, 0), figure(aggregate["bytes"], 1e-6, 2), figure(aggregate["joules"]),
+        *(figure(aggregate[key], 1, 2) for key in gained), *more,
     ]  # fmt: skip

@@ -57,11 +57,8 @@ def chain(module: nn.Module, shape: tuple[int, ...], kinds: Kinds = KINDS) -> Ch
     """The module's layers for one sample of this shape; BadInput if it is no plain chain of layers of these kinds."""
     if isinstance(module, Chained) and not module.chained:
         raise BadInput(f"{type(module).__name__} branches; a chain feeds each layer from the last")
-    hooked = next((path for path, layer in module.named_modules() if _hooked(layer)), None)
-    if hooked is not None:  # such as torch's older weight_norm and spectral_norm
-        raise BadInput(
-            f"{type(module).__name__} has a hook at {hooked!r}; a chain's layers do nothing else than theirs"
-        )
+    if found := hooked(module):  # such as torch's older weight_norm and spectral_norm
+        raise BadInput(f"{type(module).__name__} has {found}; a chain's layers have none")
     try:
         graph = _graph(module, kinds)
     except Exception as why:  # torch.fx raises many kinds for what it cannot trace
@@ -102,9 +99,12 @@ def chain(module: nn.Module, shape: tuple[int, ...], kinds: Kinds = KINDS) -> Ch
     return Chain(tuple(layers))
 
 
-def _hooked(layer: nn.Module) -> bool:
-    """Whether something happens as the layer is called that its own code does not say."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+def hooked(module: nn.Module) -> str:
+    """Where something happens as a layer is called that its own code does not say; "" where nothing does."""
+    for path, layer in module.named_modules():
+        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+            return f"a hook at {path!r}" if path else "a hook"
+    return ""
 
 
 def _graph(module: nn.Module, kinds: Kinds) -> fx.Graph:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from flrce.errors import BadInput
-from flrce.results.tables import Group, band, units
+from flrce.results.tables import Group, band, metric, units
+from flrce.store import headline as words
 
 COLOURS = ("#0068a8", "#cf5a00", "#00805c", "#b04a86", "#97700a", "#6b4fb3", "#5b6770", "#a3302a")
 STYLES = ("-", "--", ":", "-.")
@@ -48,9 +49,11 @@ def draw(groups: Sequence[Group], folder: Path) -> list[Path]:
 
 
 def _plans(groups: Sequence[Group]) -> dict[str, Any]:
-    plans: dict[str, Any] = {"accuracy": lambda axes: _accuracy(axes, groups)}
-    for name in BARS:
-        plans[name] = lambda axes, name=name: _bars(axes, groups, name)
+    judged = metric(groups)
+    plans: dict[str, Any] = {judged: lambda axes: _curves(axes, groups, judged)}
+    for name, (figure, _, _) in BARS.items():
+        if any(group.values(figure) for group in groups):  # what is gained per joule is known of accuracy alone
+            plans[name] = lambda axes, name=name: _bars(axes, groups, name)
     if any(run.relations for group in groups for run in group.runs):
         plans["conflicts"] = lambda axes: _conflicts(axes, groups)
     return plans
@@ -65,15 +68,16 @@ def _text(label: str) -> str:
     return label.replace("$", r"\$")
 
 
-def _accuracy(axes: Any, groups: Sequence[Group]) -> None:
+def _curves(axes: Any, groups: Sequence[Group], judged: str) -> None:
+    """The headline metric over the rounds; shares in percent, and their bands within 0 and 100."""
+    per, ends = words.unit(judged), (0, 1) if judged in words.SHARES else (None, None)
     for i, group in enumerate(groups):
         x, mean, half = band(group, "rounds")
-        axes.plot(x, 100 * mean, label=_text(group.label), linewidth=1.4, **_look(i))
+        axes.plot(x, mean / per, label=_text(group.label), linewidth=1.4, **_look(i))
         if half is not None:
-            axes.fill_between(
-                x, 100 * (mean - half).clip(0), 100 * (mean + half).clip(max=1), alpha=0.12, color=COLOURS[i % 8]
-            )
-    axes.set(xlabel="round", ylabel="accuracy, %")
+            low, high = (mean - half).clip(*ends) / per, (mean + half).clip(*ends) / per
+            axes.fill_between(x, low, high, alpha=0.12, color=COLOURS[i % 8])
+    axes.set(xlabel="round", ylabel="accuracy, %" if judged == "accuracy" else words.heading(judged))
     axes.legend()
 
 

@@ -1,21 +1,22 @@
 """Any module without BatchNorm through torch.func, for what leaves do not follow: vmap over the lanes."""
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from flrce.errors import BadInput
 from flrce.local.stacked.layers import Draw, Samples, Tensors
 from flrce.local.stacked.trial import agrees
+from flrce.models.chain import hooked
 
 
 class FunctionalNet:
     """One lane's forward pass, mapped over all lanes."""
 
     def __init__(self, module: nn.Module, samples: Samples):
-        shared = {id(p): p for p in module.parameters() if not p.requires_grad}
-        self.module, self.samples = copy.deepcopy(module, shared), samples  # hooks may leave lanes behind on it
+        if found := hooked(module):  # it may leave a lane's tensors behind
+            raise BadInput(f"{type(module).__name__} has {found}, which lanes do not follow")
+        self.module, self.samples = module, samples
         agrees(self, module)
 
     def logits(

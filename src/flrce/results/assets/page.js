@@ -1,11 +1,12 @@
 // Wiring: what each control redraws.
 
+const ungained = (key) => () => (data.recipes.some((r) => r.figures[key][0] != null) ? "" : "Known of accuracy alone.");
 const compareCharts = [
   new Chart("accuracy", { draw: drawAccuracy, height: (w) => Math.max(260, Math.min(430, w * 0.5)), legend: legendOf }),
   new Chart("energy", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.joules[0] - r.figures.joules_wasted[0], "useful", 1], [r.figures.joules_wasted[0], "wasted", 0.4]], "joules", () => unit("joules")) }),
   new Chart("traffic", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.bytes_down[0], "down", 1], [r.figures.bytes_up[0], "up", 0.55]], "bytes", () => unit("bytes")) }),
-  new Chart("per-joule", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.computation_efficiency[0], "accuracy per kJ", 1]], "computation_efficiency", () => ({ per: 1, name: "per kJ" })) }),
-  new Chart("per-byte", { height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.communication_efficiency[0], "accuracy per GB", 1]], "communication_efficiency", () => ({ per: 1, name: "per GB" })) }),
+  new Chart("per-joule", { optional: true, empty: ungained("computation_efficiency"), height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.computation_efficiency[0], "accuracy per kJ", 1]], "computation_efficiency", () => ({ per: 1, name: "per kJ" })) }),
+  new Chart("per-byte", { optional: true, empty: ungained("communication_efficiency"), height: () => 290, margins: { left: 62, bottom: 66 }, legend: legendOf, draw: drawBars((r) => [[r.figures.communication_efficiency[0], "accuracy per GB", 1]], "communication_efficiency", () => ({ per: 1, name: "per GB" })) }),
 ];
 const nothing = () => (now().t.length ? "" : "No round is committed yet.");
 const noMap = () => (now().left_out ? "Left out to keep the page small: make a report of this run alone to see its map." : now().relations ? "" : now().M > 300 ? "Fleets of more than 300 clients keep no map per round." : "This recipe keeps no relationship map.");
