@@ -241,6 +241,27 @@ MIXED = nn.Sequential(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("name", ["mixed", *OTHERS])
+def test_the_gradient_of_a_batch_is_torchs(name, first):
+    net, shape = (MIXED, (2, 12, 16)) if name == "mixed" else OTHERS[name]
+    k, w, (x, y) = compiled(net, shape), scramble(net, 3), data(shape, 5, 21, seed=2)
+    batch, where = x.float() * SCALE + SHIFT, layout(net)
+    after, g = w.clone(), torch.full((where.trainable,), 7.0)
+    losses = k.gradient(after, batch, y, g, first=first)
+    want, _, _ = by_torch(net, w, x, y, np.arange(21), np.array([21]), lr=1.0, first=first)
+    for slot in where.slots:
+        got = (w[slot.span] - g[slot.span]) if slot.trainable else after[slot.span]
+        assert torch.allclose(got.double(), want[slot.span].double(), rtol=1e-4, atol=2e-5), slot.name
+    assert torch.equal(after[: where.trainable], w[: where.trainable])
+    twin = unpack(copy.deepcopy(net), w).double().train()
+    if not first:  # else BatchNorms in front go by their running statistics
+        want_losses = F.cross_entropy(twin(batch.double()), y, reduction="none")
+        torch.testing.assert_close(losses.double(), want_losses, rtol=1e-4, atol=1e-5)
+    with pytest.raises(BadInput, match="written to"):
+        k.gradient(w.double(), batch, y, g)
+
+
 def test_a_linear_layer_by_hand():
     # one sample x = (1, 2), w = 0, label 0 of 2: softmax (1/2, 1/2), so dL/dlogits = (-1/2, 1/2), dW = outer, loss ln 2
     net = nn.Sequential(nn.Linear(2, 2))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -66,12 +67,44 @@ def test_a_network_without_a_fused_kernel_trains_with_torch_and_one_line_says_wh
 
 
 def test_a_recipe_without_a_fused_kernel_trains_with_torch_and_one_line_says_why(caplog):
-    built = runs.parts(Experiment.of(SMALL | {"recipe": {"name": "fedcomgate"}}))
+    built = runs.parts(Experiment.of(SMALL | {"recipe": {"name": "fedsam"}}))
     built.engine.close()
     assert built.engine.workers.name == "torch"
     assert [record.getMessage() for record in caplog.records] == [
-        "no fused kernels, training with PyTorch: the update has Correction"
+        "no fused kernels, training with PyTorch: the update has Sharpness"
     ]
+
+
+#: what kernels do not know as a whole. Adam on a network without BatchNorm, before which a bias moves by rounding alone
+UPDATES = {
+    "momentum": {"train": {"momentum": 0.9, "weight_decay": 0.01}},
+    "adam": {"train": {"optimizer": "adam", "lr": 0.01, "clip": 1.0}, "model": {"name": "mlp"}},
+    "noise": {"train": {"augment": ["noise"]}},
+    "scaffold": {"recipe": {"name": "scaffold"}},
+    "fedcomgate": {"recipe": {"name": "fedcomgate"}},
+    "frozen": {"train": {"momentum": 0.9}, "recipe": {"name": "flrce-freeze"}},
+    "narrow": {"train": {"momentum": 0.9}, "recipe": {"name": "dropout"}},
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_any_update_of_a_gradient_has_its_gradients_from_the_kernel(name, caplog):
+    """Close to what torch finds by itself, and no line that says there are no kernels."""
+    found, own = {}, UPDATES[name]
+    train = {"steps": 3} | own.get("train", {})
+    for kernel in ("auto", "torch"):
+        exp = Experiment.of(
+            SMALL | own | {"rounds": 2, "train": train, "engine": {"workers": 1, "kernel": kernel}}
+        )  # fmt: skip
+        built = runs.parts(exp)
+        with closing(built.engine):
+            *_, last = built.rounds(exp)
+        found[built.engine.workers.name] = last.state.w
+    if list(found) == ["torch"]:
+        pytest.skip("no C compiler")
+    assert list(found) == ["gradients", "torch"]
+    torch.testing.assert_close(found["gradients"], found["torch"], rtol=1e-4, atol=1e-5)
+    assert not caplog.records
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):

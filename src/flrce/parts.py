@@ -71,7 +71,7 @@ def parts(
     def pooled(runner: Runner) -> Pooled:
         runner.precision = on_cpu(precision)
         task = Task("", 0, 1, 0, recipe.work, update=recipe.chain, augment=recipe.augment, rounds=experiment.rounds)
-        return hire(runner, experiment.engine.kernel, count, runner.unfused(task, steps=2))
+        return hire(runner, experiment.engine.kernel, count, task)
 
     def seated(runner: Runner) -> Seat:
         return (decks or Decks("cuda")).hire(runner, precision)

@@ -91,16 +91,18 @@ def shared(size: int) -> Tensor:
     return made
 
 
-def hire(runner: Runner, kind: str, count: int, unfused: str = "") -> Pooled:
+def hire(runner: Runner, kind: str, count: int, task: Task | None = None) -> Pooled:
     """Fused kernels if network, objective and update have them and `kind` allows, else torch in processes.
 
-    `unfused`: why the recipe has none. One line says why there are none.
+    `task` is like those that will come. Where only their update is more than kernels know, these find the gradients of
+    torch's training. One line says why there are none at all.
     """
     if kind != "torch":
-        why = unfused or why_none(runner.net, runner.shape)
+        why = runner.ungraded(task) or why_none(runner.net, runner.shape)
         if not why:
             runner.native = True
-            return Pooled(runner, count, "native")
+            whole = task is None or not runner.unfused(task, steps=2)
+            return Pooled(runner, count, "native" if whole else "gradients")
         if kind == "native":
             raise BadInput(f"engine.kernel = 'native': {why}; use auto or torch")
         log.warning("no fused kernels, training with PyTorch: %s", why)

@@ -1,7 +1,7 @@
 """A client's side of a round: take the model, train on one's own samples, send back what was asked for."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flrce.errors import BadInput
 from flrce.local.batches import batches, sizes_of
-from flrce.local.link import PERSONAL, Local
+from flrce.local.link import PERSONAL, Adds, Estimates, Local, Probes
 from flrce.local.native import Kernel, Unsupported, kernel
 from flrce.local.objective import Classification, Objective
 from flrce.local.precision import Precision
@@ -134,16 +134,24 @@ class Runner:
 
     def unfused(self, task: Task, steps: int = 1) -> str:
         """Why such a task cannot be trained by a fused kernel; "" if it can."""
+        if why := self.ungraded(task):
+            return why
+        if task.augment:
+            return "batches are augmented"
+        found = simple(task.update or Chain(), Local(task, steps, 0, self.layout))
+        return found if isinstance(found, str) else ""
+
+    def ungraded(self, task: Task | None = None) -> str:
+        """Why a fused kernel cannot even find the gradients (of such a task); "" if it can."""
         if self.precision != "float32":
             return f"engine.precision is {self.precision}, fused kernels know float32"
         if self.layout.kept:
             return "some parameters stay with the client"
-        if task.augment:
-            return "batches are augmented"
         if not (isinstance(self.objective, Classification) and self.objective.plain):
             return f"they know plain classification only, and the objective is {type(self.objective).__name__}"
-        found = simple(task.update or Chain(), Local(task, steps, 0, self.layout))
-        return found if isinstance(found, str) else ""
+        links = task.update.links if task is not None and task.update is not None else ()
+        more = [link for link in links if isinstance(link, Probes | Adds | Estimates)]
+        return f"the update has {type(more[0]).__name__}" if more else ""
 
     def trainer(self, part: Part, fused: bool = True) -> Trainer | Kernel:
         """Who trains parts of this shape, whatever they freeze: a fused kernel, or torch."""
@@ -161,7 +169,12 @@ class Runner:
             return self._torch(part)
 
     def _torch(self, part: Part) -> Trainer:
-        return Trainer(part.net, self.shape, self.objective, self.kept, self.x.device, self.precision)
+        """Torch, with gradients by a fused kernel where there is one."""
+        gradients = None
+        if self.native and not self.ungraded():
+            with suppress(Unsupported):
+                gradients = kernel(part.net, self.shape)
+        return Trainer(part.net, self.shape, self.objective, self.kept, self.x.device, self.precision, gradients)
 
     def job(self, w: Tensor, task: Task, index: Index, carry: Mapping[str, Tensor]) -> Job:
         """A task made ready; `index` are the client's samples."""

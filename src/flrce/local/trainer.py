@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from flrce.errors import BadInput
 from flrce.local.batch import Scene, Step
 from flrce.local.link import Estimates, Local
+from flrce.local.native import Kernel
 from flrce.local.objective import Classification, Objective, each_of
 from flrce.local.pooling import quicken
 from flrce.local.precision import Precision, lower, repeatable
@@ -51,7 +52,9 @@ class Trainer:
     def __init__(
         self, net: nn.Module, shape: tuple[int, ...], objective: Objective = Classification(),
         kept: Sequence[str] = (), device: str | torch.device = "cpu", precision: Precision = "float32",
+        kernel: Kernel | None = None,
     ) -> None:  # fmt: skip
+        self.kernel = kernel  # finds gradients faster than autograd, where links want nothing else of a batch
         self.layout, self.objective, self.shape = layout(net, kept), objective, shape
         self.where = self.layout.local
         self.w = torch.zeros(self.where.size, device=device)
@@ -96,7 +99,9 @@ class Trainer:
                         batch = transform(batch, rng)
                     rate = update.rate(step, local)
                     one = Step(scene, batch, y[index], step, rate, partial(update.terms, states=states))
-                    if alone is None:
+                    if self.kernel is not None and alone is None and not update.asks:
+                        loss = self.kernel.gradient(self.w, batch, y[index], self.g, task.part.first)
+                    elif alone is None:
                         loss = one.losses()
                         one.bent(loss).backward()
                     else:

@@ -70,7 +70,7 @@ def _descents(it: Setting, pairs: list[tuple[str, str, str]]) -> list[str]:
     C = it.stage.middle[0]
     return [
         f"for (int i = 0; i < {C}; i++) c->{to}[i] = c->{source}[i];\n    "
-        f"descend({it.at(name)}, {it.at(name, 'n->origin')}, c->{to}, {C}, step->lr, {it.pull(name)});"
+        f"descend({it.at(name, 'n->q')}, {it.at(name, 'n->origin')}, c->{to}, {C}, step->lr, {it.pull(name)});"
         for name, to, source in pairs
         if name
     ]
@@ -96,21 +96,21 @@ def _conv(it: Setting) -> list[str]:
         }}
         {f"if (deeper) dx_{s}(n->dy{s}, {weight}, {it.below});" if it.deeper else ""}
     }}"""
-    origin = it.at(stage.weight, "n->origin")
+    stepped, origin = it.at(stage.weight, "n->q"), it.at(stage.weight, "n->origin")
     return [
         f"memset(n->g{s}, 0, sizeof(vec) * {place.pitch});",
         _tiles(tile),
-        f"descend_lanes({weight}, {origin}, n->g{s}, {place.cols}, step->lr, {it.pull(stage.weight)});",
+        f"descend_lanes({stepped}, {origin}, n->g{s}, {place.cols}, step->lr, {it.pull(stage.weight)});",
     ]
 
 
 def _linear(it: Setting) -> list[str]:
     stage, s = it.stage, it.s
-    weight, origin = it.at(stage.weight), it.at(stage.weight, "n->origin")
+    weight, stepped, origin = (it.at(stage.weight, base) for base in ("n->p", "n->q", "n->origin"))
     parts = [_tiles(_shape_back(it, it.d, ("0", "1"), Frame(0, 1, 1)))] if it.norm else []  # in place
     parts += [f"if (deeper) dx_{s}(n->d{s}, {weight}, n->d{s - 1}, b->tiles);"] if it.deeper else []
     rest = f"n->strip, b->size, step->lr, {it.pull(stage.weight)}"
-    return [*parts, f"dw_{s}(n->in{s}, (const float *)n->d{s}, {weight}, {origin}, {rest});"]
+    return [*parts, f"dw_{s}(n->in{s}, (const float *)n->d{s}, {stepped}, {origin}, {rest});"]
 
 
 def _none(it: Setting) -> list[str]:

@@ -34,6 +34,7 @@ void train(char *memory, long tiles, float *w, const void *x, int width, const i
            float *squares) {
     struct net n;
     carve(&n, memory, tiles);
+    n.q = n.p;
     take(n.p, w);
     take(n.origin, w);
     begin(&n);
@@ -53,6 +54,29 @@ void train(char *memory, long tiles, float *w, const void *x, int width, const i
         backward(&n, &b, &step, first);
     }
     give(n.p, w);
+}
+
+/* The gradient of one batch's mean loss, g, and each sample's loss; of w only running statistics change. */
+void gradient(char *memory, long tiles, float *w, const void *x, int width, const int64_t *label, float scale, float shift, long size,
+              int first, float *g, float *losses) {
+    struct net n;
+    carve(&n, memory, tiles);
+    n.q = n.origin; /* nothing pulls, so that nobody asks for the start */
+    take(n.p, w);
+    for (int s = 0; s < SLOTS; s++) memset(n.q + slots[s].inner, 0, 4l * slots[s].rows * slots[s].pitch);
+    begin(&n);
+    pulls(&n, 0, 1);
+    struct batch b = {x, label, 0, width, scale, shift, size, (size + LANES - 1) / LANES};
+    struct step step = {-1, n.pull};
+    forward(&n, &b, first);
+    for (long t = 0; t < b.tiles; t++) cross_entropy(&b, t, logits(&n) + t * CLASSES, slope(&n) + t * CLASSES, losses, 0, CLASSES);
+    backward(&n, &b, &step, first);
+    for (int s = 0; s < SLOTS; s++)
+        for (int r = 0; r < slots[s].rows; r++) {
+            long inner = slots[s].inner + r * slots[s].pitch, flat = slots[s].flat + r * slots[s].cols;
+            if (slots[s].trained) memcpy(g + flat, n.q + inner, 4 * slots[s].cols);
+            else memcpy(w + flat, n.p + inner, 4 * slots[s].cols);
+        }
 }
 
 void evaluate(char *memory, long tiles, const float *w, const void *x, int width, const int64_t *label, float scale, float shift,

@@ -73,6 +73,7 @@ def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
     )
     return f"""struct net {{
 {fields}
+    float *q; /* what steps are taken on: p itself, or zeros, of which they make the gradient */
 }};
 
 static long carve(struct net *n, char *base, long tiles) {{

@@ -37,6 +37,7 @@ class Kernel:
         code = ctypes.CDLL(str(path))
         code.workspace.restype, code.workspace.argtypes = L, [L]
         code.train.restype, code.train.argtypes = None, [P, L, P, P, I, P, F, F, P, P, L, F, F, I, I, P, P]
+        code.gradient.restype, code.gradient.argtypes = None, [P, L, P, P, I, P, F, F, L, I, P, P]
         code.evaluate.restype, code.evaluate.argtypes = None, [P, L, P, P, I, P, F, F, L, L, P, P]
         self._code, self._plan, self._shape, self._lanes = code, plan, shape, lanes
         self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)  # workspaces by tiles
@@ -65,6 +66,23 @@ class Kernel:
                     losses.data_ptr(), squares.data_ptr(),
                 )  # fmt: skip
         return w, losses, squares
+
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor, g: Tensor, first: int = 0) -> Tensor:
+        """(n,) losses of one batch, x as the net sees it; the gradient of their mean goes into g (d,).
+
+        BatchNorm's running statistics in w move, and nothing else of it. Of blocks before `first` g is 0.
+        """
+        held, x, y = self._checked(w, x, y)
+        if held.data_ptr() != w.data_ptr() or g.dtype != torch.float32 or not g.is_contiguous():
+            raise BadInput("w and g must be contiguous float32: they are written to")
+        self._check_sizes(np.array([len(x)]), first)
+        losses = torch.empty(len(x))
+        with self._workspace(-(-len(x) // self._lanes)) as (tiles, memory):
+            self._code.gradient(
+                memory, tiles, w.data_ptr(), x.data_ptr(), x.element_size(), y.data_ptr(), 1.0, 0.0, len(x), first,
+                g.data_ptr(), losses.data_ptr(),
+            )  # fmt: skip
+        return losses
 
     def evaluate(self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float) -> tuple[Tensor, Tensor]:
         """(whether each sample's largest logit is its label's, its loss), with running statistics."""
@@ -113,6 +131,9 @@ class Kernel:
             raise BadInput(f"order names sample {order.max()}, there are {n}")
         if (len(sizes) and sizes.min() < 1) or sizes.sum() != len(order):
             raise BadInput(f"batch sizes add up to {sizes.sum()}, order names {len(order)} samples")
+        self._check_sizes(sizes, first)
+
+    def _check_sizes(self, sizes: NDArray[np.int64], first: int) -> None:
         if not 0 <= first < self._plan.blocks:
             raise BadInput(f"first must be from 0 to {self._plan.blocks - 1}, got {first}")
         alone = any(s.norm and s.index >= first and s.middle[1:] == (1, 1) for s in self._plan.stages)
