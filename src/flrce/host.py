@@ -62,6 +62,15 @@ def aside(work: Callable[[], T]) -> T:
     return found
 
 
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _tell(work: Callable[[], T], pipe: Connection) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -10,10 +11,11 @@ from flrce.rng import stream
 from flrce.room import let_go
 from flrce.round.booking import book
 from flrce.round.diagnostics import diagnosed
+from flrce.round.ended import abandoned, not_started
 from flrce.round.flights import ages, arrivals, flying, land, takeoff
 from flrce.round.forecast import Refused, afford, asked_of
-from flrce.round.gate import gate, kept, reasons
-from flrce.round.judgement import heard, judge, unjudged, vetted
+from flrce.round.gate import gate, kept
+from flrce.round.judgement import heard, judge, vetted
 from flrce.round.living import alive, awake, informed, priced, settled
 from flrce.round.memory import fits, preflight
 from flrce.round.returned import checked, reason, whole
@@ -21,9 +23,8 @@ from flrce.round.roster import present, samples, without
 from flrce.round.sums import joined, summed
 from flrce.stops.conflict import shadows
 from flrce.traits import Notes, Shaped
-from flrce.types import Arrivals, Event, Plan, Record, Round, Selection, State, Task
+from flrce.types import Arrivals, Event, Plan, Record, Round, Selection, State, Task, Updates
 
-GIVE_UP = 3  # abandoned rounds in a row that end a run
 Turn = Callable[[Recipe, Engine, State, int, int], Round]  # as `a_round`
 
 
@@ -113,9 +114,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     state, t = plan.state, plan.t
     asked = asked_of(engine, plan.asked, {task.client for task in plan.tasks}, 4 * len(state.w))
     if plan.refused:
-        clients, costs = book(t, (), (), {}, asked)
-        record = Record(t, "not started", plan.chosen.exploit, stop=plan.refused, began=plan.began, **costs)
-        return replace(_end(recipe, engine, state, record), clients=clients)
+        return not_started(recipe, engine, plan, asked)
     judges = {flight.task.client for flight in plan.flights if flight.task.judge}
     landing, replies = land(recipe, plan, came), vetted(came.replies, engine, judges)
     updates, rejected = gate(
@@ -133,22 +132,13 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     if recipe.sums and len(updates):
         updates, record = summed(updates), joined(record)
     if len(record.replied) < recipe.minimum:
-        state = replace(state, memory={**state.memory, **landing.memory})
-        tries = state.attempt + 1
-        stop = f"abandoned {tries} times in a row: {reasons(rejected)}" if tries % GIVE_UP == 0 else ""
-        record = unjudged(replace(record, outcome="abandoned", stop=stop), engine)
-        ended = _end(recipe, engine, state, record)
-        return replace(ended, clients=clients, touched=tuple(task.k for task in landing.tasks))  # batteries
+        return abandoned(recipe, engine, state, landing, record, clients)
     if isinstance(engine, Shaped):
         updates = replace(updates, shapes=engine.shapes)
-    target = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
-    whole(recipe.aggregator, target, state.w)
-    w, server = recipe.server.step(state.w, target, updates, state.memory.get("server"))
-    event = Event(t, state.w, w, updates, len(state.roster), plan.chosen.k, state.history)
-    before = {**state.memory, "server": server} if "server" in state.memory else state.memory
-    memory = {**recipe.observe(before, event), **landing.memory}
-    model = recipe.average.model(memory.get("average"), w)
-    after = State(t, w, memory, state.roster, {**state.carry, **kept(landing.tasks, replies)})
+    event, memory = _stepped(recipe, plan, updates)
+    memory = {**memory, **landing.memory}
+    model = recipe.average.model(memory.get("average"), event.w_next)
+    after = State(t, event.w_next, memory, state.roster, {**state.carry, **kept(landing.tasks, replies)})
     record = diagnosed(record, recipe, state, after, event)
     record = judge(record, engine, after, model)
     record = replace(record, shadow=shadows(state.history, record, recipe.P))
@@ -163,11 +153,12 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     return Round(replace(after, history=history), record, clients, tuple(touched), model)
 
 
-def _end(recipe: Recipe, engine: Engine, state: State, record: Record) -> Round:
-    """A round that changed nothing but the record; where it ends the run, the model so far is judged if it was not."""
-    committed = next((h for h in reversed(state.history) if h.outcome == "committed"), None)
-    if record.stop and committed is not None and committed.headline is None:
-        model = recipe.average.model(state.memory.get("average"), state.w)
-        record = judge(record, engine, state, model, last=True)
-    after = replace(state, history=(*state.history, record), attempt=state.attempt + (record.outcome == "abandoned"))
-    return Round(after, record, (), (), None)
+def _stepped(recipe: Recipe, plan: Plan, updates: Updates) -> tuple[Event, dict[str, Any]]:
+    """From the updates to the next model, and what every piece remembers of them."""
+    state = plan.state
+    target = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
+    whole(recipe.aggregator, target, state.w)
+    w, server = recipe.server.step(state.w, target, updates, state.memory.get("server"))
+    event = Event(plan.t, state.w, w, updates, len(state.roster), plan.chosen.k, state.history)
+    before = {**state.memory, "server": server} if "server" in state.memory else state.memory
+    return event, recipe.observe(before, event)

@@ -257,7 +257,8 @@ def test_stragglers(seen):
 @pytest.mark.row(5, "all clients fail", "ABANDONED; after 3 in a row the run ends, resumable")
 @each_recipe
 def test_all_fail(name):
-    from flrce.loop import GIVE_UP, over
+    from flrce.loop import over
+    from flrce.round.ended import GIVE_UP
 
     def dead(reply, task):
         return replace(reply, payload=None, error="it died") if task.t >= 2 else reply

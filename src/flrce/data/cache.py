@@ -20,6 +20,7 @@ from flrce.data.readers import read
 from flrce.data.readers.files import read_bytes, shown
 from flrce.data.sources import IGNORED, Source
 from flrce.errors import BadInput
+from flrce.host import sync_folder
 
 VERSION = 1
 META = "meta.json"
@@ -87,9 +88,9 @@ def write(source: Source, folder: Path) -> Path:
         arrays = {"x.npy": source.x, "y.npy": source.y, "group.npy": source.group, "held.npy": source.held}
         files = {name: _save(aside / name, array) for name, array in arrays.items() if array is not None}
         _flush(aside / META, _meta(source, files).sealed().text().encode())
-        _sync(aside)
+        sync_folder(aside)
         _replace(folder, aside)
-        _sync(folder.parent)
+        sync_folder(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
@@ -232,15 +233,6 @@ def _flush(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _replace(folder: Path, aside: Path) -> None:

@@ -39,26 +39,30 @@ def gate(
     rejected = {task.client: "no reply" for task in tasks if task.client not in first}
     rejected |= {reply.client: why for reply, why in strays if reply.client in rejected}
     passed: dict[str, tuple[Reply, Tensor]] = {}
-    for client, reply in first.items():
-        why, u = check(asked[client], reply, holdings, sent.get(client, now), now, trainable)
-        age = 0 if t is None else t - asked[client].t
-        if u is not None and oldest is not None and age > oldest:
-            why, u = f"late: {age} rounds old", None
-        had = 0 if known is None or asked[client].k >= len(known) else int(known[asked[client].k])
-        if u is not None and 0 < GROWTH * had < reply.n:
-            why, u = f"num_examples grew from {had} to {reply.n}, more than {GROWTH} times", None
+
+    def examine(client: str, reply: Reply) -> None:
+        task = asked[client]
+        why, u = check(task, reply, holdings, sent.get(client, now), now, trainable)
+        age = 0 if t is None else t - task.t
+        had = 0 if known is None or task.k >= len(known) else int(known[task.k])
         if u is None:
             rejected[client] = why
+        elif oldest is not None and age > oldest:
+            rejected[client] = f"late: {age} rounds old"
+        elif 0 < GROWTH * had < reply.n:
+            rejected[client] = f"num_examples grew from {had} to {reply.n}, more than {GROWTH} times"
         else:
             passed[client] = (reply, u)
+
+    for client, reply in first.items():
+        examine(client, reply)
     for client in _slow(passed, keep):
         del passed[client]
         rejected[client] = "slower than the replies that were waited for"
-    ordered = sorted(passed, key=lambda client: asked[client].k)
-    u = None  # the last one too is let go of as it is stacked: each may be a large model
+    few = sorted((asked[client] for client in passed), key=lambda task: task.k)
     dtype = torch.float32 if w is None else w.dtype
-    few = [asked[c] for c in ordered]
-    updates = stacked(few, [passed.pop(c) for c in ordered], holdings, d, trainable, dtype, table)
+    handed_over = [passed.pop(task.client) for task in few]  # each may be a large model, let go of as it is stacked
+    updates = stacked(few, handed_over, holdings, d, trainable, dtype, table)
     ages = [0 if t is None else t - task.t for task in few]
     if any(ages) and w is not None:
         updates = replace(updates, age=torch.tensor(ages), base=tuple(bases.get(task.client, w) for task in few))

@@ -85,13 +85,17 @@ class InTurn:
     def select(self, memory: Turns, view: View, rng: Generator) -> Selection:
         pool = torch.tensor(view.pool)[torch.from_numpy(rng.permutation(len(view.pool)))]
         served = memory.turn[pool] >= memory.sweep
-        due, rest = pool[~served], pool[served]
-        last = due[:0] if len(due) >= view.P else due  # fewer than P are left: all of them, and the next sweep begins
-        rest = due if len(due) >= view.P else rest
+        due = pool[~served]
+        if len(due) >= view.P:
+            last, rest = due[:0], due
+        else:  # all who are left of this sweep, and the first of the next
+            last, rest = due, pool[served]
         rest = rest[: max(CROWD, view.P)]
         count = min(view.P - len(last), len(rest))
         picked = self._next(memory, last, rest, count, view.n, rng) if count else rest[:0]
-        exploit = (bool(count) and self.by == "sizes") or (self.compares and bool((memory.R[rest] > NEVER).any()))
+        by_size = self.by == "sizes" and count > 0
+        by_updates = self.compares and bool((memory.R[rest] > NEVER).any())
+        exploit = by_size or by_updates
         why = {"due": len(due), "by": self.by if exploit else "chance"}
         return Selection((*last.tolist(), *picked.tolist()), exploit, why=why)
 

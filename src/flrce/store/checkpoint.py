@@ -24,8 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from flrce.errors import BadInput
+from flrce.host import sync_folder
 from flrce.store import snapshot
-from flrce.store.disk import PRIVATE, sync_folder, write_pieces, write_through
+from flrce.store.disk import PRIVATE, write_pieces, write_through
 from flrce.store.failpoint import failpoint
 from flrce.store.pages import pages
 from flrce.store.snapshot import Assembly, Snapshot, Tensors

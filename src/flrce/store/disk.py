@@ -50,15 +50,6 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
         view = view[os.write(handle, view) :]
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def hashed(path: Path, most: int | None = None) -> dict[str, Any]:
     """The length and SHA-256 of a file, or of its first `most` bytes; little of it is in memory at a time."""
     found, length = hashlib.sha256(), 0

@@ -12,9 +12,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flrce.errors import BadInput, brief
+from flrce.host import sync_folder
 from flrce.round.living import dated
 from flrce.store import checkpoint
-from flrce.store.disk import Lines, Lock, sync_folder, write_through
+from flrce.store.disk import Lines, Lock, write_through
 from flrce.store.failpoint import failpoint
 from flrce.store.lines import finite, jsonl, record, relations_of
 from flrce.store.seal import SEAL, SEALED, seal

@@ -11,8 +11,8 @@ from flrce.types import Portion, Task
 
 
 @dataclass(frozen=True)
-class RandomUnits:
-    """Federated Dropout (Caldas et al. 2018): other units for every client and round, drawn from a shared seed.
+class Units:
+    """What both kinds share: a rate, or several of them, and that a part is trained.
 
     All hold a share `rate` of each hidden layer; or each one of several `rates`: its own for the whole run, or with
     `seconds` the largest that lets its device finish in time (Wen et al. 2022), else the smallest.
@@ -21,7 +21,7 @@ class RandomUnits:
     rate: Part = 0.75
     rates: tuple[Part, ...] = ()
     seconds: Positive | None = None
-    ordered: ClassVar[bool] = False
+    ordered: ClassVar[bool]  # whether it is always the first units
 
     def __post_init__(self) -> None:
         _check(self)
@@ -38,45 +38,31 @@ class RandomUnits:
 
     @property
     def changing(self) -> bool:
-        """Whether a client's coordinates change from round to round."""
-        return self.partial
+        """Whether a client's coordinates change from round to round: what fits a device in time once always does."""
+        return self.partial and not self.ordered
 
     def assign(self, tasks: list[Task], view: View) -> list[Task]:
         return [_rated(self, task, view) for task in tasks]
 
 
 @dataclass(frozen=True)
-class PrefixUnits:
+class RandomUnits(Units):
+    """Federated Dropout (Caldas et al. 2018): other units for every client and round, drawn from a shared seed."""
+
+    ordered: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class PrefixUnits(Units):
     """HeteroFL and FjORD (Diao et al., Horvath et al. 2021): the first units of each layer, so that parts nest.
 
-    Rates as for RandomUnits; the first units are in every part, the last only in the largest.
+    The first units are in every part, the last only in the largest.
     """
 
-    rate: Part = 0.75
-    rates: tuple[Part, ...] = ()
-    seconds: Positive | None = None
     ordered: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _check(self)
 
-    @property
-    def partial(self) -> bool:
-        return min(self.rates or (self.rate,)) < 1
-
-    @property
-    def chained(self) -> bool:
-        return self.partial
-
-    @property
-    def changing(self) -> bool:
-        return False  # devices do not: what fits in time once fits in every round
-
-    def assign(self, tasks: list[Task], view: View) -> list[Task]:
-        return [_rated(self, task, view) for task in tasks]
-
-
-def _check(piece: RandomUnits | PrefixUnits) -> None:
+def _check(piece: Units) -> None:
     object.__setattr__(piece, "rates", tuple(piece.rates))  # experiment files have lists
     for rate in (piece.rate, *piece.rates):
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
@@ -85,7 +71,7 @@ def _check(piece: RandomUnits | PrefixUnits) -> None:
         raise BadInput(f"seconds = {piece.seconds!r} chooses among rates; give some, such as rates = [1, 0.75, 0.5]")
 
 
-def _rated(piece: RandomUnits | PrefixUnits, task: Task, view: View) -> Task:
+def _rated(piece: Units, task: Task, view: View) -> Task:
     """The task with its client's rate."""
     if not piece.rates:
         return replace(task, part=Portion(float(piece.rate), piece.ordered))
