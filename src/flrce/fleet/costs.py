@@ -11,6 +11,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ class Profile:
         )  # fmt: skip
 
 
+@cache
 def profile_names() -> tuple[str, ...]:
     """The profiles shipped with the package."""
     files = (resources.files("flrce") / "fleet" / "profiles").iterdir()
@@ -90,10 +92,18 @@ def profile(name: str) -> Profile:
             text = Path(name).read_text()
         except (OSError, ValueError) as why:
             raise BadInput(f"fleet.profile {name!r} cannot be read: {why}; give a shipped name or a TOML file") from why
-    elif name in profile_names():
-        text = (resources.files("flrce") / "fleet" / "profiles" / f"{name}.toml").read_text()
-    else:
+        return _read(name, text)
+    if name not in profile_names():
         raise BadInput(f"fleet.profile {name!r} is unknown; {nearest(name, profile_names())}, or a file name.toml")
+    return _shipped(name)
+
+
+@cache  # every experiment names one, and the package's files do not change under it
+def _shipped(name: str) -> Profile:
+    return _read(name, (resources.files("flrce") / "fleet" / "profiles" / f"{name}.toml").read_text())
+
+
+def _read(name: str, text: str) -> Profile:
     try:
         return Profile(name, **{key: figure["value"] for key, figure in tomllib.loads(text).items()})
     except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as why:
