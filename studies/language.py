@@ -28,8 +28,8 @@ from flrce import loop
 from flrce.data.own.text import from_text
 from flrce.data.sources import Source
 from flrce.engines.choices import Choices
-from flrce.engines.deck import Decks
 from flrce.engines.judging import evaluation
+from flrce.engines.seat import Decks
 from flrce.local.objective import NextToken
 from flrce.models.flat import pack
 from flrce.runs import parts, run_together

@@ -8,7 +8,8 @@ import torch
 from flrce import crowd, loop, runs
 from flrce.config import Experiment
 from flrce.engines import deck, pool
-from flrce.engines.deck import GPU, Deck, Seat, turn_on
+from flrce.engines.deck import GPU, Deck, turn_on
+from flrce.engines.seat import Seat
 from flrce.errors import BadInput
 from flrce.local.client import Runner
 from flrce.local.stacked.stack import Stack

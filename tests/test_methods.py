@@ -15,7 +15,7 @@ from flrce import recipes, runs
 from flrce.aggregators.normalised import Normalised
 from flrce.aggregators.stale import Interpolated
 from flrce.config import Experiment
-from flrce.engines.deck import Decks
+from flrce.engines.seat import Decks
 from flrce.errors import BadInput
 from flrce.field import FIELD
 from flrce.local.batches import batches

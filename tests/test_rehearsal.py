@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from flrce import Experiment, run, runs
 from flrce.data.sources import Source
-from flrce.engines.deck import Decks
+from flrce.engines.seat import Decks
 from flrce.errors import BadInput
 from flrce.local.metrics import BY_TOKEN, macro_f1
 from flrce.local.objective import NextToken

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.errors import BadInput
-from flrce.local.stacked.stack import Stack, lengths, level, plan
+from flrce.local.stacked.lanes import lengths, level, plan
+from flrce.local.stacked.stack import Stack
 from flrce.models.chain import chain
 from flrce.models.flat import layout, pack, unpack
 from flrce.models.nets import CNNS, build

@@ -14,7 +14,7 @@ from flrce import loop
 from flrce.config import Experiment, build_net
 from flrce.data.federation import Federation
 from flrce.data.own import adopt
-from flrce.engines.deck import Decks, Seat
+from flrce.engines.seat import Decks, Seat
 from flrce.engines.simulator import Simulator
 from flrce.engines.workers import Pooled, hire
 from flrce.fleet.costs import fleet, profile

@@ -16,7 +16,7 @@ from flrce import crowd, loop
 from flrce.config import Experiment
 from flrce.data.sources import Source
 from flrce.engines.choices import chosen, keep_ways
-from flrce.engines.deck import Decks, Seat
+from flrce.engines.seat import Decks, Seat
 from flrce.errors import BadInput
 from flrce.models.flat import base_bytes, layout
 from flrce.models.slicing import suits

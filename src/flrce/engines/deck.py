@@ -15,26 +15,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.engines.choices import LOOP, Choices, Kind, fastest, shape_of, timed, told
-from flrce.engines.pool import Dead
-from flrce.engines.workers import Numbers, Order
+from flrce.engines.sorts import Sort, few, links_of, rates_of, sort_of
 from flrce.errors import BadInput
-from flrce.local.client import LINKS, Index, Job, Runner
+from flrce.local.client import Index, Job, Runner
 from flrce.local.link import Ends, Stackable
 from flrce.local.precision import Precision
-from flrce.local.stacked.stack import Stack, Stacked, level
+from flrce.local.stacked.lanes import Stacked, level
+from flrce.local.stacked.stack import Stack
 from flrce.local.stacked.ways import Way
 from flrce.local.trainer import Trained, Trainer, layer_seed
-from flrce.local.updates import Chain, Simple, simple
-from flrce.models.flat import Fixed
+from flrce.local.updates import simple
 from flrce.models.part import Part
-from flrce.round.payloads import fingerprint
 from flrce.types import Reply
 
-Sort = tuple[Any, ...]  # what lanes of one stack share: rate, first trained block, proximal term, chain of links
 STEPS = 4  # of each job when ways are measured
 SOME = 16  # jobs that are enough to measure one after another by
 GPU = RLock()  # one thread at a time: what another asks of a GPU meanwhile would spoil the step that is being recorded
@@ -111,7 +107,7 @@ class Deck:
         groups: dict[Sort, list[tuple[Request, int]]] = {}
         for request in requests:
             for i, job in enumerate(request.jobs):
-                groups.setdefault(_kind(job), []).append((request, i))
+                groups.setdefault(sort_of(job), []).append((request, i))
         for kind in sorted(groups, key=repr):
             self._stack(kind, groups[kind])
 
@@ -156,13 +152,13 @@ class Deck:
         way: Way, most: int | None = None,
     ) -> Stacked:  # fmt: skip
         """Jobs as lanes; at most so many steps of each."""
-        few = [_few(job) for job in jobs]
+        simply = [few(job) for job in jobs]
         sizes = [job.sizes[:most] for job in jobs]
         return stack.train(
             w, [job.order[: size.sum()] for job, size in zip(jobs, sizes, strict=True)], sizes,
-            lr=_rates(jobs, kind[3]), mu=torch.tensor([each.mu for each in few]), first=kind[1],
-            squared=few[0].squared, update=kind[3], locals=[job.local for job in jobs],
-            carries=[_links(carry) for carry in carries], seeds=[layer_seed(job.task) for job in jobs], way=way,
+            lr=rates_of(jobs, kind[3]), mu=torch.tensor([each.mu for each in simply]), first=kind[1],
+            squared=simply[0].squared, update=kind[3], locals=[job.local for job in jobs],
+            carries=[links_of(carry) for carry in carries], seeds=[layer_seed(job.task) for job in jobs], way=way,
         )  # fmt: skip
 
     def _alone(self, job: Job, carry: Mapping[str, Tensor], most: int | None = None) -> Trained:
@@ -172,7 +168,7 @@ class Deck:
         assert isinstance(trainer, Trainer)
         samples = (runner.x, runner.y, runner.scale, runner.shift, job.order[: sizes.sum()], sizes)
         with runner.lock:
-            return trainer.train(job.start, *samples, job.update, job.local, _links(carry), job.task.augment)
+            return trainer.train(job.start, *samples, job.update, job.local, links_of(carry), job.task.augment)
 
     def _way(
         self, stack: Stack, kind: Sort, jobs: Sequence[Job], carries: Sequence[Mapping[str, Tensor]], w: Tensor
@@ -262,83 +258,6 @@ class Deck:
         return stack if isinstance(stack, str) else ""
 
 
-class Decks:
-    """The decks of one device: a deck for each network and pool of samples that its runs have in common."""
-
-    def __init__(self, device: str, beside: int = 1) -> None:
-        self.device, self.decks = device, {}  # type: tuple[str, dict[Any, Deck]]
-        self.beside = beside  # processes that share the device's memory
-
-    def hire(self, runner: Runner, precision: Precision = "float32") -> "Seat":
-        """A seat at the deck of this network and these samples."""
-        fixed = tuple(_sign(p) for p in runner.net.parameters() if not p.requires_grad)
-        key = (
-            id(runner.x),
-            runner.shape,
-            repr(runner.layout),
-            repr(runner.net),
-            repr(runner.objective),
-            fixed,
-            precision,
-        )
-        if key not in self.decks:
-            total = torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else 4 << 30
-            self.decks[key] = Deck(runner, self.device, memory=total // 4 // self.beside, precision=precision)
-        return Seat(self.decks[key], runner)
-
-
-def _sign(p: Tensor) -> int | str:
-    """What tells fixed parameters apart: where they lie for those that came from a file, else their values."""
-    return p.data_ptr() if isinstance(p, Fixed) else fingerprint(p)
-
-
-class Seat:
-    """One run's hands at a deck."""
-
-    def __init__(self, deck: Deck, runner: Runner) -> None:
-        self.deck, self.runner, self.name = deck, runner, deck.device
-        self.number = deck.seat()
-        self.said: set[str] = set()
-
-    def train(self, w: Tensor, orders: Sequence[Order]) -> list[Reply | Dead]:
-        """The clients' replies. What a stack cannot do is trained by torch on the same device, one client at a time."""
-        jobs = [self.runner.job(w, task, index, carry) for task, index, carry in orders]
-        stacked = [i for i, job in enumerate(jobs) if len(job.sizes) and not self._apart(job)]
-        answers = self.deck.ask(self.number, Request([jobs[i] for i in stacked], [orders[i][2] for i in stacked]))
-        trained: dict[int, Trained] = dict(zip(stacked, answers, strict=True))
-        return [
-            self.runner.reply(job, trained[i], carry) if i in trained else self.deck.finish(job, carry)
-            for i, (job, (_, _, carry)) in enumerate(zip(jobs, orders, strict=True))
-        ]
-
-    def judge(self, w: Tensor, index: Index, own: Tensor | None = None) -> Numbers:
-        if isinstance(self.deck.stack(self.runner.all), str) or self.runner.layout.kept or own is not None:
-            with self.deck.alone:
-                found = self.deck.runner.evaluate(w, index, own)
-                return {name: each.cpu().double().numpy() for name, each in found.items()}
-        answer: Numbers = self.deck.ask(self.number, Request(judged=(w, index)))
-        return answer
-
-    @property
-    def ways(self) -> dict[str, str]:
-        """The ways that this deck's jobs went; a run keeps them, and brings them along when it is resumed."""
-        return self.deck.ways
-
-    def adopt(self, ways: Mapping[str, Any]) -> None:
-        self.deck.choices.adopt(ways)
-
-    def close(self) -> None:
-        self.deck.leave(self.number)
-
-    def _apart(self, job: Job) -> str:
-        """Why this job is trained by itself; the first of each reason is told."""
-        why = self.deck.apart(job)
-        if why and why not in self.said:
-            self.said.add(why)
-            log.warning("clients train one after another on %s: %s", self.deck.device, why)
-        return why
-
-
 def turn_on(device: str) -> AbstractContextManager[Any]:
     """What whoever works on a device holds meanwhile: decks of several networks share a GPU, not its recordings."""
     return nullcontext() if device == "cpu" else GPU
@@ -352,28 +271,3 @@ def to_host(x: Tensor) -> Tensor:
     home.copy_(x, non_blocking=True)
     torch.cuda.synchronize(x.device)
     return home
-
-
-def _links(carry: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What links kept, of all that a client keeps."""
-    return {name.removeprefix(LINKS): value for name, value in carry.items() if name.startswith(LINKS)}
-
-
-def _rates(jobs: Sequence[Job], update: Chain | None) -> Tensor | list[NDArray[np.float32]]:
-    """One rate for each job, or where links may change it within a round, one for each step of each."""
-    if update is None:
-        return torch.tensor([_few(job).lr for job in jobs])
-    return [np.array([job.update.rate(s, job.local) for s in range(len(job.sizes))], np.float32) for job in jobs]
-
-
-def _few(job: Job) -> Simple:
-    found = simple(job.update, job.local)
-    return found if isinstance(found, Simple) else Simple(job.update.lr)
-
-
-def _kind(job: Job) -> Sort:
-    few = simple(job.update, job.local)
-    rate, first = job.part.key[0], job.task.part.first
-    if isinstance(few, Simple):
-        return (rate, first, (few.mu > 0, few.squared), None)
-    return (rate, first, (False, True), job.update)

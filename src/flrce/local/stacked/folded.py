@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from flrce.errors import BadInput
 from flrce.local.stacked.batched import Convolving
 from flrce.local.stacked.layers import Draw, Samples, Tensors
-from flrce.local.stacked.leaves import LEAVES, Dropout, Pass, known
+from flrce.local.stacked.leaf import Pass
+from flrce.local.stacked.leaves import LEAVES, Dropout, known
 from flrce.local.stacked.trial import agrees
 from flrce.models.chain import Chain
 from flrce.models.flat import tensors

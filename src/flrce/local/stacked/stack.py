@@ -8,12 +8,10 @@ import copy
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.errors import BadInput
@@ -22,6 +20,19 @@ from flrce.local.objective import Classification, Objective
 from flrce.local.precision import Precision, exact, lowered
 from flrce.local.stacked.folded import FoldedNet
 from flrce.local.stacked.functional import FunctionalNet
+from flrce.local.stacked.lanes import (
+    Index,
+    Lot,
+    Rates,
+    Stacked,
+    checked,
+    in_turn,
+    lengths,
+    level,
+    plan,
+    rates_of,
+    table,
+)
 from flrce.local.stacked.layers import ChainNet, Samples, Tensors
 from flrce.local.stacked.steps import SEGMENT, Bench, Mode
 from flrce.local.stacked.trial import Laned
@@ -33,105 +44,10 @@ from flrce.models.chain import Chain as Layers
 from flrce.models.chain import chain
 from flrce.models.flat import Layout, layout
 
-Index = NDArray[np.int64]
-Plan = NDArray[np.int32]
-Rates = NDArray[np.float32]
 NARROW = 64  # channels up to which fused kernels are tried
 SMALL = 1_000_000  # floats of a network up to which its fused kernels are known to be fastest
 FULL = 4  # lanes of a group that are worth a stream of their own
 CHUNK = 256  # samples of one model evaluated at once
-
-
-def level(k: int, most: int) -> int:
-    """k rounded up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ... and at most `most`: few shapes, under a third of them idle."""
-    size = 1
-    while size < k:
-        power = size & (size - 1) == 0
-        size += max(1, size // 2 if power else size // 3)
-    return min(size, most)
-
-
-def lengths(steps: Index, begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """(lanes, steps) runs that cover steps begin..end of lanes sorted by falling `steps`."""
-    running = (steps[None, :] > np.arange(begin, end)[:, None]).sum(1)
-    sizes = [level(int(k), most) for k in running]
-    at = 0
-    while at < len(sizes):
-        until = next((i for i in range(at, len(sizes)) if sizes[i] != sizes[at]), len(sizes))
-        yield sizes[at], until - at
-        at = until
-
-
-def plan(orders: Sequence[Index], sizes: Sequence[Index], begin: int, end: int, batch: int) -> tuple[Plan, Plan]:
-    """Steps begin..end of every lane: (indices (steps, lanes, batch), counts (steps, lanes)), padded with sample 0."""
-    K, parts = len(orders), [size[begin:end] for size in sizes]
-    lengths = np.array([len(part) for part in parts])
-    many = np.concatenate(parts)  # sizes of all batches, lane after lane
-    step = np.arange(len(many)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    slot = step * K + np.repeat(np.arange(K), lengths)
-    counts = np.zeros((end - begin) * K, np.int32)
-    counts[slot] = many
-    at = np.repeat(slot * batch - (np.cumsum(many) - many), many) + np.arange(many.sum())
-    if begin or end < max(len(size) for size in sizes):
-        starts = [int(size[:begin].sum()) for size in sizes]
-        orders = [o[s : s + int(p.sum())] for o, s, p in zip(orders, starts, parts, strict=True)]
-    indices = np.zeros((end - begin) * K * batch, np.int32)
-    indices[at] = np.concatenate(orders)
-    return indices.reshape(end - begin, K, batch), counts.reshape(end - begin, K)
-
-
-def _rates(lr: float | Tensor | Sequence[Rates], lanes: int) -> Rates | list[Rates]:
-    """(lanes,) one rate for each, or the rates of each lane's steps."""
-    if isinstance(lr, float | int | Tensor):
-        return np.broadcast_to(np.asarray(lr, np.float32), lanes)
-    return [np.asarray(rate, np.float32) for rate in lr]
-
-
-def _table(rates: Rates | list[Rates], group: Sequence[int], begin: int, end: int) -> Rates:
-    """(steps, lanes) of a group; a lane that has finished stands still whatever its rate."""
-    if isinstance(rates, np.ndarray):
-        return np.broadcast_to(rates[list(group)], (end - begin, len(group))).copy()
-    table = np.zeros((end - begin, len(group)), np.float32)
-    for lane, i in enumerate(group):
-        part = rates[i][begin:end]
-        table[: len(part), lane] = part
-    return table
-
-
-@dataclass(frozen=True)
-class Stacked:
-    """What came of a call, lane by lane: new vectors (K, d), losses and squares of every step, and what links leave."""
-
-    w: Tensor
-    losses: list[Tensor]
-    squares: list[Tensor]
-    ends: list[tuple[Tensors, Tensors]] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.w, self.losses, self.squares))
-
-    def __getitem__(self, i: int) -> Any:
-        return (self.w, self.losses, self.squares)[i]
-
-
-@dataclass(frozen=True)
-class Lot:
-    """All that a call trains, lane by lane."""
-
-    w: Tensor
-    orders: Sequence[Index]
-    sizes: Sequence[Index]
-    rates: Rates | list[Rates]
-    pulls: Tensor
-    locals: Sequence[Local] = ()
-    carries: Sequence[Tensors] = ()
-    seeds: Sequence[int] = ()
-
-    def load(self, bench: Bench, group: Sequence[int]) -> None:
-        locals = [self.locals[i] for i in group] if self.locals else ()
-        carries = [self.carries[i] for i in group] if self.carries else ()
-        seeds = [self.seeds[i] for i in group] if self.seeds else ()
-        bench.load(self.w[list(group)].to(bench.plan.device), self.pulls[list(group)], locals, carries, seeds)
 
 
 class Stack:
@@ -252,11 +168,12 @@ class Stack:
         """
         K, way = len(w), way or self.way
         sizes = [np.asarray(s, dtype=np.int64) for s in sizes]
-        self._check(w, orders, sizes, first)
+        checked(w, orders, sizes, self.where.size, len(self.samples.y), first, self.links)
         pulls = torch.as_tensor(mu, dtype=torch.float32).expand(K)
         prox = (2 if squared else 1) if bool((pulls != 0).any()) else 0
-        lot = Lot(w, orders, sizes, _rates(lr, K), pulls, locals, carries, seeds)
-        out, losses, ends = w.clone(), [torch.zeros(2, 0)] * K, [({}, {})] * K  # type: tuple[Any, Any, Any]
+        lot = Lot(w, orders, sizes, rates_of(lr, K), pulls, locals, carries, seeds)
+        out, losses = w.clone(), [torch.zeros(2, 0)] * K
+        ends: list[tuple[Tensors, Tensors]] = [({}, {})] * K
         ranked = np.argsort([-len(s) for s in sizes], kind="stable")
         busy = [int(i) for i in ranked if len(sizes[i])]
         fits = self._lanes(max((int(s.max()) for s in sizes if len(s)), default=1), way)
@@ -306,10 +223,10 @@ class Stack:
                 orders, sizes = [lot.orders[i] for i in group], [lot.sizes[i] for i in group]
                 with bench.on():
                     indices, counts = plan(orders, sizes, begin, end, bench.mode.batch)
-                    bench.lay(indices, counts, _table(lot.rates, group, begin, end))
+                    bench.lay(indices, counts, table(lot.rates, group, begin, end))
                 shapes = lengths(each, begin, end, bench.mode.lanes)
                 runs.append(iter([k for k, many in shapes for _ in range(many)]))
-            _in_turn(benches, runs)
+            in_turn(benches, runs)
             for bench, each, found in zip(benches, steps, seen, strict=True):
                 end = min(begin + SEGMENT, int(each[0]))
                 if end > begin:
@@ -385,36 +302,3 @@ class Stack:
             frozen = {layer.name for layer in self.links.layers[:cut] if layer.name}
             names = {name for name in names if name.rpartition(".")[0] not in frozen}
         return frozenset(names)
-
-    def _check(self, w: Tensor, orders: Sequence[Index], sizes: Sequence[Index], first: int) -> None:
-        if w.shape != (len(orders), self.where.size) or len(orders) != len(sizes):
-            raise BadInput(f"w of shape {tuple(w.shape)} does not fit {len(orders)} lanes of {self.where.size} floats")
-        if first and self.links is None:
-            raise BadInput(f"first={first}: only a network that is a plain chain of layers can freeze some of them")
-        least = 1
-        if self.links is not None:
-            if not 0 <= first < max(1, len(self.links.trained)):
-                raise BadInput(f"first={first} must lie in 0..{len(self.links.trained) - 1}: one block has to train")
-            cut = self.links.layers.index(self.links.trained[first]) if first else 0
-            norms = [layer for layer in self.links.layers[cut:] if layer.kind == "batchnorm"]
-            least = 2 if any(torch.Size(layer.out[1:]).numel() == 1 for layer in norms) else 1
-        N = len(self.samples.y)
-        for lane, (order, size) in enumerate(zip(orders, sizes, strict=True)):
-            if len(order) != size.sum() or (len(size) and size.min() < least):
-                raise BadInput(f"lane {lane}: batch sizes must be {least} or more and add up to {len(order)} samples")
-            if len(order) and (order.min() < 0 or order.max() >= N):
-                raise BadInput(f"lane {lane}: sample indices must lie in 0..{N - 1}")
-
-
-def _in_turn(benches: Sequence[Bench], runs: Sequence[Iterator[int]]) -> None:
-    """A step of each bench, then the next of each, so that their streams fill the device together."""
-    going = list(zip(benches, runs, strict=True))
-    while going:
-        left = []
-        for bench, run in going:
-            k = next(run, 0)
-            if k:
-                with bench.on():
-                    bench.run(k)
-                left.append((bench, run))
-        going = left

@@ -1,0 +1,120 @@
+"""Layers over positions, one set of weights for each lane: nn.LSTM, nn.GRU and nn.MultiheadAttention."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flrce.local.stacked.batched import linear
+from flrce.local.stacked.cells import GRU, LSTM
+from flrce.local.stacked.leaf import Leaf, Pass
+
+
+class Recurrent(Leaf):
+    """nn.LSTM and nn.GRU, layer by layer and, where they are bidirectional, way by way."""
+
+    def __init__(self, path: str, layer: nn.Module, names: Mapping[str, str], now: Pass) -> None:
+        super().__init__(path, layer, names, now)
+        self.at = 0 if layer.batch_first else 1
+
+    def run(self, live: bool, x: Tensor, state: Any = None) -> Any:
+        layer, k = self.layer, self.now.k
+        gated = isinstance(layer, nn.GRU)
+        x = self.apart(x).transpose(1, 2)  # (k, L, B, I)
+        first = self._first(x, (state,) if gated and state is not None else state)
+        lasts: list[tuple[Tensor, ...]] = []
+        for depth in range(layer.num_layers):
+            ways = []
+            for way in range(2 if layer.bidirectional else 1):
+                end = f"l{depth}" + "_reverse" * way
+                at = [each[len(lasts)] for each in first]
+                y, last = self._way(x.flip(1) if way else x, end, at)  # y (L, k, B, H)
+                ways.append(y.flip(0) if way else y)
+                lasts.append(last)
+            x = torch.cat(ways, -1).transpose(0, 1)
+        out = x.transpose(1, 2).flatten(0, 1)  # (k B, L, H)
+        out = out if layer.batch_first else out.transpose(0, 1)
+        final = tuple(
+            torch.stack(each).reshape(len(lasts), k * self.now.batch, -1) for each in zip(*lasts, strict=True)
+        )
+        return out, final[0] if gated else final
+
+    def _way(self, x: Tensor, end: str, first: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One layer in one direction: (states (L, k, B, H), the last ones)."""
+        (wi, wh), gated = self._weights(end), isinstance(self.layer, nn.GRU)
+        bi, bh = (self.tensor(f"bias_{s}h_{end}") if self.layer.bias else None for s in "ih")
+        bias = bi if gated or bi is None or bh is None else bi + bh
+        gates = linear(x, wi, bias).transpose(0, 1).contiguous()  # (L, k, B, gates)
+        wh, first = wh.to(gates.dtype), [each.to(gates.dtype) for each in first]
+        if gated:
+            bh = wh.new_zeros(wh.shape[:2]) if bh is None else bh.to(gates.dtype)
+            y: Any = GRU.apply(gates, wh, bh, first[0])
+            return y, (y[-1],)
+        y, cell = LSTM.apply(gates, wh, *first)
+        return y, (y[-1], cell)
+
+    def _weights(self, end: str) -> tuple[Tensor, Tensor]:
+        found = self.tensor(f"weight_ih_{end}"), self.tensor(f"weight_hh_{end}")
+        assert found[0] is not None
+        assert found[1] is not None
+        return found[0], found[1]
+
+    def _first(self, x: Tensor, state: Any) -> list[Tensor]:
+        """(layers and ways, k, B, H) for h and, in an LSTM, c."""
+        layer = self.layer
+        many = layer.num_layers * (2 if layer.bidirectional else 1)
+        shape = (many, self.now.k, self.now.batch, layer.hidden_size)
+        if state is not None:
+            return [each.reshape(shape) for each in state]
+        return [x.new_zeros(shape, dtype=torch.float32)] * (1 if isinstance(layer, nn.GRU) else 2)
+
+
+class Attention(Leaf):
+    """nn.MultiheadAttention without weights handed back: torch's own attention over everyone's samples."""
+
+    def __init__(self, path: str, layer: nn.Module, names: Mapping[str, str], now: Pass) -> None:
+        super().__init__(path, layer, names, now)
+        self.at = 0 if layer.batch_first else 1
+
+    def run(
+        self, live: bool, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        layer, k = self.layer, self.now.k
+        weight, bias = self.tensor("in_proj_weight"), self.tensor("in_proj_bias")
+        assert weight is not None
+        weights = weight.chunk(3, 1)
+        biases = [None] * 3 if bias is None else bias.chunk(3, 1)
+        parts = []
+        for x, w, b in zip((query, key, value), weights, biases, strict=True):
+            y = linear(self.apart(x), w.contiguous(), b).flatten(0, 1)  # (k B, L, E)
+            parts.append(y.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2))
+        mask = attn_mask
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=parts[0].dtype).masked_fill(mask, -torch.inf)
+        if mask is not None and mask.dim() == 3:
+            mask = mask.unflatten(0, (-1, layer.num_heads))
+        if key_padding_mask is not None:
+            keys = key_padding_mask
+            if keys.dtype == torch.bool:
+                keys = torch.zeros_like(keys, dtype=parts[0].dtype).masked_fill(keys, -torch.inf)
+            mask = keys[:, None, None] + (0 if mask is None else mask)
+        seen = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
+        out = seen.transpose(1, 2).flatten(2).unflatten(0, (k, -1))
+        weight, bias = self.mixing()
+        return self.together(linear(out, weight, bias)), None
+
+    def mixing(self) -> tuple[Tensor, Tensor | None]:
+        """The last projection, a layer of its own within this one."""
+        found: list[Any] = []
+        for name in ("weight", "bias"):
+            own = f"out_proj.{name}"
+            shared = getattr(self.layer.out_proj, name)
+            if own in self.names:
+                found.append(self.now.tensors[self.names[own]])
+            else:
+                found.append(None if shared is None else shared[None].expand(self.now.k, *shared.shape))
+        return found[0], found[1]
