@@ -84,7 +84,8 @@ def test_another_start_emits_less(compared, capsys):
     assert main(["whatif", str(compared / "fedavg"), "--start", "2021-03-01T14:00"]) == 0
     assert "0.25" in capsys.readouterr().out
     assert main(["whatif", str(compared / "fedavg"), "--start", "2031-03-01"]) == 2
-    assert "outside the figures" in capsys.readouterr().err
+    assert "outside the figures" in (said := capsys.readouterr().err)
+    assert "they go from 2021-03-01 to 2021-03-21" in said
 
 
 def test_runs_without_grams_say_so(tmp_path, capsys):

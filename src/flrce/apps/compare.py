@@ -9,7 +9,7 @@ from typing import Any
 
 from flrce import runs
 from flrce.apps.options import experiment, place, seeds
-from flrce.apps.run import columns, emits, row
+from flrce.apps.run import headline
 from flrce.apps.show import Progress, table
 from flrce.arena.away import away, run_all
 from flrce.config import Experiment
@@ -58,12 +58,7 @@ def compare(
         count = len(seeds(seed_list) or [0])
         spread = f"{count} seeds, {'95 % intervals' if count > 2 else 'least to most'}" if count > 1 else "one seed"
         title = f"{exp.data.path or exp.data.name}, {exp.data.partition}, {spread}"
-        grams = any(map(emits, aggregates.values()))
-        table(
-            title,
-            columns(next(iter(aggregates.values()))["metric"], grams),
-            [row(name, aggregate, grams) for name, aggregate in aggregates.items()],
-        )
+        table(title, *headline(aggregates))
         print(f"report: {out / 'report.html'}")
 
 

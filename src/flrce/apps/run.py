@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,32 @@ from flrce.apps.options import experiment, seeds
 from flrce.apps.show import Progress, figure, table
 from flrce.config import Experiment
 from flrce.errors import BadInput, Unfinished
+from flrce.results import tables
 from flrce.store import headline as words
 
 COLUMNS = ("rounds", "MB", "joules")
 
 
-def columns(metric: str, grams: bool = False) -> tuple[str, ...]:
-    """Heads of the table: the metric of the model handed back and of the last one, and what they cost."""
+def headline(aggregates: Mapping[str, dict[str, Any]]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """The table's heads and a line for each recipe: the metric of the model handed back and of the last one, and what
+    they cost.
+
+    Time and CO2 stand there where it is known what was emitted, in the unit that suits the largest of them.
+    """
+    metric = next(iter(aggregates.values()))["metric"]
     unit = " %" if metric in words.SHARES else ""
+    units = {key: suited(key, aggregates.values()) for key in ("seconds", "grams")}
+    units = units if any(each["grams"]["mean"] for each in aggregates.values() if "grams" in each) else {}
+    more = [("time, " if key == "seconds" else "CO2, ") + name for key, (_, name) in units.items()]
+    scales = {key: 1 / scale for key, (scale, _) in units.items()}
     gained = ("acc/kJ", "acc/GB") if metric == "accuracy" else ()
-    more = ("hours", "g CO2") if grams else ()
-    return ("recipe", f"{metric}{unit}", f"last model{unit}", *COLUMNS, *gained, *more)
+    heads = ("recipe", f"{metric}{unit}", f"last model{unit}", *COLUMNS, *gained, *more)
+    return heads, [row(name, aggregate, scales) for name, aggregate in aggregates.items()]
+
+
+def suited(key: str, aggregates: Iterable[Mapping[str, Any]]) -> tuple[float, str]:
+    """The unit for the largest mean, as reports choose it: how many of ours it is, and its name."""
+    return tables.scale(key, max((each[key]["mean"] or 0.0 for each in aggregates if key in each), default=0.0))
 
 
 def run(
@@ -75,26 +91,16 @@ def _tell(
     if as_json:
         print(json.dumps({**summary, "folder": None if place is None else str(place)}, indent=1))
         return
-    table(
-        f"{name} on {exp.data.path or exp.data.name}",
-        columns(aggregate["metric"], emits(aggregate)),
-        [row(name, aggregate)],
-    )
+    table(f"{name} on {exp.data.path or exp.data.name}", *headline({name: aggregate}))
     if place is None:
         print("nothing was kept (--no-save)")
     else:
         print(f"run directory: {place}    see it: flrce report {place}")
 
 
-def emits(aggregate: dict[str, Any]) -> bool:
-    """Whether it is known what was emitted."""
-    return bool(aggregate.get("grams", {}).get("mean"))
-
-
-def row(name: str, aggregate: dict[str, Any], grams: bool | None = None) -> list[str]:
-    """One recipe's line of the headline table."""
-    known = emits(aggregate) if grams is None else grams
-    more = [figure(aggregate["seconds"], 1 / 3600, 2), figure(aggregate["grams"], 1, 2)] if known else []
+def row(name: str, aggregate: dict[str, Any], scales: Mapping[str, float]) -> list[str]:
+    """One recipe's line of the headline table; `scales`: of which further figures, and in which unit."""
+    more = [figure(aggregate[key], scale, 2) for key, scale in scales.items()]
     unit, digits = words.unit(aggregate["metric"]), words.digits(aggregate["metric"])
     gained = ("computation_efficiency", "communication_efficiency") if aggregate["metric"] == "accuracy" else ()
     return [

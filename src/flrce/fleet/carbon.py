@@ -101,8 +101,8 @@ def grid(
     begin = max(each.first for each in hours) if start is None else moment(start)
     for name, each in zip(mix, hours, strict=True):
         if not each.first <= begin < each.end:
-            known_ = f"{_day(each.first)} to {_day(each.end)}"
-            raise BadInput(f"fleet.start {start!r} is outside the figures of {name}; they go from {known_}")
+            span = days(each.first, each.end)
+            raise BadInput(f"fleet.start {start!r} is outside the figures of {name}; they go from {span}")
     of, order = np.zeros(len(clients), np.int64), stream(seed, "regions").permutation(len(clients))
     edges = np.round(np.cumsum([0.0, *mix.values()]) / sum(mix.values()) * len(clients)).astype(int)
     for region in range(len(mix)):
@@ -199,6 +199,11 @@ def _npz(path: Path) -> dict[str, Hours]:
     if not found:
         raise ValueError("it has no REGION and REGION_start")
     return found
+
+
+def days(first: float, end: float) -> str:
+    """A span of time in words."""
+    return f"{_day(first)} to {_day(end)}"
 
 
 def _day(second: float) -> str:

@@ -1,14 +1,17 @@
 """Where and when a run's grams of CO2 were emitted, and what they would have been had it begun at another time."""
 
 import html
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from flrce.errors import BadInput
-from flrce.fleet.carbon import Grid, intensities, moment
+from flrce.fleet.carbon import Grid, days, intensities, moment
 from flrce.store.read import Run
+from flrce.types import Record
 
 HOURS = 24
 
@@ -74,10 +77,10 @@ def moved(run: Run, starts: Sequence[str]) -> list[Moved]:
     known, names = intensities(path), list(dict.fromkeys(map(str, regions)))
     if any(name not in known for name in names):
         raise BadInput(f"--start: {path} no longer has the regions of {run.folder}")
-    of, began = np.array([names.index(str(name)) for name in regions], np.int64), {h.t: h.began for h in run.rounds}
+    of = np.array([names.index(str(name)) for name in regions], np.int64)
     lines = [line for line in run.costs if line["client"] in run.row and run.row[line["client"]] < len(regions)]
     rows = np.array([run.row[line["client"]] for line in lines], np.int64)
-    at = np.array([began.get(line["t"], 0.0) for line in lines])
+    at = np.array(sent(run.rounds, lines))
     seconds = np.array([line.get("compute_seconds", 0.0) + line.get("transfer_seconds", 0.0) for line in lines])
     joules = np.array([line.get("joules", 0.0) for line in lines])
     hours = tuple(known[name] for name in names)
@@ -85,7 +88,23 @@ def moved(run: Run, starts: Sequence[str]) -> list[Moved]:
     for start in starts:
         begin = moment(start.strip())
         if not all(each.first <= begin < each.end for each in hours):
-            raise BadInput(f"--start {start.strip()}: outside the figures in {path}")
+            first, end = max(each.first for each in hours), min(each.end for each in hours)
+            raise BadInput(f"--start {start.strip()}: outside the figures in {path}; they go from {days(first, end)}")
         grams = float(Grid(tuple(names), of, hours, begin).grams(rows, at, seconds, joules).sum())
         found.append(Moved(start.strip(), grams, grams / booked))
+    return found
+
+
+def sent(rounds: Sequence[Record], lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """When each line's client was sent its task: in an earlier round where its reply is old, and in the try of a round
+    that it was chosen in, of those that were abandoned too."""
+    began, tries = {h.t: h.began for h in rounds}, defaultdict(list)
+    for h in rounds:
+        for client in h.chosen:
+            tries[h.t, client].append(h.began)
+    found = []
+    for line in lines:
+        t = line["t"] - line.get("age", 0)
+        mine = [] if line["outcome"] == "asked" else tries[t, line["client"]]
+        found.append(mine.pop(0) if mine else began.get(t, 0.0))
     return found

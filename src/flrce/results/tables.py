@@ -146,10 +146,14 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def units(parts: Sequence[Group]) -> dict[str, tuple[float, str]]:
     """The unit in which each cost of these groups reads best."""
     chosen = {"percent": (0.01, "%"), "": (1.0, ""), "headline": (words.unit(metric(parts)), "")}
-    for name, scales in SCALES.items():
-        largest = max((value for part in parts for value in part.values(name)), default=0.0)
-        chosen[name] = next((scale for scale in scales if largest >= scale[0]), scales[-1])
+    for name in SCALES:
+        chosen[name] = scale(name, max((value for part in parts for value in part.values(name)), default=0.0))
     return chosen
+
+
+def scale(name: str, largest: float) -> tuple[float, str]:
+    """The unit in which a cost of that size reads best: how many of ours it is, and its name."""
+    return next((unit for unit in SCALES[name] if largest >= unit[0]), SCALES[name][-1])
 
 
 def metric(parts: Sequence[Group]) -> str:
