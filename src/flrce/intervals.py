@@ -1,5 +1,7 @@
 """How sure a mean over seeds is: 95 % intervals by Student's t."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,3 +15,46 @@ def half_width(values: ArrayLike) -> Any:
     found = np.asarray(values, float)
     n = len(found)
     return stdtrit(n - 1, 0.975) * found.std(0, ddof=1) / n**0.5
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with the half-width of its 95 % interval (Student's t); one value has no interval."""
+
+    mean: float | None
+    half: float | None
+    n: int
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def spread(self) -> float | None:
+        """What is drawn around the mean: the interval; of two values how far they lie from it."""
+        if self.n == 2 and self.low is not None and self.high is not None:
+            return (self.high - self.low) / 2
+        return self.half
+
+    def per(self, unit: float) -> "Interval":
+        scaled = [None if x is None else x / unit for x in (self.mean, self.half, self.low, self.high)]
+        return Interval(scaled[0], scaled[1], self.n, scaled[2], scaled[3])
+
+    def text(self, digits: int) -> str:
+        if self.mean is None:
+            return "--"
+        if (digits == 0 or self.n == 2) and self.low is not None and self.high is not None:
+            low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"  # whole numbers; two have no interval yet
+            return low if low == high else f"{low} to {high}"
+        return f"{self.mean:.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """95 % interval of the mean.
+
+    >>> interval([1.0, 2.0, 3.0])
+    Interval(mean=2.0, half=2.484137..., n=3, low=1.0, high=3.0)
+    """
+    n = len(values)
+    if n < 2:
+        return Interval(values[0] if n else None, None, n, *([values[0]] * 2 if n else ()))
+    half = float(half_width(values))
+    return Interval(float(np.mean(values)), half, n, min(values), max(values))

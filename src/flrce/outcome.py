@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from flrce.errors import BadInput
-from flrce.intervals import half_width
+from flrce.intervals import interval
 from flrce.store.headline import heading, shown, unit
 from flrce.types import Record
 
@@ -83,9 +82,5 @@ def intervals(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {"metric": summaries[0].get("metric", "accuracy") if summaries else "accuracy"}
     summaries = [{**s, "bytes": (s["bytes_up"] or 0) + (s["bytes_down"] or 0)} for s in summaries]
     for name in FIGURES:
-        values = np.array([s[name] for s in summaries if s.get(name) is not None], float)
-        n = len(values)
-        ends = {"low": float(values.min()), "high": float(values.max())} if n else {"low": None, "high": None}
-        half = float(half_width(values)) if n > 1 else None
-        table[name] = {"mean": float(values.mean()) if n else None, "half": half, "n": n, **ends}
+        table[name] = asdict(interval([float(s[name]) for s in summaries if s.get(name) is not None]))
     return table

@@ -10,7 +10,7 @@ from flrce.arena.advise import PLAIN, Advice, Budget
 from flrce.arena.advise import advise as search
 from flrce.arena.away import away
 from flrce.errors import BadInput
-from flrce.results.tables import Interval
+from flrce.intervals import Interval
 from flrce.store import headline
 from flrce.store.disk import write_through
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from flrce.apps.show import bars, table
 from flrce.errors import BadInput
+from flrce.intervals import interval
 from flrce.recipes import threshold
 from flrce.results import tables
 from flrce.results.carbon import moved
 from flrce.results.price import prices, thinned
-from flrce.results.tables import interval
 from flrce.results.whatif import Outcome, caveats, grid, replay, rules
 from flrce.store import headline as words
 from flrce.store import read

@@ -20,7 +20,7 @@ from flrce.arena.plan import Cell, merged
 from flrce.arena.records import Played, played
 from flrce.config import Experiment
 from flrce.errors import BadInput
-from flrce.results.tables import Interval, interval
+from flrce.intervals import Interval, interval
 from flrce.types import Record
 
 PLAIN = "fedavg + average"

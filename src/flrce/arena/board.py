@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata, studentized_range
 
 from flrce.arena.records import Played, axes
-from flrce.results.tables import Interval, interval
+from flrce.intervals import Interval, interval
 
 DRAWS = 2_000
 Array = NDArray[np.float64]

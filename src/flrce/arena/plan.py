@@ -21,7 +21,7 @@ from flrce.errors import BadInput, nearest
 from flrce.pieces import Never, StopRule
 from flrce.recipes import CATALOGUE
 
-ELSEWHERE = ("workers", "device", "kernel")  # engine settings that change no result
+ELSEWHERE = ("workers", "device", "kernel")  # engine settings in which the machines of one arena may differ
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}$")]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from flrce.arena.records import Played
+from flrce.intervals import Interval, interval
 from flrce.pieces import StopRule
-from flrce.results.tables import Interval, interval
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Hands for the simulator: worker processes with one thread each, or threads where the work leaves Python.
+"""Workers of the simulator: processes with one thread each, or threads where the work leaves Python.
 
 Jobs are independent and results come back in the order of the jobs, so their number never shows in a result.
 """

@@ -29,7 +29,7 @@ MOST = 100_000  # clients of whom each gets a figure at the end
 
 
 class Simulator:
-    """P clients of a federation trained by whatever hands there are; same bits whatever their number."""
+    """P clients of a federation trained by whatever workers there are; same bits whatever their number."""
 
     def __init__(
         self, federation: Federation, net: nn.Module, fleet: Mapping[str, Profile], hire: Callable[[Runner], Workers],

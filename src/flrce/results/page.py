@@ -14,9 +14,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from flrce.intervals import Interval
 from flrce.results import carbon, detail, tables
 from flrce.results.story import ended, story
-from flrce.results.tables import AXES, HEADLINE, Group, Interval
+from flrce.results.tables import AXES, HEADLINE, Group
 from flrce.store import headline as words
 from flrce.store import read
 from flrce.store.disk import write_through

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flrce.results.tables import Group, Interval, interval
+from flrce.intervals import Interval, interval
+from flrce.results.tables import Group
 from flrce.types import Record
 
 COSTS = ("rounds", "seconds", "joules", "bytes", "grams")

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from flrce.results.tables import Group, Interval, figures, interval, metric, settings, units
+from flrce.intervals import Interval, interval
+from flrce.results.tables import Group, figures, metric, settings, units
 from flrce.stops.budget import Patience
 from flrce.stops.standstill import Standstill
 from flrce.store import headline as words

@@ -1,15 +1,16 @@
 """Runs grouped by what was asked, with means and 95 % intervals over their seeds, and curves with bands."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.intervals import half_width
+from flrce.intervals import Interval, half_width, interval
 from flrce.store import headline as words
 from flrce.store.read import Run
+from flrce.store.settings import FREE, flat
 from flrce.types import Record
 
 Series = NDArray[np.float64]
@@ -37,36 +38,6 @@ SCALES = {
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A mean with the half-width of its 95 % interval (Student's t); one value has no interval."""
-
-    mean: float | None
-    half: float | None
-    n: int
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def spread(self) -> float | None:
-        """What is drawn around the mean: the interval; of two values how far they lie from it."""
-        if self.n == 2 and self.low is not None and self.high is not None:
-            return (self.high - self.low) / 2
-        return self.half
-
-    def per(self, unit: float) -> "Interval":
-        scaled = [None if x is None else x / unit for x in (self.mean, self.half, self.low, self.high)]
-        return Interval(scaled[0], scaled[1], self.n, scaled[2], scaled[3])
-
-    def text(self, digits: int) -> str:
-        if self.mean is None:
-            return "--"
-        if (digits == 0 or self.n == 2) and self.low is not None and self.high is not None:
-            low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"  # whole numbers; two have no interval yet
-            return low if low == high else f"{low} to {high}"
-        return f"{self.mean:.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
-
-
-@dataclass(frozen=True)
 class Group:
     """Runs that differ in their seed only."""
 
@@ -79,19 +50,6 @@ class Group:
 
     def interval(self, figure: str) -> Interval:
         return interval(self.values(figure))
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """95 % interval of the mean.
-
-    >>> interval([1.0, 2.0, 3.0])
-    Interval(mean=2.0, half=2.484137..., n=3, low=1.0, high=3.0)
-    """
-    n = len(values)
-    if n < 2:
-        return Interval(values[0] if n else None, None, n, *([values[0]] * 2 if n else ()))
-    half = float(half_width(values))
-    return Interval(float(np.mean(values)), half, n, min(values), max(values))
 
 
 def figures(run: Run) -> dict[str, float | None]:
@@ -131,16 +89,8 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def settings(run: Run) -> dict[str, str]:
-    """An experiment's settings as "table.key" -> text."""
-    flat = _flat(run.experiment)
-    return {key: value for key, value in flat.items() if key not in ("seed", "engine.workers", "engine.device")}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, value in table.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": str(value)}
-    return found
+    """An experiment's settings as "table.key" -> text, without those that change no result of a seed."""
+    return {key: str(value) for key, value in flat(run.experiment).items() if key not in ("seed", *FREE)}
 
 
 def units(parts: Sequence[Group]) -> dict[str, tuple[float, str]]:

@@ -17,7 +17,7 @@ Settings = dict[str, Any]  # "table.key" -> value
 
 def settings(experiment: str) -> Settings:
     """The values of an experiment file; how it is written does not matter."""
-    return _flat(tomllib.loads(experiment))
+    return flat(tomllib.loads(experiment))
 
 
 def deciding(found: Settings) -> Settings:
@@ -79,9 +79,9 @@ def same_data(path: Path, partition: Mapping[str, Any]) -> None:
         )
 
 
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as {"a.b": value}."""
     found: dict[str, Any] = {}
     for key, value in tables.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return found

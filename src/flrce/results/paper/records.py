@@ -13,6 +13,7 @@ from flrce.errors import BadInput
 from flrce.results.paper.plan import Cell, Facts
 from flrce.stops.conflict import Conflicts
 from flrce.store.checkpoint import write_through
+from flrce.store.settings import FREE, flat
 from flrce.store.summary import summarise
 from flrce.types import Record
 
@@ -58,20 +59,11 @@ class Run:
 def same(stored: Mapping[str, Any], wanted: Experiment) -> str:
     """How a stored experiment differs from the wanted one in what decides its result; "" if it does not."""
     try:
-        found, asked = _flat(Experiment.of(dict(stored)).model_dump()), _flat(wanted.model_dump())
+        found, asked = flat(Experiment.of(dict(stored)).model_dump()), flat(wanted.model_dump())
     except BadInput as why:
         return str(why)
-    changed = [key for key in sorted({*found, *asked}) if found.get(key) != asked.get(key)]
+    changed = [key for key in sorted({*found, *asked} - {*FREE}) if found.get(key) != asked.get(key)]
     return "; ".join(f"{key} {found.get(key)} instead of {asked.get(key)}" for key in changed[:3])
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        if name not in ("engine.device", "engine.workers"):  # these change no result
-            flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return flat
 
 
 def read(cell: Cell, out: Path) -> Run | None:
