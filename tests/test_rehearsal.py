@@ -173,7 +173,16 @@ class Cast(nn.Module):
         return self.out(x.to(self.out.weight.dtype) + self.shift)
 
 
+class Tied(nn.Sequential):
+    """Two layers with one weight: a chain would take them for two."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        self[2].weight = self[0].weight
+
+
 ODD = {
+    "tied": Tied,
     "scaled": Scaled, "weight-norm": lambda: Normed(nn.utils.weight_norm),
     "spectral-norm": lambda: Normed(nn.utils.spectral_norm), "double": Cast,
 }  # fmt: skip

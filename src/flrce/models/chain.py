@@ -59,6 +59,8 @@ def chain(module: nn.Module, shape: tuple[int, ...], kinds: Kinds = KINDS) -> Ch
         raise BadInput(f"{type(module).__name__} branches; a chain feeds each layer from the last")
     if found := hooked(module):  # such as torch's older weight_norm and spectral_norm
         raise BadInput(f"{type(module).__name__} has {found}; a chain's layers have none")
+    if found := _tied(module):
+        raise BadInput(f"{type(module).__name__} has {found}; a chain's layers share none")
     try:
         graph = _graph(module, kinds)
     except Exception as why:  # torch.fx raises many kinds for what it cannot trace
@@ -104,6 +106,17 @@ def hooked(module: nn.Module) -> str:
     for path, layer in module.named_modules():
         if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
             return f"a hook at {path!r}" if path else "a hook"
+    return ""
+
+
+def _tied(module: nn.Module) -> str:
+    """Parameters that go by two names; "" where there are none. Those of a layer used twice are its own."""
+    first: dict[int, str] = {}
+    for path, layer in module.named_modules():
+        for name, p in layer.named_parameters(path, recurse=False):
+            if id(p) in first:
+                return f"one parameter as {first[id(p)]!r} and {name!r}"
+            first[id(p)] = name
     return ""
 
 
