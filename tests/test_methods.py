@@ -601,6 +601,7 @@ def test_the_stack_runs_every_method_or_says_why_not(name, caplog):
     ({"name": "scaffold", "submodel": "random-units"}, {}, "whole models"),
     ({"name": "scaffold"}, {"model": {"name": "own_nets:Bare", "kept": "3.*"}}, "whole models"),
     ({"name": "feddyn", "trainer": {"piece": "dynamic"}, "submodel": "prefix-units"}, {}, "whole models"),
+    ({"name": "fedcomgate"}, {"model": {"name": "own_nets:Bare", "kept": "3.*"}}, "whole models"),
     ({"name": "scaffold", "option": "I"}, {"train": {"momentum": 0.9}}, "plain SGD"),
     ({"name": "moon", "submodel": "random-units"}, {}, "whole models"),
     ({"name": "ditto"}, {"model": {"name": "own_nets:Bare", "kept": "3.*"}}, "leaves clients with parts"),

@@ -232,3 +232,11 @@ def test_what_travels_in_double_precision_becomes_single_in_a_copy(caplog):
     assert net.out.weight.dtype == torch.float64
     assert "Cast has float64 parameters or buffers: they train and travel as float32" in caplog.messages
     assert single(made) is made
+
+
+def test_clients_of_flower_that_hold_nothing_back_are_no_news(monkeypatch):
+    figures, said = pytest.importorskip("flrce.flower.figures"), []
+    monkeypatch.setattr(figures.log, "warning", lambda *told: said.append(told))
+    done = run(quick(data={"partition": "iid", "holdout": 0.0}, engine={"name": "flower"}), data=CLASSES)
+    assert [h.headline for h in done.history] == [None, None]
+    assert not said

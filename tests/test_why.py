@@ -200,3 +200,9 @@ def test_a_stop_with_a_price_is_explained_in_points_and_joules(tmp_path):
     assert "that were asked for" in told
     assert "points per doubling of the rounds" in told
     assert answer.facts["gain"] < answer.facts["price"] == 20.0
+
+
+def test_a_reply_that_came_alone_pulls_against_nobody(tmp_path):
+    runs.run(experiment("fedasync", rounds=2, clients=4, per_round=2), tmp_path / "run")
+    (alone,) = read.find([tmp_path / "run"])
+    assert "nobody for it to pull against" in " ".join(why_round(alone, 2).sentences)

@@ -85,6 +85,8 @@ def reported(reply: Message, most: float = 1.0) -> Mapping[str, Any]:
         log.info("node %d: %s", reply.metadata.src_node_id, why(reply))
         return {}
     figures = metrics_of(reply)
+    if figures.get(SAMPLES) == 0:  # a client that holds nothing back has nothing to say
+        return {}
     problem = strange(figures, most)
     if problem:
         log.warning("node %d: %s; its metrics do not count", reply.metadata.src_node_id, problem)

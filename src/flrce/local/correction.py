@@ -36,8 +36,9 @@ class Corrected:
         return (Correction(),)
 
     def objection(self, recipe: Recipe) -> str:
-        if recipe.partial:
-            return f"the gradient correction needs whole models, but {recipe.partial} lets clients send parts; drop one"
+        parts = recipe.partial or ("model.kept" if recipe.kept else "")
+        if parts:
+            return f"the gradient correction needs whole models, but {parts} lets clients send parts; drop one"
         if isinstance(recipe.pace, Buffers):
             return ("FedCOMGATE's correction is a client's step less the mean of the others' from the same model; with "
                     "a buffered pace they start from different ones: use another pace")  # fmt: skip

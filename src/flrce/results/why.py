@@ -110,7 +110,8 @@ def _how(run: Run, h: Record) -> str:
 
 def _result(run: Run, h: Record, answer: Answer) -> None:
     peers = max(len(h.replied) - 1, 0)
-    text = f"A client's update pulled against {run.conflicts(h):.2f} of {peers} peers on average"
+    what = f"A client's update pulled against {run.conflicts(h):.2f} of {peers} peers on average"
+    text = what if peers else "One reply came, so that there was nobody for it to pull against"
     if run.psi is not None:
         stands = "at or above" if run.conflicts(h) >= run.psi else "below"
         looks = "" if h.exploit else "; the rule looks at exploit rounds only"
