@@ -14,6 +14,7 @@ from flrce import recipes
 from flrce.errors import BadInput
 from flrce.flower import LocalGrid, RecipeStrategy
 from flrce.flower.engine import GONE_BEFORE
+from flrce.flower.options import Known
 
 NAMES = {"wait_for_nodes": 5.0, "ask_names": False}
 SLOW = 3  # the partition that takes its time
@@ -43,7 +44,7 @@ def fedbuff(**changes):
 
 def strategy(recipe, watch=None, **settings):
     made = RecipeStrategy(recipe, **{**NAMES, "fraction_evaluate": 0.0, **settings})
-    made.watch = watch
+    made.told(Known(watch=watch))
     return made
 
 

@@ -127,3 +127,14 @@ def test_a_float64_model_survives_the_mod():
     encoded = STRATEGIES["recipe"]().start(LocalGrid(introduce(app(mods=[compressing])), 3), arrays, 2)
     assert np.array_equal(values(plain)["a"], values(encoded)["a"])
     assert encoded.history[0].bytes_up == 3 * 2 * 8
+
+
+@pytest.mark.parametrize("name", ["flrce", "guarded"])
+def test_floats_in_the_other_byte_order_are_read_as_fedavg_reads_them(name):
+    """Arrays of files written on another machine keep its byte order in numpy."""
+    arrays = model(w=np.arange(3.0).astype(">f4"), counts=np.array([2**63], np.uint64))
+    found = values(STRATEGIES[name]().start(LocalGrid(app(">f4"), 3), arrays, 2))
+    theirs = values(FedAvg(fraction_evaluate=0.0).start(LocalGrid(app(">f4"), 3), arrays, 2))
+    assert found["w"].dtype == np.float32
+    np.testing.assert_allclose(found["w"], theirs["w"], rtol=1e-6)
+    assert found["counts"].tolist() == [2**63]  # whole numbers stay as they are

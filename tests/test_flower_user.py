@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flrce[flower]")
 
-from flwr.app import MetricRecord
+from flwr.app import Array, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_helpers import TARGET, plain_app, start
@@ -340,3 +340,75 @@ def test_accuracies_in_percent(name):
     found = result.evaluate_metrics_clientapp[2]["eval_acc"]
     assert found == pytest.approx(100 * (1 - gap(result.arrays)), rel=1e-5)
     assert result.history[-1].accuracy == pytest.approx(found / 100)
+
+
+# --- what else a user does ---
+
+
+class Costly(FLrce):
+    """A subclass with attributes of its own, under names that come to mind."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.costs, self.partition, self.extra, self.minimum = [1.0], "cats", 3, None
+        self.experiment, self.watch, self.judges = "first", True, ["me"]
+
+    def aggregate_evaluate(self, server_round, replies):
+        metrics = super().aggregate_evaluate(server_round, replies)
+        metrics["paid"] = sum(self.costs)
+        return metrics
+
+
+def test_a_subclass_may_have_attributes_of_its_own(tmp_path):
+    result = Costly(state=tmp_path, **NAMES).start(LocalGrid(plain_app(), 3), start(), 2)
+    assert [record.outcome for record in result.history] == ["committed"] * 2
+    assert result.evaluate_metrics_clientapp[2]["paid"] == 1.0
+
+
+def test_without_a_timeout_replies_are_waited_for():
+    result = FLrce(**NAMES).start(LocalGrid(plain_app(), 3), start(), 2, timeout=None)
+    assert [len(record.replied) for record in result.history] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"lr": np.float32(0.1)}, "'lr' is a numpy.float32"),
+        ({"lr": None}, "'lr' is a NoneType"),
+        ({"sizes": [1, "a"]}, "'sizes' is a list"),
+        (lambda t: None, "round 1 is None; use a ConfigRecord or a dict"),
+    ],
+)
+def test_a_config_that_cannot_be_sent_is_named(config, said):
+    with pytest.raises(BadInput, match=said):
+        FLrce(**NAMES).start(LocalGrid(plain_app(), 3), start(), 2, train_config=config)
+
+
+@pytest.mark.parametrize("arrays", [[np.zeros(3, np.float32)], {"w": np.zeros(3, np.float32)}, None])
+def test_arrays_that_are_no_record(arrays):
+    with pytest.raises(BadInput, match=r"initial_arrays is a \w+; pass an ArrayRecord"):
+        FLrce(**NAMES).start(LocalGrid(plain_app(), 3), arrays, 2)
+
+
+def test_an_array_that_cannot_be_read_is_named():
+    arrays = start()
+    arrays["phase"] = Array(np.zeros(2, np.complex64))
+    with pytest.raises(BadInput, match="array 'phase': dtype complex64"):
+        FLrce(**NAMES).start(LocalGrid(plain_app(), 3), arrays, 2)
+
+
+class Leaving(LocalGrid):
+    """Node 1001 leaves as it is asked to judge the second round's model."""
+
+    def _handle(self, message):
+        kind, node = message.metadata.message_type, message.metadata.dst_node_id
+        if kind == "evaluate" and node == 1001 and message.content["config"]["server-round"] == 2:
+            self.drop(node)
+        return super()._handle(message)
+
+
+def test_a_node_that_leaves_while_it_judges():
+    result = FLrce(**NAMES).start(Leaving(plain_app(), 4), start(), 3)
+    assert [len(record.replied) for record in result.history] == [4, 4, 3]
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
+    assert all(record.outcome == "committed" for record in result.history)

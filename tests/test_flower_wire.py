@@ -129,7 +129,7 @@ HOSTILE = {
     "structured": Array(
         "f", (1,), "numpy.ndarray", npy(b"{'descr': [('a','<f4')], 'fortran_order': False, 'shape': (1,)}")
     ),
-    "big-endian": claim(">f4", (4,), b"\0" * 16),
+    "complex": claim("<c8", (4,), b"\0" * 32),
     "short": claim("<f4", (4,), b"\0" * 15),
     "long": claim("<f4", (4,), b"\0" * 17),
     "pickle": Array("float32", (4,), "numpy.ndarray", pickle.dumps([1.0] * 4)),

@@ -23,7 +23,7 @@ T = TypeVar("T")
 HEADER = 10_000  # bytes that an .npy header may have
 BUFFERS = 4_096  # arrays in one payload
 FLOATS = ("float16", "float32", "float64")
-DTYPES = {*FLOATS, "bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"}
+DTYPES = {*FLOATS, "bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"}
 STATISTICS = ("running_mean", "running_var")  # BatchNorm: on the wire, but not trained
 
 
@@ -69,17 +69,26 @@ def read_array(array: Array, dtype: str | None = None, shape: tuple[int, ...] | 
         found, fortran, kind, start = again(lambda: _header(_start(array.data)))
     except Exception as why:  # whatever numpy's parser raises on hostile bytes
         raise Malformed(f"no .npy header ({type(why).__name__})") from why
-    if kind.name not in DTYPES or not kind.isnative or (dtype is not None and not _alike(kind.name, dtype)):
+    if kind.name not in DTYPES or (dtype is not None and not _alike(kind.name, dtype)):
         raise Malformed(f"dtype {str(kind)[:40]}, not {dtype or 'a plain number'}")
     if shape is not None and tuple(found) != tuple(shape):
         raise Malformed(f"shape {str(found)[:60]}, not {tuple(shape)}")
     if min(found, default=0) < 0 or len(array.data) - start != math.prod(found) * kind.itemsize:
         raise Malformed(f"{len(array.data) - start} bytes for {kind} of shape {str(found)[:60]}")
     values = np.frombuffer(array.data, kind, offset=start)
+    values = values if kind.isnative else values.astype(kind.newbyteorder("="))  # from a machine of the other kind
     try:
         return values.reshape(found[::-1]).T if fortran else values.reshape(found)
     except ValueError as why:  # no values, but more dimensions or larger ones than numpy has
         raise Malformed(f"shape {str(found)[:60]}") from why
+
+
+def _named(name: str, array: Array, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+    """The same; Malformed says which array it is."""
+    try:
+        return read_array(array, dtype, shape)
+    except Malformed as why:
+        raise Malformed(f"array {name[-60:]!r}: {why}") from why
 
 
 def _alike(found: str, wanted: str) -> bool:
@@ -104,10 +113,13 @@ class Template:
     @classmethod
     def of(cls, arrays: ArrayRecord, layout: Layout | None = None) -> "Template":
         """Trained floats first, BatchNorm's statistics last, each in the record's order; or as the network's layout."""
+        if not isinstance(arrays, ArrayRecord):
+            raise BadInput(f"initial_arrays is a {type(arrays).__name__}; pass an ArrayRecord, such as "
+                           "ArrayRecord(net.state_dict()) or ArrayRecord(list_of_numpy_arrays)")  # fmt: skip
         if not arrays:
             raise BadInput("initial_arrays is empty; pass the model, such as ArrayRecord(net.state_dict())")
         try:
-            values = {name: read_array(array) for name, array in arrays.items()}
+            values = {name: _named(name, array) for name, array in arrays.items()}
         except Malformed as why:
             raise BadInput(f"initial_arrays cannot be read: {why}; use arrays of plain numbers") from why
         floats = [name for name, value in values.items() if value.dtype.name in FLOATS and not _mask(value)]
@@ -139,10 +151,7 @@ class Template:
         w = room(self.layout.size, dtype=self.dtype) if into is None else into
         flat, base = w.numpy(), None if minus is None else minus.numpy()
         for slot in self.layout.slots:
-            try:
-                values = read_array(arrays[slot.name], self.dtypes[slot.name], slot.shape).reshape(-1)
-            except Malformed as why:
-                raise Malformed(f"array {slot.name!r}: {why}") from why
+            values = _named(slot.name, arrays[slot.name], self.dtypes[slot.name], slot.shape).reshape(-1)
             if base is None:
                 flat[slot.span] = values
             else:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from flrce.errors import BadInput, brief
 from flrce.fleet.costs import Profile
 from flrce.local.metrics import Judges
-from flrce.types import Reply, Spent, Task
+from flrce.types import Reply, Round, Spent, Task
 
 Judge = Callable[[int, ArrayRecord], MetricRecord | None]  # round, model -> the server's own metrics
 Summing = Callable[[list[RecordDict], str], MetricRecord]  # replies, key of their weights -> metrics
@@ -17,7 +18,19 @@ Config = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]  # for every rou
 
 def configured(config: Config, t: int) -> Mapping[str, Any]:
     """What clients are told in round t."""
-    return config(t) if callable(config) else config
+    found = config(t) if callable(config) else config
+    if not isinstance(found, Mapping):
+        raise BadInput(f"the config of round {t} is {brief(found, 40)}; use a ConfigRecord or a dict")
+    for key, value in found.items():
+        try:
+            ConfigRecord({key: value})
+        except (TypeError, ValueError):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            raise BadInput(
+                f"config of round {t}: {brief(key, 40)!r} is a {kind}; numbers, text, bytes, booleans and "
+                "lists of one of them can be sent: use float(...) and the like"
+            ) from None
+    return found
 
 
 @dataclass(frozen=True)
@@ -50,3 +63,14 @@ class Costs(Protocol):
     def estimate(self, task: Task) -> Spent: ...
     def booked(self, task: Task, reply: Reply) -> Reply: ...
     def inquiry(self, client: str, down: int) -> Spent: ...
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the server of an experiment knows besides the arrays."""
+
+    experiment: str = ""  # TOML kept in the state folder instead of the strategy's own settings
+    partition: Mapping[str, Any] | None = None  # who holds which samples
+    costs: Costs | None = None  # a model of the fleet, where it is only simulated
+    watch: Callable[[Round], None] | None = None  # is shown every round
+    judges: tuple[Judges, ...] = ()  # metrics of the objective

@@ -20,6 +20,7 @@ from flrce.fleet.costs import fleet
 from flrce.flower.arrays import record
 from flrce.flower.client import Local, client_app
 from flrce.flower.grid import LocalGrid
+from flrce.flower.options import Known
 from flrce.flower.session import Result
 from flrce.flower.strategies import RecipeStrategy
 from flrce.models.flat import fix, layout, pack
@@ -48,8 +49,8 @@ def serve(
     strategy = RecipeStrategy(
         experiment.build_recipe(), state=state, model=net, sample_shape=federation.source.shape, **{**given, **settings}
     )
-    strategy.experiment, strategy.partition, strategy.costs = experiment.toml(), federation.describe(), costs
-    strategy.watch, strategy.judges = watch, experiment.build_objective(federation.source.kind).judges
+    judges = experiment.build_objective(federation.source.kind).judges
+    strategy.told(Known(experiment.toml(), federation.describe(), costs, watch, judges))
     return strategy.start(grid, record(layout(net).views(pack(net))), experiment.rounds, timeout)
 
 

@@ -83,7 +83,7 @@ class Guarded(Ours):
         taken = {name: getattr(inner, name) for name in same if hasattr(inner, name)}
         super().__init__(state=state, seed=seed, **{**taken, "min_available_nodes": 1, **settings})
         self.strategy, self.by_fraction = strategy, False
-        self.extra = tuple(guard.EveryRound(rule) for rule in self.extra)
+        self._stops = tuple(guard.EveryRound(rule) for rule in self._stops)
 
     def engine_for(self, *args: Any, **kwargs: Any) -> FlowerEngine:
         return guard.GuardedEngine(self.strategy, *args, **kwargs)

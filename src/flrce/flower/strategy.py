@@ -1,6 +1,7 @@
 """What our Flower strategies share: settings, and a `start` that can end early, keep state and resume."""
 
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,11 +23,10 @@ from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import kept, settings
 from flrce.flower.guard import GuardedEngine
 from flrce.flower.halves import Open, by_halves, changed
-from flrce.flower.options import Config, Costs, Judge, Options, Summing
+from flrce.flower.options import Config, Judge, Known, Options, Summing
 from flrce.flower.session import Result, Session
 from flrce.flower.wire import SAMPLES
 from flrce.local.client import Runner
-from flrce.local.metrics import Judges
 from flrce.pieces import Full, Recipe, StopRule
 from flrce.stops.budget import AnyOf, Budget
 from flrce.types import Round, State
@@ -56,8 +56,8 @@ class Ours(Strategy):
         min_train_nodes = min_train_nodes if fraction_train else 0  # nobody trains
         self.folder = Path(state) if state else None
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
-        self.extra = tuple(rule for rule in (stop, Budget(**budget) if budget else None) if rule)
-        self.minimum, self.model, self.sample_shape = minimum_replies, model, sample_shape
+        self._stops = tuple(rule for rule in (stop, Budget(**budget) if budget else None) if rule)
+        self._least, self.model, self.sample_shape = minimum_replies, model, sample_shape
         self.options = Options(
             seed=seed, wait=wait_for_nodes, available=max(min_available_nodes, min_train_nodes), ask=ask_names,
             least_train=min_train_nodes, fraction_evaluate=fraction_evaluate, least_evaluate=min_evaluate_nodes,
@@ -67,14 +67,14 @@ class Ours(Strategy):
             profile=profile(device) if isinstance(device, str) else device,
         )  # fmt: skip
         self.by_fraction = True  # P follows the number of connected clients
-        self.experiment = ""  # TOML kept in the state folder instead of the strategy's own settings
-        self.partition: Mapping[str, Any] | None = None  # who holds which samples, where the server knows
-        self.costs: Costs | None = None  # a model of the fleet, where it is only simulated
-        self.watch: Callable[[Round], None] | None = None  # is shown every round
+        self._known = Known()
         self.kept: tuple[str, ...] = ()  # patterns of parameters that stay with their client
-        self.judges: tuple[Judges, ...] = ()  # metrics of the objective, where the server knows it
         self._open: Open | None = None
         self._engine: FlowerEngine | None = None
+
+    def told(self, known: Known) -> None:
+        """What the server knows of the fleet. Kept apart: a subclass may have `costs` or a `partition` of its own."""
+        self._known = known
 
     @abstractmethod
     def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
@@ -88,13 +88,14 @@ class Ours(Strategy):
         return max(int(self.fraction_train * connected), self.min_train_nodes, 1)
 
     def start(
-        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float | None = 3600,
         train_config: Config | None = None, evaluate_config: Config | None = None, evaluate_fn: Judge | None = None,
         should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:  # fmt: skip
         """All rounds, until the last or until a stop rule has had enough: then no further message is sent.
 
-        Configs are for every round, or functions of the round. `should_stop` is asked after each round.
+        Configs are for every round, or functions of the round. `should_stop` is asked after each round. Replies are
+        waited for `timeout` seconds; None: until they come.
         """
         session = self._session(
             grid, initial_arrays, num_rounds, timeout, train_config or {}, evaluate_config or {}, evaluate_fn
@@ -110,7 +111,7 @@ class Ours(Strategy):
         return result
 
     def _session(
-        self, grid: Grid, arrays: ArrayRecord, T: int, timeout: float, train: Config, evaluate: Config,
+        self, grid: Grid, arrays: ArrayRecord, T: int, timeout: float | None, train: Config, evaluate: Config,
         judge: Judge | None,
     ) -> Session:  # fmt: skip
         runner = self._runner()
@@ -121,17 +122,18 @@ class Ours(Strategy):
         elif self.kept:
             raise BadInput("parameters that stay with their client: pass model= and sample_shape= to the strategy")
         template = Template.of(arrays, runner.layout if runner else None)
-        options = replace(self.options, timeout=timeout, judges=self.judges)
+        options = replace(self.options, timeout=math.inf if timeout is None else timeout, judges=self._known.judges)
         own = changed(self, Ours)
         host = self if {"configure_evaluate", "aggregate_evaluate"} & set(own) else None
-        engine = self.engine_for(grid, template, options, runner, train, evaluate, judge, self.costs, host)
+        engine = self.engine_for(grid, template, options, runner, train, evaluate, judge, self._known.costs, host)
         if own and isinstance(engine, GuardedEngine):
             raise BadInput(f"{type(self).__name__} overrides {own[0]}: override it in the strategy that is guarded")
         recipe = self._complete(engine, kept(self.folder, "per_round") or self.size(len(engine.clients())))
         if runner is None and not isinstance(recipe.submodel, Full):
             raise BadInput(f"recipe {recipe.name} uses sub-models: pass model= and sample_shape= to the strategy")
-        written = self.experiment or settings(recipe, T, self.options.seed)
-        session = Session(recipe, engine, template.pack(arrays), T, self.folder, written, self.partition, self.watch)
+        known = self._known
+        written = known.experiment or settings(recipe, T, self.options.seed)
+        session = Session(recipe, engine, template.pack(arrays), T, self.folder, written, known.partition, known.watch)
         session.train_config = train
         if self.by_fraction:
             session.resized = lambda connected: self._complete(engine, self.size(connected))
@@ -147,9 +149,9 @@ class Ours(Strategy):
     def _complete(self, engine: FlowerEngine, P: int) -> Recipe:
         """The method with the stop rules and the minimum that the user added."""
         recipe = self.recipe_for(engine, P)
-        if self.extra:
-            recipe = replace(recipe, stop=AnyOf((recipe.stop, *self.extra)))
-        return replace(recipe, minimum=max(self.minimum, recipe.minimum))
+        if self._stops:
+            recipe = replace(recipe, stop=AnyOf((recipe.stop, *self._stops)))
+        return replace(recipe, minimum=max(self._least, recipe.minimum))
 
     def _runner(self) -> Runner | None:
         if self.model is None:
