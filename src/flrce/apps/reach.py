@@ -11,6 +11,7 @@ from flrce.results import tables
 from flrce.store import headline as words
 from flrce.store import read
 
+DIGITS = {"rounds": 0}  # of the others 2
 HEADS = {"rounds": "rounds", "seconds": "time", "joules": "energy", "bytes": "traffic", "grams": "CO2"}
 
 
@@ -31,7 +32,11 @@ def reach(runs: list[Path], target: float, as_json: bool) -> None:
         shown = [name for name in HEADS if name != "grams" or any(row.costs[name].mean for row in rows)]
         heads = ["recipe", "reached", *(f"{HEADS[name]} {units[name][1]}".strip() for name in shown)]
         lines = [
-            [row.label, f"{row.reached} of {row.runs}", *(row.costs[n].per(units[n][0]).text(2) for n in shown)]
+            [
+                row.label,
+                f"{row.reached} of {row.runs}",
+                *(row.costs[n].per(units[n][0]).text(DIGITS.get(n, 2)) for n in shown),
+            ]
             for row in rows
         ]
         table(f"to {words.shown(metric, target)} {metric}, handed back", heads, lines)
