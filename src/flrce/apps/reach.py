@@ -31,12 +31,8 @@ def reach(runs: list[Path], target: float, as_json: bool) -> None:
         units = {**tables.units(parts), "rounds": (1.0, "")}
         shown = [name for name in HEADS if name != "grams" or any(row.costs[name].mean for row in rows)]
         heads = ["recipe", "reached", *(f"{HEADS[name]} {units[name][1]}".strip() for name in shown)]
-        lines = [
-            [
-                row.label,
-                f"{row.reached} of {row.runs}",
-                *(row.costs[n].per(units[n][0]).text(DIGITS.get(n, 2)) for n in shown),
-            ]
-            for row in rows
-        ]
+        lines = []
+        for row in rows:
+            costs = [row.costs[name].per(units[name][0]).text(DIGITS.get(name, 2)) for name in shown]
+            lines.append([row.label, f"{row.reached} of {row.runs}", *costs])
         table(f"to {words.shown(metric, target)} {metric}, handed back", heads, lines)
