@@ -3,8 +3,10 @@
 And odd networks that do: they train alike on every trainer.
 """
 
+import sys
 import warnings
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from flrce import Experiment, run, runs
 from flrce.data.sources import Source
 from flrce.engines.seat import Decks
 from flrce.errors import BadInput
-from flrce.local.metrics import BY_TOKEN, macro_f1
+from flrce.local.metrics import BY_TOKEN, METRICS, Metric, macro_f1
 from flrce.local.objective import NextToken
 from flrce.models.chain import chain
 from flrce.models.flat import single
@@ -83,6 +85,28 @@ def test_scores_alone_in_a_tuple_or_a_dict_are_taken_out(kernel):
 def test_objectives_and_metrics_that_do_not_fit(objective, data, line):
     with pytest.raises(BadInput, match=line):
         run(quick(objective=objective), data=data, model=Answer())
+
+
+RIGHT = METRICS["accuracy"].of
+BAD = {
+    "named-loss": (Metric("loss", RIGHT), "'loss' is what the loss itself is called; give each metric a name"),
+    "nowhere": (Metric("up", RIGHT, better="up"), "'up' has better = 'up'; say 'higher' or 'lower'"),
+    "raising": (Metric("odds", RIGHT, lambda numbers: 1 / 0), r"metric 'odds' fails on \d+ samples: ZeroDivisionError"),
+    "nothing": (Metric("odds", RIGHT, lambda numbers: None), "'odds' fails on .*NaN where there is none"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_metrics_of_ones_own_that_fail_are_named(name, monkeypatch):
+    metric, line = BAD[name]
+    monkeypatch.setitem(sys.modules, "owned", SimpleNamespace(METRIC=metric))
+    with pytest.raises(BadInput, match=line):
+        run(quick(objective={"name": "classification", "metrics": ["owned:METRIC"]}), data=CLASSES)
+
+
+def test_a_metric_is_named_once():
+    with pytest.raises(BadInput, match="'accuracy' is there twice"):
+        quick(objective={"name": "classification", "metrics": ["accuracy", "accuracy"]})
 
 
 @pytest.mark.parametrize(("transform", "data", "line"), [

@@ -12,7 +12,7 @@ from flrce.stops.budget import AnyOf, Budget, Patience
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.stops.worth import Worth
-from flrce.store.notes import diverged, earliest, lagging, learnt_nothing, notes, sweep_of, unreachable
+from flrce.store.notes import diverged, earliest, lagging, learnt_nothing, notes, sweep_of, unknown, unreachable
 from flrce.types import Record
 
 SMALL = {"rounds": 3, "clients": 8, "per_round": 4, "engine": {"workers": 1}}
@@ -127,6 +127,22 @@ def test_rounds_that_were_all_abandoned_are_headed_by_their_metric():
 def test_a_lagging_average_is_named():
     assert "handed back scored 64.3 %, the last one 87.6 %" in lagging([Record(5, accuracy=0.876, averaged=0.643)])
     assert lagging([Record(5, accuracy=0.876, averaged=0.87)]) == ""
+
+
+def test_a_lagging_average_is_named_by_any_metric_and_its_direction():
+    def errs(last, averaged):
+        return lagging([Record(5, metric="mae", lower=True, metrics={"mae": last}, averaged=averaged)])
+
+    assert "handed back scored 2.1, the last one 1.453 (mae)" in errs(1.453, 2.1)
+    assert errs(1.453, 1.47) == errs(2.1, 1.453) == ""  # 1.2 % more, and less: lower is better
+
+
+def test_a_metric_that_nobody_has_is_told_of():
+    blind, held = [Record(1, metric="auc"), Record(2, metric="auc")], {"held": [3, 0]}
+    assert unknown(blind, held, 1).startswith("auc is not known of any client's hold-out")
+    assert unknown(blind, {"held": [0, 0]}, 1) == ""  # nobody holds anything back
+    assert unknown(blind, held, 3) == ""  # no round was to be judged
+    assert unknown([*blind, Record(3, metric="auc", metrics={"auc": 0.5})], held, 1) == ""
     assert notes((), {}, Budget(), 5) == ()
 
 

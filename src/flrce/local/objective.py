@@ -1,5 +1,6 @@
 """What a model is for: the loss of each sample, and the metrics it is judged by. The first metric is the headline."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -37,6 +38,7 @@ class Measured:
         object.__setattr__(self, "metrics", tuple(self.metrics))
         if not self.metrics:
             raise BadInput("objective.metrics is empty; name at least one, the first is the headline")
+        sound(_judges(self.metrics))
         for judge in _judges(self.metrics):
             if isinstance(judge, Metric) and judge.kinds and self.kind not in (*judge.kinds, ""):
                 fit = [name for name, metric in METRICS.items() if self.kind in metric.kinds]
@@ -138,6 +140,17 @@ OBJECTIVES: dict[str, type[Any]] = {
     "multi-label": MultiLabel,
 }
 BY_KIND: dict[str, type[Any]] = {make.kind: make for make in OBJECTIVES.values()}
+
+
+def sound(judges: Sequence[Judges]) -> None:
+    """BadInput where metrics cannot be told apart, or do not say which way they point."""
+    names = [judge.name for judge in judges]
+    for judge in judges:
+        if judge.better not in ("higher", "lower"):
+            raise BadInput(f"objective.metrics: {judge.name!r} has better = {judge.better!r}; say 'higher' or 'lower'")
+        if judge.name == "loss" or names.count(judge.name) > 1:
+            why = "is what the loss itself is called" if judge.name == "loss" else "is there twice"
+            raise BadInput(f"objective.metrics: {judge.name!r} {why}; give each metric a name of its own")
 
 
 def each_of(values: Any, target: Tensor, owner: Any, what: str) -> Tensor:

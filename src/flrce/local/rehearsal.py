@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flrce.errors import BadInput, brief
-from flrce.local.objective import Measured, Objective, each_of
+from flrce.local.objective import Measured, Objective, each_of, sound
 from flrce.models.inputs import tensors
 
 log = logging.getLogger("flrce")
@@ -37,6 +37,7 @@ def _only(net: nn.Module, given: Any, out: Any) -> Tensor:
 
 def rehearsed(net: nn.Module, x: Tensor, y: Tensor, objective: Objective, augment: Sequence[Any] = ()) -> None:
     """BadInput where these samples (n, ...), as the network sees them, do not go with one of the others."""
+    sound(objective.judges)
     rng = torch.Generator().manual_seed(0)
     for transform in augment:
         x = _transformed(transform, x, rng)

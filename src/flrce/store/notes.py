@@ -13,6 +13,7 @@ from flrce.stops.growth import Growth
 from flrce.stops.standstill import Standstill
 from flrce.stops.trend import FEWEST
 from flrce.stops.worth import PATIENT, Worth
+from flrce.store.headline import SHARES, shown
 from flrce.types import Record
 
 ABSURD = ("not finite", "malformed: loss", "is beyond")  # what the gate says of replies that have diverged
@@ -20,6 +21,7 @@ GROWN = 1e3  # times its first value: a loss that is lost
 CHANCE = 1.15  # times what guessing gets
 NEAR = 0.005  # of what always naming one class gets
 LAG = 0.01  # by which the model handed back may be worse than the last one
+RELATIVE = 0.02  # likewise of the last one's, where the metric is no share
 
 
 def notes(
@@ -28,7 +30,8 @@ def notes(
 ) -> tuple[str, ...]:  # fmt: skip
     """Every note about a run, the gravest first."""
     late = unreachable(stop, T, eval_every, sweep)
-    found = [diverged(history), learnt_nothing(history, partition), lagging(history), late]
+    found = [diverged(history), unknown(history, partition, eval_every), learnt_nothing(history, partition),
+             lagging(history), late]  # fmt: skip
     return tuple(note for note in found if note)
 
 
@@ -39,7 +42,7 @@ def diverged(history: Sequence[Record]) -> str:
         lost = sum(any(word in reason for word in ABSURD) for reason in h.rejected.values())
         if lost and 2 * lost >= len(h.chosen):
             what = f"the training of {lost} of {len(h.chosen)} clients diverged"
-        elif h.accuracy is not None and h.loss is None:
+        elif h.headline is not None and h.loss is None:
             what = "the loss went to infinity"
         elif h.loss is not None and h.loss > GROWN * max(first, 1.0):
             what = f"the loss went to {h.loss:.1e}"
@@ -48,6 +51,17 @@ def diverged(history: Sequence[Record]) -> str:
         scale = "scale the features (data.standardise) or the values to be learnt"
         return f"{what} in round {h.t}: lower train.lr, or {scale}"
     return ""
+
+
+def unknown(history: Sequence[Record], partition: Mapping[str, Any], eval_every: int) -> str:
+    """Whether samples were held back and judged, and the metric is not known of any client's."""
+    judged = [h for h in history if h.outcome == "committed" and h.t % eval_every == 0]
+    if not judged or any(h.headline is not None for h in history) or not sum(partition.get("held") or ()):
+        return ""
+    return (
+        f"{judged[0].metric} is not known of any client's hold-out, so nothing is judged: is it defined there (one "
+        "class has no AUC)? Hold more back (data.holdout), or name another metric first"
+    )
 
 
 def learnt_nothing(history: Sequence[Record], partition: Mapping[str, Any]) -> str:
@@ -73,16 +87,18 @@ def learnt_nothing(history: Sequence[Record], partition: Mapping[str, Any]) -> s
 
 
 def lagging(history: Sequence[Record]) -> str:
-    """Whether the averaged model that is handed back is worse than the last one."""
-    seen = [h for h in history if h.accuracy is not None]
+    """Whether the averaged model that is handed back is worse than the last one, by the headline metric."""
+    seen = [h for h in history if h.headline is not None]
     if not seen or seen[-1].averaged is None:
         return ""
-    last, averaged = float(seen[-1].accuracy or 0.0), seen[-1].averaged
-    if averaged >= last - LAG:
+    metric, last, averaged = seen[-1].metric, float(seen[-1].headline or 0.0), float(seen[-1].averaged or 0.0)
+    worse = averaged - last if seen[-1].lower else last - averaged
+    if worse <= (LAG if metric in SHARES else RELATIVE * abs(last)):
         return ""
+    what = "" if metric == "accuracy" else f" ({metric})"
     return (
-        f"the averaged model that is handed back scored {100 * averaged:.1f} %, the last one {100 * last:.1f} % "
-        '(last.safetensors): train for longer, or hand the last one back with recipe.average = "last"'
+        f"the averaged model that is handed back scored {shown(metric, averaged)}, the last one {shown(metric, last)}"
+        f'{what} (last.safetensors): train for longer, or hand the last one back with recipe.average = "last"'
     )
 
 
