@@ -15,7 +15,10 @@ from flrce.local.client import Runner
 from flrce.local.stacked.stack import Stack
 from flrce.models.flat import pack
 
-BASE = {"rounds": 3, "clients": 12, "per_round": 4, "train": {"epochs": 1}, "engine": {"kernel": "torch"}}
+BASE = {
+    "rounds": 3, "clients": 12, "per_round": 4, "train": {"epochs": 1, "batch": 32},
+    "engine": {"kernel": "torch", "workers": 1},
+}  # fmt: skip
 
 
 def together(experiments):
@@ -181,7 +184,7 @@ def test_processes_share_many_runs(tmp_path):
 
 
 def test_how_many_processes_depends_on_jobs_and_wishes():
-    exp = Experiment.of(BASE)
+    exp = Experiment.of(BASE | {"engine": {}})
     one = Experiment.of(BASE | {"engine": {"workers": 3}})
     assert crowd.processes([(exp, None)] * 40, "cpu") == 1
     assert crowd.processes([(one, None)] * 2, "cpu") == 2
@@ -191,7 +194,7 @@ def test_how_many_processes_depends_on_jobs_and_wishes():
 
 def test_short_memory_costs_speed_and_nothing_else(monkeypatch, caplog):
     """The stack halves what it asks for until lanes fit; where none does, clients train one after another."""
-    exp = Experiment.of(BASE | {"rounds": 2, "model": {"name": "own_nets:Smooth"}})
+    exp = Experiment.of(BASE | {"rounds": 1, "model": {"name": "own_nets:Smooth"}})
     plain = together([exp])[0]
     train, room = Stack.train, [3]
 

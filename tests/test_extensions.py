@@ -40,9 +40,10 @@ def tables(name, **changes):
 
 
 def short(name, rounds=3):
-    """The same with one epoch a round: for what does not depend on how much is learnt."""
+    """The same with one epoch a round, in few batches: for what does not depend on how much is learnt."""
     found = tables(name, rounds=rounds)
-    return found | {"train": {**found.get("train", {}), "epochs": 1}, "engine": {"workers": 1, "kernel": "torch"}}
+    train = {**found.get("train", {}), "epochs": 1, "batch": 32}
+    return found | {"train": train, "engine": {"workers": 1, "kernel": "torch"}}
 
 
 def given(name):

@@ -15,7 +15,8 @@ from flrce.round.judgement import heard, vetted
 from flrce.types import Judged, Payload, Record, Reply, Task, Yardstick
 from training import assert_resumes
 
-BASE = {"rounds": 3, "clients": 12, "per_round": 4, "train": {"epochs": 1}, "engine": {"kernel": "torch", "workers": 1}}
+BASE = {"rounds": 3, "clients": 12, "per_round": 4, "train": {"epochs": 1, "batch": 32},
+        "engine": {"kernel": "torch", "workers": 1}}  # fmt: skip
 
 
 def asked(holdouts=True, **more):

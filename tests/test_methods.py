@@ -30,7 +30,7 @@ from test_loop import Made, vec
 from test_servers import Uneven
 from training import assert_resumes
 
-LR, BATCH, EPOCHS, M = 0.1, 16, 2, 6
+LR, BATCH, EPOCHS, M = 0.1, 32, 2, 6
 
 
 def experiment(recipe, **changes):

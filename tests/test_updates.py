@@ -287,7 +287,9 @@ def test_patterns_that_match_nothing_or_all_are_refused():
         layout(net(), ("*",))
 
 
-SMALL = {"rounds": 3, "clients": 8, "per_round": 4, "train": {"epochs": 1}, "engine": {"workers": 1}}
+SMALL = {
+    "rounds": 3, "clients": 8, "per_round": 4, "train": {"epochs": 1, "batch": 32}, "engine": {"workers": 1},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kept", ["7.*", "norms", ["1.*", "7.*"]])
@@ -337,7 +339,7 @@ def test_transforms_keep_shapes_and_do_what_they_say():
 
 def test_augmented_runs_are_the_same_for_any_workers():
     few = SMALL | {"recipe": {"name": "fedavg"}}
-    tables = few | {"train": {"epochs": 1, "augment": ["flip", {"piece": "crop", "pad": 1}]}}
+    tables = few | {"train": {**few["train"], "augment": ["flip", {"piece": "crop", "pad": 1}]}}
     found = [runs.run(Experiment.of(tables | {"engine": {"workers": n}})) for n in (1, 2)]
     models = [torch.cat([x.flatten() for x in each.model.values()]) for each in found]
     assert torch.equal(*models)
