@@ -49,6 +49,13 @@ def test_kinds_and_sizes():
         kept = len(room._blocks)
         assert room.room(2, MANY).shape == (2, MANY)
         assert len(room._blocks) == kept
+        room.let_go()
+        kept = len(room._blocks)
+        table = room.room(2, MANY, most=room.TABLE)  # one of replies is kept up to a size of its own
+        assert len(room._blocks) == kept + 1
+        where = table.data_ptr()
+        del table
+        assert room.room(2, MANY, most=room.TABLE).data_ptr() == where
 
 
 @given(st.lists(st.sampled_from(["in place", "elsewhere", "refused", "silent"]), min_size=1, max_size=6))

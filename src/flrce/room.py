@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SMALL = 2**22  # bytes below which the usual allocator has them at hand; from here on numpy asks for huge pages
-LARGE = 2**30  # bytes above which memory is too dear to be kept for the next round
+LARGE = 2**28  # bytes above which memory is too dear to be kept for the next round
+TABLE = 2**30  # the same of a round's table of replies, which is there whenever memory is scarcest
 KINDS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype("float32"), torch.float64: np.dtype("float64")}
 Block = NDArray[Any]
 
@@ -23,12 +24,12 @@ _blocks: list[Block] = []  # handed out; a tensor that lies in one refers to it,
 _lock = threading.Lock()
 
 
-def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor in memory whose values are not set."""
+def room(*shape: int, dtype: torch.dtype = torch.float32, most: int | None = None) -> Tensor:
+    """A tensor in memory whose values are not set; of more than `most` bytes (LARGE), in memory of its own."""
     kind, size = KINDS.get(dtype), math.prod(shape)
     if kind is None or size * kind.itemsize < SMALL:
         return torch.empty(*shape, dtype=dtype)
-    if size * kind.itemsize > LARGE:
+    if size * kind.itemsize > (LARGE if most is None else most):
         return torch.from_numpy(np.empty(shape, kind))
     with _lock:
         fitting = [block for block in _free(_blocks) if block.dtype == kind and len(block) == size]

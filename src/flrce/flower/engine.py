@@ -26,7 +26,7 @@ from flrce.flower.wire import read_reply, write_task
 from flrce.local.client import Runner
 from flrce.local.updates import Prox
 from flrce.pieces import Dense, Malformed
-from flrce.room import room
+from flrce.room import TABLE, room
 from flrce.round.gate import GROWTH, MOST_SAMPLES
 from flrce.round.pace import due
 from flrce.round.payloads import number
@@ -176,7 +176,7 @@ class FlowerEngine:
 
     def _laid_out(self, tasks: Sequence[Task]) -> Tensor:
         """(tasks, D) the round's table, with a row for every dense update in the order of k."""
-        table = room(len(tasks), self.size, dtype=self.template.dtype)
+        table = room(len(tasks), self.size, dtype=self.template.dtype, most=TABLE)
         dense = {task.client for task in tasks if task.part.whole and type(task.compressor) is Dense}
         ordered = [task.client for task in sorted(tasks, key=lambda task: task.k)]
         self.places = {client: row for client, row in zip(ordered, table, strict=True) if client in dense}
