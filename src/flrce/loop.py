@@ -18,7 +18,7 @@ from flrce.round.gate import gate, kept
 from flrce.round.judgement import heard, judge, vetted
 from flrce.round.living import alive, awake, informed, priced, settled
 from flrce.round.memory import fits, preflight
-from flrce.round.returned import checked, reason, whole
+from flrce.round.returned import checked, handed, reason, room, stepped, whole
 from flrce.round.roster import present, samples, without
 from flrce.round.sums import joined, summed
 from flrce.stops.conflict import shadows
@@ -89,7 +89,7 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
         return engine.losses(state.w, clients)
 
     n = samples(engine, roster)
-    P = recipe.pace.room(recipe.P, len(busy))
+    P = room(recipe.pace, recipe.pace.room(recipe.P, len(busy)))
     view = View(t, P, pool, n, engine.estimate, draft, loss, state.history, engine.blocks, state.w, now)
     view = informed(view, engine, state)
     memory, rng = state.memory.get("selector"), stream(seed, purpose, t)
@@ -137,7 +137,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
         updates = replace(updates, shapes=engine.shapes)
     event, memory = _stepped(recipe, plan, updates)
     memory = {**memory, **landing.memory}
-    model = recipe.average.model(memory.get("average"), event.w_next)
+    model = handed(recipe.average, recipe.average.model(memory.get("average"), event.w_next), event.w_next)
     after = State(t, event.w_next, memory, state.roster, {**state.carry, **kept(landing.tasks, replies)})
     record = diagnosed(record, recipe, state, after, event)
     record = judge(record, engine, after, model)
@@ -158,7 +158,8 @@ def _stepped(recipe: Recipe, plan: Plan, updates: Updates) -> tuple[Event, dict[
     state = plan.state
     target = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
     whole(recipe.aggregator, target, state.w)
-    w, server = recipe.server.step(state.w, target, updates, state.memory.get("server"))
+    found = recipe.server.step(state.w, target, updates, state.memory.get("server"))
+    w, server = stepped(recipe.server, found, target, state.w)
     event = Event(plan.t, state.w, w, updates, len(state.roster), plan.chosen.k, state.history)
     before = {**state.memory, "server": server} if "server" in state.memory else state.memory
     return event, recipe.observe(before, event)

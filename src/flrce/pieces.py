@@ -278,10 +278,18 @@ class Recipe:
     def tasks(self, chosen: Selection, memory: Mapping[str, Any], view: View) -> list[Task]:
         """What each chosen client is told."""
         tasks = [view.draft(k) for k in chosen.k]
-        tasks = self.submodel.assign(tasks, view)
+        tasks = _assigned(self.submodel, self.submodel.assign(tasks, view))
         tasks = [replace(task, compressor=self.compressor, judge=self.holdouts) for task in tasks]
-        tasks = self.trainer.assign(tasks, memory.get("trainer"), view)
+        tasks = _assigned(self.trainer, self.trainer.assign(tasks, memory.get("trainer"), view))
         return [self.pace.told(task) for task in tasks] if isinstance(self.pace, Tells) else tasks
+
+
+def _assigned(piece: Any, tasks: Any) -> list[Task]:
+    """What a trainer or a sub-model made of the tasks, if that is what it is."""
+    if not isinstance(tasks, list | tuple) or not all(isinstance(task, Task) for task in tasks):
+        what = f"a {type(tasks).__name__}" if not isinstance(tasks, list | tuple) else "something else than tasks"
+        raise BadInput(f"{type(piece).__name__}.assign returned {what}; return the list of tasks")
+    return list(tasks)
 
 
 class Engine(Protocol):

@@ -27,7 +27,7 @@ from flrce.models.flat import layout, pack_own
 from flrce.models.part import Part, frozen, whole
 from flrce.models.slicing import Slice, prefix_units, random_units, slice_of
 from flrce.rng import stream
-from flrce.types import Reply, Task
+from flrce.types import Payload, Reply, Task
 
 Index = NDArray[np.int64]
 PARTS = 1024  # parts remembered: a client's sub-model is asked for several times a round
@@ -193,7 +193,7 @@ class Runner:
         (new, own), (old, _) = self.layout.split(done.w), self.layout.split(job.start)
         u = new - old if part.sent is None else (new - old)[part.sent]
         rng = stream(task.seed, "encode", task.t, task.client)
-        payload, carry = task.compressor.encode(u, part.names, rng, carry)
+        payload, carry = _encoded(task.compressor, task.compressor.encode(u, part.names, rng, carry))
         carry = {name: value for name, value in carry.items() if not name.startswith(LINKS)}
         carry |= {LINKS + name: value for name, value in done.carry.items()}
         if own is not None:
@@ -250,6 +250,14 @@ def own_of(carry: Mapping[str, Tensor]) -> Tensor | None:
     """
     models = [x for name, x in carry.items() if name.startswith(LINKS) and name.endswith(f".{PERSONAL}")]
     return models[0] if models else carry.get(OWN)
+
+
+def _encoded(compressor: Any, found: Any) -> tuple[Payload, Mapping[str, Tensor]]:
+    """What a compressor made, if it is a payload and what stays with the client."""
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Payload):
+        name = type(compressor).__name__
+        raise BadInput(f"{name}.encode returned a {type(found).__name__}; return a pair: a Payload, and what stays")
+    return found
 
 
 def no_batch(job: Job) -> Reply:

@@ -6,10 +6,11 @@ The last link says how far to go: w -= lr * g, with a rate that may follow a sch
 that ship: optimisers.py.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsFloat
 
 from torch import Tensor
 
@@ -57,6 +58,9 @@ class Chain:
         """How far step number `step` (from 0) of this round goes."""
         last = self.links[-1]
         factor = last.schedule(step, local.steps, local.task.t, local.task.rounds) if isinstance(last, Scheduled) else 1
+        if not isinstance(factor, SupportsFloat) or not math.isfinite(factor):
+            name = type(last.schedule).__name__
+            raise BadInput(f"{name} gave {factor!r:.60} for step {step} of round {local.task.t}; return a factor of lr")
         return self.lr * float(factor)
 
     def before(self, link: Any) -> "Chain":

@@ -1,6 +1,7 @@
 """What pieces return, looked at before it is used: a user's own piece that errs is named in one line."""
 
 import math
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -35,11 +36,41 @@ def reason(stop: Any, history: tuple[Record, ...]) -> str:
     raise BadInput(f'{type(stop).__name__} returned {said!r:.60}; return why the run ends as text, or ""')
 
 
+def room(pace: Any, asked: Any) -> int:
+    """How many are asked to train, if the pace says a number."""
+    if not isinstance(asked, Integral) or asked < 0:
+        raise BadInput(f"{type(pace).__name__}.room returned {asked!r:.60}; return how many to ask, 0 or more")
+    return int(asked)
+
+
+def stepped(server: Any, found: Any, target: Tensor, w: Tensor) -> tuple[Tensor, Any]:
+    """The next model and what the server step remembers, if it returned both."""
+    if not isinstance(found, tuple) or len(found) != 2:
+        name = type(server).__name__
+        raise BadInput(f"{name}.step returned a {type(found).__name__}; return a pair: the next model, and its memory")
+    if found[0] is not target:  # that was looked at
+        whole(server, found[0], w)
+    return found
+
+
+def handed(average: Any, model: Any, w: Tensor) -> Tensor:
+    """The model that is handed back, if it is one."""
+    if model is not w:
+        _shaped(average, model, w)
+    found: Tensor = model
+    return found
+
+
 def whole(aggregator: Any, target: Any, w: Tensor) -> None:
     """BadInput unless the aggregator returned a model."""
     name = type(aggregator).__name__
-    if not isinstance(target, Tensor) or target.shape != w.shape:
-        shape = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
-        raise BadInput(f"{name} returned {shape}; return the new model, a tensor of shape {tuple(w.shape)}")
+    _shaped(aggregator, target, w)
     if target.numel() and not all(math.isfinite(end) for end in map(float, torch.aminmax(target))):  # one pass
         raise BadInput(f"{name} returned a model that is not finite; check its arithmetic")
+
+
+def _shaped(piece: Any, model: Any, w: Tensor) -> None:
+    if not isinstance(model, Tensor) or model.shape != w.shape:
+        shape = tuple(model.shape) if isinstance(model, Tensor) else type(model).__name__
+        name = type(piece).__name__
+        raise BadInput(f"{name} returned {shape}; return the new model, a tensor of shape {tuple(w.shape)}")
