@@ -189,6 +189,7 @@ def test_records_come_back(tmp_path):
         ({"without": {"thrifty": {"label": "x"}}}, "without.thrifty.label is no task"),
         ({"without": {"fedavg": {"labels": "x"}}}, "reference must run on every task"),
         ({"typo": 1}, "typo"),
+        ({"methods": ["fedavg"]}, "methods = ['fedavg']: is a table, with one for each, such as [methods.fedavg]"),
     ],
 )
 def test_bad_plans_are_one_line(change, said):

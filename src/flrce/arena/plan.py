@@ -16,11 +16,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from flrce.bounds import shown
 from flrce.config import Experiment, read_toml
 from flrce.errors import BadInput, nearest
 from flrce.pieces import Never, StopRule
 from flrce.recipes import CATALOGUE
 
+CALLED = {"methods": "fedavg", "tasks": "digits"}  # an example of what is in a table
 ELSEWHERE = ("workers", "device", "kernel")  # engine settings in which the machines of one arena may differ
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}$")]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -84,7 +86,11 @@ class Plan(BaseModel):
         except ValidationError as why:
             first = why.errors()[0]
             place = ".".join(map(str, first["loc"])) or "plan"
-            raise BadInput(f"{where}: {place}: {first['msg']}") from why
+            rule = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+            if first["type"] == "dict_type":
+                rule = f"is a table, with one for each, such as [{place}.{CALLED.get(place, 'name')}]"
+            given = "" if first["type"] == "missing" else f" = {shown(first['input'])}"
+            raise BadInput(f"{where}: {place}{given}: {rule}") from why
         if plan.reference not in plan.methods:
             raise BadInput(f"{where}: reference = {plan.reference!r} is not among the methods; add it or name another")
         if common := set(plan.seeds) & set(plan.tuning.seeds) if plan.tuning.chooses else set():
