@@ -16,10 +16,11 @@ settings.load_profile("flrce")
 
 #: begun first, so that of two workers none is left with a long file at the end
 LONGEST = (
-    "test_recipes", "test_extensions", "test_methods", "test_flower", "test_deck", "test_reproduce", "test_native",
-    "test_arena", "test_simulator", "test_browser", "test_flower_app", "test_report", "test_updates", "test_tasks",
-    "test_holdouts", "test_fleet", "test_tuning", "test_stacked", "test_worth", "test_watch_page", "test_nets",
-    "test_ways", "test_away", "test_flights", "test_defences", "test_config", "test_links", "test_battery",
+    "test_recipes", "test_flower", "test_reproduce", "test_deck", "test_native", "test_extensions", "test_browser",
+    "test_arena", "test_methods", "test_flower_app", "test_tasks", "test_report", "test_tuning", "test_simulator",
+    "test_fleet", "test_nets", "test_away", "test_updates", "test_worth", "test_living", "test_whatif",
+    "test_server_memory", "test_ways", "test_flower_secure", "test_flights", "test_battery", "test_sampling",
+    "test_selectors", "test_holdouts", "test_watch_page",
 )  # fmt: skip
 
 
