@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SMALL = 2**22  # bytes below which the usual allocator has them at hand; from here on numpy asks for huge pages
-LARGE = 2**28  # bytes above which memory is too dear to be kept for the next round
+LARGE = 2**29  # bytes above which memory is too dear to be kept for the next round
 TABLE = 2**30  # the same of a round's table of replies, which is there whenever memory is scarcest
 KINDS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype("float32"), torch.float64: np.dtype("float64")}
 Block = NDArray[Any]
