@@ -321,7 +321,7 @@ def test_figures_are_the_same_bytes_again(tmp_path):
 def test_what_is_no_accuracy_is_not_called_so(tmp_path, monkeypatch):
     """Curves of a regression are in its own unit, and nobody speaks of accuracy per joule."""
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="extra `report`")
-    from flrce.apps.run import columns, row
+    from flrce.apps.run import headline
     from flrce.results.figures import draw
 
     rng = np.random.default_rng(0)
@@ -334,12 +334,12 @@ def test_what_is_no_accuracy_is_not_called_so(tmp_path, monkeypatch):
     close("all")
     assert {path.stem for path in written} == {"mae", "energy", "bandwidth"}
     assert axes["MAE"].lines[0].get_ydata().tolist() == [h.headline for h in done.history]
-    heads = columns("mae")
+    plain = outcome.intervals([done.summary])
+    heads, (line,) = headline({"fedavg": plain})
     assert heads == ("recipe", "mae", "last model", "rounds", "MB", "joules")
-    assert len(row("fedavg", outcome.intervals([done.summary]))) == len(heads)
-    assert (
-        len(row("fedavg", {**outcome.intervals([done.summary]), "metric": "accuracy"})) == len(columns("accuracy")) == 8
-    )
+    assert len(line) == len(heads)
+    heads, (line,) = headline({"fedavg": {**plain, "metric": "accuracy"}})
+    assert len(line) == len(heads) == 8
 
 
 def test_compare_writes_the_report(tmp_path, capsys):
