@@ -166,6 +166,24 @@ def table(found: Sequence[dict[str, Any]], rows: Sequence[tuple[str, float]], fi
     return lines
 
 
+def overall(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Of every rule and share of attackers: the mean over all attacks, and the mean under the worst of them."""
+    shares = sorted({r["run"][3] for r in found} - {0.0})
+    heads = "".join(f" {share:.0%} attackers |" for share in shares)
+    lines = [f"| rule | none |{heads}", "|---|---|" + "---|" * len(shares)]
+    for recipe in [recipe for recipe in RECIPES if any(r["run"][1] == recipe for r in found)]:
+        cells = [cell([r["accuracy"] for r in found if tuple(r["run"][1:4]) == (recipe, "none", 0.0)])]
+        for share in shares:
+            under: dict[str, list[float]] = {}
+            for r in found:
+                if r["run"][1] == recipe and r["run"][3] == share:
+                    under.setdefault(r["run"][2], []).append(100 * r["accuracy"])
+            means = [float(np.mean(values)) for values in under.values()]
+            cells.append(f"{np.mean(means):.1f}, worst {min(means):.1f}")
+        lines.append(f"| {recipe} | {' | '.join(cells)} |")
+    return lines
+
+
 def flagged(found: Sequence[dict[str, Any]], rows: Sequence[tuple[str, float]]) -> list[str]:
     lines = ["| attack | attackers | flags on attackers | flags on honest clients |", "|---|---|---|---|"]
     for attack, share in rows:
@@ -187,7 +205,8 @@ def section(data: str, found: Sequence[dict[str, Any]], seeds: str) -> str:
         f"## {what}", "",
         f"M = {M} clients, P = {P} a round, T = {T}, seeds {seeds}, 95 % intervals; {len(found)} runs, "
         f"{' and '.join(sorted({r.get('host', 'x86_64, torch 2.11') for r in found}))}.", "",
-        "Accuracy of the model handed back, mean over clients, %:", "", *table(found, every, "accuracy"), "",
+        "Accuracy of the model handed back, mean over clients, %; here the mean over all attacks, and the worst's:", "",
+        *overall(found), "", "By attack:", "", *table(found, every, "accuracy"), "",
         f"Rounds until the end (T = {T}; fewer: stopped early, or given up for lack of usable replies):", "",
         *table(found, stops, "rounds", factor=1), "",
         *(["Attackers' share of the places in exploit rounds, %:", "",
