@@ -13,8 +13,8 @@ NUMBERS := relations selectors sketch turns robust submodels workload pooling st
 CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
 # tables of the pages, made anew from all committed runs
 STUDIES := tests/test_beyond.py tests/test_stop_study.py tests/test_arena_study.py
-# whole paths of somebody new: every page of the documentation run as written, the first runs, the first commands
-WALKS := tests/newcomer/test_reading.py tests/newcomer/test_runs.py tests/newcomer/test_start.py
+# whole paths: every page of the documentation run as written, the first runs, the first commands, pages in a browser
+WALKS := tests/newcomer/test_reading.py tests/newcomer/test_runs.py tests/newcomer/test_start.py tests/test_browser.py
 
 .PHONY: demo test check unit walks studies numbers wheel browser flower faults fuzz crashes docs versioned bench lint types clean
 
@@ -33,7 +33,7 @@ unit: $(VENV)/.dev browser
 	$(TEST) tests --ignore tests/flower --ignore tests/faults --ignore tests/newcomer/wheel \
 		$(STUDIES:%=--ignore %) $(WALKS:%=--ignore %) -n 2 --dist loadfile --no-loadscope-reorder
 
-walks: $(VENV)/.dev
+walks: $(VENV)/.dev browser
 	$(TEST) $(WALKS) -n 2
 
 studies: $(VENV)/.dev

@@ -102,7 +102,7 @@ def test_the_servers_own_judgement_sees_whole_models_where_heads_stay_with_clien
 @pytest.mark.parametrize("profile", [None, "phone"], ids=["nobody tells joules", "a profile models them"])
 @pytest.mark.parametrize("recipe", [recipes.fedjoule(P=2), recipes.fedjoule(500.0, P=2), recipes.autofl(P=2)])
 def test_methods_that_mind_energy_run_on_measured_nodes(recipe, profile):
-    """Seconds are measured, so that the machine has a say in who is chosen; without joules value or the metric decides."""
+    """Seconds are measured, so that the machine has a say in who is chosen; joules may be unknown."""
     strategy = RecipeStrategy(recipe, min_available_nodes=NODES, device=profile)
     result = strategy.start(LocalGrid(plain_app(), NODES, threads=2), start(), 5)
     assert [record.outcome for record in result.history] == ["committed"] * 5
