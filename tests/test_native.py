@@ -118,6 +118,20 @@ def assert_evaluates_alike(k, net, w, x, y):
     assert torch.equal(correct[clear], (logits.argmax(1) == y)[clear])
 
 
+def assert_gradient_is_torchs(k, net, w, x, y, first):
+    """Gradient, losses and moved statistics of one batch against a step of torch's at rate 1."""
+    batch, where = x.float() * SCALE + SHIFT, layout(net)
+    after, g = w.clone(), torch.full((where.trainable,), 7.0)
+    losses = k.gradient(after, batch, y, g, first=first)
+    want, mean, square = by_torch(net, w, x, y, np.arange(len(x)), np.array([len(x)]), lr=1.0, first=first)
+    for slot in where.slots:
+        got = w[slot.span] - g[slot.span] if slot.trainable else after[slot.span]
+        assert torch.allclose(got.double(), want[slot.span].double(), rtol=1e-4, atol=2e-5), slot.name
+    assert torch.equal(after[: where.trainable], w[: where.trainable])
+    assert losses.mean().item() == pytest.approx(mean[0], rel=1e-4)
+    assert losses.square().mean().item() == pytest.approx(square[0], rel=2e-4)
+
+
 @st.composite
 def networks(draw) -> tuple[nn.Sequential, tuple[int, ...]]:
     """Any order of the known layers that fits together, ending in a linear layer with 5 outputs."""
@@ -181,6 +195,7 @@ def test_random_networks_train_as_in_torch(made, seed, whole, size, mu, squared)
     for first in range(blocks):
         assert_trains_alike(k, net, w, x, y, [size, 11], 0.05, 2e-3, mu=mu, first=first, squared=squared)
     assert_evaluates_alike(k, net, w, x, y)
+    assert_gradient_is_torchs(k, net, w, x[:size], y[:size], blocks - 1)
 
 
 @pytest.mark.parametrize("name", ["cnn-cifar", "cnn-cifar-tanh", "cnn-emnist", "cnn-speech"])
@@ -246,20 +261,9 @@ MIXED = nn.Sequential(
 def test_the_gradient_of_a_batch_is_torchs(name, first):
     net, shape = (MIXED, (2, 12, 16)) if name == "mixed" else OTHERS[name]
     k, w, (x, y) = compiled(net, shape), scramble(net, 3), data(shape, 5, 21, seed=2)
-    batch, where = x.float() * SCALE + SHIFT, layout(net)
-    after, g = w.clone(), torch.full((where.trainable,), 7.0)
-    losses = k.gradient(after, batch, y, g, first=first)
-    want, _, _ = by_torch(net, w, x, y, np.arange(21), np.array([21]), lr=1.0, first=first)
-    for slot in where.slots:
-        got = (w[slot.span] - g[slot.span]) if slot.trainable else after[slot.span]
-        assert torch.allclose(got.double(), want[slot.span].double(), rtol=1e-4, atol=2e-5), slot.name
-    assert torch.equal(after[: where.trainable], w[: where.trainable])
-    twin = unpack(copy.deepcopy(net), w).double().train()
-    if not first:  # else BatchNorms in front go by their running statistics
-        want_losses = F.cross_entropy(twin(batch.double()), y, reduction="none")
-        torch.testing.assert_close(losses.double(), want_losses, rtol=1e-4, atol=1e-5)
+    assert_gradient_is_torchs(k, net, w, x, y, first)
     with pytest.raises(BadInput, match="written to"):
-        k.gradient(w.double(), batch, y, g)
+        k.gradient(w.double(), x.float(), y, torch.zeros(layout(net).trainable))
 
 
 def test_a_linear_layer_by_hand():
@@ -301,6 +305,7 @@ def test_narrower_vectors_give_the_same(monkeypatch, flags, machine):
     k, (x, y) = compiled(MIXED, (2, 12, 16)), data((2, 12, 16), 5, 40, 1)
     assert_trains_alike(k, MIXED, pack(MIXED), x, y, [31, 9], 0.1, mu=0.3, first=1)
     assert_evaluates_alike(k, MIXED, pack(MIXED), x, y)
+    assert_gradient_is_torchs(k, MIXED, pack(MIXED), x, y, 0)
 
 
 def test_same_bits_on_every_thread_and_call():
@@ -312,6 +317,7 @@ def test_same_bits_on_every_thread_and_call():
         if i % 2:  # other shapes of work in between must leave no trace
             k.train(w, x, y, SCALE, SHIFT, order[:3], np.array([3]), 0.5, first=i % 4)
             k.evaluate(w, x[:i], y[:i], SCALE, SHIFT)
+            k.gradient(w.clone(), x[:40].float(), y[:40], torch.zeros(layout(MIXED).trainable))
         return torch.cat(
             [*k.train(w, x, y, SCALE, SHIFT, order, sizes, 0.1, mu=0.2), k.evaluate(w, x, y, SCALE, SHIFT)[1]]
         )
