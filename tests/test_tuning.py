@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import flrce
 from flrce import recipes
@@ -18,12 +19,16 @@ from flrce.data.own.text import answered, from_text, windows
 from flrce.data.sources import IGNORED
 from flrce.errors import BadInput
 from flrce.formats.language import opened
+from flrce.local.link import Local
 from flrce.local.probing import Differences
-from flrce.models.flat import Fixed
+from flrce.local.stacked.stack import Stack
+from flrce.local.trainer import Trainer
+from flrce.local.updates import SGD, Chain, Momentum
+from flrce.models.flat import Fixed, layout
 from flrce.pieces import Malformed, View
-from flrce.runs import parts
+from flrce.runs import parts, run_here
 from flrce.stops.worth import Worth
-from flrce.types import Payload, Selection, Task, Updates
+from flrce.types import Payload, Selection, Task, Updates, Work
 from language import weights, write_folder
 
 R, IN, OUT = 4, 7, 5
@@ -132,6 +137,30 @@ def test_differences_are_the_gradient_of_a_parabola():
     assert torch.equal(w, before)
     assert float(loss) == pytest.approx(1 + 0.25 + 4 + 0.25)  # eps^2 above
     assert link.looks == 6
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_stacked_probes_are_those_of_each_client_alone(count):
+    """Lanes of 3, 1 and 2 steps with short last batches; then more steps than the buffers were made for."""
+    torch.manual_seed(0)
+    net, chain = nn.Linear(4, 3), Chain((Differences(1e-2, count), Momentum(0.5), SGD(0.3)))
+    x, y = torch.randn(20, 4), torch.randint(0, 3, (20,))
+    stack, trainer = Stack(net, (4,), x, y, 1.0, 0.0, "cpu"), Trainer(net, (4,))
+    for sizes in ([[4, 4, 2], [3], [4, 1]], [[4, 4, 4, 4], [4, 4, 1], [2, 2]]):
+        batches = [np.array(each) for each in sizes]
+        orders = [np.arange(lane, lane + each.sum()) for lane, each in enumerate(batches)]
+        locals = [
+            Local(Task("c", lane, 7, 0, Work(), update=chain), len(each), 9, layout(net))
+            for lane, each in enumerate(batches)
+        ]
+        rates = [np.full(len(each), 0.3, np.float32) for each in batches]
+        w = torch.randn(3, 15)
+        found = stack.train(w, orders, batches, rates, update=chain, locals=locals)
+        for lane in range(3):
+            alone = trainer.train(w[lane], x, y, 1.0, 0.0, orders[lane], batches[lane], chain, locals[lane])
+            torch.testing.assert_close(found.w[lane], alone.w, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(found.losses[lane], alone.losses)
+            torch.testing.assert_close(found.squares[lane], alone.squares)
 
 
 # text
@@ -246,6 +275,18 @@ def test_base_never_travels_and_runs_resume(place, tmp_path, name):
     size = (tmp_path / "straight" / "model.safetensors").stat().st_size
     assert size < 4 * 2 * SIZE + 40_000  # adapters, and no base
     assert straight.summary["metric"] == "perplexity"
+
+
+def test_probes_of_two_runs_are_one_stack(place, caplog):
+    runs = [experiment(place, "fedkseed", rounds=2, options={"seeds": 40}, seed=seed) for seed in (0, 1)]
+    together = run_here([(each, None) for each in runs], device="cpu")
+    assert "one after another" not in caplog.text
+    for each, found in zip(runs, together, strict=True):
+        alone = flrce.run(each)
+        assert [r.bytes_up for r in found.history] == [r.bytes_up for r in alone.history]
+        moved = alone.model["steps"]
+        torch.testing.assert_close(found.model["steps"], moved, atol=2e-3 * float(moved.abs().max()), rtol=0)
+        assert found.summary["value"] == pytest.approx(alone.summary["value"], rel=1e-4)
 
 
 def test_the_base_is_booked_once_as_provisioning(place):

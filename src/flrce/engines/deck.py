@@ -21,7 +21,7 @@ from flrce.engines.choices import LOOP, Choices, Kind, fastest, shape_of, timed,
 from flrce.engines.sorts import Sort, few, links_of, rates_of, sort_of
 from flrce.errors import BadInput
 from flrce.local.client import Index, Job, Runner
-from flrce.local.link import Ends, Stackable
+from flrce.local.link import Ends, Estimates, Stackable
 from flrce.local.precision import Precision
 from flrce.local.stacked.lanes import Stacked, level
 from flrce.local.stacked.stack import Stack
@@ -252,7 +252,7 @@ class Deck:
         if isinstance(simple(job.update, job.local), str):
             for link in job.update.links:
                 stackable = isinstance(link, Stackable) and link.lanes
-                if not stackable or (job.task.part.first and isinstance(link, Ends)):
+                if not stackable or (job.task.part.first and isinstance(link, Ends | Estimates)):
                     return f"the update has {type(link).__name__}"
         stack = self.stack(job.part)
         return stack if isinstance(stack, str) else ""

@@ -36,17 +36,26 @@ class Differences:
         drawn = np.stack([rng.permutation(d)[: self.count] for _ in range(max(local.steps, 1))])
         return {"where": torch.from_numpy(drawn), "step": torch.tensor(0)}
 
+    @property
+    def lanes(self) -> bool:
+        return True
+
     def estimate(self, losses: Callable[[], Tensor], w: Tensor, state: Tensors) -> tuple[Tensor, Tensor]:
-        """(each sample's loss, the gradient); `losses` looks at w as it is, which is left as it was."""
+        """(each sample's loss (..., n), the gradient (..., d)); `losses` looks at w as it is, which is left as it was.
+
+        By tensors alone, so that a GPU can record it: where a step looks is not known to the host.
+        """
+        where, step = state["where"], state["step"]  # (..., steps, count), (...)
+        now = step.clamp(max=where.shape[-2] - 1)[..., None, None].expand(*step.shape, 1, self.count)
         g, seen = torch.zeros_like(w), []
-        for s in state["where"][int(state["step"])].tolist():
-            here = w[s].clone()
-            w[s] = here + self.eps
+        for s in where.gather(-2, now).squeeze(-2).to(w.device).split(1, -1):  # (..., 1)
+            here = w.gather(-1, s)
+            w.scatter_(-1, s, here + self.eps)
             above = losses()
-            w[s] = here - self.eps
+            w.scatter_(-1, s, here - self.eps)
             below = losses()
-            w[s] = here
-            g[s] = (above.mean() - below.mean()) / (2 * self.eps)
+            w.scatter_(-1, s, here)
+            g.scatter_(-1, s, (above.mean(-1, True) - below.mean(-1, True)) / (2 * self.eps))
             seen.append((above + below) / 2)
         return torch.stack(seen).mean(0), g
 

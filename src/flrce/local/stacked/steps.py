@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.errors import brief
-from flrce.local.link import Local
+from flrce.local.link import Estimates, Local
 from flrce.local.objective import Objective
 from flrce.local.precision import Precision, lowered
 from flrce.local.stacked.layers import Tensors
 from flrce.local.stacked.trial import Laned
 from flrce.local.stacked.ways import Way
 from flrce.local.updates import Chain
-from flrce.models.flat import Layout
+from flrce.models.flat import Layout, Slot
 
 CHAIN = Way("chain")
 log = logging.getLogger("flrce")
@@ -78,6 +78,8 @@ class Bench:
         self.seeds = torch.zeros(K, dtype=torch.int64, device=device)  # what random layers draw from
         self.stream = torch.cuda.Stream(device) if mode.way.streams > 1 and device.type == "cuda" else None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        links = mode.update.links if mode.update else ()
+        self.looking = next((i for i, link in enumerate(links) if isinstance(link, Estimates)), None)
         self.unrecorded = False  # whether a recording failed, so that steps run one kernel after another
 
     def load(self, w: Tensor, mu: Tensor, locals: Sequence[Local] = (), carries: Sequence[Tensors] = (),
@@ -101,15 +103,16 @@ class Bench:
             carry = _moved(carries[lane], w.device) if carries else {}
             task = replace(local.task, tensors=_moved(local.task.tensors, w.device))
             fresh = update.begin(own, replace(local, task=task), carry)
-            if not self.states:
+            if not lane and not _holds(self.states, fresh):  # the first lane has the most steps
                 K = self.mode.lanes
+                self.graphs.clear()  # recorded over other buffers
                 self.states = tuple(
                     {name: x.to(w.device)[None].repeat(K, *(1,) * x.dim()) for name, x in state.items()}
                     for state in fresh
                 )
             for state, begun in zip(self.states, fresh, strict=True):
                 for name, value in begun.items():
-                    state[name][lane].copy_(value)
+                    state[name][lane][tuple(map(slice, value.shape))].copy_(value)
 
     def ends(self, K: int) -> list[tuple[Tensors, Tensors]]:
         """(what stays, what travels) of each of the first K lanes' links, in the host's memory."""
@@ -125,8 +128,17 @@ class Bench:
 
     def _trained(self, k: int) -> Tensor:
         """(k, d) the trained coordinates of the first k lanes, in the order of w."""
-        trained = [s for s in self.where.slots if s.name in self.trained]
-        return torch.cat([self.now[s.name][:k].reshape(k, s.size) for s in trained], 1)  # a tensor may be one number
+        return torch.cat([self.now[s.name][:k].reshape(k, s.size) for s in self._slots()], 1)  # one may be a number
+
+    def _apart(self, w: Tensor) -> Tensors:
+        """The tensors (k, ...) of trained coordinates (k, d)."""
+        slots = self._slots()
+        parts = w.split([s.size for s in slots], 1)
+        return {s.name: part.reshape(len(w), *s.shape) for s, part in zip(slots, parts, strict=True)}
+
+    def _slots(self) -> list[Slot]:
+        """What trains, in the order of w."""
+        return [s for s in self.where.slots if s.name in self.trained]
 
     def lay(self, indices: NDArray[np.int32], counts: NDArray[np.int32], rates: NDArray[np.float32]) -> None:
         """Set the next steps' plan, (steps, K, batch), (steps, K) and (steps, K), from its first; spare lanes rest."""
@@ -180,18 +192,51 @@ class Bench:
     def _step(self, k: int) -> None:
         index = self.plan.index_select(0, self.clock)[0, :k]  # (k, B)
         count = self.counts.index_select(0, self.clock)[0, :k]  # (k,)
-        leaves = {name: self.now[name][:k].detach().requires_grad_() for name in sorted(self.trained)}
-        tensors = {name: leaves.get(name, value[:k]) for name, value in self.now.items()}
-        with lowered(index.device, self.mode.precision):
-            mean, square = self._losses(tensors, index, count)
         rate = self.rates.index_select(0, self.clock)[0, :k] * (count > 0)  # a finished lane stands still
-        if self.mode.update:
-            self._linked(leaves, mean, rate, count > 0)
+        if self.looking is None:
+            mean, square = self._derived(index, count, rate)
         else:
-            self._plain(leaves, mean, rate)
+            mean, square = self._looked(self.looking, index, count, rate)
         with torch.no_grad():
             self.losses[:, :, :k].index_copy_(1, self.clock, torch.stack([mean, square])[:, None])
             self.clock += 1
+
+    def _derived(self, index: Tensor, count: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+        """A step along gradients from a backward pass; (mean loss, mean squared loss) of each lane."""
+        k = len(rate)
+        leaves = {name: self.now[name][:k].detach().requires_grad_() for name in sorted(self.trained)}
+        tensors = {name: leaves.get(name, value[:k]) for name, value in self.now.items()}
+        with lowered(index.device, self.mode.precision):
+            each = self._losses(tensors, index, count)
+        n = count.clamp(min=1)
+        mean, square = each.sum(1) / n, each.detach().square().sum(1) / n
+        if self.mode.update:
+            names = [slot.name for slot in self._slots()]
+            grads = _grads(mean.sum(), [leaves[name] for name in names])
+            with torch.no_grad():
+                g = torch.cat([grad.reshape(k, grad[0].numel()) for grad in grads], 1)
+                self._linked(g, rate, count > 0)
+        else:
+            self._plain(leaves, mean, rate)
+        return mean, square
+
+    @torch.no_grad()
+    def _looked(self, i: int, index: Tensor, count: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+        """A step along what link i makes of losses alone; (mean loss, mean squared loss) of each lane."""
+        k, update = len(rate), self.mode.update
+        assert update is not None
+        w, n = self._trained(k), count.clamp(min=1)[:, None]
+        share = index.shape[1] / n  # a row's mean is then that of its real samples
+
+        def losses() -> Tensor:
+            tensors = {name: value[:k] for name, value in self.now.items()} | self._apart(w)
+            with lowered(index.device, self.mode.precision):
+                return self._losses(tensors, index, count) * share
+
+        seen, g = update.links[i].estimate(losses, w, {name: x[:k] for name, x in self.states[i].items()})
+        self._linked(g, rate, count > 0)
+        each = seen / share
+        return (each / n).sum(1), (each.square() / n).sum(1)
 
     def _plain(self, leaves: Tensors, mean: Tensor, rate: Tensor) -> None:
         """SGD, perhaps with a proximal pull."""
@@ -204,33 +249,26 @@ class Bench:
                 steps = tuple(torch._foreach_add(steps, pulls))
             torch._foreach_sub_([self.now[name][:k] for name in leaves], steps)
 
-    def _linked(self, leaves: Tensors, mean: Tensor, rate: Tensor, running: Tensor) -> None:
+    def _linked(self, g: Tensor, rate: Tensor, running: Tensor) -> None:
         """Any chain of links, on all lanes' flat gradients (k, d) at once."""
         k, update = len(rate), self.mode.update
         assert update is not None
-        names = [s.name for s in self.where.slots if s.name in leaves]
-        grads = _grads(mean.sum(), [leaves[name] for name in names])
-        with torch.no_grad():
-            g = torch.cat([grad.reshape(k, grad[0].numel()) for grad in grads], 1)
-            before = tuple({name: value[:k] for name, value in state.items()} for state in self.states)
-            direction, after = update.step(g, self._trained(k), before)
-            for state, fresh in zip(before, after, strict=True):
-                for name, value in state.items():
-                    live = running.reshape(-1, *(1,) * (value.dim() - 1))
-                    value.copy_(torch.where(live, fresh[name], value))
-            steps = (rate[:, None] * direction).split([grad[0].numel() for grad in grads], 1)
-            for name, step in zip(names, steps, strict=True):
-                self.now[name][:k].sub_(step.reshape(self.now[name][:k].shape))
+        before = tuple({name: value[:k] for name, value in state.items()} for state in self.states)
+        direction, after = update.step(g, self._trained(k), before)
+        for state, fresh in zip(before, after, strict=True):
+            for name, value in state.items():
+                live = running.reshape(-1, *(1,) * (value.dim() - 1))
+                value.copy_(torch.where(live, fresh[name], value))
+        for name, step in self._apart(rate[:, None] * direction).items():
+            self.now[name][:k].sub_(step)
 
-    def _losses(self, tensors: Tensors, index: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """(mean loss, mean squared loss) of each lane's real samples, (k,) each."""
+    def _losses(self, tensors: Tensors, index: Tensor, count: Tensor) -> Tensor:
+        """(k, B) losses of each lane's real samples; 0 where there is none."""
         draw = (self.seeds[: len(index)], self.done + self.clock)
         out = self.net.logits(tensors, index, count, self.mode.first, training=True, draw=draw)
         each = self.objective.losses(out.flatten(0, 1).float(), self.net.samples.targets(index))
         real = torch.arange(index.shape[1], device=index.device) < count[:, None]
-        each = each.reshape(index.shape).where(real, 0)
-        n = count.clamp(min=1)
-        return each.sum(1) / n, each.detach().square().sum(1) / n
+        return each.reshape(index.shape).where(real, 0)
 
 
 def _grads(loss: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
@@ -241,3 +279,14 @@ def _grads(loss: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
 
 def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
     return {name: value.to(device) for name, value in tensors.items()}
+
+
+def _holds(states: Sequence[Tensors], fresh: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether the lanes' states (K, ...) have room for one that begins: of a link with something for every step."""
+    if not states:
+        return False
+    for state, begun in zip(states, fresh, strict=True):
+        for name, value in begun.items():
+            if any(have < want for have, want in zip(state[name].shape[1:], value.shape, strict=True)):
+                return False
+    return True
