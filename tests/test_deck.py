@@ -1,5 +1,7 @@
 """Several runs at one deck: the same choices as the CPU engine, weights within tolerance, same bits each time."""
 
+import subprocess
+import sys
 from threading import RLock, Thread, get_ident
 
 import pytest
@@ -230,3 +232,15 @@ def test_the_last_to_leave_a_deck_gives_its_memory_back():
     assert at.stacks
     at.leave(second)
     assert not at.stacks
+
+
+def test_processes_need_no_guard_in_a_script():
+    """A script that comes from standard input and guards nothing: no process reads it again."""
+    script = (
+        "from flrce import Experiment, runs\n"
+        "few = [Experiment.of({'rounds': 1, 'clients': 4, 'per_round': 2, 'seed': s, 'engine': {'workers': 2}})"
+        " for s in range(2)]\n"
+        "print([len(r.history) for r in runs.run_together([(exp, None) for exp in few], device='cpu')])\n"
+    )
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "[1, 1]", done.stderr

@@ -1,11 +1,12 @@
-"""flrce's simulator: fused kernels in threads, or (--kernel torch) PyTorch in processes of one thread."""
+"""flrce's simulator: fused kernels in threads, PyTorch in processes (--kernel torch), or a GPU's lanes."""
 
 import torch
-from work import BATCH, EPOCHS, LR, NOW, SCALE, SHIFT, Meter, P, Work, options, tally
+from work import BATCH, DEVICE, EPOCHS, LR, NOW, SCALE, SHIFT, Meter, P, Work, options, tally
 
 from flrce.config import Experiment
 from flrce.data.sources import Source
 from flrce.local.native import Kernel
+from flrce.local.stacked.stack import Stack
 from flrce.local.trainer import Trainer
 from flrce.runs import parts
 
@@ -26,6 +27,22 @@ def counted(kind: type) -> None:
     kind.train, kind.evaluate = training, judging
 
 
+def counted_lanes() -> None:
+    """The same for a GPU's lanes."""
+    train, evaluate = Stack.train, Stack.evaluate
+
+    def training(self, w, orders, sizes, *more, **options):
+        for size in (size for lane in sizes for size in lane):
+            tally(int(size), True)
+        return train(self, w, orders, sizes, *more, **options)
+
+    def judging(self, w, index):
+        tally(int(index.size) if index.ndim == 2 else len(w) * len(index), False)
+        return evaluate(self, w, index)
+
+    Stack.train, Stack.evaluate = training, judging
+
+
 def main() -> None:
     given = options(__doc__, kernel="native")
     torch.set_num_threads(1)
@@ -38,11 +55,12 @@ def main() -> None:
             "seed": given.seed, "rounds": given.rounds, "clients": len(work.train), "per_round": P,
             "data": {"partition": "iid", "holdout": NOW.held / (NOW.train + NOW.held)},
             "train": {"batch": BATCH, "epochs": EPOCHS, "lr": LR}, "recipe": {"name": "fedavg"},
-            "engine": {"kernel": given.kernel, "workers": given.cores, "device": "cpu"},
+            "engine": {"kernel": given.kernel, "workers": given.cores, "device": DEVICE},
         }
     )  # fmt: skip
     counted(Kernel)
     counted(Trainer)
+    counted_lanes()
     built = parts(experiment, source, work.net(counted=False))
     assert [len(i) for i in built.federation.train] == [work.train.shape[1]] * len(work.train)
     meter = Meter()

@@ -43,6 +43,7 @@ P, EPOCHS, BATCH, LR, CLASSES = 10, NOW.epochs, NOW.batch, NOW.lr, NOW.classes
 SCALE, SHIFT = np.float32(1 / 127.5), np.float32(-1)
 TICK = os.sysconf("SC_CLK_TCK")  # a second, in the units of /proc
 CHUNK = 250  # samples an evaluation looks at together: fastest for torch here, and given to every peer that takes it
+DEVICE = os.environ.get("FLRCE_BENCH_DEVICE", "cpu")  # where every peer has its samples and its network
 TALLY = "FLRCE_BENCH_TALLY"  # names the file of counts; worker processes inherit it
 
 
@@ -88,12 +89,12 @@ class Work:
         net.load_state_dict({name: torch.from_numpy(value) for name, value in self.weights().items()})
         if counted:
             net.register_forward_pre_hook(_tally_batch)
-        return net
+        return net.to(DEVICE)
 
     def tensors(self, index: np.ndarray):
         import torch
 
-        return torch.from_numpy(self.floats(index)), torch.from_numpy(self.y[index])
+        return torch.from_numpy(self.floats(index)).to(DEVICE), torch.from_numpy(self.y[index]).to(DEVICE)
 
 
 def _tally_batch(net, batch) -> None:

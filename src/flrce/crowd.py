@@ -22,6 +22,7 @@ import torch
 
 from flrce.config import Experiment
 from flrce.errors import BadInput, Unfinished
+from flrce.host import begin
 from flrce.outcome import Result
 from flrce.types import Round
 
@@ -67,18 +68,10 @@ def run_shared(
     try:
         for share in range(count):
             mine, theirs = context.Pipe(duplex=False)
-            told = (
-                work,
-                list(jobs[share::count]),
-                resume,
-                data,
-                device,
-                watch is not None,
-                share % gpus,
-                count // gpus or 1,
-            )
-            child = context.Process(target=_serve, args=(pickle.dumps(told), theirs, os.getpid()))
-            child.start()
+            mates = (share % gpus, count // gpus or 1)
+            told = pickle.dumps((work, list(jobs[share::count]), resume, data, device, watch is not None, *mates))
+            child = context.Process(target=_serve, args=(told, theirs, os.getpid()))
+            begin(child, told)
             theirs.close()
             pipes[mine] = (share, child)
         while pipes:

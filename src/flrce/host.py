@@ -6,6 +6,7 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -60,6 +61,20 @@ def aside(work: Callable[[], T]) -> T:
     if isinstance(found, Exception):
         raise found
     return found
+
+
+def begin(child: Any, told: bytes = b"") -> None:
+    """Start a spawned process. It reads the caller's script again only if what it is `told` names something of it.
+
+    So a script needs no `if __name__ == "__main__"`, nor a file: it may come from standard input.
+    """
+    if b"__main__" in told:
+        return child.start()
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        child.start()
+    finally:
+        sys.modules["__main__"] = script
 
 
 def sync_folder(folder: Path) -> None:

@@ -22,6 +22,7 @@ from flrce import crowd, runs
 from flrce.arena.plan import Cell
 from flrce.arena.records import Played, played
 from flrce.errors import brief
+from flrce.host import begin
 from flrce.local.workload import Alike
 from flrce.pieces import Full, Recipe, Synchronous
 from flrce.selectors.choice import PowerOfChoice
@@ -104,7 +105,7 @@ def shared(
         gpu = number % gpus if gpus and device == "cuda" else None
         told = (theirs, device, stack, seats[device], gpu, os.getpid(), str(work))
         child = context.Process(target=_serve, args=told)
-        child.start()
+        begin(child)  # cells are plain data
         theirs.close()
         busy[mine] = (child, None, device, number)
         give(mine)
