@@ -69,7 +69,8 @@ def begin(child: Any, told: bytes = b"") -> None:
     So a script needs no `if __name__ == "__main__"`, nor a file: it may come from standard input.
     """
     if b"__main__" in told:
-        return child.start()
+        child.start()
+        return
     script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         child.start()
