@@ -1,13 +1,14 @@
 """What a target costs with FLrce's default, against FedAvg with the same average and the same bits.
 
-    python studies/headline.py run   --data CACHE --out DIR [--tasks digits,femnist] [--device cuda] [--seconds 500] \
-        [--share 0/4]
+    python studies/headline.py run   --data CACHE --out DIR [--tasks digits,femnist] [--device cuda] [--stack 12] \
+        [--seconds 500] [--share 0/4] [--plan studies/plans/frontier-average.json]
     python studies/headline.py table --out results/headline
     python studies/headline.py holdouts --data CACHE --out DIR --tasks digits,mnist-writers
 
 plans/headline.json holds tasks, rows, seeds and the rule; runs found in DIR are not made again. A run without an
 average is the same run, judged by its last model. `holdouts` says what judging costs the default: joules of 20 rounds
-of the target seeds with it over those without. On a GPU the rows of several seeds go through it as one stack.
+of the target seeds with it over those without. With --stack the rows of several seeds train as one stack. What time
+cut off is kept too: a task counts with the rounds that all its runs have, if that is half of them or more.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import gzip
 import json
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,8 @@ from flrce.config import Experiment
 from flrce.results.paper.execute import load
 from flrce.stops.worth import Worth
 
-PLAN = json.loads((Path(__file__).parent / "plans" / "headline.json").read_text())
+PLANS = Path(__file__).parent / "plans"
+PLAN = json.loads((PLANS / "headline.json").read_text())
 COSTS = ("joules", "active", "bytes_up", "bytes", "rounds")
 LAST = {"uniform": "FedAvg: uniform, no average"}  # runs that are shown a second time, by their last model
 
@@ -45,49 +48,56 @@ def experiment(task, row, seed, device="cpu"):
     return Experiment.of(tables)
 
 
-def wanted(tasks):
+def wanted(task):
     """(task, row, seed), seed by seed: a cut leaves whole seeds."""
-    for seed in PLAN["targets"]:
-        yield from ((task, PLAN["base"], seed) for task in tasks)
+    yield from ((task, PLAN["base"], seed) for seed in PLAN["targets"])
     for seed in PLAN["seeds"]:
-        yield from ((task, row, seed) for task in tasks for row in PLAN["rows"])
+        yield from ((task, row, seed) for row in PLAN["rows"])
+
+
+class TimeUp(Exception):
+    pass
 
 
 def run(options):
-    began, pools, found = time.monotonic(), {}, read(options.out)
+    until = time.monotonic() + options.seconds
     part, parts = map(int, options.share.split("/"))
     options.out.mkdir(parents=True, exist_ok=True)
-    tasks = options.tasks.split(",") if options.tasks else list(PLAN["tasks"])
-    todo = [key for key in wanted(tasks) if key not in found][part::parts]
-    many = 1 if options.device == "cpu" else options.stack
-    while todo and time.monotonic() - began < options.seconds:
-        task = todo[0][0]
-        keys = [key for key in todo if key[0] == task][:many]
-        todo = [key for key in todo if key not in keys]
-        name = PLAN["tasks"][task]["data"]["name"]
-        if name not in pools:
-            pools[name] = load(name, options.data, verify=False)
-        with gzip.open(options.out / f"headline-{part}.jsonl.gz", "at") as f:
-            for line in trained(keys, pools[name], options.device):
-                f.write(json.dumps(line, separators=(",", ":")) + "\n")
-        print(f"{keys[0]}: {len(keys)} runs, at {time.monotonic() - began:.0f} s", flush=True)
+    found = {key for key, line in read(options.out).items() if len(line["last"]) == PLAN["all"]["rounds"]}
+    many = options.stack or (1 if options.device == "cpu" else 12)
+    for task in options.tasks.split(",") if options.tasks else PLAN["tasks"]:
+        todo = [key for key in list(wanted(task))[part::parts] if key not in found]
+        if todo and time.monotonic() < until:
+            pool = load(PLAN["tasks"][task]["data"]["name"], options.data, verify=False)
+        while todo and time.monotonic() < until:
+            keys, todo = todo[:many], todo[many:]
+            lines = [json.dumps(line, separators=(",", ":")) for line in trained(keys, pool, options, many > 1, until)]
+            with gzip.open(options.out / f"headline-{part}.jsonl.gz", "at") as f:
+                f.writelines(f"{line}\n" for line in lines)
+            print(f"{keys[0]}: {len(keys)} runs, {until - time.monotonic():.0f} s left", flush=True)
 
 
-def trained(keys, pool, device):
-    """A line of figures by round for every run."""
-    active = defaultdict(list)
+def trained(keys, pool, options, together, until):
+    """A line of figures by round for every run, as far as time allowed."""
+    records, active = defaultdict(list), defaultdict(list)
 
     def watch(i, done):
         waits = [c.spent.idle_watts * max(done.record.seconds - c.spent.seconds, 0.0) for c in done.clients]
         active[i].append(sum(client.spent.joules for client in done.clients) - sum(waits))
+        records[i].append(done.record)
+        if time.monotonic() > until:
+            raise TimeUp
 
-    jobs = [experiment(*key, device) for key in keys]
-    if device == "cpu":
-        results = [runs.run(jobs[0], data=pool, watch=lambda done: watch(0, done))]
-    else:
-        results = runs.run_here([(job, None) for job in jobs], data=lambda _: pool, watch=watch, device=device)
-    for i, (key, job, result) in enumerate(zip(keys, jobs, results, strict=True)):
-        h = result.history
+    jobs = [experiment(*key, options.device) for key in keys]
+    with suppress(TimeUp):
+        if together:
+            beside = int(options.share.split("/")[1])
+            tables = [(job, None) for job in jobs]
+            runs.run_here(tables, data=lambda _: pool, watch=watch, device=options.device, beside=beside)
+        else:
+            runs.run(jobs[0], data=pool, watch=lambda done: watch(0, done))
+    for i, (key, job) in enumerate(zip(keys, jobs, strict=True)):
+        h = records[i]
         yield {
             "key": key, "sweep": -(-job.clients // job.per_round), "handed": short(r.handed for r in h),
             "last": short(r.headline for r in h), "joules": short(r.joules for r in h), "active": short(active[i]),
@@ -111,8 +121,22 @@ def read(folder):
     for path in sorted(folder.glob("headline-*.jsonl.gz")):
         with gzip.open(path, "rt") as f:
             for line in map(json.loads, f):
-                found[tuple(line["key"])] = line
+                key = tuple(line["key"])
+                if key not in found or len(line["last"]) > len(found[key]["last"]):
+                    found[key] = line
     return found
+
+
+def even(found):
+    """Runs of a task cut to the rounds that all of them have; none of a task that has fewer than half."""
+    T, kept = PLAN["all"]["rounds"], {}
+    least = {task: min(len(line["last"]) for key, line in found.items() if key[0] == task) for task, *_ in found}
+    for key, line in found.items():
+        n = least[key[0]]
+        if n >= T / 2:
+            series = {name: values[:n] for name, values in line.items() if isinstance(values, list) and name != "key"}
+            kept[key] = line | series | {"stopped": line["stopped"] if (line["stopped"] or T + 1) <= n else None}
+    return kept
 
 
 def levels(line, what="handed"):
@@ -167,12 +191,13 @@ def compared(found, task):
 
 
 def table(folder):
-    found = read(folder)
+    found = even(read(folder))
     tasks = [task for task in PLAN["tasks"] if any(key[0] == task for key in found)]
     lines, over = [], defaultdict(lambda: defaultdict(list))
     for task in tasks:
         target, rows = compared(found, task)
-        lines += [f"| {task}, target {100 * target:.1f} % | reached | joules | joules without waiting | bytes up | "
+        T = len(found[task, PLAN["base"], PLAN["targets"][0]]["last"])
+        lines += [f"| {task}, target {100 * target:.1f} %, {T} rounds | reached | joules | joules without waiting | bytes up | "
                   "bytes | rounds |", "|---|---|---|---|---|---|---|"]  # fmt: skip
         for name, (got, of, ratios) in rows.items():
             cells = [interval(list(ratios[cost].values())) if ratios[cost] else "--" for cost in COSTS]
@@ -203,7 +228,7 @@ def stops(found, task, target):
     mine = [found[task, "default", seed] for seed in PLAN["seeds"] if (task, "default", seed) in found]
     ended = [(line, line["stopped"]) for line in mine if line["stopped"]]
     if not ended:
-        return [f"The stop ends none of {len(mine)} runs within {PLAN['all']['rounds']} rounds."]
+        return [f"The stop ends none of {len(mine)} runs within {len(mine[0]['last'])} rounds."]
     early = sum((reached(line, target) or 1e9) > t for line, t in ended)
     lost = [100 * (levels(line)[-1] - levels(line)[t - 1]) for line, t in ended]
     share = [sum(line["joules"][:t]) / sum(line["joules"]) for line, t in ended]
@@ -217,13 +242,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("does", choices=("run", "table", "holdouts"))
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--plan", type=Path, help="another than plans/headline.json, to run")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--tasks")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--stack", type=int, default=12, help="runs that go through a GPU as one")
+    parser.add_argument("--stack", type=int, help="runs that train as one; on a GPU 12")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--share", default="0/1", help="I/N: every N-th run, from the I-th")
     options = parser.parse_args()
+    PLAN.update(json.loads(options.plan.read_text()) if options.plan else {})
     if options.does == "run":
         run(options)
     elif options.does == "holdouts":

@@ -168,8 +168,18 @@ def test_the_stochastic_quantiser_is_unbiased():
 def test_bits_are_packed_without_gaps(values, bits):
     levels = torch.tensor([v % 2**bits for v in values], dtype=torch.uint8)
     packed = pack_bits(levels, bits)
-    assert len(packed) == -(-len(levels) * bits // 8)
+    digits = "".join(f"{int(v):0{bits}b}" for v in levels)
+    digits += "0" * (-len(digits) % 8)
+    assert packed.tolist() == [int(digits[i : i + 8], 2) for i in range(0, len(digits), 8)]
     assert torch.equal(unpack_bits(packed, bits, len(levels)), levels)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_bits_beyond_the_last_level_are_refused(bits):
+    packed = pack_bits(torch.ones(5, dtype=torch.uint8), bits)
+    packed[-1] |= 1
+    with pytest.raises(Malformed, match="beyond the last level"):
+        unpack_bits(packed, bits, 5)
 
 
 def test_dropped_tensors_weigh_nothing_and_count_as_unchanged():

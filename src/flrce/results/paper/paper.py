@@ -14,13 +14,14 @@ class Setting:
     batch: int
     lr: float
     psi: float
+    model: str = "auto"
 
 
 SETTINGS = {
     "femnist": Setting("EMNIST", 814_255, 62, 3_550, batch=16, lr=2e-4, psi=5.0),
     "speech": Setting("Google Speech", 101_012, 35, 2_618, batch=16, lr=5e-4, psi=5.5),
     "cifar10": Setting("CIFAR10", 50_000, 10, 0, batch=128, lr=0.1, psi=5.0),
-    "cifar100": Setting("CIFAR100", 50_000, 100, 0, batch=128, lr=0.5, psi=5.0),
+    "cifar100": Setting("CIFAR100", 50_000, 100, 0, batch=128, lr=0.5, psi=5.0, model="cnn-cifar-tanh"),
 }
 
 BASELINES = ("fedcom", "fedprox", "dropout", "pyramidfl", "timelyfl")

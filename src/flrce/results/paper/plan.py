@@ -125,7 +125,7 @@ class Request:
         tables: dict[str, Any] = {
             "seed": seed, "rounds": T, "clients": self.scale.clients, "per_round": self.scale.per_round,
             "data": {"name": dataset, "partition": scheme, "alpha": ALPHA},
-            "train": {"batch": batch(dataset), "epochs": self.scale.epochs, "lr": lr},
+            "model": {"name": network(dataset)}, "train": {"batch": batch(dataset), "epochs": self.scale.epochs, "lr": lr},
             "recipe": recipe(method),
             "engine": {"device": self.device, "workers": self.workers},
         }  # fmt: skip
@@ -148,6 +148,11 @@ def spans(seeds: Sequence[int]) -> str:
 
 def paper_rate(dataset: str) -> float:
     return paper.SETTINGS[dataset].lr if dataset in paper.SETTINGS else 0.1
+
+
+def network(dataset: str) -> str:
+    """The released code's network: for CIFAR100 the one with a tanh, which shapes alone do not tell."""
+    return paper.SETTINGS[dataset].model if dataset in paper.SETTINGS else "auto"
 
 
 def batch(dataset: str) -> int:
