@@ -197,8 +197,8 @@ def table(folder):
     for task in tasks:
         target, rows = compared(found, task)
         T = len(found[task, PLAN["base"], PLAN["targets"][0]]["last"])
-        lines += [f"| {task}, target {100 * target:.1f} %, {T} rounds | reached | joules | joules without waiting | bytes up | "
-                  "bytes | rounds |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+        lines += [f"| {task}, target {100 * target:.1f} %, {T} rounds | reached | joules | joules without waiting | "
+                  "bytes up | bytes | rounds |", "|---|---|---|---|---|---|---|"]  # fmt: skip
         for name, (got, of, ratios) in rows.items():
             cells = [interval(list(ratios[cost].values())) if ratios[cost] else "--" for cost in COSTS]
             lines.append(f"| {name} | {got} of {of} | {' | '.join(cells)} |")
