@@ -2,15 +2,17 @@
 
     python studies/language.py METHOD --text shakespeare.jsonl.gz --out DIR    a method's rate, then the plan's runs
     python studies/language.py central ...        the untouched base, and LoRA on everyone's samples together
-    python studies/language.py speed ...          tokens a second and memory, against a plain loop
+    python studies/language.py speed ...          tokens a second and memory, against plain loops
     python studies/language.py table --out DIR    docs/language.md's tables, from the lines alone
 
 plans/language.json holds settings, cells and rules. A run is a file DIR/NAME.json, written anew at every evaluation;
-one that is complete is not run again.
+one that is complete is not run again. Without a model and a text of one's own, `--model FOLDER --text FILE --rounds 2`
+try it on a CPU with any small model in HuggingFace's form.
 """
 
 import argparse
 import copy
+import gc
 import json
 import math
 import time
@@ -21,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import t as student
 
 import flrce
 from flrce import loop
@@ -31,16 +32,19 @@ from flrce.engines.choices import Choices
 from flrce.engines.judging import evaluation
 from flrce.engines.seat import Decks
 from flrce.local.objective import NextToken
+from flrce.models.adapters import adapt
 from flrce.models.flat import pack
-from flrce.runs import parts, run_together
+from flrce.runs import parts, run_here
 
 PLAN = json.loads((Path(__file__).parent / "plans" / "language.json").read_text())
+LEADS = ("", "-guided")
 
 
 def experiment(method: str, guided: bool, lr: float, seed: int, args: Any, rounds: int | None = None) -> Any:
     """One cell of the plan."""
     how, task = PLAN["methods"][method], PLAN["task"]
-    recipe = {"name": method, **how.get("recipe", {}), **({"guided": True, "points": PLAN["points"]} if guided else {})}
+    lead = {"guided": True, "points": PLAN["points"]} if guided else {}
+    recipe = {"name": method, **how.get("recipe", {}), **lead}
     return flrce.Experiment(
         seed=seed, rounds=rounds or args.rounds or task["rounds"], clients=task["clients"], per_round=task["per_round"],
         recipe=recipe, data={"partition": "natural"},  # of the samples that are handed over
@@ -68,7 +72,7 @@ def run(jobs: Sequence[tuple[str, Any]], source: Source, args: Any) -> dict[str,
 
     def watch(i: int, done: Any) -> None:
         r, line = done.record, told[i]
-        keys = ("t", "bytes_up", "bytes_down", "joules", "seconds", "headway", "averaged", "stop")
+        keys = ("t", "bytes_up", "bytes_down", "joules", "seconds", "averaged", "stop")
         figures = {"perplexity": r.metrics.get("perplexity"), "pooled": r.pooled.get("perplexity")}
         line["rounds"].append({key: getattr(r, key) for key in keys} | figures | {"clock": time.time() - start})
         line["complete"] = bool(r.stop) or r.t == jobs[i][1].rounds
@@ -76,7 +80,7 @@ def run(jobs: Sequence[tuple[str, Any]], source: Source, args: Any) -> dict[str,
             (args.out / f"{line['name']}.json").write_text(json.dumps(line))
 
     decks = [(exp, None) for _, exp in jobs]
-    run_together(decks, data=lambda _: source, watch=watch, device=args.device)
+    run_here(decks, data=lambda _: source, watch=watch, device=args.device, beside=args.beside)
     return {line["name"]: _last(line) for line in told}
 
 
@@ -102,20 +106,26 @@ def chosen(method: str, source: Source, args: Any) -> float:
 
 
 def confirm(method: str, source: Source, args: Any) -> None:
-    """The method with and without FLrce's lead, some seeds at a time."""
+    """The method with and without FLrce's lead, a seed at a time: what a cut leaves are whole seeds."""
     lr = chosen(method, source, args)
     print(method, "rate", lr, round(time.time() - args.start, 1), flush=True)
-    mine, of = map(int, args.share.split("/"))
-    for seeds in PLAN["methods"][method]["together"][mine::of]:
+    for seed in (*PLAN["seeds"], *PLAN["more"]):
+        while seed in PLAN["more"] and not first_seeds(args.out) and time.time() - args.start < args.seconds:
+            time.sleep(1)  # the device is for those that have not had their first seeds
         if time.time() - args.start > args.seconds:
             return
         jobs = [
             (f"{method}{'-guided' if guided else ''}-s{seed}", experiment(method, guided, lr, seed, args))
-            for seed in seeds
             for guided in (False, True)
         ]
         run([(name, exp) for name, exp in jobs if not _complete(args.out / f"{name}.json")], source, args)
-        print(method, seeds, round(time.time() - args.start, 1), flush=True)
+        print(method, seed, round(time.time() - args.start, 1), flush=True)
+
+
+def first_seeds(out: Path) -> bool:
+    """Whether every method has had the seeds that come first."""
+    names = [f"{method}{lead}-s{seed}" for method in PLAN["methods"] for lead in LEADS for seed in PLAN["seeds"]]
+    return all(_complete(out / f"{name}.json") for name in names)
 
 
 def _complete(path: Path) -> bool:
@@ -124,23 +134,24 @@ def _complete(path: Path) -> bool:
 
 def central(source: Source, args: Any) -> None:
     """All clients' samples in one place, Adam throughout, as many steps a round as its P clients have together."""
-    task, train = PLAN["task"], {**PLAN["train"], **PLAN["methods"]["fedit"]["train"]}
-    mine, of = map(int, args.share.split("/"))
-    for seed in PLAN["seeds"][mine::of]:
+    task, train, own = PLAN["task"], {**PLAN["train"], **PLAN["methods"]["fedit"]["train"]}, PLAN["central"]
+    for seed in PLAN["seeds"]:
         if time.time() - args.start > args.seconds:
             return
-        built = parts(experiment("fedit", False, PLAN["central"], seed, args), source, decks=Decks(args.device))
+        built = parts(experiment("fedit", False, own["rate"], seed, args), source, decks=Decks(args.device))
         runner = built.engine.runner.on(args.device)
         trainer, rows = runner._torch(runner.all), built.federation.judges
         w = pack(built.net, runner.layout).to(args.device)
         line: dict[str, Any] = {
             "name": f"central-s{seed}",
             "rounds": [{"t": 0, "perplexity": judged(trainer, w, rows, runner)}],
+            "complete": False,
         }
         everyone = np.concatenate(built.federation.train)
         rng = np.random.default_rng(seed)
         m, v, step = torch.zeros_like(w), torch.zeros_like(w), 0
-        for t in range(1, (args.rounds or task["rounds"]) + 1):
+        rounds = args.rounds or own["rounds"]
+        for t in range(1, rounds + 1):
             trainer.w.copy_(w)
             trainer.net.train()
             for _ in range(train["steps"] * task["per_round"]):
@@ -150,10 +161,11 @@ def central(source: Source, args: Any) -> None:
                 step += 1
                 m.lerp_(trainer.g, 0.1)
                 v.lerp_(trainer.g.square(), 0.001)
-                trainer.w.sub_(m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8), alpha=PLAN["central"])
+                trainer.w.sub_(m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8), alpha=own["rate"])
             w = trainer.w.clone()
             if t % task["eval_every"] == 0:
                 line["rounds"].append({"t": t, "perplexity": judged(trainer, w, rows, runner)})
+                line["complete"] = t == rounds
                 (args.out / f"central-s{seed}.json").write_text(json.dumps(line))
         built.engine.close()
 
@@ -166,43 +178,91 @@ def judged(trainer: Any, w: torch.Tensor, rows: Any, runner: Any) -> float:
 
 
 def speed(source: Source, args: Any) -> Iterator[dict[str, Any]]:
-    """Tokens a second and memory for 1, 5 and 10 clients of one round: flrce's engine, and a plain loop."""
+    """Tokens a second and memory for 10, 5 and 1 clients of one round: flrce's engine and two plain loops, in turn."""
     task, train = PLAN["task"], {**PLAN["train"], **PLAN["methods"]["fedit"]["train"]}
-    for clients in (1, 5, 10):
-        exp = experiment("fedit", False, 1e-3, 0, args).model_copy(update={"per_round": clients})
-        for how in ("plain", "engine"):
-            clean(args.device)
+    for dtype in args.dtype.split(","):
+        args.dtype = dtype
+        for clients in (10, 5, 1):
+            if time.time() - args.start > args.seconds:
+                return
+            exp = experiment("fedit", False, 1e-3, 0, args).model_copy(update={"per_round": clients})
+            before = clean(args.device)
             built = parts(exp, source, decks=Decks(args.device))
-            state, times, net = built.initial(), [], copy.deepcopy(built.net).to(args.device).train()
-            for repeat in range(args.repeats):
-                plan = loop.begin(built.recipe, built.engine, state, repeat, 60)
-                wait(args.device)
-                start = time.perf_counter()
-                if how == "engine":
-                    built.engine.train(state.w, plan.tasks, {}, None)
-                else:
-                    plain(net, built, state.w, plan.tasks, args.device)
-                wait(args.device)
-                times.append(time.perf_counter() - start)
-            peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else 0
-            built.engine.close()
+            state = built.initial()
+            plan = loop.begin(built.recipe, built.engine, state, 0, 60)
+            tasks, base = plan.tasks, clean(args.device) - before  # the engine's own copy of base and samples
+            memory: dict[str, dict[str, int]] = {}
+            calls: dict[str, Any] = {}
+            for how, make in (("plain", ours), ("transformers", theirs), ("engine", engine)):
+                before = clean(args.device) - (base if how == "engine" else 0)
+                calls[how] = make(built, state, args.device, dtype)
+                calls[how](tasks if how == "engine" else tasks[:1])  # warms up; an engine records
+                memory[how] = peak(args.device, before)
+            times: dict[str, list[float]] = {how: [] for how in calls}
+            for _ in range(args.repeats):
+                for how, call in calls.items():
+                    wait(args.device)
+                    start = time.perf_counter()
+                    call(tasks)
+                    wait(args.device)
+                    times[how].append(time.perf_counter() - start)
             tokens = clients * train["steps"] * train["batch"] * task["length"]
-            row = {"clients": clients, "how": how, "tokens": tokens, "seconds": times, "peak": peak}
-            yield {**row, "dtype": args.dtype, "ways": dict(getattr(built.engine.workers, "ways", {}))}
-            del built, net
+            ways = dict(getattr(built.engine.workers, "ways", {}))
+            built.engine.close()
+            row = {"clients": clients, "dtype": dtype, "tokens": tokens, "seconds": times, "memory": memory}
+            yield {**row, "ways": sorted(set(ways.values()))}
+            del built, calls, call
 
 
-def plain(net: torch.nn.Module, built: Any, w: torch.Tensor, tasks: Any, device: str) -> None:
+def engine(built: Any, state: Any, device: str, dtype: str) -> Any:
+    return lambda tasks: built.engine.train(state.w, tasks, {}, None)
+
+
+def ours(built: Any, state: Any, device: str, dtype: str) -> Any:
+    """A loop over clients with the same module that the engine trains."""
+    net = copy.deepcopy(built.net).to(device).train()
+    names = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    views = built.engine.runner.layout.views(state.w.to(device))
+    return lambda tasks: plain(net, lambda: {names[name]: views[name] for name in names}, built, state.w, tasks, device)
+
+
+def theirs(built: Any, state: Any, device: str, dtype: str) -> Any:
+    """The same loop with transformers' Llama of the same sizes (weights at random), adapters as peft's."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    inner = next(module for module in built.net.modules() if hasattr(module, "sizes"))
+    sizes, options = inner.sizes, PLAN["model"]
+    config = LlamaConfig(
+        vocab_size=sizes.vocabulary, hidden_size=sizes.width, intermediate_size=sizes.hidden,
+        num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads, num_key_value_heads=sizes.kv_heads,
+        tie_word_embeddings=sizes.tied, rms_norm_eps=sizes.eps, use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    net = LlamaForCausalLM(config).to(getattr(torch, dtype)).to(device)
+    adapt(net, options["rank"], options["alpha"], options["targets"])
+    net.train()
+    trained = [p for p in net.parameters() if p.requires_grad]
+    first = {p: p.detach().clone() for p in trained}
+    return lambda tasks: plain(_Scores(net), lambda: first, built, state.w, tasks, device)
+
+
+class _Scores:
+    def __init__(self, net: torch.nn.Module) -> None:
+        self.net, self.parameters = net, net.parameters
+
+    def __call__(self, ids: torch.Tensor) -> Any:
+        return self.net(input_ids=ids, use_cache=False).logits.float()
+
+
+def plain(net: Any, first: Any, built: Any, w: torch.Tensor, tasks: Any, device: str) -> None:
     """What a script does: one client after another, torch's Adam, a backward pass a step."""
     runner = built.engine.runner
     x, y = runner.x.to(device), runner.y.to(device)
     trained = [p for p in net.parameters() if p.requires_grad]
-    views = runner.layout.views(w.to(device))
     for task in tasks:
         with torch.no_grad():
-            for name, p in net.named_parameters():
-                if p.requires_grad:
-                    p.copy_(views[name])
+            for p, value in first().items():
+                p.copy_(value)
         optimiser = torch.optim.Adam(trained, 1e-3)
         job = runner.job(w, task, built.federation.train[built.federation.row[task.client]], {})
         for some in torch.from_numpy(job.order).to(device).split(job.sizes.tolist()):
@@ -216,10 +276,24 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def clean(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+def clean(device: str) -> int:
+    """Bytes in use before something new is built."""
+    if device != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def peak(device: str, before: int) -> dict[str, int]:
+    """Bytes more than before: at most in use, and held for good (recordings keep theirs)."""
+    if device != "cuda":
+        return {}
+    wait(device)
+    used = torch.cuda.max_memory_allocated() - before
+    torch.cuda.empty_cache()
+    return {"used": used, "held": torch.cuda.memory_reserved() - before}
 
 
 def table(out: Path) -> None:
@@ -260,6 +334,8 @@ def _sums(line: dict[str, Any]) -> dict[str, float]:
 def _interval(values: Sequence[float]) -> str:
     if len(values) < 2:
         return " ".join(f"{value:.4g}" for value in values)
+    from scipy.stats import t as student  # tables alone need it
+
     half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return f"{mean(values):.4g} ± {half:.2g}"
 
@@ -272,10 +348,10 @@ def main() -> None:
     ask.add_argument("--out", type=Path, required=True)
     ask.add_argument("--device", default="cuda")
     ask.add_argument("--dtype", default="bfloat16")
-    ask.add_argument("--share", default="0/1")
     ask.add_argument("--seconds", type=float, default=1e9)
     ask.add_argument("--repeats", type=int, default=4)
     ask.add_argument("--rounds", type=int, default=0)
+    ask.add_argument("--beside", type=int, default=1, help="processes that share the device's memory")
     ask.add_argument("--way", default="", help="how a GPU trains lanes; measured unless given")
     args = ask.parse_args()
     args.start = time.time()
@@ -287,7 +363,7 @@ def main() -> None:
     torch.set_num_threads(1)
     source = roles(args)
     if args.phase == "speed":
-        with open(args.out / f"speed-{args.dtype}.jsonl", "a") as file:
+        with open(args.out / "speed.jsonl", "a") as file:
             for row in speed(source, args):
                 file.write(json.dumps(row) + "\n")
                 file.flush()
