@@ -270,6 +270,14 @@ def test_payloads_follow_from_the_models(name, shape):
     assert paper.PAYLOAD[name]["flrce"] == pytest.approx(10 * rounds * 8 * d / 1e9, abs=5e-7)
 
 
+def test_cifar100_has_the_released_network():
+    request = Request(("table3",), ("cifar10", "cifar100"), ("dirichlet",), (0,))
+    cells = plan.cells(request, {name: plan.Facts(50_000, 100) for name in request.datasets})
+    assert {(cell.dataset, cell.experiment.model.name) for cell in cells} == {
+        ("cifar10", "auto"), ("cifar100", "cnn-cifar-tanh"),
+    }  # fmt: skip
+
+
 # tables by hand
 
 

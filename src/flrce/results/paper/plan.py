@@ -125,7 +125,8 @@ class Request:
         tables: dict[str, Any] = {
             "seed": seed, "rounds": T, "clients": self.scale.clients, "per_round": self.scale.per_round,
             "data": {"name": dataset, "partition": scheme, "alpha": ALPHA},
-            "model": {"name": network(dataset)}, "train": {"batch": batch(dataset), "epochs": self.scale.epochs, "lr": lr},
+            "model": {"name": network(dataset)},
+            "train": {"batch": batch(dataset), "epochs": self.scale.epochs, "lr": lr},
             "recipe": recipe(method),
             "engine": {"device": self.device, "workers": self.workers},
         }  # fmt: skip
