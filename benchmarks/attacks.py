@@ -70,10 +70,55 @@ def boost(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: in
     return BOOST * u
 
 
+def least(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    """Min-max (Shejwalkar and Houmansadr 2021): as far against the mean as no farther from anyone than honest ones are
+    from one another; the largest such factor by bisection."""
+    honest = honest.double()
+    mean = honest.mean(0)
+    against = -mean / mean.norm().clamp(min=1e-12)
+    most = torch.cdist(honest, honest).max()
+    low, high = 0.0, float(most) + 1e-12
+    for _ in range(30):
+        middle = (low + high) / 2
+        fits = bool(torch.linalg.vector_norm(honest - (mean + middle * against), dim=1).max() <= most)
+        low, high = (middle, high) if fits else (low, middle)
+    return (mean + low * against).float()
+
+
+def fixed(size: int) -> Tensor:
+    """(size,) one direction for all attackers and rounds."""
+    way = torch.from_numpy(np.random.default_rng(7).normal(size=size)).float()
+    return way / way.norm()
+
+
+def drift(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    """Coupled over time (Karimireddy et al. 2021): the honest mean and always the same bit of one direction."""
+    return honest.mean(0) + honest.norm(dim=1).median() * fixed(len(u))
+
+
+def inside(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    """As long as honest ones are, and just so much their way as to have most cosines above 0: the rest is harm.
+
+    The harm is the part of the sign-flipped spread that the mean does not see; colluders share it.
+    """
+    mean, length = honest.mean(0), honest.norm(dim=1).median()
+    way = mean / mean.norm().clamp(min=1e-12)
+    harm = -honest.std(0, correction=0) * mean.sign()
+    harm = harm - (harm @ way) * way
+    return length * (0.3 * way + 0.954 * harm / harm.norm().clamp(min=1e-12))
+
+
+def mimic(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    """All send what the first honest client sent (Karimireddy et al. 2022): it counts for many, others for less."""
+    return honest[0]
+
+
 ATTACKS = {
     "sign-flip": flip, "scale x10": scale(10.0), "scale x1e6": scale(1e6), "noise": noise, "alie": alie,
     "ipm 0.5": ipm(0.5), "ipm 10": ipm(10.0), "backdoor": boost, "forced stop": force, "capture": capture,
 }  # fmt: skip
+#: at which single rules are weak
+SUBTLE = {"min-max": least, "ipm 0.1": ipm(0.1), "drift": drift, "inside": inside, "mimic": mimic}
 
 
 def lying(attack: str) -> tuple[str, int]:
@@ -123,7 +168,7 @@ class Attacked:
 
     def _worse(self, w: Tensor, reply: Reply, u: Tensor, honest: Tensor, task: Task, count: int) -> Reply:
         rng = stream(self.seed, self.kind, task.t, task.client)
-        u = ATTACKS[self.kind](u, honest, rng, task.t, count).clone()
+        u = {**ATTACKS, **SUBTLE}[self.kind](u, honest, rng, task.t, count).clone()
         for slot in self.engine.runner.layout.slots:
             if slot.name.endswith(VARIANCE):
                 u[slot.span] = torch.maximum(u[slot.span], -w[slot.span])

@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import replace
@@ -94,21 +94,21 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def settings(data: str, recipe: str, seed: int) -> Experiment:
+def settings(data: str, recipe: Mapping[str, Any], seed: int) -> Experiment:
     partition = dict(DATA[data][0])
-    if RECIPES[recipe] is ROOTED:
+    if recipe is ROOTED:
         partition["trouble"] = [{"piece": "server-sample", "samples": 100}]
     return Experiment.of({
-        "seed": seed, "rounds": T, "clients": M, "per_round": P, "data": partition, "recipe": RECIPES[recipe],
+        "seed": seed, "rounds": T, "clients": M, "per_round": P, "data": partition, "recipe": dict(recipe),
         "model": {"name": "mlp" if data != "digits" else "auto"}, "engine": {"workers": 1},
     })  # fmt: skip
 
 
-def one(run: Run) -> dict[str, Any]:
+def one(run: Run, recipes: Mapping[str, Mapping[str, Any]] = RECIPES) -> dict[str, Any]:
     """One run under attack, and what came of it."""
     data, recipe, attack, share, seed = run
     torch.set_num_threads(1)
-    began, clean, exp = time.monotonic(), pool_of(data), settings(data, recipe, seed)
+    began, clean, exp = time.monotonic(), pool_of(data), settings(data, recipes[recipe], seed)
     built = runs.parts(exp, clean)
     bad, (kind, n) = attackers(built.federation.clients, share, seed), lying(attack)
     if attack == "backdoor" and bad:

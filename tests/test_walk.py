@@ -23,7 +23,7 @@ DATA = [
 MORE = {
     "selector": ["in-turn", "utility", "clustered", "divfl", "power-of-choice"],
     "compressor": ["topk", "randomk", "quantize", {"piece": "error-feedback", "inner": "topk"}, "drop-tensors"],
-    "aggregator": ["median", "clipped", "geometric-median", "related", "centred-clip"],
+    "aggregator": ["median", "clipped", "geometric-median", "related", "centred-clip", "fleet-clip"],
     "server": ["momentum", "adam", "yogi", "exp"],
     "pace": ["fastest", {"piece": "buffered", "size": 1}, {"piece": "deadline", "seconds": 50.0}],
     "average": ["ema", "swa", {"piece": "tail", "last": 2}, "growing-tail"],

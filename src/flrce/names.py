@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flrce.aggregators.defences import Bucketed, CentredClip, GeometricMedian, Mixed
+from flrce.aggregators.fleet import FleetClip
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.normalised import Normalised
 from flrce.aggregators.products import Products
@@ -112,6 +113,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "clipped": ClippedMean,
         "geometric-median": GeometricMedian,
         "centred-clip": CentredClip,
+        "fleet-clip": FleetClip,
         "normalised": Normalised,
         "discounted": Discounted,
         "interpolated": Interpolated,

@@ -1,0 +1,133 @@
+"""Centred clipping with the fleet as its witness: a round in which liars are the majority is only one round.
+
+Of P = 10 clients out of a fleet with 40 % attackers, one round in seven has more attackers than honest clients, and a
+rule that looks at that round alone must follow them. The server has met others before, and FLrce keeps what each sent
+last: so a reply is measured by what most of the *fleet* sent. How long it may be is the median distance of everybody's
+last update; how much it counts is whether most of the others' last updates go its way.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from flrce.bounds import Count, Part, Whole
+from flrce.linalg import directions
+from flrce.relations import NEVER
+from flrce.sketch import sketch
+from flrce.types import Event, Updates
+
+FEW = 4  # clients heard from before directions are judged: three have no majority worth the name
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Witnesses:
+    """The last step, and what is kept of each client. All but `v` is written in place."""
+
+    v: Tensor  # (D,) the last round's step, from which the next one's updates are measured
+    V: Tensor = field(metadata={"rows": True})  # (M, d or sketch) direction of a client's last update: length 1
+    score: Tensor = field(metadata={"rows": True})  # (M,) its median cosine with the others' last ones
+    far: Tensor = field(metadata={"rows": True})  # (M, 2) its distances from v: trained part, statistics
+    R: Tensor = field(metadata={"rows": True, "fill": NEVER})  # (M,) round of that update
+
+
+@dataclass(frozen=True)
+class FleetClip:
+    """w + v + mean of t_k (u_k - v), each shortened to tau, `steps` times (Karimireddy et al. 2021); v: the last step.
+
+    tau is the median distance from v in this round, and no more than that of the `witnesses` who were heard last.
+    t_k compares the median cosine s_k between u_k and the witnesses' last updates with the median s of them all: 1 from
+    `level` times s on, 0 where s_k <= 0; and 1 for all where s <= 0, as then data differ too much to tell. Where nobody
+    is believed, the model stays.
+
+    Clients that hold no coordinate count as v there, and so does the part of a reply that is not believed: whatever a
+    reply holds, each step moves the model by at most tau / P towards it. A coordinate that nobody holds keeps its bits.
+
+    All directions are kept, M x d floats, as the published map does. `sketch` keeps so many floats of each (sketch.py),
+    by the map that follows from `seed`: whoever knows that can send what it does not see, so tell nobody.
+    """
+
+    steps: Annotated[int, Ge(1), Le(100)] = 3
+    level: Part = 0.5
+    witnesses: Count = 200
+    sketch: Whole = 0
+    seed: Whole = 0
+
+    def init(self, M: int, d: int, D: int) -> Witnesses:
+        far = torch.zeros(M, 2, dtype=torch.float64)
+        V = torch.zeros(M, min(self.sketch or d, d))
+        return Witnesses(torch.zeros(D), V, torch.zeros(M), far, torch.full((M,), NEVER))
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Witnesses) -> Tensor:
+        _, trust = self.judged(updates, memory)
+        if not bool((trust > 0).any()):
+            return w
+        rows = self._recent(memory, updates.k)
+        step = torch.zeros(len(w), dtype=torch.float64)
+        for part, span in enumerate(_parts(updates, len(w))):
+            U, v = updates.U[:, span].double(), memory.v[span].double()
+            held = None if updates.covered is None else updates.covered[:, span]
+            far = torch.cat([memory.far[rows, part], _lengths(_away(U, v, held))])
+            if len(v):
+                step[span] = clipped(U, v, trust, held, float(far.median()), self.steps)
+        moved = (w.double() + step).to(w.dtype)
+        return moved if updates.covered is None else torch.where(updates.covered.any(0), moved, w)
+
+    def judged(self, updates: Updates, memory: Witnesses) -> tuple[Tensor, Tensor]:
+        """(P,) each reply's median cosine with the others, and (P,) from 0 to 1 how far it is believed."""
+        v, rows = self._directions(updates, memory), self._recent(memory, updates.k)
+        cosines = torch.cat([v @ v.T, v @ memory.V[rows].T], 1)  # (P, P + witnesses)
+        cosines.fill_diagonal_(torch.nan)
+        score = cosines.nanmedian(1)[0].nan_to_num(0.0)  # alone in the first round: no opinion
+        everyone = torch.cat([score, memory.score[rows]])
+        usual = float(everyone.median())
+        if len(everyone) < FEW or usual <= 0:
+            return score, torch.ones(len(v), dtype=torch.float64)
+        return score, (score.double() / (self.level * usual)).clamp(0, 1)
+
+    def observe(self, memory: Witnesses, event: Event) -> Witnesses:
+        m, updates = memory, event.updates
+        m.score[updates.k] = self.judged(updates, m)[0]
+        for part, span in enumerate(_parts(updates, len(event.w))):
+            held = None if updates.covered is None else updates.covered[:, span]
+            m.far[updates.k, part] = _lengths(_away(updates.U[:, span].double(), m.v[span].double(), held))
+        m.V[updates.k], m.R[updates.k] = self._directions(updates, m), event.t
+        return Witnesses(event.w_next - event.w, m.V, m.score, m.far, m.R)
+
+    def _recent(self, m: Witnesses, k: Tensor) -> Tensor:
+        """Rows of those who were heard last, without this round's; of equally recent ones the first."""
+        R = m.R.clone()
+        R[k] = NEVER
+        heard = int((R > NEVER).sum())
+        return R.argsort(descending=True, stable=True)[: min(heard, self.witnesses)]
+
+    def _directions(self, updates: Updates, m: Witnesses) -> Tensor:
+        u, size = updates.u, m.V.shape[1]
+        return directions(sketch(u.shape[1], size, self.seed)(u) if size < u.shape[1] else u)
+
+
+def clipped(U: Tensor, v: Tensor, trust: Tensor, held: Tensor | None, most: float, steps: int) -> Tensor:
+    """(d,) v moved towards the believed rows, by no more than their median distance, or `most`, over P for each."""
+    for _ in range(steps):
+        away = _away(U, v, held)
+        norms = _lengths(away)
+        tau = norms[trust > 0].median().clamp(max=most)
+        v = v + (trust * (tau / norms.clamp(min=TINY)).clamp(max=1)) @ away / len(U)
+    return v
+
+
+def _away(U: Tensor, v: Tensor, held: Tensor | None) -> Tensor:
+    return U - v if held is None else (U - v).where(held, 0.0)
+
+
+def _lengths(away: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(away, dim=1)
+    return lengths
+
+
+def _parts(updates: Updates, D: int) -> tuple[slice, slice]:
+    """The trained floats and BatchNorm's statistics, which are no gradients: each is clipped apart."""
+    return slice(0, updates.trainable), slice(updates.trainable, D)
