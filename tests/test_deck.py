@@ -142,6 +142,8 @@ def test_a_failure_reaches_every_run():
 EXTENDED = {
     "scaffold": {"recipe": {"name": "scaffold"}},
     "feddyn": {"recipe": {"name": "feddyn"}},
+    "feddc": {"recipe": {"name": "feddc"}},
+    "fedcomgate": {"recipe": {"name": "fedcomgate"}},
     "carried momentum": {"train": {"momentum": 0.9, "carry": True}},
     "kept": {"model": {"name": "own_nets:Smooth", "kept": "norms"}},
 }

@@ -138,8 +138,9 @@ def _enough(source: Source, names: list[str], train: tuple[Index, ...]) -> None:
             )
 
 
+@lru_cache(maxsize=2)
 def _digest(source: Source) -> str:
-    """A fingerprint of the samples: a run goes on only on the same ones."""
+    """A fingerprint of the samples: a run goes on only on the same ones. Once for all runs of a source."""
     found = blake2b(np.ascontiguousarray(source.y).data, digest_size=16)
     for start in range(0, len(source.x), 10_000):  # the source may be a map of a large file
         found.update(np.ascontiguousarray(source.x[start : start + 10_000]).data)

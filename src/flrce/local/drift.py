@@ -7,6 +7,7 @@ client's next task and is settled then.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,10 +24,12 @@ Tensors = Mapping[str, Tensor]
 class Correction:
     """g - delta_k; what the client needs to settle delta_k next time stays with it."""
 
+    lanes: ClassVar[bool] = True
+
     def begin(self, w: Tensor, local: Local, carry: Tensors) -> Tensors:
         told, task = torch.tensor([local.task.t]), local.task
         length = torch.tensor([task.update.lr * local.steps, float(local.steps)], dtype=torch.float64)
-        return {DELTA: settled(task, carry, len(w)), "start": w.clone(), ROUND: told, "length": length}
+        return {DELTA: settled(task, carry, len(w)).to(w), "start": w.clone(), ROUND: told, "length": length}
 
     def step(self, g: Tensor, w: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         return g - state[DELTA], state
