@@ -37,12 +37,17 @@ def fixed(plan, task, seed):
     return {c.label: c.experiment for c in advise.field_of(base, advise.CANDIDATES, Path())}
 
 
+def length(plan, task):
+    """Rounds of FedAvg that the budget pays for."""
+    return plan["fewer"].get(task, plan["rounds"])
+
+
 def budget(plan, task, seed, data):
     """Joules that FedAvg spends in the plan's number of rounds."""
     base = experiment(plan, task, seed)
     few = Experiment.of(base.model_dump(exclude_none=True) | {"recipe": {"name": "fedavg"}, "rounds": plan["sample"]})
     history = runs.run(few, data=data).history
-    return plan["rounds"] * sum(h.joules for h in history) / len(history)
+    return length(plan, task) * sum(h.joules for h in history) / len(history)
 
 
 def within(history, joules):
@@ -57,14 +62,14 @@ def within(history, joules):
 
 
 def one(plan, task, label, seed, data):
-    joules = budget(plan, task, seed, data)
+    joules, most = budget(plan, task, seed, data), min(plan["most"], 3 * length(plan, task))
     if label != ADVICE:
         each = fixed(plan, task, seed)[label]
         stop = {"joules": joules}
-        whole = Experiment.of(each.model_dump(exclude_none=True) | {"rounds": plan["most"], "stop": stop})
+        whole = Experiment.of(each.model_dump(exclude_none=True) | {"rounds": most, "stop": stop})
         return {"joules": joules, "value": within(runs.run(whole, data=data).history, joules)}
     base = experiment(plan, task, seed + plan["apart"])
-    asked = Experiment.of(base.model_dump(exclude_none=True) | {"rounds": plan["most"]})
+    asked = Experiment.of(base.model_dump(exclude_none=True) | {"rounds": most})
     with tempfile.TemporaryDirectory() as work:
         found = advise.advise(asked, advise.Budget(joules=joules), Path(work), data=data, seeds=1)
     left = joules - found.spent["joules"]
