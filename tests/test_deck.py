@@ -10,7 +10,7 @@ import torch
 from flrce import crowd, loop, runs
 from flrce.config import Experiment
 from flrce.engines import deck, pool
-from flrce.engines.deck import GPU, Deck, turn_on
+from flrce.engines.deck import TURN, Deck
 from flrce.engines.seat import Seat
 from flrce.errors import BadInput
 from flrce.local.client import Runner
@@ -90,7 +90,7 @@ class Turn:
 def test_decks_of_one_gpu_take_turns(monkeypatch):
     """Kept parameters make a deck of their own, MOON trains apart: whoever works on the device has it to himself."""
     turn, worked = Turn(), set()
-    monkeypatch.setattr(deck, "turn_on", lambda device: turn)
+    monkeypatch.setattr(deck, "TURN", turn)
 
     def watch(owner, name):
         whole = getattr(owner, name)
@@ -107,7 +107,23 @@ def test_decks_of_one_gpu_take_turns(monkeypatch):
     found = together(experiments(("fedavg", "fedper", "moon"), (0,)))
     assert len(found) == 3
     assert len(worked) == 4
-    assert turn_on("cuda") is GPU
+
+
+def test_networks_are_taken_apart_one_at_a_time(monkeypatch):
+    """torch.fx takes a module that another thread calls meanwhile for one of the network's own, and fails."""
+    held = []
+    whole = Stack.__init__
+
+    def watched(*args, **options):
+        threads = [Thread(target=lambda: held.append(TURN.acquire(blocking=False)))]
+        threads[0].start()
+        threads[0].join()
+        whole(*args, **options)
+
+    monkeypatch.setattr(Stack, "__init__", watched)
+    together(experiments(("fedavg", "fedper"), (0,)))
+    assert held
+    assert not any(held)
 
 
 def test_a_failure_reaches_every_run():

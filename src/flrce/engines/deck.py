@@ -7,7 +7,6 @@ together give the same bits each time.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition, RLock
@@ -33,7 +32,9 @@ from flrce.types import Reply
 
 STEPS = 4  # of each job when ways are measured
 SOME = 16  # jobs that are enough to measure one after another by
-GPU = RLock()  # one thread at a time: what another asks of a GPU meanwhile would spoil the step that is being recorded
+# One thread at a time: what another asks of a GPU meanwhile would spoil the step that is being recorded, and while
+# torch.fx takes a network apart, the modules that another thread calls are taken for its own.
+TURN = RLock()
 log = logging.getLogger("flrce")
 
 
@@ -60,7 +61,7 @@ class Deck:
         self.runner = runner.on(device)
         self.stacks: dict[float | int, Stack | str] = {}  # or why there is none
         self.turn = Condition()
-        self.alone = turn_on(device)
+        self.alone = TURN
         self.seats: set[int] = set()
         self.waiting: dict[int, Request] = {}
 
@@ -256,11 +257,6 @@ class Deck:
                     return f"the update has {type(link).__name__}"
         stack = self.stack(job.part)
         return stack if isinstance(stack, str) else ""
-
-
-def turn_on(device: str) -> AbstractContextManager[Any]:
-    """What whoever works on a device holds meanwhile: decks of several networks share a GPU, not its recordings."""
-    return nullcontext() if device == "cpu" else GPU
 
 
 def to_host(x: Tensor) -> Tensor:
