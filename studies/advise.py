@@ -20,6 +20,7 @@ from pathlib import Path
 from flrce import runs
 from flrce.arena import advise
 from flrce.config import Experiment
+from flrce.errors import BadInput
 from flrce.results.paper.execute import load
 
 PLAN = Path(__file__).parent / "plans" / "advise.json"
@@ -116,7 +117,12 @@ def main():
         if key in done or time.monotonic() - began > options.seconds:
             continue
         task, label, seed = key
-        row = {"task": task, "label": label, "seed": seed, **one(plan, *key, find(plan["tasks"][task]["data"]["name"]))}
+        try:
+            found = one(plan, *key, find(plan["tasks"][task]["data"]["name"]))
+        except BadInput as why:
+            print(f"{task}, {label}, seed {seed}: {why}", flush=True)
+            continue
+        row = {"task": task, "label": label, "seed": seed, **found}
         with open(options.out / f"advise-{part}.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{time.monotonic() - began:.0f} s: {task}, {label}, seed {seed}: {row['value']}", flush=True)
