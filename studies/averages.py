@@ -59,7 +59,8 @@ def experiment(cell: str, arm: str, seed: int) -> Experiment:
     M, P = FEW.get(name, (100, 10))
     own = {"model": {"name": "logistic"}} if name == "fed-heart" else {}
     return Experiment.of({
-        "seed": seed, "rounds": T, "clients": M, "per_round": P, "recipe": ARMS[arm], "data": {"name": name} | data, **own,
+        "seed": seed, "rounds": T, "clients": M, "per_round": P, "recipe": ARMS[arm], **own,
+        "data": {"name": name} | data,
         "train": {"lr": lr, "epochs": epochs, "batch": 16}, "engine": {"eval_every": T, "workers": 1, "device": "cpu"},
     })  # fmt: skip
 

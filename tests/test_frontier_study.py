@@ -1,0 +1,81 @@
+"""The frontier and the headline from lines of runs, by hand."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "studies"))
+
+import frontier
+import headline
+
+SEEDS = (500, 501, 502, 503)
+
+
+def line(row, seed, level, joules, task="digits", T=100):
+    """A run whose model is at `level` from the first round on and spends `joules` in each."""
+    series = {"handed": [level] * T, "last": [level] * T, "joules": [joules] * T, "active": [joules] * T,
+              "bytes_up": [1] * T, "bytes": [2] * T}  # fmt: skip
+    return {"key": [task, row, seed], "sweep": 10, "stopped": None, **series}
+
+
+def kept(folder, lines):
+    with gzip.open(folder / "headline-0.jsonl.gz", "wt") as f:
+        f.writelines(json.dumps(each) + "\n" for each in lines)
+    return folder
+
+
+def lines():
+    for i, seed in enumerate(SEEDS):
+        wobble = 0.01 * i  # the same for every row: differences by seed are exact
+        yield line("fedavg + q4-short", seed, 0.80 + wobble, 1000.0)
+        yield line("fedavg", seed, 0.90 + wobble, 4000.0)
+        yield line("flrce + q4-short", seed, 0.82 + wobble, 1000.0)
+
+
+def test_a_front_has_what_nothing_cheaper_reaches(tmp_path):
+    found = frontier.curves(headline.even(headline.read(kept(tmp_path, lines()))), "digits")
+    means = frontier.mean(found, SEEDS)
+    # flrce reaches 83.5 % with 1 kJ; FedAvg's 91.5 % first cost 4 kJ; the short one is never on the front
+    assert [(row, round(level, 6), cost) for row, level, cost in frontier.front(means, 1)] == [
+        ("flrce + q4-short", 83.5, 1000.0), ("fedavg", 91.5, 4000.0),
+    ]  # fmt: skip
+
+
+def test_budgets_are_compared_on_seeds_that_did_not_choose(tmp_path):
+    found = frontier.curves(headline.even(headline.read(kept(tmp_path, lines()))), "digits")
+    shares = {share: (budget, gaps, rows) for share, budget, gaps, rows in frontier.budgets(found, 1)}
+    budget, gaps, rows = shares[1.0]
+    # 100 rounds of 1 kJ: FedAvg has had 25 of its rounds, 90 %, so it is the best of the others, by 8 points
+    assert budget == 100_000
+    assert rows == [["flrce + q4-short", "fedavg"]] * 2
+    assert gaps == pytest.approx([-8.0] * 4)
+    middle, half = frontier.interval(gaps)
+    assert frontier.verdict(middle, half) == "the others'"
+
+
+def test_a_table_and_a_picture(tmp_path):
+    told = frontier.table(kept(tmp_path, lines()))
+    assert "| fedavg | 91.5 ± 2.1 | 400 | 0.0002 | 1 | 1 | 100 % | 100 % |" in told  # sd 1.29, t = 3.18, 4 seeds
+    assert "| 1 x: 100 kJ | flrce + q4-short | fedavg | -8.00 ± 0.00 | the others' |" in told
+    frontier.picture(tmp_path)
+    assert (tmp_path / "frontier.svg").stat().st_size > 1000
+
+
+def test_runs_that_time_cut_off_count_with_the_rounds_that_all_have(tmp_path):
+    short = [line("uniform, 4 bits", 390, 0.5, 1.0, T=60), line("default", 400, 0.5, 1.0, T=100)]
+    short[1]["stopped"] = 70
+    few = [line("uniform, 4 bits", 390, 0.5, 1.0, task="cifar10", T=49)]
+    found = headline.even(headline.read(kept(tmp_path, short + few)))
+    assert set(found) == {("digits", "uniform, 4 bits", 390), ("digits", "default", 400)}  # 49 is less than half
+    both = found["digits", "default", 400]
+    assert len(both["last"]) == len(both["joules"]) == 60
+    assert both["stopped"] is None  # it ended behind these rounds
+
+
+def test_the_longer_of_two_lines_of_a_run_counts(tmp_path):
+    lines = [line("uniform", 400, 0.5, 1.0, T=100), line("uniform", 400, 0.5, 1.0, T=60)]
+    assert len(headline.read(kept(tmp_path, lines))["digits", "uniform", 400]["last"]) == 100
