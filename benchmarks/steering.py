@@ -1,6 +1,7 @@
 """Who steers the stop: the round in which the default ends a run, with one bad client of 50, with five, and with none.
 
     python benchmarks/steering.py --raw results/attacks/steering.jsonl.gz --workers 2
+    python benchmarks/steering.py --preset hardened --raw results/attacks/steering-hardened.jsonl.gz
 
 Digits, Dirichlet 0.5, M = 50, P = 10, at most 300 rounds. Bad clients send an update that is too long, noise, or claim
 samples they do not have; or they train as they should and lie about how good the model is on their hold-out, and how
@@ -11,10 +12,12 @@ goes into the page.
 import argparse
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -61,11 +64,11 @@ class Steered(Attacked):
         return replace(reply, n=self.n or reply.n)
 
 
-def one(run: Run) -> dict[str, Any]:
+def one(run: Run, recipe: Mapping[str, Any] = MappingProxyType({"name": "flrce"})) -> dict[str, Any]:
     mode, attack, count, seed = run
     torch.set_num_threads(1)
     exp = Experiment.of({
-        "seed": seed, "rounds": T, "clients": M, "per_round": P, "recipe": {"name": "flrce"},
+        "seed": seed, "rounds": T, "clients": M, "per_round": P, "recipe": dict(recipe),
         "data": {"partition": "dirichlet", "alpha": 0.5}, "engine": {"workers": 1, "eval_every": MODES[mode]},
     })  # fmt: skip
     built = runs.parts(exp, pool_of("digits"))
@@ -106,6 +109,7 @@ def table(found: dict[Run, dict[str, Any]]) -> str:
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    ask.add_argument("--preset", default="default")
     ask.add_argument("--raw", type=Path, default=ROOT / "results" / "attacks" / "steering.jsonl.gz")
     ask.add_argument("--out", type=Path, default=ROOT / "docs" / "robustness.md")
     ask.add_argument("--only", nargs="*", choices=KINDS, default=KINDS)
@@ -113,14 +117,16 @@ def main() -> None:
     given = ask.parse_args()
     runs_ = [run for run in wanted() if run[1] in ("none", *given.only) and run[3] < given.seeds]
     found = {tuple(line["run"]): line for line in read(given.raw)}
+    recipe = {"name": "flrce", "preset": given.preset}
     pool_of("digits")
     with ProcessPoolExecutor(given.workers) as pool:
-        for future in as_completed([pool.submit(one, run) for run in runs_ if run not in found]):
+        for future in as_completed([pool.submit(one, run, recipe) for run in runs_ if run not in found]):
             result = future.result()
             found[tuple(result["run"])] = result
             with opened(given.raw, "at") as f:
                 f.write(json.dumps(result) + "\n")
-    write(given.out, "steering", table(found))
+    name = "steering" if given.preset == "default" else f"steering {given.preset}"
+    write(given.out, name, table(found))
 
 
 if __name__ == "__main__":

@@ -233,6 +233,9 @@ def test_a_map_that_does_not_fit_names_the_sketch_that_would(monkeypatch):
     assert memory.sketch_that_fits(authors, M, d, d, 20_000_000_000) == 4096
     assert memory.sketch_that_fits(CATALOGUE["fedavg"](P=100), M, d, d, 20_000_000_000) == 0
     assert memory.sketch_that_fits(recipe, M, d, d, 700_000_000) == 0  # names, and 64 floats each
+    witnessed = replace(CATALOGUE["fedavg"](P=100), aggregator=piece("aggregator", "fleet-clip"))
+    with pytest.raises(BadInput, match=r'\[recipe.aggregator\] piece = "fleet-clip", sketch = 4096\)'):
+        memory.preflight(witnessed, M, d, d)
 
 
 @pytest.mark.parametrize("wrong", [{"sketch": -1}, {"sketch": 1.5}, {"sketch": 8, "blend": 0.9}])

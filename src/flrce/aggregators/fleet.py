@@ -6,8 +6,8 @@ last: so a reply is measured by what most of the *fleet* sent. How long it may b
 last update; how much it counts is whether most of the others' last updates go its way.
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Le
@@ -50,11 +50,16 @@ class FleetClip:
     by the map that follows from `seed`: whoever knows that can send what it does not see, so tell nobody.
     """
 
+    piece: ClassVar[str] = "fleet-clip"
     steps: Annotated[int, Ge(1), Le(100)] = 3
     level: Part = 0.5
     witnesses: Count = 200
     sketch: Whole = 0
     seed: Whole = 0
+
+    def sketched(self, size: int) -> "FleetClip":
+        """The same with `size` floats of each update."""
+        return replace(self, sketch=size)
 
     def init(self, M: int, d: int, D: int) -> Witnesses:
         far = torch.zeros(M, 2, dtype=torch.float64)

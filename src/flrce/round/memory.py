@@ -46,14 +46,21 @@ def _lean(recipe: Recipe, d: int) -> bool:
 
 
 def sketch_that_fits(recipe: Recipe, M: int, d: int, D: int, have: int) -> int:
-    """Floats per client, a power of two, of the largest sketched map within `have` bytes; 0: none is possible."""
-    selector = recipe.selector
+    """Floats per client, a power of two, of the largest sketched maps within `have` bytes; 0: none is possible."""
+    maps = _maps(recipe, M, d, D)
     size = 1 << (d - 1).bit_length()  # at least d: V exact, Omega not kept
-    while isinstance(selector, Sketched) and size >= SMALLEST:
-        if needed(replace(recipe, selector=selector.sketched(size)), M, d, D) <= have:
+    while maps and size >= SMALLEST:
+        sketched: dict[str, Any] = {role: piece.sketched(size) for role, piece in maps.items()}
+        if needed(replace(recipe, **sketched), M, d, D) <= have:
             return size
         size //= 2
     return 0
+
+
+def _maps(recipe: Recipe, M: int, d: int, D: int) -> dict[str, Sketched]:
+    """Role -> piece, of those that keep something of every client's update and could keep less."""
+    kept = tables(recipe, M, d, D)
+    return {role: p for role, p in recipe.pieces() if isinstance(p, Sketched) and kept.get(f"{role}.V")}
 
 
 def preflight(recipe: Recipe, M: int, d: int, D: int) -> None:
@@ -69,8 +76,8 @@ def preflight(recipe: Recipe, M: int, d: int, D: int) -> None:
     parts = sorted(tables(recipe, M, d, D).items(), key=lambda item: -item[1])[:2]
     largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size)
     fits = sketch_that_fits(recipe, M, d, D, have)
-    name = recipe.selector.piece if isinstance(recipe.selector, Sketched) else ""
-    sketch = f'sketch the map ([recipe.selector] piece = "{name}", sketch = {fits}), ' if fits else ""
+    maps = [f'[recipe.{r}] piece = "{p.piece}", sketch = {fits}' for r, p in _maps(recipe, M, d, D).items()]
+    sketch = f"sketch the map ({'; '.join(maps)}), " if fits else ""
     raise BadInput(
         f"{M} clients and {d} trained floats need {want / 1e9:.1f} GB ({largest or 'updates'}), "
         f"but {have / 1e9:.1f} GB are available; {sketch}lower clients, take a smaller model, or a recipe without a "
