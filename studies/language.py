@@ -28,9 +28,11 @@ import flrce
 from flrce import loop
 from flrce.data.own.text import from_text
 from flrce.data.sources import Source
+from flrce.engines import simulator
 from flrce.engines.choices import Choices
 from flrce.engines.judging import evaluation
 from flrce.engines.seat import Decks
+from flrce.fleet.costs import inference_flops, training_flops
 from flrce.local.objective import NextToken
 from flrce.models.adapters import adapt
 from flrce.models.flat import pack
@@ -195,9 +197,13 @@ def speed(source: Source, args: Any) -> Iterator[dict[str, Any]]:
             calls: dict[str, Any] = {}
             for how, make in (("plain", ours), ("transformers", theirs), ("engine", engine)):
                 before = clean(args.device) - (base if how == "engine" else 0)
-                calls[how] = make(built, state, args.device, dtype)
-                calls[how](tasks if how == "engine" else tasks[:1])  # warms up; an engine records
-                memory[how] = peak(args.device, before)
+                try:
+                    call = make(built, state, args.device, dtype)
+                    call(tasks if how == "engine" else tasks[:1])  # warms up; an engine records
+                except Exception as why:  # another's package: the others are measured all the same
+                    print(how, type(why).__name__, str(why)[:300], flush=True)
+                    continue
+                calls[how], memory[how] = call, peak(args.device, before)
             times: dict[str, list[float]] = {how: [] for how in calls}
             for _ in range(args.repeats):
                 for how, call in calls.items():
@@ -340,6 +346,20 @@ def _interval(values: Sequence[float]) -> str:
     return f"{mean(values):.4g} ± {half:.2g}"
 
 
+def once(count: Any) -> Any:
+    """Counted once for each shape: all networks here are of one architecture, and a count takes seconds."""
+    known: dict[Any, float] = {}
+
+    def call(net: torch.nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False) -> float:
+        tensors = tuple((name, tuple(p.shape), p.requires_grad) for name, p in net.named_parameters())
+        key = (tensors, shape, samples, tokens)
+        if key not in known:
+            known[key] = count(net, shape, samples, tokens)
+        return known[key]
+
+    return call
+
+
 def main() -> None:
     ask = argparse.ArgumentParser()
     ask.add_argument("phase", choices=[*PLAN["methods"], "central", "speed", "table"])
@@ -359,6 +379,7 @@ def main() -> None:
         return table(args.out)
     if args.way:
         Choices.find = lambda self, key: args.way  # type: ignore[method-assign]
+    simulator.training_flops, simulator.inference_flops = map(once, (training_flops, inference_flops))
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     source = roles(args)
