@@ -1,4 +1,4 @@
-"""Fused kernels against torch, at the paper's settings and on three other chains.
+"""Fused kernels against torch, at the paper's settings and on other networks.
 
     python benchmarks/native.py [--repeats 7] [--case cnn-cifar]
 
@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.local.native import kernel, why_none
-from flrce.models.chain import chain
 from flrce.models.flat import pack, unpack
-from flrce.models.kinds import FUSED
+from flrce.models.graph import graph
+from flrce.models.kinds import SKIPPING
 from flrce.models.nets import CNNS, build
+from flrce.models.resnet import ResNet
 from flrce.models.sequences import Series
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -58,6 +59,8 @@ OTHERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
     "LeNet, averages": ((1, 28, 28), lenet),
     "GroupNorm, averages": ((3, 32, 32), groups),
     "series, 128 steps": ((3, 128), lambda: Series(3, 6)),
+    "ResNet-8, GroupNorm": ((3, 32, 32), lambda: ResNet(3, 10)),
+    "ResNet-8, BatchNorm": ((3, 32, 32), lambda: ResNet(3, 10, norm="batch")),
 }
 
 
@@ -92,8 +95,9 @@ class Case:
 
     def work(self) -> tuple[float, float]:
         """GFLOP of a client's training and of the evaluation: a product costs as much again for each gradient."""
-        each = [2 * np.prod(a.out) * a.inside[0] * np.prod(a["kernel"] if a.kind == "conv" else 1) for a in
-                chain(self.net(), self.shape, FUSED).trained]  # fmt: skip
+        layers = [node.layer for node in graph(self.net(), self.shape, SKIPPING).nodes]
+        each = [2 * np.prod(a.out) * a.inside[0] * np.prod(a["kernel"] if a.kind == "conv" else 1) for a in layers
+                if a.kind in ("conv", "linear")]  # fmt: skip
         return (3 * sum(each) - each[0]) * self.n * EPOCHS / 1e9, sum(each) * self.validation / 1e9
 
 
@@ -104,6 +108,8 @@ CASES = [
     Case("LeNet, averages", 10, 224, 16, 9_600),
     Case("GroupNorm, averages", 10, 96, 32, 2_000),
     Case("series, 128 steps", 6, 224, 32, 4_000),
+    Case("ResNet-8, GroupNorm", 10, 64, 32, 320),
+    Case("ResNet-8, BatchNorm", 10, 64, 32, 320),
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from flrce.local.native import Kernel, build, kernel, why_none
 from flrce.local.native.blocks import split
 from flrce.local.native.emit import source
 from flrce.local.native.frames import Axis
-from flrce.local.native.plan import plan
+from flrce.local.native.stages import plan
 from flrce.models.flat import layout, pack, unpack
 from flrce.models.nets import CNNS
 from flrce.models.nets import build as named

@@ -1,8 +1,9 @@
-"""Which layers a chain may have: their kinds, what functions stand for them, and their options as plain values.
+"""Which layers a network may have: their kinds, what functions stand for them, and their options as plain values.
 
 Layers in one dimension are those in two on planes of one row.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,13 +26,6 @@ FUSED: Kinds = {
     **KINDS, nn.Conv1d: "conv", nn.MaxPool1d: "maxpool", nn.GroupNorm: "groupnorm", nn.LayerNorm: "groupnorm",
     nn.AvgPool1d: "avgpool", nn.AvgPool2d: "avgpool", nn.AdaptiveAvgPool1d: "avgpool", nn.AdaptiveAvgPool2d: "avgpool",
 }  # fmt: skip
-#: functions and methods that stand for a layer without parameters
-CALLS: dict[Any, str] = {
-    F.relu: "relu", torch.relu: "relu", "relu": "relu", torch.tanh: "tanh", F.tanh: "tanh", "tanh": "tanh",
-    F.max_pool2d: "maxpool", torch.max_pool2d: "maxpool", torch.flatten: "flatten", "flatten": "flatten",
-    F.adaptive_avg_pool1d: "avgpool", F.adaptive_avg_pool2d: "avgpool", torch.mean: "avgpool", "mean": "avgpool",
-}  # fmt: skip
-ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
 class Mean(nn.Module):
@@ -43,6 +37,27 @@ class Mean(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean(self.dims, self.keepdim)
+
+
+class Add(nn.Module):
+    """a + b, as a layer: where a skip meets what it skips."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.shape != b.shape:
+            raise BadInput(f"{tuple(a.shape[1:])} + {tuple(b.shape[1:])}: only outputs of one shape are added")
+        return a + b
+
+
+#: the same where layers may be skipped, as in residual networks
+SKIPPING: Kinds = {**FUSED, Add: "add"}
+#: functions and methods that stand for a layer without parameters
+CALLS: dict[Any, str] = {
+    F.relu: "relu", torch.relu: "relu", "relu": "relu", torch.tanh: "tanh", F.tanh: "tanh", "tanh": "tanh",
+    F.max_pool2d: "maxpool", torch.max_pool2d: "maxpool", torch.flatten: "flatten", "flatten": "flatten",
+    F.adaptive_avg_pool1d: "avgpool", F.adaptive_avg_pool2d: "avgpool", torch.mean: "avgpool", "mean": "avgpool",
+    operator.add: "add", operator.iadd: "add", torch.add: "add", "add": "add", "add_": "add",
+}  # fmt: skip
+ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
 def known(kinds: Kinds) -> str:

@@ -1,4 +1,4 @@
-"""Fused kernels for small feed-forward CNNs on the CPU: one C file per net, compiled at first use and cached.
+"""Fused kernels for small feed-forward networks on the CPU: one C file per net, compiled at first use and cached.
 
 `kernel(net, shape)` gives a `Kernel`, or raises `Unsupported` with one line that says why there is none; torch then
 does the work. `why_none` asks beforehand.
@@ -8,8 +8,9 @@ from torch import nn
 
 from flrce import compiling as build
 from flrce.compiling import Unsupported
+from flrce.local.native.check import differs
 from flrce.local.native.emit import source
-from flrce.local.native.plan import plan
+from flrce.local.native.stages import plan
 from flrce.local.native.trainer import Kernel
 
 __all__ = ["Kernel", "Unsupported", "kernel", "why_none"]
@@ -23,12 +24,15 @@ def kernel(net: nn.Module, shape: tuple[int, ...]) -> Kernel:
     try:
         path = build.library(text, command, macros)
         try:
-            return Kernel(stages, tuple(shape), machine.lanes, path)
+            made = Kernel(stages, tuple(shape), machine.lanes, path)
         except OSError:  # a damaged file, or a disk that may not hold programs: the second try tells
             path.unlink()
-            return Kernel(stages, tuple(shape), machine.lanes, build.library(text, command, macros))
+            made = Kernel(stages, tuple(shape), machine.lanes, build.library(text, command, macros))
     except OSError as why:
         raise Unsupported(f"the compiled kernel does not load ({why}); set FLRCE_CACHE to another folder") from why
+    if stages.skips and (where := differs(made, net, tuple(shape), stages.classes)):
+        raise Unsupported(f"{type(net).__name__} does something in {where} that its layers do not say")
+    return made
 
 
 def why_none(net: nn.Module, shape: tuple[int, ...]) -> str:

@@ -7,7 +7,7 @@ from flrce.local.native.setting import Setting
 
 def text(it: Setting) -> str:
     """backward_s(n, b, step, deeper): the input's gradient only if deeper."""
-    alone = {"pool": _pool, "average": _average, "group": _group}
+    alone = {"pool": _pool, "average": _average, "group": _group, "sum": _sum}
     body = alone[it.stage.op](it) if it.stage.op in alone else _stage(it)
     return f"""
 static void backward_{it.s}(struct net *n, const struct batch *b, const struct step *step, int deeper) {{
@@ -20,26 +20,42 @@ def _tiles(body: str) -> str:
     return f"for (long t = 0; t < b->tiles; t++) {body}"
 
 
+def _added(it: Setting, call: str) -> str:
+    """The call, with INTO the input's gradient; made aside and then added where another's is there already."""
+    if not it.aside:
+        return call.replace("INTO", it.below)
+    return f"{{ {call.replace('INTO', 'n->aside')} more({it.below}, n->aside, {it.inside}); }}"
+
+
+def _sum(it: Setting) -> str:
+    """The gradient goes to both sources alike."""
+    ways = [f"(n->d{flow.source} + t * {it.inside}), {int(flow.adds)}" if flow.learns else "0, 0" for flow in it.flows]
+    ways = [*ways, "0, 0"][:2]
+    sizes = ", ".join(map(str, (it.stage.act, *it.stage.inside, *it.extent)))
+    return _tiles(f"sum_back({it.next}, {it.d}, {', '.join(ways)}, {sizes});") if it.deeper else ""
+
+
 def _pool(it: Setting) -> str:
     stage = it.stage
     sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.padding, *stage.out[1:])
-    return _tiles(f"pool_back({it.x}, {it.d}, {it.below}, {', '.join(map(str, sizes))});") if it.deeper else ""
+    return _tiles(_added(it, f"pool_back({it.x}, {it.d}, INTO, {', '.join(map(str, sizes))});")) if it.deeper else ""
 
 
 def _average(it: Setting) -> str:
     stage = it.stage
     sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.out[1:])
-    return _tiles(f"average_back({it.d}, {it.below}, {', '.join(map(str, sizes))});") if it.deeper else ""
+    return _tiles(_added(it, f"average_back({it.d}, INTO, {', '.join(map(str, sizes))});")) if it.deeper else ""
 
 
 def _group(it: Setting) -> str:
-    stage, group, below = it.stage, it.group, f"deeper ? {it.below} : 0" if it.deeper else "0"
+    stage, group, below = it.stage, it.group, "deeper ? INTO : 0" if it.deeper else "0"
     sizes = ", ".join(map(str, (group.groups, *stage.inside)))
     tensors = f"{it.at(group.gamma)}, {it.at(group.beta)}"
     steps = _descents(it, [(group.beta, "level", "first"), (group.gamma, "slope", "second")])
     return "\n    ".join([
         f"struct channel *c = n->c{it.s};", "memset(c->first, 0, sizeof c->first + sizeof c->second);",
-        _tiles(f"group_back(c, {it.x}, {it.d}, {below}, {it.moments}, {tensors}, {stage.act}, {sizes});"), *steps,
+        _tiles(_added(it, f"group_back(c, {it.x}, {it.d}, {below}, {it.moments}, {tensors}, {stage.act}, {sizes});")),
+        *steps,
     ])  # fmt: skip
 
 
@@ -108,12 +124,12 @@ def _linear(it: Setting) -> list[str]:
     stage, s = it.stage, it.s
     weight, stepped, origin = (it.at(stage.weight, base) for base in ("n->p", "n->q", "n->origin"))
     parts = [_tiles(_shape_back(it, it.d, ("0", "1"), Frame(0, 1, 1)))] if it.norm else []  # in place
-    parts += [f"if (deeper) dx_{s}(n->d{s}, {weight}, n->d{s - 1}, b->tiles);"] if it.deeper else []
+    parts += [f"if (deeper) dx_{s}(n->d{s}, {weight}, n->d{stage.sources[0]}, b->tiles);"] if it.deeper else []
     rest = f"n->strip, b->size, step->lr, {it.pull(stage.weight)}"
-    return [*parts, f"dw_{s}(n->in{s}, (const float *)n->d{s}, {stepped}, {origin}, {rest});"]
+    return [*parts, f"dw_{s}({it.all}, (const float *)n->d{s}, {stepped}, {origin}, {rest});"]
 
 
 def _none(it: Setting) -> list[str]:
     _, H, W = it.stage.middle
-    back = _tiles(_shape_back(it, it.below, ("0", str(H)), Frame(0, H, W)))
+    back = _tiles(_added(it, _shape_back(it, "INTO", ("0", str(H)), Frame(0, H, W))))
     return [f"if (deeper) {back}"] if it.deeper else []

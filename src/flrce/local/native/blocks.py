@@ -87,6 +87,7 @@ class Product:
     y_col: int
     starts: bool = False  # whether sums begin with start[r] rather than 0
     sums: bool = False  # whether to add up y and its square per row
+    adds: bool = False  # whether sums begin with y
 
     def text(self) -> str:
         R, C = range(self.rows), range(self.cols)
@@ -96,7 +97,9 @@ class Product:
             f"KERNEL void {self.name}(const vec *restrict x, const float *restrict w, vec *restrict y{start}{sums}) {{"
         ]
         first = "fill(start[{}])" if self.starts else "{{0}}"
-        lines += [f"vec {', '.join(f'a{r}_{c} = {first.format(r)}' for c in C)};" for r in R]
+        if self.adds:
+            first = f"y[{{}} * {self.y_row} + {{}} * {self.y_col}]"
+        lines += [f"vec {', '.join(f'a{r}_{c} = {first.format(r, c)}' for c in C)};" for r in R]
         lines += [f"for (int i = 0; i < {self.depth}; i++, x += {self.x_depth}, w += {self.w_depth}) {{"]
         for at, weight in self.taps:
             xs = [f"x[{at + c * self.x_col}]" for c in C]

@@ -5,7 +5,7 @@ from math import prod
 
 from flrce.compiling import Machine
 from flrce.local.native.blocks import Correlation, Product, blocking, each, split
-from flrce.local.native.frames import Frame, axes, entry
+from flrce.local.native.frames import Frame, axes
 from flrce.local.native.plan import Stage
 
 
@@ -24,10 +24,10 @@ def row_group(stage: Stage) -> int:
     return min(rows, stage.middle[1])
 
 
-def forward(stage: Stage, s: int, machine: Machine) -> str:
-    """product_s: y of one tile, with the sums BatchNorm needs."""
+def forward(stage: Stage, s: int, machine: Machine, frame: Frame) -> str:
+    """product_s: y of one tile of this frame, with the sums BatchNorm needs."""
     h, w = axes(stage)
-    frame, (C, H, W) = entry(stage), stage.middle
+    C, H, W = stage.middle
     taps = [(i * frame.pitch + j, i * w.kernel + j) for i in range(h.kernel) for j in range(w.kernel)]
     weights, width = stage.inside[0] * prod(stage.kernel), max(1, w.dead - w.live)
     most = blocking(C, width, machine)
@@ -57,8 +57,8 @@ def forward(stage: Stage, s: int, machine: Machine) -> str:
     )
 
 
-def backward(stage: Stage, s: int, machine: Machine) -> str:
-    """dx_s: one tile's input gradient, gathered phase by phase where the stride skips."""
+def backward(stage: Stage, s: int, machine: Machine, adds: bool) -> str:
+    """dx_s: one tile's input gradient, gathered phase by phase where the stride skips; `adds`: to what is there."""
     h, w = axes(stage)
     C = stage.inside[0]
     frame, K = gradient_frame(stage), prod(stage.kernel)
@@ -70,13 +70,16 @@ def backward(stage: Stage, s: int, machine: Machine) -> str:
                 ((h.gather(p, i) + frame.top) * frame.pitch + w.gather(q, j) + frame.left, i * w.kernel + j)
                 for i in h.taps(p) for j in w.taps(q)
             )  # fmt: skip
+            if adds and not taps:
+                continue
             rows, cols = -(-(h.size - p) // h.stride), -(-(w.size - q) // w.stride)
             most = blocking(C, cols, machine)
             loops += [f"for (int h = 0; h < {rows}; h++) {{"]
             for r, c in product(split(C, most[0]), split(cols, most[1])):
                 name = f"back{s}_{p}_{q}_{r.size}x{c.size}"
                 kernels[name] = Product(
-                    name, r.size, c.size, stage.middle[0], frame.plane, C * K, taps, K, 1, h.size * w.size, w.stride
+                    name, r.size, c.size, stage.middle[0], frame.plane, C * K, taps, K, 1, h.size * w.size, w.stride,
+                    adds=adds,
                 ).text()  # fmt: skip
                 call = (
                     f"{name}(dy + h * {frame.pitch} + o, w + c * {K}, "
@@ -89,10 +92,10 @@ def backward(stage: Stage, s: int, machine: Machine) -> str:
     )
 
 
-def weights(stage: Stage, s: int, machine: Machine, dy: Frame) -> str:
-    """dw_s: adds output rows [from, to) of one tile to the weights' gradient; dy points at row `from`."""
+def weights(stage: Stage, s: int, machine: Machine, frame: Frame, dy: Frame) -> str:
+    """dw_s: adds output rows [from, to) of one tile to the weights' gradient; dy points at row `from`; `frame`: x's."""
     h, w = axes(stage)
-    frame, K = entry(stage), prod(stage.kernel)
+    K = prod(stage.kernel)
     taps = [i * frame.pitch + j for i in range(h.kernel) for j in range(w.kernel)]
     most = blocking(stage.middle[0], K, machine)
     kernels: dict[str, str] = {}

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from flrce.compiling import Machine
 from flrce.local.native import backward, convolution, forward, linear
-from flrce.local.native.frames import Place, entry, places, tight
+from flrce.local.native.frames import Place, entry, places
+from flrce.local.native.joints import flows, frame
 from flrce.local.native.plan import Plan
 from flrce.local.native.setting import Setting
 
@@ -15,14 +16,15 @@ def source(plan: Plan, machine: Machine) -> str:
     """The whole C file, reproducible: its text is the key of the build cache."""
     linear = {stage.weight for stage in plan.stages if stage.op == "linear"}
     where, floats = places(plan.layout.slots, linear, machine.lanes)
-    frames = [entry(stage) for stage in plan.stages] + [tight(plan.stages[-1].out)]
+    frames = [frame(plan.stages, s) for s in range(-1, len(plan.stages))]  # the samples' first
     settings = [
-        Setting(s, stage, frames[s + 1], where, machine, any(before.learns for before in plan.stages[:s]))
-        for s, stage in enumerate(plan.stages)
+        Setting(s, stage, tuple(frames[v + 1] for v in stage.sources), frames[s + 1], back, where, machine)
+        for s, (stage, back) in enumerate(zip(plan.stages, flows(plan.stages), strict=True))
     ]
     widest = max(stage.middle[0] for stage in plan.stages)
     parts = [f"#define LANES {machine.lanes}", f"#define CHANNELS {widest}", _interleaved(machine.lanes)]
-    parts += [(HERE / name).read_text() for name in ("prelude.h", "normal.h", "alone.h")]
+    headers = ("prelude.h", "normal.h", "alone.h", *(("joined.h",) if plan.skips else ()))
+    parts += [(HERE / name).read_text() for name in headers]
     parts += [_workspace(settings, frames[-1].size, floats), _places(settings[0])]
     parts += [part for it in settings for part in (*_products(it), forward.text(it), backward.text(it))]
     parts += [_slots(where), _step(settings, plan), (HERE / "driver.h").read_text()]
@@ -32,12 +34,13 @@ def source(plan: Plan, machine: Machine) -> str:
 def _products(it: Setting) -> list[str]:
     stage, s, machine = it.stage, it.s, it.machine
     if stage.op == "conv":
-        parts = [convolution.forward(stage, s, machine), convolution.weights(stage, s, machine, it.dy)]
-        return [*parts, convolution.backward(stage, s, machine)] if it.deeper else parts
+        reads = it.origins[0]
+        parts = [convolution.forward(stage, s, machine, reads), convolution.weights(stage, s, machine, reads, it.dy)]
+        return [*parts, convolution.backward(stage, s, machine, it.adds)] if it.deeper else parts
     if stage.op == "linear":
         place = it.places[stage.weight]
         parts = [linear.forward(stage, s, machine, place), linear.weights(stage, s, machine, place)]
-        return [*parts, linear.backward(stage, s, machine, place)] if it.deeper else parts
+        return [*parts, linear.backward(stage, s, machine, place, it.adds)] if it.deeper else parts
     return []
 
 
@@ -54,8 +57,9 @@ def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
     for it in settings:
         s, stage = it.s, it.stage
         tiles = "1" if s == 0 and stage.op == "conv" else "tiles"
-        parts += [("vec", f"in{s}", f"{entry(stage).size} * {tiles}"), ("vec", f"d{s}", f"{it.out} * tiles")]
-        if stage.op not in ("pool", "average"):
+        before = it.origins[0] if s == 0 else settings[s - 1].target
+        parts += [("vec", f"in{s}", f"{before.size} * {tiles}"), ("vec", f"d{s}", f"{it.out} * tiles")]
+        if stage.op not in ("pool", "average", "sum"):
             parts += [("struct channel", f"c{s}", "1")]
         if stage.op == "group":
             parts += [("vec", f"m{s}", f"{2 * it.group.groups} * tiles")]
@@ -66,6 +70,8 @@ def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
         if stage.op == "conv":
             parts += [("vec", f"dy{s}", str(it.dy.size)), ("vec", f"g{s}", str(it.places[stage.weight].pitch))]
     parts += [("vec", f"in{len(settings)}", f"{logits} * tiles")]
+    if aside := [it.inside for it in settings if it.aside]:
+        parts += [("vec", "aside", str(max(aside)))]
     fields = "\n".join(f"    {kind} *{name};" for kind, name, _ in parts)
     carved = "\n".join(
         f"    n->{name} = (void *)(base + at);\n    at += ((long)sizeof({kind}) * {count} + 127) / 64 * 64;"
@@ -122,7 +128,7 @@ def _step(settings: list[Setting], plan: Plan) -> str:
             begin += [
                 f"for (int i = 0; i < {stage.middle[0]}; i++) n->c{s}->start[i] = {bias} - {it.at(stage.norm.mean)}[i];"
             ]
-        below = max((x.stage.index for x in settings[:s] if x.stage.learns), default=-1)
+        below = max(flow.below for flow in it.flows)
         needed = f"first <= {stage.index}" if stage.learns else f"first <= {below}"
         down = [f"if ({needed}) backward_{s}(n, b, step, first <= {below});", *down]
     line = "\n    "

@@ -10,7 +10,7 @@ CLEAR = """memset(c->first, 0, sizeof c->first + sizeof c->second);
 
 def text(it: Setting) -> str:
     """forward_s(n, b, train): with batch statistics if train, else with running ones."""
-    alone = {"pool": _pool, "average": _average, "group": _group}
+    alone = {"pool": _pool, "average": _average, "group": _group, "sum": _sum}
     op = it.stage.op
     body = alone[op](it) if op in alone else _stage(it)
     return f"""{"" if op in alone else _shape(it)}
@@ -46,6 +46,15 @@ def _group(it: Setting) -> str:
     return f"""for (long t = 0; t < b->tiles; t++) {{
         {it.load}
         group_forward({it.x}, {it.next}, {it.moments}, {how}, {sizes});
+    }}"""
+
+
+def _sum(it: Setting) -> str:
+    a, b = [*it.terms(), ("0", 0, 0)][:2]
+    sizes = ", ".join(map(str, (it.stage.act, *it.stage.inside, *a[1:], *b[1:], *it.extent)))
+    return f"""for (long t = 0; t < b->tiles; t++) {{
+        {it.load}
+        sum_forward({a[0]}, {b[0]}, {it.next}, {sizes});
     }}"""
 
 
@@ -104,7 +113,7 @@ def _whole(it: Setting) -> str:
     load = f"for (long t = 0; t < b->tiles; t++) {it.load}" if it.s == 0 else ""
     if it.stage.op != "linear":
         return load
-    product = f"product_{it.s}(n->in{it.s}, {it.at(it.stage.weight)}, c->start, n->y{it.s}, b->tiles);"
+    product = f"product_{it.s}({it.all}, {it.at(it.stage.weight)}, c->start, n->y{it.s}, b->tiles);"
     return "\n    ".join([load, _starts(it), product])
 
 

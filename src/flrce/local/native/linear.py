@@ -11,7 +11,9 @@ def _rows(n: int, tiles: int, machine: Machine) -> int:
     return max(1, (machine.registers - 4) // tiles - (0 if tiles > 1 else 4))
 
 
-def _product(name: str, call: str, outputs: int, depth: int, w_row: int, w_depth: int, machine: Machine) -> str:
+def _product(
+    name: str, call: str, outputs: int, depth: int, w_row: int, w_depth: int, machine: Machine, adds: bool = False
+) -> str:
     """y[tile][output] = start + sum of w x[tile][input], two tiles at a time and one at the end."""
     unroll = next(u for u in (4, 3, 2, 1) if depth % u == 0)
     taps = tuple((i, i * w_depth) for i in range(unroll))
@@ -21,7 +23,7 @@ def _product(name: str, call: str, outputs: int, depth: int, w_row: int, w_depth
         for size in {b.size for b in blocks}:
             kernels[f"{size}x{tiles}"] = Product(
                 f"{name}_{size}x{tiles}", size, tiles, depth // unroll, unroll, unroll * w_depth, taps, w_row, depth, 1,
-                outputs, starts=call == "forward",
+                outputs, starts=call == "forward", adds=adds,
             ).text()  # fmt: skip
         start = ", start + c" if call == "forward" else ""
         text = f"{name}_{{size}}x{tiles}(x + t * {depth}, w + c * {w_row}, y + t * {outputs} + c{start});"
@@ -38,9 +40,9 @@ def forward(stage: Stage, s: int, machine: Machine, place: Place) -> str:
     return _product(f"product_{s}", "forward", stage.middle[0], place.cols, place.pitch, 1, machine)
 
 
-def backward(stage: Stage, s: int, machine: Machine, place: Place) -> str:
-    """dx_s: the inputs' gradient of all tiles."""
-    return _product(f"dx_{s}", "backward", place.cols, stage.middle[0], 1, place.pitch, machine)
+def backward(stage: Stage, s: int, machine: Machine, place: Place, adds: bool) -> str:
+    """dx_s: the inputs' gradient of all tiles; `adds`: to what is there."""
+    return _product(f"dx_{s}", "backward", place.cols, stage.middle[0], 1, place.pitch, machine, adds)
 
 
 def weights(stage: Stage, s: int, machine: Machine, place: Place) -> str:

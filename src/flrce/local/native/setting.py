@@ -6,19 +6,36 @@ from math import prod
 from flrce.compiling import Machine
 from flrce.local.native import convolution
 from flrce.local.native.frames import Frame, Place, entry
+from flrce.local.native.joints import Flow
 from flrce.local.native.plan import Group, Stage
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A stage's surroundings: its number, the frame it writes to, and the tensors by name."""
+    """A stage's surroundings: its number, the frames it reads and writes, its ways back, and the tensors by name."""
 
     s: int
     stage: Stage
-    target: Frame  # of the next stage's input; tight at the end
+    origins: tuple[Frame, ...]  # of its sources' outputs
+    target: Frame  # of its output; tight at the end
+    flows: tuple[Flow, ...]
     places: dict[str, Place]
     machine: Machine
-    deeper: bool  # whether any stage before it learns
+
+    @property
+    def deeper(self) -> bool:
+        """Whether any stage that it depends on learns."""
+        return any(flow.learns for flow in self.flows)
+
+    @property
+    def adds(self) -> bool:
+        """Whether its input's gradient is added to another's."""
+        return self.deeper and self.flows[0].adds
+
+    @property
+    def aside(self) -> bool:
+        """Whether its input's gradient is made aside first: its code writes, and cannot add."""
+        return self.adds and self.stage.op not in ("conv", "linear", "sum")
 
     def at(self, name: str, base: str = "n->p") -> str:
         """A tensor's address, or 0 where the stage has none."""
@@ -74,12 +91,32 @@ class Setting:
     def x(self) -> str:
         """Tile t of the input. A net's first convolution keeps one tile only, and reads the samples anew (see load)."""
         once = self.s == 0 and self.stage.op == "conv"
-        return f"n->in{self.s}" if once else f"(n->in{self.s} + t * {entry(self.stage).size})"
+        if once:
+            return f"n->in{self.s}"
+        own, there = entry(self.stage), self.origins[0]
+        skipped = there.origin - (own.top * there.pitch + own.left) if self.stage.op == "conv" else 0
+        more = f" + {skipped}" if skipped else ""  # padding that only others need
+        return f"(n->in{self.stage.sources[0] + 1} + t * {there.size}{more})"
+
+    def terms(self) -> list[tuple[str, int, int]]:
+        """Tile t of each source of a sum, and how far apart its channels and rows lie."""
+        _, H, W = self.stage.inside
+        found = []
+        for v, there in zip(self.stage.sources, self.origins, strict=True):
+            whole = there.channels == self.stage.inside[0]
+            plane, pitch = (there.plane, there.pitch) if whole else (H * W, W)
+            found.append((f"(n->in{v + 1} + t * {there.size} + {there.origin})", plane, pitch))
+        return found
+
+    @property
+    def all(self) -> str:
+        """The input, of all tiles."""
+        return f"n->in{self.stage.sources[0] + 1}"
 
     @property
     def y(self) -> str:
         """The product's output, of all tiles."""
-        return f"n->in{self.s}" if self.stage.op == "none" else f"n->y{self.s}"
+        return self.all if self.stage.op == "none" else f"n->y{self.s}"
 
     @property
     def d(self) -> str:
@@ -89,7 +126,7 @@ class Setting:
     @property
     def below(self) -> str:
         """Tile t of the input's gradient."""
-        return f"(n->d{self.s - 1} + t * {self.inside})"
+        return f"(n->d{self.stage.sources[0]} + t * {self.inside})"
 
     @property
     def next(self) -> str:
