@@ -3,11 +3,10 @@
     python studies/language.py METHOD --text shakespeare.jsonl.gz --out DIR    a method's rate, then the plan's runs
     python studies/language.py central ...        the untouched base, and LoRA on everyone's samples together
     python studies/language.py speed ...          tokens a second and memory, against plain loops
-    python studies/language.py table --out DIR    docs/language.md's tables, from the lines alone
 
-plans/language.json holds settings, cells and rules. A run is a file DIR/NAME.json, written anew at every evaluation;
-one that is complete is not run again. Without a model and a text of one's own, `--model FOLDER --text FILE --rounds 2`
-try it on a CPU with any small model in HuggingFace's form.
+plans/language.json holds settings, cells and rules; language_tables.py makes docs/language.md's tables of the lines. A
+run is a file DIR/NAME.json, written anew at every evaluation; one that is complete is not run again. Without a model
+and a text of one's own, `--model FOLDER --text FILE --rounds 2` try it on a CPU with any small one.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -302,50 +300,6 @@ def peak(device: str, before: int) -> dict[str, int]:
     return {"used": used, "held": torch.cuda.memory_reserved() - before}
 
 
-def table(out: Path) -> None:
-    """Means over seeds with 95 % intervals (Student's t); ratios of guided runs to plain ones seed by seed."""
-    lines = {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("*.json"))}
-    print("| method | seeds | rounds | perplexity | MB up | MB down | kJ |\n|---|---|---|---|---|---|---|")
-    base = [line["rounds"][0]["perplexity"] for name, line in lines.items() if name.startswith("central")]
-    print(f"| untouched base | {len(base)} | 0 | {_interval(base)} | 0 | 0 | 0 |")
-    whole = [line["rounds"][-1]["perplexity"] for name, line in lines.items() if name.startswith("central")]
-    print(f"| centralised LoRA | {len(whole)} | {PLAN['task']['rounds']} | {_interval(whole)} | | | |")
-    for method in PLAN["methods"]:
-        for guided in ("", "-guided"):
-            names = [f"{method}{guided}-s{seed}" for seed in PLAN["seeds"]]
-            some = [lines[name] for name in names if name in lines and lines[name]["complete"]]
-            if some:
-                sums = [_sums(line) for line in some]
-                cells = [_interval([each[key] for each in sums]) for key in ("t", "perplexity", "up", "down", "kJ")]
-                print(f"| {method}{guided} | {len(some)} | " + " | ".join(cells) + " |")
-    for method in PLAN["methods"]:
-        both = [(lines[a], lines[b]) for seed in PLAN["seeds"]
-                if (a := f"{method}-s{seed}") in lines and (b := f"{method}-guided-s{seed}") in lines
-                and lines[a]["complete"] and lines[b]["complete"]]  # fmt: skip
-        if len(both) > 1:
-            gap = [_sums(g)["perplexity"] / _sums(p)["perplexity"] - 1 for p, g in both]
-            joules = [_sums(g)["kJ"] / _sums(p)["kJ"] for p, g in both]
-            stops = sum(bool(g["rounds"][-1]["stop"]) for _, g in both)
-            print(f"{method}: guided perplexity {_interval([100 * x for x in gap])} % of plain's more; joules x "
-                  f"{_interval(joules)}; stopped {stops} of {len(both)}")  # fmt: skip
-
-
-def _sums(line: dict[str, Any]) -> dict[str, float]:
-    rounds = line["rounds"]
-    total = {key: sum(r[key] for r in rounds) for key in ("bytes_up", "bytes_down", "joules")}
-    return {"t": len(rounds), "perplexity": _last(line), "up": total["bytes_up"] / 1e6,
-            "down": total["bytes_down"] / 1e6, "kJ": total["joules"] / 1e3}  # fmt: skip
-
-
-def _interval(values: Sequence[float]) -> str:
-    if len(values) < 2:
-        return " ".join(f"{value:.4g}" for value in values)
-    from scipy.stats import t as student  # tables alone need it
-
-    half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return f"{mean(values):.4g} ± {half:.2g}"
-
-
 def once(count: Any) -> Any:
     """Counted once for each shape: all networks here are of one architecture, and a count takes seconds."""
     known: dict[Any, float] = {}
@@ -362,7 +316,7 @@ def once(count: Any) -> Any:
 
 def main() -> None:
     ask = argparse.ArgumentParser()
-    ask.add_argument("phase", choices=[*PLAN["methods"], "central", "speed", "table"])
+    ask.add_argument("phase", choices=[*PLAN["methods"], "central", "speed"])
     ask.add_argument("--model", default="smollm2")
     ask.add_argument("--text", default="shakespeare.jsonl.gz")
     ask.add_argument("--out", type=Path, required=True)
@@ -375,8 +329,6 @@ def main() -> None:
     ask.add_argument("--way", default="", help="how a GPU trains lanes; measured unless given")
     args = ask.parse_args()
     args.start = time.time()
-    if args.phase == "table":
-        return table(args.out)
     if args.way:
         Choices.find = lambda self, key: args.way  # type: ignore[method-assign]
     simulator.training_flops, simulator.inference_flops = map(once, (training_flops, inference_flops))

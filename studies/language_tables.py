@@ -1,0 +1,240 @@
+"""Tables, claims and figure of the language study, from lines alone.
+
+python studies/language_tables.py gather DIR     DIR's runs, as studies/language.py left them, in two small files
+python studies/language_tables.py                docs/language.md's tables and every claim of the plan
+python studies/language_tables.py figure FILE    perplexity against megabytes
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+HERE = Path(__file__).parent
+PLAN = json.loads((HERE / "plans" / "language.json").read_text())
+LINES, SPEED = HERE / "lines" / "language.jsonl", HERE / "lines" / "language-speed.jsonl"
+LEADS = ("", "-guided")
+KEYS = ("t", "up", "down", "joules", "perplexity", "averaged", "pooled")  # of an evaluation; costs since round 1
+Lines = dict[str, dict[str, Any]]
+
+
+def gather(folder: Path) -> None:
+    """One line a run: its evaluations with what had been spent by then."""
+    with open(LINES, "w") as out:
+        for path in sorted(folder.glob("*-s*.json")) + sorted(folder.glob("search-*.json")):
+            line = json.loads(path.read_text())
+            seen = [[_short(each[key]) for key in KEYS] for each in _spent(line["rounds"])]
+            stop = line["rounds"][-1].get("stop", "")
+            row = {"name": line["name"], "complete": line["complete"], "stop": stop, "seen": seen}
+            out.write(json.dumps(row, separators=(",", ":")) + "\n")
+    found = folder / "speed.jsonl"
+    if found.exists():
+        SPEED.write_text(found.read_text())
+
+
+def _spent(rounds: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    total = {"up": 0.0, "down": 0.0, "joules": 0.0}
+    for r in rounds:
+        for name, key in (("up", "bytes_up"), ("down", "bytes_down"), ("joules", "joules")):
+            total[name] += r.get(key, 0)
+        if r["perplexity"] is not None:
+            more = {key: r.get(key) for key in ("t", "perplexity", "averaged", "pooled")}
+            yield {**more, **total}
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else int(value) if float(value).is_integer() else round(value, 4)
+
+
+def read() -> Lines:
+    rows = [json.loads(line) for line in LINES.read_text().splitlines()]
+    return {
+        row["name"]: {**row, "seen": [dict(zip(KEYS, seen, strict=True)) for seen in row["seen"]]}
+        for row in rows
+        if row["complete"]
+    }
+
+
+def handed(seen: dict[str, Any]) -> float:
+    """The perplexity of the model that would be handed back."""
+    return float(seen["perplexity"] if seen["averaged"] is None else seen["averaged"])
+
+
+def seeds(lines: Lines, method: str) -> list[int]:
+    """Those of which both runs are complete."""
+    asked = (*PLAN["seeds"], *PLAN["more"])
+    return [seed for seed in asked if all(f"{method}{lead}-s{seed}" in lines for lead in LEADS)]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """(mean, half of the 95 % interval by Student's t)."""
+    if len(values) < 2:
+        return mean(values) if values else math.nan, math.inf
+    return mean(values), float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+
+
+def shown(values: Sequence[float], digits: int = 4) -> str:
+    middle, half = interval(values)
+    if not values:
+        return "none"
+    return f"{middle:.{digits}g}" + (f" ± {half:.2g}" if len(values) > 1 and half > 0 else "")
+
+
+def verdict(values: Sequence[float], limit: float) -> str:
+    """What the plan's rule says of "below this limit"."""
+    if len(values) < 2:
+        return "not measured"
+    middle, half = interval(values)
+    if middle + half < limit:
+        return "holds"
+    return "refuted" if middle - half > limit else "undecided"
+
+
+def table(lines: Lines) -> None:
+    print("| | seeds | rounds | perplexity | pooled | MB up | MB down | kJ | bytes a reply |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    central = [line["seen"] for name, line in lines.items() if name.startswith("central-")]
+    n = len(central)
+    print(f"| untouched base | {n} | 0 | {shown([s[0]['perplexity'] for s in central])} | | 0 | 0 | 0 | |")
+    best = [min(s, key=lambda x: x["perplexity"]) for s in central]
+    rounds = shown([s["t"] for s in best], 3)
+    print(f"| centralised LoRA, at its best | {n} | {rounds} | {shown([s['perplexity'] for s in best])} | | | | | |")
+    print(f"| centralised LoRA, at its end | {n} | {PLAN['central']['rounds']} | "
+          f"{shown([s[-1]['perplexity'] for s in central])} | | | | | |")  # fmt: skip
+    for method in PLAN["methods"]:
+        for lead in LEADS:
+            last = [lines[f"{method}{lead}-s{seed}"]["seen"][-1] for seed in seeds(lines, method)]
+            if not last:
+                continue
+            cells = [
+                shown([each["t"] for each in last], 3), shown([handed(each) for each in last]),
+                shown([each["pooled"] for each in last]), shown([each["up"] / 1e6 for each in last]),
+                shown([each["down"] / 1e6 for each in last]), shown([each["joules"] / 1e3 for each in last]),
+                f"{mean(each['up'] / each['t'] / PLAN['task']['per_round'] for each in last):,.0f}",
+            ]  # fmt: skip
+            print(f"| {method}{' + FLrce' if lead else ''} | {len(last)} | " + " | ".join(cells) + " |")
+
+
+def lead(lines: Lines) -> None:
+    """Guided runs against plain ones of their seed: at their ends, and at the round where the guided one ended."""
+    print("\n| | seeds | ended by the stop | after rounds | joules | bytes | perplexity at the end | after as many |")
+    print("|---|---|---|---|---|---|---|---|")
+    for method in PLAN["methods"]:
+        found = list(_pairs(lines, method))
+        if not found:
+            continue
+        stops = [guided for _, guided in found if guided["stop"]]
+        ends = sorted(int(guided["seen"][-1]["t"]) for guided in stops)
+        rows = [_against(plain, guided) for plain, guided in found]
+        cells = [shown([row[key] for row in rows], 3) for key in ("joules", "bytes", "loss", "same")]
+        span = f"{ends[0]} to {ends[-1]}" if ends else ""
+        print(f"| {method} | {len(found)} | {len(stops)} | {span} | x {cells[0]} | x {cells[1]} | {cells[2]} % | "
+              f"{cells[3]} % |")  # fmt: skip
+
+
+def _pairs(lines: Lines, method: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for seed in seeds(lines, method):
+        yield lines[f"{method}-s{seed}"], lines[f"{method}-guided-s{seed}"]
+
+
+def _against(plain: dict[str, Any], guided: dict[str, Any]) -> dict[str, float]:
+    p, g = plain["seen"][-1], guided["seen"][-1]
+    then = max((s for s in plain["seen"] if s["t"] <= g["t"]), key=lambda s: s["t"])
+    return {
+        "joules": g["joules"] / p["joules"], "bytes": (g["up"] + g["down"]) / (p["up"] + p["down"]),
+        "loss": 100 * (handed(g) / handed(p) - 1), "same": 100 * (handed(g) / handed(then) - 1),
+    }  # fmt: skip
+
+
+def claims(lines: Lines) -> None:
+    print()
+    for method in PLAN["methods"]:
+        rows = [_against(plain, guided) for plain, guided in _pairs(lines, method)]
+        print(f"- 1 {method}: {verdict([row['joules'] for row in rows], 1.0)}")
+        print(f"- 2 {method}: {verdict([row['loss'] for row in rows], 1.0)}")
+        for name in LEADS:
+            gaps = [
+                handed(lines[f"{method}{name}-s{seed}"]["seen"][-1])
+                - lines[f"central-s{seed}"]["seen"][0]["perplexity"]
+                for seed in seeds(lines, method)
+                if f"central-s{seed}" in lines
+            ]
+            print(f"- 3 {method}{name}: {shown(gaps)}, {verdict(gaps, 0.0)}")
+    for number, method, limit in ((4, "ffa-lora", 0.5), (5, "flora", 1.0)):
+        both = [seed for seed in seeds(lines, method) if seed in seeds(lines, "fedit")]
+        ends = [(lines[f"{method}-s{s}"]["seen"][-1], lines[f"fedit-s{s}"]["seen"][-1]) for s in both]
+        gap = [100 * (handed(a) / handed(b) - 1) for a, b in ends]
+        size = [(a["up"] + a["down"]) / (b["up"] + b["down"]) for a, b in ends]
+        print(f"- {number}: {shown(gap)} % ({verdict(gap, 2.0)}), bytes x {shown(size)} ({verdict(size, limit)})")
+
+
+def speed() -> None:
+    if not SPEED.exists():
+        return
+    print("\n| base | clients | engine | plain loop | transformers loop | engine / plain | engine / transformers |"
+          " memory, GB: engine, plain, transformers |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
+    for text in SPEED.read_text().splitlines():
+        row = json.loads(text)
+        rates = {how: [row["tokens"] / s for s in times] for how, times in row["seconds"].items()}
+        ratios = {how: [a / b for a, b in zip(rates["engine"], rates[how], strict=True)] for how in rates}
+        names = [how for how in ("engine", "plain", "transformers") if how in rates]
+        cells = [f"{shown([r / 1e3 for r in rates[how]], 3)} k/s" for how in names]
+        cells += [shown(ratios[how], 3) for how in names[1:]]
+        memory = ", ".join(f"{row['memory'][how].get('used', 0) / 1e9:.1f}" for how in names)
+        print(f"| {row['dtype']} | {row['clients']} | " + " | ".join(cells) + f" | {memory} |")
+
+
+def figure(lines: Lines, out: Path) -> None:
+    """Perplexity against megabytes up and down: means over seeds; a guided mean ends where its first run did."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "flrce"
+    from matplotlib import pyplot
+
+    drawing, place = pyplot.subplots(figsize=(7.2, 4.0))
+    for i, method in enumerate(PLAN["methods"]):
+        for name in LEADS:
+            runs = [lines[f"{method}{name}-s{seed}"]["seen"] for seed in seeds(lines, method)]
+            if not runs:
+                continue
+            length = min(map(len, runs))
+            x = [mean((run[j]["up"] + run[j]["down"]) / 1e6 for run in runs) for j in range(length)]
+            y = [mean(handed(run[j]) for run in runs) for j in range(length)]
+            place.plot(x, y, f"C{i}", ls="--" if name else "-", label=method + (" + FLrce" if name else ""))
+            if name:
+                ends = [(run[-1]["up"] + run[-1]["down"], handed(run[-1])) for run in runs]
+                place.plot([a / 1e6 for a, _ in ends], [b for _, b in ends], f"C{i}o", ms=3)
+    central = [line["seen"] for name, line in lines.items() if name.startswith("central-")]
+    if central:
+        place.axhline(mean(s[0]["perplexity"] for s in central), c="0.5", ls=":", lw=1)
+        place.axhline(mean(min(x["perplexity"] for x in s) for s in central), c="0.5", ls="-.", lw=1)
+    place.set(xscale="log", xlabel="megabytes up and down, all clients", ylabel="perplexity, mean over clients")
+    place.legend(fontsize=7, frameon=False)
+    drawing.tight_layout()
+    drawing.savefig(out, metadata={"Date": None})
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["gather", folder]:
+            gather(Path(folder))
+        case ["figure", file]:
+            figure(read(), Path(file))
+        case []:
+            lines = read()
+            table(lines)
+            lead(lines)
+            claims(lines)
+            speed()
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
