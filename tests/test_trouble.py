@@ -38,6 +38,32 @@ def test_wrong_labels_are_where_they_should_be(seed, how, wrong):
         assert (made.source.y[made.held[k]] == DIGITS.y[made.held[k]]).all()  # judged by what is true
 
 
+@pytest.mark.parametrize("kind", ["values", "labels", "tokens"])
+def test_wrong_values_sets_of_labels_and_symbols(kind):
+    rng = np.random.default_rng(0)
+    y = {
+        "values": np.arange(80, dtype=np.float32),
+        "labels": rng.integers(0, 2, (80, 6)),
+        "tokens": rng.integers(0, 7, (80, 5)),
+    }[kind]
+    if kind == "tokens":
+        y[::2, 3:] = -100  # positions that do not count
+    names = () if kind == "values" else tuple("abcdefg")[: 6 if kind == "labels" else 7]
+    made = federate(Source("s", np.zeros((80, 3), np.float32), y, names, kind=kind), "iid", 8, 0,
+                    trouble=[WrongLabels(0.25, 0.5)])  # fmt: skip
+    bad = made.trouble.who["wrong-labels"]
+    assert len(bad) == 2
+    for k, client in enumerate(made.clients):
+        own = made.train[k]
+        changed = (made.source.y[own] != y[own]).reshape(len(own), -1)
+        assert changed.any() == (client in bad)
+        assert changed.any(1).sum() <= round(0.5 * len(own))  # drawn, values may be the same again
+        if kind == "tokens":  # every symbol of a wrong sample that counts, and no other position
+            assert (changed.any(1)[:, None] * (y[own] >= 0) == changed).all()
+        assert (made.source.y[made.held[k]] == y[made.held[k]]).all()
+    assert np.isin(made.source.y, y).all()
+
+
 def test_noisy_inputs_touch_some_clients_only():
     made = fleet(NoisyInputs(0.2, 1.0))
     for k, client in enumerate(made.clients):
@@ -155,8 +181,10 @@ def test_bad_trouble_is_one_line(trouble, match):
 
 def test_trouble_that_does_not_fit_the_data_is_refused():
     values = Source("v", np.zeros((40, 3), np.float32), np.zeros(40, np.float32), (), kind="values")
-    with pytest.raises(BadInput, match="wrong-labels is about classes"):
-        federate(values, "iid", 4, 0, trouble=[WrongLabels()])
+    with pytest.raises(BadInput, match="values have no next one"):
+        federate(values, "iid", 4, 0, trouble=[WrongLabels(how="pairwise")])
+    with pytest.raises(BadInput, match="rare-classes is about classes"):
+        federate(values, "iid", 4, 0, trouble=[RareClasses()])
     with pytest.raises(BadInput, match="cannot be rare"):
         fleet(RareClasses(0.1, 10))
     with pytest.raises(BadInput, match="simulator"):

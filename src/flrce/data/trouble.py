@@ -54,7 +54,10 @@ class Kind(Protocol):
 
 @dataclass(frozen=True)
 class WrongLabels:
-    """`wrong` of a client's training labels are another class: any ("symmetric"), or the next one ("pairwise")."""
+    """`wrong` of a client's training labels are another class: any ("symmetric"), or the next one ("pairwise").
+
+    Of text, symbols are drawn anew or are the vocabulary's next; values and sets of labels become another sample's.
+    """
 
     share: Part = 0.2
     wrong: Part = 0.4
@@ -62,14 +65,24 @@ class WrongLabels:
 
     def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
         source = fleet.source
-        classes = _classes(source, "wrong-labels")
+        if source.kind in ("values", "labels") and self.how == "pairwise":
+            raise BadInput(f"data.trouble wrong-labels: {source.kind} have no next one; set how = 'symmetric'")
         y = np.array(source.y)
         for k in rows:
             rng = stream(seed, "wrong labels", 0, fleet.clients[k])
             own = rng.permutation(fleet.train[k])[: round(self.wrong * len(fleet.train[k]))]
-            by = rng.integers(1, classes, len(own)) if self.how == "symmetric" else 1
-            y[own] = (y[own] + by) % classes
+            y[own] = self._others(source, own, rng)
         return replace(fleet, source=replace(source, y=y))
+
+    def _others(self, source: Source, own: Index, rng: Generator) -> NDArray[Any]:
+        """What stands in the place of these samples' labels."""
+        if source.kind in ("values", "labels"):
+            return np.asarray(source.y[rng.integers(0, len(source.y), len(own))])
+        right, classes = source.y[own], len(source.classes)
+        if classes < 2:
+            raise BadInput(f"data.trouble wrong-labels: {source.name} has a single class; drop it")
+        by = rng.integers(1, classes, right.shape) if self.how == "symmetric" else 1
+        return np.where(right >= 0, (right + by) % classes, right)  # below 0: positions that do not count
 
 
 @dataclass(frozen=True)
