@@ -72,6 +72,7 @@ BAD = [
     ("engine.workers=0", "engine.workers = 0: should be greater than or equal to 1"),
     ("engine.kernel=fast", "engine.kernel = 'fast': should be 'auto', 'native' or 'torch'"),
     ("engine.precision=fp8", "engine.precision = 'fp8': should be 'float32', 'tf32' or 'bf16'"),
+    ("engine.updates=gpu", "engine.updates = 'gpu': should be 'device' or 'host'"),
     ("engine.eval_every=0", "engine.eval_every = 0: should be"),
     ("fleet.profile=jetson-nona", "'jetson-nona' is unknown; did you mean 'jetson-nano'?"),
     ("fleet.profile={jetson-nano=0}", "fleet.profile"),

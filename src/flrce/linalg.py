@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from flrce import passes
+from flrce import crossing, passes
 
 CHUNK = 2**12  # columns widened to float64 at a time: P of them stay in the cache
 LARGE, LONG = 2**22, 2**14  # of a model above so many floats, that many: fewer calls
+WIDE = 2**20  # the same on a device, which fits no cache and waits for calls
 
 
 def gram(U: Tensor) -> Tensor:
@@ -14,12 +15,15 @@ def gram(U: Tensor) -> Tensor:
     compiled = passes.gram(U)
     if compiled is not None:
         return compiled
-    G, columns = torch.zeros(len(U), len(U), dtype=torch.float64), LONG if U.shape[1] > LARGE else CHUNK
+    columns = LONG if U.shape[1] > LARGE else CHUNK
+    if not crossing.local(U):
+        columns = WIDE
+    G = U.new_zeros(len(U), len(U), dtype=torch.float64)
     widened = U.new_empty(len(U), min(columns, U.shape[1]), dtype=torch.float64)
     for part in U.split(columns, dim=1):
         wide = widened[:, : part.shape[1]].copy_(part)
         G += wide @ wide.T
-    return G
+    return crossing.home(G)
 
 
 def cosines(U: Tensor) -> Tensor:

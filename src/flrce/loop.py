@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flrce import crossing
 from flrce.pieces import Engine, Recipe, View
 from flrce.rng import stream
 from flrce.room import let_go
@@ -17,8 +18,8 @@ from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept
 from flrce.round.judgement import heard, judge, vetted
 from flrce.round.living import alive, awake, informed, priced, settled
-from flrce.round.memory import fits, preflight
-from flrce.round.returned import checked, handed, reason, room, stepped, whole
+from flrce.round.memory import fits, near, preflight
+from flrce.round.returned import brought, checked, handed, reason, room, stepped, whole
 from flrce.round.roster import present, samples, without
 from flrce.round.sums import joined, summed
 from flrce.stops.conflict import shadows
@@ -61,7 +62,7 @@ def over(state: State) -> bool:
 def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
     """Before the first round."""
     clients = tuple(engine.clients(0))
-    preflight(recipe, len(clients), engine.trainable, len(w))
+    preflight(recipe, len(clients), engine.trainable, len(w), near(engine))
     return State(0, w, {**recipe.init(len(clients), engine.trainable, len(w)), **alive(engine)}, clients)
 
 
@@ -70,7 +71,7 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
     t, purpose = state.t + 1, f"select{state.attempt or ''}"
     under_way = flying(recipe, state)
     now, here = awake(recipe, engine, state, t, under_way)
-    state, pool = present(state, tuple(here), lambda M: fits(recipe, M, engine.trainable, len(state.w)))
+    state, pool = present(state, tuple(here), lambda M: fits(recipe, M, engine.trainable, len(state.w), near(engine)))
     roster = state.roster
     busy = {flight.task.k for flight in under_way}
     pool = without(pool, busy) if busy else pool
@@ -117,8 +118,9 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
         return not_started(recipe, engine, plan, asked)
     judges = {flight.task.client for flight in plan.flights if flight.task.judge}
     landing, replies = land(recipe, plan, came), vetted(came.replies, engine, judges)
+    w = state.w if came.sent is None else came.sent  # where the updates are
     updates, rejected = gate(
-        landing.tasks, replies, engine.holdings, len(state.w), engine.trainable, plan.keep, state.w, plan.n,
+        landing.tasks, replies, engine.holdings, len(w), engine.trainable, plan.keep, w, plan.n,
         landing.bases, t, landing.oldest, came.table,
     )  # fmt: skip
     clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds, plan.keep, priced(engine, plan))
@@ -135,7 +137,7 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
         return abandoned(recipe, engine, state, landing, record, clients)
     if isinstance(engine, Shaped):
         updates = replace(updates, shapes=engine.shapes)
-    event, memory = _stepped(recipe, plan, updates)
+    event, memory = _stepped(recipe, engine, plan, replace(updates, sent=came.sent))
     memory = {**memory, **landing.memory}
     model = handed(recipe.average, recipe.average.model(memory.get("average"), event.w_next), event.w_next)
     after = State(t, event.w_next, memory, state.roster, {**state.carry, **kept(landing.tasks, replies)})
@@ -153,13 +155,16 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     return Round(replace(after, history=history), record, clients, tuple(touched), model)
 
 
-def _stepped(recipe: Recipe, plan: Plan, updates: Updates) -> tuple[Event, dict[str, Any]]:
+def _stepped(recipe: Recipe, engine: Engine, plan: Plan, updates: Updates) -> tuple[Event, dict[str, Any]]:
     """From the updates to the next model, and what every piece remembers of them."""
     state = plan.state
-    target = recipe.aggregator(state.w, updates, state.memory.get("aggregator"))  # eq. 4
-    whole(recipe.aggregator, target, state.w)
-    found = recipe.server.step(state.w, target, updates, state.memory.get("server"))
-    w, server = stepped(recipe.server, found, target, state.w)
-    event = Event(plan.t, state.w, w, updates, len(state.roster), plan.chosen.k, state.history)
+    w = state.w if updates.sent is None else updates.sent
+    target = recipe.aggregator(w, updates, state.memory.get("aggregator"))  # eq. 4
+    whole(recipe.aggregator, target, w)
+    if "server" in state.memory:  # what it remembers is on the host
+        w, target = state.w, crossing.home(target)
+    found = recipe.server.step(w, target, updates, state.memory.get("server"))
+    w, server = stepped(recipe.server, found, target, w)
+    event = Event(plan.t, state.w, brought(engine, w), updates, len(state.roster), plan.chosen.k, state.history)
     before = {**state.memory, "server": server} if "server" in state.memory else state.memory
     return event, recipe.observe(before, event)

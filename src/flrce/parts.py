@@ -18,6 +18,7 @@ from flrce.engines.seat import Decks, Seat
 from flrce.engines.simulator import Simulator
 from flrce.engines.workers import Pooled, hire
 from flrce.fleet.costs import fleet, profile
+from flrce.linalg import LARGE
 from flrce.local.client import Runner
 from flrce.local.precision import Precision, on_cpu
 from flrce.local.rehearsal import bare, rehearsed
@@ -26,6 +27,7 @@ from flrce.models.flat import Fixed, fix, pack, single
 from flrce.models.inputs import alone, inputs, sized, tried
 from flrce.models.slicing import suits
 from flrce.pieces import Recipe
+from flrce.round.near import placing, told
 from flrce.types import Round, State, Task
 
 log = logging.getLogger("flrce")
@@ -74,7 +76,11 @@ def parts(
         return hire(runner, experiment.engine.kernel, count, task)
 
     def seated(runner: Runner) -> Seat:
-        return (decks or Decks("cuda")).hire(runner, precision)
+        deck, size = decks or Decks("cuda", single=True), runner.layout.size
+        found = placing(recipe, runner.layout.trainable, size, deck.memory, deck.single, experiment.engine.updates)
+        if size > LARGE:
+            log.warning("%s", told(found, recipe.P, size, deck.device))
+        return deck.hire(runner, precision, found)
 
     on_gpu = decks or device_of(experiment) == "cuda"
     engine = Simulator(

@@ -8,7 +8,7 @@ takes it past a committed round. Both are optional; so is `objection(recipe)`: w
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from numpy.random import Generator
@@ -162,6 +162,7 @@ class Step:
     """The server goes `rate` of the way to where the replies point: 1, all of it."""
 
     rate: Rate = 1.0
+    anywhere: ClassVar[bool] = True
 
     def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Any) -> tuple[Tensor, Any]:
         if self.rate == 1:

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from flrce import crossing
+
 NEVER = -(2**31)  # R of a client never heard from
 LEAST = torch.finfo(torch.float64).tiny  # in place of a length of 0
 TINY = 1e-12
 BLOCK = 2**10  # clients compared at a time: what is kept meanwhile is P x BLOCK, not P x M
+PART = 2**20  # floats widened to float64 at a time
 WIDTH = 2**10  # coordinates multiplied at a time: half the time of one long skinny product, and no copy of U
 
 
@@ -131,13 +134,21 @@ def _offsets(m: Memory, w: Tensor, U: Tensor, anchored: bool) -> tuple[Tensor, T
     """Rounds of the anchors (the origin is one); for each a = w - anchor: <u_k, a> (P, rounds), <a, a> (1, rounds)."""
     rounds = sorted(m.A) if anchored else [NEVER]
     starts = [w - m.A[r].to(w.dtype) for r in rounds] if anchored else [w]
-    ua = torch.stack([(U @ a).double() for a in starts], 1)
+    ua = torch.stack([_along(U, a) for a in starts], 1)
     aa = torch.stack([_norm(a).square() for a in starts])
-    return torch.tensor(rounds), ua, aa[None]
+    return torch.tensor(rounds), crossing.home(ua), crossing.home(aa[None])
+
+
+def _along(U: Tensor, a: Tensor) -> Tensor:
+    """(P,) products with a in float64; on a device they are summed in it too."""
+    if crossing.local(U):
+        return (U @ a).double()
+    parts = zip(U.split(PART, 1), a.split(PART), strict=True)
+    return torch.stack([(u.double() * part).sum(1) for u, part in parts]).sum(0)
 
 
 def _norm(a: Tensor) -> Tensor:
     """|a| in float64; only parts of a are widened at a time."""
-    parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in a.split(2**20)]
+    parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in a.split(PART)]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(parts))
     return whole

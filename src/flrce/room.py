@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flrce import crossing
+
 SMALL = 2**22  # bytes below which the usual allocator has them at hand; from here on numpy asks for huge pages
 LARGE = 2**29  # bytes above which memory is too dear to be kept for the next round
 TABLE = 2**30  # the same of a round's table of replies, which is there whenever memory is scarcest
@@ -42,7 +44,7 @@ def room(*shape: int, dtype: torch.dtype = torch.float32, most: int | None = Non
 
 def room_like(x: Tensor) -> Tensor:
     """The same, of the shape and dtype of x, and where x is."""
-    return room(*x.shape, dtype=x.dtype) if x.device.type == "cpu" else torch.empty_like(x)
+    return room(*x.shape, dtype=x.dtype) if crossing.local(x) else torch.empty_like(x)
 
 
 def let_go() -> None:

@@ -159,7 +159,7 @@ def run_here(
     read: Callable[[Experiment], Source] | None = None,
 ) -> list[Result]:  # fmt: skip
     """As `run_together`, in this process; `beside`: processes that share the device's memory; `read`: as `reader`."""
-    decks = Decks(device, beside)
+    decks = Decks(device, beside, single=len(jobs) == 1)
     once = read or reader()
 
     def find(experiment: Experiment) -> Source:

@@ -20,6 +20,7 @@ from flrce.fleet.costs import Profile, assigned, profile
 from flrce.fleet.life import Life, life
 from flrce.local.precision import Precision
 from flrce.models.nets import NAMES as MODELS
+from flrce.round.near import Wanted
 
 OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:Class
 TEXT = ("tokenizer", "length", "most", "least")  # what is said about text
@@ -123,6 +124,7 @@ class EngineTable(Section):
     kernel: Literal["auto", "native", "torch"] = "auto"
     eval_every: Count = 1
     precision: Precision | None = None  # of products on clients; None: float32
+    updates: Wanted = None  # where a GPU's are summed and compared; None: there, if all pieces can (round/near.py)
 
 
 class Fleet(Section):

@@ -18,19 +18,21 @@ The map follows from (d, k, seed) and is never stored. Whoever knows it can craf
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flrce import passes
+from flrce import crossing, passes
 from flrce.rng import stream
 
 LARGE = 2**22
 BLOCKS = 16  # turned at a time
 ROWS, FLOATS = 8, 2**24  # vectors shuffled at a time, so that the copy stays in the cache, or at least small
+There = dict[torch.device, Any]  # a map's own tensors on devices
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,14 @@ class Sketch:
     k: int
     order: Tensor  # (d,) the shuffled coordinates; the i-th goes to bucket i mod k
     signs: Tensor  # (d,) +1 or -1, in that order
+    there: There = field(default_factory=dict)
 
     def __call__(self, X: Tensor) -> Tensor:
-        d, rest = len(self.order), len(self.order) % self.k
+        order, signs = (self.order, self.signs) if crossing.local(X) else _placed(self.there, X, self.order, self.signs)
+        d, rest = len(order), len(order) % self.k
         found, few = X.new_zeros(len(X), self.k), max(1, min(ROWS, FLOATS // d))
         for rows, into in zip(X.split(few), found.split(few), strict=True):
-            dealt = rows.index_select(1, self.order).mul_(self.signs.to(X.dtype))
+            dealt = rows.index_select(1, order).mul_(signs.to(X.dtype))
             into += dealt[:, : d - rest].reshape(len(rows), d // self.k, self.k).sum(1)
             into[:, :rest] += dealt[:, d - rest :]
         return found
@@ -58,9 +62,12 @@ class Turned:
     k: int
     offsets: Tensor  # (ceil(d / k),) by how much a block is turned
     signs: Tensor  # (d,) int8, +1 or -1
+    there: There = field(default_factory=dict)
 
     def __call__(self, X: Tensor) -> Tensor:
         k = self.k
+        if not crossing.local(X):
+            return gathered(X, k, *_placed(self.there, X, self.offsets, self.signs, torch.arange(k)))
         compiled = passes.turned(X, self.signs, self.offsets, k)
         if compiled is not None:
             return compiled[:, :k] + compiled[:, k:]
@@ -76,6 +83,30 @@ class Turned:
                     into[offset : offset + len(block)] += block
                     start += k
         return torch.from_numpy(found[:, :k] + found[:, k:])  # what was turned past the end goes on at the start
+
+
+def gathered(X: Tensor, k: int, offsets: Tensor, signs: Tensor, bucket: Tensor) -> Tensor:
+    """(n, k) as Turned, for a device: each bucket (k,) looks up what falls into it, so that sums have a fixed order.
+
+    They are made in float64: other last digits than on the host.
+    """
+    n, blocks = len(X), max(1, FLOATS // (len(X) * k))
+    found = X.new_zeros(n, k, dtype=torch.float64)
+    for turns, some in zip(offsets.split(blocks), range(0, X.shape[1], blocks * k), strict=True):
+        signed = X[:, some : some + blocks * k] * signs[some : some + blocks * k]
+        signed = torch.nn.functional.pad(signed, (0, len(turns) * k - signed.shape[1]))
+        source = (bucket - turns[:, None]) % k  # (blocks, k): the coordinate of a block that a bucket takes
+        dealt = signed.view(n, len(turns), k).gather(2, source.expand(n, -1, -1))
+        found += dealt.sum(1, dtype=torch.float64)
+    return found.to(X.dtype)
+
+
+def _placed(there: There, X: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
+    """A map's own tensors where X is; they are sent once."""
+    if X.device not in there:
+        there[X.device] = tuple(crossing.beside(x, X) for x in own)
+    found: tuple[Tensor, ...] = there[X.device]
+    return found
 
 
 @lru_cache(maxsize=4)

@@ -194,6 +194,22 @@ class Blockwise(Protocol, metaclass=Known):
 
 
 @runtime_checkable
+class Anywhere(Protocol, metaclass=Known):
+    """A piece that takes a round's updates wherever they lie, on the host or on a device, or does not look at them.
+
+    U and `updates.sent` are on one device then, all else is on the host; `crossing.home` brings back what is small.
+    """
+
+    @property
+    def anywhere(self) -> bool: ...
+
+
+def takes(piece: Any) -> bool:
+    """Whether a piece takes updates wherever they lie."""
+    return isinstance(piece, Anywhere) and piece.anywhere
+
+
+@runtime_checkable
 class Sketched(Protocol, metaclass=Known):
     """A selector whose map can be kept smaller."""
 
@@ -268,6 +284,15 @@ class Shaped(Protocol, metaclass=Known):
 
     @property
     def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]: ...
+
+
+@runtime_checkable
+class Near(Protocol, metaclass=Known):
+    """An engine that may leave updates on its device, and is given the next model as it lies there."""
+
+    @property
+    def near(self) -> bool: ...  # whether a round's updates stay there
+    def hold(self, w: Tensor, there: Tensor) -> None: ...  # the model on the host, and the same on the device
 
 
 @runtime_checkable

@@ -148,6 +148,15 @@ class Arrivals:
     replies: Sequence[Reply] = ()
     seconds: float | None = None
     table: Tensor | None = None  # (tasks, D) in which dense updates lie already, ordered by k; the round's to use up
+    sent: Tensor | None = None  # (D,) the model that was sent, where updates lie on a device
+
+
+class Laid(list[Reply]):
+    """Replies of an engine whose dense updates lie in one table, and perhaps on a device, as in Arrivals."""
+
+    def __init__(self, replies: Sequence[Reply], table: Tensor | None = None, sent: Tensor | None = None) -> None:
+        super().__init__(replies)
+        self.table, self.sent = table, sent
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,7 @@ class Updates:
     age: Tensor | None = None  # (P,) rounds since the client was sent its model; None: all in this round
     base: tuple[Tensor, ...] | None = None  # (D,) each: the model that each was sent; None: all this round's
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # names and shapes of the tensors that w concatenates
+    sent: Tensor | None = None  # (D,) the model before the round, where U lies on a device; None: U is on the host
 
     def __len__(self) -> int:
         return len(self.k)

@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flrce import passes
+from flrce import crossing, passes
 from flrce.bounds import Amount, Rate
 from flrce.room import room_like
 from flrce.types import Updates
 
 COLUMNS = 2**16  # coordinates summed at a time: several float64 copies of a large model would be alive at once
+WIDE = 2**22  # the same on a device, which waits for calls; any number gives the same bits
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class WeightedMean:
     fill: bool = False
     cap: Amount = 0.0
     blockwise: ClassVar[bool] = True
+    anywhere: ClassVar[bool] = True
 
     def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
         n = weights(updates.n, self.by, self.cap)
@@ -46,8 +48,9 @@ def step(w: Tensor, updates: Updates, n: Tensor, rate: float = 1.0) -> Tensor:
     made = room_like(w)
     if rate == 1 and updates.covered is None and passes.mean(w, updates.U, n, made):
         return made
-    for start in range(0, len(w), COLUMNS):
-        part = slice(start, start + COLUMNS)
+    columns = COLUMNS if crossing.local(w) else WIDE
+    for start in range(0, len(w), columns):
+        part = slice(start, start + columns)
         covered = None if updates.covered is None else updates.covered[:, part]
         made[part] = _step(w[part], updates.U[:, part], covered, n, rate)
     return made

@@ -1,7 +1,7 @@
 """FedNova (Wang et al. 2020): a client that makes more steps does not pull the mean towards its own optimum."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Lt
@@ -26,6 +26,7 @@ class Normalised:
 
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     prox: Annotated[float, Ge(0), Lt(1)] = 0.0
+    anywhere: ClassVar[bool] = True
 
     def objection(self, recipe: Any) -> str:
         if recipe.partial:

@@ -11,12 +11,13 @@ a class looks like noise.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
+from flrce import crossing
 from flrce.aggregators.mean import step, weights
 from flrce.bounds import Amount, Count, Part, Share
 from flrce.linalg import directions
@@ -56,6 +57,7 @@ class RelatedMean:
     by: Literal["samples", "equal"] = "samples"
     cap: Amount = 5.0
     sketch: Count = 2048
+    anywhere: ClassVar[bool] = True
 
     def objection(self, recipe: Recipe) -> str:
         if not recipe.partial:
@@ -89,7 +91,8 @@ class RelatedMean:
 
     def observe(self, memory: Kinship, event: Event) -> Kinship:
         m, k = memory, event.updates.k
-        v, start, _ = self._sketched(event.w, event.updates, m)
+        sent = event.updates.sent
+        v, start, _ = self._sketched(event.w if sent is None else sent, event.updates, m)
         m.kin[k] = self._kin(v, k, m)
         m.V[k], m.W[k], m.R[k] = v, start.expand(len(k), -1), event.t
         return m
@@ -110,4 +113,5 @@ class RelatedMean:
         if m.V.shape[1] < u.shape[1]:
             S = sketch(u.shape[1], m.V.shape[1])
             u, start = S(u), S(start)
+        u, start = crossing.home(u), crossing.home(start)
         return directions(u), start, torch.linalg.vector_norm(u.double(), dim=1)

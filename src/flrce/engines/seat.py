@@ -2,11 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
+from flrce import crossing
 from flrce.engines.deck import Deck, Request
 from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Order
@@ -14,8 +17,9 @@ from flrce.local.client import Index, Job, Runner
 from flrce.local.precision import Precision
 from flrce.local.trainer import Trained
 from flrce.models.flat import Fixed
+from flrce.round.near import HOME, Placing
 from flrce.round.payloads import fingerprint
-from flrce.types import Reply
+from flrce.types import Laid, Payload, Reply
 
 log = logging.getLogger("flrce")
 
@@ -23,11 +27,18 @@ log = logging.getLogger("flrce")
 class Decks:
     """The decks of one device: a deck for each network and pool of samples that its runs have in common."""
 
-    def __init__(self, device: str, beside: int = 1) -> None:
+    def __init__(self, device: str, beside: int = 1, single: bool = False) -> None:
         self.device, self.decks = device, {}  # type: tuple[str, dict[Any, Deck]]
         self.beside = beside  # processes that share the device's memory
+        self.single = single  # whether one run has all of it
 
-    def hire(self, runner: Runner, precision: Precision = "float32") -> "Seat":
+    @property
+    def memory(self) -> int:
+        """Bytes of the device's memory for this process."""
+        total = torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else 4 << 30
+        return total // self.beside
+
+    def hire(self, runner: Runner, precision: Precision = "float32", placing: Placing = HOME) -> "Seat":
         """A seat at the deck of this network and these samples."""
         fixed = tuple(_sign(p) for p in runner.net.parameters() if not p.requires_grad)
         key = (
@@ -40,9 +51,8 @@ class Decks:
             precision,
         )
         if key not in self.decks:
-            total = torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else 4 << 30
-            self.decks[key] = Deck(runner, self.device, memory=total // 4 // self.beside, precision=precision)
-        return Seat(self.decks[key], runner)
+            self.decks[key] = Deck(runner, self.device, memory=self.memory // 4, precision=precision)
+        return Seat(self.decks[key], runner, placing)
 
 
 def _sign(p: Tensor) -> int | str:
@@ -50,26 +60,78 @@ def _sign(p: Tensor) -> int | str:
     return p.data_ptr() if isinstance(p, Fixed) else fingerprint(p)
 
 
+class Twins:
+    """The latest models as they lie on the device, so that one that is there is not sent again."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.kept = device, []  # type: tuple[str, list[tuple[ref[Tensor], Tensor]]]
+
+    def find(self, w: Tensor) -> Tensor:
+        """w on the device."""
+        there = next((twin for known, twin in self.kept if known() is w), None)
+        if there is None:
+            there = crossing.there(w, self.device)
+        self.hold(w, there)
+        return there
+
+    def hold(self, w: Tensor, there: Tensor) -> None:
+        """That w is `there`: two are remembered, while someone on the host holds on to them."""
+        others = [(known, twin) for known, twin in self.kept if known() is not None and known() is not w]
+        self.kept = [*others[-1:], (ref(w), there)]
+
+
 class Seat:
     """The workers of one run, at a deck."""
 
-    def __init__(self, deck: Deck, runner: Runner) -> None:
+    def __init__(self, deck: Deck, runner: Runner, placing: Placing = HOME) -> None:
         self.deck, self.runner, self.name = deck, runner, deck.device
+        self.placing, self.twins = placing, Twins(deck.device)
         self.number = deck.seat()
         self.said: set[str] = set()
 
-    def train(self, w: Tensor, orders: Sequence[Order]) -> list[Reply | Dead]:
+    @property
+    def near(self) -> bool:
+        return self.placing.near
+
+    def hold(self, w: Tensor, there: Tensor) -> None:
+        self.twins.hold(w, there)
+
+    def train(self, w: Tensor, orders: Sequence[Order]) -> Sequence[Reply | Dead]:
         """The clients' replies. What a stack cannot do is trained by torch on the same device, one client at a time."""
+        if self.placing.lean and all(task.part.whole for task, _, _ in orders):
+            return self._laid(w, orders)
+        return self._trained(w, orders, [None] * len(orders))
+
+    def _laid(self, w: Tensor, orders: Sequence[Order]) -> Laid:
+        """The same, of which all updates lie in one table, ordered by k: on the device, or brought home at once."""
+        there = self.twins.find(w)
+        table = there.new_empty(len(orders), len(there))
+        order = sorted(range(len(orders)), key=lambda i: orders[i][0].k)
+        rows = {i: row for row, i in enumerate(order)}
+        replies = self._trained(there, orders, [table[rows[i]] for i in range(len(orders))])
+        if self.placing.near:
+            return Laid(replies, table, there)
+        table = crossing.home(table)
+        found = [
+            replace(reply, payload=Payload({"u": table[rows[i]]})) if reply.payload else reply
+            for i, reply in enumerate(replies)
+        ]
+        return Laid(found, table)
+
+    def _trained(self, w: Tensor, orders: Sequence[Order], into: Sequence[Tensor | None]) -> list[Reply]:
         jobs = [self.runner.job(w, task, index, carry) for task, index, carry in orders]
         stacked = [i for i, job in enumerate(jobs) if len(job.sizes) and not self._apart(job)]
         answers = self.deck.ask(self.number, Request([jobs[i] for i in stacked], [orders[i][2] for i in stacked]))
         trained: dict[int, Trained] = dict(zip(stacked, answers, strict=True))
         return [
-            self.runner.reply(job, trained[i], carry) if i in trained else self.deck.finish(job, carry)
+            self.runner.reply(job, trained[i], carry, into[i])
+            if i in trained
+            else self.deck.finish(job, carry, into[i])
             for i, (job, (_, _, carry)) in enumerate(zip(jobs, orders, strict=True))
         ]
 
     def judge(self, w: Tensor, index: Index, own: Tensor | None = None) -> Numbers:
+        w = self.twins.find(w) if self.placing.lean else w
         if isinstance(self.deck.stack(self.runner.all), str) or self.runner.layout.kept or own is not None:
             with self.deck.alone:
                 found = self.deck.runner.evaluate(w, index, own)

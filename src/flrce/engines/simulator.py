@@ -23,7 +23,8 @@ from flrce.local.link import Estimates
 from flrce.local.objective import Classification, Objective
 from flrce.local.trainer import CHUNK
 from flrce.models.part import trainee
-from flrce.types import Evaluation, Judged, Reply, Spent, Task, Yardstick
+from flrce.traits import Near
+from flrce.types import Evaluation, Judged, Laid, Reply, Spent, Task, Yardstick
 
 MOST = 100_000  # clients of whom each gets a figure at the end
 
@@ -50,6 +51,15 @@ class Simulator:
         self.workers = hire(self.runner)
 
     judges_once = False
+
+    @property
+    def near(self) -> bool:
+        """Whether a round's updates stay on the device."""
+        return isinstance(self.workers, Near) and self.workers.near
+
+    def hold(self, w: Tensor, there: Tensor) -> None:
+        if isinstance(self.workers, Near):
+            self.workers.hold(w, there)
 
     def clients(self, t: int = 1) -> Sequence[str]:
         if self.there is None or t < 1:
@@ -79,13 +89,17 @@ class Simulator:
         riding = self.federation.trouble.riding
         honest = [task for task in tasks if task.client not in riding]
         orders = [(task, self._own(task.client, task.t), carry.get(task.client, {})) for task in honest]
-        replies = dict(zip((task.client for task in honest), self.workers.train(w, orders), strict=True))
+        trained = self.workers.train(w, orders)
+        replies = dict(zip((task.client for task in honest), trained, strict=True))
         for task in tasks:
             if task.client in riding:
                 n, own = self.samples(task.client), carry.get(task.client, {})
                 replies[task.client] = ride(self.runner, w, task, riding[task.client], n, own)
         booked = [self._booked(task, replies[task.client]) for task in tasks]
-        return [replace(reply, judged=judged.get(reply.client)) for reply in booked]
+        found = [replace(reply, judged=judged.get(reply.client)) for reply in booked]
+        if not isinstance(trained, Laid):
+            return found
+        return Laid(found, trained.table if len(honest) == len(tasks) else None, trained.sent)
 
     def evaluate(
         self, w: Tensor, t: int, last: bool = False, carry: Mapping[str, Mapping[str, Tensor]] = {}

@@ -187,11 +187,12 @@ class Runner:
         update = task.update or Chain()
         return Job(task, part, start, index[order], sizes, Local(task, len(sizes), len(index), where), update)
 
-    def reply(self, job: Job, done: Trained, carry: Mapping[str, Tensor]) -> Reply:
-        """What the client sends once its part is trained."""
+    def reply(self, job: Job, done: Trained, carry: Mapping[str, Tensor], into: Tensor | None = None) -> Reply:
+        """What the client sends once its part is trained; `into`: where the difference of the models is written."""
         task, part = job.task, job.part
         (new, own), (old, _) = self.layout.split(done.w), self.layout.split(job.start)
-        u = new - old if part.sent is None else (new - old)[part.sent]
+        u = torch.sub(new, old, out=into)
+        u = u if part.sent is None else u[part.sent]
         rng = stream(task.seed, "encode", task.t, task.client)
         payload, carry = _encoded(task.compressor, task.compressor.encode(u, part.names, rng, carry))
         carry = {name: value for name, value in carry.items() if not name.startswith(LINKS)}
@@ -208,8 +209,8 @@ class Runner:
         """The client's reply; `index` are its samples. What it cost is the engine's to say."""
         return self.finish(self.job(w, task, index, carry), carry)
 
-    def finish(self, job: Job, carry: Mapping[str, Tensor]) -> Reply:
-        """Train one job here and now."""
+    def finish(self, job: Job, carry: Mapping[str, Tensor], into: Tensor | None = None) -> Reply:
+        """Train one job here and now; `into` as in `reply`."""
         if not len(job.sizes):
             return no_batch(job)
         found = simple(job.update, job.local)
@@ -220,11 +221,11 @@ class Runner:
             assert isinstance(found, Simple)
             first = job.task.part.first
             new = trainer.train(job.start, *samples, lr=found.lr, mu=found.mu, first=first, squared=found.squared)
-            return self.reply(job, Trained(*new), carry)
+            return self.reply(job, Trained(*new), carry, into)
         kept = {name.removeprefix(LINKS): value for name, value in carry.items() if name.startswith(LINKS)}
         with self.lock:
             done = trainer.train(job.start, *samples, job.update, job.local, kept, job.task.augment)
-        return self.reply(job, done, carry)
+        return self.reply(job, done, carry, into)
 
     def evaluate(self, w: Tensor, index: Index, own: Tensor | None = None) -> dict[str, Tensor]:
         """ "loss" and the metrics' numbers of the whole model on these samples; `own`: what `own_of` finds."""

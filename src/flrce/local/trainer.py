@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flrce import crossing
 from flrce.errors import BadInput
 from flrce.local.batch import Scene, Step
 from flrce.local.link import Estimates, Local
@@ -39,7 +40,7 @@ DRAWING = RLock()  # torch's default generator is one for the whole process: who
 class Trained:
     """What came of a client's training."""
 
-    w: Tensor  # (size,) the local vector after the last step
+    w: Tensor  # (size,) the local vector after the last step, where the one was that it began with
     losses: Tensor  # (steps,) mean loss of each batch before its step
     squares: Tensor  # (steps,) mean squared per-sample loss
     carry: Mapping[str, Tensor] = field(default_factory=dict)  # what the links keep with the client
@@ -118,7 +119,9 @@ class Trainer:
         self._rebind()
         kept, sent = update.end(weights, states)
         sent = {name: value.cpu() for name, value in sent.items()}
-        return Trained(self.w.cpu().clone(), losses.cpu(), squares.cpu(), {k: x.cpu() for k, x in kept.items()}, sent)
+        kept = {name: value.cpu() for name, value in kept.items()}
+        done = self.w.clone() if w.device == self.w.device else crossing.home(self.w)
+        return Trained(done, losses.cpu(), squares.cpu(), kept, sent)
 
     def _estimated(self, link: Estimates, one: Step, weights: Tensor, state: Any) -> Tensor:
         """(n,) losses; the gradient that the link found is in g."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flrce import crossing
 from flrce.compiling import Unsupported, library, tools
 
 LARGE = 2**22  # floats of a model from which on it is worth a compiler
@@ -70,7 +71,7 @@ def _plain(U: Tensor) -> bool:
     """Whether these are rows of many plain floats in memory."""
     return (
         U.dtype == torch.float32
-        and U.device.type == "cpu"
+        and crossing.local(U)
         and U.shape[1] > LARGE
         and U.stride(1) == 1
         and (len(U) < 2 or U.stride(0) >= U.shape[1])

@@ -11,7 +11,7 @@ from flrce.round.living import comes_back, cut
 from flrce.round.pace import Sky, due
 from flrce.round.packing import can_wait, packed, unpacked
 from flrce.traits import Buffers
-from flrce.types import Arrivals, Flight, Plan, Reply, State, Task, Updates
+from flrce.types import Arrivals, Flight, Laid, Plan, Reply, State, Task, Updates
 
 Carry = Mapping[str, Mapping[str, Tensor]]
 
@@ -61,7 +61,8 @@ def arrivals(
     if buffers:
         return Arrivals(by_the_model(engine, flights, buffers.size, state))
     replies = engine.train(state.w, [flight.task for flight in flights], state.carry, keep)
-    return Arrivals(cut(engine, state, flights, replies))
+    table, sent = (replies.table, replies.sent) if isinstance(replies, Laid) else (None, None)
+    return Arrivals(cut(engine, state, flights, replies), table=table, sent=sent)
 
 
 def by_the_model(engine: Engine, flights: Sequence[Flight], size: int, state: State) -> list[Reply]:

@@ -31,7 +31,7 @@ def gate(
 
     w is the model now, and what clients start from where `bases` has no older one; `known` (M,) the samples that they
     had before, 0 where nobody knows. In round t, replies more than `oldest` rounds old do not count. `table` is as in
-    Arrivals.
+    Arrivals; where updates lie on a device, w is there too.
     """
     asked, now = {task.client: task for task in tasks}, None if w is None else Base(w)
     sent = {client: now if base is w else Base(base) for client, base in bases.items()}
@@ -62,7 +62,7 @@ def gate(
     few = sorted((asked[client] for client in passed), key=lambda task: task.k)
     dtype = torch.float32 if w is None else w.dtype
     handed_over = [passed.pop(task.client) for task in few]  # each may be a large model, let go of as it is stacked
-    updates = stacked(few, handed_over, holdings, d, trainable, dtype, table)
+    updates = stacked(few, handed_over, holdings, d, trainable, dtype, table, w)
     ages = [0 if t is None else t - task.t for task in few]
     if any(ages) and w is not None:
         updates = replace(updates, age=torch.tensor(ages), base=tuple(bases.get(task.client, w) for task in few))

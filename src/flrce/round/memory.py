@@ -10,7 +10,7 @@ from torch import Tensor
 from flrce.errors import BadInput
 from flrce.host import available
 from flrce.pieces import Recipe
-from flrce.traits import Blockwise, Sketched
+from flrce.traits import Blockwise, Near, Sketched
 
 ROUND = 8  # copies of a round's updates that are alive at once: payloads, rows, float64 sums, the rows' file
 LEAN = (2, 8)  # where the aggregator makes none: copies of a round's updates, and models beside them (as measured)
@@ -32,10 +32,12 @@ def tables(recipe: Recipe, M: int, d: int, D: int) -> dict[str, int]:
     return {f"{role}.{f.name}": _bytes(getattr(kept, f.name)) for role, kept in memory.items() for f in fields(kept)}
 
 
-def needed(recipe: Recipe, M: int, d: int, D: int) -> int:
-    """Bytes a server needs for M clients and a model of D floats, d of them trained."""
+def needed(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> int:
+    """Bytes a server needs for M clients and a model of D floats, d of them trained; `near`: updates stay elsewhere."""
     P = min(recipe.P, M)
     copies = LEAN[0] * P + LEAN[1] if _lean(recipe, d) else ROUND * P + 4
+    if near:
+        copies = LEAN[1]
     return sum(tables(recipe, M, d, D).values()) + 4 * D * copies + CLIENT * M + 8 * P * min(16 * M, COLUMNS)
 
 
@@ -63,9 +65,14 @@ def _maps(recipe: Recipe, M: int, d: int, D: int) -> dict[str, Sketched]:
     return {role: p for role, p in recipe.pieces() if isinstance(p, Sketched) and kept.get(f"{role}.V")}
 
 
-def preflight(recipe: Recipe, M: int, d: int, D: int) -> None:
+def near(engine: Any) -> bool:
+    """Whether a round's updates stay on the engine's device."""
+    return isinstance(engine, Near) and engine.near
+
+
+def preflight(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> None:
     """BadInput naming the figures if the tables cannot fit; a run is never killed for memory later."""
-    want, have = needed(recipe, M, d, D), available()
+    want, have = needed(recipe, M, d, D, near), available()
     if want > TOLD:
         log.warning(
             "memory: about %.1f GB for the server, and on a CPU %.1f GB and a batch's activations for each worker",
@@ -85,10 +92,10 @@ def preflight(recipe: Recipe, M: int, d: int, D: int) -> None:
     )
 
 
-def fits(recipe: Recipe, M: int, d: int, D: int) -> bool:
+def fits(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> bool:
     """Whether tables for M clients can be made beside those there are: they are copied when they grow."""
     have = available()
-    return have is None or needed(recipe, M, d, D) <= have
+    return have is None or needed(recipe, M, d, D, near) <= have
 
 
 def _bytes(value: Any) -> int:

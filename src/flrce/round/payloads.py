@@ -11,6 +11,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce import crossing
 from flrce.errors import brief
 from flrce.pieces import Dense, Malformed
 from flrce.rng import stream
@@ -53,7 +54,7 @@ def grounded(
         start += size
         if not size or not name.endswith(VARIANCE):
             continue
-        before = w[span] if held is None else w[held[span]]
+        before = crossing.beside(w[span] if held is None else w[held[span]], u)
         lowest = float((before + u[span]).min())
         if lowest < 0 and exact:
             return f"a variance of {lowest:.3g} in {name[-60:]!r}", None

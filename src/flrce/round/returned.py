@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flrce import crossing
 from flrce.errors import BadInput
+from flrce.traits import Near
 from flrce.types import Record, Selection
 
 
@@ -58,6 +60,14 @@ def handed(average: Any, model: Any, w: Tensor) -> Tensor:
     if model is not w:
         _shaped(average, model, w)
     found: Tensor = model
+    return found
+
+
+def brought(engine: Any, w: Tensor) -> Tensor:
+    """The next model on the host; an engine that has it on its device keeps it there."""
+    found = crossing.home(w)
+    if found is not w and isinstance(engine, Near):
+        engine.hold(found, w)
     return found
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flrce import crossing
 from flrce.room import room
 from flrce.round.payloads import encoding
 from flrce.traits import Covers
@@ -14,15 +15,21 @@ from flrce.types import Reply, Task, Updates
 
 def stacked(
     tasks: Sequence[Task], passed: list[tuple[Reply, Tensor]], holdings: Any, d: int, trainable: int,
-    dtype: torch.dtype, table: Tensor | None = None,
+    dtype: torch.dtype, table: Tensor | None = None, beside: Tensor | None = None,
 ) -> Updates:  # fmt: skip
     """One row each, in the order of the tasks; `passed` is emptied, so that P large models are not held twice.
 
-    Updates that lie in the `table` stay there, or move up where others before them did not pass.
+    Updates that lie in the `table` stay there, or move up where others before them did not pass. Else the rows are
+    `beside` the model that replies lie next to, where that is on a device.
     """
     fits = table is not None and table.dtype == dtype and len(table) >= len(passed) and table.shape[1] == d
     # of new memory, a row is taken as it is written, and its reply let go of
-    U = table[: len(passed)] if table is not None and fits else room(len(passed), d, dtype=dtype)
+    if table is not None and fits:
+        U = table[: len(passed)]
+    elif beside is not None and not crossing.local(beside):
+        U = beside.new_empty(len(passed), d)
+    else:
+        U = room(len(passed), d, dtype=dtype)
     covers = {type(task.compressor): isinstance(task.compressor, Covers) for task in tasks}
     partial = any(covers.values()) or any(holdings(task)[0] is not None for task in tasks)
     covered = torch.zeros(len(passed), d, dtype=torch.bool) if partial else None
@@ -34,7 +41,7 @@ def stacked(
         if held is not None:
             U[row] = 0
         if held is not None or u.data_ptr() != U[row].data_ptr():
-            U[row, where] = u
+            U[row, where] = crossing.beside(u, U)
         del u  # it may be large
         if covered is not None:
             covered[row, where] = _covered(task, names)

@@ -10,7 +10,7 @@ from flrce.types import Record, Updates
 def summed(updates: Updates) -> Updates:
     """One row: the mean update by samples and the samples of all; `k` still says who took part."""
     n = updates.n
-    total = torch.zeros(updates.U.shape[1], dtype=torch.float64)
+    total = torch.zeros_like(updates.U[0], dtype=torch.float64)
     for row in range(len(updates.U)):
         total.add_(updates.U[row].double(), alpha=float(n[row]))
     mean = (total / n.sum()).to(updates.U.dtype)

@@ -9,7 +9,7 @@ from numpy.random import Generator
 from flrce.bounds import Part
 from flrce.pieces import View
 from flrce.selectors.uniform import Uniform
-from flrce.traits import Observes, Remembers
+from flrce.traits import Observes, Remembers, takes
 from flrce.types import Event, Selection
 
 
@@ -23,6 +23,10 @@ class Cleanest:
 
     share: Part = 0.5
     selector: Any = field(default=Uniform(), metadata={"piece": True})
+
+    @property
+    def anywhere(self) -> bool:
+        return takes(self.selector) or not isinstance(self.selector, Observes)
 
     def init(self, M: int, d: int, D: int) -> Any:
         return self.selector.init(M, d, D) if isinstance(self.selector, Remembers) else Nothing()

@@ -8,7 +8,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce import relations
+from flrce import crossing, relations
 from flrce.bounds import Amount, Count, Part, Share, Whole
 from flrce.errors import BadInput
 from flrce.pieces import View
@@ -57,6 +57,11 @@ class ByRelationship:
         """The same over a map that keeps `size` floats of each update."""
         return replace(self, sketch=size, blend=1.0)
 
+    @property
+    def anywhere(self) -> bool:
+        """Whether updates may stay on a device: whole ones are remembered on the host."""
+        return self.sketch > 0
+
     def phi(self, t: int) -> float:
         """Probability to explore in round t."""
         return 1.0 if t <= self.warmup else max(self.decay ** (t - 1), self.floor)
@@ -94,7 +99,8 @@ class ByRelationship:
         """Steps 5, 7 and 8 of the paper's figure 4: write V and R, then the rows of Omega and H."""
         k, wire = event.updates.k, self.space == "wire"
         U = event.updates.U.float() if wire else event.updates.u
-        w = (event.w if wire else event.w[: event.updates.trainable]).float()
+        start = event.w if event.updates.sent is None else event.updates.sent
+        w = (start if wire else start[: event.updates.trainable]).float()
         age, bases = event.updates.age, event.updates.base or ()
         bases = tuple((base if wire else base[: event.updates.trainable]).float() for base in bases)
         full, anchored = None, self.anchor == "model"
@@ -103,6 +109,7 @@ class ByRelationship:
             full = None if anchored else (w, U)  # of past models only sketches are kept
             U, w = S(U), S(w[None])[0]
             bases = tuple(S(base[None])[0] for base in bases)
+        U, w = crossing.home(U), crossing.home(w)
         m = memory
         m = relations.remember(m, event.t, w, k, U, anchored, age, bases)
         rows, H = relations.relate(m, event.t, w, k, U, anchored, full)

@@ -8,7 +8,7 @@ from numpy.random import Generator
 from flrce.bounds import Whole
 from flrce.pieces import Selector, View
 from flrce.selectors.uniform import Uniform
-from flrce.traits import Observes, Remembers
+from flrce.traits import Observes, Remembers, takes
 from flrce.types import Event, Selection
 
 
@@ -24,6 +24,10 @@ class Rooted:
     piece: ClassVar[str] = "rooted"
     inner: Selector = field(default=Uniform(), metadata={"piece": True})
     root: Whole = 0
+
+    @property
+    def anywhere(self) -> bool:
+        return takes(self.inner) or not isinstance(self.inner, Observes)
 
     def init(self, M: int, d: int, D: int) -> Any:
         return self.inner.init(M, d, D) if isinstance(self.inner, Remembers) else Nothing()

@@ -11,6 +11,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce import crossing
 from flrce.bounds import Amount, Count, Whole
 from flrce.errors import BadInput, nearest
 from flrce.linalg import directions
@@ -55,6 +56,7 @@ class InTurn:
     """
 
     piece: ClassVar[str] = "in-turn"
+    anywhere: ClassVar[bool] = True
     by: Literal["balance", "agreement", "sizes", "chance"] = "balance"
     sketch: Count = 2048
     cap: Amount = 5.0
@@ -121,7 +123,8 @@ class InTurn:
         m.R[k] = event.t
         if m.H is not None:
             size = m.V.shape[1]
-            m.V[k] = directions(sketch(u.shape[1], size)(u) if size < u.shape[1] else u)
+            short = sketch(u.shape[1], size)(u) if size < u.shape[1] else u
+            m.V[k] = directions(crossing.home(short))
             rows = related(m.V, k)
             m.H[k] = rows.sum(1)
             if m.Omega is not None:

@@ -5,7 +5,7 @@ The formulas are those of its released code (docs/methods.md names it, and where
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
@@ -58,6 +58,7 @@ class ByUtility:
     pace: Count = 20  # rounds of the pacer's window
     delta: Percent = 5.0  # percentiles that it moves by
     power: Share = 0.0  # EAFL: weight of the battery's level against the score, taken from 0 to 1
+    anywhere: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= self.epsilon <= 1:

@@ -6,7 +6,7 @@ An average costs the server one vector and the clients nothing; BatchNorm statis
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Le, Lt
@@ -45,6 +45,7 @@ class EMA:
     decay: Annotated[float, Ge(0), Lt(1)] = 0.9
     ease: Amount = 0.0
     level: Share = 0.0
+    anywhere: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (0 <= self.decay < 1 and 0 <= self.ease < math.inf and 0 <= self.level <= 1):
@@ -120,6 +121,7 @@ class SWA:
 
     after: Whole = 0
     every: Count = 1
+    anywhere: ClassVar[bool] = True
 
     def init(self, M: int, d: int, D: int) -> Mean:
         return Mean(torch.zeros(D, dtype=torch.float64))
@@ -146,6 +148,7 @@ class TailMean:
     """The mean of the last `last` models."""
 
     last: Annotated[int, Ge(1), Le(10_000)] = 10
+    anywhere: ClassVar[bool] = True
 
     def init(self, M: int, d: int, D: int) -> Tail:
         return Tail()
@@ -166,6 +169,7 @@ class GrowingTail:
     """
 
     share: Part = 0.25
+    anywhere: ClassVar[bool] = True
 
     def init(self, M: int, d: int, D: int) -> Tail:
         return Tail()

@@ -6,7 +6,7 @@ Statistics of BatchNorm are no gradients: they go to the target whatever the ste
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Lt
@@ -32,6 +32,7 @@ class Momentum:
 
     beta: Decay = 0.9
     rate: Rate = 1.0
+    anywhere: ClassVar[bool] = True
 
     def init(self, M: int, d: int, D: int) -> Moments:
         return Moments(torch.zeros(d), torch.zeros(0))
@@ -51,6 +52,7 @@ class Adam:
     beta1: Decay = 0.9
     beta2: Decay = 0.99
     tau: Positive = 1e-3
+    anywhere: ClassVar[bool] = True
 
     def init(self, M: int, d: int, D: int) -> Moments:
         return _started(d, self.tau)
@@ -69,6 +71,7 @@ class Yogi:
     beta1: Decay = 0.9
     beta2: Decay = 0.99
     tau: Positive = 1e-3
+    anywhere: ClassVar[bool] = True
 
     def init(self, M: int, d: int, D: int) -> Moments:
         return _started(d, self.tau)
@@ -87,6 +90,7 @@ class Adagrad:
     rate: Rate = 0.01
     beta1: Decay = 0.0
     tau: Positive = 1e-3
+    anywhere: ClassVar[bool] = True
 
     def init(self, M: int, d: int, D: int) -> Moments:
         return _started(d, self.tau)
@@ -101,6 +105,7 @@ class ExP:
     """FedExP (Jhunjhunwala et al. 2023): w + eta delta, eta = max(1, sum |u_k|^2 / (2 P (|delta|^2 + eps)))."""
 
     eps: Amount = 1e-3
+    anywhere: ClassVar[bool] = True
 
     def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Any) -> tuple[Tensor, Any]:
         delta = _delta(w, target, updates)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class Growth:
 
     rate: Positive = 0.001
     rounds: Count = 10
+    anywhere: ClassVar[bool] = True
 
     def init(self, M: int, d: int, D: int) -> Origin:
         return Origin(torch.zeros(D))
