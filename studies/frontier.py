@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from headline import PLANS, even, levels, read
+from headline_tables import PLANS, even, levels, read
 from scipy.stats import t as student
 
 PLAN = json.loads((PLANS / "frontier-average.json").read_text())

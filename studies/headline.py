@@ -2,7 +2,7 @@
 
     python studies/headline.py run   --data CACHE --out DIR [--tasks digits,femnist] [--device cuda] [--stack 12] \
         [--seconds 500] [--share 0/4] [--plan studies/plans/frontier-average.json]
-    python studies/headline.py table --out results/headline
+    python studies/headline.py table --out results/headline [--page docs/beyond.md]
     python studies/headline.py holdouts --data CACHE --out DIR --tasks digits,mnist-writers
 
 plans/headline.json holds tasks, rows, seeds and the rule; runs found in DIR are not made again. A run without an
@@ -19,17 +19,12 @@ from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
+from headline_tables import PLAN, embed, read, tables
 
 from flrce import runs
 from flrce.config import Experiment
 from flrce.results.paper.execute import load
 from flrce.stops.worth import Worth
-
-PLANS = Path(__file__).parent / "plans"
-PLAN = json.loads((PLANS / "headline.json").read_text())
-COSTS = ("joules", "active", "bytes_up", "bytes", "rounds")
-LAST = {"uniform": "FedAvg: uniform, no average"}  # runs that are shown a second time, by their last model
 
 
 def experiment(task, row, seed, device="cpu"):
@@ -116,103 +111,6 @@ def short(values):
     return [None if value is None else float(f"{value:.6g}") for value in values]
 
 
-def read(folder):
-    found = {}
-    for path in sorted(folder.glob("headline-*.jsonl.gz")):
-        with gzip.open(path, "rt") as f:
-            for line in map(json.loads, f):
-                key = tuple(line["key"])
-                if key not in found or len(line["last"]) > len(found[key]["last"]):
-                    found[key] = line
-    return found
-
-
-def even(found):
-    """Runs of a task cut to the rounds that all of them have; none of a task that has fewer than half."""
-    T, kept = PLAN["all"]["rounds"], {}
-    least = {task: min(len(line["last"]) for key, line in found.items() if key[0] == task) for task, *_ in found}
-    for key, line in found.items():
-        n = least[key[0]]
-        if n >= T / 2:
-            series = {name: values[:n] for name, values in line.items() if isinstance(values, list) and name != "key"}
-            kept[key] = line | series | {"stopped": line["stopped"] if (line["stopped"] or T + 1) <= n else None}
-    return kept
-
-
-def levels(line, what="handed"):
-    """(T,) mean of the last sweep's evaluations by round; nan before there are any."""
-    values = np.array([np.nan if x is None else x for x in line[what]])
-    seen = ~np.isnan(values)
-    sums, counts = np.cumsum(np.where(seen, values, 0.0)), np.cumsum(seen)
-    sweep = line["sweep"]
-    sums[sweep:], counts[sweep:] = sums[sweep:] - sums[:-sweep].copy(), counts[sweep:] - counts[:-sweep].copy()
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-
-
-def spent(line, t):
-    """What each cost comes to over the first t rounds."""
-    return {cost: float(t) if cost == "rounds" else float(np.sum(line[cost][:t])) for cost in COSTS}
-
-
-def reached(line, target, what="handed"):
-    """Rounds until the level has the target; None: never."""
-    hits = np.flatnonzero(levels(line, what) >= target)
-    return int(hits[0]) + 1 if len(hits) else None
-
-
-def interval(values):
-    """Geometric mean and 95 % interval of ratios, from their logarithms."""
-    from scipy.stats import t as student
-
-    x = np.array(values)
-    half = student.ppf(0.975, len(x) - 1) * x.std(ddof=1) / len(x) ** 0.5 if len(x) > 1 else np.nan
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*np.exp([x.mean(), x.mean() - half, x.mean() + half]))
-
-
-def compared(found, task):
-    """Target, and of every row: (how many reached it, of how many, cost -> logarithms of ratios by seed)."""
-    base = PLAN["base"]
-    ends = [levels(found[task, base, seed])[-1] for seed in PLAN["targets"] if (task, base, seed) in found]
-    target, rows = 0.95 * float(np.mean(ends)), {}
-    shown = [(row, row, "handed") for row in PLAN["rows"]] + [(name, row, "last") for row, name in LAST.items()]
-    for name, row, what in shown:
-        mine = {seed: found[task, row, seed] for seed in PLAN["seeds"] if (task, row, seed) in found}
-        ratios, got = defaultdict(dict), 0
-        for seed, line in mine.items():
-            t, other = reached(line, target, what), found.get((task, base, seed))
-            got += t is not None
-            b = reached(other, target) if other else None
-            if t is None or b is None:
-                continue
-            for cost, value in spent(line, t).items():
-                ratios[cost][seed] = float(np.log(value / spent(other, b)[cost]))
-        rows[name] = got, len(mine), ratios
-    return target, rows
-
-
-def table(folder):
-    found = even(read(folder))
-    tasks = [task for task in PLAN["tasks"] if any(key[0] == task for key in found)]
-    lines, over = [], defaultdict(lambda: defaultdict(list))
-    for task in tasks:
-        target, rows = compared(found, task)
-        T = len(found[task, PLAN["base"], PLAN["targets"][0]]["last"])
-        lines += [f"| {task}, target {100 * target:.1f} %, {T} rounds | reached | joules | joules without waiting | "
-                  "bytes up | bytes | rounds |", "|---|---|---|---|---|---|---|"]  # fmt: skip
-        for name, (got, of, ratios) in rows.items():
-            cells = [interval(list(ratios[cost].values())) if ratios[cost] else "--" for cost in COSTS]
-            lines.append(f"| {name} | {got} of {of} | {' | '.join(cells)} |")
-            for cost in COSTS:
-                if ratios[cost]:
-                    over[name][cost].append(float(np.mean(list(ratios[cost].values()))))
-        lines += ["", *stops(found, task, target), ""]
-    lines += [f"| over {len(tasks)} tasks | joules | joules without waiting | bytes up | bytes | rounds |",
-              "|---|---|---|---|---|---|"]  # fmt: skip
-    for name, costs in over.items():
-        lines.append(f"| {name} | {' | '.join(interval(costs[cost]) for cost in COSTS)} |")
-    return "\n".join(lines)
-
-
 def holdouts(options):
     for task in options.tasks.split(","):
         pool, spent = load(PLAN["tasks"][task]["data"]["name"], options.data, verify=False), []
@@ -223,25 +121,11 @@ def holdouts(options):
         print(f"{task}: {spent[0] / spent[1]:.3f}")
 
 
-def stops(found, task, target):
-    """A sentence on where the default's stop ends the runs."""
-    mine = [found[task, "default", seed] for seed in PLAN["seeds"] if (task, "default", seed) in found]
-    ended = [(line, line["stopped"]) for line in mine if line["stopped"]]
-    if not ended:
-        return [f"The stop ends none of {len(mine)} runs within {len(mine[0]['last'])} rounds."]
-    early = sum((reached(line, target) or 1e9) > t for line, t in ended)
-    lost = [100 * (levels(line)[-1] - levels(line)[t - 1]) for line, t in ended]
-    share = [sum(line["joules"][:t]) / sum(line["joules"]) for line, t in ended]
-    mean = np.mean([t for _, t in ended])
-    return [f"The stop ends {len(ended)} of {len(mine)} runs, in round {mean:.0f} on average, "
-            f"{early} before the target; with {100 * np.mean(share):.0f} % of the joules of all rounds, "
-            f"{np.mean(lost):.1f} points (most {np.max(lost):.1f}) below what they bring."]  # fmt: skip
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("does", choices=("run", "table", "holdouts"))
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--page", type=Path, help="put the tables between their marks in this page")
     parser.add_argument("--plan", type=Path, help="another than plans/headline.json, to run")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--tasks")
@@ -256,7 +140,10 @@ def main():
     elif options.does == "holdouts":
         holdouts(options)
     else:
-        print(table(options.out))
+        made = tables(options.out)
+        print("\n".join(made.values()))
+        if options.page:
+            embed(made, options.page)
 
 
 if __name__ == "__main__":

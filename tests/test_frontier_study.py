@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "studies"))
 
 import frontier
-import headline
+import headline_tables as headline
 
 SEEDS = (500, 501, 502, 503)
 
@@ -79,3 +79,14 @@ def test_runs_that_time_cut_off_count_with_the_rounds_that_all_have(tmp_path):
 def test_the_longer_of_two_lines_of_a_run_counts(tmp_path):
     lines = [line("uniform", 400, 0.5, 1.0, T=100), line("uniform", 400, 0.5, 1.0, T=60)]
     assert len(headline.read(kept(tmp_path, lines))["digits", "uniform", 400]["last"]) == 100
+
+
+def test_the_page_has_the_headline_that_the_runs_give(tmp_path):
+    root = Path(__file__).resolve().parent.parent
+    page = tmp_path / "beyond.md"
+    page.write_text((root / "docs/beyond.md").read_text())
+    made = headline.tables(root / "results/headline")
+    headline.embed(made, page)
+    assert page.read_text() == (root / "docs/beyond.md").read_text()
+    assert page.read_text().count("<!-- headline-") == 3
+    assert made["headline-joules"].count("1.00 [1.00, 1.00]") == made["headline-joules"].count("\n") - 2  # the base
