@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from flrce import runs
 from flrce.apps import cli
 from flrce.arena import advise, job, machine, records
+from flrce.arena.about import about
 from flrce.arena.board import board, critical, fronts, without
 from flrce.arena.execute import executor
 from flrce.arena.plan import Cell, Plan, pairs
@@ -80,6 +81,32 @@ def test_ranks_by_hand():
     at_equal_rounds = board(found, "rounds", 0.5, "ref")
     assert at_equal_rounds.standings[0].method == "c"
     assert without(found, "joules", 1.0, "ref") == {"a": ["b", "ref", "c"], "z": ["b", "ref", "c"]}
+
+
+def test_one_seed_has_no_intervals():
+    """Draws of one seed are that seed: 100 % sure of nothing."""
+    found = [run_of("ref", [0.1, 0.4]), run_of("b", [0.4, 0.5])]
+    ranked = board(found, "joules", 1.0, "ref").standings
+    assert [(s.method, s.low, s.high, s.first) for s in ranked] == [("b", None, None, None), ("ref", None, None, None)]
+    b = reach(found, "joules", "ref")[0]
+    assert (b.share, b.low, b.high) == (0.5, None, None)
+    two = [*found, run_of("b", [0.2, 0.3], seed=2)]
+    assert board(two, "joules", 1.0, "ref").standings[0].first is not None
+
+
+def test_a_rule_in_words():
+    plan = {"tasks": {"mine": {"train": {"epochs": 1}}}, "methods": {"fedavg": {}}, "seeds": [1, 2]}
+    spent = "Budgets are shares of what fedavg spends."
+    plain = about(Plan.of(plan))
+    assert plain["rule"] == f"Judged on seeds 1, 2, with the settings of tasks and methods as they are. {spent}"
+    assert plain["tasks"][0][:2] == ["mine", "digits, dirichlet(0.1)"]
+    assert plain["tasks"][0][5].startswith("1 epoch, ")
+    assert len(plain["tasks"][0]) == len(plain["heads"])
+    tuning = {"times": {"train.lr": [0.3, 1]}, "grid": {"train.batch": [8, 16]}, "share": 0.5}
+    assert about(Plan.of({**plan, "tuning": tuning}))["rule"] == (
+        "Every method tried train.batch = 8, 16 and train.lr at 0.3, 1 times its own on seed 0 for 50 % of the rounds, "
+        f"and is judged on seeds 1, 2 with what ended best. {spent}"
+    )
 
 
 def test_less_may_be_better():

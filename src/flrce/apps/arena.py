@@ -13,6 +13,7 @@ import tomli_w
 from flrce.apps.options import place
 from flrce.apps.show import table
 from flrce.arena import job, page, records
+from flrce.arena.about import about
 from flrce.arena.board import Board, boards, fronts, without
 from flrce.arena.execute import executor
 from flrce.arena.plan import Plan
@@ -50,6 +51,7 @@ def arena(plan: Path, out: Path, against: Path | None, tasks: str | None, where:
         "stops": [asdict(line) for line in endings(every, asked.rules())],
         "settings": {f"{p.task}/{p.method}": dict(p.tried) for p in found.judged},
         "failed": [list(each) for each in found.failed],
+        "about": about(asked),
     }
     write_through(out / PLAN, tomli_w.dumps(tables).encode())
     write_through(out / LEADERBOARD, _listed(ranked).encode())
@@ -123,7 +125,9 @@ def _shown(board: Board, found: Sequence[Played]) -> None:
         scores = [
             s.scores[task].per(headline.unit(metrics[task])).text(headline.digits(metrics[task])) for task in tasks
         ]
-        rows.append([s.method, f"{s.rank:.2f}", f"{s.low:.2f} to {s.high:.2f}", f"{100 * s.first:.0f} %", *scores])
+        spread = "--" if s.low is None or s.high is None else f"{s.low:.2f} to {s.high:.2f}"
+        leads = "--" if s.first is None else f"{100 * s.first:.0f} %"
+        rows.append([s.method, f"{s.rank:.2f}", spread, leads, *scores])
     near = "" if board.critical is None else f"; ranks closer than {board.critical:.2f} are not told apart"
     heads = ["method", "rank", "95 %", "leads", *(f"{task}: {headline.heading(metrics[task])}" for task in tasks)]
     table(f"at equal {board.axis}{near}", heads, rows)

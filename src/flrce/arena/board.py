@@ -7,7 +7,7 @@ test over tasks (Demsar 2006): below it, a difference in rank is what chance bri
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,9 @@ class Standing:
 
     method: str
     rank: float  # mean over tasks; 1 is best
-    low: float  # 95 % of the ranks under other draws of seeds
-    high: float
-    first: float  # share of draws in which it leads
+    low: float | None  # 95 % of the ranks under other draws of seeds; None: nobody has a second seed to draw
+    high: float | None
+    first: float | None  # share of draws in which it leads
     scores: Mapping[str, Interval]  # task -> of the metric
 
 
@@ -70,15 +70,23 @@ def board(found: Sequence[Played], axis: str, share: float, reference: str, draw
     methods = [m for m in dict.fromkeys(p.method for p in found) if _complete(found, m, limits)]
     merits = {task: _merits(found, task, methods, axis, limits[task]) for task in limits}
     ranks = np.mean([_ranks([_mean(row) for row in merits[task]]) for task in limits], axis=0)  # (methods,)
-    drawn = _drawn(merits, draws)  # (draws, methods)
+    drawn = _drawn(merits, draws) if several(found) else None  # (draws, methods)
     standings = []
     for i, method in enumerate(methods):
-        low, high = np.quantile(drawn[:, i], [0.025, 0.975])
-        first = float(np.mean(drawn[:, i] == drawn.min(axis=1)))
         scores = {task: _score(found, task, method, axis, limits[task]) for task in limits}
-        standings.append(Standing(method, float(ranks[i]), float(low), float(high), first, scores))
+        standing = Standing(method, float(ranks[i]), None, None, None, scores)
+        if drawn is not None:
+            low, high = np.quantile(drawn[:, i], [0.025, 0.975])
+            first = float(np.mean(drawn[:, i] == drawn.min(axis=1)))
+            standing = replace(standing, low=float(low), high=float(high), first=first)
+        standings.append(standing)
     standings.sort(key=lambda s: (s.rank, s.method))
     return Board(axis, share, limits, tuple(standings), critical(len(methods), len(limits)))
+
+
+def several(found: Sequence[Played]) -> bool:
+    """Whether some method has a second seed on some task, without which draws of the seeds say nothing."""
+    return len({(p.task, p.method) for p in found}) < len(found)
 
 
 def critical(methods: int, tasks: int) -> float | None:

@@ -67,7 +67,8 @@ def _played(
         else:
             missing.append(cell)
     failed: list[tuple[Cell, str]] = []
-    told(len(done), "")
+    if cells:
+        told(len(done), "")
     for cell, outcome in execute(missing, out / "running") if missing else ():
         if isinstance(outcome, str):
             failed.append((cell, outcome))

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import html
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -43,19 +44,29 @@ def write(found: Sequence[Played], ranked: Sequence[Board], told: Mapping[str, A
 def story(found: Sequence[Played], ranked: Sequence[Board], told: Mapping[str, Any]) -> list[str]:
     """What the arena says, in words: what can be saved, who leads at equal cost, and how sure that is."""
     tasks, methods = {p.task for p in found}, {p.method for p in found}
-    seeds = min(sum((p.task, p.method) == pair for p in found) for pair in {(p.task, p.method) for p in found})
-    lines = [f"{len(methods)} methods on {len(tasks)} tasks, at least {seeds} seeds each."]
+    seeds = Counter((p.task, p.method) for p in found).values()
+    many = f"at least {min(seeds)} seed{'s' * (min(seeds) > 1)} each" if max(seeds) > 1 else "one seed each"
+    lines = [f"{len(methods)} methods on {len(tasks)} task{'s' * (len(tasks) > 1)}, {many}."]
     lines += [line for axis in ("joules", "bytes") if (line := saved(told, axis))]
+    alike: list[str] = []  # axes on which nobody stands out
     for board in (each for each in ranked if each.share == max(b.share for b in ranked)):
         first, *others = board.standings
         if others and board.critical is not None and others[-1].rank - first.rank < board.critical:
-            lines.append(f"At equal {board.axis}: no method can be told from any other.")
+            alike.append(board.axis)
             continue
-        sure = f"first in {100 * first.first:.0f} % of draws of the seeds"
+        sure = "one seed, so nobody knows how sure that is"
+        if first.first is not None:
+            sure = f"first in {100 * first.first:.0f} % of draws of the seeds"
         near = [s.method for s in others if board.critical is not None and s.rank - first.rank < board.critical]
         tied = f"; not told apart from it: {', '.join(near[:AT_MOST])}" if near else ""
         more = f" and {len(near) - AT_MOST} more" if len(near) > AT_MOST else ""
-        lines.append(f"At equal {board.axis}: {first.method} leads, mean rank {first.rank:.1f} ({sure}){tied}{more}.")
+        lines.append(
+            f"At equal {board.axis}: {first.method} has the best mean rank, {first.rank:.1f} ({sure}){tied}{more}."
+        )
+    if alike:
+        lines.append(f"At equal {', '.join(alike)}: by ranks over tasks, no method can be told from any other.")
+    if told["failed"]:
+        lines.append(f"Runs that failed, and why, are listed below: {len(told['failed'])}.")
     return lines
 
 
@@ -65,9 +76,12 @@ def saved(told: Mapping[str, Any], axis: str) -> str:
     first = fine[0] if fine else None
     if first is None or first["share"] is None or first["share"] >= 1:
         return f"Nobody gets where {told['reference']} ends for less of its {axis} and ends no worse on any task."
+    sure = ""
+    if first["low"] is not None:
+        sure = f" (95 %: {100 * first['low']:.0f} to {100 * first['high']:.0f} %)"
     return (
-        f"To where {told['reference']} ends, {first['method']} takes {100 * first['share']:.0f} % of its {axis} "
-        f"(95 %: {100 * first['low']:.0f} to {100 * first['high']:.0f} %); {first['reached']} of {first['runs']} "
+        f"To where {told['reference']} ends, {first['method']} takes {100 * first['share']:.0f} % of its {axis}"
+        f"{sure}; {first['reached']} of {first['runs']} "
         "runs get there, and on no task does it end worse in the mean."
     )
 

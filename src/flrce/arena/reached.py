@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.arena.board import DRAWS
+from flrce.arena.board import DRAWS, several
 from flrce.arena.records import Played
 
 Array = NDArray[np.float64]
@@ -20,7 +20,7 @@ class Reach:
     reached: int  # runs that were as good as the reference's mean end
     runs: int
     share: float | None  # geometric mean over tasks of the mean over seeds; None: some task was never reached
-    low: float | None  # 95 % under other draws of the seeds
+    low: float | None  # 95 % under other draws of the seeds; None: nobody has a second one
     high: float | None
     below: tuple[str, ...] = ()  # tasks on which it ends worse than the reference, in the mean
 
@@ -41,8 +41,10 @@ def reach(found: Sequence[Played], axis: str, reference: str, draws: int = DRAWS
         if all(any(cost is not None for cost in each) for each in costs.values()):
             shares = [_shares(runs[task], costs[task], axis, whole[task]) for task in ends]
             middle, drawn = _geometric([each.mean(keepdims=True) for each in shares])[0], _drawn(shares, draws)
-            low, high = np.quantile(drawn, [0.025, 0.975])
-            line = replace(line, share=float(middle), low=float(low), high=float(high))
+            line = replace(line, share=float(middle))
+            if several(found):
+                low, high = np.quantile(drawn, [0.025, 0.975])
+                line = replace(line, low=float(low), high=float(high))
         lines.append(line)
     return sorted(lines, key=lambda r: (r.share is None, r.share or 0.0, r.method))
 

@@ -64,11 +64,11 @@ function current() {
   return D.boards.find((b) => b.axis === $("axis").value && String(b.share) === $("share").value);
 }
 function rows(board) {
-  return board.standings.map((s) => [s.method, s.rank.toFixed(2), `${s.low.toFixed(2)} to ${s.high.toFixed(2)}`,
-    `${(100 * s.first).toFixed(0)} %`, ...D.tasks.map((t) => s.scores[t.name] ? shown(s.scores[t.name], t.name) : "--")]);
+  return board.standings.map((s) => [s.method, s.rank.toFixed(2), s.low === null ? "--" : `${s.low.toFixed(2)} to ${s.high.toFixed(2)}`,
+    s.first === null ? "--" : `${(100 * s.first).toFixed(0)} %`, ...D.tasks.map((t) => s.scores[t.name] ? shown(s.scores[t.name], t.name) : "--")]);
 }
 function heads() {
-  return ["Method", "Rank", "95 %", "Leads", ...D.tasks.map((t) => `${t.name}: ${t.heading}`)];
+  return ["Method", "Rank", "95 %", "Leads", ...D.tasks.map((t) => `${t.name}: ${t.heading}${t.lower ? " (less is better)" : ""}`)];
 }
 function lead() {
   const board = current();
@@ -82,10 +82,10 @@ function saved() {
   const axis = $("axis").value, percent = (x) => x === null ? "--" : `${(100 * x).toFixed(0)} %`;
   $("saving").textContent = `What each method spends to get where ${D.reference} ends on average, as a share of its ${axis}: mean over tasks and seeds; runs that never get there count with all that they spent.`;
   table($("reached"), ["Method", `Share of ${axis}`, "95 %", "Runs that get there", "Ends worse on"], D.reached[axis].map((r) => [
-    r.method, percent(r.share), r.share === null ? "--" : `${percent(r.low)} to ${percent(r.high)}`, `${r.reached} of ${r.runs}`, r.below.join(", ") || "--"]));
+    r.method, percent(r.share), r.low === null ? "--" : `${percent(r.low)} to ${percent(r.high)}`, `${r.reached} of ${r.runs}`, r.below.join(", ") || "--"]));
 }
 function ranks(board) {
-  const n = board.standings.length, W = 720, left = 190, H = 30 + 20 * n;
+  const n = board.standings.length, W = Math.min(720, Math.max(360, $("ranks").clientWidth || 720)), left = W < 600 ? 150 : 190, H = 30 + 20 * n;
   const x = (r) => left + (W - left - 20) * (r - 1) / Math.max(n - 1, 1);
   const box = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "mean ranks" });
   for (let r = 1; r <= n; r += Math.ceil(n / 10)) {
@@ -99,7 +99,7 @@ function ranks(board) {
   board.standings.forEach((s, i) => {
     const y = 32 + 20 * i;
     box.append(svg("text", { x: left - 10, y: y + 4, "text-anchor": "end" }, s.method));
-    box.append(svg("line", { x1: x(s.low), x2: x(s.high), y1: y, y2: y, stroke: color(s.method), "stroke-width": 2 }));
+    if (s.low !== null) box.append(svg("line", { x1: x(s.low), x2: x(s.high), y1: y, y2: y, stroke: color(s.method), "stroke-width": 2 }));
     box.append(svg("circle", { cx: x(s.rank), cy: y, r: 4.5, fill: color(s.method) }));
   });
   $("ranks").replaceChildren(box);
@@ -189,8 +189,9 @@ function fill() {
   $("axis").addEventListener("change", () => { lead(); saved(); charts(); });
   saved();
   const unrun = Object.entries(D.left_out).flatMap(([m, tasks]) => Object.entries(tasks).map(([t, why]) => [m, t, why]));
+  unrun.push(...D.failed.map(([label, why]) => [label, "failed", why]));
   $("unrun").hidden = !unrun.length;
-  table($("missing"), ["Method", "Task", "Why"], unrun);
+  table($("missing"), ["Method", "Task", "Why not"], unrun);
   $("share").addEventListener("change", lead);
   $("csv").addEventListener("click", () => download(`arena-${$("axis").value}.csv`,
     [heads(), ...rows(current())].map((row) => row.map((cell) => quoted(String(cell))).join(",")).join("\n")));
@@ -199,7 +200,10 @@ function fill() {
     document.documentElement.dataset.theme = dark ? "light" : "dark";
   });
   const without = Object.entries(D.without);
+  $("changing").hidden = !without.length;
   table($("without"), ["Without", "1", "2", "3", "4", "5"], without.map(([task, order]) => [task, ...Array.from({ length: 5 }, (_, i) => order[i] || "")]));
+  $("rule").textContent = D.about.rule;
+  table($("tasks"), D.about.heads, D.about.tasks);
   $("stopping").hidden = !D.stops.length;
   table($("stops"), ["Task", "Rule", "Ends", "Round", "Joules saved", "Metric given"], D.stops.map((s) => [
     s.task, s.rule, `${s.stopped} of ${s.runs}`, s.round.mean === null ? "--" : s.round.mean.toFixed(0),
