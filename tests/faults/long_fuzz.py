@@ -65,7 +65,8 @@ def run_directories(folder: Path) -> Case:
     def case(rng: random.Random) -> None:
         run = str(mutated_run(whole, folder / "run", rng))
         words = rng.choice([["report", run, "--out", str(folder / "r.html")], ["why", run, "--stop"],
-                            ["why", run, "--round", "2"], ["whatif", run]])  # fmt: skip
+                            ["why", run, "--round", "2"], ["whatif", run], ["runs", str(folder)],
+                            ["watch", run, "--once"], ["reach", run, "--target", "0.3"]])  # fmt: skip
         told, shown = io.StringIO(), io.StringIO()
         with contextlib.redirect_stderr(told), contextlib.redirect_stdout(shown):
             code = command(words)

@@ -149,6 +149,51 @@ def test_mutated_run_directories(finished, tmp_path, seed, capsys, seen):
     seen(f"{refused} of {count} answers refused")
 
 
+SPOILT = {
+    "a metric's value is text": ("rounds.jsonl", {"accuracy": "x", "averaged": "y"}),
+    "a metric's name is a table": ("rounds.jsonl", {"metric": {"a": 1}}),
+    "a line is a list": ("rounds.jsonl", [1]),
+    "rounds without end": ("experiment.toml", "rounds = inf\n"),
+    "deep brackets": ("experiment.toml", "x = " + "[" * 3000 + "]" * 3000 + "\n"),
+    "a recipe that is text": ("experiment.toml", 'recipe = "x"\n'),
+}
+
+
+@row33
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_run_is_left_out_of_the_list(copy, capsys, name):
+    """`flrce runs` looks at whatever lies in a folder; others are listed all the same."""
+    (copy / SEAL).unlink()
+    file, what = SPOILT[name]
+    shutil.copytree(copy, copy.parent / "beside")
+    if isinstance(what, str):
+        (copy / file).write_text(what)
+    else:
+        rows = [json.loads(line) for line in (copy / file).read_text().splitlines()]
+        rows[-1] = {**rows[-1], **what} if isinstance(what, dict) else what
+        (copy / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["runs", str(copy.parent), "--json"]) == 0
+    listed = [Path(row["folder"]).name for row in json.loads(capsys.readouterr().out)]
+    assert listed == ["beside"]
+    assert main(["runs", str(copy.parent)]) == 0
+
+
+@row33
+def test_comparing_runs_prints_nothing_that_a_terminal_obeys(copy, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(copy, other)
+    rows = [json.loads(line) for line in (other / "clients.jsonl").read_text().splitlines()]
+    rows[0] |= {"client": "\x1b[2J", "n": 10**9}
+    (other / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["verify", str(other), str(copy)]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+    (other / "clients.jsonl").write_text("[1]\n")
+    code, error = said(capsys, ["verify", str(copy), "RUN"], other)
+    assert (code, "clients.jsonl cannot be compared: line 1 is no table" in error) == (2, True)
+    (other / "clients.jsonl").write_text("[" * 100_000 + "\n")
+    assert said(capsys, ["verify", str(copy), "RUN"], other)[0] == 2
+
+
 @row33
 def test_a_row_of_100_million_takes_no_memory(copy, capsys):
     (copy / SEAL).unlink()

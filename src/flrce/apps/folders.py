@@ -11,7 +11,7 @@ from typing import Any
 
 from flrce.errors import BadInput
 from flrce.runs import SEEDS
-from flrce.store.lines import record
+from flrce.store.read import checked, parsed
 
 ROOT = Path("runs")
 DEEPEST = 3  # a folder of recipes, of seeds, of runs
@@ -78,7 +78,7 @@ def found(root: Path) -> Iterator[Found]:
     for folder in sorted(places, key=lambda place: ((place / "rounds.jsonl").stat().st_mtime, place)):
         try:
             yield glance(folder)
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue  # not ours, or damaged: `flrce report` says what is wrong with it
 
 
@@ -86,12 +86,11 @@ def glance(folder: Path) -> Found:
     """What a run's first and last lines say."""
     experiment: dict[str, Any] = tomllib.loads((folder / "experiment.toml").read_text())
     lines = (folder / "rounds.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
-    records = [json.loads(line) for line in lines]
-    done = [r for r in records if r.get("outcome", "committed") == "committed"]
-    found = [record(r) for r in records]
-    seen = [r for r in found if r.headline is not None]
-    T, stop = int(experiment.get("rounds", 100)), records[-1].get("stop", "") if records else ""
-    over = bool(stop) and records[-1].get("outcome") != "abandoned"
+    records = [checked(row) for row in parsed(b"\n".join(lines), "rounds.jsonl")]
+    done = [r for r in records if r.outcome == "committed"]
+    seen = [r for r in records if r.headline is not None]
+    T = int(experiment.get("rounds", 100))
+    over = bool(records) and bool(records[-1].stop) and records[-1].outcome != "abandoned"
     data = experiment.get("data", {})
     return Found(
         folder, str(experiment.get("recipe", {}).get("name", "flrce")), str(data.get("path") or data.get("name", "?")),

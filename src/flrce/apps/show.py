@@ -195,8 +195,13 @@ def table(
         text = wordy if left is None else column in left
         shown.add_column(column, justify="left" if text else "right")
     for row in rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        shown.add_row(*(Text(_printable(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else 120).print(shown)
+
+
+def _printable(cell: str) -> str:
+    """Names come from files and clients: nothing that a terminal would obey; line ends stay."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in cell)
 
 
 def _figure(cell: str) -> bool:

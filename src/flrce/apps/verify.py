@@ -11,7 +11,7 @@ import click
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from flrce.errors import BadInput
+from flrce.errors import BadInput, brief
 from flrce.store.checkpoint import manifests
 from flrce.store.seal import SEAL, damaged, sealed
 
@@ -31,7 +31,7 @@ class Difference:
     b: Any
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.where}: {_short(self.a)} against {_short(self.b)}"
+        return brief(f"{self.file}: {self.where}: {_short(self.a)} against {_short(self.b)}")
 
 
 def verify(a: Path, b: Path | None, as_json: bool) -> None:
@@ -86,7 +86,7 @@ def compare(a: Path, b: Path) -> Iterator[Difference]:
         elif one.read_bytes() != other.read_bytes():
             try:
                 first = next(_inside(one, other), None)
-            except (ValueError, SafetensorError) as why:
+            except (ValueError, RecursionError, SafetensorError) as why:
                 raise BadInput(f"{name} cannot be compared: {why}; is one of the runs damaged?") from why
             if first is not None:
                 yield first
@@ -114,6 +114,8 @@ def _lines(a: Path, b: Path) -> Iterator[Difference]:
         if x == y:
             continue
         one, other = (json.loads(text) if text else None for text in (x, y))
+        if not all(row is None or isinstance(row, dict) for row in (one, other)):
+            raise ValueError(f"line {line} is no table")
         known = one or other or {}
         at = f"line {line}, round {known.get('t')}" + (f", client {known['client']}" if "client" in known else "")
         if one is None or other is None:
