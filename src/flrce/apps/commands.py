@@ -291,5 +291,17 @@ def verify(**given: Any) -> None:
     verify(**given)
 
 
+@app.command()
+@options.runs("RUN", name="run")
+@option("--out", type=PATH, required=True, help="Folder for adapter_config.json and adapter_model.safetensors.")
+@option("--last", is_flag=True, help="The last model, where an average was handed back.")
+@options.as_json
+def export(**given: Any) -> None:
+    """Write a language model's adapters as HuggingFace's peft reads them: PeftModel.from_pretrained(base, FOLDER)."""
+    from flrce.apps.export import export
+
+    export(**given)
+
+
 for group in (groups.recipes, groups.data, groups.deploy):
     app.add_command(group)

@@ -37,6 +37,10 @@ class Seeded(nn.Module):
         self.steps = nn.Parameter(torch.zeros(K))
 
     def forward(self, x: Tensor) -> Any:
+        return functional_call(self.net, self.moved(), (x,))
+
+    def moved(self) -> dict[str, Tensor]:
+        """What the steps make of the net's parameters, by name."""
         away = torch.zeros(self.signs.shape[1], device=self.steps.device)  # (d,)
         for some, signs in zip(self.steps.split(ROWS), self.signs.split(ROWS), strict=True):
             away = away + some @ signs.to(some.dtype)
@@ -45,7 +49,7 @@ class Seeded(nn.Module):
             p = own[name]
             moved[name] = p + away[at : at + p.numel()].reshape(p.shape)
             at += p.numel()
-        return functional_call(self.net, moved, (x,))
+        return moved
 
     @property
     def provision(self) -> int:

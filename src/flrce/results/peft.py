@@ -1,0 +1,66 @@
+"""A run's adapters as HuggingFace's peft reads them: adapter_config.json and adapter_model.safetensors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from flrce.config import Experiment
+from flrce.errors import BadInput, brief
+from flrce.models.adapters import DOWN, UP
+from flrce.models.nets import build
+from flrce.models.seeds import Seeded
+from flrce.store.checkpoint import write_through
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PUBLIC = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # where a model that has a name here is published
+USUAL: dict[str, Any] = {"path": "smollm2", "rank": 8, "alpha": 16.0}  # of model.options
+BEFORE = "base_model.model.model."  # peft around a causal model around its layers
+
+
+def export(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
+    """Write the adapters that a run handed back, or its `last` ones, into the folder `out`; the config is returned."""
+    experiment = Experiment.load(run / "experiment.toml")
+    if experiment.model.name != "llama":
+        raise BadInput(
+            f"{run} trained model.name = {experiment.model.name!r}; adapters are those of 'llama' alone, any other "
+            "network takes its model.safetensors by load_state_dict"
+        )
+    options = {**USUAL, **(experiment.model.options or {})}
+    tensors = adapters(_read(run, last), experiment)
+    targets = sorted({name.rpartition(".")[0] for name in tensors})
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True,
+        "base_model_name_or_path": PUBLIC.get(str(options["path"]), str(options["path"])),
+        "r": int(options["rank"]), "lora_alpha": float(options["alpha"]), "lora_dropout": 0.0, "bias": "none",
+        "fan_in_fan_out": False, "target_modules": [f"model.{target}" for target in targets],
+    }  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    named = {f"{BEFORE}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()}
+    write_through(out / WEIGHTS, save(named, {"format": "pt"}))
+    write_through(out / CONFIG, json.dumps(config, indent=1).encode())
+    return config
+
+
+def adapters(tensors: dict[str, Tensor], experiment: Experiment) -> dict[str, Tensor]:
+    """Both matrices of every adapter, by their names in the network; those of a seed space are worked out."""
+    if "steps" in tensors:
+        net = build("llama", (1,), 1, experiment.seed, 1, True, experiment.model.options)
+        assert isinstance(net, Seeded)
+        net.load_state_dict({"steps": tensors["steps"]}, strict=False)
+        tensors = dict(net.net.named_parameters()) | net.moved()
+    return {name: x.detach() for name, x in tensors.items() if name.rpartition(".")[2] in (DOWN, UP)}
+
+
+def _read(run: Path, last: bool) -> dict[str, Tensor]:
+    path = run / "last.safetensors"
+    path = path if last and path.exists() else run / "model.safetensors"  # one file where both are the same
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as why:
+        raise BadInput(
+            f"{path} cannot be read ({brief(why, 80)}); has the run ended a round? go on with --resume"
+        ) from why
