@@ -23,7 +23,7 @@ from flrce.pieces import Never, StopRule
 from flrce.recipes import CATALOGUE
 
 CALLED = {"methods": "fedavg", "tasks": "digits"}  # an example of what is in a table
-ELSEWHERE = ("workers", "device", "kernel")  # engine settings in which the machines of one arena may differ
+ELSEWHERE = ("workers", "device", "kernel", "updates")  # engine settings in which the machines of one arena may differ
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}$")]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
