@@ -338,6 +338,18 @@ def test_table3_by_hand():
     assert rows["timelyfl"][-1] == ABSENT
 
 
+def test_that_skew_costs_and_how_much_are_two_claims():
+    # fedcom: 0.5 against 0.3 and 0.31 with the same bytes, so 1.67 and 1.61 times the bytes per accuracy; paper 2.45
+    request = Request(("claims",), ("cifar10",), ("quantity",), (0, 1))
+    runs = {
+        request.cell("cifar10", regime, "fedcom", seed, Facts(50_000, 10), 20).name: run([accuracy])
+        for regime, found in (("iid", (0.5, 0.5)), ("quantity", (0.3, 0.31))) for seed, accuracy in enumerate(found)
+    }  # fmt: skip
+    rows = claims.claims(Grid(request, "quantity", {"cifar10": Facts(50_000, 10)}, runs)).rows
+    assert [row[-1] for row in rows[-2:]] == ["holds", "does not hold"]
+    assert rows[-1][2] == "fedcom 1.64 ± 0.34"  # t(0.975, 1) = 12.7 times 0.0269
+
+
 def test_efficiency_and_claims_by_hand():
     g = grid(
         ("flrce-no-stop", 0, run([0.5, 0.6, 0.6], exploit={2}, conflicts=5.0)),

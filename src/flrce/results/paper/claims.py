@@ -28,7 +28,7 @@ def claims(grid: Grid) -> Table:
     columns = (Column("claim"), Column("holds if"), Column("measured"), Column("verdict"))
     judged = (
         _stops(grid), _accuracy(grid), *_gains(grid), _least(grid, "joules", "energy", "kJ", 1e-3),
-        _least(grid, "bytes", "bandwidth", "GB", 1e-9), _threshold(grid), _dropout(grid), _motivation(grid),
+        _least(grid, "bytes", "bandwidth", "GB", 1e-9), _threshold(grid), _dropout(grid), *_motivation(grid),
     )  # fmt: skip
     rows = tuple((claim, rule, seen or ABSENT, verdict(holds)) for claim, rule, seen, holds in judged)
     return Table(f"claims-{grid.regime}", title(grid, "The paper's claims"), columns, rows, (NOTE,))
@@ -146,14 +146,20 @@ def _dropout(grid: Grid) -> Judged:
     return claim, "the interval of its accuracy minus half of FLrce's lies below 0", "; ".join(seen), holds
 
 
-def _motivation(grid: Grid) -> Judged:
+def _motivation(grid: Grid) -> tuple[Judged, Judged]:
+    """That skew costs at all, and that it costs as much as the paper says: two claims, for the first may hold alone."""
     table = motivation(grid)
     column = table.column("bytes per accuracy, non-IID / IID")
     ratios = {row[0]: row[column] for row in table.rows if row[column]}
     seen = "; ".join(f"{method} {ratio.text(2)}" for method, ratio in ratios.items())
-    holds = {method: ratio.above(1) for method, ratio in ratios.items()}
-    claim = "Under non-IID data baselines need 1.75 to 2.45 times the resources for the same accuracy"
-    return claim, "the interval of the ratio lies above 1 (its size is beside it)", seen, holds
+    more = {method: ratio.above(1) for method, ratio in ratios.items()}
+    much = {method: ratio.above(paper.MOTIVATION[method]) for method, ratio in ratios.items()}
+    claim = "Under non-IID data baselines need more resources for the same accuracy"
+    least = ", ".join(f"{ratio:g} ({method})" for method, ratio in paper.MOTIVATION.items())
+    return (
+        (claim, "the interval of the ratio lies above 1", seen, more),
+        (f"They need {least} times as much", "the interval of the ratio lies at that or above", seen, much),
+    )
 
 
 def _means(grid: Grid, dataset: str, figure: str, scale: float) -> dict[str, float]:
