@@ -24,7 +24,9 @@ from flrce.local.probing import Differences
 from flrce.local.stacked.stack import Stack
 from flrce.local.trainer import Trainer
 from flrce.local.updates import SGD, Chain, Momentum
-from flrce.models.flat import Fixed, layout
+from flrce.models.adapters import rank_of, ranked
+from flrce.models.flat import Fixed, layout, pack
+from flrce.models.seeds import Seeded
 from flrce.pieces import Malformed, View
 from flrce.runs import parts, run_here
 from flrce.stops.worth import Worth
@@ -352,7 +354,7 @@ def test_flower_sends_the_same_and_no_base(place, name):
     assert all(torch.equal(sent[key], here.model[key]) for key in sent)
 
 
-@pytest.mark.parametrize("recipe", ["ffa-lora", "flora"])
+@pytest.mark.parametrize("recipe", ["ffa-lora", "flora", "ranks", "seeds"])
 def test_a_model_of_transformers_with_peft(place, recipe):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -360,12 +362,51 @@ def test_a_model_of_transformers_with_peft(place, recipe):
     torch.manual_seed(0)
     net = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
     before = {name: p.clone() for name, p in net.state_dict().items()}
-    tables = experiment(place, recipe, rounds=2)
-    result = flrce.run(tables, model=net)
-    floats = ONLY_B if recipe == "ffa-lora" else SIZE
-    assert all(record.bytes_up == 3 * 4 * floats for record in result.history)
+    told = {"ranks": {"name": "flora", "rates": [0.5]}, "seeds": "fedkseed"}.get(recipe, recipe)
+    tables = experiment(place, told, rounds=2)
+    result = flrce.run(tables, model=Seeded(net, 30) if recipe == "seeds" else net)
+    floats = {"ffa-lora": ONLY_B, "flora": SIZE, "ranks": SIZE // 2, "seeds": 30}[recipe]
+    assert all(record.bytes_down == 3 * 4 * floats for record in result.history)
+    fixed = sum(p.nbytes for p in base.parameters() if not p.requires_grad)
+    assert fixed <= result.summary["bytes_base"] <= fixed + 4 * SIZE + 100  # rotary frequencies; no directions
     assert all(torch.equal(p, before[name]) for name, p in net.state_dict().items())  # the given one is left alone
-    assert result.history[-1].headline < result.history[0].headline
+    if recipe != "seeds":  # a few probes teach little
+        assert result.history[-1].headline < result.history[0].headline
+
+
+class Wrapped(nn.Module):
+    """An adapter laid out as peft's: matrices in dictionaries of linear layers."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 4, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(4, base.out_features, bias=False)})
+
+    def forward(self, x):
+        return self.base_layer(x) + 2.0 * self.lora_B["default"](self.lora_A["default"](x))
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.25])
+def test_ranks_of_adapters_in_the_form_of_peft(rate):
+    torch.manual_seed(0)
+    net = nn.Sequential(Wrapped(nn.Linear(6, 5)), nn.Tanh(), Wrapped(nn.Linear(5, 3)))
+    assert rank_of(net) == 4
+    where = layout(net)
+    part = ranked(net, where, rate)
+    r = int(4 * rate)
+    assert sum(size for _, size in part.names) == r * (6 + 5) + r * (5 + 3)
+    w = pack(net)
+    assert torch.equal(w[part.held], pack(part.net))
+    x, y = torch.randn(7, 6), net[0].base_layer
+    first = part.net[0]
+    A, B = net[0].lora_A["default"].weight[:r], net[0].lora_B["default"].weight[:, :r]
+    torch.testing.assert_close(first(x), y(x) + 2.0 * x @ A.T @ B.T)
+
+
+def test_probing_single_weights_is_told_of(place, caplog):
+    parts(experiment(place, "fedkseed")).engine.close()
+    assert "set model.options.seeds" in caplog.text
 
 
 def test_the_example_goes_from_nothing_to_a_report(place, tmp_path, monkeypatch):

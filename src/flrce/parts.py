@@ -20,11 +20,13 @@ from flrce.engines.workers import Pooled, hire
 from flrce.fleet.costs import fleet, profile
 from flrce.linalg import LARGE
 from flrce.local.client import Runner
+from flrce.local.link import Estimates
 from flrce.local.precision import Precision, on_cpu
 from flrce.local.rehearsal import bare, rehearsed
 from flrce.models.adapters import accepted
 from flrce.models.flat import Fixed, fix, pack, single
 from flrce.models.inputs import alone, inputs, sized, tried
+from flrce.models.seeds import Seeded
 from flrce.models.slicing import suits
 from flrce.pieces import Recipe
 from flrce.round.near import placing, told
@@ -64,6 +66,11 @@ def parts(
     recipe = experiment.build_recipe()
     federation, net = materials(experiment, data, model)
     suits(recipe, net, federation.source.shape)
+    if not isinstance(net, Seeded) and any(isinstance(link, Estimates) for link in recipe.chain.links):
+        log.warning(
+            "%s probes single weights of this model, which teaches it next to nothing; set model.options.seeds, "
+            "such as 1024, or hand over flrce.models.seeds.Seeded(network, 1024)", recipe.name or "the recipe",
+        )  # fmt: skip
     devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients)
     devices |= {client: profile(name) for client, name in federation.trouble.slow.items()}
     workers = experiment.engine.workers

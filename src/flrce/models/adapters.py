@@ -114,33 +114,46 @@ def accepted(net: Any) -> nn.Module:
 
 
 def rank_of(net: nn.Module) -> int:
-    """The largest rank of the net's adapters; 0 where it has none."""
-    return max((len(layer.lora_A) for layer in net.modules() if isinstance(layer, LoRA)), default=0)
+    """The largest rank of the net's adapters, of ours or of peft's; 0 where it has none."""
+    return max((len(down) for _, down, _, _ in _factors(net)), default=0)
 
 
 def ranked(net: nn.Module, where: Layout, rate: float, rng: Generator | None = None) -> Part:
     """The part whose adapters have a share `rate` of the inner units: the first ones, or with `rng` random ones."""
-    small, units = copy.deepcopy(net), {}
-    for path, layer in small.named_modules():
-        if isinstance(layer, LoRA):
-            R = len(layer.lora_A)
-            r = portion(rate, R)
-            chosen = torch.arange(r) if rng is None else torch.from_numpy(rng.permutation(R)[:r]).sort().values
-            if rng is not None and not layer.lora_A.requires_grad:
-                raise BadInput("random ranks do not go with a fixed lora_A, which all clients share; use prefix-units")
-            units[path] = chosen
-            layer.lora_A = nn.Parameter(layer.lora_A.data[chosen], layer.lora_A.requires_grad)
-            layer.lora_B = nn.Parameter(layer.lora_B.data[:, chosen], layer.lora_B.requires_grad)
+    small = copy.deepcopy(net)
+    units: dict[str, tuple[int, Tensor]] = {}  # of each matrix: which dimension counts them, and those that stay
+    for down, A, up, B in _factors(small):
+        R = len(A)
+        r = portion(rate, R)
+        chosen = torch.arange(r) if rng is None else torch.from_numpy(rng.permutation(R)[:r]).sort().values
+        if rng is not None and not A.requires_grad:
+            raise BadInput("random ranks do not go with a fixed lora_A, which all clients share; use prefix-units")
+        units |= {down: (0, chosen), up: (1, chosen)}
+        for name, p, dim in ((down, A, 0), (up, B, 1)):
+            parent, _, last = name.rpartition(".")
+            cut = nn.Parameter(p.data.index_select(dim, chosen.to(p.device)), p.requires_grad)
+            setattr(small.get_submodule(parent), last, cut)
     held, names = [], []
     for slot in where.slots:
-        path, _, last = slot.name.rpartition(".")
         grid = torch.arange(slot.size).reshape(slot.shape)
-        if path in units and last in (DOWN, UP):
-            grid = grid[units[path]] if last == DOWN else grid[:, units[path]]
+        if slot.name in units:
+            grid = grid.index_select(*units[slot.name])
         held.append(grid.reshape(-1) + slot.offset)
         names.append((slot.name, grid.numel()))
     assert [slot.size for slot in layout(small).slots] == [size for _, size in names]
     return Part(small, (rate, 0), tuple(names), torch.cat(held))
+
+
+def _factors(net: nn.Module) -> list[tuple[str, nn.Parameter, str, nn.Parameter]]:
+    """The two matrices of each adapter, A (R, in, ...) and B (out, R, ...), with their names."""
+    known = dict(net.named_parameters())
+    names = list(known)
+    found = [(names[i], names[j]) for i, j in pairs([(name, tuple(p.shape)) for name, p in known.items()])]
+    return [(down, known[down], up, known[up]) for down, up in found if _thin(known[down], known[up])]
+
+
+def _thin(down: Tensor, up: Tensor) -> bool:
+    return down.dim() > 1 and up.dim() > 1 and len(down) == up.shape[1]
 
 
 def pairs(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[int, int]]:

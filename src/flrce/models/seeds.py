@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flrce.models.abilities import provision, together
+from flrce.models.adapters import accepted
 from flrce.models.flat import Fixed
 from flrce.rng import stream
 
@@ -21,13 +22,14 @@ ROWS = 64  # directions turned into floats at a time
 class Seeded(nn.Module):
     """The net at theta_0 + sum_s steps_s z_s; z_s (d,) of -1 and 1. Only `steps` (K,) train and travel.
 
-    theta are the net's parameters that train; they are fixed at theta_0 here.
+    theta are the net's parameters that train; they are fixed at theta_0 here. Nets of transformers and peft will do.
     """
 
     chained = False
 
     def __init__(self, net: nn.Module, K: int, seed: int = 0) -> None:
         super().__init__()
+        net = accepted(net)
         moving = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
         self.net, self.names = net.requires_grad_(False), tuple(name for name, _ in moving)
         d = sum(p.numel() for _, p in moving)
@@ -53,7 +55,8 @@ class Seeded(nn.Module):
 
     @property
     def provision(self) -> int:
-        return provision(self.net)
+        """Of the net alone: directions are drawn where they are needed."""
+        return provision(self.net) or sum(p.nbytes for p in self.net.parameters())
 
     def together(self, shape: tuple[int, ...]) -> int:
         return together(self.net, shape, most=1 << 20)
