@@ -19,6 +19,7 @@ from flrce.engines.pool import Dead, Processes, Threads
 from flrce.errors import BadInput, Unfinished
 from flrce.local.client import Index, Runner
 from flrce.local.native import why_none
+from flrce.local.native.cells import steps
 from flrce.types import Reply, Task
 
 SHARED = "/dev/shm"  # where Linux keeps memory that processes share
@@ -105,5 +106,7 @@ def hire(runner: Runner, kind: str, count: int, task: Task | None = None) -> Poo
             return Pooled(runner, count, "native" if whole else "gradients")
         if kind == "native":
             raise BadInput(f"engine.kernel = 'native': {why}; use auto or torch")
-        log.warning("no fused kernels, training with PyTorch: %s", why)
+        runner.cells = any(steps(layer) for layer in runner.net.modules())
+        more = "; its GRU layers by compiled steps" if runner.cells else ""
+        log.warning("no fused kernels, training with PyTorch%s: %s", more, why)
     return Pooled(runner, count, "torch")

@@ -61,6 +61,7 @@ class Runner:
     ) -> None:  # fmt: skip
         self.native, self.lock, self.cutting = native, Lock(), Lock()
         self.precision: Precision = "float32"
+        self.cells = False  # whether GRU layers that torch trains go by compiled steps
         self.net, self.shape, self.objective, self.kept = net, shape, objective, tuple(kept)
         self.x, self.y, self.scale, self.shift = x, y, scale, shift
         self.layout = layout(net, kept)
@@ -174,7 +175,10 @@ class Runner:
         if self.native and not self.ungraded():
             with suppress(Unsupported):
                 gradients = kernel(part.net, self.shape)
-        return Trainer(part.net, self.shape, self.objective, self.kept, self.x.device, self.precision, gradients)
+        device = self.x.device
+        return Trainer(
+            part.net, self.shape, self.objective, self.kept, device, self.precision, gradients, self.cells
+        )  # fmt: skip
 
     def job(self, w: Tensor, task: Task, index: Index, carry: Mapping[str, Tensor]) -> Job:
         """A task made ready; `index` are the client's samples."""

@@ -21,6 +21,7 @@ from flrce.errors import BadInput
 from flrce.local.batch import Scene, Step
 from flrce.local.link import Estimates, Local
 from flrce.local.native import Kernel
+from flrce.local.native.cells import hasten
 from flrce.local.objective import Classification, Objective, each_of
 from flrce.local.pooling import quicken
 from flrce.local.precision import Precision, lower, repeatable
@@ -53,7 +54,7 @@ class Trainer:
     def __init__(
         self, net: nn.Module, shape: tuple[int, ...], objective: Objective = Classification(),
         kept: Sequence[str] = (), device: str | torch.device = "cpu", precision: Precision = "float32",
-        kernel: Kernel | None = None,
+        kernel: Kernel | None = None, cells: bool = False,
     ) -> None:  # fmt: skip
         self.kernel = kernel  # finds gradients faster than autograd, where links want nothing else of a batch
         self.layout, self.objective, self.shape = layout(net, kept), objective, shape
@@ -61,7 +62,10 @@ class Trainer:
         self.w = torch.zeros(self.where.size, device=device)
         self.g = torch.zeros(self.where.trainable, device=device)
         self.precision: Precision = precision
-        self.net = bind(quicken(copy.deepcopy(net).to(device)), self.w, self.g, self.where)
+        self.net = quicken(copy.deepcopy(net).to(device))
+        if cells:
+            self.net = hasten(self.net)
+        self.net = bind(self.net, self.w, self.g, self.where)
         self.net = lower(self.net, self.w.device, precision)
         self.given = net  # with the layers that a chain knows
         self.learning = [p for p in self.net.parameters() if p.requires_grad]

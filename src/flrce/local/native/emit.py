@@ -22,7 +22,7 @@ def source(plan: Plan, machine: Machine) -> str:
         for s, (stage, back) in enumerate(zip(plan.stages, flows(plan.stages), strict=True))
     ]
     widest = max(stage.middle[0] for stage in plan.stages)
-    parts = [f"#define LANES {machine.lanes}", f"#define CHANNELS {widest}", _interleaved(machine.lanes)]
+    parts = [f"#define LANES {machine.lanes}", f"#define CHANNELS {widest}", interleaved(machine.lanes)]
     headers = ("prelude.h", "normal.h", "alone.h", *(("joined.h",) if plan.skips else ()))
     parts += [(HERE / name).read_text() for name in headers]
     parts += [_workspace(settings, frames[-1].size, floats), _places(settings[0])]
@@ -44,7 +44,7 @@ def _products(it: Setting) -> list[str]:
     return []
 
 
-def _interleaved(lanes: int) -> str:
+def interleaved(lanes: int) -> str:
     """The lanes of two rows' first and second halves, interleaved, for transposing."""
     low, high = (", ".join(f"{at + i}, {lanes + at + i}" for i in range(lanes // 2)) for at in (0, lanes // 2))
     return f"#define LOW {low}\n#define HIGH {high}\n#define SHUFFLES {lanes.bit_length() - 1}"

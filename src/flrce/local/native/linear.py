@@ -11,7 +11,7 @@ def _rows(n: int, tiles: int, machine: Machine) -> int:
     return max(1, (machine.registers - 4) // tiles - (0 if tiles > 1 else 4))
 
 
-def _product(
+def product(
     name: str, call: str, outputs: int, depth: int, w_row: int, w_depth: int, machine: Machine, adds: bool = False
 ) -> str:
     """y[tile][output] = start + sum of w x[tile][input], two tiles at a time and one at the end."""
@@ -37,12 +37,12 @@ def _product(
 
 def forward(stage: Stage, s: int, machine: Machine, place: Place) -> str:
     """product_s: y of all tiles."""
-    return _product(f"product_{s}", "forward", stage.middle[0], place.cols, place.pitch, 1, machine)
+    return product(f"product_{s}", "forward", stage.middle[0], place.cols, place.pitch, 1, machine)
 
 
 def backward(stage: Stage, s: int, machine: Machine, place: Place, adds: bool) -> str:
     """dx_s: the inputs' gradient of all tiles; `adds`: to what is there."""
-    return _product(f"dx_{s}", "backward", place.cols, stage.middle[0], 1, place.pitch, machine, adds)
+    return product(f"dx_{s}", "backward", place.cols, stage.middle[0], 1, place.pitch, machine, adds)
 
 
 def weights(stage: Stage, s: int, machine: Machine, place: Place) -> str:
