@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,17 @@ def test_bad_places_are_one_line(where, tmp_path, capsys):
     told = capsys.readouterr().err
     assert "--on" in told
     assert not list(tmp_path.rglob("rounds.jsonl"))
+
+
+@pytest.mark.parametrize(("where", "said"), [("slurm", "srun"), ("processes,nosuch=4", "nosuch")])
+def test_places_that_cannot_be_used_are_one_line(where, said, tmp_path, capsys):
+    pytest.importorskip("submitit")
+    if said == "srun" and shutil.which("srun"):
+        pytest.skip("this is a cluster")
+    assert cli.main(["compare", *SMALL, "--out", str(tmp_path / "x"), "--on", where]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
 
 
 def test_settings_of_a_place():

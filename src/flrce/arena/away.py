@@ -81,10 +81,14 @@ def on_ray(settings: Mapping[str, Any]) -> Away:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         begun = not ray.is_initialized()
         if begun:
-            ray.init(address=os.environ.get("RAY_ADDRESS"), include_dashboard=False, log_to_driver=False)
+            _begin(ray)
         try:
             gpus = ray.cluster_resources().get("GPU", 0)
             remote = ray.remote(max_retries=RETRIES)(made)
+            try:
+                remote.options(**settings)
+            except (ValueError, TypeError) as why:
+                raise BadInput(f"--on ray: {brief(why, 200)}") from why
             share, waiting = 1.0, list(range(len(calls)))
             pending: dict[Any, int] = {}
             while waiting or pending:
@@ -110,13 +114,25 @@ def on_ray(settings: Mapping[str, Any]) -> Away:
     return execute
 
 
+def _begin(ray: Any) -> None:
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as why:
+        remedy = "unset RAY_ADDRESS and one is started here" if address else "see ray's own message"
+        raise BadInput(f"--on ray: no cluster at {address or 'this machine'} ({brief(why, 120)}); {remedy}") from why
+
+
 def on_jobs(cluster: str, settings: Mapping[str, Any]) -> Away:
     """As jobs of submitit: `slurm`, or `local` for processes of this machine; a lost job is sent again."""
 
     def execute(calls: Sequence[Call], folder: Path) -> Iterator[tuple[int, Any]]:
         submitit = _imported("submitit", "slurm")
-        executor = submitit.AutoExecutor(folder=folder / "jobs", cluster=cluster)
-        executor.update_parameters(**{"timeout_min": 240, **settings})
+        try:
+            executor = submitit.AutoExecutor(folder=folder / "jobs", cluster=cluster)
+            executor.update_parameters(**{"timeout_min": 240, **settings})
+        except (RuntimeError, NameError, ValueError, TypeError) as odd:  # no srun here; a setting it does not know
+            raise BadInput(f"--on {'processes' if cluster == 'local' else cluster}: {brief(odd, 200)}") from odd
         pending = {executor.submit(made, call): (i, 0) for i, call in enumerate(calls)}
         while pending:
             ended = [job for job in pending if job.done()]
