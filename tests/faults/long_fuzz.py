@@ -1,6 +1,6 @@
 """`make fuzz`: experiment files, run directories, payloads and .npz files, damaged by the thousand, from a seed.
 
-    python tests/faults/long_fuzz.py --seconds 60 --seed 0 [experiments|files|runs|payloads|npz ...]
+    python tests/faults/long_fuzz.py --seconds 60 --seed 0 [experiments|files|runs|payloads|npz|beside ...]
 
 Each target gets the seconds. A failure prints the target and the seed of the one case that shows it, and ends the run.
 """
@@ -23,6 +23,8 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from file_fuzz import FILES  # noqa: E402
+from file_fuzz import case as file_case  # noqa: E402
 from run_fuzz import mutated as mutated_run  # noqa: E402
 
 from experiment_fuzz import bytes_of, mutated, outcome  # noqa: E402
@@ -140,6 +142,15 @@ def npz(folder: Path) -> Case:
     return case
 
 
+def beside(folder: Path) -> Case:
+    """Traces, carbon intensities and profiles."""
+
+    def case(rng: random.Random) -> None:
+        file_case(folder, rng.choice(list(FILES)), rng)
+
+    return case
+
+
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("targets", nargs="*")
@@ -152,7 +163,7 @@ def main() -> int:
         folder = Path(scratch)
         targets: dict[str, Case] = {
             "experiments": experiments, "files": files(folder), "runs": run_directories(folder), "payloads": payloads,
-            "npz": npz(folder),
+            "npz": npz(folder), "beside": beside(folder),
         }  # fmt: skip
         for name in given.targets or targets:
             end, count = time.monotonic() + given.seconds, given.only or 0

@@ -13,9 +13,9 @@ from harness import in_child
 from numpy.lib import format as npy
 
 from flrce.apps.cli import main
-from flrce.data import npz
 from flrce.data.sources import source
 from flrce.errors import BadInput
+from flrce.formats import npz
 
 row33 = pytest.mark.row(33, "hostile .npz", "one line, < 2 s, < 500 MB")
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from flrce.errors import BadInput, brief, nearest
 from flrce.fleet.presence import HOUR, Floats
+from flrce.formats import npz
 from flrce.rng import stream
 
 JOULES = 3.6e6  # a kWh
@@ -138,7 +139,9 @@ def intensities(path: str) -> dict[str, Hours]:
         for file in files:
             for region, hour, value in _rows(file):
                 told.setdefault(region, {}).setdefault(hour, []).append(value)
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as why:
+    except BadInput:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, csv.Error) as why:
         raise BadInput(f"fleet.carbon {path!r} cannot be read: {brief(why, 120)}; {remedy}") from why
     if not told:
         raise BadInput(f"fleet.carbon {path!r} holds no figures; {remedy}")
@@ -167,7 +170,7 @@ def _rows(file: Path) -> list[tuple[str, int, float]]:
         if time is None or value is None:
             raise ValueError(f"{file.name} has no time or no carbon intensity among its columns")
         for number, row in enumerate(lines, 2):
-            if not row or not row[value].strip():
+            if not row or (len(row) > value and not row[value].strip()):
                 continue
             try:
                 hour, grams = math.floor(moment(row[time].strip().replace("Z", "+00:00")) / HOUR), float(row[value])
@@ -175,6 +178,8 @@ def _rows(file: Path) -> list[tuple[str, int, float]]:
                 raise ValueError(f"{file.name} line {number} has no time and number") from None
             if not 0 <= grams < 1e5:
                 raise ValueError(f"{file.name} line {number}: {grams:g} g/kWh")
+            if zone is not None and len(row) <= zone:
+                raise ValueError(f"{file.name} line {number} has no region")
             found.append((file.stem if zone is None else row[zone].strip(), hour, grams))
     return found
 
@@ -189,13 +194,13 @@ def _value(header: Sequence[str]) -> int | None:
 
 def _npz(path: Path) -> dict[str, Hours]:
     found: dict[str, Hours] = {}
-    with np.load(path, allow_pickle=False) as arrays:
-        for name in arrays.files:
-            if f"{name}_start" in arrays.files:
-                values: Any = np.asarray(arrays[name], np.float64)
-                if values.ndim != 1 or not len(values) or not np.isfinite(values).all() or (values < 0).any():
-                    raise ValueError(f"{name} is no row of intensities")
-                found[name] = Hours(moment(str(arrays[f"{name}_start"])), values)
+    arrays = npz.load(path, None, f"fleet.carbon {str(path)!r}")
+    for name, column in arrays.items():
+        if f"{name}_start" in arrays:
+            values: Any = np.asarray(column, np.float64)
+            if values.ndim != 1 or not len(values) or not np.isfinite(values).all() or (values < 0).any():
+                raise ValueError(f"{name} is no row of intensities")
+            found[name] = Hours(moment(str(arrays[f"{name}_start"])), values)
     if not found:
         raise ValueError("it has no REGION and REGION_start")
     return found

@@ -27,7 +27,8 @@ from flrce.rng import uniforms
 
 MOST = 2**30  # bytes of a trace file
 BAD = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, csv.Error, pickle.PickleError,
+    OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError, OverflowError, MemoryError,
+    csv.Error, pickle.PickleError,
 )  # fmt: skip
 Intervals = list[tuple[float, float]]
 ON = {"battery_charged_on": ("charging", True), "battery_charged_off": ("charging", False),

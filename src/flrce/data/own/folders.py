@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from flrce.data import npz
 from flrce.data.own.arrays import from_arrays
 from flrce.data.own.tables import GROUPS, _column, csv_cells, from_columns, from_csv, from_jsonl, from_parquet
 from flrce.data.own.tables import SPLITS as MARKS
@@ -25,6 +24,7 @@ from flrce.data.readers.files import shown
 from flrce.data.readers.images import FORMATS, class_folders, load
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.formats import npz
 
 FORMS = "one folder a class (FOLDER/CLASS/*.png), or one folder or file a client (FOLDER/CLIENT/..., FOLDER/CLIENT.csv)"
 SPLITS = {"train": False, "training": False, "test": True, "val": True, "valid": True, "validation": True}

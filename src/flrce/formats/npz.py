@@ -21,9 +21,9 @@ KINDS = "biufUS"  # booleans, numbers, text
 SHARE = 0.5  # of the free memory that arrays may take
 
 
-def load(path: Path, names: Sequence[str], where: str) -> dict[str, np.ndarray]:
-    """Those of the named arrays that the file has; BadInput where it is damaged, hostile or too large."""
-    remedy = "save with numpy.savez(x=..., y=...)"
+def load(path: Path, names: Sequence[str] | None, where: str) -> dict[str, np.ndarray]:
+    """Those of the named arrays that the file has (None: all); BadInput where it is damaged, hostile or too large."""
+    remedy = "save with numpy.savez(x=..., y=...)" if names else "save it again with numpy.savez"
     try:
         with open(path, "rb") as file:
             if file.read(len(NPY)) == NPY:
@@ -38,10 +38,12 @@ def load(path: Path, names: Sequence[str], where: str) -> dict[str, np.ndarray]:
         raise BadInput(f"{where} is no plain .npz ({said}); {remedy}") from why
 
 
-def _arrays(archive: zipfile.ZipFile, names: Sequence[str], where: str) -> dict[str, np.ndarray]:
+def _arrays(archive: zipfile.ZipFile, names: Sequence[str] | None, where: str) -> dict[str, np.ndarray]:
     members = archive.infolist()
     if len(members) > MEMBERS:
-        raise BadInput(f"{where} has {len(members)} entries; an .npz of samples has a few")
+        raise BadInput(f"{where} has {len(members)} entries; an .npz has a few")
+    if names is None:
+        names = [member.filename.removesuffix(".npy") for member in members]
     wanted = {f"{name}.npy": name for name in names}
     found = [member for member in members if member.filename in wanted]
     if len({member.filename for member in found}) < len(found):
