@@ -68,10 +68,10 @@ def roles(args: Any) -> Source:
 def run(jobs: Sequence[tuple[str, Any]], source: Source, args: Any) -> dict[str, float]:
     """Runs together on one device, each kept in its file; the last perplexity of each."""
     start = time.time()
-    told: list[dict[str, Any]] = [{"name": name, "rounds": [], "complete": False} for name, _ in jobs]
+    lines: list[dict[str, Any]] = [{"name": name, "rounds": [], "complete": False} for name, _ in jobs]
 
     def watch(i: int, done: Any) -> None:
-        r, line = done.record, told[i]
+        r, line = done.record, lines[i]
         keys = ("t", "bytes_up", "bytes_down", "joules", "seconds", "averaged", "stop")
         figures = {"perplexity": r.metrics.get("perplexity"), "pooled": r.pooled.get("perplexity")}
         line["rounds"].append({key: getattr(r, key) for key in keys} | figures | {"clock": time.time() - start})
@@ -81,7 +81,7 @@ def run(jobs: Sequence[tuple[str, Any]], source: Source, args: Any) -> dict[str,
 
     decks = [(exp, None) for _, exp in jobs]
     run_here(decks, data=lambda _: source, watch=watch, device=args.device, beside=args.beside)
-    return {line["name"]: _last(line) for line in told}
+    return {line["name"]: _last(line) for line in lines}
 
 
 def _last(line: dict[str, Any]) -> float:
@@ -178,44 +178,56 @@ def judged(trainer: Any, w: torch.Tensor, rows: Any, runner: Any) -> float:
 
 
 def speed(source: Source, args: Any) -> Iterator[dict[str, Any]]:
-    """Tokens a second and memory for 10, 5 and 1 clients of one round: flrce's engine and two plain loops, in turn."""
+    """Tokens a second and memory for 10, 5 and 1 clients of one round: flrce's engine and two plain loops, in turn.
+
+    A plain loop takes its clients one after another, so that two of them tell its speed.
+    """
     task, train = PLAN["task"], {**PLAN["train"], **PLAN["methods"]["fedit"]["train"]}
+    tokens = train["steps"] * train["batch"] * task["length"]
     for dtype in args.dtype.split(","):
         args.dtype = dtype
+        before = clean(args.device)
+        exp = experiment("fedit", False, 1e-3, 0, args).model_copy(update={"per_round": 10})
+        built = parts(exp, source, decks=Decks(args.device))
+        told("built", args)
+        state = built.initial()
+        tasks = loop.begin(built.recipe, built.engine, state, 0, 60).tasks
+        base = clean(args.device) - before  # the engine's own copy of base and samples
+        memory: dict[str, dict[str, int]] = {}
+        calls: dict[str, Any] = {}
+        for how, make in (("engine", engine), ("plain", ours), ("transformers", theirs)):
+            before = clean(args.device) - (base if how == "engine" else 0)
+            try:
+                call = make(built, state, args.device, dtype)
+                call(tasks if how == "engine" else tasks[:1])  # warms up; an engine records
+            except Exception as why:  # another's package: the others are measured all the same
+                print(how, type(why).__name__, str(why)[:300], flush=True)
+                continue
+            calls[how], memory[how] = call, peak(args.device, before)
+            told(f"{dtype} {how} ready", args)
         for clients in (10, 5, 1):
-            if time.time() - args.start > args.seconds:
-                return
-            exp = experiment("fedit", False, 1e-3, 0, args).model_copy(update={"per_round": clients})
-            before = clean(args.device)
-            built = parts(exp, source, decks=Decks(args.device))
-            state = built.initial()
-            plan = loop.begin(built.recipe, built.engine, state, 0, 60)
-            tasks, base = plan.tasks, clean(args.device) - before  # the engine's own copy of base and samples
-            memory: dict[str, dict[str, int]] = {}
-            calls: dict[str, Any] = {}
-            for how, make in (("plain", ours), ("transformers", theirs), ("engine", engine)):
-                before = clean(args.device) - (base if how == "engine" else 0)
-                try:
-                    call = make(built, state, args.device, dtype)
-                    call(tasks if how == "engine" else tasks[:1])  # warms up; an engine records
-                except Exception as why:  # another's package: the others are measured all the same
-                    print(how, type(why).__name__, str(why)[:300], flush=True)
-                    continue
-                calls[how], memory[how] = call, peak(args.device, before)
-            times: dict[str, list[float]] = {how: [] for how in calls}
-            for _ in range(args.repeats):
+            calls["engine"](tasks[:clients])  # records
+            for repeat in range(args.repeats):
+                if time.time() - args.start > args.seconds:
+                    return
+                rates = {}
                 for how, call in calls.items():
+                    some = tasks[: clients if how == "engine" else min(clients, 2)]
                     wait(args.device)
                     start = time.perf_counter()
-                    call(tasks)
+                    call(some)
                     wait(args.device)
-                    times[how].append(time.perf_counter() - start)
-            tokens = clients * train["steps"] * train["batch"] * task["length"]
-            ways = dict(getattr(built.engine.workers, "ways", {}))
-            built.engine.close()
-            row = {"clients": clients, "dtype": dtype, "tokens": tokens, "seconds": times, "memory": memory}
-            yield {**row, "ways": sorted(set(ways.values()))}
-            del built, calls, call
+                    rates[how] = len(some) * tokens / (time.perf_counter() - start)
+                ways = sorted(set(dict(getattr(built.engine.workers, "ways", {})).values()))
+                row = {"clients": clients, "dtype": dtype, "repeat": repeat, "rates": rates}
+                yield {**row, "memory": memory, "ways": ways}
+            told(f"{dtype} {clients} clients", args)
+        built.engine.close()
+        del built, calls, call
+
+
+def told(what: str, args: Any) -> None:
+    print(what, round(time.time() - args.start, 1), flush=True)
 
 
 def engine(built: Any, state: Any, device: str, dtype: str) -> Any:
@@ -242,7 +254,8 @@ def theirs(built: Any, state: Any, device: str, dtype: str) -> Any:
         tie_word_embeddings=sizes.tied, rms_norm_eps=sizes.eps, use_cache=False,
     )  # fmt: skip
     torch.manual_seed(0)
-    net = LlamaForCausalLM(config).to(getattr(torch, dtype)).to(device)
+    with torch.device(device):
+        net = LlamaForCausalLM(config).to(getattr(torch, dtype))
     adapt(net, options["rank"], options["alpha"], options["targets"])
     net.train()
     trained = [p for p in net.parameters() if p.requires_grad]
@@ -335,7 +348,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     source = roles(args)
+    told("data", args)
     if args.phase == "speed":
+        simulator.training_flops = simulator.inference_flops = lambda *_, **__: 1.0  # nobody asks for joules here
         with open(args.out / "speed.jsonl", "a") as file:
             for row in speed(source, args):
                 file.write(json.dumps(row) + "\n")

@@ -177,16 +177,21 @@ def speed() -> None:
     if not SPEED.exists():
         return
     print("\n| base | clients | engine | plain loop | transformers loop | engine / plain | engine / transformers |"
-          " memory, GB: engine, plain, transformers |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
-    for text in SPEED.read_text().splitlines():
-        row = json.loads(text)
-        rates = {how: [row["tokens"] / s for s in times] for how, times in row["seconds"].items()}
-        ratios = {how: [a / b for a, b in zip(rates["engine"], rates[how], strict=True)] for how in rates}
-        names = [how for how in ("engine", "plain", "transformers") if how in rates]
-        cells = [f"{shown([r / 1e3 for r in rates[how]], 3)} k/s" for how in names]
-        cells += [shown(ratios[how], 3) for how in names[1:]]
-        memory = ", ".join(f"{row['memory'][how].get('used', 0) / 1e9:.1f}" for how in names)
-        print(f"| {row['dtype']} | {row['clients']} | " + " | ".join(cells) + f" | {memory} |")
+          "\n|---|---|---|---|---|---|---|")  # fmt: skip
+    rows = [json.loads(text) for text in SPEED.read_text().splitlines()]
+    for dtype, clients in dict.fromkeys((row["dtype"], row["clients"]) for row in rows):
+        rates = [row["rates"] for row in rows if (row["dtype"], row["clients"]) == (dtype, clients)]
+        names = [how for how in ("engine", "plain", "transformers") if how in rates[0]]
+        cells = [shown([each[how] / 1e3 for each in rates], 3) for how in names]
+        cells += [shown([each["engine"] / each[how] for each in rates], 3) for how in names[1:]]
+        print(f"| {dtype} | {clients} | " + " | ".join(cells) + " |")
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        memory = next(row["memory"] for row in rows if row["dtype"] == dtype)
+        told = {how: {key: round(n / 1e9, 2) for key, n in each.items()} for how, each in memory.items()}
+        print(dtype, "GB:", told)
+    goal = [r["rates"]["transformers"] / r["rates"]["engine"] for r in rows if "transformers" in r["rates"]
+            and (r["dtype"], r["clients"]) == ("bfloat16", 10)]  # fmt: skip
+    print(f"- 7: {verdict(goal, 0.1)}")
 
 
 def figure(lines: Lines, out: Path) -> None:
