@@ -123,8 +123,8 @@ def test_seed_space_is_a_sum_of_directions(folder):
     assert torch.equal(again.signs, seeded.signs)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_clients_are_stacked_over_one_base(folder, dtype):
+@pytest.mark.parametrize(("dtype", "recompute"), [("float32", False), ("bfloat16", False), ("float32", True)])
+def test_clients_are_stacked_over_one_base(folder, dtype, recompute):
     """Three lanes with adapters of their own in one stack, against each lane by itself."""
     import numpy as np
 
@@ -132,7 +132,7 @@ def test_clients_are_stacked_over_one_base(folder, dtype):
     from flrce.local.stacked.stack import Stack
 
     torch.manual_seed(0)
-    net = adapt(load(folder, dtype), 2)
+    net = adapt(load(folder, dtype, recompute=recompute), 2)
     rng = torch.Generator().manual_seed(1)
     x = torch.randint(0, 288, (12, 9), generator=rng)
     y = torch.randint(0, 288, (12, 9), generator=rng)

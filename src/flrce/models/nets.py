@@ -141,7 +141,7 @@ def _llama(
     from flrce.models.llama import load
     from flrce.models.seeds import Seeded
 
-    net = load(path, dtype, need.every, recompute)
+    net = load(path, dtype, need.every, recompute and not seeds)  # probes have no backward pass
     if need.vocabulary > net.sizes.vocabulary:
         raise BadInput(
             f"the data has token ids up to {need.vocabulary - 1}, the model knows {net.sizes.vocabulary}; "

@@ -5,12 +5,12 @@ another: outputs, gradients and running statistics.
 """
 
 import copy
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from flrce.errors import BadInput
 from flrce.local.precision import exact
@@ -112,24 +112,38 @@ def _together(net: Tried, trained: Tensors, others: Tensors, x: Tensor) -> list[
 
 
 def _alone(module: nn.Module, trained: Tensors, others: Tensors, x: Tensor) -> list[Tensor]:
-    leaves = {name: each.clone().requires_grad_() for name, each in trained.items()}
+    """One lane after another, each with its values in the module itself: a backward pass may run blocks once more."""
     others = {name: each.clone() for name, each in others.items()}
-    module, dtype = copy.deepcopy(module).train(), next(iter((*leaves.values(), *others.values()))).dtype
+    module, dtype = copy.deepcopy(module).train(), next(iter((*trained.values(), *others.values()))).dtype
     if not _halved(module):  # a base in bfloat16 is computed with as it is
         module = module.to(dtype)
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.p = 0.0  # lanes count what they drop, and drop nothing here
-    pieces = []
+    known = dict(module.named_parameters())
+    pieces: list[list[Tensor]] = []
     for i in range(len(x)):
-        own = {name: each[i] for name, each in {**leaves, **others}.items()}
-        pieces.append(functional_call(module, own, (x[i, :-1],)))
-    return _found(torch.stack(pieces), leaves, others)
+        for name, value in trained.items():
+            known[name].data = value[i].clone()
+        for name, value in others.items():
+            parent, _, last = name.rpartition(".")
+            module.get_submodule(parent)._buffers[last] = value[i]
+        y = module(x[i, :-1])
+        push = _push((len(x), *y.shape), y)[i]
+        grads = _gradients((y * push).sum(), [known[name] for name in trained])
+        pieces.append([y.detach(), *grads])
+    return [*(torch.stack(each) for each in zip(*pieces, strict=True)), *others.values()]
 
 
 def _found(y: Tensor, leaves: Tensors, others: Tensors) -> list[Tensor]:
     """Outputs, gradients of a random sum of them, and statistics afterwards."""
-    push = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
-    grads = torch.autograd.grad((y * push).sum(), list(leaves.values()), allow_unused=True)
-    given = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves.values(), strict=True)]
-    return [y.detach(), *given, *others.values()]
+    return [y.detach(), *_gradients((y * _push(y.shape, y)).sum(), list(leaves.values())), *others.values()]
+
+
+def _push(shape: Sequence[int], like: Tensor) -> Tensor:
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(1)).to(like)
+
+
+def _gradients(total: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    grads = torch.autograd.grad(total, list(leaves), allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves, strict=True)]
