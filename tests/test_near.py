@@ -12,7 +12,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from elsewhere import Mixed, elsewhere
 from flrce import crossing, linalg, loop, runs, sketch
+from flrce.aggregators import robust
 from flrce.aggregators.related import RelatedMean
+from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
 from flrce.config import Experiment
 from flrce.engines.pretend import Pretend
 from flrce.engines.seat import Decks, Seat, Twins
@@ -24,7 +26,7 @@ from flrce.round import memory, near
 from flrce.round.gate import gate
 from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.turns import InTurn
-from flrce.types import Laid, Reply
+from flrce.types import Laid, Reply, Updates
 from test_gate import COMPRESSORS, honest
 from test_gate import holdings as small_holdings
 from test_gate import replies as hostile_replies
@@ -91,6 +93,7 @@ def may(recipe):
 
 def recipes():
     named = {name: make(P=P) for name, make in CATALOGUE.items() if name not in ("krum", "fedit", "ffa-lora")}
+    named["krum"] = replace(named["fedavg"], aggregator=Krum(attackers=0, keep=2))
     named["sketched map"] = replace(named["fedavg"], selector=ByRelationship(sketch=256, warmup=1, decay=0.1))
     named["anchored"] = replace(named["fedavg"], selector=ByRelationship(sketch=256, anchor="model", decay=0.1))
     named["map on the wire"] = replace(named["fedavg"], selector=ByRelationship(sketch=5000, space="wire", decay=0.1))
@@ -105,8 +108,9 @@ RECIPES = recipes()
 
 def test_what_may_stay_on_a_device():
     assert {"fedavg", "fedprox", "flrce", "fedadam", "fedavgm", "fednova", "fedexp", "related", "oort"} <= set(RECIPES)
+    assert {"median", "trimmed-mean", "krum", "clipped-mean", "power-of-choice", "clustered-sampling"} <= set(RECIPES)
     refused = {
-        name: may(CATALOGUE[name](P=P)) for name in ("median", "fedcom", "scaffold", "fedbuff", "dropout", "fedbn")
+        name: may(CATALOGUE[name](P=P)) for name in ("divfl", "fedcom", "scaffold", "fedbuff", "dropout", "fedbn")
     }
     assert not any(refused.values())
     assert not may(replace(RECIPES["fedavg"], selector=ByRelationship()))  # V holds whole updates
@@ -241,6 +245,21 @@ def test_the_device_s_products_are_the_host_s(monkeypatch):
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-12)
 
 
+@pytest.mark.parametrize("covered", [False, True])
+@pytest.mark.parametrize(
+    "piece", [Median(), TrimmedMean(0.3), ClippedMean(), ClippedMean(norm=1.5, cap=2.0), Krum(1, 3)]
+)
+def test_large_models_are_gone_through_by_parts(piece, covered, monkeypatch):
+    rng = np.random.default_rng(2)
+    U, w = torch.from_numpy(rng.normal(size=(6, 301))).float(), torch.from_numpy(rng.normal(size=301)).float()
+    held = torch.from_numpy(rng.random((6, 301)) < 0.7) if covered and not isinstance(piece, Krum) else None
+    updates = Updates(torch.arange(6), U, torch.tensor([3.0, 1, 4, 1, 5, 9]).double(), 290, covered=held)
+    expected = piece(w, updates, None)
+    monkeypatch.setattr(linalg, "LARGE", 100)
+    monkeypatch.setattr(robust, "COLUMNS", 64)
+    torch.testing.assert_close(piece(w, updates, None), expected, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 64, 1001])
 def test_copies_through_two_buffers(n, monkeypatch):
     monkeypatch.setattr(crossing, "PINNED", 32)  # eight floats
@@ -360,8 +379,8 @@ def test_why_updates_come_to_the_host():
     assert why(fedavg, wanted="host") == near.Placing(False, True, "engine.updates = 'host'")
     mapped = why(replace(fedavg, selector=ByRelationship()))
     assert mapped == near.Placing(False, True, "ByRelationship (selector) takes them there")
-    with pytest.raises(BadInput, match=r"engine\.updates = 'device': Median"):
-        why(CATALOGUE["median"](P=P), wanted="device")
+    with pytest.raises(BadInput, match=r"engine\.updates = 'device': DivFL"):
+        why(CATALOGUE["divfl"](P=P), wanted="device")
     assert "0.03 GB a round to the host" in near.told(why(fedavg), P, many, "cuda")
     assert near.told(mapped, P, many, "cuda").startswith("updates come to the host, 0.13 GB a round: ByRelationship")
 

@@ -26,6 +26,12 @@ def gram(U: Tensor) -> Tensor:
     return crossing.home(G)
 
 
+def spans(w: Tensor, here: int, there: int = WIDE) -> list[slice]:
+    """Coordinates to go through at a time: of a large model on the host so many, on a device so many; of others all."""
+    columns = (here if len(w) > LARGE else max(len(w), 1)) if crossing.local(w) else there
+    return [slice(start, start + columns) for start in range(0, len(w), columns)]
+
+
 def cosines(U: Tensor) -> Tensor:
     """(P, P) cosine similarities; 0 wherever a vector is zero."""
     G = gram(U)

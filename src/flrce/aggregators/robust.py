@@ -7,16 +7,19 @@ Krum compares whole updates and refuses.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
-from flrce.aggregators.mean import weights
+from flrce import crossing
+from flrce.aggregators.mean import COLUMNS, weights
 from flrce.bounds import Amount, Positive, Whole
 from flrce.errors import BadInput
+from flrce.linalg import spans
 from flrce.pieces import Recipe
+from flrce.room import room_like
 from flrce.types import Updates
 
 
@@ -28,6 +31,8 @@ class TrimmedMean:
     """
 
     share: Annotated[float, Ge(0), Lt(0.5)] = 0.2
+    blockwise: ClassVar[bool] = True
+    anywhere: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:
@@ -40,6 +45,9 @@ class TrimmedMean:
 @dataclass(frozen=True)
 class Median:
     """Per coordinate, the median: of an even number of values, the mean of the middle two."""
+
+    blockwise: ClassVar[bool] = True
+    anywhere: ClassVar[bool] = True
 
     def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
         return middle(w, updates, 0.5)
@@ -56,6 +64,8 @@ class Krum:
 
     attackers: Whole = 1
     keep: Whole = 0
+    blockwise: ClassVar[bool] = True
+    anywhere: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.attackers < 0 or self.keep < 0:
@@ -76,8 +86,10 @@ class Krum:
             )
         P = len(updates)
         chosen = krum(updates.u, self.attackers)[: min(self.keep or max(P - self.attackers, 1), P)]
-        mean = updates.U[sorted(chosen)].double().mean(0)
-        return (w.double() + mean).to(w.dtype)
+        made, rows = room_like(w), sorted(chosen)
+        for part in spans(w, COLUMNS):
+            made[part] = (w[part].double() + updates.U[rows, part].double().mean(0)).to(w.dtype)
+        return made
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,8 @@ class ClippedMean:
     norm: Positive | Literal["median"] = "median"
     by: Literal["samples", "equal"] = "samples"
     cap: Amount = 0.0
+    blockwise: ClassVar[bool] = True
+    anywhere: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (self.norm == "median" if isinstance(self.norm, str) else 0 < self.norm < math.inf):
@@ -101,20 +115,35 @@ class ClippedMean:
 
     def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
         n = weights(updates.n, self.by, self.cap)
-        d = updates.trainable
-        scale = torch.ones(len(updates), len(w), dtype=torch.float64)
-        scale[:, :d] = self._scale(updates.U[:, :d], self.norm)
-        scale[:, d:] = self._scale(updates.U[:, d:], "median")
-        weight = n[:, None] * (1 if updates.covered is None else updates.covered)
-        total = (n[:, None] * scale * updates.U.double()).sum(0)
-        mean = total / weight.sum(0).clamp(min=torch.finfo(torch.float64).tiny)
-        return (w.double() + mean).to(w.dtype)
+        made, d = room_like(w), updates.trainable
+        for some, norm in ((slice(0, d), self.norm), (slice(d, len(w)), "median")):
+            U = updates.U[:, some]
+            share = crossing.beside(n[:, None] * self._scale(U, norm), w)  # (P, 1)
+            held = None if updates.covered is None else updates.covered[:, some]
+            for part in spans(w[some], COLUMNS):
+                total = (share * U[:, part].double()).sum(0)
+                weight = n[:, None] * (1 if held is None else held[:, part])
+                mean = total / crossing.beside(weight.sum(0).clamp(min=torch.finfo(torch.float64).tiny), w)
+                made[some][part] = (w[some][part].double() + mean).to(w.dtype)
+        return made
 
     def _scale(self, U: Tensor, norm: float | str) -> Tensor:
         """(P, 1) what each row is multiplied by."""
-        norms: Tensor = torch.linalg.vector_norm(U, dim=1, keepdim=True, dtype=torch.float64)
+        norms = crossing.home(lengths(U))[:, None]
         most = norms.quantile(0.5) if isinstance(norm, str) else torch.tensor(norm, dtype=torch.float64)
         return (most / norms.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
+
+
+def lengths(U: Tensor) -> Tensor:
+    """(P,) norms in float64; of large models only parts are widened at a time."""
+    parts = spans(U[0], COLUMNS)
+    if len(parts) < 2:
+        found: Tensor = torch.linalg.vector_norm(U, dim=1, dtype=torch.float64)
+        return found
+    total = U.new_zeros(len(U), dtype=torch.float64)
+    for part in parts:
+        total += U[:, part].double().square_().sum(1)
+    return total.sqrt()
 
 
 def middle(w: Tensor, updates: Updates, share: float) -> Tensor:
@@ -122,14 +151,18 @@ def middle(w: Tensor, updates: Updates, share: float) -> Tensor:
 
     Clients that do not hold a coordinate sort last and are not counted; one that nobody holds keeps its bits.
     """
-    P, held = len(updates), updates.covered
-    U = updates.U if held is None else updates.U.where(held, torch.inf)
-    count = torch.full((1,), P) if held is None else held.sum(0)  # (1,) or (d,)
-    cut = torch.minimum((share * count - 1e-9).ceil().long(), (count - 1) // 2).clamp(min=0)
-    place = torch.arange(P)[:, None]
-    kept = (place >= cut) & (place < count - cut)  # (P, 1) or (P, d)
-    total = U.sort(0)[0].double().where(kept, 0.0).sum(0)
-    return (w.double() + total / kept.sum(0).clamp(min=1)).to(w.dtype)
+    P, made = len(updates), room_like(w)
+    for part in spans(w, COLUMNS):
+        held = None if updates.covered is None else updates.covered[:, part]
+        U = updates.U[:, part] if held is None else updates.U[:, part].where(held, torch.inf)
+        count = torch.full((1,), P) if held is None else held.sum(0)  # (1,) or (d,)
+        cut = torch.minimum((share * count - 1e-9).ceil().long(), (count - 1) // 2).clamp(min=0)
+        place = torch.arange(P)[:, None]
+        kept = (place >= cut) & (place < count - cut)  # (P, 1) or (P, d)
+        many = crossing.beside(kept.sum(0).clamp(min=1), w)
+        total = U.sort(0)[0].double().where(crossing.beside(kept, w), 0.0).sum(0)
+        made[part] = (w[part].double() + total / many).to(w.dtype)
+    return made
 
 
 def krum(U: Tensor, attackers: int) -> list[int]:
@@ -137,8 +170,10 @@ def krum(U: Tensor, attackers: int) -> list[int]:
     P = len(U)
     if P == 1:
         return [0]
-    U = U.double()
-    D = torch.stack([(U - u).square().sum(1) for u in U])
-    D.fill_diagonal_(torch.inf)
+    D = U.new_zeros(P, P, dtype=torch.float64)
+    for part in spans(U[0], COLUMNS):
+        wide = U[:, part].double()
+        D += torch.stack([(wide - u).square().sum(1) for u in wide])
+    D = crossing.home(D).fill_diagonal_(torch.inf)
     nearest = D.sort(1)[0][:, : min(max(P - attackers - 2, 1), P - 1)]
     return nearest.sum(1).argsort(stable=True).tolist()

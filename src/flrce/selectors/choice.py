@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from numpy.random import Generator
@@ -30,6 +31,7 @@ class PowerOfChoice:
 
     candidates: Whole = 0
     stale: bool = False
+    anywhere: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.candidates < 0:

@@ -14,6 +14,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flrce import crossing
 from flrce.bounds import Count
 from flrce.pieces import View
 from flrce.rng import draw
@@ -45,6 +46,7 @@ class Clustered:
     """
 
     piece: ClassVar[str] = "clustered"
+    anywhere: ClassVar[bool] = True
     by: Literal["size", "similarity"] = "size"
     sketch: Count = 2048
 
@@ -72,7 +74,8 @@ class Clustered:
     def observe(self, memory: Sent, event: Event) -> Sent:
         V, u = memory.V, event.updates.u
         if V.shape[1]:
-            V[event.updates.k] = sketch(u.shape[1], V.shape[1])(u) if V.shape[1] < u.shape[1] else u
+            short = sketch(u.shape[1], V.shape[1])(u) if V.shape[1] < u.shape[1] else u
+            V[event.updates.k] = crossing.home(short)
         return Sent(V)
 
 
