@@ -206,6 +206,14 @@ def test_another_experiment_is_refused(tmp_path):
         restored(tmp_path / "checkpoint", 3, 2)
 
 
+def test_a_recipe_of_other_pieces_is_not_damage(tmp_path):
+    """A preset that a later version makes of other pieces: the line names the table that is not there."""
+    journal(tmp_path).save(step(start(3, 2), [0, 2], 1), {}, lambda: None)
+    other = replace(start(3, 2), memory={"aggregator": start(3, 2).memory["selector"]})
+    with pytest.raises(BadInput, match=r"no table 'aggregator\.V': another version made this recipe of other pieces"):
+        journal(tmp_path).restore(other, lambda marks: None)
+
+
 def test_a_ledger_line_holds_no_nan():
     assert finite({"a": float("nan"), "b": [float("inf"), 1.5], "c": ("x", None)}) == {
         "a": None, "b": [None, 1.5], "c": ["x", None],

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flrce.errors import BadInput
 from flrce.store.pages import Rows
 from flrce.types import State
 
@@ -75,6 +76,11 @@ class Assembly:
                 continue
             self.owner[k] = file
             for key, table in self.tables.items():
+                if key not in tensors:  # the file is whole: its hash was checked
+                    raise BadInput(
+                        f"the checkpoint has no table {key!r}: another version made this recipe of other pieces; "
+                        "finish the run with that version, or use another --out"
+                    )
                 row = tensors[key][i]
                 table[(k, *(slice(size) for size in row.shape))] = row  # a square table's row may have grown since
             prefix = f"carry/{k}/"
