@@ -121,6 +121,10 @@ def test_seed_space_is_a_sum_of_directions(folder):
     torch.testing.assert_close(seeded(ids), unpack(base, w)(ids), atol=1e-5, rtol=1e-4)
     again = Seeded(fix(adapted(folder), ["*.lora_A"]), 70, seed=5)
     assert torch.equal(again.signs, seeded.signs)
+    with pytest.raises(BadInput, match="seeds = -5"):
+        Seeded(adapted(folder), -5)
+    with pytest.raises(BadInput, match="something to train"):
+        Seeded(load(folder), 5)
 
 
 @pytest.mark.parametrize(("dtype", "recompute"), [("float32", False), ("bfloat16", False), ("float32", True)])

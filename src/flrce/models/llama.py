@@ -120,9 +120,8 @@ class Llama(nn.Module):
         x = F.embedding(ids, self.tokens).float()
         for layer in self.layers:
             again = self.recompute and self.training and torch.is_grad_enabled()
-            x = (
-                checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False) if again else layer(x)
-            )  # draws nothing
+            # a block draws no random numbers: no state of a generator to keep, which no recording could
+            x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False) if again else layer(x)
         x = self.norm(x if self.every else x[:, -1:])
         table = self.tokens if self.head is None else None
         scores: Tensor = F.linear(x.to(table.dtype), table).float() if table is not None else self.head(x)  # type: ignore[misc]

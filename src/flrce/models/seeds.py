@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from flrce.errors import BadInput
 from flrce.models.abilities import provision, together
 from flrce.models.adapters import accepted
 from flrce.models.flat import Fixed
@@ -31,6 +32,8 @@ class Seeded(nn.Module):
         super().__init__()
         net = accepted(net)
         moving = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+        if K < 1 or not moving:
+            raise BadInput(f"seeds = {K}: a seed space has 1 direction or more, of a network with something to train")
         self.net, self.names = net.requires_grad_(False), tuple(name for name, _ in moving)
         d = sum(p.numel() for _, p in moving)
         bits = np.frombuffer(stream(seed, "directions").bytes(-(-K * d // 8)), np.uint8)
