@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from flrce import runs
+from flrce import crossing, runs
 from flrce.config import Experiment
 from flrce.models.flat import pack
 
@@ -85,3 +85,26 @@ def test_short_memory_costs_lanes(caplog):
         assert "memory is short" in caplog.text
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "flrce", "fedadam", "median", "moon"])
+def test_updates_that_stay_on_the_gpu(recipe):
+    """The same bits twice, and those of updates that come to the host, as far as order decides nothing."""
+    here, home = (made(recipe={"name": recipe}, engine={"updates": where}) for where in ("device", "host"))
+    one, two, expected = (deck([exp])[0] for exp in (here, here, home))
+    assert torch.equal(weights(one), weights(two))
+    assert [h.chosen for h in one.history] == [h.chosen for h in expected.history]
+    assert apart(here, weights(one), weights(expected)) < 1e-6
+
+
+def test_what_crosses_to_a_gpu(monkeypatch):
+    """One model a round comes home, and none goes up after the first."""
+    if DEVICE == "cpu":
+        pytest.skip("nothing crosses")
+    monkeypatch.setattr(crossing, "crossed", crossing.Crossed())
+    exp = made(recipe={"name": "flrce"}, engine={"updates": "device"}, rounds=4)
+    size = 4 * len(pack(runs.parts(exp).net))
+    deck([exp])
+    small = 4 * 4 * (7 * 2048 + 64)  # sketches and products of four rounds
+    assert 4 * size <= crossing.crossed.down <= 4 * size + small
+    assert crossing.crossed.up <= (1 + 4 + 2) * size  # the first model, averages that are judged, the map's own signs
