@@ -32,17 +32,8 @@ WARM = 3
 def rounds_of(
     script: tuple[str, ...], folder: Path, network: str, rounds: int, seed: int, device: str
 ) -> list[dict[str, Any]]:
-    command = [
-        sys.executable,
-        HERE / "peers" / script.split()[0],
-        *script.split()[1:],
-        "--rounds",
-        rounds,
-        "--data",
-        folder,
-        "--seed",
-        seed,
-    ]
+    name, *more = script
+    command = [sys.executable, HERE / "peers" / name, *more, "--rounds", rounds, "--data", folder, "--seed", seed]
     given = {**os.environ, "FLRCE_BENCH_NETWORK": network, "FLRCE_BENCH_DEVICE": device, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=given)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"round"')]

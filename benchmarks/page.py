@@ -33,34 +33,6 @@ def million() -> str:
     return f"{title}.\n{rest}"
 
 
-def ways() -> str:
-    """What each way took on an H200 at 10 lanes, beside the plain loop and the floor of the float32 units."""
-    found = json.loads((RESULTS / "ways-h200.json").read_text())
-    floors = {(row["network"], "float32"): row["mflop"] / 50.3 for row in json.loads(_networks())["rows"]}
-    names = ["folded:columns", "folded:rows", "folded:rows:2", "folded:direct", "folded:direct:2", "folded:each"]
-    head = [
-        "network",
-        "precision",
-        "plain us",
-        *(name.removeprefix("folded:") for name in names),
-        "times plain",
-        "floor us",
-    ]
-    rows = [f"{found['about']}.", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for net, precision in dict.fromkeys((row["net"], row["precision"]) for row in found["ways"]):
-        us = {row["way"]: row["us"] for row in found["ways"] if (row["net"], row["precision"]) == (net, precision)}
-        best = min(us[name] for name in names if name in us)
-        cells = [f"{us[name]:.0f}" if name in us else "" for name in names]
-        plain, floor = us["plain loop"], floors.get((net, precision))
-        cells += [f"**{plain / best:.1f}**", "" if floor is None else f"{floor:.0f}"]
-        rows.append(f"| {net} | {precision} | {plain:.0f} | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def _networks() -> str:
-    return (RESULTS / "networks.json").read_text()
-
-
 def embed(page: str, name: str, text: str) -> str:
     """The page with `text` between `<!-- name -->` and `<!-- /name -->`."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
@@ -73,7 +45,7 @@ def main() -> None:
     place = DOCS / "performance.md"
     page = place.read_text()
     texts = {name: body(name) for name in ("peers", "native", "growth", "h200", "networks")}
-    texts |= {"relations": relations(), "million": million(), "ways": ways()}
+    texts |= {"relations": relations(), "million": million()}
     if (RESULTS / "peers-networks.md").exists():
         texts["peers-networks"] = body("peers-networks")
     for name, text in texts.items():
