@@ -3,7 +3,8 @@
     python benchmarks/hardened.py --raw results/attacks/hardened.jsonl.gz --workers 2
     python benchmarks/hardened.py --raw results/attacks/hardened.jsonl.gz --table
 
-The plan is studies/plans/hardened.json; studies/plans/README.md says what was decided before the runs. Runs are as
+The plan is studies/plans/hardened.json, of which what it calls the cut is run; studies/plans/README.md says what was
+decided before the runs. Runs are as
 those of robustness.py, but none is stopped early: what is compared is what an attacker does to the model.
 """
 
@@ -17,8 +18,9 @@ from typing import Any
 import numpy as np
 from robustness import ROOT, Run, cell, one, opened, pool_of, read, write
 
-PLAN: dict[str, Any] = json.loads((ROOT / "studies" / "plans" / "hardened.json").read_text())
-GROUPS = {"none": (0.0,), "10 and 20 %": (0.1, 0.2), "40 %": (0.4,)}
+WHOLE: dict[str, Any] = json.loads((ROOT / "studies" / "plans" / "hardened.json").read_text())
+PLAN = {**WHOLE, **WHOLE["cut"], "candidates": {c: WHOLE["candidates"][c] for c in WHOLE["cut"]["candidates"]}}
+GROUPS = {"none": (0.0,), "20 %": (0.2,), "40 %": (0.4,)}
 
 
 def wanted(data: Sequence[str], seeds: Sequence[int]) -> list[Run]:
@@ -65,14 +67,14 @@ def verdict(found: Found) -> tuple[str, list[str]]:
         falls = [found.worst(recipe, d, 0.2)[0] - found.worst(today, d, 0.2)[0] for d in PLAN["data"]]
         refused = [
             *(["costs honest fleets"] if gain["none"].mean() < rule["honest"] else []),
-            *(["no better at 10 and 20 %"] if not _above(gain["10 and 20 %"]) else []),
+            *(["no better at 20 %"] if not _above(gain["20 %"]) else []),
             *(["worse at 40 %"] if gain["40 %"].mean() < 0 else []),
             *(["its worst attack at 20 % is worse"] if min(falls) < rule["worst"] else []),
         ]
         told = ", ".join(f"{name} {cell(list(values), 1)}" for name, values in gain.items())
         lines.append(f"- {recipe}: {told}; {'refused: ' + ', '.join(refused) if refused else 'may replace it'}.")
         if not refused:
-            scores[recipe] = found.means(recipe, PLAN["data"], (0.1, 0.2, 0.4)).mean()
+            scores[recipe] = found.means(recipe, PLAN["data"], PLAN["shares"]).mean()
     return max(scores, key=lambda name: scores[name], default=today), lines
 
 
@@ -89,7 +91,8 @@ def page(found: Found) -> str:
     chosen, why = verdict(found)
     lines = []
     for d in PLAN["data"]:
-        lines += [f"| {d} | none | 10 % | 20 % | 40 % |", "|---|---|---|---|---|"]
+        heads = "".join(f" {share:.0%} |" for share in PLAN["shares"])
+        lines += [f"| {d} | none |{heads}", "|---|---|" + "---|" * len(PLAN["shares"])]
         for recipe in PLAN["candidates"]:
             cells = [cell(list(found.means(recipe, [d], [0.0])), 1)]
             for share in PLAN["shares"]:
