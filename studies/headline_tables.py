@@ -114,7 +114,7 @@ def tables(folder):
         lines = [["task", "target, %", *NAMES.values()]]
         for task, (target, rows) in known.items():
             lines.append([task, f"{100 * target:.1f}", *(cell(rows[name], cost) for name in NAMES)])
-        means = [interval(over(known, name, cost)) for name in NAMES]
+        means = [overall(over(known, name, cost), len(tasks)) for name in NAMES]
         made[f"headline-{cost}"] = [*lines, [f"all {len(tasks)}", "", *means]]
     lines = [["FLrce's default", "rounds run", *COSTS.values(), f"upper limit of joules below {GOAL:.2f}"]]
     for task, (_, rows) in known.items():
@@ -129,9 +129,13 @@ def tables(folder):
 
 
 def over(known, name, cost):
-    """The mean logarithm of each task that has any."""
-    each = [list(rows[name][2][cost].values()) for _, rows in known.values()]
-    return [float(np.mean(values)) for values in each if values]
+    """The mean logarithm of each task in which every run got there: leaving out those that did not would flatter."""
+    each = [rows[name] for _, rows in known.values()]
+    return [float(np.mean(list(ratios[cost].values()))) for got, of, ratios in each if got == of]
+
+
+def overall(values, tasks):
+    return interval(values) if len(values) == tasks else f"{interval(values)} ({len(values)} of {tasks} tasks)"
 
 
 def holds(values):
@@ -139,10 +143,10 @@ def holds(values):
 
 
 def cell(row, cost):
-    """A ratio with its interval, and how many runs reached the target where not all did."""
+    """A ratio with its interval; where not all runs reached the target, how many did, and their ratio if most."""
     got, of, ratios = row
-    told = interval(list(ratios[cost].values())) if ratios[cost] else "--"
-    return told if got == of else f"{told} ({got} of {of} got there)"
+    told = interval(list(ratios[cost].values())) if len(ratios[cost]) > of / 2 else ""
+    return told if got == of else f"{told} ({got} of {of} got there)".strip()
 
 
 def markdown(lines):
