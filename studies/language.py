@@ -5,7 +5,8 @@
     python studies/language.py speed ...          tokens a second and memory, against plain loops
 
 plans/language.json holds settings, cells and rules; language_tables.py makes docs/language.md's tables of the lines. A
-run is a file DIR/NAME.json, written anew at every evaluation; one that is complete is not run again. Without a model
+run is a file DIR/NAME.json, written anew at every evaluation; one that is complete, there or among the lines of
+earlier occasions, is not run again. Without a model
 and a text of one's own, `--model FOLDER --text FILE --rounds 2` try it on a CPU with any small one.
 """
 
@@ -97,6 +98,9 @@ def chosen(method: str, source: Source, args: Any) -> float:
     rates, search = PLAN["methods"][method]["rates"], PLAN["search"]
     if len(rates) == 1:
         return float(rates[0])
+    before = {lr: args.known.get(f"search-{method}-{lr:g}", math.nan) for lr in rates}
+    if all(math.isfinite(value) for value in before.values()):
+        return float(min(rates, key=lambda lr: before[lr]))
     jobs = [
         (f"search-{method}-{lr:g}", experiment(method, False, lr, search["seed"], args, search["rounds"]))
         for lr in rates
@@ -110,7 +114,7 @@ def confirm(method: str, source: Source, args: Any) -> None:
     lr = chosen(method, source, args)
     print(method, "rate", lr, round(time.time() - args.start, 1), flush=True)
     for seed in (*PLAN["seeds"], *PLAN["more"]):
-        while seed in PLAN["more"] and not first_seeds(args.out) and time.time() - args.start < args.seconds:
+        while seed in PLAN["more"] and not first_seeds(args) and time.time() - args.start < args.seconds:
             time.sleep(1)  # the device is for those that have not had their first seeds
         if time.time() - args.start > args.seconds:
             return
@@ -118,24 +122,35 @@ def confirm(method: str, source: Source, args: Any) -> None:
             (f"{method}{'-guided' if guided else ''}-s{seed}", experiment(method, guided, lr, seed, args))
             for guided in (False, True)
         ]
-        run([(name, exp) for name, exp in jobs if not _complete(args.out / f"{name}.json")], source, args)
+        left = [(name, exp) for name, exp in jobs if name not in args.known and not _complete(args.out, name)]
+        if left:
+            run(left, source, args)
         print(method, seed, round(time.time() - args.start, 1), flush=True)
 
 
-def first_seeds(out: Path) -> bool:
+def first_seeds(args: Any) -> bool:
     """Whether every method has had the seeds that come first."""
     names = [f"{method}{lead}-s{seed}" for method in PLAN["methods"] for lead in LEADS for seed in PLAN["seeds"]]
-    return all(_complete(out / f"{name}.json") for name in names)
+    return all(name in args.known or _complete(args.out, name) for name in names)
 
 
-def _complete(path: Path) -> bool:
+def _complete(out: Path, name: str) -> bool:
+    path = out / f"{name}.json"
     return path.exists() and bool(json.loads(path.read_text())["complete"])
+
+
+def known(lines: Path) -> dict[str, float]:
+    """The complete runs among the lines of earlier occasions, with their last perplexity."""
+    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    return {row["name"]: row["seen"][-1][4] for row in rows if row["complete"]}
 
 
 def central(source: Source, args: Any) -> None:
     """All clients' samples in one place, Adam throughout, as many steps a round as its P clients have together."""
     task, train, own = PLAN["task"], {**PLAN["train"], **PLAN["methods"]["fedit"]["train"]}, PLAN["central"]
     for seed in PLAN["seeds"]:
+        if f"central-s{seed}" in args.known or _complete(args.out, f"central-s{seed}"):
+            continue
         if time.time() - args.start > args.seconds:
             return
         built = parts(experiment("fedit", False, own["rate"], seed, args), source, decks=Decks(args.device))
@@ -338,10 +353,12 @@ def main() -> None:
     ask.add_argument("--seconds", type=float, default=1e9)
     ask.add_argument("--repeats", type=int, default=4)
     ask.add_argument("--rounds", type=int, default=0)
+    ask.add_argument("--anew", action="store_true", help="also what lines/language.jsonl holds already")
     ask.add_argument("--beside", type=int, default=1, help="processes that share the device's memory")
     ask.add_argument("--way", default="", help="how a GPU trains lanes; measured unless given")
     args = ask.parse_args()
     args.start = time.time()
+    args.known = {} if args.anew else known(Path(__file__).parent / "lines" / "language.jsonl")
     if args.way:
         Choices.find = lambda self, key: args.way  # type: ignore[method-assign]
     simulator.training_flops, simulator.inference_flops = map(once, (training_flops, inference_flops))

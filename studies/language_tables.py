@@ -24,17 +24,23 @@ Lines = dict[str, dict[str, Any]]
 
 
 def gather(folder: Path) -> None:
-    """One line a run: its evaluations with what had been spent by then."""
-    with open(LINES, "w") as out:
-        for path in sorted(folder.glob("*-s*.json")) + sorted(folder.glob("search-*.json")):
-            line = json.loads(path.read_text())
-            seen = [[_short(each[key]) for key in KEYS] for each in _spent(line["rounds"])]
-            stop = line["rounds"][-1].get("stop", "")
-            row = {"name": line["name"], "complete": line["complete"], "stop": stop, "seen": seen}
-            out.write(json.dumps(row, separators=(",", ":")) + "\n")
+    """One line a run: its evaluations with what had been spent by then. What other occasions completed is kept."""
+    rows = {row["name"]: row for row in _rows()}
+    for path in sorted(folder.glob("*-s*.json")) + sorted(folder.glob("search-*.json")):
+        line = json.loads(path.read_text())
+        seen = [[_short(each[key]) for key in KEYS] for each in _spent(line["rounds"])]
+        stop = line["rounds"][-1].get("stop", "")
+        if not rows.get(line["name"], {}).get("complete"):
+            rows[line["name"]] = {"name": line["name"], "complete": line["complete"], "stop": stop, "seen": seen}
+    text = [json.dumps(rows[name], separators=(",", ":")) + "\n" for name in sorted(rows)]
+    LINES.write_text("".join(text))
     found = folder / "speed.jsonl"
     if found.exists():
         SPEED.write_text(found.read_text())
+
+
+def _rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.exists() else []
 
 
 def _spent(rounds: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -51,12 +57,11 @@ def _short(value: float | None) -> float | None:
     return None if value is None else int(value) if float(value).is_integer() else round(value, 4)
 
 
-def read() -> Lines:
-    rows = [json.loads(line) for line in LINES.read_text().splitlines()]
+def read(complete: bool = True) -> Lines:
     return {
         row["name"]: {**row, "seen": [dict(zip(KEYS, seen, strict=True)) for seen in row["seen"]]}
-        for row in rows
-        if row["complete"]
+        for row in _rows()
+        if row["complete"] or not complete
     }
 
 
@@ -86,17 +91,16 @@ def shown(values: Sequence[float], digits: int = 4) -> str:
 
 
 def verdict(values: Sequence[float], limit: float) -> str:
-    """What the plan's rule says of "below this limit"."""
+    """What the plan's rule says of "below this limit", and of how many values."""
     if len(values) < 2:
-        return "not measured"
+        return f"undecided ({len(values)})"
     middle, half = interval(values)
-    if middle + half < limit:
-        return "holds"
-    return "refuted" if middle - half > limit else "undecided"
+    found = "holds" if middle + half < limit else "refuted" if middle - half > limit else "undecided"
+    return f"{found} ({len(values)})"
 
 
 def table(lines: Lines) -> None:
-    print("| | seeds | rounds | perplexity | pooled | MB up | MB down | kJ | bytes a reply |")
+    print("| | seeds | rounds | perplexity | of the last model | MB up | MB down | kJ | bytes a reply |")
     print("|---|---|---|---|---|---|---|---|---|")
     central = [line["seen"] for name, line in lines.items() if name.startswith("central-")]
     n = len(central)
@@ -113,11 +117,27 @@ def table(lines: Lines) -> None:
                 continue
             cells = [
                 shown([each["t"] for each in last], 3), shown([handed(each) for each in last]),
-                shown([each["pooled"] for each in last]), shown([each["up"] / 1e6 for each in last]),
+                shown([each["perplexity"] for each in last]), shown([each["up"] / 1e6 for each in last]),
                 shown([each["down"] / 1e6 for each in last]), shown([each["joules"] / 1e3 for each in last]),
                 f"{mean(each['up'] / each['t'] / PLAN['task']['per_round'] for each in last):,.0f}",
             ]  # fmt: skip
             print(f"| {method}{' + FLrce' if lead else ''} | {len(last)} | " + " | ".join(cells) + " |")
+
+
+def runs(lines: Lines) -> None:
+    """Every run by itself, those that were cut short too."""
+    print("\n| seed | | after 8 | 16 | 24 | 32 rounds | at its end | round | MB | kJ |\n" + "|---" * 10 + "|")
+    for seed in (*PLAN["seeds"], *PLAN["more"]):
+        for name in [f"{method}{lead}" for method in PLAN["methods"] for lead in LEADS]:
+            line = lines.get(f"{name}-s{seed}")
+            if line is None:
+                continue
+            by = {each["t"]: f"{handed(each):.1f}" for each in line["seen"]}
+            end = line["seen"][-1]
+            cut = "" if line["complete"] else ", cut short"
+            cells = [by.get(t, "") for t in (8, 16, 24, 32)] + [f"{handed(end):.1f}", f"{end['t']}{cut}"]
+            cells += [f"{(end['up'] + end['down']) / 1e6:.4g}", f"{end['joules'] / 1e3:.3g}"]
+            print(f"| {seed} | {name.replace('-guided', ' + FLrce')} | " + " | ".join(cells) + " |")
 
 
 def lead(lines: Lines) -> None:
@@ -195,32 +215,35 @@ def speed() -> None:
 
 
 def figure(lines: Lines, out: Path) -> None:
-    """Perplexity against megabytes up and down: means over seeds; a guided mean ends where its first run did."""
+    """Perplexity of what would be handed back against megabytes up and down, a curve a run; those cut short too."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "flrce"
     from matplotlib import pyplot
 
-    drawing, place = pyplot.subplots(figsize=(7.2, 4.0))
+    drawing, (left, right) = pyplot.subplots(1, 2, figsize=(8.4, 4.0), width_ratios=[1, 2.4])
     for i, method in enumerate(PLAN["methods"]):
-        for name in LEADS:
-            runs = [lines[f"{method}{name}-s{seed}"]["seen"] for seed in seeds(lines, method)]
-            if not runs:
-                continue
-            length = min(map(len, runs))
-            x = [mean((run[j]["up"] + run[j]["down"]) / 1e6 for run in runs) for j in range(length)]
-            y = [mean(handed(run[j]) for run in runs) for j in range(length)]
-            place.plot(x, y, f"C{i}", ls="--" if name else "-", label=method + (" + FLrce" if name else ""))
-            if name:
-                ends = [(run[-1]["up"] + run[-1]["down"], handed(run[-1])) for run in runs]
-                place.plot([a / 1e6 for a, _ in ends], [b for _, b in ends], f"C{i}o", ms=3)
-    central = [line["seen"] for name, line in lines.items() if name.startswith("central-")]
+        place = left if method == "fedkseed" else right
+        for lead in LEADS:
+            label: str | None = method + (" + FLrce" if lead else "")
+            for seed in (*PLAN["seeds"], *PLAN["more"]):
+                seen = lines.get(f"{method}{lead}-s{seed}", {}).get("seen", ())
+                if len(seen) < 5:
+                    continue
+                x = [(each["up"] + each["down"]) / 1e6 for each in seen]
+                place.plot(x, [handed(each) for each in seen], f"C{i}", ls="--" if lead else "-", lw=1.2, label=label)
+                place.plot(x[-1:], [handed(seen[-1])], f"C{i}o", ms=3)
+                label = None
+    central = [line["seen"] for name, line in lines.items() if name.startswith("central-") and line["complete"]]
     if central:
-        place.axhline(mean(s[0]["perplexity"] for s in central), c="0.5", ls=":", lw=1)
-        place.axhline(mean(min(x["perplexity"] for x in s) for s in central), c="0.5", ls="-.", lw=1)
-    place.set(xscale="log", xlabel="megabytes up and down, all clients", ylabel="perplexity, mean over clients")
-    place.legend(fontsize=7, frameon=False)
+        base, best = mean(s[0]["perplexity"] for s in central), mean(min(x["perplexity"] for x in s) for s in central)
+        left.axhline(base, c="0.45", ls=":", lw=1, label="untouched base")
+        right.axhline(best, c="0.45", ls="-.", lw=1, label="centralised LoRA at its best")
+    left.set(xlabel="MB up and down, all clients", ylabel="perplexity of the model handed back")
+    right.set(xlabel="MB up and down, all clients")
+    for place in (left, right):
+        place.legend(fontsize=7, frameon=False)
     drawing.tight_layout()
     drawing.savefig(out, metadata={"Date": None})
 
@@ -230,10 +253,11 @@ def main() -> None:
         case ["gather", folder]:
             gather(Path(folder))
         case ["figure", file]:
-            figure(read(), Path(file))
+            figure(read(complete=False), Path(file))
         case []:
             lines = read()
             table(lines)
+            runs(read(complete=False))
             lead(lines)
             claims(lines)
             speed()
