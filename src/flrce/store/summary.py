@@ -1,5 +1,6 @@
 """A run in a few figures, and the machine and versions that made it."""
 
+import math
 import os
 import platform
 from typing import Any
@@ -53,8 +54,8 @@ def summarise(history: tuple[Record, ...], size: int, trainable: int, base: int 
         "bytes_evaluation": sum(h.bytes_evaluation for h in history),
         "seconds": elapsed(history),
         "energy": "measured" if history and all(h.measured for h in history) else "modelled",
-        "computation_efficiency": handed / (joules / 1e3) if handed is not None and joules else None,
-        "communication_efficiency": handed / ((up + down) / 1e9) if handed is not None and up + down else None,
+        "computation_efficiency": _efficiency(handed, joules / 1e3),
+        "communication_efficiency": _efficiency(handed, (up + down) / 1e9),
         "shadow_stops": _shadow_stops(done),
         "exploit_rounds": sum(h.exploit for h in done),
         "parameters": trainable,
@@ -63,6 +64,14 @@ def summarise(history: tuple[Record, ...], size: int, trainable: int, base: int 
         "hardware": hardware(),
         **provisioned(history, base),
     }
+
+
+def _efficiency(handed: float | None, spent: float) -> float | None:
+    """Accuracy per unit spent; None where nothing was, or next to nothing by a client's own word."""
+    if handed is None or spent == 0:
+        return None
+    found = handed / spent
+    return found if math.isfinite(found) else None
 
 
 def provisioned(history: tuple[Record, ...], base: int) -> dict[str, int]:
