@@ -117,3 +117,14 @@ def test_plays_by_role(real_data, packed):
         "model": {"name": "gpt", "options": {"width": 32}}, "train": {"lr": 0.5, "batch": 8, "epochs": 1},
     }  # fmt: skip
     assert learnt(pool, **tables).summary["metrics"]["perplexity"] < 40  # of 80 symbols
+
+
+def test_more_metrics_train_with_the_same_kernels(caplog):
+    """What a run is judged by does not change what trains it: fused kernels train, torch judges."""
+    base = {"rounds": 2, "clients": 6, "per_round": 3, "recipe": {"name": "fedavg"}, "engine": {"kernel": "native"}}
+    few = flrce.run(Experiment(**base))
+    many = flrce.run(Experiment(**base, objective={"name": "classification", "metrics": ["macro-f1", "accuracy"]}))
+    assert all(torch.equal(few.model[name], many.model[name]) for name in few.model)
+    assert many.history[-1].metrics["accuracy"] == pytest.approx(few.history[-1].headline, abs=0.01)
+    assert many.history[-1].headline == many.history[-1].metrics["macro-f1"]
+    assert "no fused kernels" not in caplog.text

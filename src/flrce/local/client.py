@@ -148,8 +148,10 @@ class Runner:
             return f"engine.precision is {self.precision}, fused kernels know float32"
         if self.layout.kept:
             return "some parameters stay with the client"
-        if not (isinstance(self.objective, Classification) and self.objective.plain):
-            return f"they know plain classification only, and the objective is {type(self.objective).__name__}"
+        if not isinstance(self.objective, Classification):
+            return f"they know cross-entropy, and the objective is {type(self.objective).__name__}"
+        if not self.objective.plain:
+            return "they know cross-entropy without weights of classes or smoothing"
         links = task.update.links if task is not None and task.update is not None else ()
         more = [link for link in links if isinstance(link, Probes | Adds | Estimates)]
         return f"the update has {type(more[0]).__name__}" if more else ""
@@ -234,8 +236,8 @@ class Runner:
     def evaluate(self, w: Tensor, index: Index, own: Tensor | None = None) -> dict[str, Tensor]:
         """ "loss" and the metrics' numbers of the whole model on these samples; `own`: what `own_of` finds."""
         where = torch.from_numpy(index).to(self.x.device)
-        plain = isinstance(self.objective, Classification) and self.objective.plain and not self.layout.kept
-        trainer = self.trainer(self.all, plain)
+        counted = isinstance(self.objective, Classification) and self.objective.counted and not self.layout.kept
+        trainer = self.trainer(self.all, counted)
         if own is not None and len(own) == self.layout.local.size:
             whole = own
         else:

@@ -69,8 +69,13 @@ class Classification(Measured):
 
     @property
     def plain(self) -> bool:
-        """Whether this is the cross-entropy and accuracy that fused kernels know."""
-        return not self.smoothing and not self.weights and self.metrics == ("accuracy",)
+        """Whether this is the cross-entropy that fused kernels train."""
+        return not self.smoothing and not self.weights
+
+    @property
+    def counted(self) -> bool:
+        """Whether fused kernels can judge by it, too: they tell a sample's loss, and whether it is right."""
+        return self.plain and self.metrics == ("accuracy",)
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         weights = _weights(self.weights, out.device) if self.weights else None
