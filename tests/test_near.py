@@ -1,6 +1,8 @@
 """Updates that stay on a device: the same results, the same gate, and few bytes that cross."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -75,6 +77,8 @@ class Clients(Pretend):
             replies = [replace(each, payload=Payload({"u": crossing.beside(each.payload.buffers["u"], there)}))
                        for each in replies]  # fmt: skip
         return Laid(replies, table, there)
+
+    turn = nullcontext()
 
     def hold(self, w, there):
         self.twins.hold(w, there)
@@ -356,6 +360,34 @@ def test_a_run_cut_and_resumed_has_the_same_bits(tmp_path):
     assert [h.chosen for h in straight.history] == [h.chosen for h in resumed.history]
     kept = on_a_deck(made("host", recipe={"name": "flrce"}), tmp_path / "host")
     assert torch.equal(weights(straight), weights(kept))
+
+
+def test_two_runs_in_threads_take_turns():
+    """Each alone on its deck, both on one device: while one works there, the other waits, and neither for ever."""
+    exps = [made("device", recipe={"name": "flrce"}, seed=seed) for seed in (0, 1)]
+    built = [runs.parts(exp, decks=Decks("cpu", single=True)) for exp in (*exps, *exps)]
+
+    def last(i):
+        return list(built[i].rounds(exps[i % 2]))[-1].state.w
+
+    with ThreadPoolExecutor(2) as threads:
+        found = [each.result(timeout=120) for each in [threads.submit(last, i) for i in (0, 1)]]
+    assert all(torch.equal(one, last(i)) for i, one in enumerate(found, 2))
+    for each in built:
+        each.engine.close()
+
+
+def test_a_device_without_room_for_the_updates(monkeypatch, caplog):
+    """They come home from then on, and the run goes on."""
+
+    def short(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    expected = on_a_deck(made())
+    monkeypatch.setattr(Seat, "_table", short)
+    found = on_a_deck(made("device"))
+    assert torch.equal(weights(found), weights(expected))
+    assert caplog.text.count("come to the host one by one") == 1
 
 
 @pytest.mark.parametrize("sends", ["stale", "noise"])

@@ -18,7 +18,7 @@ from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept
 from flrce.round.judgement import heard, judge, vetted
 from flrce.round.living import alive, awake, informed, priced, settled
-from flrce.round.memory import fits, near, preflight
+from flrce.round.memory import fits, near, preflight, turn
 from flrce.round.returned import brought, checked, handed, reason, room, stepped, whole
 from flrce.round.roster import present, samples, without
 from flrce.round.sums import joined, summed
@@ -51,7 +51,8 @@ def a_round(
     """One round. `meanwhile` is done as soon as its tasks are out: what can wait until clients have work to do."""
     plan = begin(recipe, engine, state, seed, T)
     came = Arrivals() if plan.refused else arrivals(recipe, engine, plan.flights, state, plan.keep, meanwhile)
-    return finish(recipe, engine, plan, came, T)
+    with turn(engine):
+        return finish(recipe, engine, plan, came, T)
 
 
 def over(state: State) -> bool:

@@ -1,6 +1,7 @@
 """What a piece may be able to do besides answering its question: it has a trait by having its method or property."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.random import Generator
@@ -292,6 +293,8 @@ class Near(Protocol, metaclass=Known):
 
     @property
     def near(self) -> bool: ...  # whether a round's updates stay there
+    @property
+    def turn(self) -> AbstractContextManager[Any]: ...  # held while work is done there: one thread at a time
     def hold(self, w: Tensor, there: Tensor) -> None: ...  # the model on the host, and the same on the device
 
 

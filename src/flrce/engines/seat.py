@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from weakref import ref
@@ -93,30 +94,43 @@ class Seat:
     def near(self) -> bool:
         return self.placing.near
 
+    @property
+    def turn(self) -> AbstractContextManager[Any]:
+        return self.deck.alone
+
     def hold(self, w: Tensor, there: Tensor) -> None:
         self.twins.hold(w, there)
 
     def train(self, w: Tensor, orders: Sequence[Order]) -> Sequence[Reply | Dead]:
         """The clients' replies. What a stack cannot do is trained by torch on the same device, one client at a time."""
         if self.placing.lean and all(task.part.whole for task, _, _ in orders):
-            return self._laid(w, orders)
+            try:
+                return self._laid(w, orders)
+            except torch.OutOfMemoryError:
+                log.warning("the GPU's memory is short: from here on updates come to the host one by one")
+                self.placing, self.twins = HOME, Twins(self.deck.device)
         return self._trained(w, orders, [None] * len(orders))
 
     def _laid(self, w: Tensor, orders: Sequence[Order]) -> Laid:
         """The same, of which all updates lie in one table, ordered by k: on the device, or brought home at once."""
-        there = self.twins.find(w)
-        table = there.new_empty(len(orders), len(there))
+        with self.turn:
+            there = self.twins.find(w)
+            table = self._table(there, len(orders))
         order = sorted(range(len(orders)), key=lambda i: orders[i][0].k)
         rows = {i: row for row, i in enumerate(order)}
         replies = self._trained(there, orders, [table[rows[i]] for i in range(len(orders))])
         if self.placing.near:
             return Laid(replies, table, there)
-        table = crossing.home(table)
+        with self.turn:
+            table = crossing.home(table)
         found = [
             replace(reply, payload=Payload({"u": table[rows[i]]})) if reply.payload else reply
             for i, reply in enumerate(replies)
         ]
         return Laid(found, table)
+
+    def _table(self, w: Tensor, rows: int) -> Tensor:
+        return w.new_empty(rows, len(w))
 
     def _trained(self, w: Tensor, orders: Sequence[Order], into: Sequence[Tensor | None]) -> list[Reply]:
         jobs = [self.runner.job(w, task, index, carry) for task, index, carry in orders]
@@ -131,7 +145,9 @@ class Seat:
         ]
 
     def judge(self, w: Tensor, index: Index, own: Tensor | None = None) -> Numbers:
-        w = self.twins.find(w) if self.placing.lean else w
+        if self.placing.lean:
+            with self.turn:
+                w = self.twins.find(w)
         if isinstance(self.deck.stack(self.runner.all), str) or self.runner.layout.kept or own is not None:
             with self.deck.alone:
                 found = self.deck.runner.evaluate(w, index, own)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,10 @@ class Simulator:
     def near(self) -> bool:
         """Whether a round's updates stay on the device."""
         return isinstance(self.workers, Near) and self.workers.near
+
+    @property
+    def turn(self) -> AbstractContextManager[Any]:
+        return self.workers.turn if isinstance(self.workers, Near) else nullcontext()
 
     def hold(self, w: Tensor, there: Tensor) -> None:
         if isinstance(self.workers, Near):

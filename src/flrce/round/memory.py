@@ -1,6 +1,7 @@
 """How much memory a run will want, known before any of it is taken."""
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -68,6 +69,11 @@ def _maps(recipe: Recipe, M: int, d: int, D: int) -> dict[str, Sketched]:
 def near(engine: Any) -> bool:
     """Whether a round's updates stay on the engine's device."""
     return isinstance(engine, Near) and engine.near
+
+
+def turn(engine: Any) -> AbstractContextManager[Any]:
+    """What is held while the server works on the engine's device, if it does."""
+    return engine.turn if isinstance(engine, Near) and engine.near else nullcontext()
 
 
 def preflight(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> None:
