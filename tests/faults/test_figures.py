@@ -92,7 +92,7 @@ def test_a_ledger_with_null_costs_opens():
 @row29
 @pytest.mark.parametrize("joules", [5e-324, 1e-310, 0.0])
 def test_next_to_no_joules_end_no_run(joules):
-    """The least number above 0, by two clients that claim it: over a thousand it is 0, and the summary divided by it."""
+    """The least number above 0, by clients that claim it: over a thousand it is 0, and the summary divided by it."""
     done = summarise((Record(1, accuracy=0.5, joules=joules),), 1, 1)
     assert (done["computation_efficiency"], done["communication_efficiency"]) == (None, None)
     assert summarise((Record(1, accuracy=0.5, joules=2e3),), 1, 1)["computation_efficiency"] == 0.25
