@@ -2,18 +2,24 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
 import flrce
 from flrce.apps.cli import main
+from flrce.data.sources import IGNORED
 from flrce.models.adapters import adapt
 from flrce.models.llama import load
 from flrce.models.nets import build
+from flrce.results import peft
+from flrce.runs import parts
 from language import weights, write_folder
 
 RANK, ALPHA = 3, 6.0
+IDS = torch.arange(3, 15)[None]
 
 
 @pytest.fixture(scope="module")
@@ -25,19 +31,20 @@ def place(tmp_path_factory):
     return folder
 
 
-def trained(place, out, recipe, **options):
+def trained(place, out, recipe, more=None, **options):
     experiment = flrce.Experiment(
         rounds=2, clients=3, per_round=2, recipe=recipe,
         data={"path": str(place / "text.jsonl"), "tokenizer": str(place / "model"), "length": 12,
               "partition": "natural"},
-        model={"name": "llama", "options": {"path": str(place / "model"), "rank": RANK, "alpha": ALPHA, **options}},
+        model={"name": "llama", "options": {"path": str(place / "model"), "rank": RANK, "alpha": ALPHA, **options},
+               **(more or {})},
         objective={"name": "next-token", "metrics": ["perplexity"]},
         train={"lr": 0.3, "steps": 2, "batch": 4}, engine={"workers": 1, "device": "cpu"},
     )  # fmt: skip
     return experiment, flrce.run(experiment, out)
 
 
-def scores(place, folder):
+def scores(place, folder, ids=IDS):
     """W x + alpha / r B A x, by the names and numbers in the exported files alone."""
     config, held = json.loads((folder / "adapter_config.json").read_text()), {}
     for name, tensor in load_file(folder / "adapter_model.safetensors").items():
@@ -46,7 +53,7 @@ def scores(place, folder):
     there = [name.removeprefix("model.") for name in config["target_modules"]]  # layers lie below it in transformers
     net = adapt(load(place / "model"), config["r"], config["lora_alpha"], there)
     net.load_state_dict(held, strict=False)
-    return net(torch.arange(3, 15)[None])
+    return net(ids)
 
 
 @pytest.mark.parametrize("recipe", ["fedit", "ffa-lora", "fedkseed"])
@@ -56,26 +63,50 @@ def test_what_is_exported_is_what_was_trained(place, tmp_path, recipe):
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "peft")]) == 0
     net = build("llama", (12,), 1, experiment.seed, 1, True, experiment.model.options)
     net.load_state_dict(result.model, strict=False)
-    ids = torch.arange(3, 15)[None]
     config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (RANK, ALPHA, "LORA")
     assert config["target_modules"][0] == "model.layers.0.self_attn.q_proj"
     found = scores(place, tmp_path / "peft")
-    torch.testing.assert_close(found, net(ids), atol=1e-5, rtol=1e-4)
-    assert float((found - load(place / "model")(ids)).detach().abs().max()) > 1e-4
+    torch.testing.assert_close(found, net(IDS), atol=1e-5, rtol=1e-4)
+    assert float((found - load(place / "model")(IDS)).detach().abs().max()) > 1e-4
 
 
 def test_peft_loads_it(place, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    peft = pytest.importorskip("peft", reason="peft is not installed")
+    theirs = pytest.importorskip("peft", reason="peft is not installed")
     experiment, result = trained(place, tmp_path / "run", {"name": "flora", "rates": [1.0, 0.34]})
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "peft")]) == 0
     base = transformers.LlamaForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft")
+    adapted = theirs.PeftModel.from_pretrained(base, tmp_path / "peft")
     net = build("llama", (12,), 1, experiment.seed, 1, True, experiment.model.options)
     net.load_state_dict(result.model, strict=False)
-    ids = torch.arange(3, 15)[None]
-    torch.testing.assert_close(theirs(ids).logits, net(ids), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(adapted(IDS).logits, net(IDS), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("how", ["ditto", "kept"])
+def test_a_client_takes_its_own_adapters_along(place, tmp_path, how):
+    """What is exported gives the client's hold-out the perplexity that the run's own judgement found."""
+    more = {"kept": "*.lora_B"} if how == "kept" else {}
+    experiment, result = trained(place, tmp_path / "run", {"name": "ditto" if how == "ditto" else "fedit"}, more)
+    found = json.loads((tmp_path / "run" / "final.json").read_text())
+    federation = parts(experiment).federation
+    assert set(result.personal) == {client for record in result.history for client in record.replied}
+    for client in result.personal:
+        peft.write(result.personal[client], experiment, tmp_path / client)
+        row = federation.row[client]
+        index = federation.held[row]
+        x, y = (torch.from_numpy(np.array(each)[index]) for each in (federation.source.x, federation.source.y))
+        loss = F.cross_entropy(scores(place, tmp_path / client, x).flatten(0, 1), y.flatten(), ignore_index=IGNORED)
+        assert float(loss.detach().exp()) == pytest.approx(found["clients"][row], rel=1e-4)
+    again = flrce.run(experiment, tmp_path / "run", resume=True)
+    one = next(iter(result.personal))
+    assert all(torch.equal(again.personal[one][name], x) for name, x in result.personal[one].items())
+    if how == "kept":
+        assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "none")]) == 2
+
+
+def test_a_client_without_a_model_of_its_own_has_none(place, tmp_path):
+    assert not trained(place, tmp_path / "run", {"name": "fedit"})[1].personal
 
 
 def test_what_has_no_adapters_is_told_so(tmp_path, capsys):

@@ -131,7 +131,7 @@ def _serve(told: bytes, pipe: Connection, parent: int) -> None:
 
     try:
         found = work(jobs, resume, data, watch if watched else None, device, beside)
-        tell("done", found)
+        tell("done", [replace(result, personal={}) for result in found])  # clients' models may be many
     except (BadInput, Unfinished) as why:
         tell("failed", why)
     except Exception as why:  # the parent raises it; one that does not travel, by its words

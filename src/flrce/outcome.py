@@ -1,7 +1,7 @@
 """What came of a run, for somebody at a Python prompt; and of the same run under several seeds."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +9,49 @@ from torch import Tensor
 
 from flrce.errors import BadInput
 from flrce.intervals import interval
+from flrce.models.flat import Layout
 from flrce.store.headline import heading, shown, unit
 from flrce.types import Record
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Personal(Mapping[str, dict[str, Tensor]]):
+    """The models of clients that have one of their own, or keep some of its tensors: client -> name -> tensor.
+
+    Each is put together when it is asked for.
+    """
+
+    where: Layout
+    w: Tensor  # (size,) what travels, as handed back
+    owns: Mapping[str, Tensor]  # of each such client: a whole local vector, or the floats that it keeps
+    rest: Mapping[str, Tensor]  # fixed tensors that lie in no file
+
+    def __getitem__(self, client: str) -> dict[str, Tensor]:
+        own, local = self.owns[client], self.where.local
+        whole = own if len(own) == local.size else self.where.join(self.w, own)
+        return {**self.rest, **{name: view.clone() for name, view in local.views(whole).items()}}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.owns)
+
+    def __len__(self) -> int:
+        return len(self.owns)
+
+
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What came of a run. `notes` are what one should know of it beyond the figures."""
+    """What came of a run. `notes` are what one should know of it beyond the figures.
+
+    `personal` are the models of clients that have one of their own (Ditto, FedPer, FedBN); of a run on Flower they stay
+    with the nodes, and of several runs in several processes in their folders.
+    """
 
     summary: dict[str, Any]
     history: tuple[Record, ...]
     model: dict[str, Tensor]  # name -> tensor, as handed back
     folder: Path | None = None
     notes: tuple[str, ...] = ()
+    personal: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """One line, and the notes."""

@@ -19,7 +19,7 @@ from flrce.engines.simulator import Simulator
 from flrce.engines.workers import Pooled, hire
 from flrce.fleet.costs import fleet, profile
 from flrce.linalg import LARGE
-from flrce.local.client import Runner
+from flrce.local.client import Runner, own_of
 from flrce.local.link import Estimates
 from flrce.local.precision import Precision, on_cpu
 from flrce.local.rehearsal import bare, rehearsed
@@ -28,6 +28,7 @@ from flrce.models.flat import Fixed, fix, pack, single
 from flrce.models.inputs import alone, inputs, sized, tried
 from flrce.models.seeds import Seeded
 from flrce.models.slicing import suits
+from flrce.outcome import Personal
 from flrce.pieces import Recipe
 from flrce.round.near import placing, told
 from flrce.types import Round, State, Task
@@ -136,6 +137,15 @@ def named(built: Parts, w: Tensor) -> dict[str, Tensor]:
     """The model as named tensors: what travels, what is fixed, and what clients keep as it was at first."""
     found = {name: view.clone() for name, view in built.engine.runner.layout.views(w).items()}
     return with_rest(found, built.net)
+
+
+def personal(built: Parts, state: State) -> Personal:
+    """The models that clients are judged with, where these are not the one that all share."""
+    owns = {client: own for client, kept in state.carry.items() if (own := own_of(kept)) is not None}
+    where = built.engine.runner.layout
+    held = {slot.name for slot in where.local.slots}
+    rest = {name: x for name, x in with_rest({}, built.net).items() if name not in held} if owns else {}
+    return Personal(where, handed_back(built.recipe, state), owns, rest)
 
 
 def with_rest(found: dict[str, Tensor], net: nn.Module) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from flrce.errors import BadInput
 from flrce.models.flat import base_bytes, layout
 from flrce.models.slicing import suits
 from flrce.outcome import Result, intervals
-from flrce.parts import Parts, device_of, handed_back, materials, named, parts, with_rest
+from flrce.parts import Parts, device_of, handed_back, materials, named, parts, personal, with_rest
 from flrce.pieces import Recipe
 from flrce.store.checkpoint import write_through
 from flrce.store.ledger import Ledger, refuse_unless_new
@@ -243,7 +243,7 @@ def _result(built: Parts, state: State, T: int, ledger: Ledger | None) -> Result
     sweep = sweep_of(built.recipe, len(built.federation.clients))
     found = notes(state.history, built.federation.describe(), built.recipe.stop, T, built.engine.eval_every, sweep)
     model = named(built, handed_back(built.recipe, state))
-    return Result(summary, state.history, model, ledger.folder if ledger else None, found)
+    return Result(summary, state.history, model, ledger.folder if ledger else None, found, personal(built, state))
 
 
 def run_seeds(

@@ -1,6 +1,7 @@
 """A run's adapters as HuggingFace's peft reads them: adapter_config.json and adapter_model.safetensors."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,23 @@ BEFORE = "base_model.model.model."  # peft around a causal model around its laye
 def export(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
     """Write the adapters that a run handed back, or its `last` ones, into the folder `out`; the config is returned."""
     experiment = Experiment.load(run / "experiment.toml")
+    if kept := experiment.build_recipe().kept:
+        raise BadInput(
+            f"{run}: every client keeps {', '.join(kept)} of its own; flrce.run(experiment, {str(run)!r}, "
+            "resume=True).personal has their models, and flrce.results.peft.write writes one"
+        )
+    return write(_read(run, last), experiment, out)
+
+
+def write(model: Mapping[str, Tensor], experiment: Experiment, out: Path | str) -> dict[str, Any]:
+    """Write the adapters among a model's named tensors, a run's or one client's own; the config is returned."""
     if experiment.model.name != "llama":
         raise BadInput(
-            f"{run} trained model.name = {experiment.model.name!r}; adapters are those of 'llama' alone, any other "
+            f"the run trained model.name = {experiment.model.name!r}; adapters are those of 'llama' alone, any other "
             "network takes its model.safetensors by load_state_dict"
         )
-    options = {**USUAL, **(experiment.model.options or {})}
-    tensors = adapters(_read(run, last), experiment)
+    options, out = {**USUAL, **(experiment.model.options or {})}, Path(out)
+    tensors = adapters(model, experiment)
     targets = sorted({name.rpartition(".")[0] for name in tensors})
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True,
@@ -45,7 +56,7 @@ def export(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
     return config
 
 
-def adapters(tensors: dict[str, Tensor], experiment: Experiment) -> dict[str, Tensor]:
+def adapters(tensors: Mapping[str, Tensor], experiment: Experiment) -> dict[str, Tensor]:
     """Both matrices of every adapter, by their names in the network; those of a seed space are worked out."""
     if "steps" in tensors:
         net = build("llama", (1,), 1, experiment.seed, 1, True, experiment.model.options)
