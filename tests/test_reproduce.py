@@ -185,6 +185,8 @@ def test_what_is_not_there_is_named(tmp_path, monkeypatch):
         (["table3", "--datasets", "cifar11"], "'cifar11' is not among the paper's; did you mean 'cifar10"),
         (["table3", "--quick", "--datasets", "cifar10"], "--quick runs on the embedded digits only"),
         (["table3", "--lr", "femnist=fast"], "--lr 'femnist=fast' is no learning rate"),
+        (["table3", "--network", "cifar100"], "--network 'cifar100' names no network"),
+        (["table3", "--network", "cifar100=cnn-sifar"], "did you mean 'cnn-cifar'"),
         (["table3", "--rates", "0.1"], "--rates belongs to `flrce reproduce rates`"),
         (["table3", "--seeds", "x"], "--seeds 'x'"),
         (["table3", "--datasets", "cifar10", "--data", "nowhere"], "--data nowhere holds no cifar10"),
@@ -276,6 +278,24 @@ def test_cifar100_has_the_released_network():
     assert {(cell.dataset, cell.experiment.model.name) for cell in cells} == {
         ("cifar10", "auto"), ("cifar100", "cnn-cifar-tanh"),
     }  # fmt: skip
+    older = replace(request, networks={"cifar100": "cnn-cifar"}, rates={"cifar100": 0.1})
+    facts = Facts(50_000, 100)
+    cell = older.cell("cifar100", "dirichlet", "fedavg", 0, facts)
+    assert (cell.place, cell.experiment.model.name) == ("cifar100-cnn-cifar-lr-0.1/dirichlet/fedavg", "cnn-cifar")
+    assert older.command("table3", "dirichlet").endswith("--lr cifar100=0.1 --network cifar100=cnn-cifar")
+    assert plan.notes(older, "cifar100", "dirichlet", facts) == (
+        "lr 0.1, paper 0.5", "network cnn-cifar, released cnn-cifar-tanh",
+    )  # fmt: skip
+
+
+def test_the_committed_tables_are_what_their_records_give(tmp_path):
+    root = Path(__file__).resolve().parent.parent / "results"
+    shutil.copytree(root / "records", tmp_path / "records")
+    request = Request(("table3", "claims"), ("cifar10", "cifar100", "femnist", "speech"), plan.REGIMES, tuple(range(5)),
+                      rates={"speech": 0.05, "femnist": 0.002}, networks={"cifar100": "cnn-cifar"})  # fmt: skip
+    reproduce(request, tmp_path, tmp_path / "none", train=False)
+    for name in ("table3-dirichlet", "table3-quantity", "claims-dirichlet", "claims-quantity"):
+        assert (tmp_path / f"{name}.md").read_text() == (root / f"{name}.md").read_text()
 
 
 # tables by hand

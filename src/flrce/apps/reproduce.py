@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TimeRemainingColumn
 
 from flrce.apps.options import place, seeds
+from flrce.config import Experiment
 from flrce.errors import BadInput, nearest
 from flrce.results.paper import paper, plan
 from flrce.types import Round, State
@@ -25,8 +26,8 @@ QUICK_SEEDS, PAPER_SEEDS = "0-1", "0-4"
 
 def reproduce(
     target: str, out: Path, data: Path | None, regime: str | None, seed_list: str | None, datasets: str | None,
-    quick: bool, again: bool, tables_only: bool, lr: str | None, rates: str | None, page: Path | None,
-    device: str | None, where: str, as_json: bool,
+    quick: bool, again: bool, tables_only: bool, lr: str | None, network: str | None, rates: str | None,
+    page: Path | None, device: str | None, where: str, as_json: bool,
 ) -> None:  # fmt: skip
     """The paper's tables and figures, beside its numbers; goes on where it was interrupted.
 
@@ -41,7 +42,7 @@ def reproduce(
     request = plan.Request(
         _targets(target), names, (regime,) if regime else plan.REGIMES,
         tuple(seeds(seed_list or (QUICK_SEEDS if quick else PAPER_SEEDS)) or ()),
-        plan.QUICK if quick else plan.PAPER, _pairs(lr), _search(rates, target), device or "auto",
+        plan.QUICK if quick else plan.PAPER, _pairs(lr), _networks(network), _search(rates, target), device or "auto",
         1 if quick else "auto",
     )  # fmt: skip
     if absent := plan.missing():
@@ -148,6 +149,18 @@ def _pairs(text: str | None) -> dict[str, float]:
         name, _, value = word.partition("=")
         pairs[name] = _number(value, f"--lr {word!r}")
     return pairs
+
+
+def _networks(text: str | None) -> dict[str, str]:
+    """cifar100=cnn-cifar as a table."""
+    found = {}
+    for word in _words(text):
+        name, _, network = word.partition("=")
+        if not network:
+            raise BadInput(f"--network {word!r} names no network; write for example --network cifar100=cnn-cifar")
+        Experiment.of({"model": {"name": network}}, f"--network {word}")
+        found[name] = network
+    return found
 
 
 def _search(text: str | None, target: str) -> tuple[float, ...]:

@@ -78,15 +78,18 @@ class Request:
     seeds: tuple[int, ...]
     scale: Scale = PAPER
     rates: Mapping[str, float] = field(default_factory=dict)  # learning rates other than the paper's
+    networks: Mapping[str, str] = field(default_factory=dict)  # other than the released code's
     search: tuple[float, ...] = ()  # rates to try, for the target `rates`; without any, decades around the paper's
     device: str = "auto"
     workers: int | str = "auto"
 
     def __post_init__(self) -> None:
         known = (*paper.SETTINGS, "digits")
-        for name in (*self.datasets, *self.rates):
+        for name in (*self.datasets, *self.rates, *self.networks):
             if name not in known:
-                raise BadInput(f"--datasets or --lr {name!r} is not among the paper's; {nearest(name, known)}")
+                raise BadInput(
+                    f"--datasets, --lr or --network {name!r} is not among the paper's; {nearest(name, known)}"
+                )
         for regime in self.regimes:
             if regime not in REGIMES:
                 raise BadInput(f"--regime {regime!r} is unknown; {nearest(regime, REGIMES)}")
@@ -99,6 +102,9 @@ class Request:
     def rate(self, dataset: str) -> float:
         return self.rates.get(dataset, paper_rate(dataset))
 
+    def network(self, dataset: str) -> str:
+        return self.networks.get(dataset, released(dataset))
+
     def searched(self, dataset: str) -> tuple[float, ...]:
         """The learning rates to try on a data set."""
         return tuple(sorted(self.search)) or tuple(round(paper_rate(dataset) * 10.0**k, 12) for k in range(-1, 3))
@@ -109,6 +115,9 @@ class Request:
         words += ["--seeds", spans(self.seeds)]
         words += ["--quick"] if self.scale == QUICK else ["--datasets", ",".join(self.datasets)]
         words += ["--lr", ",".join(f"{name}={lr:g}" for name, lr in self.rates.items())] if self.rates else []
+        words += (
+            ["--network", ",".join(f"{one}={name}" for one, name in self.networks.items())] if self.networks else []
+        )
         words += ["--rates", ",".join(f"{lr:g}" for lr in self.search)] if self.search else []
         if self.scale not in (PAPER, QUICK):
             words.append(f"(from Python, with {self.scale})")
@@ -118,20 +127,21 @@ class Request:
         self, dataset: str, regime: str, method: str, seed: int, facts: Facts,
         rounds: int | None = None, lr: float | None = None,
     ) -> Cell:  # fmt: skip
-        """One cell; `rounds` and `lr` replace the usual ones and then show in its folder."""
+        """One cell; `rounds` and `lr` replace the usual ones and then show in its folder, as another network does."""
         lr = self.rate(dataset) if lr is None else lr
         T = rounds or self.scale.rounds
         scheme = "iid" if regime == "iid" else partition(dataset, regime, facts, self.scale.clients)
         tables: dict[str, Any] = {
             "seed": seed, "rounds": T, "clients": self.scale.clients, "per_round": self.scale.per_round,
             "data": {"name": dataset, "partition": scheme, "alpha": ALPHA},
-            "model": {"name": network(dataset)},
+            "model": {"name": self.network(dataset)},
             "train": {"batch": batch(dataset), "epochs": self.scale.epochs, "lr": lr},
             "recipe": recipe(method),
             "engine": {"device": self.device, "workers": self.workers},
         }  # fmt: skip
         experiment = Experiment.of(tables, f"{dataset}, {method}")
-        first = dataset if lr == paper_rate(dataset) else f"{dataset}-lr-{lr:g}"
+        other = "" if self.network(dataset) == released(dataset) else f"-{self.network(dataset)}"
+        first = f"{dataset}{other}" if lr == paper_rate(dataset) else f"{dataset}{other}-lr-{lr:g}"
         last = method if self.scale.rounds == T else f"{method}-{T}-rounds"
         return Cell(dataset, regime, method, seed, experiment, f"{first}/{regime}/{last}")
 
@@ -151,7 +161,7 @@ def paper_rate(dataset: str) -> float:
     return paper.SETTINGS[dataset].lr if dataset in paper.SETTINGS else 0.1
 
 
-def network(dataset: str) -> str:
+def released(dataset: str) -> str:
     """The released code's network: for CIFAR100 the one with a tanh, which shapes alone do not tell."""
     return paper.SETTINGS[dataset].model if dataset in paper.SETTINGS else "auto"
 
@@ -237,4 +247,6 @@ def notes(request: Request, dataset: str, regime: str, facts: Facts | None) -> t
             found.append(f"{facts.groups:,} groups, paper {setting.groups:,}")
     if request.rate(dataset) != setting.lr:
         found.append(f"lr {request.rate(dataset):g}, paper {setting.lr:g}")
+    if request.network(dataset) != setting.model:
+        found.append(f"network {request.network(dataset)}, released {setting.model}")
     return tuple(found)
