@@ -15,6 +15,8 @@ from flrce.arena import advise, job, machine, records
 from flrce.arena.about import about
 from flrce.arena.board import board, critical, fronts, without
 from flrce.arena.execute import executor
+from flrce.arena.page import saved
+from flrce.arena.paired import paired
 from flrce.arena.plan import Cell, Plan, pairs
 from flrce.arena.reached import reach
 from flrce.arena.records import KEPT, Played
@@ -92,6 +94,39 @@ def test_one_seed_has_no_intervals():
     assert (b.share, b.low, b.high) == (0.5, None, None)
     two = [*found, run_of("b", [0.2, 0.3], seed=2)]
     assert board(two, "joules", 1.0, "ref").standings[0].first is not None
+
+
+def test_seed_by_seed_by_hand():
+    """Better by 0.1 and 0.3 on a; on z, where less is better, by 1 on both seeds; late has no model in time on a."""
+    found = []
+    for seed, more in ((1, 0.1), (2, 0.3)):
+        found += [run_of("ref", [seed / 10], seed=seed), run_of("b", [seed / 10 + more], seed=seed)]
+        found += [run_of("late", [0.9], joules=9.0, seed=seed)]
+        found += [run_of(m, [v], task="z", seed=seed, lower=True, metric="mae") for m, v in (("ref", 4.0), ("b", 3.0))]
+    b, late = paired(found, "joules", 1.0, "ref")
+    assert (b.method, b.gains["a"].mean, b.gains["z"].mean) == ("b", pytest.approx(0.2), 1.0)
+    assert b.gains["a"].half == pytest.approx(12.706 * 0.1, rel=1e-3)  # Student's t of two
+    assert (b.better, b.worse) == (("z",), ())
+    assert (late.method, late.gains, late.better) == ("late", {}, ())
+
+
+def test_what_is_saved_in_words():
+    """Less than the reference itself needs to be there first, not less than all that it spends."""
+
+    def told(share):
+        lines = [("quick", share, share - 0.1, share + 0.1), ("ref", 0.7, None, None)]
+        keys = ("method", "share", "low", "high")
+        rest = {"reached": 4, "runs": 5, "below": ()}
+        return {
+            "reference": "ref",
+            "reached": {"joules": [dict(zip(keys, line, strict=True)) | rest for line in lines]},
+        }
+
+    assert saved(told(0.5), "joules") == (
+        "To where ref ends, quick takes 50 % (95 %: 40 to 60 %) of its joules, ref itself 70 %; 4 of 5 runs "
+        "get there, and on no task does it end worse in the mean."
+    )
+    assert saved(told(0.8), "joules").startswith("Nobody gets where ref ends for less")
 
 
 def test_a_rule_in_words():

@@ -16,6 +16,7 @@ from flrce.arena import job, page, records
 from flrce.arena.about import about
 from flrce.arena.board import Board, boards, fronts, without
 from flrce.arena.execute import executor
+from flrce.arena.paired import paired
 from flrce.arena.plan import Plan
 from flrce.arena.reached import reach
 from flrce.arena.records import Played, axes
@@ -46,6 +47,7 @@ def arena(plan: Path, out: Path, against: Path | None, tasks: str | None, where:
         "fronts": {axis: [asdict(point) for point in fronts(every, axis)] for axis in axes(every)},
         "without": without(every, "joules", max(asked.budgets), asked.reference),
         "reached": {axis: [asdict(line) for line in reach(every, axis, asked.reference)] for axis in axes(every)},
+        "paired": [asdict(line) for line in paired(every, "joules", max(asked.budgets), asked.reference)],
         "reference": asked.reference,
         "left_out": {method: dict(tasks) for method, tasks in asked.without.items()},
         "stops": [asdict(line) for line in endings(every, asked.rules())],
