@@ -417,7 +417,7 @@ def test_the_example_goes_from_nothing_to_a_report(place, tmp_path, monkeypatch)
     script = Path(__file__).resolve().parent.parent / "examples" / "llm" / "run.py"
     monkeypatch.setattr(sys, "argv", [
         str(script), "--model", str(place / "model"), "--out", str(tmp_path), "--rounds", "2", "--length", "24",
-        "--methods", "flora,fedit-4bit",
+        "--methods", "flora,fedit-4bit,fedkseed",
     ])  # fmt: skip
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(script), run_name="__main__")

@@ -24,7 +24,9 @@ METHODS = {
     "ffa-lora": {"name": "ffa-lora"},
     "fedit-4bit": {"name": "fedit", "compressor": {"piece": "quantize", "bits": 4}},
     "flora": {"name": "flora", "rates": [1.0, 0.5]},
+    "fedkseed": {"name": "fedkseed"},
 }
+SEEDS = 1024  # directions of fedkseed's model
 WORDS = (
     "stone", "river", "light", "house", "garden", "winter", "horse", "silver", "paper", "mountain", "letter", "bridge",
     "candle", "forest", "mirror", "copper", "island", "pocket", "summer", "thread",
@@ -76,13 +78,16 @@ def main() -> int:
     for name in args.methods.split(","):
         recipe = METHODS[name] | ({"guided": True} if args.guided else {})
         folder = args.out / name
+        probing = name == "fedkseed"  # by plain steps along single directions, five times as far
+        train = {"lr": 5 * args.lr} if probing else {"optimizer": "adam", "lr": args.lr}
+        seeds = {"seeds": SEEDS} if probing else {}
         experiment = flrce.Experiment(
             rounds=args.rounds, clients=args.clients, per_round=args.per_round, recipe=recipe,
             data={"path": str(text), "tokenizer": args.model, "length": args.length, "partition": "natural",
                   "most": 40, "least": 5},
-            model={"name": "llama", "options": {"path": args.model, "rank": args.rank}},
+            model={"name": "llama", "options": {"path": args.model, "rank": args.rank, **seeds}},
             objective={"name": "next-token", "metrics": ["perplexity", "accuracy"]},
-            train={"optimizer": "adam", "lr": args.lr, "steps": args.steps, "batch": args.batch},
+            train={**train, "steps": args.steps, "batch": args.batch},
         )  # fmt: skip
         result = flrce.run(experiment, folder, resume=folder.exists(), watch=lambda done, name=name: print(
             f"{name} round {done.record.t}: perplexity {done.record.handed:.2f}, "
