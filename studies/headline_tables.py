@@ -21,7 +21,7 @@ GOAL = 0.80
 LAST = {"uniform": "FedAvg: uniform, no average"}  # runs that are shown a second time, by their last model
 NAMES = {
     LAST["uniform"]: "FedAvg: no average, 32 bits", "uniform": "+ average", PLAN["base"]: "+ 4 bits: the base",
-    "chance, 4 bits": "+ turns by chance", "default": "FLrce's default",
+    "chance, 4 bits": "+ turns by chance", "default": "FLrce's default, 4 bits",
 }  # fmt: skip
 STOP = ["task", "runs that the stop ends", "mean round", "before the target", "joules of those of all rounds",
         "points below the end", "most"]  # fmt: skip
@@ -116,7 +116,7 @@ def tables(folder):
             lines.append([task, f"{100 * target:.1f}", *(cell(rows[name], cost) for name in NAMES)])
         means = [overall(over(known, name, cost), len(tasks)) for name in NAMES]
         made[f"headline-{cost}"] = [*lines, [f"all {len(tasks)}", "", *means]]
-    lines = [["FLrce's default", "rounds run", *COSTS.values(), f"upper limit of joules below {GOAL:.2f}"]]
+    lines = [["FLrce's default, 4 bits", "rounds run", *COSTS.values(), f"upper limit of joules below {GOAL:.2f}"]]
     for task, (_, rows) in known.items():
         T = len(found[task, PLAN["base"], PLAN["targets"][0]]["last"])
         met = holds(list(rows["default"][2]["joules"].values()))
