@@ -17,7 +17,7 @@ LAYERS = {
     "field": 4, "thrift": 4.2, "tuning": 4.2, "recipes": 4.5, "names": 4, "loop": 4, "engines": 4,
     "compose": 5, "written": 5.5, "sections": 5.5,
     "config": 6, "store": 6,
-    "flower": 7, "track": 7, "outcome": 7, "crowd": 7.5, "parts": 7.5,
+    "flower": 7, "track": 7, "outcome": 7, "tryout": 7, "crowd": 7.5, "parts": 7.5,
     "runs": 8,
     "results": 9,
     "arena": 9.5,

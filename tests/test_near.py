@@ -3,7 +3,9 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import _disable_current_modes
 
 from elsewhere import Mixed, elsewhere
-from flrce import crossing, linalg, loop, runs, sketch
+from flrce import crossing, linalg, loop, parts, runs, sketch
 from flrce.aggregators import robust
 from flrce.aggregators.related import RelatedMean
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
@@ -28,6 +30,7 @@ from flrce.round import memory, near
 from flrce.round.gate import gate
 from flrce.selectors.relationship import ByRelationship
 from flrce.selectors.turns import InTurn
+from flrce.tryout import misfit
 from flrce.types import Laid, Reply, Updates
 from test_gate import COMPRESSORS, honest
 from test_gate import holdings as small_holdings
@@ -210,6 +213,38 @@ def test_a_server_that_remembers_works_on_the_host(monkeypatch):
     with elsewhere(monkeypatch) as mode:
         played(RECIPES["fedadam"], Clients(far=True), T=1)
         assert (mode.up, mode.down) == (4 * D, 4 * D + 8 * P * P)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_tried_on_the_device_first(name, monkeypatch):
+    with elsewhere(monkeypatch):
+        assert misfit(RECIPES[name], "far") == ""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Says that it takes updates anywhere, and does not: mixes them with the host's, or comes to something else."""
+
+    mixes: bool = True
+    anywhere: ClassVar[bool] = True
+
+    def __call__(self, w, updates, memory):
+        if self.mixes:
+            return w + (updates.U * torch.ones(len(updates), 1)).mean(0)
+        return w + (updates.U.mean(0) if crossing.local(updates.U) else 0.9 * updates.U.mean(0))
+
+
+@pytest.mark.parametrize(("piece", "why"), [(Wrong(), "Mixed"), (Wrong(mixes=False), "away from what the host makes")])
+def test_a_piece_that_does_not_do_what_it_says(piece, why, monkeypatch):
+    recipe = replace(RECIPES["fedavg"], aggregator=piece)
+    decks = SimpleNamespace(device="far", single=True, memory=1 << 40)
+    with elsewhere(monkeypatch):
+        assert why in misfit(recipe, "far")
+        found = parts.placed(recipe, 2**23, 2**23, decks, None)
+        assert not found.near
+        assert why in found.why
+        with pytest.raises(BadInput, match=why):
+            parts.placed(recipe, 2**23, 2**23, decks, "device")
 
 
 def test_mixing_both_is_noticed(monkeypatch):

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from flrce.data.own import adopt
 from flrce.engines.seat import Decks, Seat
 from flrce.engines.simulator import Simulator
 from flrce.engines.workers import Pooled, hire
+from flrce.errors import BadInput
 from flrce.fleet.costs import fleet, profile
 from flrce.linalg import LARGE
 from flrce.local.client import Runner, own_of
@@ -30,7 +31,8 @@ from flrce.models.seeds import Seeded
 from flrce.models.slicing import suits
 from flrce.outcome import Personal
 from flrce.pieces import Recipe
-from flrce.round.near import placing, told
+from flrce.round.near import Placing, Wanted, placing, told
+from flrce.tryout import misfit
 from flrce.types import Round, State, Task
 
 log = logging.getLogger("flrce")
@@ -85,7 +87,7 @@ def parts(
 
     def seated(runner: Runner) -> Seat:
         deck, size = decks or Decks("cuda", single=True), runner.layout.size
-        found = placing(recipe, runner.layout.trainable, size, deck.memory, deck.single, experiment.engine.updates)
+        found = placed(recipe, runner.layout.trainable, size, deck, experiment.engine.updates)
         if size > LARGE:
             log.warning("%s", told(found, recipe.P, size, deck.device))
         return deck.hire(runner, precision, found)
@@ -97,6 +99,15 @@ def parts(
         experiment.fleet.live(experiment.seed, tuple(federation.clients), devices),
     )  # fmt: skip
     return Parts(recipe, federation, net, engine)
+
+
+def placed(recipe: Recipe, d: int, D: int, decks: Decks, wanted: Wanted) -> Placing:
+    """Where a round's updates of d trained floats, of D, are summed and compared."""
+    found = placing(recipe, d, D, decks.memory, decks.single, wanted)
+    why = misfit(recipe, decks.device) if found.near else ""
+    if why and wanted == "device":
+        raise BadInput(f"engine.updates = 'device': {why}; leave it out, or set 'host'")
+    return replace(found, near=False, why=why) if why else found
 
 
 def materials(experiment: Experiment, data: Any = None, model: nn.Module | None = None) -> tuple[Federation, nn.Module]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flrce.errors import BadInput
 from flrce.host import available
-from flrce.pieces import Recipe
+from flrce.pieces import Last, Recipe
 from flrce.traits import Blockwise, Near, Sketched
 
 ROUND = 8  # copies of a round's updates that are alive at once: payloads, rows, float64 sums, the rows' file
@@ -33,13 +33,26 @@ def tables(recipe: Recipe, M: int, d: int, D: int) -> dict[str, int]:
     return {f"{role}.{f.name}": _bytes(getattr(kept, f.name)) for role, kept in memory.items() for f in fields(kept)}
 
 
+def renewed(recipe: Recipe, M: int, d: int, D: int) -> int:
+    """Bytes of what pieces make anew each round, while the old is still there: all tensors but tables over clients."""
+    try:
+        with torch.device("meta"):
+            memory = recipe.init(M, d, D)
+    except RuntimeError:
+        return 0
+    kept = ((f, getattr(each, f.name)) for each in memory.values() for f in fields(each))
+    return sum(_bytes(value) for f, value in kept if isinstance(value, Tensor) and not f.metadata.get("rows"))
+
+
 def needed(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> int:
     """Bytes a server needs for M clients and a model of D floats, d of them trained; `near`: updates stay elsewhere."""
     P = min(recipe.P, M)
     copies = LEAN[0] * P + LEAN[1] if _lean(recipe, d) else ROUND * P + 4
     if near:
         copies = LEAN[1]
-    return sum(tables(recipe, M, d, D).values()) + 4 * D * copies + CLIENT * M + 8 * P * min(16 * M, COLUMNS)
+    copies += not isinstance(recipe.average, Last)  # the model that is handed back
+    held = sum(tables(recipe, M, d, D).values()) + renewed(recipe, M, d, D)
+    return held + 4 * D * copies + CLIENT * M + 8 * P * min(16 * M, COLUMNS)
 
 
 def _lean(recipe: Recipe, d: int) -> bool:
