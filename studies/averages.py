@@ -2,6 +2,7 @@
 
     python studies/averages.py decide                       levels of headway, on the stop's decision set
     python studies/averages.py confirm                      what ours handed back in the runs that confirmed the stop
+    python studies/averages.py fresh                        FedAvg's models in the headline's runs: ours minus last
     python studies/averages.py run --out DIR --data CACHE   paired runs on other seeds [--share 0/4] [--seconds 300]
     python studies/averages.py table DIR                    their differences, with 95 % intervals
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from headline_tables import PLAN, read
 
 from flrce import runs
 from flrce.config import Experiment
@@ -162,9 +164,28 @@ def confirm(folder: Path) -> None:
         print(f"| {name} | {len(each)} | {mean:+.2f} ± {half:.2f} | {worse:.1f} % |")
 
 
+def fresh() -> None:
+    """Ours minus the last model after all rounds of FedAvg, on the headline's seeds."""
+    found = read(Path(__file__).parent.parent / "results" / "headline")
+    print("| data set | seeds | ours - last, points | least | ours >= last |\n|---|---|---|---|---|")
+    for task in [*PLAN["tasks"], "all"]:
+        mine = [found[key] for key in found if task in (key[0], "all") and key[1] == "uniform"]
+        ends = [(line["handed"], line["last"], last_of(line["handed"])) for line in mine]
+        gains = [100 * (handed[t] - last[t]) for handed, last, t in ends]
+        if gains:
+            mean, half = interval(gains)
+            good = share(sum(gain >= 0 for gain in gains), len(gains))
+            print(f"| {task} | {len(gains)} | {mean:+.2f} ± {half:.2f} | {min(gains):+.2f} | {good} |")
+
+
+def last_of(values: list[float | None]) -> int:
+    """The last round (from 0) that was judged."""
+    return max(t for t, value in enumerate(values) if value is not None)
+
+
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("phase", choices=["decide", "confirm", "run", "table"])
+    ask.add_argument("phase", choices=["decide", "confirm", "fresh", "run", "table"])
     ask.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent.parent / "results" / "stop")
     ask.add_argument("--out", type=Path)
     ask.add_argument("--data", type=Path)
@@ -173,6 +194,8 @@ def main() -> None:
     options = ask.parse_args()
     if options.phase == "run":
         run(options)
+    elif options.phase == "fresh":
+        fresh()
     else:
         {"decide": decide, "confirm": confirm, "table": table}[options.phase](options.folder)
 

@@ -141,9 +141,9 @@ def main():
         holdouts(options)
     else:
         made = tables(options.out)
-        print("\n".join(made.values()))
         if options.page:
             embed(made, options.page)
+        print("\n".join(made.values()))
 
 
 if __name__ == "__main__":
