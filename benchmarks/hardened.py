@@ -4,8 +4,8 @@
     python benchmarks/hardened.py --raw results/attacks/hardened.jsonl.gz --table
 
 The plan is studies/plans/hardened.json, of which what it calls the cut is run; studies/plans/README.md says what was
-decided before the runs. Runs are as
-those of robustness.py, but none is stopped early: what is compared is what an attacker does to the model.
+decided before the runs. They are as robustness.py's, but none is stopped early: what is compared is what an attacker
+does to the model. "Today" is the preset as it was then.
 """
 
 import argparse
@@ -56,6 +56,11 @@ class Found:
         return min((float(np.mean([v[attack] for v in seeds])), attack) for attack in seeds[0])
 
 
+def shown(values: np.ndarray) -> str:
+    """Mean and 95 % interval over seeds; of one seed the value alone."""
+    return cell(list(values), 1) if len(values) > 1 else f"{values[0]:.1f}"
+
+
 def verdict(found: Found) -> tuple[str, list[str]]:
     """The candidate that the rule chooses, or today's; and why, line by line."""
     today, rule, lines, scores = PLAN["today"], PLAN["rule"], [], {}
@@ -65,14 +70,17 @@ def verdict(found: Found) -> tuple[str, list[str]]:
         gain = {name: found.means(recipe, PLAN["data"], shares) - found.means(today, PLAN["data"], shares)
                 for name, shares in GROUPS.items()}  # fmt: skip
         falls = [found.worst(recipe, d, 0.2)[0] - found.worst(today, d, 0.2)[0] for d in PLAN["data"]]
+        if len(found.seeds) == 1:
+            lines.append(f"| {recipe} | {' | '.join(shown(v) for v in gain.values())} | {min(falls):.1f} |  |")
+            continue
         refused = [
             *(["costs honest fleets"] if gain["none"].mean() < rule["honest"] else []),
             *(["no better at 20 %"] if not _above(gain["20 %"]) else []),
             *(["worse at 40 %"] if gain["40 %"].mean() < 0 else []),
             *(["its worst attack at 20 % is worse"] if min(falls) < rule["worst"] else []),
         ]
-        told = ", ".join(f"{name} {cell(list(values), 1)}" for name, values in gain.items())
-        lines.append(f"- {recipe}: {told}; {'refused: ' + ', '.join(refused) if refused else 'may replace it'}.")
+        told = " | ".join(shown(values) for values in gain.values())
+        lines.append(f"| {recipe} | {told} | {min(falls):.1f} | {', '.join(refused) or 'may replace it'} |")
         if not refused:
             scores[recipe] = found.means(recipe, PLAN["data"], PLAN["shares"]).mean()
     return max(scores, key=lambda name: scores[name], default=today), lines
@@ -94,17 +102,20 @@ def page(found: Found) -> str:
         heads = "".join(f" {share:.0%} |" for share in PLAN["shares"])
         lines += [f"| {d} | none |{heads}", "|---|---|" + "---|" * len(PLAN["shares"])]
         for recipe in PLAN["candidates"]:
-            cells = [cell(list(found.means(recipe, [d], [0.0])), 1)]
+            cells = [shown(found.means(recipe, [d], [0.0]))]
             for share in PLAN["shares"]:
                 least, attack = found.worst(recipe, d, share)
-                cells.append(f"{cell(list(found.means(recipe, [d], [share])), 1)}, worst {least:.1f} ({attack})")
+                cells.append(f"{shown(found.means(recipe, [d], [share]))}, worst {least:.1f} ({attack})")
             lines.append(f"| {recipe} | {' | '.join(cells)} |")
         lines.append("")
-    seeds = ", ".join(map(str, found.seeds))
+    alone = len(found.seeds) == 1
+    ended = "One seed has no interval, so the rule decides nothing." if alone else f"By the rule: **{chosen}**."
     return "\n".join([
-        f"Seeds {seeds}; mean over {len(PLAN['attacks'])} attacks, 95 % intervals over seeds, %.", "", *lines,
-        "Differences to the preset as it was, points, over all four data sets:", "", *why, "",
-        f"By the plan's rule: **{chosen}**.", "",
+        f"{'Seed' if alone else 'Seeds'} {', '.join(map(str, found.seeds))}; mean over {len(PLAN['attacks'])} attacks"
+        f"{'' if alone else ', 95 % intervals over seeds'}, %.", "", *lines,
+        "Differences to the preset as it was, points, over all four data sets:", "",
+        "| candidate | none | 20 % | 40 % | its worst attack at 20 %, least of the four | by the rule |",
+        "|---|---|---|---|---|---|", *why, "", ended, "",
     ])  # fmt: skip
 
 

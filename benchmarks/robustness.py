@@ -3,8 +3,8 @@
     python benchmarks/robustness.py --data digits --seeds 10-13 --raw results/attacks/attacks-digits.jsonl.gz
 
 Attackers (`attacks.py`) are a fixed share of the clients and send what the attack says through the ordinary gate. Each
-data set's section of the page is rewritten in place. The hardened preset was tuned on the digits' seeds 0 to 4: those
-are no evidence for it.
+data set's section of the page is rewritten in place. Flags were tuned on the digits' seeds 0 to 4: those are no
+evidence for them.
 """
 
 import argparse
@@ -36,6 +36,11 @@ from flrce.types import Record
 ROOT = Path(__file__).resolve().parent.parent
 M, P, T = 50, 10, 30
 ROOTED = {"name": "fedavg", "selector": "rooted", "aggregator": "root-trust"}  # with a sample of the server's own
+FORMER = {  # what `preset = "hardened"` was until fleet-clip; hardened.py measures what it is now
+    "name": "flrce", "preset": "paper", "selector": {"piece": "relationship", "floor": 0.2, "most": 1.5, "window": 10},
+    "aggregator": {"piece": "clipped", "by": "equal"},
+    "stop": {"piece": "conflicts", "psi": 5.0, "r": 3, "n": 5, "after": 10, "trusted": True, "confirmed": True},
+}  # fmt: skip
 RECIPES: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},
     "trimmed-mean": {"name": "trimmed-mean", "share": 0.4},
@@ -49,7 +54,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "flrce (default)": {"name": "flrce"},
     "flrce (wary)": {"name": "flrce", "preset": "wary"},
     "flrce (paper)": {"name": "flrce", "preset": "paper"},
-    "flrce (hardened)": {"name": "flrce", "preset": "hardened"},
+    "flrce (hardened before)": FORMER,
 }
 LIES = ("sign-flip, n = 3000", "sign-flip, n = 1e7", "scale x10, n = 3000")
 Run = tuple[str, str, str, float, int]  # data, recipe, attack, share, seed
@@ -187,7 +192,7 @@ def overall(found: Sequence[dict[str, Any]]) -> list[str]:
 def flagged(found: Sequence[dict[str, Any]], rows: Sequence[tuple[str, float]]) -> list[str]:
     lines = ["| attack | attackers | flags on attackers | flags on honest clients |", "|---|---|---|---|"]
     for attack, share in rows:
-        mine = [r for r in found if tuple(r["run"][1:4]) == ("flrce (hardened)", attack, share)]
+        mine = [r for r in found if tuple(r["run"][1:4]) == ("flrce (hardened before)", attack, share)]
         cells = [cell([r[field] for r in mine], factor=1) for field in ("flagged", "wrongly")]
         lines.append(f"| {attack} | {share:.0%} | {' | '.join(cells)} |")
     return lines
@@ -213,7 +218,7 @@ def section(data: str, found: Sequence[dict[str, Any]], seeds: str) -> str:
            *table(found, some("capture", "forced stop"), "captured"), ""] if some("capture", "forced stop") else []),
         *(["Backdoor: marked samples taken for the target, %:", "", *table(found, some("backdoor"), "success"), ""]
           if some("backdoor") else []),
-        "Flags in a run of FLrce (hardened), on attackers and on honest clients, of 300 updates:", "",
+        "Flags in a run of FLrce (hardened before), on attackers and on honest clients, of 300 updates:", "",
         *flagged(found, every), "",
     ])  # fmt: skip
 

@@ -56,7 +56,7 @@ def test_a_run_without_a_stop_replays_its_presets_rule(tmp_path):
     """The hardened rule wants several rounds that agree, late enough, among clients that are trusted."""
     selector = {"piece": "relationship", "decay": 0.9, "floor": 0.2}
     shape = {"rounds": 40, "clients": 12, "per_round": 5, "engine": {"workers": 1}}
-    free = {"name": "flrce-no-stop", "preset": "hardened", "selector": selector}
+    free = {"name": "flrce-no-stop", "preset": "hardened", "selector": selector, "holdouts": False, "average": "last"}
     runs.run(Experiment(**shape, recipe=free), tmp_path / "run")
     run = read.one(tmp_path / "run")
     rule = rules(run, psi=[1.0])["psi 1"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
+from flrce.aggregators.fleet import FleetClip
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.related import RelatedMean
 from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
@@ -49,27 +50,27 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
     psi the paper's rule decides.
     `wary` counts clients to whom nobody relates less: wrong labels, noise, free-riders (docs/robustness.md).
     `paper` is Niu et al. 2024: clients that agree most with all, a stop once the chosen conflict. `authors`: their
-    released code. `hardened`: what attackers cannot capture. `private`: what needs sums only, as secure aggregation
-    gives them: turns by chance, the plain mean, the stop with a price.
+    released code. `hardened`: turns by chance and fleet-clip, which attackers neither capture nor outweigh; with a psi
+    the paper's selection and stop, bounded. `private`: what needs sums only, as secure aggregation gives them.
     """
     base = replace(fedavg(P, **local), name="flrce")
     conflict = Conflicts(threshold("50%" if psi is None else psi, P))
+    turns = replace(base, selector=InTurn(by="chance"), stop=Worth(), average=OURS, holdouts=True)
     if preset == "private":
         if psi is not None:
             raise BadInput("recipe.psi counts conflicts of single updates, preset = 'private' sees sums only; drop one")
-        return replace(base, selector=InTurn(by="chance"), stop=Worth(), average=OURS, holdouts=True, sums=True)
+        return replace(turns, sums=True)
     if preset in STOPS:
         stop = conflict if psi is not None else STOPS[preset]
         mean = RelatedMean(cap=CAP) if preset == "wary" else WeightedMean(cap=CAP)
-        listens = isinstance(stop, Worth)
-        return replace(base, selector=InTurn(), aggregator=mean, stop=stop, average=OURS, holdouts=listens)
+        return replace(turns, selector=InTurn(), aggregator=mean, stop=stop, holdouts=isinstance(stop, Worth))
+    if preset == "hardened" and psi is None:
+        return replace(turns, aggregator=FleetClip())
     if preset not in SELECTIONS:
         raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STOPS, *SELECTIONS, 'private'))}")
-    base = replace(base, selector=SELECTIONS[preset], stop=conflict)
-    if preset != "hardened":
-        return base
-    stop = replace(conflict, r=3, n=5, after=10, trusted=True, confirmed=True)
-    return replace(base, aggregator=ClippedMean(by="equal"), stop=stop)
+    published = replace(base, selector=SELECTIONS[preset], stop=conflict)
+    bounded = replace(conflict, r=3, n=5, after=10, trusted=True, confirmed=True)
+    return replace(published, aggregator=FleetClip(), stop=bounded) if preset == "hardened" else published
 
 
 def flrce_no_stop(preset: str = "default", P: int = 10, **local: Any) -> Recipe:
@@ -258,8 +259,8 @@ def flrce_freeze(
     return replace(base, trainer=Freeze(first, seconds), name="flrce-freeze")
 
 
-#: how the published method selects: Algorithm 1 as printed, the released code (docs/notation.md), and what attackers
-#: cannot capture (docs/robustness.md)
+#: how the published method selects: Algorithm 1 as printed, the released code (docs/notation.md), and so bounded that
+#: colluders hardly capture it (docs/robustness.md)
 SELECTIONS = {
     "paper": ByRelationship(anchor="origin"),
     "authors": ByRelationship(anchor="model", blend=0.9, space="wire"),

@@ -11,12 +11,15 @@ import torch
 
 from flrce import Experiment
 from flrce import runs as start
+from flrce.aggregators.fleet import FleetClip
 from flrce.linalg import gram
 from flrce.pieces import View
 from flrce.recipes import CATALOGUE
 from flrce.round.trust import flags, silenced, votes
 from flrce.selectors.relationship import ByRelationship
+from flrce.selectors.turns import InTurn
 from flrce.stops.conflict import Conflicts
+from flrce.stops.worth import Worth
 from flrce.types import Record, Spent, Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -24,11 +27,14 @@ import robustness
 import steering
 from attacks import Attacked
 
-SEEDS = (10, 11, 12)  # the hardened preset was tuned on 0 to 4
+SEEDS = (10, 11, 12)  # fleet-clip was tried on 0 and 1, chosen on 20 to 24
+BOUNDED = {"name": "flrce", "preset": "hardened", "psi": "50%"}  # the paper's selection and stop, made safe
+HARDENED = {"name": "flrce", "preset": "hardened"}
+RECIPES = {**robustness.RECIPES, "bounded": BOUNDED, "flrce (hardened)": HARDENED}
 
 
 def runs(recipe, attack, share):
-    return [robustness.one(("digits", recipe, attack, share, seed)) for seed in SEEDS]
+    return [robustness.one(("digits", recipe, attack, share, seed), RECIPES) for seed in SEEDS]
 
 
 def mean(found, field="accuracy"):
@@ -78,15 +84,17 @@ def test_backdoor(seen):
 @pytest.mark.row(
     31, "1 of 50 clients: updates x 10, n = 1e7, lies about its hold-out", "stops after half to twice the rounds"
 )
+@pytest.mark.parametrize("preset", ["default", "hardened"])
 @pytest.mark.parametrize("attack", ["norm x 10", "n = 1e7", "tells a rise", "tells a fall"])
-def test_one_client_does_not_steer_the_stop(attack, seen):
+def test_one_client_does_not_steer_the_stop(attack, preset, seen):
     """benchmarks/steering.py measures it with six seeds, a tenth of the clients, and where clients alone decide."""
+    recipe = {"name": "flrce", "preset": preset}
     rounds = [
-        [steering.one(("evaluated", kind, count, seed))["rounds"] for kind, count in (("none", 0), (attack, 1))]
+        [steering.one(("evaluated", kind, count, seed), recipe)["rounds"] for kind, count in (("none", 0), (attack, 1))]
         for seed in (0, 1)
     ]
     assert all(honest / 2 <= steered <= 2 * honest < steering.T for honest, steered in rounds)
-    seen(f"{attack}: {', '.join(f'{honest} -> {steered}' for honest, steered in rounds)}")
+    seen(f"{preset}, {attack}: {', '.join(f'{honest} -> {steered}' for honest, steered in rounds)}")
 
 
 class Follower(Attacked):
@@ -127,20 +135,26 @@ def test_turns_are_hardly_steered(seen):
     seen(f"in {sum(met)} of {len(met)} sweeps")
 
 
-@pytest.mark.row(18, "forced early stop, 20 % sleepers", "paper mode stops, hardened does not")
+@pytest.mark.row(18, "forced early stop, 20 % sleepers", "paper mode stops; hardened as without them")
 def test_forced_stop(seen):
-    paper, hardened = runs("flrce (paper)", "forced stop", 0.2), runs("flrce (hardened)", "forced stop", 0.2)
+    """With a psi the hardened rule is not forced; without, it stops within half to twice the honest run's rounds."""
+    paper, bounded = runs("flrce (paper)", "forced stop", 0.2), runs("bounded", "forced stop", 0.2)
     assert min(r["rounds"] for r in paper) < robustness.T
-    assert [r["rounds"] for r in hardened] == [robustness.T] * len(SEEDS)
-    seen(f"paper: rounds {[r['rounds'] for r in paper]}, hardened: {[r['rounds'] for r in hardened]}")
+    assert [r["rounds"] for r in bounded] == [robustness.T] * len(SEEDS)
+    honest, forced = (runs("flrce (hardened)", *cell) for cell in (("none", 0.0), ("forced stop", 0.2)))
+    pairs = [(a["rounds"], b["rounds"]) for a, b in zip(honest, forced, strict=True)]
+    assert all(a / 2 <= b <= 2 * a for a, b in pairs)
+    seen(f"paper: rounds {[r['rounds'] for r in paper]}, hardened: {', '.join(f'{a} -> {b}' for a, b in pairs)}")
 
 
 @pytest.mark.row(19, "selection capture by 10 % colluders", "fewer places under the hardened preset")
 def test_selection_capture(seen):
+    """The preset's turns cannot be captured at all (tests/test_turns.py); with a psi, it is the bounded selection."""
     paper = mean(runs("flrce (paper)", "capture", 0.1), "captured")
-    hardened = mean(runs("flrce (hardened)", "capture", 0.1), "captured")
-    assert hardened < paper
-    seen(f"{100 * paper:.0f} -> {100 * hardened:.0f} % of places")
+    bounded = mean(runs("bounded", "capture", 0.1), "captured")
+    assert bounded < paper
+    assert all(r["captured"] is None for r in runs("flrce (hardened)", "capture", 0.1)[:1])  # nobody is preferred
+    seen(f"{100 * paper:.0f} -> {100 * bounded:.0f} % of places with a psi")
 
 
 def test_flippers_have_no_vote():
@@ -207,9 +221,11 @@ def test_a_client_that_had_its_share_waits():
 
 
 def test_presets_stay_apart():
-    paper, hard = CATALOGUE["flrce"](preset="paper"), CATALOGUE["flrce"](preset="hardened")
+    paper, hard = CATALOGUE["flrce"](preset="paper"), CATALOGUE["flrce"]("50%", "hardened")
     assert paper.stop == Conflicts(5.0)
     assert paper.selector == ByRelationship()
     assert (paper.aggregator.cap, CATALOGUE["flrce"](preset="authors").aggregator.cap) == (0.0, 0.0)
-    assert hard.aggregator.by == "equal"
     assert (hard.stop.trusted, hard.stop.confirmed, hard.selector.floor) == (True, True, 0.2)
+    turns = CATALOGUE["flrce"](preset="hardened")
+    assert (turns.selector, turns.stop, turns.holdouts) == (InTurn(by="chance"), Worth(), True)
+    assert turns.aggregator == hard.aggregator == FleetClip()

@@ -48,8 +48,9 @@ class FLrce(Ours):
     average, a number or a percentage of those chosen. `per_round` clients train, or `fraction_train` of those that
     are connected. `compressor` encodes the replies of clients that can (`client_app`, or the mod `compressing`).
 
-    Where the preset averages models (all but `paper`, `authors` and `hardened`), the last model is handed back in short
-    runs and while rounds go straight on, else the average; whichever it is, it is evaluated. The rest is as in `Ours`.
+    Where the preset averages models (all but `paper`, `authors`, and `hardened` with a psi), the last model is handed
+    back in short runs and while rounds go straight on, else the average; whichever it is, it is evaluated. The rest is
+    as in `Ours`.
     """
 
     def __init__(
