@@ -422,7 +422,7 @@ def test_a_device_without_room_for_the_updates(monkeypatch, caplog):
     monkeypatch.setattr(Seat, "_table", short)
     found = on_a_deck(made("device"))
     assert torch.equal(weights(found), weights(expected))
-    assert caplog.text.count("come to the host one by one") == 1
+    assert caplog.text.count("come to the host one by one: no room") == 1
 
 
 @pytest.mark.parametrize("sends", ["stale", "noise"])

@@ -14,6 +14,7 @@ from flrce import crossing
 from flrce.engines.deck import Deck, Request
 from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Order
+from flrce.errors import brief
 from flrce.local.client import Index, Job, Runner
 from flrce.local.precision import Precision
 from flrce.local.trainer import Trained
@@ -106,8 +107,8 @@ class Seat:
         if self.placing.lean and all(task.part.whole for task, _, _ in orders):
             try:
                 return self._laid(w, orders)
-            except torch.OutOfMemoryError:
-                log.warning("the GPU's memory is short: from here on updates come to the host one by one")
+            except RuntimeError as why:  # no memory for all of them; whatever else it is will be raised again
+                log.warning("from here on updates come to the host one by one: %s", brief(why, 160))
                 self.placing, self.twins = HOME, Twins(self.deck.device)
         return self._trained(w, orders, [None] * len(orders))
 
