@@ -133,7 +133,7 @@ def watch(**given: Any) -> None:
 @option("--again", is_flag=True, help="Run finished cells anew.")
 @option("--tables-only", is_flag=True, help="Train nothing; write what is there.")
 @option("--lr", help="Other rates than the paper's: femnist=0.02,...")
-@option("--network", help="Other networks than the released ones: cifar100=cnn-cifar,...")
+@option("--network", help="Other networks than the released ones, such as cifar100=cnn-cifar.")
 @option("--rates", help="Learning rates to search, for `rates`.")
 @option("--page", type=PATH, help="Markdown file to put the tables into.")
 @options.device

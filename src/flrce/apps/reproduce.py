@@ -42,8 +42,8 @@ def reproduce(
     request = plan.Request(
         _targets(target), names, (regime,) if regime else plan.REGIMES,
         tuple(seeds(seed_list or (QUICK_SEEDS if quick else PAPER_SEEDS)) or ()),
-        plan.QUICK if quick else plan.PAPER, _pairs(lr), _networks(network), _search(rates, target), device or "auto",
-        1 if quick else "auto",
+        plan.QUICK if quick else plan.PAPER, _pairs(lr), _search(rates, target), device or "auto",
+        1 if quick else "auto", _networks(network),
     )  # fmt: skip
     if absent := plan.missing():
         print(f"not in the catalogue, left out: {', '.join(absent)}", file=sys.stderr)

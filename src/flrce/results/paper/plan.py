@@ -78,10 +78,10 @@ class Request:
     seeds: tuple[int, ...]
     scale: Scale = PAPER
     rates: Mapping[str, float] = field(default_factory=dict)  # learning rates other than the paper's
-    networks: Mapping[str, str] = field(default_factory=dict)  # other than the released code's
     search: tuple[float, ...] = ()  # rates to try, for the target `rates`; without any, decades around the paper's
     device: str = "auto"
     workers: int | str = "auto"
+    networks: Mapping[str, str] = field(default_factory=dict)  # other than the released code's
 
     def __post_init__(self) -> None:
         known = (*paper.SETTINGS, "digits")
