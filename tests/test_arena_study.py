@@ -1,6 +1,7 @@
 """The committed arena: nothing is run, every cell of its plan is recorded, and its tables come out as committed."""
 
 import csv
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from flrce.apps import cli
 from flrce.arena import records
 
+TASKS = ("cifar10-labels", "cifar10-sizes", "speech", "shakespeare", "fed-heart")
 COMMITTED = Path(__file__).resolve().parent.parent / "results" / "arena"
 
 
@@ -22,10 +24,12 @@ def test_the_committed_arena_opens_and_gives_its_tables(tmp_path, capsys):
         assert [mine[key] for key in ("axis", "share", "method")] == [
             theirs[key] for key in ("axis", "share", "method")
         ]
-        for key in ("rank", "low", "high", "fed-heart", "digits-labels"):
+        for key in ("rank", "low", "high", *TASKS):
             assert float(mine[key] or 0) == pytest.approx(float(theirs[key] or 0), abs=0.02)
     found = records.unpack(COMMITTED)
-    assert len({p.method for p in found}) >= 30
-    assert len({p.seed for p in found if p.seed}) == 5
+    assert {p.task for p in found} == set(TASKS)
+    judged = Counter((p.task, p.method) for p in found if p.seed)
+    assert set(judged.values()) == {5}
+    assert sum(all((task, method) in judged for task in TASKS) for method in {p.method for p in found}) >= 30
     told = capsys.readouterr().out
     assert "at equal joules" in told
