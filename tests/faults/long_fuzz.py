@@ -1,12 +1,13 @@
 """`make fuzz`: experiment files, run directories, payloads and .npz files, damaged by the thousand, from a seed.
 
-    python tests/faults/long_fuzz.py --seconds 60 --seed 0 [experiments|files|runs|payloads|npz|beside ...]
+    python tests/faults/long_fuzz.py --seconds 60 --seed 0 [experiments|files|runs|payloads|npz|beside|flower ...]
 
 Each target gets the seconds. A failure prints the target and the seed of the one case that shows it, and ends the run.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import logging
 import random
@@ -151,6 +152,15 @@ def beside(folder: Path) -> Case:
     return case
 
 
+def flower(folder: Path) -> Case:
+    from flower_fuzz import case as run
+
+    def case(rng: random.Random) -> None:
+        run(folder / "flower", rng)
+
+    return case
+
+
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("targets", nargs="*")
@@ -165,6 +175,8 @@ def main() -> int:
             "experiments": experiments, "files": files(folder), "runs": run_directories(folder), "payloads": payloads,
             "npz": npz(folder), "beside": beside(folder),
         }  # fmt: skip
+        if importlib.util.find_spec("flwr"):
+            targets["flower"] = flower(folder)
         for name in given.targets or targets:
             end, count = time.monotonic() + given.seconds, given.only or 0
             while time.monotonic() < end:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -182,3 +183,12 @@ def test_flower_joules_are_those_of_a_device():
     for r in result.history:
         assert sorted(r.rejected) == ["node-1001", "node-1002"]
         assert 0 < r.joules < 20_000 * 4 * max(r.seconds, 1.0)
+
+
+@row29
+@pytest.mark.parametrize("seed", range(8))
+def test_flower_clients_that_send_anything(seed, tmp_path):
+    pytest.importorskip("flwr")
+    from flower_fuzz import case
+
+    assert case(tmp_path / "run", random.Random(f"flower {seed}")) == "ended"
