@@ -23,6 +23,8 @@ NAMES = {
     LAST["uniform"]: "FedAvg: no average, 32 bits", "uniform": "+ average", PLAN["base"]: "+ 4 bits: the base",
     "chance, 4 bits": "+ turns by chance", "default": "FLrce's default, 4 bits",
 }  # fmt: skip
+REST = ["task", "rounds, over those of turns by chance", "joules of a round, over the base's",
+        "model after all rounds, minus the base's, points"]  # fmt: skip
 STOP = ["task", "runs that the stop ends", "mean round", "before the target", "joules of those of all rounds",
         "points below the end", "most"]  # fmt: skip
 
@@ -73,11 +75,8 @@ def reached(line, target, what="handed"):
 
 def bounds(values):
     """Geometric mean and 95 % limits of ratios, from their logarithms."""
-    from scipy.stats import t as student
-
-    x = np.array(values)
-    half = student.ppf(0.975, len(x) - 1) * x.std(ddof=1) / len(x) ** 0.5 if len(x) > 1 else np.nan
-    return np.exp([x.mean(), x.mean() - half, x.mean() + half])
+    half = spread(values) if len(values) > 1 else np.nan
+    return np.exp([np.mean(values), np.mean(values) - half, np.mean(values) + half])
 
 
 def interval(values):
@@ -124,8 +123,28 @@ def tables(folder):
     means = [interval(over(known, "default", cost)) for cost in COSTS]
     lines.append([f"all {len(tasks)}", "", *means, holds(over(known, "default", "joules"))])
     made["headline-default"] = lines
+    made["headline-rest"] = [REST, *(rest(found, task, known[task][1]) for task in tasks)]
     made["headline-stop"] = [STOP, *(stops(found, task, known[task][0]) for task in tasks)]
     return {name: markdown(lines) for name, lines in made.items()}
+
+
+def rest(found, task, rows):
+    """What relations and judging change: the default beside turns by chance, a round of it, its model at the end."""
+    mine, turns = rows["default"][2], rows["chance, 4 bits"][2]
+    both = [seed for seed in mine["rounds"] if seed in turns["rounds"]]
+    order = interval([mine["rounds"][seed] - turns["rounds"][seed] for seed in both])
+    round_of = interval([mine["joules"][seed] - mine["rounds"][seed] for seed in mine["rounds"]])
+    seeds = [seed for seed in PLAN["seeds"] if (task, "default", seed) in found and (task, PLAN["base"], seed) in found]
+    ends = [[100 * levels(found[task, row, seed])[-1] for seed in seeds] for row in ("default", PLAN["base"])]
+    gaps = np.subtract(*ends)
+    return [task, order, round_of, f"{np.mean(gaps):+.2f} ± {spread(gaps):.2f}"]
+
+
+def spread(values):
+    """Half of a 95 % interval."""
+    from scipy.stats import t as student
+
+    return student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
 
 
 def over(known, name, cost):

@@ -88,5 +88,5 @@ def test_the_page_has_the_headline_that_the_runs_give(tmp_path):
     made = headline.tables(root / "results/headline")
     headline.embed(made, page)
     assert page.read_text() == (root / "docs/beyond.md").read_text()
-    assert page.read_text().count("<!-- headline-") == 3
+    assert page.read_text().count("<!-- headline-") == 4
     assert made["headline-joules"].count("1.00 [1.00, 1.00]") == made["headline-joules"].count("\n") - 2  # the base
