@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "studies"))
 
+import averages
 import frontier
 import headline_tables as headline
 
@@ -90,3 +91,26 @@ def test_the_page_has_the_headline_that_the_runs_give(tmp_path):
     assert page.read_text() == (root / "docs/beyond.md").read_text()
     assert page.read_text().count("<!-- headline-") == 4
     assert made["headline-joules"].count("1.00 [1.00, 1.00]") == made["headline-joules"].count("\n") - 2  # the base
+
+
+def test_a_share_of_seeds_has_its_exact_interval(tmp_path, capsys):
+    # 10 of 10: the least share p with p^10 >= 0.025 is 0.6915; 1 of 2: 1 - sqrt(0.975) = 0.0126 to sqrt(0.975) = 0.9874
+    assert averages.share(10, 10) == "10 of 10 [69, 100]"
+    assert averages.share(1, 2) == "1 of 2 [1, 99]"
+    cell = next(iter(averages.CELLS))
+    rows = [
+        {"cell": cell, "seed": 0, "last": 0.5, "average": 0.60, "quarter": 0.6, "ours": 0.61, "flrce": 0.59},
+        {"cell": cell, "seed": 1, "last": 0.5, "average": 0.62, "quarter": 0.6, "ours": 0.63, "flrce": 0.65},
+    ]
+    (tmp_path / "averages-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    averages.table(tmp_path)
+    told = capsys.readouterr().out.splitlines()[2].split(" | ")
+    assert told[:7] == [f"| {cell}", "2", "50.0", "61.0", "60.0", "62.0", "62.0"]
+    assert told[9] == "+1.00 ± 0.00"  # ours minus the plain average
+    assert told[-2:] == ["2 of 2 [16, 100]", "1 of 2 [1, 99] |"]
+
+
+@pytest.mark.parametrize("arm", averages.ARMS)
+def test_every_arm_is_an_experiment(arm):
+    found = {averages.experiment(cell, arm, 600).data.name for cell in averages.CELLS}
+    assert found == {"digits", "mnist-writers", "femnist", "smartwatch", "fed-heart"}
