@@ -3,6 +3,7 @@
 import gzip
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "studies"))
 
 import averages
 import frontier
+import headline as study
 import headline_tables as headline
 
 SEEDS = (500, 501, 502, 503)
@@ -114,3 +116,22 @@ def test_a_share_of_seeds_has_its_exact_interval(tmp_path, capsys):
 def test_every_arm_is_an_experiment(arm):
     found = {averages.experiment(cell, arm, 600).data.name for cell in averages.CELLS}
     assert found == {"digits", "mnist-writers", "femnist", "smartwatch", "fed-heart"}
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+def test_a_run_that_time_cuts_off_keeps_its_rounds(tmp_path, monkeypatch, stack):
+    for key, value in (("rounds", 3), ("clients", 8), ("per_round", 2)):
+        monkeypatch.setitem(headline.PLAN["all"], key, value)
+    monkeypatch.setitem(headline.PLAN["tasks"]["digits"]["train"], "steps", 1)
+    monkeypatch.setitem(headline.PLAN, "seeds", [])
+    options = Namespace(out=tmp_path, data=None, tasks="digits", device="cpu", stack=stack, share="0/1", seconds=1e9)
+    pool, keys = study.load("digits", None), [("digits", "default", 400), ("digits", "uniform", 400)][:stack]
+    cut = list(study.trained(keys, pool, options, stack > 1, until=0.0))
+    assert [len(line["last"]) for line in cut] == [1] * stack
+    study.run(options)
+    found = headline.read(tmp_path)
+    assert set(found) == {("digits", "uniform, 4 bits", seed) for seed in (390, 391)}
+    assert all(len(line["last"]) == len(line["active"]) == 3 for line in found.values())
+    before = (tmp_path / "headline-0.jsonl.gz").read_bytes()
+    study.run(options)  # nothing is left to do
+    assert (tmp_path / "headline-0.jsonl.gz").read_bytes() == before
