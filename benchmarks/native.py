@@ -60,6 +60,7 @@ OTHERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
     "GroupNorm, averages": ((3, 32, 32), groups),
     "series, 128 steps": ((3, 128), lambda: Series(3, 6)),
     "ResNet-8, GroupNorm": ((3, 32, 32), lambda: ResNet(3, 10)),
+    "residual, widths 32 to 128": ((3, 32, 32), lambda: ResNet(3, 10, (32, 64, 128))),
     "ResNet-8, BatchNorm": ((3, 32, 32), lambda: ResNet(3, 10, norm="batch")),
 }
 
@@ -110,6 +111,7 @@ CASES = [
     Case("series, 128 steps", 6, 224, 32, 4_000),
     Case("ResNet-8, GroupNorm", 10, 64, 32, 320),
     Case("ResNet-8, BatchNorm", 10, 64, 32, 320),
+    Case("residual, widths 32 to 128", 10, 64, 32, 320),
 ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class Peer:
 
 
 PEERS = (
-    Peer("native", "ours.py", "flrce, fused kernels (threads)", package="flrce", networks=("cnn",)),
+    Peer("native", "ours.py", "flrce, fused kernels (threads)", package="flrce", networks=("cnn", "resnet-8")),
     Peer("torch", "ours.py", "flrce, torch (processes)", package="flrce", args=("--kernel", "torch")),
     Peer("plain", "plain.py", "plain PyTorch loop, DataLoader", package="torch"),
     Peer("pfl", "pfl_peer.py", "pfl-research (processes)", (("pfl",),), "pfl"),

@@ -17,9 +17,13 @@ def gradient_frame(stage: Stage) -> Frame:
 
 
 def row_group(stage: Stage) -> int:
-    """Rows of gradient to make and use at once: whole pooling windows, enough columns to pay for loading the sums."""
+    """Rows of gradient to make and use at once: whole pooling windows, enough columns to pay for loading the sums.
+
+    Many weights' sums come from beyond the second-level cache, so that they pay for more columns.
+    """
     step, rows = stage.pool[0], stage.pool[0]
-    while rows * stage.middle[2] < 24 and rows < stage.middle[1]:
+    columns = 24 if stage.middle[0] * stage.inside[0] * prod(stage.kernel) <= 8192 else 128
+    while rows * stage.middle[2] < columns and rows < stage.middle[1]:
         rows += step
     return min(rows, stage.middle[1])
 
@@ -95,21 +99,26 @@ def backward(stage: Stage, s: int, machine: Machine, adds: bool) -> str:
 def weights(stage: Stage, s: int, machine: Machine, frame: Frame, dy: Frame) -> str:
     """dw_s: adds output rows [from, to) of one tile to the weights' gradient; dy points at row `from`; `frame`: x's."""
     h, w = axes(stage)
-    K = prod(stage.kernel)
-    taps = [i * frame.pitch + j for i in range(h.kernel) for j in range(w.kernel)]
-    most = blocking(stage.middle[0], K, machine)
+    K, inputs = prod(stage.kernel), stage.inside[0]
+    # of a 1 x 1 kernel, several inputs are taken together: their gradients lie side by side, as other kernels' taps do
+    group = next(n for n in range(min(8, inputs), 0, -1) if inputs % n == 0) if K == 1 else 1
+    taps = [
+        c * frame.plane + i * frame.pitch + j for c in range(group) for i in range(h.kernel) for j in range(w.kernel)
+    ]
+    most = blocking(stage.middle[0], len(taps), machine)
     kernels: dict[str, str] = {}
     loops: list[str] = []
-    for r, t in product(split(stage.middle[0], most[0]), split(K, most[1])):
+    for r, t in product(split(stage.middle[0], most[0]), split(len(taps), most[1])):
         for at in range(t.start, t.start + t.size * t.count, t.size):
             name = f"correlate{s}_{r.size}_{at}"
             kernels[name] = Correlation(
                 name, r.size, tuple(taps[at : at + t.size]), w.dead - w.live, dy.plane, dy.pitch, w.stride,
-                h.stride * frame.pitch, stage.inside[0] * K,
+                h.stride * frame.pitch, inputs * K,
             ).text()  # fmt: skip
-            sums = f"g + (c * {stage.inside[0]} + i) * {K} + {at}"
+            sums = f"g + (c * {inputs} + i) * {K} + {at}"
             call = f"{name}(x + i * {frame.plane}, dy + c * {dy.plane}, {sums}, to - from);"
-            loops += each([r], "c", f"for (int i = 0; i < {stage.inside[0]}; i++) {call}")
+            more = f"i += {group}" if group > 1 else "i++"
+            loops += each([r], "c", f"for (int i = 0; i < {inputs}; {more}) {call}")
     return "\n".join(kernels.values()) + (
         f"\nstatic void dw_{s}(const vec *x, const vec *dy, vec *g, int from, int to) {{\n"
         f"if (from < {h.live}) {{ dy += ({h.live} - from) * {dy.pitch}; from = {h.live}; }}\n"

@@ -63,7 +63,7 @@ def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
             parts += [("struct channel", f"c{s}", "1")]
         if stage.op == "group":
             parts += [("vec", f"m{s}", f"{2 * it.group.groups} * tiles")]
-        if stage.op in ("conv", "linear"):
+        if stage.op in ("conv", "linear") and not it.direct:
             parts += [("vec", f"y{s}", f"{it.middle} * tiles")]
         if it.pooled:
             parts += [("vec", f"best{s}", f"{it.out} * tiles")]

@@ -13,7 +13,7 @@ def text(it: Setting) -> str:
     alone = {"pool": _pool, "average": _average, "group": _group, "sum": _sum}
     op = it.stage.op
     body = alone[op](it) if op in alone else _stage(it)
-    return f"""{"" if op in alone else _shape(it)}
+    return f"""{"" if op in alone or it.direct else _shape(it)}
 static void forward_{it.s}(struct net *n, const struct batch *b, int train) {{
     {body}
 }}
@@ -95,13 +95,14 @@ def _starts(it: Setting) -> str:
 def _conv(it: Setting) -> str:
     """Tile by tile; what needs no batch statistics is shaped at once, and y then kept only to train."""
     stage, s = it.stage, it.s
-    after = f"shape_{s}(n, y, t, train);"
+    after = f"shape_{s}(n, y, t, train);" if not it.direct else ""
+    tile = "t" if it.direct else "(train ? t : 0)"
     if stage.norm:  # training, the sums start around the last batch's mean instead of the bias
         after = f"if (train) norm_collect(c, {stage.middle[0]}, filled(b, t)); else {after}"
     return f"""{"if (!train) " if stage.norm else ""}{_starts(it)}
     {CLEAR if stage.norm else ""}
     for (long t = 0; t < b->tiles; t++) {{
-        vec *y = n->y{s} + (train ? t : 0) * {it.middle};
+        vec *y = {it.y} + {tile} * {it.middle};
         {it.load}
         product_{s}({it.x}, {it.at(stage.weight)}, c->start, y, train ? c->sum : 0, c->square);
         {after}

@@ -5,7 +5,7 @@ from math import prod
 
 from flrce.compiling import Machine
 from flrce.local.native import convolution
-from flrce.local.native.frames import Frame, Place, entry
+from flrce.local.native.frames import Frame, Place, entry, tight
 from flrce.local.native.joints import Flow
 from flrce.local.native.plan import Group, Stage
 
@@ -63,6 +63,13 @@ class Setting:
         return self.stage.pool != (1, 1)
 
     @property
+    def direct(self) -> bool:
+        """Whether the product's output is the stage's, where it is wanted: a convolution before GroupNorm, say."""
+        stage = self.stage
+        bare = stage.op == "conv" and not stage.norm and stage.act == "PLAIN" and not self.pooled
+        return bare and self.target == tight(stage.out)
+
+    @property
     def dy(self) -> Frame:
         """Where a convolution's output gradient goes: a whole tile, or the rows in use if no stage below needs it."""
         if self.deeper:
@@ -116,6 +123,8 @@ class Setting:
     @property
     def y(self) -> str:
         """The product's output, of all tiles."""
+        if self.direct:
+            return f"n->in{self.s + 1}"
         return self.all if self.stage.op == "none" else f"n->y{self.s}"
 
     @property
