@@ -496,6 +496,10 @@ def test_the_arena_is_offline_and_its_controls_work(browser, arena):
     dots = len(browser.all("#fronts circle"))
     browser.click("#legend button")
     assert len(browser.all("#fronts circle")) < dots
+    browser.click("#legend .every:last-child")
+    assert len(browser.all("#fronts circle")) == 0
+    browser.click("#legend button")
+    assert len(browser.all("#fronts circle")) == 2  # one method, two tasks
     browser.click("#board thead th:nth-child(2)")
     ranks = [float(cell.text) for cell in browser.all("#board tbody td:nth-child(2)")]
     assert ranks == sorted(ranks)

@@ -173,6 +173,16 @@ function legend() {
     });
     return button;
   }));
+  for (const word of ["all", "none"]) {
+    const button = el("button", { type: "button", class: "every" }, word);
+    button.addEventListener("click", () => {
+      off.clear();
+      if (word === "none") D.methods.forEach((m) => off.add(m.name));
+      legend();
+      charts();
+    });
+    $("legend").append(button);
+  }
 }
 function download(name, text) {
   const link = el("a", { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })), download: name });
