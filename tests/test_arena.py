@@ -48,6 +48,7 @@ def run_of(
     rounds |= {"t": list(range(1, T + 1)), "outcome": ["committed"] * T, "stop": [""] * T, "joules": [joules] * T}
     rounds |= {"bytes_up": [3] * T, "bytes_down": [4] * T, "seconds": [2.0] * T, "replied": [2] * T}
     rounds |= {"value": values, "accuracy": values, "averaged": [None] * T, "headway": [None] * T}
+    rounds |= {"exploit": [False] * T, "clients": [4] * T}
     made = {"metric": "accuracy", "lower": False, "recipe": {"name": method}, **more}
     return Played(task, method, seed, {}, f"{task}{method}{seed}", rounds=rounds, **made)
 
@@ -230,6 +231,33 @@ def test_records_come_back(tmp_path):
     (tmp_path / "cell.json").write_text('{"schema": 2}')
     with pytest.raises(BadInput, match="no cell of an arena"):
         records.load(tmp_path / "cell.json")
+
+
+@pytest.mark.parametrize("spoilt", [
+    {"seed": "1"}, {"metric": ["accuracy"]}, {"rounds": [1]}, {"rounds": {"joules": [{}, 1.0]}},
+    {"rounds": {"replied": [10**9, 1]}}, {"rounds": {"value": ["x", "y"]}}, {"rounds": {"bytes_up": ["1", "2"]}},
+    {"rounds": {"mine": [1, 2]}},
+], ids=str)  # fmt: skip
+def test_a_strangers_arena_holds_anything(spoilt, tmp_path):
+    """`--against` reads what somebody else wrote: text for figures and a billion clients are one line."""
+    whole = {"schema": records.SCHEMA, **dataclasses.asdict(run_of("x", [0.1, 0.2]))}
+    rounds = spoilt.get("rounds")
+    changed = {**whole, **spoilt, **({"rounds": whole["rounds"] | rounds} if isinstance(rounds, dict) else {})}
+    (tmp_path / "cell.json").write_text(json.dumps(changed))
+    with pytest.raises(BadInput, match="no cell of an arena"):
+        records.load(tmp_path / "cell.json")
+
+
+def test_a_damaged_stream_of_records(tmp_path):
+    """A flipped bit inside the packed stream is zlib's own kind of error."""
+    records.pack([run_of("x", [0.1, 0.2])], tmp_path / records.FILE)
+    data = bytearray((tmp_path / records.FILE).read_bytes())
+    for at in range(10, len(data) - 8):
+        spoilt = bytearray(data)
+        spoilt[at] ^= 255
+        (tmp_path / records.FILE).write_bytes(spoilt)
+        with pytest.raises(BadInput):
+            records.unpack(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def explained(error: ValidationError) -> str:
     """The first problem: field = value: rule. Of a union, every kind that would do."""
     problems = error.errors()
     field = problems[0]["loc"][0] if problems[0]["loc"] else ""
-    mine = [p for p in problems if p["loc"][:1] == (field,)]
+    mine = [p for p in problems if p["loc"][:1] == problems[0]["loc"][:1]]
     if mine[0]["type"] == "missing":
         return f"{field} is missing; give it"
     rules = dict.fromkeys(p["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for p in mine)

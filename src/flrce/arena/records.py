@@ -3,16 +3,20 @@
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
+from pydantic import ConfigDict, ValidationError, create_model
 
 from flrce.arena.plan import Cell
-from flrce.errors import BadInput
+from flrce.bounds import explained
+from flrce.errors import BadInput, brief
 from flrce.store.disk import write_through
 from flrce.types import Record
 
@@ -26,6 +30,17 @@ KEPT = (
 )  # fmt: skip
 SAID = ("holdouts", "held", "flagged")  # kept too where clients say how good the models are that they are sent
 Series = NDArray[np.float64]
+Replied = Annotated[int, Ge(0), Le(10**6)]  # clients of one round
+#: column -> what it holds, as the record has it; a stranger's arena may hold anything
+KINDS: dict[str, Any] = {
+    **{name: get_type_hints(Record)[name] for name in KEPT},
+    "replied": Replied | list[Replied], "value": float | None,
+    "holdouts": list[float | None], "held": list[int], "flagged": list[int],
+}  # fmt: skip
+COLUMNS = create_model(
+    "Columns", __config__=ConfigDict(strict=True, extra="forbid"),
+    **{name: (list[kind], [] if name in SAID else ...) for name, kind in KINDS.items()},
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,7 +161,7 @@ def unpack(folder: Path) -> list[Played]:
             return [_read(line, str(path)) for line in lines]
     except FileNotFoundError as why:
         raise BadInput(f"{folder} holds no arena ({FILE}); give the folder of one that was run") from why
-    except (OSError, EOFError, UnicodeDecodeError) as why:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as why:
         raise BadInput(f"{path} is damaged ({why}); make it again with flrce arena") from why
 
 
@@ -156,13 +171,16 @@ def _read(text: str, where: str) -> Played:
         if raw.pop("schema") != SCHEMA:
             raise BadInput(f"{where} has another schema than {SCHEMA}; use the version that wrote it")
         found = Played(**raw)
-        if odd := set(found.rounds) - {*KEPT, *SAID, "value"}:
-            raise ValueError(f"unknown columns {sorted(odd)}")
+        texts = (found.task, found.method, found.fingerprint, found.metric)
+        if not (all(isinstance(text, str) for text in texts) and type(found.seed) is int and type(found.lower) is bool):
+            raise ValueError("it does not say which cell it is")
+        COLUMNS.model_validate(found.rounds)
         lengths = {len(found.rounds[name]) for name in {*KEPT, "value", *found.rounds}}
         if len(lengths) != 1:
             raise ValueError("columns of different lengths")
         return found
-    except (ValueError, KeyError, TypeError, AttributeError) as why:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
         if isinstance(why, BadInput):
             raise
-        raise BadInput(f"{where} is no cell of an arena ({type(why).__name__}: {why}); remove it") from why
+        said = explained(why) if isinstance(why, ValidationError) else f"{type(why).__name__}: {brief(why, 100)}"
+        raise BadInput(f"{where} is no cell of an arena ({said}); remove it") from why
