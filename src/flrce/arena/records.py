@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import types
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -37,10 +38,10 @@ KINDS: dict[str, Any] = {
     "replied": Replied | list[Replied], "value": float | None,
     "holdouts": list[float | None], "held": list[int], "flagged": list[int],
 }  # fmt: skip
-COLUMNS = create_model(
-    "Columns", __config__=ConfigDict(strict=True, extra="forbid"),
-    **{name: (list[kind], [] if name in SAID else ...) for name, kind in KINDS.items()},
-)  # fmt: skip
+FIELDS: dict[str, Any] = {
+    name: (types.GenericAlias(list, kind), [] if name in SAID else ...) for name, kind in KINDS.items()
+}
+COLUMNS = create_model("Columns", __config__=ConfigDict(strict=True, extra="forbid"), **FIELDS)
 
 
 @dataclass(frozen=True)
