@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from flrce import Experiment, run
 from flrce.compiling import Machine
-from flrce.local.native import Kernel, build, kernel, why_none
+from flrce.host import aside
+from flrce.local.native import Kernel, build, check, kernel, why_none
 from flrce.models.flat import layout, pack, unpack
 from flrce.models.nets import build as named
 from flrce.models.resnet import ResNet
@@ -224,6 +225,22 @@ def test_what_is_not_understood_says_why(meet, said):
 def test_what_a_trace_cannot_see_is_found_by_trying():
     net = Odd(lambda a, b: a + b, hidden=True).train()  # traced as it trains, another network when it is judged
     assert "in evaluation that its layers do not say" in why_none(net, (4,))
+
+    class Detached(Odd):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                a = self.a(x)
+            return a + self.b(x)
+
+    assert "in training that its layers do not say" in why_none(Detached(torch.add), (4,))
+
+
+def test_beside_a_gpu_the_trial_is_a_childs(monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(check, "aside", lambda work: asked.append(1) or aside(work))
+    assert not why_none(Odd(torch.add), (4,))
+    assert asked
 
 
 def test_wide_residual_networks_are_left_to_torch():

@@ -1,11 +1,15 @@
 """A compiled network beside the module it was made of, once, in float64: what was misread must not train."""
 
 import copy
+from multiprocessing import parent_process
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flrce.host import aside
 from flrce.local.native.trainer import Kernel
 from flrce.models.flat import layout, pack
 
@@ -18,21 +22,32 @@ def differs(kernel: Kernel, net: nn.Module, shape: tuple[int, ...], classes: int
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(SAMPLES, *shape, generator=rng)
     y = torch.randint(0, classes, (SAMPLES,), generator=rng)
-    where, w = layout(net), pack(net)
-    g = torch.zeros(where.trainable)
+    w, g = pack(net), torch.zeros(layout(net).trainable)
     losses, judged = kernel.gradient(w.clone(), x, y, g), kernel.evaluate(w, x, y, 1.0, 0.0)[1]
-    known = copy.deepcopy(net).double()
-    with torch.no_grad():
-        evaluated = F.cross_entropy(known.eval()(x.double()), y, reduction="none")
-    trained = F.cross_entropy(known.train()(x.double()), y, reduction="none")
-    names = [slot.name for slot in where.slots if slot.trainable]
-    tensors = dict(known.named_parameters())
-    found = torch.autograd.grad(trained.mean(), [tensors[name] for name in names])
-    truth = torch.cat([one.flatten() for one in found])
-    if not _close(losses, trained.detach()) or not (g - truth).norm() <= NEAR * truth.norm() + 1e-6:
+
+    def work() -> tuple[NDArray[np.float64], ...]:
+        return _by_module(net, x.double(), y)
+
+    # beside a GPU a backward pass begins threads, after which no worker can be forked any more
+    alone = torch.cuda.is_available() and parent_process() is None
+    trained, truth, evaluated = map(torch.from_numpy, aside(work) if alone else work())
+    if not _close(losses, trained) or not (g - truth).norm() <= NEAR * truth.norm() + 1e-6:
         return "training"
     return "" if _close(judged, evaluated) else "evaluation"
 
 
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _by_module(net: nn.Module, x: Tensor, y: Tensor) -> tuple[NDArray[np.float64], ...]:
+    """(n,) losses and (d,) their mean's gradient in training, (n,) losses in evaluation."""
+    known = copy.deepcopy(net).double()
+    with torch.no_grad():
+        evaluated = F.cross_entropy(known.eval()(x), y, reduction="none")
+    trained = F.cross_entropy(known.train()(x), y, reduction="none")
+    tensors = dict(known.named_parameters())
+    learning = [tensors[slot.name] for slot in layout(net).slots if slot.trainable]
+    found = torch.autograd.grad(trained.mean(), learning, allow_unused=True, materialize_grads=True)
+    truth = torch.cat([one.flatten() for one in found])
+    return trained.detach().numpy(), truth.numpy(), evaluated.numpy()
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a.double(), b, rtol=1e-3, atol=1e-3)
