@@ -498,6 +498,31 @@ def test_who_ends_well_beats_who_starts_fast():
     assert [c.label for c in advise._ranked(both, "joules")] == ["slow", "fast"]
 
 
+def test_a_search_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    """Killed in its second heat: what the first brought is not run again, and the answer is the same."""
+    experiment = Experiment(rounds=12, clients=6, per_round=3, train={"epochs": 1, "lr": 0.1})
+    few = {label: advise.CANDIDATES[label] for label in (advise.PLAIN, "fedadam")}
+
+    def asked(work: str) -> advise.Advice:
+        return advise.advise(experiment, advise.Budget(joules=400.0), tmp_path / work, candidates=few, seeds=1)
+
+    whole, ran = advise.runs.run, []
+
+    def cut(each, folder, **options):
+        ran.append((Path(folder).name, each.rounds))
+        if len(ran) == 4:
+            raise KeyboardInterrupt
+        return whole(each, folder, **options)
+
+    monkeypatch.setattr(advise.runs, "run", cut)
+    with pytest.raises(KeyboardInterrupt):
+        asked("cut")
+    first = asked("cut")
+    assert [(name, rounds) for name, rounds in ran[4:] if rounds == advise.FIRST] == []
+    assert len({rounds for _, rounds in ran}) > 1
+    assert first == asked("whole")
+
+
 def test_advice(tmp_path):
     """Of two candidates the one that can learn is advised, within the budget, search included."""
     experiment = Experiment(rounds=12, clients=6, per_round=3, train={"epochs": 1, "lr": 0.1})

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from flrce.store.disk import write_through
 
 def advise(
     file: Path | None, overrides: tuple[str, ...], out: Path | None, joules: float | None, nbytes: float | None,
-    seconds: float | None, device: str | None, where: str, as_json: bool,
+    seconds: float | None, work: Path | None, device: str | None, where: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Say which recipe to run for an experiment and a budget."""
     asked = experiment(file, overrides, device)
@@ -26,8 +27,10 @@ def advise(
     told = (lambda line: None) if as_json else (lambda line: print(line, flush=True))
     send = None if where == "here" else away(*place(where))
     near = None if send is None else Path.cwd()  # where other machines see it too
-    with tempfile.TemporaryDirectory(prefix="flrce-advise-", dir=near) as work:
-        found = search(asked, Budget(joules, nbytes, seconds), Path(work), told, send=send)
+    if work is not None and work.is_file():
+        raise BadInput(f"--work {work} is a file; name a folder to keep the search in")
+    with tempfile.TemporaryDirectory(prefix="flrce-advise-", dir=near) if work is None else nullcontext(work) as folder:
+        found = search(asked, Budget(joules, nbytes, seconds), Path(folder), told, send=send)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_through(out, found.experiment.toml().encode())

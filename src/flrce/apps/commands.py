@@ -241,6 +241,7 @@ def arena(**given: Any) -> None:
 @option("--joules", type=float, help="Energy that may be spent in all, the search included.")
 @option("--bytes", "nbytes", type=float, help="Traffic, likewise.")
 @option("--seconds", type=float, help="Time, likewise.")
+@option("--work", type=PATH, help="Folder to keep the search in; the same command goes on there after an interruption.")
 @options.device
 @options.on
 @options.as_json

@@ -17,7 +17,7 @@ from typing import Any
 from flrce import runs
 from flrce.arena.away import Away, run_all
 from flrce.arena.plan import Cell, merged
-from flrce.arena.records import Played, played
+from flrce.arena.records import Played, load, played, save
 from flrce.config import Experiment
 from flrce.errors import BadInput
 from flrce.intervals import Interval, interval
@@ -189,16 +189,23 @@ def _with(experiment: Experiment, tables: Mapping[str, Any], lr: float) -> Exper
 
 
 def _climbed(climbing: Sequence[Candidate], rounds: int, run: Runs) -> list[Candidate]:
-    """Up to so many rounds, on from where each stands."""
-    each = []
+    """Up to so many rounds, on from where each stands. What a heat brought is kept beside the candidate's folder, which
+    later heats take further: a search that goes on after an interruption decides by the same figures."""
+    heats: list[tuple[Candidate, Cell, Path]] = []
     for c in climbing:
         often = {"engine": {"eval_every": min(OFTEN, c.experiment.engine.eval_every)}, "rounds": rounds}
-        each.append(Experiment.of(merged(c.experiment.model_dump(exclude_none=True), often)))
-    found = run([(experiment, c.folder) for experiment, c in zip(each, climbing, strict=True)])
-    return [
-        replace(c, played=played(Cell("", c.label, experiment.seed, {}, experiment), history))
-        for c, experiment, history in zip(climbing, each, found, strict=True)
-    ]
+        experiment = Experiment.of(merged(c.experiment.model_dump(exclude_none=True), often))
+        kept = c.folder.with_name(f"{c.folder.name}-{rounds}.json")
+        heats.append((c, Cell("", c.label, experiment.seed, {}, experiment), kept))
+    missing = [heat for heat in heats if not _recorded(heat[2], heat[1])]
+    found = run([(cell.experiment, c.folder) for c, cell, _ in missing])
+    for (_, cell, kept), history in zip(missing, found, strict=True):
+        save(played(cell, history), kept)
+    return [replace(c, played=load(kept)) for c, _, kept in heats]
+
+
+def _recorded(path: Path, cell: Cell) -> bool:
+    return path.exists() and load(path).fingerprint == cell.fingerprint
 
 
 def _histories(
