@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flrce.compiling import tools
 from flrce.local.native import kernel, why_none
 from flrce.models.flat import pack, unpack
 from flrce.models.graph import graph
@@ -273,7 +274,8 @@ def main() -> None:
     ask.add_argument("--case", choices=[c.name for c in CASES], help="only this one: printed, not written")
     args = ask.parse_args()
     torch.set_num_threads(1)
-    about = f"{platform.machine()}, torch {torch.__version__}, {args.repeats} interleaved repeats: median (min-max); "
+    machine = f"{platform.machine()}, vectors of {tools()[2].lanes} floats"  # 16: AVX-512, 8: AVX2, 4: NEON
+    about = f"{machine}, torch {torch.__version__}, {args.repeats} interleaved repeats: median (min-max); "
     cases = [measure(case, args.repeats) for case in CASES if args.case in (None, case.name)]
     found = {"about": f"{about}load average {os.getloadavg()[0]:.1f} at the end.", "cases": cases}
     print(page(found))
