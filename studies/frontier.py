@@ -1,7 +1,7 @@
 """Which recipe is worth its joules and bytes, when every one of them hands back the same average?
 
     python studies/headline.py run --plan studies/plans/frontier-average.json --data CACHE --out DIR
-    python studies/frontier.py results/frontier     tables, and DIR/frontier.svg
+    python studies/frontier.py results/frontier [docs/beyond.md]     tables, into the page too, and DIR/frontier.svg
 
 The plan's rule: curves are means over seeds; the front has the points that no cheaper point of another curve reaches;
 budgets are compared by rows that other seeds chose.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from headline_tables import PLANS, even, levels, read
+from headline_tables import PLANS, embed, even, levels, markdown, read
 from scipy.stats import t as student
 
 PLAN = json.loads((PLANS / "frontier-average.json").read_text())
@@ -96,34 +96,42 @@ def verdict(middle, half):
     return "FLrce's" if middle - half > 0 else "the others'" if middle + half < 0 else "undecided"
 
 
-def table(folder):
-    found, lines = even(read(folder)), []
+def tables(folder):
+    """Name -> Markdown, two of each task: all rows, and whose the budgets are."""
+    found, made = even(read(folder)), {}
     for task in dict.fromkeys(key[0] for key in found):
         mine = curves(found, task)
-        seeds = list(next(iter(mine.values())))
-        whole = mean(mine, seeds)
-        rng = np.random.default_rng(0)
-        shares = {cost: often(mine, i, rng) for i, cost in enumerate(COSTS, 1)}
-        points = {cost: [row for row, *_ in front(whole, i)] for i, cost in enumerate(COSTS, 1)}
-        lines += [f"| {task}, {len(seeds)} seeds | level at the end, % ± 95 % | kJ | MB | points on the front, energy "
-                  "| traffic | on it in resamplings, energy | traffic |", "|---" * 8 + "|"]  # fmt: skip
-        for row, each in sorted(mine.items(), key=lambda item: -whole[item[0]][-1, 0]):
-            level, half = interval([points[-1, 0] for points in each.values()])
-            spent = [f"{whole[row][-1, i] / UNITS[cost][1]:.3g}" for i, cost in enumerate(COSTS, 1)]
-            on = [str(points[cost].count(row)) for cost in COSTS]
-            often_on = [f"{100 * shares[cost][row]:.0f} %" for cost in COSTS]
-            lines.append(f"| {row} | {level:.1f} ± {half:.1f} | {' | '.join([*spent, *on, *often_on])} |")
-        lines += ["", f"| {task}, budget | ours, chosen on other seeds | the others' best | points | whose |",
-                  "|---|---|---|---|---|"]  # fmt: skip
-        for i, cost in enumerate(COSTS, 1):
-            for share, budget, gaps, rows in budgets(mine, i):
-                middle, half = interval(gaps)
-                unit, per = UNITS[cost]
-                names = [" / ".join(dict.fromkeys(pair[k] for pair in rows)) for k in (0, 1)]
-                lines.append(f"| {share:g} x: {budget / per:.3g} {unit} | {' | '.join(names)} | {middle:+.2f} ± "
-                             f"{half:.2f} | {verdict(middle, half)} |")  # fmt: skip
-        lines.append("")
-    return "\n".join(lines)
+        made[f"frontier-{task}"] = markdown(rows_of(task, mine))
+        made[f"frontier-budgets-{task}"] = markdown(budgets_of(task, mine))
+    return made
+
+
+def rows_of(task, mine):
+    seeds, rng = list(next(iter(mine.values()))), np.random.default_rng(0)
+    whole = mean(mine, seeds)
+    shares = {cost: often(mine, i, rng) for i, cost in enumerate(COSTS, 1)}
+    points = {cost: [row for row, *_ in front(whole, i)] for i, cost in enumerate(COSTS, 1)}
+    lines = [[f"{task}, {len(seeds)} seeds", "level at the end, % ± 95 %", "kJ", "MB", "points on the front, energy",
+              "traffic", "on it in resamplings, energy", "traffic"]]  # fmt: skip
+    for row, each in sorted(mine.items(), key=lambda item: -whole[item[0]][-1, 0]):
+        level, half = interval([points[-1, 0] for points in each.values()])
+        spent = [f"{whole[row][-1, i] / UNITS[cost][1]:.3g}" for i, cost in enumerate(COSTS, 1)]
+        on = [points[cost].count(row) for cost in COSTS]
+        often_on = [f"{100 * shares[cost][row]:.0f} %" for cost in COSTS]
+        lines.append([row, f"{level:.1f} ± {half:.1f}", *spent, *on, *often_on])
+    return lines
+
+
+def budgets_of(task, mine):
+    lines = [[f"{task}, budget", "ours, chosen on other seeds", "the others' best", "points", "whose"]]
+    for i, cost in enumerate(COSTS, 1):
+        for share, budget, gaps, rows in budgets(mine, i):
+            middle, half = interval(gaps)
+            unit, per = UNITS[cost]
+            names = [" / ".join(dict.fromkeys(pair[k] for pair in rows)) for k in (0, 1)]
+            told = [f"{share:g} x: {budget / per:.3g} {unit}", *names, f"{middle:+.2f} ± {half:.2f}"]
+            lines.append([*told, verdict(middle, half)])
+    return lines
 
 
 def picture(folder):
@@ -155,5 +163,8 @@ def picture(folder):
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
-    print(table(where))
+    made = tables(where)
     picture(where)
+    if len(sys.argv) > 2:
+        embed(made, Path(sys.argv[2]))
+    print("\n".join(made.values()))

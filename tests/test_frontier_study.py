@@ -61,7 +61,8 @@ def test_budgets_are_compared_on_seeds_that_did_not_choose(tmp_path):
 
 
 def test_a_table_and_a_picture(tmp_path):
-    told = frontier.table(kept(tmp_path, lines()))
+    made = frontier.tables(kept(tmp_path, lines()))
+    told = made["frontier-digits"] + made["frontier-budgets-digits"]
     assert "| fedavg | 91.5 ± 2.1 | 400 | 0.0002 | 1 | 1 | 100 % | 100 % |" in told  # sd 1.29, t = 3.18, 4 seeds
     assert "| 1 x: 100 kJ | flrce + q4-short | fedavg | -8.00 ± 0.00 | the others' |" in told
     frontier.picture(tmp_path)
@@ -116,6 +117,13 @@ def test_a_share_of_seeds_has_its_exact_interval(tmp_path, capsys):
 def test_every_arm_is_an_experiment(arm):
     found = {averages.experiment(cell, arm, 600).data.name for cell in averages.CELLS}
     assert found == {"digits", "mnist-writers", "femnist", "smartwatch", "fed-heart"}
+
+
+def test_the_page_has_the_frontier_that_the_runs_give(tmp_path):
+    root = Path(__file__).resolve().parent.parent
+    page = (root / "docs/beyond.md").read_text()
+    for name, told in frontier.tables(root / "results/frontier").items():
+        assert f"<!-- {name} -->\n{told}<!-- end -->" in page
 
 
 @pytest.mark.parametrize("stack", [1, 2])
