@@ -41,14 +41,15 @@ def read(folder):
 
 
 def even(found):
-    """Runs of a task cut to the rounds that all of them have; none of a task that has fewer than half."""
+    """Runs of a task cut to the rounds that all of them have; seeds of which a run has fewer than half are left out."""
     T, kept = PLAN["all"]["rounds"], {}
+    short = {(key[0], key[2]) for key, line in found.items() if len(line["last"]) < T / 2}
+    found = {key: line for key, line in found.items() if (key[0], key[2]) not in short}
     least = {task: min(len(line["last"]) for key, line in found.items() if key[0] == task) for task, *_ in found}
     for key, line in found.items():
         n = least[key[0]]
-        if n >= T / 2:
-            series = {name: values[:n] for name, values in line.items() if isinstance(values, list) and name != "key"}
-            kept[key] = line | series | {"stopped": line["stopped"] if (line["stopped"] or T + 1) <= n else None}
+        series = {name: values[:n] for name, values in line.items() if isinstance(values, list) and name != "key"}
+        kept[key] = line | series | {"stopped": line["stopped"] if (line["stopped"] or T + 1) <= n else None}
     return kept
 
 

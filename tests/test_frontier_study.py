@@ -72,7 +72,7 @@ def test_a_table_and_a_picture(tmp_path):
 def test_runs_that_time_cut_off_count_with_the_rounds_that_all_have(tmp_path):
     short = [line("uniform, 4 bits", 390, 0.5, 1.0, T=60), line("default", 400, 0.5, 1.0, T=100)]
     short[1]["stopped"] = 70
-    few = [line("uniform, 4 bits", 390, 0.5, 1.0, task="cifar10", T=49)]
+    few = [line("uniform, 4 bits", 390, 0.5, 1.0, task="cifar10", T=49), line("default", 401, 0.5, 1.0, T=49)]
     found = headline.even(headline.read(kept(tmp_path, short + few)))
     assert set(found) == {("digits", "uniform, 4 bits", 390), ("digits", "default", 400)}  # 49 is less than half
     both = found["digits", "default", 400]
