@@ -8,7 +8,8 @@ TEST := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 $
 # what `make test` reports one by one: quick parts first, each run whatever became of the others
 PARTS := lint types docs unit walks studies numbers wheel faults flower crashes
 # tests of arithmetic, run a second time by PyTorch's plainest kernels: another processor must not change what they show
-NUMBERS := relations selectors sketch turns robust submodels workload pooling stacked deck native compressors simulator loop updates servers
+NUMBERS := relations selectors sketch turns robust fleet_clip submodels workload pooling stacked deck native residual \
+	cells near compressors simulator loop updates servers
 
 CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
 # tables of the pages, made anew from all committed runs

@@ -36,3 +36,14 @@ def real_data() -> Path:
     if not (folder / "load.py").exists():
         pytest.skip("no real data: set FLRCE_TEST_DATA")
     return folder
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory):
+    """A cache of a test file's own: kernels are built there for the first time."""
+    before = os.environ.get("FLRCE_CACHE")
+    os.environ["FLRCE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.pop("FLRCE_CACHE")
+    if before is not None:
+        os.environ["FLRCE_CACHE"] = before

@@ -6,13 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce import Experiment, runs
+from flrce import Experiment
 from flrce.aggregators.defences import CentredClip
 from flrce.aggregators.fleet import FleetClip, clipped
 from flrce.errors import BadInput
 from flrce.relations import NEVER
 from flrce.sketch import sketch
 from flrce.types import Event, Updates
+from training import assert_resumes
 
 
 def updates(U, k=None, covered=None, trainable=None):
@@ -174,18 +175,8 @@ def test_hardened_learns_and_resumes_to_the_same_bits(shape, tmp_path):
     tables = {"rounds": 12, "clients": 20, "per_round": 6, "engine": {"workers": 1}, "train": {"lr": 0.05},
               "data": {"alpha": 1.0}, "recipe": {"name": "flrce", "preset": "hardened"}, **SHAPES[shape]}  # fmt: skip
     exp = Experiment.of(tables)
-
-    def quit_after_three(done):
-        if done.record.t == 3:
-            raise KeyboardInterrupt
-
-    straight = runs.run(exp, tmp_path / "straight")
-    with pytest.raises(BaseException):  # noqa: B017
-        runs.run(exp, tmp_path / "cut", watch=quit_after_three)
-    runs.run(exp, tmp_path / "cut", resume=True)
+    straight = assert_resumes(exp, tmp_path, after=3)
     assert straight.summary["accuracy"] > (0.4 if shape == "alone" else 0.5)
-    a, b = ((tmp_path / each / "model.safetensors").read_bytes() for each in ("straight", "cut"))
-    assert a == b
 
 
 @pytest.mark.parametrize("psi", [None, "50%"])

@@ -30,15 +30,7 @@ SCALE, SHIFT = 1 / 64, -2.0
 BatchNorms = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    """A cache of its own: the first build is under test."""
-    before = os.environ.get("FLRCE_CACHE")
-    os.environ["FLRCE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    os.environ.pop("FLRCE_CACHE")
-    if before is not None:
-        os.environ["FLRCE_CACHE"] = before
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def compiled(net: nn.Module, shape: tuple[int, ...]) -> Kernel:

@@ -1,7 +1,6 @@
 """Fused CPU kernels of residual networks against torch in float64, and every reason for having none."""
 
 import copy
-import os
 import platform
 
 import numpy as np
@@ -23,14 +22,7 @@ from flrce.models.resnet import ResNet
 SCALE, SHIFT = 1 / 64, -2.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    before = os.environ.get("FLRCE_CACHE")
-    os.environ["FLRCE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    os.environ.pop("FLRCE_CACHE")
-    if before is not None:
-        os.environ["FLRCE_CACHE"] = before
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(autouse=True)

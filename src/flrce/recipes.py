@@ -50,8 +50,8 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
     psi the paper's rule decides.
     `wary` counts clients to whom nobody relates less: wrong labels, noise, free-riders (docs/robustness.md).
     `paper` is Niu et al. 2024: clients that agree most with all, a stop once the chosen conflict. `authors`: their
-    released code. `hardened`: turns by chance and fleet-clip, which attackers neither capture nor outweigh; with a psi
-    the paper's selection and stop, bounded. `private`: what needs sums only, as secure aggregation gives them.
+    released code. `hardened`: turns by chance, which nobody captures, and fleet-clip (docs/robustness.md: what falls);
+    with a psi the paper's selection and stop, bounded. `private`: what needs sums only, as under secure aggregation.
     """
     base = replace(fedavg(P, **local), name="flrce")
     conflict = Conflicts(threshold("50%" if psi is None else psi, P))
