@@ -458,3 +458,9 @@ def test_the_host_s_memory_is_said_without_updates_that_are_elsewhere():
     assert memory.needed(RECIPES["fedavg"], 100, D, D, near=True) == pytest.approx(4 * D * 8, rel=0.01)
     assert memory.near(Clients(far=True))
     assert not memory.near(Pretend())
+
+
+def test_without_a_gpu_one_line_says_that_there_is_no_device(caplog):
+    exp = Experiment.of({"rounds": 1, "clients": 4, "per_round": 2, "engine": {"updates": "device", "device": "cpu"}})
+    runs.parts(exp).engine.close()
+    assert [line.getMessage() for line in caplog.records if "engine.updates" in line.getMessage()]

@@ -93,6 +93,8 @@ def parts(
         return deck.hire(runner, precision, found)
 
     on_gpu = decks or device_of(experiment) == "cuda"
+    if experiment.engine.updates == "device" and not on_gpu:
+        log.warning("engine.updates = 'device' is for a GPU: here clients train on the host, and sums are made there")
     engine = Simulator(
         federation, net, devices, seated if on_gpu else pooled, experiment.engine.eval_every,
         experiment.build_objective(federation.source.kind), recipe.kept, experiment.fleet.there(experiment.seed),
