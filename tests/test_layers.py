@@ -10,7 +10,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "flrce"
 LAYERS = {
     "version": 0, "errors": 0, "host": 0, "rng": 0, "crossing": 0, "room": 0.1, "intervals": 0,
     "compiling": 0, "passes": 0.2, "linalg": 0.4,
-    "bounds": 0.5, "sketch": 0.6, "record": 0.6, "types": 0.7, "traits": 0.8,
+    "bounds": 0.5, "sketch": 0.6, "record": 0.6, "types": 0.7, "engine": 0.8, "traits": 0.8,
     "pieces": 1, "formats": 1,
     "data": 2, "models": 2, "relations": 2, "round": 2, "fleet": 2,
     "local": 3, "selectors": 3, "submodels": 3, "compressors": 3, "aggregators": 3, "servers": 3, "stops": 3,

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from flrce import crossing
-from flrce.pieces import Engine, Recipe, View
+from flrce.engine import Engine, Notes, Shaped
+from flrce.pieces import Recipe, View
 from flrce.rng import stream
 from flrce.room import let_go
 from flrce.round.booking import book
@@ -23,7 +24,6 @@ from flrce.round.returned import brought, checked, handed, reason, room, stepped
 from flrce.round.roster import present, samples, without
 from flrce.round.sums import joined, summed
 from flrce.stops.conflict import shadows
-from flrce.traits import Notes, Shaped
 from flrce.types import Arrivals, Event, Plan, Record, Round, Selection, State, Task, Updates
 
 Turn = Callable[[Recipe, Engine, State, int, int], Round]  # as `a_round`

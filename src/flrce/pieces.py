@@ -15,22 +15,11 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.bounds import Rate, problem
+from flrce.engine import Asynchronous as Asynchronous  # asked for here too, as is Engine
+from flrce.engine import Engine as Engine
 from flrce.errors import BadInput
 from flrce.traits import Compares, Linked, Objects, Observes, Partial, Remembers, Tells, holder
-from flrce.types import (
-    Arrivals,
-    Evaluation,
-    Event,
-    Flight,
-    Payload,
-    Record,
-    Reply,
-    Selection,
-    Spent,
-    Task,
-    Updates,
-    Work,
-)
+from flrce.types import Event, Payload, Record, Selection, Spent, Task, Updates, Work
 
 
 @dataclass(frozen=True)
@@ -291,48 +280,6 @@ def _assigned(piece: Any, tasks: Any) -> list[Task]:
         what = f"a {type(tasks).__name__}" if not isinstance(tasks, list | tuple) else "something else than tasks"
         raise BadInput(f"{type(piece).__name__}.assign returned {what}; return the list of tasks")
     return list(tasks)
-
-
-class Engine(Protocol):
-    """Where clients run: a simulator on this machine, a stack on a GPU, Flower's nodes."""
-
-    trainable: int  # trained floats at the front of w
-    blocks: int  # of the network, each ready to be frozen; 1: all or nothing
-    judges_once: bool  # whether judging a model costs messages, so that only the one to hand back is judged
-
-    def clients(self, t: int) -> Sequence[str]: ...  # who is reachable in round t; 0: who is known before
-    def samples(self, client: str) -> int: ...  # training samples, 0 where unknown
-    def accept(self, task: Task) -> Task: ...  # as its client can do it
-    def estimate(self, task: Task) -> Spent: ...  # modelled cost, before it is run
-    def inquiry(self, client: str, down: int) -> Spent: ...  # what asking for its loss costs
-    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor: ...
-    def holdings(self, task: Task) -> tuple[Tensor | None, Sequence[tuple[str, int]]]: ...  # coordinates, layout
-
-    def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
-    ) -> Sequence[Reply]:
-        """Replies to these tasks; with `keep`, no more good ones than that need be waited for."""
-        ...
-
-    def evaluate(self, w: Tensor, t: int, last: bool, carry: Mapping[str, Mapping[str, Tensor]]) -> Evaluation | None:
-        """What clients think of w, each with what it keeps; None: not due in this round, nor the `last`."""
-        ...
-
-
-@runtime_checkable
-class Asynchronous(Protocol):
-    """An engine whose clients work by themselves: tasks are sent, and replies collected as they come."""
-
-    def send(self, flights: Sequence[Flight], carry: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Send those tasks that are not under way yet; after a restart, that is all of them."""
-        ...
-
-    def collect(self, flights: Sequence[Flight], size: int | None, open_ended: bool) -> Arrivals:
-        """Wait for `size` good replies; None, or where fewer are under way: for all.
-
-        Tasks without a reply by then stay under way where the pace is `open_ended`; otherwise they have failed.
-        """
-        ...
 
 
 def describe(piece: Any) -> dict[str, Any]:

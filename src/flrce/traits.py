@@ -1,13 +1,12 @@
 """What a piece may be able to do besides answering its question: it has a trait by having its method or property."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.types import Event, Record, Spent, Task, Yardstick
+from flrce.types import Event, Record, Spent, Task
 
 Meta: Any = type(Protocol)
 ANSWERS: dict[tuple[type, type], bool] = {}  # (trait, class) -> whether it has it
@@ -241,65 +240,9 @@ class Buffers(Protocol, metaclass=Known):
 
 
 @runtime_checkable
-class Measures(Protocol, metaclass=Known):
-    """An engine that knows what the headline metric is."""
-
-    @property
-    def yardstick(self) -> Yardstick: ...
-
-
-@runtime_checkable
-class Notes(Protocol, metaclass=Known):
-    """An engine with something to say about a round's tasks, for the ledger: the node of each client, for instance."""
-
-    def notes(self, tasks: Sequence[Task]) -> Mapping[str, Any]: ...
-
-
-@runtime_checkable
-class Reports(Protocol, metaclass=Known):
-    """An engine whose clients tell what their batteries hold: (clients,) from 0 to 1, or None where nobody does."""
-
-    def levels(self, clients: Sequence[str]) -> Tensor | None: ...
-
-
-@runtime_checkable
 class Begins(Protocol, metaclass=Known):
     """A pace that may put a round off, given the carbon intensity of the `look` hours to come."""
 
     @property
     def look(self) -> int: ...
     def begins(self, now: float, forecast: Sequence[float]) -> float: ...
-
-
-@runtime_checkable
-class Lives(Protocol, metaclass=Known):
-    """An engine whose clients live by the run's clock: a `fleet.life.Life`, or None where all are always there."""
-
-    @property
-    def life(self) -> Any: ...
-
-
-@runtime_checkable
-class Shaped(Protocol, metaclass=Known):
-    """An engine that knows the names and shapes of the tensors that w concatenates."""
-
-    @property
-    def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]: ...
-
-
-@runtime_checkable
-class Near(Protocol, metaclass=Known):
-    """An engine that may leave updates on its device, and is given the next model as it lies there."""
-
-    @property
-    def near(self) -> bool: ...  # whether a round's updates stay there
-    @property
-    def turn(self) -> AbstractContextManager[Any]: ...  # held while work is done there: one thread at a time
-    def hold(self, w: Tensor, there: Tensor) -> None: ...  # the model on the host, and the same on the device
-
-
-@runtime_checkable
-class Counts(Protocol, metaclass=Known):
-    """An engine that knows everybody's samples at once: (M,) float64."""
-
-    def counts(self, clients: Sequence[str]) -> Tensor: ...

@@ -3,7 +3,7 @@
 Pieces say themselves that they take updates wherever they lie; whether they do is tried once, as a run begins.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -14,7 +14,7 @@ from flrce.engines.pretend import Pretend
 from flrce.errors import brief
 from flrce.pieces import Recipe
 from flrce.rng import stream
-from flrce.types import Laid, Payload, Reply, State, Task
+from flrce.types import Carry, Laid, Payload, Reply, State, Task
 
 D, TRAINED = 6000, 5990  # floats: more than the usual sketch keeps
 ROUNDS, SPARE = 2, 3  # of clients, so many more than are asked
@@ -41,9 +41,7 @@ class Small(Pretend):
         u = 0.1 * torch.from_numpy(rng.normal(size=D)).float().abs() + 0.01 * task.k
         return Reply(task.client, task.t, Payload({"u": u}), n=10 + task.k, loss=1.0, loss_square=1.0)
 
-    def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
-    ) -> Sequence[Reply]:
+    def train(self, w: Tensor, tasks: Sequence[Task], carry: Carry, keep: int | None = None) -> Sequence[Reply]:
         replies = [self.reply(task, w) for task in tasks]
         if not self.device:
             return replies

@@ -10,6 +10,8 @@ from torch import Tensor
 from flrce.bounds import Batch, Count, Epochs
 from flrce.record import Record as Record  # it flows on from here
 
+Carry = Mapping[str, Mapping[str, Tensor]]  # client -> tensors that it keeps from task to task
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -222,7 +224,7 @@ class State:
     w: Tensor  # (d,)
     memory: Mapping[str, Any]  # role of a piece -> what it remembers
     roster: tuple[str, ...] = ()  # row -> client
-    carry: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # client -> what it keeps
+    carry: Carry = field(default_factory=dict)
     history: tuple[Record, ...] = ()
     attempt: int = 0  # abandoned tries at the round that comes next
 

@@ -1,11 +1,11 @@
 """An engine without training: for tests of pieces, and of all that happens around clients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from flrce.types import Evaluation, Reply, Spent, Task
+from flrce.types import Carry, Evaluation, Reply, Spent, Task
 
 
 class Pretend:
@@ -39,12 +39,8 @@ class Pretend:
     def holdings(self, task: Task) -> tuple[Tensor | None, Sequence[tuple[str, int]]]:
         return None, (("w", self.trainable),)
 
-    def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
-    ) -> Sequence[Reply]:
+    def train(self, w: Tensor, tasks: Sequence[Task], carry: Carry, keep: int | None = None) -> Sequence[Reply]:
         return [self.reply(task, w) for task in tasks]
 
-    def evaluate(
-        self, w: Tensor, t: int, last: bool = False, carry: Mapping[str, Mapping[str, Tensor]] = {}
-    ) -> Evaluation | None:
+    def evaluate(self, w: Tensor, t: int, last: bool = False, carry: Carry | None = None) -> Evaluation | None:
         return None

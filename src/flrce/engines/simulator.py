@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.data.federation import Federation
+from flrce.engine import Near
 from flrce.engines.judging import breakdown, evaluation, per_client, yardstick
 from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Workers
@@ -24,8 +25,7 @@ from flrce.local.link import Estimates
 from flrce.local.objective import Classification, Objective
 from flrce.local.trainer import CHUNK
 from flrce.models.part import trainee
-from flrce.traits import Near
-from flrce.types import Evaluation, Judged, Laid, Reply, Spent, Task, Yardstick
+from flrce.types import Carry, Evaluation, Judged, Laid, Reply, Spent, Task, Yardstick
 
 MOST = 100_000  # clients of whom each gets a figure at the end
 
@@ -87,9 +87,7 @@ class Simulator:
     def accept(self, task: Task) -> Task:
         return task
 
-    def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
-    ) -> Sequence[Reply]:
+    def train(self, w: Tensor, tasks: Sequence[Task], carry: Carry, keep: int | None = None) -> Sequence[Reply]:
         judged = self._judged(w, [task for task in tasks if self._held(task)], carry)
         riding = self.federation.trouble.riding
         honest = [task for task in tasks if task.client not in riding]
@@ -106,17 +104,15 @@ class Simulator:
             return found
         return Laid(found, trained.table if len(honest) == len(tasks) else None, trained.sent)
 
-    def evaluate(
-        self, w: Tensor, t: int, last: bool = False, carry: Mapping[str, Mapping[str, Tensor]] = {}
-    ) -> Evaluation | None:
+    def evaluate(self, w: Tensor, t: int, last: bool = False, carry: Carry | None = None) -> Evaluation | None:
         """The model on every client's hold-out, in one pass; in the rounds that are due, and in the `last` one."""
         index, rows = self.federation.judges
         if (t % self.eval_every and not last) or not len(index):
             return None
-        numbers = self._judge(w, carry, index, rows)
+        numbers = self._judge(w, carry or {}, index, rows)
         return evaluation(self.runner.objective, numbers, rows, 4 * self.size)
 
-    def breakdown(self, w: Tensor, carry: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any] | None:
+    def breakdown(self, w: Tensor, carry: Carry) -> dict[str, Any] | None:
         """The headline metric of w for each client and, where labels are classes, each class; None: no hold-outs."""
         index, rows = self.federation.judges
         source, head = self.federation.source, self.runner.objective.judges[0]
@@ -131,9 +127,7 @@ class Simulator:
             found["held"] = np.bincount(labels, minlength=len(source.classes)).tolist()
         return found
 
-    def _judge(
-        self, w: Tensor, carry: Mapping[str, Mapping[str, Tensor]], index: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> Numbers:
+    def _judge(self, w: Tensor, carry: Carry, index: NDArray[np.int64], rows: NDArray[np.int64]) -> Numbers:
         """Numbers of every sample: in one pass, or client by client where some have parameters of their own."""
         owns = {client: own for client, kept in carry.items() if (own := own_of(kept)) is not None}
         if not self.runner.layout.kept and not owns:
@@ -153,7 +147,7 @@ class Simulator:
             return 0
         return len(self.federation.held[self.federation.row[task.client]])
 
-    def _judged(self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Judged]:
+    def _judged(self, w: Tensor, tasks: Sequence[Task], carry: Carry) -> dict[str, Judged]:
         """What each of these clients makes of w on its hold-out, all in one pass; a figure that is none is left out."""
         if not tasks:
             return {}

@@ -30,11 +30,10 @@ from flrce.room import TABLE, room
 from flrce.round.gate import GROWTH, MOST_SAMPLES
 from flrce.round.pace import due
 from flrce.round.payloads import number
-from flrce.types import Arrivals, Evaluation, Flight, Payload, Portion, Record, Reply, Spent, Task, Yardstick
+from flrce.types import Arrivals, Carry, Evaluation, Flight, Payload, Portion, Record, Reply, Spent, Task, Yardstick
 
 log = logging.getLogger("flwr")
 Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
-Carry = Mapping[str, Mapping[str, Tensor]]
 AT_ONCE = 2**27  # bytes of replies fetched together
 PATIENCE = 60.0  # seconds that a node without an answer, or with another's name, is waited for
 GONE_BEFORE = "no longer connected when its task was to be sent again; the task is dropped"

@@ -13,11 +13,12 @@ from flwr.serverapp.strategy import Result as FlowerResult
 from torch import Tensor
 
 from flrce import loop
+from flrce.engine import Engine
 from flrce.errors import BadInput
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import in_flowers_words, opened, said
 from flrce.flower.options import Config
-from flrce.pieces import Engine, Recipe
+from flrce.pieces import Recipe
 from flrce.store.ledger import Ledger
 from flrce.types import Record, Round, State
 

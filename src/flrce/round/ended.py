@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flrce.pieces import Engine, Recipe
+from flrce.engine import Engine
+from flrce.pieces import Recipe
 from flrce.round.booking import book
 from flrce.round.flights import Landing
 from flrce.round.gate import reasons

@@ -6,14 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from flrce.pieces import Asynchronous, Engine, Recipe
+from flrce.engine import Asynchronous, Engine
+from flrce.pieces import Recipe
 from flrce.round.living import comes_back, cut
 from flrce.round.pace import Sky, due
 from flrce.round.packing import can_wait, packed, unpacked
 from flrce.traits import Buffers
 from flrce.types import Arrivals, Flight, Laid, Plan, Reply, State, Task, Updates
-
-Carry = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flrce.pieces import Engine, Recipe
+from flrce.engine import Engine
+from flrce.pieces import Recipe
 from flrce.round.living import with_grams
 from flrce.traits import Refuses
 from flrce.types import Spent, State, Task

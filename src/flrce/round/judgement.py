@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from flrce.engine import Engine, Measures
 from flrce.errors import brief
-from flrce.pieces import Engine
 from flrce.round.gate import MOST_SAMPLES
 from flrce.round.payloads import number
-from flrce.traits import Measures
 from flrce.types import Evaluation, Judged, Record, Reply, State, Yardstick
 
 DIGITS = 6  # of a client's figure in the record

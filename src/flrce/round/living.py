@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flrce.pieces import Engine, Recipe, View
-from flrce.traits import Begins, Lives, Reports
+from flrce.engine import Engine, Lives, Reports
+from flrce.pieces import Recipe, View
+from flrce.traits import Begins
 from flrce.types import ClientRecord, Flight, Plan, Record, Reply, Spent, State, Task
 
 FLEET = "fleet"  # where a state's memory has the batteries

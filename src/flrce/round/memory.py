@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flrce.engine import Near
 from flrce.errors import BadInput
 from flrce.host import available
 from flrce.pieces import Last, Recipe
-from flrce.traits import Blockwise, Near, Sketched
+from flrce.traits import Blockwise, Sketched
 
 ROUND = 8  # copies of a round's updates that are alive at once: payloads, rows, float64 sums, the rows' file
 LEAN = (2, 8)  # where the aggregator makes none: copies of a round's updates, and models beside them (as measured)

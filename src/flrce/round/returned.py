@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flrce import crossing
+from flrce.engine import Near
 from flrce.errors import BadInput
-from flrce.traits import Near
 from flrce.types import Record, Selection
 
 

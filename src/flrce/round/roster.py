@@ -9,9 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from flrce.pieces import Engine
+from flrce.engine import Counts, Engine
 from flrce.round.tables import grow
-from flrce.traits import Counts
 from flrce.types import State
 
 log = logging.getLogger("flrce")
