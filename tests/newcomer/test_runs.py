@@ -243,6 +243,18 @@ def test_a_stop_of_ones_own_says_why_or_nothing(here, capsys):
     assert 'Late returned False; return why the run ends as text, or ""' in capsys.readouterr().err
 
 
+def test_an_experiment_alone_tells_of_its_data(here, capsys):
+    (here / "mine.csv").write_text("a,y\n" + "1,0\n2,1\n" * 20)
+    (here / "mine.toml").write_text('clients = 2\nper_round = 2\n[data]\npath = "mine.csv"\npartition = "iid"\n')
+    assert main(["data", "info", "mine.toml", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert sum(told["train"]) + sum(told["held"]) == 40
+    assert main(["data", "info", "digits", "mine.toml"]) == 2
+    assert "digits and data.path = 'mine.csv': leave one of them out" in capsys.readouterr().err
+    assert main(["data", "info", "missing.toml"]) == 2
+    assert "missing.toml" in capsys.readouterr().err
+
+
 def test_a_file_is_no_name_of_data(here, capsys):
     (here / "mine.csv").write_text("a,y\n1,0\n")
     assert main(["data", "info", "mine.csv"]) == 2

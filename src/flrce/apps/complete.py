@@ -69,6 +69,11 @@ def experiments(context: click.Context, parameter: click.Parameter, incomplete: 
     return items(named, incomplete) or [CompletionItem(incomplete, type="file")]
 
 
+def described(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Data sets, and experiments that have some."""
+    return data(context, parameter, incomplete) + experiments(context, parameter, incomplete)
+
+
 def runs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Folders that hold a run, or whose folders do."""
     start = Path(incomplete if incomplete.endswith("/") else os.path.dirname(incomplete) or ".")
@@ -141,7 +146,7 @@ def gathered() -> dict[str, dict[str, str]]:
         section: Any = field.annotation
         if name == "recipe":
             own = {key for make in CATALOGUE.values() for key in keys_of(make)}
-            settings |= {f"recipe.{key}": "" for key in ("name", *sorted(own), *ROLES, "minimum", "holdouts")}
+            settings |= {f"recipe.{key}": "" for key in ("name", "base", *sorted(own), *ROLES, "minimum", "holdouts")}
         elif hasattr(section, "model_fields"):
             settings |= {f"{name}.{key}": "" for key in section.model_fields}
         else:

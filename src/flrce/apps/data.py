@@ -1,4 +1,4 @@
-"""flrce data list | info NAME | prepare NAME --from DIR"""
+"""flrce data list | info [NAME] [FILE] | prepare NAME --from DIR"""
 
 from pathlib import Path
 
@@ -28,12 +28,16 @@ def list_(as_json: bool) -> None:
 def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_json: bool, svg: Path | None) -> None:
     """How an experiment shares its samples out: sizes and labels per client."""
 
+    if name and not file and name.endswith(".toml"):
+        file, name = Path(name), None
     more = [f'data.name="{name}"'] if name else []
     if name and name not in NAMES and not prepared(name):
         hint = f"a file goes by --set data.path={name}" if Path(name).exists() else nearest(name, NAMES)
         raise BadInput(f"data set {name!r} is unknown; {hint}")
     exp = experiment(file, [*overrides, *more])
     d = exp.data
+    if name and d.path:
+        raise BadInput(f"{name} and data.path = {str(d.path)!r}: leave one of them out")
     pool = d.read()
     federation = exp.federate(pool)
     described = federation.describe()

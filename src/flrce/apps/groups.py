@@ -47,7 +47,7 @@ def data_list(**given: Any) -> None:
 
 
 @data.command("info")
-@click.argument("name", required=False, metavar="[NAME]", shell_complete=complete.data)
+@click.argument("name", required=False, metavar="[NAME]", shell_complete=complete.described)
 @options.file
 @options.sets
 @options.as_json
@@ -55,7 +55,7 @@ def data_list(**given: Any) -> None:
 def data_info(**given: Any) -> None:
     """How an experiment shares its samples out: sizes and labels per client.
 
-    NAME is a data set; without one, the experiment's.
+    NAME is a data set; FILE, an experiment (TOML), may stand alone.
     """
     from flrce.apps.data import info
 
