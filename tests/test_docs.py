@@ -77,7 +77,7 @@ def test_the_reference_names_what_there_is() -> None:
 def written() -> list[tuple[str, str]]:
     """Every flrce command line that the pages show but do not run, with its place."""
     return [
-        (f"{page.name}:{block.line + i}", line.removeprefix("$ ").strip())
+        (f"{page.name}:{block.line + i}", line.strip().removeprefix("$ "))
         for page in PAGES
         for block in blocks(page)
         if block.kind in NOT_RUN
