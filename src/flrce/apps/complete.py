@@ -70,8 +70,8 @@ def experiments(context: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def described(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Data sets, and experiments that have some."""
-    return data(context, parameter, incomplete) + experiments(context, parameter, incomplete)
+    """Data sets; where none begins so, experiments that have some."""
+    return data(context, parameter, incomplete) or experiments(context, parameter, incomplete)
 
 
 def runs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
