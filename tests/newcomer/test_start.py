@@ -122,7 +122,7 @@ def test_tab_offers_what_there_is(tmp_path):
     assert tab("flrce recipes show flrce-to", tmp_path) == ["flrce-topk"]
     assert tab("flrce compare --recipes fedavg,flrce-to", tmp_path) == ["fedavg,flrce-topk"]
     assert tab("flrce data info dig", tmp_path) == ["digits"]
-    assert tab("flrce data info sm", tmp_path) == ["small.toml"]
+    assert tab("flrce data info small", tmp_path) == ["small.toml"]
     assert tab("flrce run --set train.l", tmp_path) == ["train.lr="]
     assert "recipe.psi=" in tab("flrce run --set recipe.", tmp_path)
     assert tab("flrce run --set data.name=cifar100", tmp_path)[:1] == ["data.name=cifar100"]
