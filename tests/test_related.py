@@ -12,6 +12,8 @@ from flrce import Experiment, runs
 from flrce.aggregators.mean import WeightedMean
 from flrce.aggregators.related import RelatedMean
 from flrce.errors import BadInput
+from flrce.results.why import why_client, why_round
+from flrce.store import read
 from flrce.types import Event, Updates
 
 
@@ -121,3 +123,44 @@ def test_wrong_labels_weigh_less_and_rare_classes_do_not():
 def test_partial_updates_are_refused():
     with pytest.raises(BadInput, match="related compares whole updates"):
         Experiment(recipe={"name": "dropout", "aggregator": "related"})
+
+
+def test_the_record_tells_whose_replies_counted_less(tmp_path):
+    """Whoever copies the model's way counts nothing, the ledger says so, and so does `flrce why`."""
+    trouble = [{"piece": "free-riders", "share": 0.25, "sends": "stale"}]
+    exp = Experiment(
+        rounds=6, clients=16, per_round=8, model={"name": "mlp"}, engine={"workers": 1, "eval_every": 6},
+        data={"alpha": 0.5, "trouble": trouble}, recipe={"name": "flrce-no-stop", "preset": "wary"},
+    )  # fmt: skip
+    riders = runs.parts(exp).federation.trouble.who["free-riders"]
+    history = runs.run(exp, tmp_path / "run").history
+    for h in history[2:]:  # everybody was asked before
+        assert {client for client, share in h.doubted.items() if share == 0} >= set(riders) & set(h.replied)
+        assert all(0 <= share < 1 for share in h.doubted.values())
+    run = read.one(tmp_path / "run")
+    assert [dict(h.doubted) for h in run.done] == [dict(h.doubted) for h in history]
+    rider = next(client for client in riders if client in history[-1].replied)
+    facts = why_client(run, rider).facts["doubted"]
+    assert facts == [(h.t, h.doubted[rider]) for h in history if rider in h.doubted]
+    assert f"{rider} (0)" in why_round(run, 6).sentences[2]
+    assert "Its reply counted with 0 of its weight." in why_client(run, rider, 6).sentences
+    believed = next(client for client in run.roster if not any(client in h.doubted for h in history))
+    assert "doubted" not in why_client(run, believed).facts
+
+
+def test_what_is_left_is_what_the_mean_took():
+    piece, rng = RelatedMean(kin=1, sketch=3), np.random.default_rng(0)
+    memory = piece.init(8, 6, 6)
+    for t in range(1, 6):
+        w, sent = torch.from_numpy(rng.normal(size=6)).float(), updates(rng.normal(size=(8, 6)))
+        trust = piece.trust(w, sent, memory)
+        memory = piece.observe(memory, Event(t, w, w, sent, 8))
+        assert piece.left(memory) == pytest.approx(trust.tolist(), abs=1e-4)
+    assert min(piece.left(memory)) < 1
+
+
+@pytest.mark.parametrize(("clients", "kin", "says"), [(12, 3, True), (13, 3, False), (12, 2, False)])
+def test_a_fleet_too_small_to_have_kin_is_told(clients, kin, says):
+    recipe = {"name": "fedavg", "aggregator": {"piece": "related", "kin": kin}}
+    said = runs.warn(Experiment(clients=clients, per_round=4, recipe=recipe))
+    assert [note[-13:] for note in said] == ["lower its kin"] * says

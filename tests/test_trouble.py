@@ -185,10 +185,19 @@ def test_trouble_that_does_not_fit_the_data_is_refused():
         federate(values, "iid", 4, 0, trouble=[WrongLabels(how="pairwise")])
     with pytest.raises(BadInput, match="rare-classes is about classes"):
         federate(values, "iid", 4, 0, trouble=[RareClasses()])
+    alike = Source("a", np.zeros((40, 3), np.float32), np.zeros(40, np.int64), ("one",))
+    with pytest.raises(BadInput, match="slow-labels is about classes, a has a single class; drop it"):
+        federate(alike, "iid", 4, 0, trouble=[SlowLabels()])
     with pytest.raises(BadInput, match="cannot be rare"):
         fleet(RareClasses(0.1, 10))
     with pytest.raises(BadInput, match="simulator"):
         runs.run(experiment("drift").model_copy(update={"engine": Experiment(engine={"name": "flower"}).engine}))
+
+
+@pytest.mark.parametrize("name", ["nokia", "nokia.toml"])
+def test_an_unknown_profile_is_named_where_it_stands(name):
+    with pytest.raises(BadInput, match=f"data.trouble slow-labels: profile '{name}' (is unknown|cannot be read)"):
+        experiment({"piece": "slow-labels", "profile": name})
 
 
 def test_kinds_have_clients_of_their_own():

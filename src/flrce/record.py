@@ -19,6 +19,7 @@ class Record:
     clients: int = 0  # M: rows in the roster
     rejected: Mapping[str, str] = field(default_factory=dict)  # client -> reason
     flagged: Mapping[str, str] = field(default_factory=dict)  # client that counted -> what is odd about its update
+    doubted: Mapping[str, float] = field(default_factory=dict)  # client that counted less -> share of its weight left
     ages: Mapping[str, int] = field(default_factory=dict)  # client that counted -> rounds its reply is old, if any
     conflicts: float = 0.0  # mean number of conflicting peers (Algorithm 3)
     votes: float = 0.0  # the same among clients that are not flagged, scaled to all

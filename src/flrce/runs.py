@@ -25,7 +25,7 @@ from flrce.parts import Parts, device_of, handed_back, materials, named, parts, 
 from flrce.pieces import Recipe
 from flrce.store.checkpoint import write_through
 from flrce.store.ledger import Ledger, refuse_unless_new
-from flrce.store.notes import notes, sweep_of, unreachable
+from flrce.store.notes import notes, sweep_of, unjudged, unreachable
 from flrce.store.summary import summarise
 from flrce.types import Round, State
 
@@ -73,13 +73,17 @@ def run(
     return _complete(parts(experiment, data, model), experiment, out, resume, watch)
 
 
-def warn(experiment: Experiment) -> str:
-    """What is known to come to nothing before a run is begun: a stop rule that cannot act; said once and returned."""
+def warn(experiment: Experiment) -> tuple[str, ...]:
+    """What is known to come to nothing before a run is begun: a stop rule or an aggregator that cannot act.
+
+    Said once and returned.
+    """
     recipe = experiment.build_recipe()
     sweep = sweep_of(recipe, experiment.clients)
-    found = unreachable(recipe.stop, experiment.rounds, experiment.engine.eval_every, sweep)
-    if found:
-        _said(found)
+    late = unreachable(recipe.stop, experiment.rounds, experiment.engine.eval_every, sweep)
+    found = tuple(note for note in (late, unjudged(recipe, experiment.clients)) if note)
+    for note in found:
+        _said(note)
     return found
 
 

@@ -57,7 +57,7 @@ class Data(Section):
         kinds = tuple(piece("trouble", wanted, "data") for wanted in self.trouble or ())
         for kind in kinds:
             if isinstance(kind, SlowLabels):
-                profile(kind.profile)
+                profile(kind.profile, "data.trouble slow-labels: profile")
         return kinds
 
     def how(self) -> dict[str, Any]:

@@ -151,6 +151,13 @@ class TellsLabels(Protocol, metaclass=Known):
 
 
 @runtime_checkable
+class Doubts(Protocol, metaclass=Known):
+    """An aggregator that takes weight from some replies: the share that each of the round observed last has left."""
+
+    def left(self, memory: Any) -> Sequence[float]: ...
+
+
+@runtime_checkable
 class MeasuresHeadway(Protocol, metaclass=Known):
     """An average that knows which way the rounds went: the headway of the round that it observed last."""
 

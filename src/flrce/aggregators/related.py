@@ -10,7 +10,7 @@ It is no defence against clients that work together: liars who agree are each ot
 a class looks like noise.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -38,6 +38,7 @@ class Kinship:
     W: Tensor = field(metadata={"rows": True})  # (M, sketch) the model that it started from then
     R: Tensor = field(metadata={"rows": True, "fill": NEVER})  # (M,) round of that update
     kin: Tensor = field(metadata={"rows": True})  # (M,) running mean of its kin
+    left: tuple[float, ...] = ()  # of the last round's replies: the share of its weight that each kept
 
 
 @dataclass(frozen=True)
@@ -74,28 +75,34 @@ class RelatedMean:
 
     def trust(self, w: Tensor, updates: Updates, memory: Kinship) -> Tensor:
         """(P,) from 0 to 1: how much of its weight each reply keeps; 1 for all where nobody would count."""
-        v, start, length = self._sketched(w, updates, memory)
-        kin = self._kin(v, updates.k, memory)
+        return self._trust(*self._sketched(w, updates, memory), updates.k, memory)
+
+    def _trust(self, v: Tensor, start: Tensor, length: Tensor, k: Tensor, memory: Kinship) -> Tensor:
+        kin = self._kin(v, k, memory)
         heard = memory.R > NEVER
-        heard[updates.k] = True
+        heard[k] = True
         everyone = memory.kin.clone()
-        everyone[updates.k] = kin
+        everyone[k] = kin
         usual = float(everyone[heard].median())
         trust = torch.ones(len(kin), dtype=torch.float64)
         if int(heard.sum()) > FEW * self.kin and usual > 0:
             trust = (kin.double() / (self.level * usual)).clamp(0, 1) ** self.power
-        before = memory.R[updates.k] > NEVER
-        copied = before & (torch.nn.functional.cosine_similarity(v, start - memory.W[updates.k], dim=1) >= self.copies)
+        before = memory.R[k] > NEVER
+        copied = before & (torch.nn.functional.cosine_similarity(v, start - memory.W[k], dim=1) >= self.copies)
         trust = trust.where(~copied & (length > NOTHING * length.median()), 0.0)
         return trust if bool((trust > 0).any()) else torch.ones_like(trust)
 
     def observe(self, memory: Kinship, event: Event) -> Kinship:
         m, k = memory, event.updates.k
         sent = event.updates.sent
-        v, start, _ = self._sketched(event.w if sent is None else sent, event.updates, m)
+        v, start, length = self._sketched(event.w if sent is None else sent, event.updates, m)
+        left = tuple(round(share, 4) for share in self._trust(v, start, length, k, m).tolist())
         m.kin[k] = self._kin(v, k, m)
         m.V[k], m.W[k], m.R[k] = v, start.expand(len(k), -1), event.t
-        return m
+        return replace(m, left=left)
+
+    def left(self, memory: Kinship) -> tuple[float, ...]:
+        return memory.left
 
     def _kin(self, v: Tensor, k: Tensor, m: Kinship) -> Tensor:
         """(P,) the running means with this round's updates in them."""

@@ -68,7 +68,7 @@ def run(
             assert place is not None
             summary = aggregate = runs.run_seeds(exp, many, place, resume, lambda s, d: progress(d, f"{name} seed {s}"))
     _tell(exp, name, summary, aggregate, place, as_json)
-    for note in (note for note in notes if note != runs.warn(exp)):  # that was said before
+    for note in (note for note in notes if note not in runs.warn(exp)):  # those were said before
         print(f"note: {note}", file=sys.stderr)
     if str(summary.get("stopped", "")).startswith("abandoned"):
         raise Unfinished(f"{summary['stopped']}; {remedy(summary, notes, place)}")

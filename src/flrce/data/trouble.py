@@ -249,7 +249,8 @@ def _with(fleet: Shared, **changed: Any) -> Shared:
 
 def _classes(source: Source, what: str) -> int:
     if source.kind != "classes" or len(source.classes) < 2:
-        raise BadInput(f"data.trouble {what} is about classes, {source.name} has {source.kind}; drop it")
+        has = "a single class" if source.kind == "classes" else source.kind
+        raise BadInput(f"data.trouble {what} is about classes, {source.name} has {has}; drop it")
     return len(source.classes)
 
 

@@ -85,16 +85,16 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")))
 
 
-def profile(name: str) -> Profile:
-    """A shipped profile by name, or a TOML file of one's own by path."""
+def profile(name: str, where: str = "fleet.profile") -> Profile:
+    """A shipped profile by name, or a TOML file of one's own by path; `where` it is named, for complaints."""
     if name.endswith(".toml"):
         try:
             text = Path(name).read_text()
         except (OSError, ValueError) as why:
-            raise BadInput(f"fleet.profile {name!r} cannot be read: {why}; give a shipped name or a TOML file") from why
-        return _read(name, text)
+            raise BadInput(f"{where} {name!r} cannot be read: {why}; give a shipped name or a TOML file") from why
+        return _read(name, text, where)
     if name not in profile_names():
-        raise BadInput(f"fleet.profile {name!r} is unknown; {nearest(name, profile_names())}, or a file name.toml")
+        raise BadInput(f"{where} {name!r} is unknown; {nearest(name, profile_names())}, or a file name.toml")
     return _shipped(name)
 
 
@@ -103,13 +103,11 @@ def _shipped(name: str) -> Profile:
     return _read(name, (resources.files("flrce") / "fleet" / "profiles" / f"{name}.toml").read_text())
 
 
-def _read(name: str, text: str) -> Profile:
+def _read(name: str, text: str, where: str = "fleet.profile") -> Profile:
     try:
         return Profile(name, **{key: figure["value"] for key, figure in tomllib.loads(text).items()})
     except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as why:
-        raise BadInput(
-            f"fleet.profile {name!r} is malformed ({why}); copy a shipped one and change its values"
-        ) from why
+        raise BadInput(f"{where} {name!r} is malformed ({why}); copy a shipped one and change its values") from why
 
 
 def fleet(

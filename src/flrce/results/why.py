@@ -1,5 +1,6 @@
 """Why a run went as it did, in sentences with the numbers: a round, a client, the stop."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,6 +79,9 @@ def why_round(run: Run, t: int) -> Answer:
     if h.flagged:
         told = "; ".join(f"{clean(client)}: {clean(reason)}" for client, reason in h.flagged.items())
         answer.say(f"Counted, but looked odd: {told}.", flagged=dict(h.flagged))
+    if h.doubted:
+        told = ", ".join(f"{clean(client)} ({share:.2g})" for client, share in h.doubted.items())
+        answer.say(f"Counted less, by the share of its weight that each kept: {told}.", doubted=dict(h.doubted))
     if h.outcome != "committed":
         answer.say(f"The round was {h.outcome}" + (f": {h.stop}." if h.stop else "."))
         return answer
@@ -159,6 +163,11 @@ def _in_round(run: Run, k: int, h: Record, answer: Answer) -> None:
         )  # fmt: skip
     if reason := h.rejected.get(run.roster[k]):
         answer.say(f"Its reply did not count: {clean(reason)}.", rejected=reason)
+    if odd := h.flagged.get(run.roster[k]):
+        answer.say(f"Its update looked odd: {clean(odd)}.", flagged=odd)
+    if run.roster[k] in h.doubted:
+        share = h.doubted[run.roster[k]]
+        answer.say(f"Its reply counted with {share:.2g} of its weight.", doubted=share)
 
 
 def _overall(run: Run, k: int, answer: Answer) -> None:
@@ -174,6 +183,7 @@ def _overall(run: Run, k: int, answer: Answer) -> None:
     lost = [(h.t, h.rejected[name]) for h in rounds if name in h.rejected]
     if lost:
         answer.say(f"{len(lost)} replies did not count, last in round {lost[-1][0]}: {clean(lost[-1][1])}.", lost=lost)
+    _doubts(run, name, rounds, answer)
     cost = {key: values[0] for key, values in client_costs(run, [k]).items()}
     answer.say(
         f"It spent {cost['joules'] + cost['joules_wasted']:.4g} J ({cost['joules_wasted']:.4g} wasted) and "
@@ -193,6 +203,23 @@ def _overall(run: Run, k: int, answer: Answer) -> None:
     if final is not None:
         told = f"How much it agrees with the others now: {final.told(k)}."
         answer.say(told, H=float(final.H[k]), rank=final.rank[k])
+
+
+def _doubts(run: Run, name: str, rounds: Sequence[Record], answer: Answer) -> None:
+    """What was odd about a client's updates, and what became of their weight."""
+    odd = [(h.t, h.flagged[name]) for h in rounds if name in h.flagged]
+    if odd:
+        answer.say(f"{len(odd)} of its updates looked odd, last in round {odd[-1][0]}: {clean(odd[-1][1])}.", odd=odd)
+    doubted = [(h.t, h.doubted[name]) for h in rounds if name in h.doubted]
+    if doubted:
+        came = sum(name in h.replied for h in rounds)
+        mean = float(np.mean([share for _, share in doubted]))
+        piece = type(run.recipe.aggregator).__name__ if run.recipe else "the aggregator"
+        answer.say(
+            f"{len(doubted)} of its {came} replies counted less ({piece}): {mean:.2g} of their weight was left on "
+            f"average, {doubted[-1][1]:.2g} in round {doubted[-1][0]}.",
+            doubted=doubted,
+        )
 
 
 def _peers(run: Run, k: int, t: int | None, answer: Answer) -> None:

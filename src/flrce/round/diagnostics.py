@@ -3,12 +3,13 @@
 Nothing here changes the run; stop rules and reports read it from the record.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flrce.linalg import conflicts, consensus, gram
 from flrce.pieces import Recipe
 from flrce.round.trust import flags, silenced, votes
-from flrce.traits import MeasuresHeadway, MeasuresWay, holder
+from flrce.traits import Doubts, MeasuresHeadway, MeasuresWay, holder
 from flrce.types import Event, Record, State
 
 
@@ -25,11 +26,15 @@ def diagnosed(record: Record, recipe: Recipe, state: State, after: State, event:
     headway = None
     if isinstance(recipe.average, MeasuresHeadway):
         headway = recipe.average.headway(after.memory["average"])
+    left: Sequence[float] = ()
+    if isinstance(recipe.aggregator, Doubts):
+        left = recipe.aggregator.left(after.memory["aggregator"])
     return replace(
         record,
         conflicts=conflicts(G),
         consensus=consensus(G, updates.n),
         headway=headway,
         flagged=odd,
+        doubted={client: share for client, share in zip(record.replied, left, strict=False) if share < 1},
         votes=votes(G, record.replied, silenced(state.history, odd)),
     )

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from flrce.aggregators.related import FEW, RelatedMean
 from flrce.pieces import Recipe, StopRule
 from flrce.selectors.turns import InTurn
 from flrce.stops.budget import AnyOf, Patience
@@ -136,6 +137,17 @@ def unreachable(stop: Any, T: int, eval_every: int = 1, sweep: float | None = No
                 f"the stop rule ({type(rule).__name__}) acts from round {at} on, so it cannot end a run of {T} rounds"
             )
     return ""
+
+
+def unjudged(recipe: Recipe, M: int) -> str:
+    """Whether a fleet is too small for its aggregator to tell who has no kin."""
+    least = FEW * recipe.aggregator.kin if isinstance(recipe.aggregator, RelatedMean) else 0
+    if least < M:
+        return ""
+    return (
+        f"the aggregator (related) compares clients once it has heard from more than {least}, and there are {M}: it "
+        "leaves out copies and zeros, but wrong labels and noise count in full; lower its kin"
+    )
 
 
 def rules(stop: Any) -> Iterator[Any]:
