@@ -109,8 +109,8 @@ def write_gguf(path: Path, w: dict[str, torch.Tensor], **more: object) -> Path:
 
 def _renamed(name: str) -> str:
     outside = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    if name in outside:
-        return outside[name]
+    if name in outside or name == "rope_freqs.weight":
+        return outside.get(name, name)
     _, _, i, rest = name.split(".", 3)
     return f"blk.{i}.{GGUF_NAMES[rest.removesuffix('.weight')]}.weight"
 

@@ -104,6 +104,8 @@ def test_targets_and_ranks_are_checked(folder):
         adapt(load(folder), targets="w_proj")
     with pytest.raises(BadInput, match="rank = 0"):
         adapt(load(folder), rank=0)
+    with pytest.raises(BadInput, match="targets names no layer"):
+        adapt(load(folder), targets=[])
     only = adapt(load(folder), 2, targets="layers.1.*.q_proj")
     assert [n for n, m in only.named_modules() if isinstance(m, LoRA)] == ["layers.1.self_attn.q_proj"]
 

@@ -40,6 +40,7 @@ BAD = [
     ("model.name=cnn-cifra", "model.name = 'cnn-cifra': did you mean 'cnn-cifar'?"),
     ("model.name=':'", "model.name = ':': write"),
     ("model.options=3", "model.options = 3: should be a valid dictionary"),
+    ("model.options={alpha=nan}", "model.options.alpha = nan: should be a valid boolean or a valid integer or a"),
     ("seed=18446744073709551616", "seed = an integer of 65 bits: should be less than or equal to 9223372036854775807"),
     ("train.epochs=1000000000", "train.epochs = 1000000000: should be less than or equal to 10000"),
     ("engine.workers=1000000", "engine.workers = 1000000: should be less than or equal to 1024"),

@@ -4,15 +4,18 @@ import json
 import math
 import struct
 from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from flrce.errors import BadInput
-from flrce.formats.bpe import GPT2, PATTERNS, Tokenizer, words
+from flrce.formats.bpe import GPT2, PATTERNS, Tokenizer, merged, words
 from flrce.formats.gguf import Gguf
 from flrce.formats.language import opened
 from flrce.formats.quants import QUANTS, dequantised
@@ -26,8 +29,8 @@ def files(tmp_path_factory):
     return write_folder(folder / "hf", w), write_gguf(folder / "tiny.gguf", w), w
 
 
-def by_the_book(w, ids):
-    """A Llama in loops over positions and heads, in float64."""
+def by_the_book(w, ids, slowed=(1.0,) * 8):
+    """A Llama in loops over positions and heads, in float64; rotary frequencies are divided by `slowed`."""
     w = {name: tensor.double().numpy() for name, tensor in w.items()}
     width, heads, kv = SIZES["width"], SIZES["heads"], SIZES["kv_heads"]
     head, n = width // heads, len(ids)
@@ -39,7 +42,7 @@ def by_the_book(w, ids):
         half = head // 2
         out = np.empty(head)
         for i in range(half):
-            a = p * THETA ** (-2 * i / head)
+            a = p * THETA ** (-2 * i / head) / slowed[i]
             out[i] = v[i] * math.cos(a) - v[i + half] * math.sin(a)
             out[i + half] = v[i + half] * math.cos(a) + v[i] * math.sin(a)
         return out
@@ -77,6 +80,32 @@ def test_the_forward_pass_is_the_definition(files):
     np.testing.assert_allclose(got[0].detach().double().numpy(), expected, atol=2e-4)
     last = load(folder, every=False)(torch.tensor([ids]))
     torch.testing.assert_close(last[0], got[0, -1])
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def test_stretched_positions_are_read_in_both_forms(tmp_path, files):
+    """Heads of 16 numbers, so frequencies 1, 10^-.5, .1, ...: in 64 positions 10.2, 3.22 and 1.02 turns, then fewer.
+
+    Pairs of 4 turns or more stay, those of 1 or fewer are 8 times slower, and 3.22 lies .740 of the way between.
+    """
+    expected = [1.0, 1 / (0.74036 + 0.25964 / 8), 1 / (0.00620 + 0.99380 / 8), *[8.0] * 5]
+    ids = [5, 80, 3, 260, 17, 80]
+    for rope, slowed in ((LLAMA3, expected), ({"type": "linear", "factor": 2.5}, [2.5] * 8)):
+        folder = write_folder(tmp_path / str(len(rope)), files[2])
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": rope}))
+        np.testing.assert_allclose(opened(folder).sizes.slowed, slowed, rtol=1e-3)
+        got = load(folder)(torch.tensor([ids]))[0].double().numpy()
+        np.testing.assert_allclose(got, by_the_book(files[2], ids, opened(folder).sizes.slowed), atol=2e-4)
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.5}
+    assert opened(write_gguf(tmp_path / "a.gguf", files[2], **linear)).sizes.slowed == (2.5,) * 8
+    listed = write_gguf(tmp_path / "b.gguf", {**files[2], "rope_freqs.weight": torch.tensor(expected)})
+    np.testing.assert_allclose(opened(listed).sizes.slowed, expected, rtol=1e-6)
 
 
 def test_both_forms_hold_the_same_model(files):
@@ -184,6 +213,38 @@ def test_words_and_merges_by_hand(files):
     assert words("I'll  go\n now", (GPT2,)) == ["I", "'ll", " ", " go", "\n", " now"]
 
 
+@given(st.data())
+@settings(deadline=None, max_examples=100)
+def test_merging_is_lowest_rank_first_whatever_the_order(data):
+    """Against the definition, which looks through all pairs before every merge."""
+    letters, pairs = ["a", "b", "c"], []
+    for _ in range(data.draw(st.integers(0, 10))):
+        pair = data.draw(st.tuples(st.sampled_from(letters), st.sampled_from(letters)))
+        if pair not in pairs:
+            pairs.append(pair)
+            letters.append("".join(pair))
+    ranks = {pair: i for i, pair in enumerate(data.draw(st.permutations(pairs)))}
+    word = data.draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=20))
+    plain = list(word)
+    while found := [(ranks[pair], i) for i, pair in enumerate(pairwise(plain)) if pair in ranks]:
+        at = min(found)[1]
+        plain[at : at + 2] = ["".join(plain[at : at + 2])]
+    assert merged(word, ranks) == plain
+
+
+def test_a_word_without_end_takes_no_age():
+    """A hundred thousand letters without a space, as base64 has them: 5e9 comparisons if every merge looked at all."""
+    tokenizer = Tokenizer((*alphabet(), "aa", "aaaa"), (("a", "a"), ("aa", "aa")))
+    assert len(tokenizer.encode("a" * 100_000)) == 25_000
+
+
+def test_a_word_that_is_a_token_may_be_taken_whole():
+    """Llama 3's rule (ignore_merges): "abc" is a token that no merges lead to."""
+    plain = Tokenizer((*alphabet(), "bc", "abc"), (("b", "c"),))
+    assert [plain.tokens[i] for i in plain.encode("abc")] == ["a", "bc"]
+    assert replace(plain, whole=True).encode("abc") == [257]
+
+
 @given(st.text(max_size=60))
 @settings(deadline=None, max_examples=60)
 def test_any_text_comes_back(text):
@@ -224,7 +285,13 @@ def test_damaged_files_never_raise_anything_else(files, tmp_path):
         ({"num_attention_heads": 7}, "no grouping"),
         ({"num_hidden_layers": 3}, "layers.2.input_layernorm.weight is missing"),
         ({"vocab_size": 7}, "has shape (288, 64)"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "scales its rotary positions"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "factor = None of its rotary positions"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "scales its rotary positions by 'yarn'"),
+        ({"rope_scaling": [2]}, "must be a table"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotates only part"),
+        ({"hidden_act": "gelu"}, "another activation than silu"),
+        ({"quantization_config": {"bits": 4}}, "quantised weights"),
+        ({"rms_norm_eps": 10**30}, "eps = "),
     ],
 )
 def test_folders_that_are_no_llama_are_refused(tmp_path, change, told):
@@ -234,6 +301,44 @@ def test_folders_that_are_no_llama_are_refused(tmp_path, change, told):
     with pytest.raises(BadInput, match="hf") as why:
         load(folder)
     assert told in str(why.value)
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path, files):
+    """Read without a word they would make every loss NaN, and packed bytes would be taken for weights."""
+    name = "model.layers.1.mlp.up_proj.weight"
+    for value, told in ((math.nan, "holds NaN"), (math.inf, "or infinity"), (None, "is of I8")):
+        spoilt = files[2][name].clone() if value is not None else files[2][name].to(torch.int8)
+        if value is not None:
+            spoilt[3, 2] = value
+        folder = write_folder(tmp_path / told[-4:], {**files[2], name: spoilt})
+        with pytest.raises(BadInput, match=f"{name} .*{told}"):
+            load(folder)
+
+
+def test_a_folder_s_files_are_those_that_huggingface_would_read(tmp_path, files):
+    w = files[2]
+    folder = write_folder(tmp_path / "m", w)
+    save_file({name: x + 1 for name, x in w.items()}, folder / "zz.safetensors")  # of another making
+    assert torch.equal(load(folder).norm.weight, w["model.norm.weight"])
+    assert load(folder).provision == (folder / "model.safetensors").stat().st_size
+    (folder / "model.safetensors").unlink()
+    names, index = sorted(w), folder / "model.safetensors.index.json"
+    shards = {"a.safetensors": names[:7], "b.safetensors": names[7:]}
+    for file, some in shards.items():
+        save_file({name: w[name] for name in some}, folder / file)
+    index.write_text(json.dumps({"weight_map": {name: file for file, some in shards.items() for name in some}}))
+    assert all(torch.equal(opened(folder).tensor(name), w[name]) for name in w)
+    for wrong in ({"x": "c.safetensors"}, {"x": "../m/a.safetensors"}, {"x": 3}, [1], None):
+        index.write_text(json.dumps({"weight_map": wrong}))
+        with pytest.raises(BadInput, match=r"index.json (names|has no weight_map)"):
+            opened(folder)
+
+
+def test_a_count_of_key_heads_may_be_left_empty(tmp_path):
+    folder = write_folder(tmp_path, weights(kv_heads=SIZES["heads"]))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_key_value_heads": None}))
+    assert opened(folder).sizes.kv_heads == SIZES["heads"]
 
 
 def test_other_mistakes_name_the_remedy(tmp_path, files):

@@ -102,6 +102,17 @@ def test_options_reach_the_network():
         ("resnet-8", SERIES, 0, {}, "takes images, the data has series"),
         ("cnn-cifar", (3, 28, 28), 0, {}, r"wants samples of shape \(3, 32, 32\)"),
         ("logistic", TABLE, 0, {"hidden": 3}, "it has none"),
+        ("gpt", TEXT, 20, {"layers": 2.5}, "model.options.layers = 2.5: should be a valid integer"),
+        ("mlp", TABLE, 0, {"hidden": 0}, "model.options.hidden = 0: should be greater"),
+        ("llama", TEXT, 20, {"rank": 4.5}, "model.options.rank = 4.5: should be a valid integer"),
+        ("llama", TEXT, 20, {"rank": "4"}, "model.options.rank = '4': should be a valid integer"),
+        ("llama", TEXT, 20, {"rank": 4097}, "model.options.rank = 4097: should be less"),
+        ("llama", TEXT, 20, {"alpha": 0}, "model.options.alpha = 0: should be greater than 0"),
+        ("llama", TEXT, 20, {"targets": 3}, "model.options.targets = 3: should be a valid string or a valid list"),
+        ("llama", TEXT, 20, {"dtype": "float16"}, "model.options.dtype = 'float16': should be 'float32' or 'bfloat16'"),
+        ("llama", TEXT, 20, {"recompute": "no"}, "model.options.recompute = 'no': should be a valid boolean"),
+        ("llama", TEXT, 20, {"seeds": 10**11}, "model.options.seeds = 100000000000: should be less"),
+        ("llama", TEXT, 20, {"path": ""}, "model.options.path = '': should be text of at least 1 character"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_in_one_line(name, shape, vocabulary, options, match):

@@ -102,7 +102,8 @@ def explained(error: ValidationError) -> str:
     mine = [p for p in problems if p["loc"][:1] == problems[0]["loc"][:1]]
     if mine[0]["type"] == "missing":
         return f"{field} is missing; give it"
-    rules = dict.fromkeys(p["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for p in mine)
+    texts = [p["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for p in mine]
+    rules = dict.fromkeys(text.replace("String should have", "text of") for text in texts)
     return f"{field} = {shown(mine[0]['input'])}: should be {' or '.join(rules)}"
 
 

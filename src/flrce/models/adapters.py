@@ -46,12 +46,14 @@ def adapt(
 
     Targets are last names of layers, or patterns of whole ones: "q_proj", "layers.2*.mlp.*".
     """
-    wanted = [each.strip() for each in targets.split(",")] if isinstance(targets, str) else list(targets)
+    wanted = [each.strip() for each in (targets.split(",") if isinstance(targets, str) else targets)]
     if not 1 <= rank <= 4096 or not alpha > 0:
         raise BadInput(
             f"rank = {rank} and alpha = {alpha}: an adapter needs a rank from 1 to 4096 and an alpha above 0"
         )
     linear = {name: layer for name, layer in net.named_modules() if _linear(layer)}
+    if not wanted:
+        raise BadInput("targets names no layer; give last names of linear layers, such as q_proj,v_proj")
     net.requires_grad_(False)
     for target in wanted:
         here = [name for name in linear if name.rpartition(".")[2] == target or fnmatchcase(name, target)]

@@ -4,7 +4,6 @@ The weights are read once in a process and shared by every copy of the network: 
 base. They never travel; what trains is what is put beside them (models/adapters.py).
 """
 
-import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -49,14 +48,15 @@ class Attention(nn.Module):
 
     def __init__(self, sizes: Sizes, weights: dict[str, Tensor]) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head, self.theta = sizes.heads, sizes.kv_heads, sizes.head, sizes.theta
+        self.heads, self.kv_heads, self.head = sizes.heads, sizes.kv_heads, sizes.head
+        self.theta, self.slowed = sizes.theta, sizes.slowed
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
             Weight(weights[f"self_attn.{name}_proj.weight"]) for name in "qkvo"
         )
 
     def forward(self, x: Tensor) -> Tensor:
         N, L, _ = x.shape
-        turn = rotation(L, self.head, self.theta, x.device)
+        turn = rotation(L, self.head, self.theta, x.device, self.slowed)
         q = rotated(self.q_proj(x).view(N, L, self.heads, self.head), turn)
         k = rotated(self.k_proj(x).view(N, L, self.kv_heads, self.head), turn)
         v = self.v_proj(x).view(N, L, self.kv_heads, self.head)
@@ -138,10 +138,14 @@ def within(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 @lru_cache(maxsize=16)
-def rotation(L: int, head: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotation(
+    L: int, head: int, theta: float, device: torch.device, slowed: tuple[float, ...] = ()
+) -> tuple[Tensor, Tensor]:
     """(L, 1, head) cosines and sines of position times frequency (Su et al. 2021), as HuggingFace lays them out."""
     with torch.inference_mode(False):
         frequency = theta ** (-torch.arange(0, head, 2, dtype=torch.float32, device=device) / head)
+        if slowed:
+            frequency = frequency / torch.tensor(slowed, device=device)
         angle = torch.arange(L, dtype=torch.float32, device=device)[:, None] * frequency
         angle = torch.cat([angle, angle], -1)[:, None]
         return angle.cos(), angle.sin()
@@ -159,7 +163,7 @@ def load(path: Path | str, dtype: str = "float32", every: bool = True, recompute
     if dtype not in DTYPES:
         raise BadInput(f"dtype = {dtype!r}: {nearest(str(dtype), DTYPES)}")
     where = located(path)
-    stamp = os.stat(where).st_mtime_ns if where.exists() else 0
+    stamp = max((file.stat().st_mtime_ns for file in (where, *where.glob("*.*")) if file.exists()), default=0)
     sizes, weights, size = _weights(where, stamp, dtype)
     net = Llama(sizes, weights, every, recompute)
     net.provision = size
@@ -169,5 +173,12 @@ def load(path: Path | str, dtype: str = "float32", every: bool = True, recompute
 @lru_cache(maxsize=2)
 def _weights(path: Path, stamp: int, dtype: str) -> tuple[Sizes, dict[str, Tensor], int]:
     language = opened(path)
-    weights = {name: language.tensor(name).to(DTYPES[dtype]) for name in language.sizes.shapes()}
+    weights = {name: _sound(language.tensor(name), name, path).to(DTYPES[dtype]) for name in language.sizes.shapes()}
     return language.sizes, weights, language.nbytes
+
+
+def _sound(weight: Tensor, name: str, path: Path) -> Tensor:
+    """One number that is none would make every loss one."""
+    if not weight.isfinite().all():
+        raise BadInput(f"{path}: tensor {name} holds NaN or infinity; download it again")
+    return weight

@@ -1,19 +1,22 @@
 """Networks by name: the paper's CNNs (its refs. randdrop, hermes), and one or more for every kind of sample."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import nn
 
+from flrce.bounds import Positive, Text, settings
 from flrce.errors import BadInput, nearest
 from flrce.models.gpt import GPT
 from flrce.models.resnet import ResNet
 from flrce.models.sequences import Recurrent, Series
 
 Takes = Literal["images", "series", "tokens", "numbers"]
+Size = Annotated[int, Ge(1), Le(1 << 20)]  # of a layer, or how many there are
 
 
 def _cifar(classes: int, tanh: bool = False) -> nn.Sequential:
@@ -101,7 +104,7 @@ class Net:
 
     takes: Takes  # "numbers": of any shape
     make: Callable[..., nn.Module]
-    options: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)  # name -> type, with its bounds
 
 
 def _linear(need: Need) -> nn.Sequential:
@@ -117,7 +120,7 @@ def _recurrent(cell: Literal["lstm", "gru"]) -> Net:
     def make(need: Need, **more: int) -> nn.Module:
         return Recurrent(need.vocabulary, need.outputs, need.every, cell, **more)
 
-    return Net("tokens", make, ("embedding", "width", "layers"))
+    return Net("tokens", make, {"embedding": Size, "width": Size, "layers": Size})
 
 
 def _efficientnet(need: Need, **more: Any) -> nn.Module:
@@ -133,7 +136,7 @@ def _gpt(need: Need, **more: int) -> nn.Module:
 
 
 def _llama(
-    need: Need, path: str = "smollm2", rank: int = 8, alpha: float = 16.0, targets: str = "q_proj,v_proj",
+    need: Need, path: str = "smollm2", rank: int = 8, alpha: float = 16.0, targets: str | list[str] = "q_proj,v_proj",
     dtype: str = "float32", recompute: bool = False, seeds: int = 0,
 ) -> nn.Module:  # fmt: skip
     from flrce.models.adapters import adapt
@@ -153,16 +156,19 @@ def _llama(
 
 NARROW, WIDE = (16, 32, 64), (64, 128, 256, 512)
 NETS: dict[str, Net] = {
-    "mlp": Net("numbers", lambda need, hidden=64: _mlp(need.shape, need.outputs, hidden), ("hidden",)),
+    "mlp": Net("numbers", lambda need, hidden=64: _mlp(need.shape, need.outputs, hidden), {"hidden": Size}),
     "logistic": Net("numbers", _linear), "linear": Net("numbers", _linear),
     "resnet-8": _resnet(NARROW, 1, "group"), "resnet-8-bn": _resnet(NARROW, 1, "batch"),
     "resnet-20": _resnet(NARROW, 3, "group"), "resnet-20-bn": _resnet(NARROW, 3, "batch"),
     "resnet-18": _resnet(WIDE, 2, "group"), "resnet-18-bn": _resnet(WIDE, 2, "batch"),
-    "efficientnet-lite0": Net("images", _efficientnet, ("size", "frozen", "signed")),
-    "cnn-1d": Net("series", lambda need, **more: Series(need.shape[0], need.outputs, **more), ("width",)),
+    "efficientnet-lite0": Net("images", _efficientnet, {"size": Size, "frozen": bool, "signed": bool}),
+    "cnn-1d": Net("series", lambda need, **more: Series(need.shape[0], need.outputs, **more), {"width": Size}),
     "lstm": _recurrent("lstm"), "gru": _recurrent("gru"),
-    "gpt": Net("tokens", _gpt, ("layers", "width", "heads")),
-    "llama": Net("tokens", _llama, ("path", "rank", "alpha", "targets", "dtype", "recompute", "seeds")),
+    "gpt": Net("tokens", _gpt, {"layers": Size, "width": Size, "heads": Size}),
+    "llama": Net("tokens", _llama, {
+        "path": Text, "rank": Annotated[int, Ge(1), Le(4096)], "alpha": Positive, "targets": Text | list[Text],
+        "dtype": Literal["float32", "bfloat16"], "recompute": bool, "seeds": Annotated[int, Ge(0), Le(1 << 20)],
+    }),
 }  # fmt: skip
 NAMES = ("auto", *CNNS, *NETS)
 
@@ -200,7 +206,7 @@ def build(
 
 def _check(name: str, need: Need, options: Mapping[str, Any]) -> None:
     """Refuses samples that the net cannot take, and options it does not have."""
-    known: tuple[str, ...] = ()
+    known: Mapping[str, Any] = {}
     if name in CNNS:
         wanted = CNNS[name][0]
         if need.vocabulary or wanted != need.shape:
@@ -216,3 +222,6 @@ def _check(name: str, need: Need, options: Mapping[str, Any]) -> None:
             raise BadInput(
                 f"model.options.{key} is no option of {name}; {nearest(key, known) if known else 'it has none'}"
             )
+    why, _ = settings(name, {key: (kind, None) for key, kind in known.items()}).checked(options)
+    if why:
+        raise BadInput(f"model.options.{why}")

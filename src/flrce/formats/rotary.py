@@ -1,0 +1,56 @@
+"""Rotary positions that were stretched for longer texts: what each frequency is divided by."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flrce.errors import BadInput, brief
+
+READ = "read are default, linear and llama3"
+
+
+def frequencies(head: int, theta: float) -> list[float]:
+    """theta ** (-2 i / head) of each pair of a head's numbers (Su et al. 2021)."""
+    return [theta ** (-2 * i / head) for i in range(head // 2)]
+
+
+def divisors(rope: Any, head: int, theta: float, where: Path) -> tuple[float, ...]:
+    """Of the table `rope_scaling` or `rope_parameters` of a config.json; () where nothing is stretched."""
+    if not isinstance(rope, Mapping):
+        raise BadInput(f"{where} says rope_scaling = {brief(rope, 40)}; it must be a table")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("partial_rotary_factor", 1) != 1:
+        raise BadInput(f"{where} rotates only part of each head; use a plain llama model")
+    if kind == "default":
+        return ()
+    if kind == "linear":
+        return (_number(rope, "factor", where),) * (head // 2)
+    if kind != "llama3":
+        raise BadInput(f"{where} scales its rotary positions by {brief(kind, 30)!r}; {READ}")
+    factor, low, high, context = (
+        _number(rope, key, where)
+        for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    if high <= low:
+        raise BadInput(f"{where} says high_freq_factor = {high:g}, low_freq_factor = {low:g}; the first must be larger")
+    found = []
+    for frequency in frequencies(head, theta):
+        turns = context * frequency / (2 * math.pi)  # in the context that the model was first trained with
+        kept = min(max((turns - low) / (high - low), 0.0), 1.0)  # fast pairs stay, slow ones are stretched by factor
+        found.append(1 / ((1 - kept) / factor + kept))
+    return tuple(found)
+
+
+def told(values: Sequence[float], head: int, where: Path) -> tuple[float, ...]:
+    """Divisors that a file lists one by one."""
+    if len(values) != head // 2 or not all(math.isfinite(value) and value > 0 for value in values):
+        raise BadInput(f"{where} has factors of rotary positions that do not fit heads of {head}; download it again")
+    return tuple(values)
+
+
+def _number(rope: Mapping[str, Any], key: str, where: Path) -> float:
+    value = rope.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise BadInput(f"{where} says {key} = {brief(value, 30)} of its rotary positions; it must be a number above 0")
+    return float(value)
