@@ -118,6 +118,16 @@ def test_groups_are_needed_for_group_partitions():
         federate(digits(), "by-group", 10, 0)
 
 
+def test_groups_are_codes_and_large_enough():
+    x, y = np.zeros((12, 3), np.float32), np.arange(12) % 2
+    named = Source("mine", x, y, ("a", "b"), np.array(["amy", "bob"] * 6))
+    with pytest.raises(BadInput, match="mine's group is <U3; give whole numbers from 0 on, and names in groups"):
+        federate(named, "given", 2, 0)
+    alone = Source("mine", x, y, ("a", "b"), np.array([0] * 11 + [1]))
+    with pytest.raises(BadInput, match='a group of mine has 1 samples; leave that group out, as partition = "natural"'):
+        federate(alone, "given", 2, 0, minimum=2)
+
+
 def test_arrays_of_one_s_own(tmp_path):
     x, y = np.random.rand(30, 4, 4), np.arange(30) % 3
     np.savez(tmp_path / "mine.npz", x=x, y=y, group=np.array(["amy", "bob", "cyd"] * 10))

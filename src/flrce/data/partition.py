@@ -95,7 +95,8 @@ def partition(source: Source, scheme: str, M: int, alpha: float, minimum: int, r
     if scheme in NATURAL:
         small = min(map(len, parts))
         if small < minimum:
-            raise BadInput(f"data.minimum = {minimum}, but a group of {source.name} has {small} samples; lower it")
+            remedy = "lower it" if small > 1 else 'leave that group out, as partition = "natural" does'
+            raise BadInput(f"data.minimum = {minimum}, but a group of {source.name} has {small} samples; {remedy}")
         return [rng.permutation(part) for part in parts]
     return [rng.permutation(part) for part in _top_up(parts, minimum, rng)]
 
@@ -117,7 +118,10 @@ def _top_up(parts: list[Index], minimum: int, rng: Generator) -> list[Index]:
 def _groups(source: Source, M: int) -> Index:
     if source.group is None:
         raise BadInput(f"data.partition by group needs groups, {source.name} has none; use dirichlet, quantity or iid")
-    count = int(source.group.max()) + 1
+    codes = np.asarray(source.group)
+    if codes.dtype.kind not in "iu":
+        raise BadInput(f"{source.name}'s group is {codes.dtype}; give whole numbers from 0 on, and names in groups")
+    count = int(codes.max()) + 1
     if count < M:
         raise BadInput(
             f"clients = {M}, but {source.name} has only {count} groups; lower clients or change data.partition"
