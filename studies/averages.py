@@ -4,7 +4,7 @@
     python studies/averages.py confirm                      what ours handed back in the runs that confirmed the stop
     python studies/averages.py fresh                        FedAvg's models in the headline's runs: ours minus last
     python studies/averages.py run --out DIR --data CACHE   paired runs on other seeds [--share 0/4] [--seconds 300]
-    python studies/averages.py table DIR                    their differences, with 95 % intervals
+    python studies/averages.py table DIR [--page docs/beyond.md]   their differences, with 95 % intervals; into the page
 
 Nothing else in a run depends on its average as long as nothing stops it: runs of one seed train the same models.
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from headline_tables import PLAN, read
+from headline_tables import PLAN, embed, markdown, read
 
 from flrce import runs
 from flrce.config import Experiment
@@ -87,7 +87,9 @@ def run(options: argparse.Namespace) -> None:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    texts = [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
+    texts += [gzip.decompress(path.read_bytes()).decode() for path in sorted(folder.glob("*.jsonl.gz"))]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -97,23 +99,34 @@ def interval(values: list[float]) -> tuple[float, float]:
     return float(np.mean(values)), half
 
 
-def table(folder: Path) -> None:
-    """Differences of the model handed back in points, paired by seed."""
+def table(folder: Path) -> str:
+    """Differences of the model handed back in points, paired by seed.
+
+    Cells of one data set and seed begin with the same rounds, so the last row (not in the plan) takes the mean of a
+    seed's cells, where it has all, for one observation.
+    """
     rows = rows_of(folder)
-    names = ("last", *ARMS)
-    pairs = (("ours", "last"), ("ours", "quarter"), ("ours", "average"), ("flrce", "average"))
-    head = ["cell", "seeds", *names, *(f"{a} - {b}" for a, b in pairs), *(f"{a} >= {b}" for a, b in pairs[2:])]
-    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    by_seed = {seed: [row for row in rows if row["seed"] == seed] for seed in sorted({row["seed"] for row in rows})}
+    whole = [mine for mine in by_seed.values() if {row["cell"] for row in mine} == set(CELLS)]
+    names, pairs = ("last", *ARMS), (("ours", "last"), ("ours", "quarter"), ("ours", "average"), ("flrce", "average"))
+    lines = [["cell", "runs", *names, *(f"{a} - {b}" for a, b in pairs), *(f"{a} >= {b}" for a, b in pairs[2:])]]
     for cell in [*CELLS, "all"]:
         mine = [row for row in rows if cell in (row["cell"], "all")]
         if len(mine) < 2:
             continue
-        told = [f"{100 * np.mean([row[name] for row in mine]):.1f}" for name in names]
-        for one, other in pairs:
-            mean, half = interval([100 * (row[one] - row[other]) for row in mine])
-            told.append(f"{mean:+.2f} ± {half:.2f}")
-        told += [share(sum(row[one] >= row[other] for row in mine), len(mine)) for one, other in pairs[2:]]
-        print(f"| {cell} | {len(mine)} | {' | '.join(told)} |")
+        levels = [f"{100 * np.mean([row[name] for row in mine]):.1f}" for name in names]
+        shares = [share(sum(row[one] >= row[other] for row in mine), len(mine)) for one, other in pairs[2:]]
+        lines.append([cell, len(mine), *levels, *(difference(mine, *pair) for pair in pairs), *shares])
+    if len(whole) > 1:
+        means = [{name: np.mean([row[name] for row in mine]) for name in names} for mine in whole]
+        gaps = [difference(means, *pair) for pair in pairs]
+        lines.append(["all, a seed's mean as one", len(whole), *[""] * len(names), *gaps, "", ""])
+    return markdown(lines)
+
+
+def difference(rows: list[dict[str, Any]], one: str, other: str) -> str:
+    mean, half = interval([100 * (row[one] - row[other]) for row in rows])
+    return f"{mean:+.2f} ± {half:.2f}"
 
 
 def share(k: int, n: int) -> str:
@@ -188,6 +201,7 @@ def main() -> None:
     ask.add_argument("phase", choices=["decide", "confirm", "fresh", "run", "table"])
     ask.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent.parent / "results" / "stop")
     ask.add_argument("--out", type=Path)
+    ask.add_argument("--page", type=Path)
     ask.add_argument("--data", type=Path)
     ask.add_argument("--share", default="0/1")
     ask.add_argument("--seconds", type=float, default=1e9)
@@ -196,8 +210,13 @@ def main() -> None:
         run(options)
     elif options.phase == "fresh":
         fresh()
+    elif options.phase == "table":
+        made = table(options.folder)
+        if options.page:
+            embed({"averages": made}, options.page)
+        print(made)
     else:
-        {"decide": decide, "confirm": confirm, "table": table}[options.phase](options.folder)
+        {"decide": decide, "confirm": confirm}[options.phase](options.folder)
 
 
 if __name__ == "__main__":

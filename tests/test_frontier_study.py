@@ -96,7 +96,7 @@ def test_the_page_has_the_headline_that_the_runs_give(tmp_path):
     assert made["headline-joules"].count("1.00 [1.00, 1.00]") == made["headline-joules"].count("\n") - 2  # the base
 
 
-def test_a_share_of_seeds_has_its_exact_interval(tmp_path, capsys):
+def test_a_share_of_seeds_has_its_exact_interval(tmp_path):
     # 10 of 10: the least share p with p^10 >= 0.025 is 0.6915; 1 of 2: 1 - sqrt(0.975) = 0.0126 to sqrt(0.975) = 0.9874
     assert averages.share(10, 10) == "10 of 10 [69, 100]"
     assert averages.share(1, 2) == "1 of 2 [1, 99]"
@@ -106,11 +106,36 @@ def test_a_share_of_seeds_has_its_exact_interval(tmp_path, capsys):
         {"cell": cell, "seed": 1, "last": 0.5, "average": 0.62, "quarter": 0.6, "ours": 0.63, "flrce": 0.65},
     ]
     (tmp_path / "averages-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    averages.table(tmp_path)
-    told = capsys.readouterr().out.splitlines()[2].split(" | ")
+    told = averages.table(tmp_path).splitlines()[2].split(" | ")
     assert told[:7] == [f"| {cell}", "2", "50.0", "61.0", "60.0", "62.0", "62.0"]
     assert told[9] == "+1.00 ± 0.00"  # ours minus the plain average
     assert told[-2:] == ["2 of 2 [16, 100]", "1 of 2 [1, 99] |"]
+
+
+def test_a_seed_counts_once_where_its_cells_are_one_observation(tmp_path):
+    """Ours is 2 and 4 points above the plain average on the mean of two seeds' cells: 3 ± 12.7 (t = 12.71, sd 1.41)."""
+    rows = [
+        {"cell": cell, "seed": seed, "last": 0.5, "average": 0.5, "quarter": 0.5, "ours": 0.5 + gain, "flrce": 0.5}
+        for seed, gain in ((600, 0.02), (601, 0.04))
+        for cell in averages.CELLS
+    ]
+    cut = {**rows[0], "seed": 602, "ours": 0.9}  # time ran out in its second cell
+    with gzip.open(tmp_path / "averages-0.jsonl.gz", "wt") as f:
+        f.writelines(json.dumps(row) + "\n" for row in [*rows, cut])
+    told = [line.split(" | ") for line in averages.table(tmp_path).splitlines()]
+    assert told[-1][:2] == ["| all, a seed's mean as one", "2"]
+    assert told[-1][9] == "+3.00 ± 12.71"
+    assert told[2][1] == "3"  # by cell, as planned, it counts
+    assert told[-2][1] == str(2 * len(averages.CELLS) + 1)
+
+
+def test_the_page_has_the_averages_that_the_runs_give():
+    root = Path(__file__).resolve().parent.parent
+    page = (root / "docs/beyond.md").read_text()
+    if averages.rows_of(root / "results/averages"):
+        assert f"<!-- averages -->\n{averages.table(root / 'results/averages')}<!-- end -->" in page
+    else:
+        assert "has not been run" in page[page.index("## The average") : page.index("## A selection")]
 
 
 @pytest.mark.parametrize("arm", averages.ARMS)
