@@ -52,22 +52,73 @@ def test_only_plain_pools_are_replaced():
     assert [type(layer) is Halve for layer in net] == [True, True, *[False] * 6]
 
 
-def test_a_relu_steps_behind_its_pool_in_sequences_only():
+class Seen(nn.ReLU):
+    """Notes how many values it was given."""
+
+    def forward(self, x):
+        self.seen = x.numel()
+        return super().forward(x)
+
+
+def test_a_relu_waits_for_its_pool_in_sequences_only(monkeypatch):
     class Own(nn.Module):
         def __init__(self):
             super().__init__()
-            self.relu, self.pool = nn.ReLU(), nn.MaxPool2d(2)
+            self.relu, self.pool = Seen(), nn.MaxPool2d(2)
 
         def forward(self, x):
             return self.pool(self.relu(x) - 1)
 
-    net = quicken(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.ReLU(), Own()))
-    assert [type(layer) for layer in net] == [Halve, nn.ReLU, nn.ReLU, Own]
-    assert type(net[3].relu) is nn.ReLU
-    assert type(net[3].pool) is Halve
-    x = torch.randn(1, 1, 8, 8)
-    plain = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.ReLU(), Own())
+    monkeypatch.setattr(nn, "ReLU", Seen)  # the class that waits
+    plain = nn.Sequential(Seen(), nn.MaxPool2d(2), Seen(), Own())
+    net, x = quicken(copy.deepcopy(plain)), torch.randn(1, 1, 8, 8)
     assert torch.equal(net(x), plain(x))
+    assert [net[0].seen, net[2].seen, net[3].relu.seen] == [16, 16, 16]
+    assert [plain[0].seen, plain[2].seen, plain[3].relu.seen] == [64, 16, 16]
+
+
+class Looks(nn.Module):
+    """A network that takes its sequence's layers one by one, or some of them together."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.layers = how, nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+
+    def forward(self, x):
+        if self.how == "slices":
+            early = self.layers[:2](x)
+            return early.mean((2, 3)) + self.layers[2:](early).mean((2, 3))
+        seen = []
+        for layer in self.layers:
+            x = layer(x)
+            seen.append(x.mean((2, 3)))
+        return seen[1] + seen[2]
+
+
+class Before(nn.Sequential):
+    """A ReLU that changes what its sequence is given, which others read."""
+
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.ReLU(inplace=True), nn.MaxPool2d(2)))
+
+    def forward(self, x):
+        x = x * 1
+        return self[0](x).mean((2, 3)) + x.mean((2, 3))
+
+
+def hooked(place, change):
+    net = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    net[place].register_forward_hook(lambda layer, given, out: change(out))
+    return net
+
+
+@pytest.mark.parametrize("net", [
+    Looks("one by one"), Looks("slices"), Before(), hooked(2, lambda out: 2 * out), hooked(1, lambda out: out - 1),
+    nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.MaxPool2d(2), nn.Flatten()),
+], ids=["one by one", "slices", "in place", "hooked pool", "hooked relu", "plain"])  # fmt: skip
+def test_whoever_looks_at_single_layers_sees_what_they_make(net):
+    x = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(quicken(copy.deepcopy(net))(x), net(x))
 
 
 @pytest.mark.parametrize(("name", "shape"), [("cnn-cifar", (3, 32, 32)), ("cnn-digits", (1, 8, 8))])

@@ -3,13 +3,15 @@
 Values and gradients are torch's, bit for bit: of equal values in a window the first in reading order gets the gradient.
 """
 
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from flrce.models.graph import hooked
+
 gate = torch.ops.aten.threshold_backward  # (g, x, 0): g where x > 0, else 0; far faster than torch.where
+FRESH = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)  # layers whose output nobody else holds
 
 
 class Halve(nn.MaxPool2d):
@@ -42,24 +44,44 @@ class _Halved(torch.autograd.Function):
         return torch.view_as_real(torch.complex(rows.sub_(right), right)).flatten(-2)  # interleaves the columns
 
 
-def quicken(net: nn.Module) -> nn.Module:
-    """Replace the net's 2 x 2 pools in place, and in plain sequences put a ReLU before one behind it.
+class Sequence(nn.Sequential):
+    """A sequence in which a ReLU waits until the pool behind it is done, and so sees a quarter of the values.
 
-    relu(max(x)) is max(relu(x)), and so are the gradients: the ReLU then sees a quarter of the values.
+    relu(max(x)) is max(relu(x)), and so are the gradients. Its layers stay where they are, for code that takes them one
+    by one.
     """
-    for module in list(net.modules()):
-        layers = module._modules
-        for name, layer in layers.items():
-            if _plain(layer):
-                layers[name] = Halve(2)
-        names = list(layers) if type(module) is nn.Sequential else []
-        for one, two in pairwise(names):
-            if type(layers[one]) is nn.ReLU and type(layers[two]) is Halve:
-                layers[one], layers[two] = layers[two], layers[one]
+
+    def forward(self, input: Any) -> Any:
+        waiting, before = None, None
+        for layer in self:
+            if waiting is not None and (type(layer) is not Halve or hooked(layer)):
+                input, waiting = waiting(input), None
+            if _waits(layer, before):
+                waiting = layer
+            else:
+                input = layer(input)
+            before = layer
+        return input if waiting is None else waiting(input)
+
+
+def _waits(layer: nn.Module, before: nn.Module | None) -> bool:
+    """Whether nobody sees what a layer makes of its input: of one that works in place, its input must be new."""
+    if type(layer) is not nn.ReLU or hooked(layer):
+        return False
+    return not layer.inplace or (type(before) in FRESH and not hooked(before))
+
+
+def quicken(net: nn.Module) -> nn.Module:
+    """The net, its 2 x 2 pools and its plain sequences by these classes from now on."""
+    for module in net.modules():
+        if _plain(module):
+            module.__class__ = Halve
+        elif type(module) is nn.Sequential:
+            module.__class__ = Sequence
     return net
 
 
-def _plain(layer: nn.Module | None) -> bool:
+def _plain(layer: nn.Module) -> bool:
     """Whether a layer is a pool of 2 x 2 tiles and nothing more."""
     if type(layer) is not nn.MaxPool2d or layer.return_indices or layer.ceil_mode:
         return False
