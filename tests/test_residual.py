@@ -215,8 +215,8 @@ def test_what_is_not_understood_says_why(meet, said):
 
 
 def test_what_a_trace_cannot_see_is_found_by_trying():
-    net = Odd(lambda a, b: a + b, hidden=True).train()  # traced as it trains, another network when it is judged
-    assert "in evaluation that its layers do not say" in why_none(net, (4,))
+    net = Odd(lambda a, b: a + b, hidden=True)  # another network when it is judged
+    assert "calls other layers in training than in evaluation" in why_none(net, (4,))
 
     class Detached(Odd):
         def forward(self, x: Tensor) -> Tensor:

@@ -323,7 +323,7 @@ def test_functional_dropout_is_left_to_the_trainer() -> None:
             return F.dropout(self.head(x.flatten(1)), 0.5, self.training)
 
     x, y = samples(None)
-    with pytest.raises(BadInput, match="mixes samples"):
+    with pytest.raises(BadInput, match="Drawn draws at random without a layer that says so"):
         Stack(Drawn(), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flrce.models.graph import hooked
+from flrce.models.tracing import hooked
 
 gate = torch.ops.aten.threshold_backward  # (g, x, 0): g where x > 0, else 0; far faster than torch.where
 FRESH = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)  # layers whose output nobody else holds
@@ -68,7 +68,7 @@ def _waits(layer: nn.Module, before: nn.Module | None) -> bool:
     """Whether nobody sees what a layer makes of its input: of one that works in place, its input must be new."""
     if type(layer) is not nn.ReLU or hooked(layer):
         return False
-    return not layer.inplace or (type(before) in FRESH and not hooked(before))
+    return not layer.inplace or (before is not None and type(before) in FRESH and not hooked(before))
 
 
 def quicken(net: nn.Module) -> nn.Module:

@@ -72,6 +72,7 @@ class Trainer:
         self.buffers = [(m, name, b) for m in self.net.modules() for name, b in m.named_buffers(recurse=False)]
         self.counts = [(b, b.clone()) for _, _, b in self.buffers if not b.is_floating_point()]
         self.random: bool | None = None  # whether its layers draw at random; found out by the first batch
+        self.fresh = [(m, dict(vars(m))) for m in self.net.modules()]  # modules may note things as they run
 
     def train(
         self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float, order: Index, sizes: Index,
@@ -93,8 +94,7 @@ class Trainer:
         states = update.begin(weights, local, carry)
         alone = next((link for link in update.links if isinstance(link, Estimates)), None)
         with repeatable(self.w.device, self.precision), self._drawing(x, scale, shift, _seed(task, "layers")):
-            for count, first in self.counts:  # such as BatchNorm's number of batches: none goes on with another's
-                count.copy_(first)
+            self._forget()
             scene = Scene(self.net, self.w, self.g, self.objective, bool(self.random), partial(_seed, task, "links"))
             with scene.watched() if update.asks else nullcontext():
                 for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
@@ -134,6 +134,16 @@ class Trainer:
             self.g.copy_(g)
         return loss
 
+    def _forget(self) -> None:
+        """What modules counted or noted before, such as BatchNorm's batches: no client goes on with another's."""
+        for count, first in self.counts:
+            count.copy_(first)
+        for module, attributes in self.fresh:
+            now = vars(module)
+            for name in now.keys() - attributes.keys():
+                del now[name]
+            now.update({name: value for name, value in attributes.items() if name != "training"})
+
     def _rebind(self) -> None:
         """Buffers that a forward replaced by new tensors: their values go into w, and w is what they are again."""
         for module, name, bound in self.buffers:
@@ -154,6 +164,7 @@ class Trainer:
     def evaluate(self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float) -> dict[str, Tensor]:
         """ "loss" (n,), and the numbers of each metric (n, ...), in eval mode."""
         self.w.copy_(w)
+        self._forget()
         self.net.eval()
         found: dict[str, list[Tensor]] = {"loss": [], **{judge.name: [] for judge in self.objective.judges}}
         with repeatable(self.w.device, self.precision), torch.inference_mode():

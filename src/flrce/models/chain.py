@@ -10,8 +10,9 @@ from torch import nn
 
 from flrce.errors import BadInput
 from flrce.models.abilities import Chained
-from flrce.models.graph import Layer, graph, hooked
+from flrce.models.graph import Layer, graph
 from flrce.models.kinds import KINDS, Kinds
+from flrce.models.tracing import hooked
 
 __all__ = ["Chain", "Layer", "chain", "hooked"]
 

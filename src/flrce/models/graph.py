@@ -3,11 +3,9 @@
 Hooks, shared parameters, layers used twice and unknown operations are refused with the reason.
 """
 
-import copy
 import operator
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import torch
@@ -16,9 +14,8 @@ from torch.nn import functional as F
 
 from flrce.errors import BadInput
 from flrce.models.kinds import CALLS, Add, Kinds, Mean, known, options
+from flrce.models.tracing import hooked, line, tied, traced
 
-#: torch.fx patches nn.Module while it traces, so one thread at a time, and none may run a module meanwhile
-TRACING = Lock()
 SAMPLE = -1  # the number of what comes in
 
 
@@ -60,16 +57,18 @@ def graph(module: nn.Module, shape: tuple[int, ...], kinds: Kinds, branches: boo
     owner = type(module).__name__
     if found := hooked(module):  # such as torch's older weight_norm and spectral_norm
         raise BadInput(f"{owner} has {found}; a chain's layers have none")
-    if found := _tied(module):
+    if found := tied(module):
         raise BadInput(f"{owner} has {found}; a chain's layers share none")
     try:
-        traced = _traced(module, kinds)
+        steps = traced(module, kinds)
+    except BadInput:
+        raise
     except Exception as why:  # torch.fx raises many kinds for what it cannot trace
-        raise BadInput(f"{owner} cannot be traced by torch.fx ({_line(why)}); use a plain chain") from why
+        raise BadInput(f"{owner} cannot be traced by torch.fx ({line(why)}); use a plain chain") from why
     training = module.training
     module.eval()
     try:
-        read = _walked(traced, module, shape, kinds, branches)
+        read = _walked(steps, module, shape, kinds, branches)
     finally:
         module.train(training)
     names = [node.layer.name for node in read.nodes if node.layer.name]
@@ -83,6 +82,7 @@ def _walked(traced: fx.Graph, module: nn.Module, shape: tuple[int, ...], kinds: 
     owner, modules = type(module).__name__, dict(module.named_modules())
     nodes: list[Node] = []
     values: dict[fx.Node, tuple[int, Tensor]] = {}
+    sizes: dict[fx.Node, Any] = {}  # numbers that code asks shapes for, as in x.view(x.size(0), -1)
     previous: fx.Node | None = None
     output = None
     for step in traced.nodes:
@@ -92,18 +92,23 @@ def _walked(traced: fx.Graph, module: nn.Module, shape: tuple[int, ...], kinds: 
             values[step] = (SAMPLE, torch.zeros(2, *shape))
         elif step.op == "output":
             last = step.args[0]
-            output = values[last][0] if isinstance(last, fx.Node) else None
+            output = values[last][0] if isinstance(last, fx.Node) and last in values else None
             break
+        elif (size := _size(step, values, sizes)) is not None:
+            sizes[step] = size
+            continue
         else:
             kind, name, call = _read(step, modules, owner, kinds)
-            fed = _fed(step, kind, owner)
+            fed = [one for one in _fed(step, kind, owner) if one not in sizes]
             if not branches and fed != [previous]:
                 raise BadInput(f"{owner} branches at {step.name!r}; a chain feeds each layer from the last")
-            if branches and _overwrites(step, call) and len(fed[0].users) > 1:
+            if branches and _overwrites(step, call) and len([one for one in fed[0].users if one not in sizes]) > 1:
                 raise BadInput(f"{owner} changes in place at {step.name!r} what another layer reads")
-            inside = tuple(values[fed[0]][1].shape[1:])
-            with torch.no_grad():
-                y = call(*(values[one][1] for one in fed))
+            given = [values[one][1] for one in fed]
+            inside = tuple(given[0].shape[1:])
+            y = _done(call, given, f"{owner} at {step.name!r}")
+            if kind == "flatten" and step.op != "call_module" and not _flattens(step, given[0], sizes):
+                raise BadInput(f"{owner} shapes samples anew at {step.name!r}; a chain only flattens them")
             if kind == "identity":
                 values[step] = (values[fed[0]][0], y)
             else:
@@ -125,59 +130,46 @@ def _fed(step: fx.Node, kind: str, owner: str) -> list[fx.Node]:
     return fed
 
 
+def _size(step: fx.Node, values: Mapping[fx.Node, tuple[int, Tensor]], sizes: Mapping[fx.Node, Any]) -> Any:
+    """What a step asks of a shape: all of it, or a number of it; None where it does something else."""
+    first = step.args[0] if step.args else None
+    if not isinstance(first, fx.Node):
+        return None
+    rest: Any = step.args[1:]
+    if first in values and (step.target == "size" or (step.target is getattr and rest == ("shape",))):
+        shape = values[first][1].shape
+        return shape[rest[0]] if step.target == "size" and rest else shape
+    return sizes[first][rest[0]] if first in sizes and step.target is operator.getitem else None
+
+
+def _done(call: Any, given: Sequence[Tensor], where: str) -> Tensor:
+    """What a layer makes of two samples."""
+    try:
+        with torch.no_grad():
+            y: Tensor = call(*given)
+    except BadInput:
+        raise
+    except Exception as why:  # a step that was taken for a layer and is none
+        raise BadInput(f"{where} does something that its layers do not say ({line(why)})") from why
+    return y
+
+
+def _flattens(step: fx.Node, x: Tensor, sizes: Mapping[fx.Node, Any]) -> bool:
+    """Whether a view, reshape or flatten leaves each of the samples x (2, ...) a vector."""
+    known = {key: sizes.get(value, value) for key, value in step.kwargs.items()}  # type: ignore[arg-type]
+    args = fx.node.map_arg(step.args[1:], lambda one: sizes.get(one, one))
+    call = step.target if callable(step.target) else getattr(type(x), str(step.target))
+    try:
+        return tuple(call(x, *args, **known).shape) == (len(x), x[0].numel())
+    except (RuntimeError, TypeError, IndexError):
+        return False
+
+
 def _overwrites(step: fx.Node, call: Any) -> bool:
     if step.op == "call_module":
         return bool(getattr(call, "inplace", False))
     inplace = step.kwargs.get("inplace") or (step.target is F.relu and len(step.args) > 1 and step.args[1])
     return bool(inplace) or step.target in (operator.iadd, "add_")
-
-
-def hooked(module: nn.Module) -> str:
-    """Where something happens as a layer is called that its own code does not say; "" where nothing does."""
-    for path, layer in module.named_modules():
-        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
-            return f"a hook at {path!r}" if path else "a hook"
-    return ""
-
-
-def _tied(module: nn.Module) -> str:
-    """Parameters that go by two names; "" where there are none. Those of a layer used twice are its own."""
-    first: dict[int, str] = {}
-    for path, layer in module.named_modules():
-        for name, p in layer.named_parameters(path, recurse=False):
-            if id(p) in first:
-                return f"one parameter as {first[id(p)]!r} and {name!r}"
-            first[id(p)] = name
-    return ""
-
-
-def _traced(module: nn.Module, kinds: Kinds) -> fx.Graph:
-    """What feeds what. A plain sequence is told, not traced: see TRACING."""
-    leaves = list(_leaves(module, ""))
-    plain = bool(leaves) and all(type(layer) in kinds for _, layer in leaves)
-    if not plain or len({id(layer) for _, layer in leaves}) < len(leaves):
-        with TRACING:
-            return fx.symbolic_trace(copy.deepcopy(module)).graph  # what forward sets on itself would stay behind
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    for path, _ in leaves:
-        x = graph.call_module(path, (x,))
-    graph.output(x)
-    return graph
-
-
-def _leaves(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """(path, layer) of a sequence and the sequences within it, in order; nothing for any other module."""
-    if type(module) is nn.Sequential:
-        for name, child in module._modules.items():
-            if child is not None:
-                yield from _leaves(child, f"{path}.{name}".lstrip("."))
-    elif path:
-        yield path, module
-
-
-def _line(why: Exception) -> str:
-    return str(why).splitlines()[0] if str(why) else type(why).__name__
 
 
 def _read(node: fx.Node, modules: dict[str, nn.Module], owner: str, kinds: Kinds) -> tuple[str, str, Any]:
@@ -191,7 +183,7 @@ def _read(node: fx.Node, modules: dict[str, nn.Module], owner: str, kinds: Kinds
             raise BadInput(f"{owner} flattens dimensions {layer.start_dim} to {layer.end_dim}; only 1 to -1 is a chain")
         return kind, str(node.target), layer
     kind = CALLS.get(node.target)
-    if node.op == "call_method" and node.target in ("view", "reshape"):
+    if node.target is torch.reshape or (node.op == "call_method" and node.target in ("view", "reshape")):
         kind = "flatten"
     if kind is None or kind not in kinds.values():
         called = getattr(node.target, "__name__", node.target)
@@ -208,7 +200,9 @@ def _called(kind: str, node: fx.Node) -> Any:
         values: dict[str, Any] = {**dict(zip(names, args, strict=False)), **rest}
         return nn.MaxPool2d(**{key: value for key, value in values.items() if key in names and value is not None})
     if kind == "avgpool":
-        first: Any = args[0] if args else next(iter(rest.values()))
+        first: Any = args[0] if args else next((rest[key] for key in ("dim", "output_size") if key in rest), None)
+        if first is None:
+            raise BadInput(f"a mean over all samples at {node.name!r}; a chain only averages planes")
         if node.target in ("mean", torch.mean):
             return Mean(first, bool(rest.get("keepdim", args[1] if len(args) > 1 else False)))
         return nn.AdaptiveAvgPool1d(first) if node.target is F.adaptive_avg_pool1d else nn.AdaptiveAvgPool2d(first)

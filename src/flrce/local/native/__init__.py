@@ -12,6 +12,8 @@ from flrce.local.native.check import differs
 from flrce.local.native.emit import source
 from flrce.local.native.stages import plan
 from flrce.local.native.trainer import Kernel
+from flrce.models.kinds import FUSED
+from flrce.models.tracing import told
 
 __all__ = ["Kernel", "Unsupported", "kernel", "why_none"]
 
@@ -30,7 +32,7 @@ def kernel(net: nn.Module, shape: tuple[int, ...]) -> Kernel:
             made = Kernel(stages, tuple(shape), machine.lanes, build.library(text, command, macros))
     except OSError as why:
         raise Unsupported(f"the compiled kernel does not load ({why}); set FLRCE_CACHE to another folder") from why
-    if stages.skips and (where := differs(made, net, tuple(shape), stages.classes)):
+    if not told(net, FUSED) and (where := differs(made, net, tuple(shape), stages.classes)):
         raise Unsupported(f"{type(net).__name__} does something in {where} that its layers do not say")
     return made
 

@@ -34,6 +34,7 @@ class FunctionalNet:
             y: Tensor = functional_call(self.module, tensors, (x,))
             return y
 
+        self.module.train(training)
         with torch.set_grad_enabled(training):
             y: Tensor = torch.vmap(one)(t, x)
             return y

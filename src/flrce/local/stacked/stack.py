@@ -35,7 +35,7 @@ from flrce.local.stacked.lanes import (
 )
 from flrce.local.stacked.layers import ChainNet, Samples, Tensors
 from flrce.local.stacked.steps import SEGMENT, Bench, Mode
-from flrce.local.stacked.trial import Laned
+from flrce.local.stacked.trial import Laned, follows
 from flrce.local.stacked.triton_block import usable
 from flrce.local.stacked.ways import Way, candidates
 from flrce.local.updates import Chain
@@ -43,6 +43,8 @@ from flrce.models.abilities import together
 from flrce.models.chain import Chain as Layers
 from flrce.models.chain import chain
 from flrce.models.flat import Layout, layout
+from flrce.models.kinds import KINDS
+from flrce.models.tracing import told
 
 NARROW = 64  # channels up to which fused kernels are tried
 SMALL = 1_000_000  # floats of a network up to which its fused kernels are known to be fastest
@@ -95,7 +97,10 @@ class Stack:
     def _network(self, way: Way) -> Laned:
         if way.kind == "chain":
             assert self.links is not None
-            return ChainNet(self.module, self.links, self.samples)
+            made = ChainNet(self.module, self.links, self.samples)
+            if not told(self.module, KINDS):
+                follows(self.links, self.module, self.samples)
+            return made
         if way.kind == "mapped":
             return FunctionalNet(self.module, self.samples)
         return FoldedNet(self.module, self.samples, self.links, way.convolving, 1 if way.kind == "single" else 2)

@@ -1,26 +1,36 @@
 """Whether lanes together give what each gives alone: tried once for a network, before anything is trained.
 
 Lanes of different weights, each with a sample too many that does not count, against the module itself on one lane after
-another: outputs, gradients and running statistics.
+another: outputs, gradients and how statistics move. What could differ in another batch is refused as well: decisions by
+numbers of the samples or weights, draws, buffers that a pass changes.
 """
 
 import copy
+import math
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from flrce.errors import BadInput
 from flrce.local.precision import exact
-from flrce.local.stacked.layers import Draw, Samples, Tensors
+from flrce.local.stacked.layers import ChainNet, Draw, Samples, Tensors
+from flrce.local.stacked.reading import Reading, Still
 from flrce.local.stacked.triton_block import usable
+from flrce.models.chain import Chain
 from flrce.models.flat import tensors
 
 #: of a tensor's norm: rounding lies below, another function far above
 CLOSE = {torch.float64: 1e-6, torch.float32: 2e-3}
 HALF = 5e-2  # where fixed weights are of half precision
+FAR = 1e-4  # in float64: another function, whatever parts of a network compute in float32
+ODD = "{} mixes samples, or uses its weights in a way that lanes do not follow"
+
+
+class Another(BadInput):
+    """What is computed is something else, and not only less exact."""
 
 
 class Laned(Protocol):
@@ -38,6 +48,8 @@ class Laned(Protocol):
 class Tried(Laned, Protocol):
     """One that takes inputs as well as places in the samples."""
 
+    module: nn.Module
+
     def outputs(
         self, t: Tensors, x: Tensor, count: Tensor, training: bool, frozen: frozenset[str] = frozenset()
     ) -> Tensor: ...
@@ -52,11 +64,15 @@ def agrees(net: Tried, module: nn.Module, lanes: int = 2, double: bool = True) -
     with exact(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         near = CLOSE[torch.float32]
         if double:
-            with suppress(BadInput):
+            try:
                 _agrees(net, module, lanes, torch.float64, CLOSE[torch.float64])
                 if not usable(device):
                     return
                 near = 0.05  # it is the right function; are the kernels of float32 sound?
+            except Another:
+                raise
+            except BadInput:
+                pass
         _agrees(net, module, lanes, torch.float32, near)
 
 
@@ -67,17 +83,72 @@ def _agrees(net: Tried, module: nn.Module, lanes: int, dtype: torch.dtype, close
     x = net.samples.inputs(index)
     x = x.to(dtype) if x.is_floating_point() else x
     trained, others = _lanes(module, lanes, device, dtype)
+    drawn, still = _draws(device), Still(net.module, others)
     try:
         here = _together(net, trained, others, x)
+        if torch.equal(drawn, _draws(device)) and not still.moved:
+            with Reading((x, *trained.values(), *others.values())) as reading:
+                again = net.outputs({**trained, **_cloned(others)}, x, _real(x), training=True)[:, :-1]
+            if not torch.allclose(again, here[0], rtol=1e-4, atol=1e-6):
+                raise Another(f"{what} remembers what it was given before, which is no lane's own")
+        else:
+            raise Another(_beside(what, still))
         there = _alone(module, trained, others, x)
+    except BadInput:
+        raise
     except Exception as why:  # torch and the module's own code raise many kinds
         line = str(why).splitlines()[0][:120] if str(why) else type(why).__name__
         raise BadInput(f"torch cannot run {what} for several clients at once ({line})") from why
-    total = sum(float(each.norm()) for each in there)
-    for a, b in zip(here, there, strict=True):
-        near = (HALF if _halved(module) else close) * (float(b.norm()) + 0.01 * total) + 1e-12
-        if a.shape != b.shape or not float((a - b).norm()) <= near:
-            raise BadInput(f"{what} mixes samples, or uses its weights in a way that lanes do not follow")
+    if reading.found:
+        raise Another(f"{what} decides by numbers that it reads from its samples or weights, one lane for all")
+    total = sum(float(each.norm()) for each in there[: len(there) - len(others)])
+    for i, (a, b) in enumerate(zip(here, there, strict=True)):
+        floor = 0.0 if i >= len(there) - len(others) else 0.01 * total  # how far statistics moved is little
+        scale = float(b.norm()) + floor
+        away = float((a - b).norm()) if a.shape == b.shape else math.inf
+        if not away <= (HALF if _halved(module) else close) * scale + 1e-12:
+            kind = Another if dtype == torch.float64 and not away <= FAR * scale and not _halved(module) else BadInput
+            raise kind(ODD.format(what))
+
+
+def follows(links: Chain, module: nn.Module, samples: Samples) -> None:
+    """BadInput where a module does something else than its chain of layers, in training or in evaluation.
+
+    A trace does not see a layer that stays in evaluation, or code that is not the same twice. On the host, where no
+    kernel has to be compiled for it.
+    """
+    few = Samples(samples.x[:8].cpu(), samples.y[:8].cpu(), samples.scale, samples.shift)
+    module, index = copy.deepcopy(module).cpu(), torch.arange(len(few.x), dtype=torch.int32)[None]
+    trained, others = _lanes(module, 1, index.device, torch.float32)
+    count = torch.full((1,), len(few.x), dtype=torch.int32)
+    for training in (True, False) if len(few.x) > 1 else (False,):
+        found = []
+        for alone in (False, True):
+            leaves = {name: each.clone().requires_grad_() for name, each in trained.items()}
+            moving = _cloned(others)
+            if alone:
+                own = {name: each[0] for name, each in (*leaves.items(), *moving.items())}
+                y = functional_call(module.train(training), own, (few.inputs(index)[0],))
+            else:
+                with torch.enable_grad():
+                    y = ChainNet(module, links, few).logits({**leaves, **moving}, index, count, 0, training)[0]
+            grads = _gradients((y * _push(y.shape, y)).sum(), list(leaves.values())) if training else []
+            found.append([y.detach(), *grads, *moving.values()])
+        for one, other in zip(*found, strict=True):
+            if one.shape != other.shape or not float((one - other).norm()) <= 0.03 * float(other.norm()) + 1e-4:
+                when = "training" if training else "evaluation"
+                raise BadInput(f"{type(module).__name__} does something in {when} that its layers do not say")
+
+
+def _beside(what: str, still: Still) -> str:
+    if still.moved:
+        return f"{what} changes a buffer of its own as it runs, such as a counter, which lanes do not follow"
+    return f"{what} draws at random without a layer that says so"
+
+
+def _draws(device: torch.device) -> Tensor:
+    """The state of the generator that a pass would draw from."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def unlike(module: nn.Module, samples: Samples, lanes: int) -> int:
@@ -103,17 +174,28 @@ def _halved(module: nn.Module) -> bool:
 
 
 def _together(net: Tried, trained: Tensors, others: Tensors, x: Tensor) -> list[Tensor]:
+    """Outputs, gradients of a random sum of them, and how far statistics moved."""
     leaves = {name: each.clone().requires_grad_() for name, each in trained.items()}
-    others = {name: each.clone() for name, each in others.items()}
-    real = x.shape[1] - 1
-    count = torch.full((len(x),), real, dtype=torch.int32, device=x.device)
-    y = net.outputs({**leaves, **others}, x, count, training=True)
-    return _found(y[:, :real], leaves, others)
+    moving = _cloned(others)
+    y = net.outputs({**leaves, **moving}, x, _real(x), training=True)
+    y = y[:, :-1]
+    push = _push(y.shape, y)
+    grads = _gradients((y * push).sum(), list(leaves.values()))
+    return [y.detach(), *grads, *(moving[name] - others[name] for name in others)]
+
+
+def _cloned(tensors: Tensors) -> Tensors:
+    return {name: each.clone() for name, each in tensors.items()}
+
+
+def _real(x: Tensor) -> Tensor:
+    """(k,) samples that count: all but the last of each lane."""
+    return torch.full((len(x),), x.shape[1] - 1, dtype=torch.int32, device=x.device)
 
 
 def _alone(module: nn.Module, trained: Tensors, others: Tensors, x: Tensor) -> list[Tensor]:
     """One lane after another, each with its values in the module itself: a backward pass may run blocks once more."""
-    others = {name: each.clone() for name, each in others.items()}
+    moving = _cloned(others)
     module, dtype = copy.deepcopy(module).train(), next(iter((*trained.values(), *others.values()))).dtype
     if not _halved(module):  # a base in bfloat16 is computed with as it is
         module = module.to(dtype)
@@ -125,19 +207,15 @@ def _alone(module: nn.Module, trained: Tensors, others: Tensors, x: Tensor) -> l
     for i in range(len(x)):
         for name, value in trained.items():
             known[name].data = value[i].clone()
-        for name, value in others.items():
+        for name, value in moving.items():
             parent, _, last = name.rpartition(".")
             module.get_submodule(parent)._buffers[last] = value[i]
         y = module(x[i, :-1])
         push = _push((len(x), *y.shape), y)[i]
         grads = _gradients((y * push).sum(), [known[name] for name in trained])
         pieces.append([y.detach(), *grads])
-    return [*(torch.stack(each) for each in zip(*pieces, strict=True)), *others.values()]
-
-
-def _found(y: Tensor, leaves: Tensors, others: Tensors) -> list[Tensor]:
-    """Outputs, gradients of a random sum of them, and statistics afterwards."""
-    return [y.detach(), *_gradients((y * _push(y.shape, y)).sum(), list(leaves.values())), *others.values()]
+    moved = [moving[name] - others[name] for name in others]
+    return [*(torch.stack(each) for each in zip(*pieces, strict=True)), *moved]
 
 
 def _push(shape: Sequence[int], like: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""What a module calls, in order, by torch.fx; and what a trace would not show: hooks, shared parameters."""
+
+import copy
+from collections.abc import Iterator
+from threading import Lock
+
+import torch
+from torch import fx, nn
+
+from flrce.errors import BadInput
+from flrce.models.kinds import Kinds
+
+#: torch.fx patches nn.Module while it traces, so one thread at a time, and none may run a module meanwhile
+TRACING = Lock()
+
+
+def hooked(module: nn.Module) -> str:
+    """Where something happens as a layer is called that its own code does not say; "" where nothing does."""
+    for path, layer in module.named_modules():
+        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+            return f"a hook at {path!r}" if path else "a hook"
+    return ""
+
+
+def tied(module: nn.Module) -> str:
+    """Parameters that go by two names; "" where there are none. Those of a layer used twice are its own."""
+    first: dict[int, str] = {}
+    for path, layer in module.named_modules():
+        for name, p in layer.named_parameters(path, recurse=False):
+            if id(p) in first:
+                return f"one parameter as {first[id(p)]!r} and {name!r}"
+            first[id(p)] = name
+    return ""
+
+
+def told(module: nn.Module, kinds: Kinds) -> bool:
+    """Whether a module is a plain sequence of such layers, each once, with no code of its own."""
+    leaves = [layer for _, layer in _leaves(module, "")]
+    plain = bool(leaves) and all(type(layer) in kinds for layer in leaves)
+    return plain and len({id(layer) for layer in leaves}) == len(leaves)
+
+
+def traced(module: nn.Module, kinds: Kinds) -> fx.Graph:
+    """What feeds what. A plain sequence is told, not traced: see TRACING."""
+    if told(module, kinds):
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        for path, _ in _leaves(module, ""):
+            x = graph.call_module(path, (x,))
+        graph.output(x)
+        return graph
+    with TRACING, torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        made = [fx.symbolic_trace(copy.deepcopy(module).train(mode)).graph for mode in (True, False)]
+        if not torch.equal(torch.get_rng_state(), before):
+            raise BadInput(f"{type(module).__name__} draws at random without a layer that says so")
+    if _steps(made[0]) != _steps(made[1]):
+        raise BadInput(f"{type(module).__name__} calls other layers in training than in evaluation")
+    return made[0]
+
+
+def _steps(graph: fx.Graph) -> list[str]:
+    return [f"{step.op} {step.target} {step.args} {step.kwargs}" for step in graph.nodes]
+
+
+def _leaves(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """(path, layer) of a sequence and the sequences within it, in order; nothing for any other module."""
+    if type(module) is nn.Sequential:
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from _leaves(child, f"{path}.{name}".lstrip("."))
+    elif path:
+        yield path, module
+
+
+def line(why: Exception) -> str:
+    return str(why).splitlines()[0] if str(why) else type(why).__name__

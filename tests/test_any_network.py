@@ -1,0 +1,189 @@
+"""Networks that a user may bring, whatever their code does: on every trainer what a plain loop of PyTorch gives."""
+
+import copy
+import random
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from flrce import Experiment, runs
+from flrce.data.sources import Source
+from flrce.engines.seat import Decks
+from flrce.local.batches import batches
+from flrce.local.trainer import layer_seed
+from flrce.models.flat import tensors
+from flrce.types import Task, Work
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(72, 1, 4, 4)).astype(np.float32)
+DATA = Source("made", X, (X[:, 0, 0, 0] > 0).astype(np.int64) + (X[:, 0, 1, 1] > 0), tuple("abc"))
+EXPERIMENT = Experiment(
+    rounds=2, clients=4, per_round=2, recipe={"name": "fedavg"}, data={"partition": "iid"},
+    train={"epochs": 2, "batch": 5, "lr": 0.2}, engine={"workers": 1},
+)  # fmt: skip
+
+
+class Net(nn.Module):
+    """Layers by name, and a function of the network and x that uses them."""
+
+    def __init__(self, code, **layers):
+        super().__init__()
+        self.code = code
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x):
+        return self.code(self, x)
+
+
+def plain_loop(net, federation, chosen):
+    """FedAvg by torch's own optimiser, on the same batches; the model by name, and its mean loss on every hold-out."""
+    experiment, source = EXPERIMENT, federation.source
+    x, y = torch.from_numpy(source.x), torch.from_numpy(source.y)
+    w = {name: value.clone() for name, value, _ in tensors(net)}
+    for t, clients in enumerate(chosen, 1):
+        sums, total = dict.fromkeys(w, 0), 0
+        for client in clients:
+            own = copy.deepcopy(net).train()
+            for name, value, _ in tensors(own):
+                value.copy_(w[name])
+            task = Task(client, 0, t, experiment.seed, Work(experiment.train.epochs, experiment.train.batch))
+            index = federation.samples(client, t)
+            normalised = any(isinstance(layer, nn.BatchNorm2d) for layer in net.modules())
+            order, sizes = batches(task, len(index), normalised)
+            seed(layer_seed(task))
+            step = torch.optim.SGD(own.parameters(), experiment.train.lr)
+            for here in np.split(index[order], np.cumsum(sizes)[:-1]):
+                step.zero_grad()
+                F.cross_entropy(own(x[here]), y[here]).backward()
+                step.step()
+            sums = {name: sums[name] + len(index) * value.double() for name, value, _ in tensors(own)}
+            total += len(index)
+        w = {name: (value / total).float() for name, value in sums.items()}
+    return w
+
+
+def seed(number):
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+
+
+def trained(net, kernel, decks=None):
+    """(the model by name, the mean losses of its rounds' evaluations, who trained)."""
+    engine = {**EXPERIMENT.engine.model_dump(exclude_none=True), "kernel": kernel}
+    experiment = Experiment(**{**EXPERIMENT.model_dump(exclude_none=True), "engine": engine})
+    built = runs.parts(experiment, DATA, net, decks)
+    with closing(built.engine):
+        done = list(built.rounds(experiment))
+    losses = [round.record.loss for round in done]
+    views = built.engine.runner.layout.views(done[-1].state.w)
+    return views, losses, built.federation, [round.record.chosen for round in done]
+
+
+class Frozen(Net):
+    """Its BatchNorm never trains."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def counting(net, x):
+    net.n += 1
+    return net.out(torch.relu(net.a(x.flatten(1)))) / (1 + 0.1 * net.n)
+
+
+def noting(net, x):
+    net.calls += 1
+    return net.out(torch.relu(net.a(x.flatten(1)))) / (1 + 0.1 * net.calls)
+
+
+def deciding(net, x):
+    x = net.a(x.flatten(1))
+    return net.out(torch.tanh(x) if x.mean() > 0 else x)
+
+
+def only_training(net, x):
+    x = net.a(x.flatten(1))
+    return net.out(torch.relu(x) if net.training else x)
+
+
+def tied_only_training(net, x):
+    x = F.linear(torch.tanh(net.a(x.flatten(1))), net.a.weight.t())
+    return net.last(torch.relu(x) if net.training else x)
+
+
+def still(net, x):
+    with torch.no_grad():
+        x = net.a(x.flatten(1))
+    return net.out(torch.relu(x))
+
+
+def noted():
+    net = Net(noting, **two())
+    net.calls = 0
+    return net
+
+
+def counted():
+    net = Net(counting, **two())
+    net.register_buffer("n", torch.tensor(0))
+    return net
+
+
+def stands():
+    net = Frozen(lambda net, x: net.out(torch.relu(net.norm(net.c(x))).flatten(1)), c=nn.Conv2d(1, 3, 3),
+                 norm=nn.BatchNorm2d(3), out=nn.Linear(12, 3))  # fmt: skip
+    net.norm.running_mean.fill_(0.3)
+    return net
+
+
+def two():
+    return {"a": nn.Linear(16, 6), "out": nn.Linear(6, 3)}
+
+
+NETS = {
+    "plane again": lambda: Net(lambda net, x: net.out(torch.relu(net.c(x.view(-1, 1, 4, 4))).flatten(1)),
+                               c=nn.Conv2d(1, 2, 3), out=nn.Linear(8, 3)),
+    "rows": lambda: Net(lambda net, x: net.out(x.view(-1, 2, 8)).sum(1), out=nn.Linear(8, 3)),
+    "mean of all": lambda: Net(lambda net, x: net.out((x + 0 * x.mean()).flatten(1)), out=nn.Linear(16, 3)),
+    "mean of pixels": lambda: Net(lambda net, x: net.out(torch.relu(net.c(x)).flatten(2).mean(2)),
+                                  c=nn.Conv2d(1, 4, 3), out=nn.Linear(4, 3)),
+    "other in training": lambda: Net(only_training, **two()),
+    "the same, tied": lambda: Net(tied_only_training, a=nn.Linear(16, 6), last=nn.Linear(16, 3)),
+    "without gradient": lambda: Net(still, **two()),
+    "frozen norm": stands, "counts": counted, "notes": noted, "decides": lambda: Net(deciding, **two()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_trainer_gives_what_a_plain_loop_gives(name):
+    torch.manual_seed(0)
+    net = NETS[name]()
+    losses = None
+    for kernel, decks in (("torch", None), ("auto", None), ("auto", Decks("cpu"))):
+        found, judged, federation, chosen = trained(net, kernel, decks)
+        expected = plain_loop(net, federation, chosen)
+        for key, value in found.items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-4)
+        losses = losses or judged
+        assert judged == pytest.approx(losses, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "flatten",
+    [lambda x: x.view(x.size(0), -1), lambda x: x.reshape(x.shape[0], -1), lambda x: x.view(-1, 8),
+     lambda x: torch.reshape(x, (-1, 8)), lambda x: x.flatten(start_dim=1)],
+)  # fmt: skip
+def test_usual_ways_to_flatten_have_fused_kernels(flatten):
+    torch.manual_seed(0)
+    net = Net(lambda net, x: net.out(flatten(torch.relu(net.c(x)))), c=nn.Conv2d(1, 2, 3), out=nn.Linear(8, 3))
+    built = runs.parts(EXPERIMENT, DATA, net)
+    with closing(built.engine):
+        assert built.engine.workers.name == "native"
