@@ -157,3 +157,14 @@ def test_a_module_of_the_working_directory_is_found(tmp_path):
     told = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert json.loads(told.stdout)["rounds"] == 2
+
+
+def test_a_recipe_is_shown_as_it_would_run(capsys):
+    assert main(["recipes", "show", "flrce"]) == 0
+    told = capsys.readouterr().out
+    assert "`frugal` asks for 4" in told
+    assert "under [recipe]: psi = None, preset = 'default'." in told
+    assert main(["recipes", "show", "flrce", "--set", "recipe.preset=headway", "--set", "per_round=4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stop"]["piece"] == "Standstill"
+    assert main(["recipes", "show", "flrce", "--set", "recipe.preset=thrifty"]) == 2
+    assert "recipe.preset = 'thrifty'" in capsys.readouterr().err

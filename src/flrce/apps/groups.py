@@ -24,9 +24,13 @@ def recipes_list(**given: Any) -> None:
 
 @recipes.command("show")
 @click.argument("name", shell_complete=complete.recipe)
+@options.sets
 @options.as_json
 def recipes_show(**given: Any) -> None:
-    """One recipe's pieces and their settings; NAME is one from `flrce recipes list`."""
+    """One recipe's pieces, presets and settings.
+
+    NAME is one from `flrce recipes list`; `--set recipe.preset=paper` shows it changed.
+    """
     from flrce.apps.recipes import show
 
     show(**given)

@@ -1,8 +1,11 @@
 """flrce recipes list | show NAME"""
 
+import inspect
 import json
 
+from flrce.apps.options import experiment
 from flrce.apps.show import table
+from flrce.compose import keys_of
 from flrce.errors import BadInput, nearest
 from flrce.pieces import describe
 from flrce.recipes import CATALOGUE
@@ -14,11 +17,11 @@ def list_(as_json: bool) -> None:
     table("recipes", ("name", "what it is"), rows, as_json)
 
 
-def show(name: str, as_json: bool) -> None:
-    """One recipe's pieces and their settings."""
+def show(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """One recipe's pieces, as `overrides` change them, what it says of itself, and its own settings."""
     if name not in CATALOGUE:
         raise BadInput(f"recipe {name!r} is unknown; {nearest(name, CATALOGUE)}")
-    recipe = CATALOGUE[name]()
+    recipe = experiment(None, [*overrides, f"recipe.name={name}"]).build_recipe() if overrides else CATALOGUE[name]()
     pieces = {role: describe(piece) for role, piece in recipe.pieces()}
     if as_json:
         print(json.dumps(pieces, indent=1, default=str))
@@ -27,4 +30,9 @@ def show(name: str, as_json: bool) -> None:
     for role, piece in pieces.items():
         kind = str(piece.pop("piece"))
         rows.append([role, kind, ", ".join(f"{key} = {value}" for key, value in piece.items())])
-    table(f"{name}: {(CATALOGUE[name].__doc__ or '').split(chr(10))[0]}", ("question", "answer", "settings"), rows)
+    summary, _, more = (inspect.getdoc(CATALOGUE[name]) or "").partition("\n")
+    table(f"{name}: {summary}", ("question", "answer", "settings"), rows)
+    if more.strip():
+        print(more.strip())
+    own = [f"{key} = {default.default!r}" for key, default in keys_of(CATALOGUE[name]).items()]
+    print(f"Settings of its own, under [recipe]: {', '.join(own) or 'none'}.")
