@@ -14,7 +14,7 @@ LAYERS = {
     "pieces": 1, "formats": 1,
     "data": 2, "models": 2, "relations": 2, "round": 2, "fleet": 2,
     "local": 3, "selectors": 3, "submodels": 3, "compressors": 3, "aggregators": 3, "servers": 3, "stops": 3,
-    "field": 4, "thrift": 4.2, "tuning": 4.2, "recipes": 4.5, "names": 4, "loop": 4, "engines": 4,
+    "field": 4, "rivals": 4.2, "thrift": 4.2, "tuning": 4.2, "recipes": 4.5, "names": 4, "loop": 4, "engines": 4,
     "compose": 5, "written": 5.5, "sections": 5.5,
     "config": 6, "store": 6,
     "flower": 7, "track": 7, "outcome": 7, "tryout": 7, "crowd": 7.5, "parts": 7.5,
@@ -66,5 +66,5 @@ def test_only_flower_files_import_flwr():
 
 
 def test_the_loop_the_catalogue_and_the_map_stay_short():
-    for name, most in {"loop.py": 175, "relations.py": 160, "recipes.py": 330, "round/gate.py": 160}.items():
+    for name, most in {"loop.py": 175, "relations.py": 160, "recipes.py": 240, "round/gate.py": 160}.items():
         assert len((SOURCE / name).read_text().splitlines()) <= most, name

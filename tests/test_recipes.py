@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flrce import runs
+from flrce import recipes, runs
 from flrce.config import Experiment
 from flrce.recipes import CATALOGUE
 from flrce.tuning import TUNING
@@ -47,6 +47,11 @@ COMBINED = {
 def experiment(recipe, **changes):
     tables = {"rounds": 30, "clients": 30, "per_round": 6, "recipe": recipe, "train": {"lr": 0.05, "batch": 16}}
     return Experiment.of(tables | changes)
+
+
+def test_every_method_is_a_function_of_recipes():
+    for name, make in CATALOGUE.items():
+        assert getattr(recipes, name.replace("-", "_")) is make
 
 
 def test_every_recipe_is_in_the_list():

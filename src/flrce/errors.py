@@ -1,10 +1,11 @@
 """What a user did wrong, in one line: what, where, remedy."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 SHOWN = 300  # characters of a stranger's text that are kept
 LONGEST = 2000  # of a message
 
@@ -29,6 +30,13 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     valid = sorted(valid)
     close = get_close_matches(word, valid, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(valid)}"
+
+
+def meaning(name: str, of: Mapping[str, T], key: str) -> T:
+    """What a name stands for; BadInput with a hint where it is none of those that the key may have."""
+    if name not in of:
+        raise BadInput(f"{key} = {name!r}: {nearest(name, of)}")
+    return of[name]
 
 
 def brief(value: Any, most: int = SHOWN) -> str:

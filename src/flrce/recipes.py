@@ -1,35 +1,30 @@
-"""Every method on one screen: each is a composition of pieces.
+"""Every method on one screen: each is a composition of pieces, most of them FedAvg with another answer or two.
 
-Here are FLrce and what its paper compares it with; field.py has FedAvg, which all start from, and the field's others;
-thrift.py those that mind energy; tuning.py those for language models.
+Here are FLrce, and the savings that its paper compares it with or that go with it: fewer bits, epochs or weights.
+field.py has FedAvg, which all start from, and what the field made of it; rivals.py other choices of clients and means
+that hold against attackers; thrift.py methods that mind energy; tuning.py those for language models.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from flrce.aggregators.fleet import FleetClip
-from flrce.aggregators.mean import WeightedMean
+from flrce.aggregators.mean import CAP, WeightedMean
 from flrce.aggregators.related import RelatedMean
-from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
 from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.quantize import Quantize
 from flrce.compressors.sparsify import TopK
-from flrce.compressors.tensors import DropTensors
-from flrce.errors import BadInput, nearest
+from flrce.errors import BadInput, meaning, nearest
 from flrce.field import *  # noqa: F403 - so that recipes.scaffold is one of them
 from flrce.field import FIELD, fedavg
 from flrce.local.correction import Corrected
-from flrce.local.pyramid import FewerEpochs, FillTheRound
 from flrce.local.workload import Deadline, Freeze, Proximal
 from flrce.pieces import Recipe, StopRule
-from flrce.selectors.choice import PowerOfChoice
-from flrce.selectors.clustered import Clustered
-from flrce.selectors.diverse import DivFL
+from flrce.rivals import *  # noqa: F403
+from flrce.rivals import RIVALS
 from flrce.selectors.relationship import ByRelationship
-from flrce.selectors.tiers import POLICIES, AdaptiveTiers, Tiers
 from flrce.selectors.turns import InTurn
-from flrce.selectors.utility import ByUtility
 from flrce.servers.averages import OURS
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
@@ -37,9 +32,8 @@ from flrce.stops.worth import Worth
 from flrce.submodels.units import PrefixUnits, RandomUnits
 from flrce.thrift import *  # noqa: F403
 from flrce.thrift import THRIFT
+from flrce.tuning import *  # noqa: F403
 from flrce.tuning import TUNING
-
-T = TypeVar("T")
 
 
 def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, **local: Any) -> Recipe:
@@ -55,22 +49,24 @@ def flrce(psi: float | str | None = None, preset: str = "default", P: int = 10, 
     """
     base = replace(fedavg(P, **local), name="flrce")
     conflict = Conflicts(threshold("50%" if psi is None else psi, P))
-    turns = replace(base, selector=InTurn(by="chance"), stop=Worth(), average=OURS, holdouts=True)
+    if preset in ("paper", "authors"):
+        return replace(base, selector=SELECTIONS[preset], stop=conflict)
+    if preset == "hardened" and psi is not None:
+        bounded = replace(conflict, r=3, n=5, after=10, trusted=True, confirmed=True)
+        return replace(base, selector=SELECTIONS[preset], aggregator=FleetClip(), stop=bounded)
+
+    ours = replace(base, stop=Worth(), average=OURS, holdouts=True)
+    if preset == "hardened":
+        return replace(ours, selector=InTurn(by="chance"), aggregator=FleetClip())
     if preset == "private":
         if psi is not None:
             raise BadInput("recipe.psi counts conflicts of single updates, preset = 'private' sees sums only; drop one")
-        return replace(turns, sums=True)
-    if preset in STOPS:
-        stop = conflict if psi is not None else STOPS[preset]
-        mean = RelatedMean(cap=CAP) if preset == "wary" else WeightedMean(cap=CAP)
-        return replace(turns, selector=InTurn(), aggregator=mean, stop=stop, holdouts=isinstance(stop, Worth))
-    if preset == "hardened" and psi is None:
-        return replace(turns, aggregator=FleetClip())
-    if preset not in SELECTIONS:
+        return replace(ours, selector=InTurn(by="chance"), sums=True)
+    if preset not in STOPS:
         raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, (*STOPS, *SELECTIONS, 'private'))}")
-    published = replace(base, selector=SELECTIONS[preset], stop=conflict)
-    bounded = replace(conflict, r=3, n=5, after=10, trusted=True, confirmed=True)
-    return replace(published, aggregator=FleetClip(), stop=bounded) if preset == "hardened" else published
+    stop = STOPS[preset] if psi is None else conflict
+    mean = RelatedMean(cap=CAP) if preset == "wary" else WeightedMean(cap=CAP)
+    return replace(ours, selector=InTurn(), aggregator=mean, stop=stop, holdouts=isinstance(stop, Worth))
 
 
 def flrce_no_stop(preset: str = "default", P: int = 10, **local: Any) -> Recipe:
@@ -78,97 +74,15 @@ def flrce_no_stop(preset: str = "default", P: int = 10, **local: Any) -> Recipe:
     return replace(flrce(preset=preset, P=P, **local), stop=fedavg().stop, name="flrce-no-stop")
 
 
-def oort(overcommit: float = 1.1, percentile: float = 10.0, P: int = 10, **local: Any) -> Recipe:
-    """Oort (Lai et al. 2021): clients with large losses that are fast enough, some unseen ones, spares asked along.
-
-    Replies count alike, as in its released code.
-    """
-    selector = ByUtility(overcommit=overcommit, percentile=percentile)
-    return replace(fedavg(P, **local), selector=selector, aggregator=WeightedMean(by="equal"), name="oort")
-
-
-def pyramidfl(preset: str = "original", overcommit: float = 1.3, P: int = 10, **local: Any) -> Recipe:
-    """PyramidFL (Li et al. 2022): Oort's selection; fast clients train longer, unimportant ones upload less.
-
-    `flrce` is the method as FLrce's authors describe it: slow clients train fewer epochs and everyone uploads all.
-    """
-    selector = ByUtility(overcommit=overcommit)
-    if preset == "original":
-        return replace(
-            fedavg(P, **local), selector=selector, trainer=FillTheRound(), compressor=DropTensors(0.0),
-            aggregator=WeightedMean(by="equal"), name="pyramidfl",
-        )  # fmt: skip
-    if preset == "flrce":
-        return replace(fedavg(P, **local), selector=selector, trainer=FewerEpochs(), name="pyramidfl")
-    raise BadInput(f"recipe.preset = {preset!r}: {nearest(preset, ('original', 'flrce'))}")
-
-
-def power_of_choice(candidates: int = 0, stale: bool = False, P: int = 10, **local: Any) -> Recipe:
-    """Power-of-Choice (Cho et al. 2020): of some candidates, those with the largest loss; 0 candidates: twice P.
-
-    Candidates are drawn in proportion to their samples, so replies count alike.
-    """
-    selector = PowerOfChoice(candidates, stale)
-    return replace(fedavg(P, **local), selector=selector, aggregator=WeightedMean(by="equal"), name="power-of-choice")
-
-
-def clustered_sampling(by: str = "similarity", P: int = 10, **local: Any) -> Recipe:
-    """Clustered sampling (Fraboni et al. 2021): one client of each of P urns, filled by "similarity" or by "size"."""
-    selector = Clustered(_preset(by, {"similarity": "similarity", "size": "size"}, "by"))
-    return replace(
-        fedavg(P, **local), selector=selector, aggregator=WeightedMean(by="equal"), name="clustered-sampling"
-    )
-
-
-def tifl(policy: str = "uniform", every: int = 10, credits: int = 0, P: int = 10, **local: Any) -> Recipe:
-    """TiFL (Chai et al. 2020): five tiers by speed, one a round; policies uniform, random, fast, slow and adaptive.
-
-    `adaptive` asks each tier for its loss `every` few rounds, and takes a tier `credits` times at most (0: any).
-    """
-    if policy == "adaptive":
-        return replace(fedavg(P, **local), selector=AdaptiveTiers(every=every, credits=credits), name="tifl")
-    odds = _preset(policy, {**POLICIES, "adaptive": ()}, "policy")
-    return replace(fedavg(P, **local), selector=Tiers(len(odds), odds), name="tifl")
-
-
-def stratified_turns(P: int = 10, **local: Any) -> Recipe:
-    """FedAvg with everyone in turn, one client of each size in every round."""
-    return replace(fedavg(P, **local), selector=InTurn(by="sizes"), name="stratified-turns")
-
-
-def divfl(P: int = 10, **local: Any) -> Recipe:
-    """DivFL (Balakrishnan et al. 2022): P clients whose last updates stand for everyone's."""
-    return replace(fedavg(P, **local), selector=DivFL(), name="divfl")
-
-
-def trimmed_mean(share: float = 0.2, P: int = 10, **local: Any) -> Recipe:
-    """FedAvg by trimmed means (Yin et al. 2018): holds against up to a share of attackers."""
-    return replace(fedavg(P, **local), aggregator=TrimmedMean(share), name="trimmed-mean")
-
-
-def median(P: int = 10, **local: Any) -> Recipe:
-    """FedAvg by medians of each coordinate (Yin et al. 2018)."""
-    return replace(fedavg(P, **local), aggregator=Median(), name="median")
-
-
-def krum(attackers: int = 1, keep: int = 0, P: int = 10, **local: Any) -> Recipe:
-    """FedAvg by Multi-Krum (Blanchard et al. 2017): only updates near their neighbours; keep 0: all but attackers."""
-    return replace(fedavg(P, **local), aggregator=Krum(attackers, keep), minimum=2 * attackers + 3, name="krum")
-
-
-def clipped_mean(norm: float | Literal["median"] = "median", P: int = 10, **local: Any) -> Recipe:
-    """FedAvg with updates clipped to a norm, or to the round's median one: no update dominates by its length."""
-    return replace(fedavg(P, **local), aggregator=ClippedMean(norm), name="clipped-mean")
-
-
 def fedcom(keep: float = 0.6, preset: str = "paper", feedback: bool = False, P: int = 10, **local: Any) -> Recipe:
     """Fedcom as FLrce runs it: FedAvg with only the largest 60 % of each update; no error feedback unless asked for.
 
     `authors` averages updates without weights, as their released code does.
     """
-    by: Literal["samples", "equal"] = "samples" if _preset(preset, {"paper": True, "authors": False}) else "equal"
+    weighing: dict[str, Literal["samples", "equal"]] = {"paper": "samples", "authors": "equal"}
+    mean = WeightedMean(by=meaning(preset, weighing, "recipe.preset"))
     compressor = ErrorFeedback(TopK(keep)) if feedback else TopK(keep)
-    return replace(fedavg(P, **local), compressor=compressor, aggregator=WeightedMean(by=by), name="fedcom")
+    return replace(fedavg(P, **local), compressor=compressor, aggregator=mean, name="fedcom")
 
 
 def fedcom_quantised(
@@ -194,10 +108,12 @@ def fedprox(
     mu is .01 unless given. `authors` is FLrce's released code: the norm unsquared, mu = .05 for CIFAR10 (give .1 for
     CIFAR100, .5 for the others).
     """
-    squared = _preset(preset, {"default": True, "authors": False})
-    pull = (0.01 if squared else 0.05) if mu is None else mu
-    some = tuple(range(-(-3 * epochs // 5), epochs + 1)) if epochs_from is None else tuple(epochs_from)
-    trainer = Proximal(pull, some, squared, stragglers)
+    squared = meaning(preset, {"default": True, "authors": False}, "recipe.preset")
+    if mu is None:
+        mu = 0.01 if squared else 0.05
+    if epochs_from is None:
+        epochs_from = range((3 * epochs + 4) // 5, epochs + 1)  # from three fifths of E, rounded up
+    trainer = Proximal(mu, tuple(epochs_from), squared, stragglers)
     return replace(fedavg(P, epochs, **local), trainer=trainer, name="fedprox")
 
 
@@ -216,9 +132,8 @@ def heterofl(rates: Sequence[float] | None = None, P: int = 10, **local: Any) ->
 
     Each weight is the plain mean over those who hold it.
     """
-    some = (1.0, 0.5, 0.25, 0.125, 0.0625) if rates is None else tuple(rates)
-    mean = WeightedMean(by="equal")
-    return replace(fedavg(P, **local), submodel=PrefixUnits(rates=some), aggregator=mean, name="heterofl")
+    widths = PrefixUnits(rates=(1.0, 0.5, 0.25, 0.125, 0.0625) if rates is None else tuple(rates))
+    return replace(fedavg(P, **local), submodel=widths, aggregator=WeightedMean(by="equal"), name="heterofl")
 
 
 def timelyfl(
@@ -229,7 +144,7 @@ def timelyfl(
     `default` never goes beyond E epochs, as FLrce describes it; `original` plans with one and lets the fast do more.
     Replies later than the deadline by more than the share `grace` of it are refused.
     """
-    clip = _preset(preset, {"default": True, "original": False})
+    clip = meaning(preset, {"default": True, "original": False}, "recipe.preset")
     base = fedavg(P, epochs if clip else 1, **local)
     return replace(base, trainer=Deadline(share, clip, grace), name="timelyfl")
 
@@ -267,9 +182,6 @@ SELECTIONS = {
     "hardened": ByRelationship(anchor="origin", floor=0.2, most=1.5, window=10),
 }
 
-#: times the median of a round's samples that one client is believed to have (docs/robustness.md)
-CAP = 5.0
-
 #: when ours stops: prices in points that twice the rounds must bring; `headway` is the stop of version 0.1
 STOPS: dict[str, StopRule] = {
     **dict.fromkeys(("default", "balanced", "wary"), Worth()),
@@ -282,17 +194,7 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     "fedavg": fedavg,
     "flrce": flrce,
     "flrce-no-stop": flrce_no_stop,
-    "oort": oort,
-    "pyramidfl": pyramidfl,
-    "power-of-choice": power_of_choice,
-    "clustered-sampling": clustered_sampling,
-    "tifl": tifl,
-    "stratified-turns": stratified_turns,
-    "divfl": divfl,
-    "trimmed-mean": trimmed_mean,
-    "median": median,
-    "krum": krum,
-    "clipped-mean": clipped_mean,
+    **RIVALS,
     "fedcom": fedcom,
     "fedcom-quantised": fedcom_quantised,
     "fedcomgate": fedcomgate,
@@ -307,13 +209,6 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     **THRIFT,
     **TUNING,
 }
-
-
-def _preset(name: str, meaning: Mapping[str, T], key: str = "preset") -> T:
-    """What a preset stands for."""
-    if name not in meaning:
-        raise BadInput(f"recipe.{key} = {name!r}: {nearest(name, meaning)}")
-    return meaning[name]
 
 
 def threshold(psi: float | str, P: int) -> float:

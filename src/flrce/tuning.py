@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flrce.aggregators.mean import WeightedMean
+from flrce.aggregators.mean import CAP, WeightedMean
 from flrce.aggregators.products import Products
 from flrce.compressors.nonzero import Nonzero
 from flrce.field import fedavg
@@ -19,7 +19,6 @@ from flrce.stops.worth import Worth
 from flrce.submodels.units import PrefixUnits
 
 ADAPTED_A = "*.lora_A*"  # also as peft names it
-CAP = 5.0  # as in FLrce's own presets: times the median of a round's samples that one client is believed to have
 
 
 def fedit(guided: bool = False, points: float = 2.0, P: int = 10, **local: Any) -> Recipe:

@@ -11,6 +11,7 @@ from flrce.bounds import Amount, Rate
 from flrce.room import room_like
 from flrce.types import Updates
 
+CAP = 5.0  # FLrce's own: times a round's median samples that one client is believed to have (docs/robustness.md)
 COLUMNS = 2**16  # coordinates summed at a time: several float64 copies of a large model would be alive at once
 WIDE = 2**22  # the same on a device, which waits for calls; any number gives the same bits
 
