@@ -86,7 +86,8 @@ def parts(
         return hire(runner, experiment.engine.kernel, count, task)
 
     def seated(runner: Runner) -> Seat:
-        deck, size = decks or Decks("cuda", single=True), runner.layout.size
+        deck = decks or Decks("cuda", single=True)
+        size = runner.layout.size
         found = placed(recipe, runner.layout.trainable, size, deck, experiment.engine.updates)
         if size > LARGE:
             log.warning("%s", told(found, recipe.P, size, deck.device))
@@ -125,8 +126,8 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     few = inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
     recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
     net = fix(single(sized(net, few, experiment.seed)), recipe.fixed)
-    told = experiment.objective is None and pool.kind in ("classes", "tokens")
-    tried(net, few, pool.outputs if told else None)
+    counted = experiment.objective is None and pool.kind in ("classes", "tokens")  # one output for each
+    tried(net, few, pool.outputs if counted else None)
     net = bare(net, few, objective)
     rehearsed(net, few, torch.from_numpy(np.array(pool.y[:2])), objective, recipe.augment)
     if experiment.train.batch == 1:

@@ -66,7 +66,9 @@ def run(
     >>> result.summary["rounds"]
     2
     """
-    experiment = Experiment(recipe=experiment) if isinstance(experiment, Recipe) else experiment or Experiment()
+    if isinstance(experiment, Recipe):
+        experiment = Experiment(recipe=experiment)
+    experiment = experiment or Experiment()
     warn(experiment)
     if experiment.engine.name == "flower":
         return _on_flower(experiment, out, resume, data, model, watch)
@@ -108,16 +110,17 @@ def _on_flower(
             raise BadInput(f"fleet.{key} is the simulator's; on Flower clients are there while connected; drop it")
     if out is not None:
         refuse_unless_new(Path(out), resume)
-    built = materials(experiment, data, model)
-    if built[0].trouble.drifting or built[0].trouble.riding:
+    federation, net = materials(experiment, data, model)
+    if federation.trouble.drifting or federation.trouble.riding:
         raise BadInput("data.trouble drift and free-riders are the simulator's; set engine.name = 'simulator'")
     recipe = experiment.build_recipe()
-    suits(recipe, built[1], built[0].source.shape)
-    found, where = server.run(experiment, out, built=built, watch=watch), layout(built[1], recipe.kept)
-    tensors = with_rest(dict(found.arrays.to_torch_state_dict()), built[1])
-    summary = summarise(found.history, where.size, where.trainable, base_bytes(built[1]))
-    asked = (recipe.stop, experiment.rounds, experiment.engine.eval_every, sweep_of(recipe, len(built[0].clients)))
-    told = notes(found.history, built[0].describe(), *asked)
+    suits(recipe, net, federation.source.shape)
+    found = server.run(experiment, out, built=(federation, net), watch=watch)
+    tensors = with_rest(dict(found.arrays.to_torch_state_dict()), net)
+    where = layout(net, recipe.kept)
+    summary = summarise(found.history, where.size, where.trainable, base_bytes(net))
+    sweep, every = sweep_of(recipe, len(federation.clients)), experiment.engine.eval_every
+    told = notes(found.history, federation.describe(), recipe.stop, experiment.rounds, every, sweep)
     return Result(summary, found.history, tensors, None if out is None else Path(out), told)
 
 
@@ -265,7 +268,10 @@ def run_seeds(
     if device_of(experiment) == "cuda" and experiment.engine.name != "flower":
         found = run_together(jobs, resume, watch=(lambda i, done: watch(seeds[i], done)) if watch else None)
     else:
-        found = [run(exp, o, resume, read(exp), watch=partial(watch, exp.seed) if watch else None) for exp, o in jobs]
+        found = []
+        for job, where in jobs:
+            each = partial(watch, job.seed) if watch else None
+            found.append(run(job, where, resume, read(job), watch=each))
     summaries = [result.summary for result in found]
     for note in dict.fromkeys(note for result in found for note in result.notes):
         having = [seed for seed, result in zip(seeds, found, strict=True) if note in result.notes]
