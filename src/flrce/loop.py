@@ -69,7 +69,8 @@ def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
 
 def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -> Plan:
     """Choose C_t and say what each client is to do."""
-    t, purpose = state.t + 1, f"select{state.attempt or ''}"
+    t = state.t + 1
+    purpose = f"select{state.attempt or ''}"  # another try at the same round draws anew
     under_way = flying(recipe, state)
     now, here = awake(recipe, engine, state, t, under_way)
     state, pool = present(state, tuple(here), lambda M: fits(recipe, M, engine.trainable, len(state.w), near(engine)))
@@ -85,7 +86,8 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
         )  # fmt: skip
 
     def loss(rows: Sequence[int]) -> Tensor:
-        tasks, clients = recipe.tasks(Selection(tuple(rows)), state.memory, view), [roster[k] for k in rows]
+        tasks = recipe.tasks(Selection(tuple(rows)), state.memory, view)
+        clients = [roster[k] for k in rows]
         afford(recipe, engine, state, tasks, clients, some=True)  # nobody is asked for a round that is not paid for
         asked.extend(rows)
         return engine.losses(state.w, clients)
@@ -94,12 +96,12 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
     P = room(recipe.pace, recipe.pace.room(recipe.P, len(busy)))
     view = View(t, P, pool, n, engine.estimate, draft, loss, state.history, engine.blocks, state.w, now)
     view = informed(view, engine, state)
-    memory, rng = state.memory.get("selector"), stream(seed, purpose, t)
     chosen, refused = Selection(()), ""
     tasks: tuple[Task, ...] = ()
     try:
         if pool and P:
-            chosen = checked(recipe.selector, recipe.selector.select(memory, view, rng), len(roster))
+            found = recipe.selector.select(state.memory.get("selector"), view, stream(seed, purpose, t))
+            chosen = checked(recipe.selector, found, len(roster))
         tasks = tuple(engine.accept(task) for task in recipe.tasks(chosen, state.memory, view))
         afford(recipe, engine, state, tasks, [roster[k] for k in asked])
     except Refused as why:
@@ -118,13 +120,15 @@ def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | 
     if plan.refused:
         return not_started(recipe, engine, plan, asked)
     judges = {flight.task.client for flight in plan.flights if flight.task.judge}
-    landing, replies = land(recipe, plan, came), vetted(came.replies, engine, judges)
+    replies = vetted(came.replies, engine, judges)
+    landing = land(recipe, plan, came)
     w = state.w if came.sent is None else came.sent  # where the updates are
     updates, rejected = gate(
-        landing.tasks, replies, engine.holdings, len(w), engine.trainable, plan.keep, w, plan.n,
-        landing.bases, t, landing.oldest, came.table,
+        landing.tasks, replies, engine.holdings, len(w), engine.trainable, plan.keep, w, known=plan.n,
+        bases=landing.bases, t=t, oldest=landing.oldest, table=came.table,
     )  # fmt: skip
-    clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds, plan.keep, priced(engine, plan))
+    price = priced(engine, plan)
+    clients, costs = book(t, landing.tasks, replies, rejected, asked, landing.seconds, plan.keep, price)
     landing = replace(landing, memory={**landing.memory, **settled(engine, plan, clients)})
     record = Record(
         t=t, exploit=plan.chosen.exploit, chosen=tuple(task.client for task in plan.tasks),
@@ -165,7 +169,7 @@ def _stepped(recipe: Recipe, engine: Engine, plan: Plan, updates: Updates) -> tu
     if "server" in state.memory:  # what it remembers is on the host
         w, target = state.w, crossing.home(target)
     found = recipe.server.step(w, target, updates, state.memory.get("server"))
-    w, server = stepped(recipe.server, found, target, w)
-    event = Event(plan.t, state.w, brought(engine, w), updates, len(state.roster), plan.chosen.k, state.history)
+    w_next, server = stepped(recipe.server, found, target, w)
+    event = Event(plan.t, state.w, brought(engine, w_next), updates, len(state.roster), plan.chosen.k, state.history)
     before = {**state.memory, "server": server} if "server" in state.memory else state.memory
     return event, recipe.observe(before, event)

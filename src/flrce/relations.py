@@ -7,6 +7,7 @@ else by how much w + u_k comes nearer to the line along v_j than w was (eq. 6). 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +35,14 @@ class Memory:
     A: dict[int, Tensor] = field(default_factory=dict)  # round -> w it started from, while some R points to it
 
 
+class Offsets(NamedTuple):
+    """a = w - anchor for the model of every round that some stale client started from."""
+
+    rounds: Tensor  # (A,) ascending
+    ua: Tensor  # (P, A) <u_k, a>
+    aa: Tensor  # (1, A) <a, a>
+
+
 def empty(M: int, d: int, dtype: torch.dtype = torch.float32, mapped: bool = True) -> Memory:
     """Nothing known of M clients. The tables' pages are not touched before they are written."""
     zeros = torch.zeros
@@ -57,13 +66,14 @@ def remember(
     m.vv[k] = torch.cat([torch.linalg.vecdot(u, u) for u in U.split(1)]).double()  # by rows: it makes a copy
     if not anchored:
         return m
-    starts = {t: w} if age is None else dict(zip((t - age).tolist(), bases, strict=True))
     if age is None:
+        starts = {t: w}
         m.av[k] = (U @ w.to(U.dtype)).double()
     else:
+        starts = dict(zip((t - age).tolist(), bases, strict=True))
         m.av[k] = torch.stack([u @ base.to(u.dtype) for u, base in zip(U, bases, strict=True)]).double()
-    used = set(m.R.unique().tolist())
-    return replace(m, A={r: a for r, a in {**m.A, **starts}.items() if r in used})
+    anchors, used = {**m.A, **starts}, set(m.R.unique().tolist())
+    return replace(m, A={r: anchor for r, anchor in anchors.items() if r in used})
 
 
 def relate(
@@ -80,24 +90,25 @@ def relate(
     w, U = w.to(m.V.dtype), U.to(m.V.dtype)
     rows = None if m.Omega is None else m.V.new_zeros(len(k), len(m.H))
     H = torch.zeros(len(k), dtype=torch.float64)
-    past = _offsets(m, *(full or (w, U)), anchored)
+    whole_w, whole_U = full or (w, U)
+    offsets = _offsets(m, whole_w, whole_U, anchored)
     for start in range(0, len(m.H), BLOCK):
         j = slice(start, start + BLOCK)
-        block = _relate(m, t, w, k, U, past, j)
+        block = _relate(m, t, w, k, U, offsets, j)
         H += block.sum(1)
         if rows is not None:
             rows[:, j] = block
     return rows, H.to(m.H.dtype)
 
 
-def _relate(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, past: tuple[Tensor, ...], j: slice) -> Tensor:
+def _relate(m: Memory, t: int, w: Tensor, k: Tensor, U: Tensor, offsets: Offsets, j: slice) -> Tensor:
     """(P, len(j)) relationships of clients k with clients j, in float64: cosines if fresh, eq. 6 if stale."""
     R = m.R[j]  # (j,)
     uu, vv = m.vv[k, None], m.vv[None, j]  # (P, 1), (1, j)
     uv, wv = torch.split(_products(U, w, m.V[j]), [len(k), 1])  # (P, j), (1, j)
-    ua, aa = _anchored(past, R)  # (P, j) or (P, 1), (1, j) or (1, 1)
+    ua, aa = _anchored(offsets, R)  # (P, j) or (P, 1), (1, j) or (1, 1)
     found = _nearer(uu, vv, uv, ua, aa, wv - m.av[None, j])
-    fresh = (t - 1) <= R
+    fresh = t - 1 <= R
     found[:, fresh] = uv[:, fresh] / (uu * vv[:, fresh]).sqrt().clamp(min=LEAST)  # cossim
     heard = (uu > 0) & (vv > 0) & (R[None] > NEVER)  # of one never seen, or an update of zeros, there is no opinion
     found = found.clamp(-1, 1).where(heard, 0.0)
@@ -113,13 +124,12 @@ def _nearer(uu: Tensor, vv: Tensor, uv: Tensor, ua: Tensor, aa: Tensor, av: Tens
     return -x / (1 + (1 + x).clamp(min=0).sqrt())  # 1 - sqrt(1 + x)
 
 
-def _anchored(past: tuple[Tensor, ...], R: Tensor) -> tuple[Tensor, Tensor]:
+def _anchored(offsets: Offsets, R: Tensor) -> tuple[Tensor, Tensor]:
     """<u_k, a_j> and <a_j, a_j> with the anchor that each client j started from; one anchor is everybody's."""
-    rounds, ua, aa = past
-    if len(rounds) == 1:
-        return ua, aa
-    at = torch.searchsorted(rounds, R)
-    return ua[:, at], aa[:, at]
+    if len(offsets.rounds) == 1:
+        return offsets.ua, offsets.aa
+    at = torch.searchsorted(offsets.rounds, R)
+    return offsets.ua[:, at], offsets.aa[:, at]
 
 
 def _products(U: Tensor, w: Tensor, V: Tensor) -> Tensor:
@@ -130,13 +140,13 @@ def _products(U: Tensor, w: Tensor, V: Tensor) -> Tensor:
     return total
 
 
-def _offsets(m: Memory, w: Tensor, U: Tensor, anchored: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Rounds of the anchors (the origin is one); for each a = w - anchor: <u_k, a> (P, rounds), <a, a> (1, rounds)."""
+def _offsets(m: Memory, w: Tensor, U: Tensor, anchored: bool) -> Offsets:
+    """How far w is from every anchor in use, and how far the updates go along; the origin is one anchor for all."""
     rounds = sorted(m.A) if anchored else [NEVER]
-    starts = [w - m.A[r].to(w.dtype) for r in rounds] if anchored else [w]
-    ua = torch.stack([_along(U, a) for a in starts], 1)
-    aa = torch.stack([_norm(a).square() for a in starts])
-    return torch.tensor(rounds), crossing.home(ua), crossing.home(aa[None])
+    offsets = [w - m.A[r].to(w.dtype) for r in rounds] if anchored else [w]
+    ua = torch.stack([_along(U, a) for a in offsets], 1)
+    aa = torch.stack([_norm(a).square() for a in offsets])
+    return Offsets(torch.tensor(rounds), crossing.home(ua), crossing.home(aa[None]))
 
 
 def _along(U: Tensor, a: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ def afford(
     """
     if not isinstance(recipe.stop, Refuses):
         return
-    estimates, down = with_grams(engine, state, tasks, [engine.estimate(task) for task in tasks]), 4 * len(state.w)
+    estimates = with_grams(engine, state, tasks, [engine.estimate(task) for task in tasks])
+    down = 4 * len(state.w)
     if some:
         costs = planned(at_most(estimates, recipe.P), asked_at_most(engine, asked, recipe.P, down))
     else:
@@ -60,15 +61,15 @@ def planned(tasks: Sequence[Spent], asked: Sequence[Spent]) -> list[Spent]:
 
 def at_most(estimates: Sequence[Spent], P: int) -> list[Spent]:
     """What the dearest P of these clients could cost at most, where it is not known which P will train."""
-    count = min(P, len(estimates))
-    down, up, joules = (
-        sorted((getattr(spent, name) for spent in estimates), reverse=True)[:count]
-        for name in ("bytes_down", "bytes_up", "joules")
-    )
-    watts = max((spent.idle_watts for spent in estimates), default=0.0)
-    seconds = sorted(spent.seconds for spent in estimates)[: count - 1]  # whoever is done soon idles longest
-    slowest = max((spent.seconds for spent in estimates), default=0.0)
+    if not estimates:
+        return []
+    down = sorted((spent.bytes_down for spent in estimates), reverse=True)
+    up = sorted((spent.bytes_up for spent in estimates), reverse=True)
+    joules = sorted((spent.joules for spent in estimates), reverse=True)
+    soonest = sorted(spent.seconds for spent in estimates)
+    seconds = [soonest[-1], *soonest]  # the round lasts as long as the slowest, and whoever is done soon idles longest
+    watts = max(spent.idle_watts for spent in estimates)
     return [
-        Spent(down[i], up[i], joules=joules[i], compute_seconds=[slowest, *seconds][i], idle_watts=watts)
-        for i in range(count)
+        Spent(down[i], up[i], joules=joules[i], compute_seconds=seconds[i], idle_watts=watts)
+        for i in range(min(P, len(estimates)))
     ]

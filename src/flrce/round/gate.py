@@ -33,7 +33,8 @@ def gate(
     had before, 0 where nobody knows. In round t, replies more than `oldest` rounds old do not count. `table` is as in
     Arrivals; where updates lie on a device, w is there too.
     """
-    asked, now = {task.client: task for task in tasks}, None if w is None else Base(w)
+    asked = {task.client: task for task in tasks}
+    now = None if w is None else Base(w)
     sent = {client: now if base is w else Base(base) for client, base in bases.items()}
     first, strays = answers(tasks, replies)
     rejected = {task.client: "no reply" for task in tasks if task.client not in first}
@@ -128,10 +129,13 @@ def check(
     if not reply.spent.seconds <= task.deadline:
         return f"late: {reply.spent.seconds:.3g} s, past the deadline of {task.deadline:.3g} s", None
     try:
-        (held, layout), exact = holdings(task), task.compressor is None or type(task.compressor) is Dense
+        held, layout = holdings(task)
         extras_checked(task, reply.extras, trainable)
         why, u = decoded(task, reply.payload, layout)
-        return (why, u) if u is None or now is None else grounded(u, now.w, held, layout, exact and base is now)
+        if u is None or now is None:
+            return why, u
+        exact = base is now and (task.compressor is None or type(task.compressor) is Dense)
+        return grounded(u, now.w, held, layout, exact)
     except Malformed as why:
         return f"malformed: {brief(why)}", None
     except Exception as why:  # a decoder, perhaps a user's, met bytes it did not expect
@@ -144,7 +148,9 @@ def _tensors(carry: Any) -> bool:
 
 def _slow(passed: dict[str, tuple[Reply, Tensor]], keep: int | None) -> list[str]:
     """Clients beyond the `keep` fastest; ties by name."""
-    return sorted(passed, key=lambda client: (passed[client][0].spent.seconds, client))[keep:] if keep else []
+    if not keep:
+        return []
+    return sorted(passed, key=lambda client: (passed[client][0].spent.seconds, client))[keep:]
 
 
 def _short(value: Any) -> str:

@@ -41,7 +41,8 @@ def life_of(engine: Engine) -> Any:
 
 def alive(engine: Engine) -> dict[str, Any]:
     """What the fleet remembers before the first round."""
-    charge = None if life_of(engine) is None else life_of(engine).init()
+    life = life_of(engine)
+    charge = None if life is None else life.init()
     return {} if charge is None else {FLEET: charge}
 
 
@@ -90,16 +91,16 @@ def comes_back(engine: Engine, state: State, tasks: Sequence[Task], now: float) 
 
 
 def cut(engine: Engine, state: State, flights: Sequence[Flight], replies: Sequence[Reply]) -> Sequence[Reply]:
-    """The replies to these tasks, but for clients that were gone before they had finished: of these, what they had
-    spent."""
+    """The replies to these tasks; of clients that were gone before they had finished, only what they had spent."""
     life = life_of(engine)
     if life is None or not replies:
         return replies
     sent = {flight.task.client: flight.sent for flight in flights}
     works = [(reply.client, sent[reply.client], reply.spent) for reply in replies]
+    ends = life.works(works, state.memory.get(FLEET))
     return [
         Reply(reply.client, reply.t, error=why, spent=spent) if why else reply
-        for reply, (spent, why) in zip(replies, life.works(works, state.memory.get(FLEET)), strict=True)
+        for reply, (spent, why) in zip(replies, ends, strict=True)
     ]
 
 

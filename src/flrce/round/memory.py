@@ -25,32 +25,36 @@ SMALLEST = 64  # floats: a shorter sketch ranks by noise
 
 
 def tables(recipe: Recipe, M: int, d: int, D: int) -> dict[str, int]:
-    """Bytes of every table the pieces will keep, by "role.field"; only shapes are computed."""
-    try:
-        with torch.device("meta"):
-            memory = recipe.init(M, d, D)
-    except RuntimeError:  # a piece that computes while it makes its tables: no estimate
-        return {}
+    """Bytes of every table the pieces will keep, by "role.field"."""
+    memory = _shapes(recipe, M, d, D)
     return {f"{role}.{f.name}": _bytes(getattr(kept, f.name)) for role, kept in memory.items() for f in fields(kept)}
 
 
 def renewed(recipe: Recipe, M: int, d: int, D: int) -> int:
     """Bytes of what pieces make anew each round, while the old is still there: all tensors but tables over clients."""
-    try:
-        with torch.device("meta"):
-            memory = recipe.init(M, d, D)
-    except RuntimeError:
-        return 0
+    memory = _shapes(recipe, M, d, D)
     kept = ((f, getattr(each, f.name)) for each in memory.values() for f in fields(each))
     return sum(_bytes(value) for f, value in kept if isinstance(value, Tensor) and not f.metadata.get("rows"))
+
+
+def _shapes(recipe: Recipe, M: int, d: int, D: int) -> dict[str, Any]:
+    """What the pieces would remember, as tensors that have shapes and no contents."""
+    try:
+        with torch.device("meta"):
+            return recipe.init(M, d, D)
+    except RuntimeError:  # a piece that computes while it makes its tables: no estimate
+        return {}
 
 
 def needed(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> int:
     """Bytes a server needs for M clients and a model of D floats, d of them trained; `near`: updates stay elsewhere."""
     P = min(recipe.P, M)
-    copies = LEAN[0] * P + LEAN[1] if _lean(recipe, d) else ROUND * P + 4
     if near:
         copies = LEAN[1]
+    elif _lean(recipe, d):
+        copies = LEAN[0] * P + LEAN[1]
+    else:
+        copies = ROUND * P + 4
     copies += not isinstance(recipe.average, Last)  # the model that is handed back
     held = sum(tables(recipe, M, d, D).values()) + renewed(recipe, M, d, D)
     return held + 4 * D * copies + CLIENT * M + 8 * P * min(16 * M, COLUMNS)

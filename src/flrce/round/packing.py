@@ -51,7 +51,11 @@ def packed(recipe: Recipe, before: Sky, flights: Sequence[Flight], clock: float)
 
 def unpacked(recipe: Recipe, sky: Sky) -> list[Flight]:
     """The flights that `packed` wrote."""
-    return [(isinstance(row, Row) and row.flight) or _flight(recipe, sky, row) for row in sky.flights]
+    found: list[Flight] = []
+    for row in sky.flights:
+        known = row.flight if isinstance(row, Row) else None  # rows of a checkpoint remember nothing
+        found.append(known or _flight(recipe, sky, row))
+    return found
 
 
 def can_wait(recipe: Recipe, tasks: Sequence[Task]) -> None:
