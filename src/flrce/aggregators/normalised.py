@@ -20,8 +20,7 @@ class Normalised:
     |a_k| is how many gradients' lengths tau_k steps go: tau_k for plain SGD, and with a client's `momentum` rho
     (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho); with a proximal term, of which each step takes the share
     `prox` = lr mu of the way back, (1 - (1 - prox)^tau_k) / prox. tau_k are the batches that a client says it trained
-    on.
-    Statistics of BatchNorm are no gradients: their mean is the plain one.
+    on. Statistics of BatchNorm are no gradients: their mean is the plain one.
     """
 
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
@@ -32,10 +31,11 @@ class Normalised:
         if recipe.partial:
             return f"FedNova's mean is of whole updates, but {recipe.partial} lets clients send parts; drop one"
         links: tuple[Any, ...] = recipe.chain.links if recipe.chain is not None else ()
-        strange = [type(link).__name__ for link in links if type(link).__name__ not in KNOWN]
         momenta = [link for link in links if type(link).__name__ == "Momentum"]
-        if strange or any(link.nesterov for link in momenta):
-            return f"FedNova knows the steps of SGD and its momentum only, not of {(*strange, 'nesterov')[0]}; drop it"
+        strange = [type(link).__name__ for link in links if type(link).__name__ not in KNOWN]
+        strange += ["nesterov" for link in momenta if link.nesterov]
+        if strange:
+            return f"FedNova knows the steps of SGD and its momentum only, not of {strange[0]}; drop it"
         pulls = [link for link in links if type(link).__name__ == "Prox"]
         if any(not link.squared for link in pulls):
             return "FedNova knows the squared proximal term only; set squared = true"

@@ -103,7 +103,8 @@ def quickest(
     Whoever is done sooner idles until then, and that is paid for too.
     """
     seconds = np.array([cost.seconds for cost in costs])
-    joules, idle = (np.array([getattr(cost, name) for cost in costs]) for name in ("joules", "idle_watts"))
+    joules = np.array([cost.joules for cost in costs])
+    idle = np.array([cost.idle_watts for cost in costs])
     cuts = np.unique(np.quantile(seconds, np.linspace(0, 1, CUTS + 1)[1:], method="higher"))
     found: list[tuple[float, float, list[int]]] = []  # duration, value, who
     for cut in cuts.tolist():

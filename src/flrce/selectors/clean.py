@@ -8,15 +8,14 @@ from numpy.random import Generator
 
 from flrce.bounds import Part
 from flrce.pieces import View
+from flrce.selectors import nested
 from flrce.selectors.uniform import Uniform
-from flrce.traits import Observes, Remembers, takes
 from flrce.types import Event, Selection
 
 
 @dataclass(frozen=True)
 class Cleanest:
-    """Only the `share` of the reachable clients with the least carbon intensity may be chosen, at least P; by
-    `selector`.
+    """The `selector` chooses among the `share` of the reachable clients with the least carbon intensity, at least P.
 
     Where nobody knows the intensities (`fleet.carbon`), everyone may.
     """
@@ -26,13 +25,13 @@ class Cleanest:
 
     @property
     def anywhere(self) -> bool:
-        return takes(self.selector) or not isinstance(self.selector, Observes)
+        return nested.anywhere(self.selector)
 
     def init(self, M: int, d: int, D: int) -> Any:
-        return self.selector.init(M, d, D) if isinstance(self.selector, Remembers) else Nothing()
+        return nested.init(self.selector, M, d, D)
 
     def observe(self, memory: Any, event: Event) -> Any:
-        return self.selector.observe(memory, event) if isinstance(self.selector, Observes) else memory
+        return nested.observe(self.selector, memory, event)
 
     def select(self, memory: Any, view: View, rng: Generator) -> Selection:
         if view.intensity is None or not view.pool:
@@ -46,8 +45,3 @@ class Cleanest:
     def _inner(self, memory: Any, view: View, rng: Generator) -> Selection:
         found: Selection = self.selector.select(memory, view, rng)
         return found
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """The memory of a selector that has none."""

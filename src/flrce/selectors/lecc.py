@@ -57,11 +57,13 @@ class Lecc:
         group = grouped(memory.shares[torch.from_numpy(pool)].numpy(), self.groups)
         order = np.argsort(-loss, kind="stable")  # the largest first; equal ones as they were drawn
         picked = order[group[order] < 0][: view.P].tolist()
-        known, left = sorted(set(group[group >= 0].tolist())), view.P - len(picked)
+        known = sorted(set(group[group >= 0].tolist()))
         worst = sorted(known, key=lambda g: -float(loss[group == g].mean()))[: self.some]
-        each = -(-left // max(len(worst), 1))
-        picked += [i for g in worst for i in order[group[order] == g][:each].tolist()][:left]
-        picked += [i for i in order.tolist() if i not in picked][: view.P - len(picked)]
+        each = math.ceil((view.P - len(picked)) / max(len(worst), 1))  # places a group has
+        for g in worst:
+            picked += order[group[order] == g][:each].tolist()
+        picked += [i for i in order.tolist() if i not in picked]  # where those groups are too small
+        picked = picked[: view.P]
         return Selection(tuple(int(pool[i]) for i in picked), exploit=True, why={"groups": len(known)})
 
     def observe(self, memory: Told, event: Event) -> Told:

@@ -23,9 +23,8 @@ class ByRelationship:
 
     `anchor` is where a stale client's line passes: "origin" (eq. 6 as printed) or "model" (as the authors' code).
     `blend` weighs a new relationship against the old, which is 0 before the first (1: overwrite; the authors' code .9).
-    `space` is the vectors
-    compared: "trainable" parameters, or all that is on the "wire", BatchNorm statistics included. Clients never heard
-    from have H = 0 and so outrank those with H < 0; `pessimistic` puts them last.
+    `space` is the vectors compared: "trainable" parameters, or all that is on the "wire", BatchNorm statistics
+    included. Clients never heard from have H = 0 and so outrank those with H < 0; `pessimistic` puts them last.
 
     Colluders that agree with one another gain a large H and would be chosen for ever (docs/robustness.md): `floor` is
     the least probability to explore, and a client that was chosen more than `most` times its fair share of the last
@@ -71,9 +70,9 @@ class ByRelationship:
         return relations.empty(M, min(self.sketch or size, size), mapped=not self.sketch)
 
     def select(self, memory: Memory, view: View, rng: Generator) -> Selection:
-        phi, draw = self.phi(view.t), rng.random()
+        phi = self.phi(view.t)
         pool = torch.tensor(view.pool)
-        if draw < phi:
+        if rng.random() < phi:
             picked = pool[torch.from_numpy(rng.permutation(len(pool)))[: view.P]]
             return Selection(tuple(picked.tolist()), why={"phi": phi})
         H, R = memory.H[pool], memory.R[pool]
@@ -97,21 +96,20 @@ class ByRelationship:
 
     def observe(self, memory: Memory, event: Event) -> Memory:
         """Steps 5, 7 and 8 of the paper's figure 4: write V and R, then the rows of Omega and H."""
-        k, wire = event.updates.k, self.space == "wire"
-        U = event.updates.U.float() if wire else event.updates.u
-        start = event.w if event.updates.sent is None else event.updates.sent
-        w = (start if wire else start[: event.updates.trainable]).float()
-        age, bases = event.updates.age, event.updates.base or ()
-        bases = tuple((base if wire else base[: event.updates.trainable]).float() for base in bases)
-        full, anchored = None, self.anchor == "model"
+        m, updates, anchored = memory, event.updates, self.anchor == "model"
+        size = updates.U.shape[1] if self.space == "wire" else updates.trainable
+        sent = event.w if updates.sent is None else updates.sent
+        U, w = updates.U[:, :size].float(), sent[:size].float()
+        bases = tuple(base[:size].float() for base in updates.base or ())
+        full = None
         if 0 < self.sketch < len(w):
             S = sketch(len(w), self.sketch)
             full = None if anchored else (w, U)  # of past models only sketches are kept
             U, w = S(U), S(w[None])[0]
             bases = tuple(S(base[None])[0] for base in bases)
         U, w = crossing.home(U), crossing.home(w)
-        m = memory
-        m = relations.remember(m, event.t, w, k, U, anchored, age, bases)
+        k = updates.k
+        m = relations.remember(m, event.t, w, k, U, anchored, updates.age, bases)
         rows, H = relations.relate(m, event.t, w, k, U, anchored, full)
         if m.Omega is not None and rows is not None:
             if self.blend < 1:

@@ -88,12 +88,12 @@ class Rewarded:
         """Only rows of those who replied change: what is open of the others is settled when they are looked at."""
         k = event.updates.k
         did = self.actions(memory, k, event.history)
-        Q, visits, last, action, joules = (
-            x.clone() for x in (memory.Q, memory.visits, memory.last, memory.action, memory.joules)
-        )
+        Q, visits = memory.Q.clone(), memory.visits.clone()
+        last, action, joules = memory.last.clone(), memory.action.clone(), memory.joules.clone()
         Q[k] = self.settled(memory, k, event.history)
         visits[k, did] += 1
-        last[k], action[k] = event.t, did
+        last[k] = event.t
+        action[k] = did
         joules[k] = torch.tensor([spent.joules for spent in event.updates.spent], dtype=torch.float64)
         return Values(Q, visits, last, action, joules)
 
@@ -117,14 +117,15 @@ class Rewarded:
             known = given[t]
             if known is None:
                 continue
-            a, (fixed, per_joule) = int(memory.action[k]), known
+            fixed, per_joule = known
+            a = int(memory.action[k])
             R = fixed - per_joule * float(memory.joules[k])
             Q[i, a] += self.rate * (R + self.discount * float(Q[i].max()) - float(Q[i, a]))
         return Q
 
     def _given(self, committed: Sequence[Record], t: int) -> tuple[float, float] | None:
         """Round t's reward: what all of its clients get, less so much for each joule; None: it was not judged yet."""
-        before, after = (figure(committed, t, ahead) for ahead in (False, True))
+        before, after = figure(committed, t, ahead=False), figure(committed, t, ahead=True)
         if after is None:
             return None
         if before is not None and after <= before:
@@ -136,8 +137,9 @@ class Rewarded:
 
 
 def figure(committed: Sequence[Record], t: int, ahead: bool) -> float | None:
-    """The headline in percent, more being better: of the first model from round t on that was judged, or the last
-    before it."""
+    """The headline in percent, more being better, of the last model that was judged before round t; `ahead`: of the
+    first from then on.
+    """
     some = [record for record in committed if (record.t >= t) == ahead and record.headline is not None]
     if not some:
         return None

@@ -7,14 +7,9 @@ from numpy.random import Generator
 
 from flrce.bounds import Whole
 from flrce.pieces import Selector, View
+from flrce.selectors import nested
 from flrce.selectors.uniform import Uniform
-from flrce.traits import Observes, Remembers, takes
 from flrce.types import Event, Selection
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """The memory of an inner selector that has none."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +22,19 @@ class Rooted:
 
     @property
     def anywhere(self) -> bool:
-        return takes(self.inner) or not isinstance(self.inner, Observes)
+        return nested.anywhere(self.inner)
 
     def init(self, M: int, d: int, D: int) -> Any:
-        return self.inner.init(M, d, D) if isinstance(self.inner, Remembers) else Nothing()
+        return nested.init(self.inner, M, d, D)
 
     def select(self, memory: Any, view: View, rng: Generator) -> Selection:
+        if self.root not in view.pool:
+            return self.inner.select(memory, view, rng)
         others = tuple(k for k in view.pool if k != self.root)
-        there = len(others) < len(view.pool)
-        if not others or there >= view.P:
-            return Selection(tuple(k for k in view.pool if k == self.root)[: view.P])
-        chosen = self.inner.select(memory, replace(view, pool=others, P=view.P - there), rng)
-        return replace(chosen, k=(self.root, *chosen.k)) if there else chosen
+        if not others or view.P == 1:
+            return Selection((self.root,))
+        chosen = self.inner.select(memory, replace(view, pool=others, P=view.P - 1), rng)
+        return replace(chosen, k=(self.root, *chosen.k))
 
     def observe(self, memory: Any, event: Event) -> Any:
-        return self.inner.observe(memory, event) if isinstance(self.inner, Observes) else memory
+        return nested.observe(self.inner, memory, event)

@@ -78,8 +78,11 @@ class AdaptiveTiers:
             found["losses"] = self._losses(view, order, edges, rng)
             if past and not _better(found["losses"], past):
                 odds = changed(found["losses"])
-        left = [self.credits - sum(why["tier"] == tier + 1 for why in past) for tier in range(count)]
-        likely = np.array([x if not self.credits or some > 0 else 0.0 for x, some in zip(odds, left, strict=True)])
+        likely = np.array(odds)
+        for tier in range(count):
+            taken = sum(why["tier"] == tier + 1 for why in past)
+            if self.credits and taken >= self.credits:
+                likely[tier] = 0.0
         likely = likely if likely.any() else np.ones(count)  # every credit is spent
         tier = int(rng.choice(count, p=likely / likely.sum()))
         picked = members(order, edges[tier], edges[tier + 1], view.P, rng)

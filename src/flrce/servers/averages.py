@@ -60,9 +60,8 @@ class EMA:
             torch.mul(before, self.decay, out=part).add_(w, alpha=1 - self.decay)  # in the cache
         headway, straight, known = self._headway(memory, event), memory.straight, memory.known
         if headway is not None:
-            straight, known = (
-                self.decay * x + (1 - self.decay) * new for x, new in ((straight, headway), (known, 1.0))
-            )
+            straight = self.decay * straight + (1 - self.decay) * headway
+            known = self.decay * known + (1 - self.decay)
         return Mean(total, self.decay * memory.weight + 1 - self.decay, headway, straight, known)
 
     def model(self, memory: Mean, w: Tensor) -> Tensor:

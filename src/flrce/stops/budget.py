@@ -29,7 +29,8 @@ class Budget:
             return f"budget of {self.rounds} rounds"
         slowest = max((s.seconds for s in estimates), default=0.0)
         joules = sum(s.joules + s.idle_watts * (slowest - s.seconds) for s in estimates)
-        nbytes, grams = sum(s.bytes_up + s.bytes_down for s in estimates), sum(s.grams for s in estimates)
+        nbytes = sum(s.bytes_up + s.bytes_down for s in estimates)
+        grams = sum(s.grams for s in estimates)
         return self._over(history, nbytes, joules, slowest, grams, "next round would pass ")
 
     def _over(
@@ -43,7 +44,10 @@ class Budget:
         }
         for name, used in spent.items():
             limit = getattr(self, name)
-            if limit is not None and (used > limit if how else used >= limit):
+            if limit is None:
+                continue
+            over = used > limit if how else used >= limit  # the next round may use all that is left
+            if over:
                 return f"{how}budget of {limit:g} {name} ({used:.6g})"
         return ""
 

@@ -38,15 +38,17 @@ class Conflicts:
         last = history[-1]
         if not last.exploit or last.outcome != "committed" or last.t <= self.after or self.count(last) < self.psi:
             return ""
-        exploits = [h for h in history if h.exploit and h.outcome == "committed" and h.t > self.after][-self.n :]
-        over = sum(self.count(h) >= self.psi for h in exploits)
-        if over < self.r or (self.confirmed and not self._confirmed(history)):
+        over = self._over(history, exploit=True)
+        if over < self.r:
+            return ""
+        if self.confirmed and self._over(history, exploit=False) < self.r:
             return ""
         return f"conflicts {self.count(last):g} >= psi {self.psi:g}" + (f" in {over} of {self.n}" if self.n > 1 else "")
 
-    def _confirmed(self, history: Sequence[Record]) -> bool:
-        drawn = [h for h in history if not h.exploit and h.outcome == "committed" and h.t > self.after][-self.n :]
-        return sum(self.count(h) >= self.psi for h in drawn) >= self.r
+    def _over(self, history: Sequence[Record], exploit: bool) -> int:
+        """How many of the last n rounds that exploit, or that do not, had as many conflicts as psi."""
+        some = [h for h in history if bool(h.exploit) == exploit and h.outcome == "committed" and h.t > self.after]
+        return sum(self.count(h) >= self.psi for h in some[-self.n :])
 
 
 def shadows(history: Sequence[Record], record: Record, P: int) -> tuple[float, ...]:

@@ -41,7 +41,8 @@ class Growth:
 
     def observe(self, memory: Origin, event: Event) -> Origin:
         start = memory.model if memory.known else event.w.clone()
-        d, total = event.updates.trainable, 0.0
+        d = event.updates.trainable
+        total = 0.0
         for before, now in zip(start[:d].split(PART), event.w_next[:d].split(PART), strict=True):
             total += float((now - before).double().square().sum())
         return replace(memory, model=start, known=True, way=total**0.5)
@@ -52,9 +53,12 @@ class Growth:
 
     def __call__(self, history: Sequence[Record]) -> str:
         ways = [h.way for h in history if h.way is not None]
-        if len(ways) <= self.rounds or history[-1].way is None or not ways[-self.rounds - 1]:
+        if len(ways) <= self.rounds or history[-1].way is None:
             return ""
-        grown = math.log(max(ways[-1], TINY) / ways[-self.rounds - 1]) / self.rounds
+        before = ways[-self.rounds - 1]
+        if not before:
+            return ""
+        grown = math.log(max(ways[-1], TINY) / before) / self.rounds
         if grown >= self.rate:
             return ""
         return f"the way from the initial model grew by {grown:.2g} a round < {self.rate:g} over {self.rounds} rounds"

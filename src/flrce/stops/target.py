@@ -37,14 +37,14 @@ class Target:
     def look(self, history: Sequence[Record]) -> Reached | None:
         """What the record says after its last round; None while it says too little."""
         done = [h for h in history if h.outcome == "committed"]
-        looks = [t for t in (h.t for h in done) if due(t)]
         if not done:
             return None
-        found, tests, last = heard(done), 0, None
+        found = heard(done)
         if not len(found.t):
             found = evaluated(done)
         sign = -1.0 if done[-1].lower else 1.0
-        for t in looks if looks and looks[-1] == done[-1].t else [*looks, done[-1].t]:
+        tests, last = 0, None
+        for t in [h.t for h in done if due(h.t) or h is done[-1]]:
             recent = (found.t <= t) & (found.t > t - max(math.ceil(found.sweep), FEWEST))
             rounds, where = np.unique(found.t[recent], return_inverse=True)
             if len(rounds) < FEWEST:
