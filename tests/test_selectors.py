@@ -23,6 +23,7 @@ from flrce.round.tables import grow_one
 from flrce.selectors import choice, diverse, utility
 from flrce.selectors.choice import PowerOfChoice
 from flrce.selectors.diverse import DivFL
+from flrce.selectors.rooted import Rooted
 from flrce.selectors.utility import ByUtility
 from flrce.types import Event, Record, Spent, Task, Updates, Work
 
@@ -587,3 +588,12 @@ def test_a_round_keeps_the_fastest_of_those_asked():
         assert len(h.replied) == 4
         assert set(h.rejected.values()) == {"slower than the replies that were waited for"}
         assert h.bytes_wasted > 0
+
+
+def test_a_root_beside_spares_takes_no_place_of_theirs():
+    """P = 4 with 1.5 times as many asked: the root and int(1.5 * 3) = 4 others, of whom the fastest four count."""
+    rooted = Rooted(ByUtility(overcommit=1.5))
+    view, _ = a_view(P=4)
+    chosen = rooted.select(rooted.init(6, 2, 2), view, stream(0, "x"))
+    assert chosen.k[0] == 0
+    assert (len(chosen.k), chosen.keep) == (5, 4)

@@ -34,7 +34,8 @@ class Rooted:
         if not others or view.P == 1:
             return Selection((self.root,))
         chosen = self.inner.select(memory, replace(view, pool=others, P=view.P - 1), rng)
-        return replace(chosen, k=(self.root, *chosen.k))
+        keep = None if chosen.keep is None else chosen.keep + 1  # the root's reply, and as many others as before
+        return replace(chosen, k=(self.root, *chosen.k), keep=keep)
 
     def observe(self, memory: Any, event: Event) -> Any:
         return nested.observe(self.inner, memory, event)
