@@ -27,6 +27,12 @@ def test_every_recipe_can_be_written_down(name):
     assert tables["recipe"]["name"] == recipe.name
 
 
+@pytest.mark.parametrize("preset", [*recipes.STOPS, *recipes.SELECTIONS, "private"])
+def test_every_preset_of_flrce_can_be_written_down(preset):
+    recipe = recipes.flrce(preset=preset, P=7)
+    assert Experiment(**tables_of(recipe)).build_recipe() == recipe
+
+
 @dataclass(frozen=True)
 class Slow:
     """A server step of one's own."""

@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from flrce.recipes import CATALOGUE
 from flrce.stops.budget import AnyOf, Budget
 
 LOCAL = ("epochs", "batch", "lr")
+FLAGS = ("holdouts", "sums")  # of any recipe: true or false
 SURFACE = {
     "selector": "select", "trainer": "assign", "submodel": "assign", "compressor": "encode",
     "aggregator": "__call__", "server": "step", "pace": "room",
@@ -25,8 +26,6 @@ SURFACE = {
     "augment": "__call__", "availability": "__call__", "trouble": "touch",
     "presence": "until", "battery": "levels",
 }  # fmt: skip
-
-
 OTHERWISE = {"link": ("probe", "term")}  # what a piece may have in place of it
 
 
@@ -52,7 +51,7 @@ def compose(
         pieces["trainer"] = {key: value for key, value in trainer.items() if key not in LOCAL}
     steps = local.pop("steps", None)
     minimum = chosen.pop("minimum", None)
-    holdouts = chosen.pop("holdouts", None)
+    flags = {key: chosen.pop(key) for key in FLAGS if key in chosen}
     # a chain that a recipe of one's own is written with is whole, and may want what is kept
     given = local.pop("update", None) if "base" in table else None
     make = CATALOGUE[name]
@@ -68,12 +67,14 @@ def compose(
     minimum = recipe.minimum if minimum is None else minimum
     if type(minimum) is not int or not 1 <= minimum <= recipe.P:
         raise BadInput(f"recipe.minimum = {shown(minimum)}: must be an integer from 1 to per_round = {recipe.P}")
-    if holdouts is not None and type(holdouts) is not bool:
-        raise BadInput(f"recipe.holdouts = {shown(holdouts)}: must be true or false")
+    for key, value in flags.items():
+        if type(value) is not bool:
+            raise BadInput(f"recipe.{key} = {shown(value)}: must be true or false")
     if budget:
         recipe = replace(recipe, stop=AnyOf((recipe.stop, Budget(**budget))))
-    recipe = replace(recipe, name=label) if "base" in table else recipe
-    return replace(recipe, minimum=minimum, holdouts=recipe.holdouts if holdouts is None else holdouts)
+    if "base" in table:
+        recipe = replace(recipe, name=label)
+    return replace(recipe, minimum=minimum, **flags)
 
 
 def keys_of(make: Any) -> dict[str, inspect.Parameter]:
@@ -96,7 +97,9 @@ def local_of(train: Mapping[str, Any]) -> dict[str, Any]:
         if train:
             raise BadInput(f"train.update is a whole chain; drop train.{min(train)}, or name it as a link")
         return local | {"update": Chain(tuple(piece("link", wanted, "train") for wanted in links))}
-    return local | ({"update": _chain(train, local.get("lr", 0.1))} if train else {})
+    if train:
+        local["update"] = _chain(train, local.get("lr", 0.1))
+    return local
 
 
 def _chain(train: Mapping[str, Any], lr: float) -> Chain:
@@ -123,15 +126,17 @@ def objective_of(wanted: str | Mapping[str, Any] | None, kind: str) -> Any:
     """An objective by name, as a table {name = ..., field = value}, or by what the targets are."""
     table: dict[str, Any] = {"name": wanted} if isinstance(wanted, str) else dict(wanted or {})
     name = table.pop("name", None)
-    make = BY_KIND[kind] if name is None else OBJECTIVES.get(name) if isinstance(name, str) else None
-    if make is None and isinstance(name, str) and ":" in name:
+    make: Any
+    if name is None:
+        make = BY_KIND[kind]
+    elif isinstance(name, str) and name in OBJECTIVES:
+        make = OBJECTIVES[name]
+    elif isinstance(name, str) and ":" in name:
         make = imported(name, "objective.name")
-    if make is None:
+    else:
         raise BadInput(f'objective.name = {name!r}: {nearest(str(name), OBJECTIVES)}, or "package.module:Class"')
     if "metrics" in table:
-        table["metrics"] = tuple(
-            imported(m, "objective.metrics") if isinstance(m, str) and ":" in m else m for m in table["metrics"]
-        )
+        table["metrics"] = _metrics(table["metrics"])
     try:
         made = make(**table)
     except (TypeError, ValueError) as why:
@@ -141,9 +146,18 @@ def objective_of(wanted: str | Mapping[str, Any] | None, kind: str) -> Any:
     return made
 
 
+def _metrics(wanted: Any) -> tuple[Any, ...]:
+    """An objective's metrics: names of ours, and what "package.module:Class" names."""
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+        raise BadInput(f'objective.metrics = {shown(wanted)}: give a list of them, such as ["accuracy"]')
+    return tuple(imported(m, "objective.metrics") if isinstance(m, str) and ":" in m else m for m in wanted)
+
+
 def piece(role: str, wanted: Any, where: str = "recipe") -> Any:
     """One piece from a name ("topk", "package.module:Class") or a table {piece = name, field = value, ...}."""
-    table = {"piece": wanted} if isinstance(wanted, str) else dict(wanted) if isinstance(wanted, Mapping) else {}
+    if isinstance(wanted, str):
+        wanted = {"piece": wanted}
+    table = dict(wanted) if isinstance(wanted, Mapping) else {}
     name = table.pop("piece", None)
     if not isinstance(name, str):
         raise BadInput(f'{where}.{role} = {shown(wanted)}: give a name, or a table with piece = "name"')
@@ -200,7 +214,7 @@ def _known(given: Mapping[str, Any], name: str) -> None:
     valid = keys_of(CATALOGUE[name])
     for key in given:
         if key not in valid:
-            hint = nearest(key[:60], ["name", *valid, *ROLES, "minimum", "holdouts"])
+            hint = nearest(key[:60], ["name", *valid, *ROLES, "minimum", *FLAGS])
             raise BadInput(f"recipe.{key[:60]} is no setting of {name}; {hint}")
     why, _ = _settings(name).checked(given)
     if why:

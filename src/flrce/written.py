@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from flrce.compose import compose, local_of
+from flrce.compose import FLAGS, compose, local_of
 from flrce.errors import BadInput
 from flrce.local.updates import Chain
 from flrce.names import PIECES
@@ -16,7 +16,7 @@ def tables_of(recipe: Recipe) -> dict[str, Any]:
     recipe = recipe if recipe.update is not None else replace(recipe, update=Chain())
     table: dict[str, Any] = {"name": recipe.name or "custom", "base": "fedavg", "minimum": recipe.minimum}
     table |= {role: named(role, getattr(recipe, role), own=True) for role in ROLES}
-    table |= {"holdouts": True} if recipe.holdouts else {}
+    table |= {flag: True for flag in FLAGS if getattr(recipe, flag)}
     work = {"epochs": recipe.work.epochs, "batch": recipe.work.batch, "steps": recipe.work.steps}
     train: dict[str, Any] = {key: value for key, value in work.items() if value is not None}
     train |= {"update": [named("link", link, own=True) for link in recipe.update.links]}

@@ -135,7 +135,7 @@ def install(app: click.Command) -> str:
 
 def gathered() -> dict[str, dict[str, str]]:
     """The words as the catalogue and the experiment's settings have them now."""
-    from flrce.compose import keys_of
+    from flrce.compose import FLAGS, keys_of
     from flrce.config import Experiment
     from flrce.data.sources import NAMES
     from flrce.pieces import ROLES
@@ -146,7 +146,7 @@ def gathered() -> dict[str, dict[str, str]]:
         section: Any = field.annotation
         if name == "recipe":
             own = {key for make in CATALOGUE.values() for key in keys_of(make)}
-            settings |= {f"recipe.{key}": "" for key in ("name", "base", *sorted(own), *ROLES, "minimum", "holdouts")}
+            settings |= {f"recipe.{key}": "" for key in ("name", "base", *sorted(own), *ROLES, "minimum", *FLAGS)}
         elif hasattr(section, "model_fields"):
             settings |= {f"{name}.{key}": "" for key in section.model_fields}
         else:
