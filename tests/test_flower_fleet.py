@@ -12,7 +12,9 @@ from flower_helpers import plain_app, start
 from flrce import recipes
 from flrce.fleet import supply
 from flrce.flower import FLrce, Local, LocalGrid, RecipeStrategy, client, client_app, introduce
+from flrce.flower.claims import Claims
 from flrce.flower.engine import FlowerEngine
+from flrce.flower.options import Options
 
 NODES = 4
 
@@ -79,10 +81,10 @@ def test_batteries_are_read_from_the_device_and_told_as_last_reported(tmp_path, 
     assert len(asked) > 1
     assert seen[0] is None
     assert all(level == pytest.approx(0.4) for level in seen[-1].tolist())
-    engine = FlowerEngine.__new__(FlowerEngine)
-    engine.batteries = {"a": 0.2, "b": 0.8}
-    assert levels(engine, ["a", "c", "b"]).tolist() == pytest.approx([0.2, 0.5, 0.8])  # c did not say: the mean
-    assert levels(engine, ["c"]) is None
+    claims = Claims(Options())
+    claims.batteries = {"a": 0.2, "b": 0.8}
+    assert claims.levels(["a", "c", "b"]).tolist() == pytest.approx([0.2, 0.5, 0.8])  # c did not say: the mean
+    assert claims.levels(["c"]) is None
 
 
 def test_the_servers_own_judgement_sees_whole_models_where_heads_stay_with_clients():

@@ -1,7 +1,6 @@
 """The same Engine over Flower's Grid: its simulation engine, its deployments, or a LocalGrid. Costs are measured."""
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,21 +14,19 @@ from torch import Tensor
 from flrce.errors import BadInput
 from flrce.flower import classes
 from flrce.flower.arrays import Template, record, weight
-from flrce.flower.figures import LOSSES, PERCENT, first, reported, scale, strange, summed
+from flrce.flower.claims import Claims
+from flrce.flower.figures import LOSSES, PERCENT, first, reported, scale, strange
 from flrce.flower.judging import Panel
 from flrce.flower.measured import Measured
 from flrce.flower.nodes import GONE, LOSS, Client, Nodes
 from flrce.flower.options import Config, Costs, Judge, Options, configured
 from flrce.flower.post import Post, asked, why
 from flrce.flower.under_way import Sent, UnderWay
-from flrce.flower.wire import read_reply, write_task
+from flrce.flower.wire import for_plain, read_reply, write_task
 from flrce.local.client import Runner
-from flrce.local.updates import Prox
 from flrce.pieces import Dense, Malformed
 from flrce.room import TABLE, room
-from flrce.round.gate import GROWTH, MOST_SAMPLES
 from flrce.round.pace import due
-from flrce.round.payloads import number
 from flrce.types import Arrivals, Carry, Evaluation, Flight, Payload, Portion, Record, Reply, Spent, Task, Yardstick
 
 log = logging.getLogger("flwr")
@@ -62,6 +59,7 @@ class FlowerEngine:
     ) -> None:  # fmt: skip
         self.grid, self.template, self.options, self.runner, self.costs = grid, template, options, runner, costs
         self.nodes = Nodes(grid, options.ask, PATIENCE)
+        self.claims = Claims(options)
         self.under_way = UnderWay(Post(grid, AT_ONCE // max(template.nbytes, 1)), options.timeout)
         self.measured = Measured(template, runner, options.profile)
         self.panel = Panel(grid, template, options, evaluate_config or {}, judge, self._free, host)
@@ -73,11 +71,7 @@ class FlowerEngine:
         self.online: dict[str, Client] = {}
         self.unsent: list[Reply] = []  # of tasks that could not be sent
         self.places: dict[str, Tensor] = {}  # client -> where its dense update is written to
-        self.said: dict[str, int] = {}  # client -> the samples that it claimed last
         self.begun = 0.0  # when the round's tasks were sent
-        self.metrics: dict[str, MetricRecord] = {}  # client -> the metrics of its last reply
-        self.batteries: dict[str, float] = {}  # client -> the level, 0 to 1, that it reported last
-        self.summed: MetricRecord | None = None  # the round's training metrics, where somebody else made one of them
         self._sent: tuple[Tensor, ArrayRecord] | None = None
 
     def clients(self, t: int = 1) -> Sequence[str]:
@@ -92,11 +86,7 @@ class FlowerEngine:
     def samples(self, client: str) -> int:
         """As the client says, or said before its node, or this server, was started anew; 0: unknown."""
         known = self.online[client].n if client in self.online else 0
-        return known or self.said.get(client, 0)
-
-    def recall(self, samples: Mapping[str, int]) -> None:
-        """What clients said to an earlier server: a run that goes on chooses by the same figures."""
-        self.said = {**samples, **self.said}
+        return known or self.claims.samples.get(client, 0)
 
     def notes(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
         """Which node each client is, for the ledger; nodes of a simulated fleet say nothing."""
@@ -160,8 +150,9 @@ class FlowerEngine:
         Where costs are modelled, the model says who is fast: the first ones by it are waited for, or all.
         """
         if self.costs is not None:
-            flights, size = (due(flights, size)[0] if open_ended and size else flights), None
-        self.metrics = {}
+            flights = due(flights, size)[0] if open_ended and size else flights
+            size = None
+        self.claims.metrics = {}
         tasks = [flight.task for flight in flights]
         table = None if open_ended else self._laid_out(tasks)
         found, late = self.under_way.collect(tasks, size, open_ended, self.read)
@@ -183,14 +174,15 @@ class FlowerEngine:
 
     def in_scale(self, replies: Sequence[Reply]) -> list[Reply]:
         """The round's replies; refused where an accuracy is beyond what the others' can be."""
-        most, key = scale(list(self.metrics.values())), self.options.weight_key
+        most = scale(list(self.claims.metrics.values()))
         found = []
         for reply in replies:
-            own = {name: x for name, x in self.metrics.get(reply.client, {}).items() if name != key}
+            own = self.claims.own(reply.client)
             odd = "" if reply.error else strange(own, most)
-            found.append(
-                replace(reply, payload=None, error=f"malformed: {odd}") if odd else self.panel.said(reply, own, most)
-            )
+            if odd:
+                found.append(replace(reply, payload=None, error=f"malformed: {odd}"))
+            else:
+                found.append(self.panel.said(reply, own, most))
         return found
 
     @property
@@ -203,7 +195,7 @@ class FlowerEngine:
         content = RecordDict({
             self.options.arrays_key: self.arrays(w) if held is None else record({"held": w[held].float()}),
             self.options.config_key: ConfigRecord({
-                **configured(self.train_config, task.t), "server-round": task.t, **_for_plain(task), **write_task(task),
+                **configured(self.train_config, task.t), "server-round": task.t, **for_plain(task), **write_task(task),
             }),
         })  # fmt: skip
         if task.tensors:
@@ -224,9 +216,8 @@ class FlowerEngine:
             up = sum(weight(arrays) for arrays in reply.content.array_records.values())
             spent = replace(down, bytes_up=up, compute_seconds=seconds)
             return Reply(task.client, task.t, error=f"malformed: {problem}", spent=spent)
-        metrics = next(iter(reply.content.metric_records.values()))
-        own = {key: value for key, value in metrics.items() if key != self.options.weight_key}  # that is the gate's
-        odd = strange(own, PERCENT)
+        self.claims.hear(client, next(iter(reply.content.metric_records.values())))
+        odd = strange(self.claims.own(client.name), PERCENT)
         if odd:
             found = replace(found, payload=None, error=f"malformed: {odd}")
         elif found.payload and type(task.compressor) is Dense:
@@ -237,15 +228,10 @@ class FlowerEngine:
             found.spent, bytes_down=down.bytes_down, framing=found.spent.framing + down.framing,
             compute_seconds=compute, transfer_seconds=seconds - compute,
         )  # fmt: skip
-        self.metrics[task.client] = metrics
-        level = metrics.get("battery")
-        if number(level, 0, 1):
-            self.batteries[task.client] = float(level)  # type: ignore[arg-type]
         self.measured.note(task, client.n, compute, seconds - compute)
-        if type(found.n) is int and 0 < found.n <= MOST_SAMPLES:
-            before = client.n or self.said.get(client.name, 0)
-            self.said[client.name] = min(found.n, GROWTH * before) if before else found.n
-            self.nodes.heard(client, self.said[client.name])
+        n = self.claims.count(client, found.n)
+        if n:
+            self.nodes.heard(client, n)
         return replace(found, spent=self.measured.joules(spent))
 
     def evaluate(self, w: Tensor, t: int, last: bool = False, carry: Carry | None = None) -> Evaluation | None:
@@ -253,14 +239,17 @@ class FlowerEngine:
         return self.panel.judge(self.arrays(w), t) if self.panel.due(t, last) else None
 
     def breakdown(self, t: int, roster: Sequence[str]) -> dict[str, Any] | None:
-        """The headline metric of round t's model for each client that was asked and told it, and for each class where
-        they were asked for that; None where nobody did."""
+        """The headline metric of round t's model for each client that told it, and for each class where they were asked
+        for that; None where nobody did.
+        """
+        if self.panel.last != t:
+            return None
         nodes = {name: client.node for name, client in self.online.items()}
-        values = [self.panel.each.get(nodes.get(name, 0)) for name in roster] if self.panel.last == t else []
-        told = any(value is not None for value in values)
-        found = {"metric": self.panel.yardstick.metric, "clients": values}
-        by_class = self.panel.by_class
-        return {**found, **(classes.breakdown(by_class) if by_class else {})} if told else None
+        values = [self.panel.each.get(nodes.get(name, 0)) for name in roster]
+        if all(value is None for value in values):
+            return None
+        by_class = classes.breakdown(self.panel.by_class) if self.panel.by_class else {}
+        return {"metric": self.panel.yardstick.metric, "clients": values, **by_class}
 
     def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
         """Mean loss of w on each client's training samples; of one that cannot tell, as it last reported."""
@@ -269,7 +258,7 @@ class FlowerEngine:
         messages = [Message(content, self.online[client].node, LOSS) for client in able]
         answers = asked(self.grid, messages, self.options.timeout)
         found = {able[at]: first(reported(reply), LOSSES) for at, reply in answers.items()}
-        last = {client: first(self.metrics.get(client, {}), ("train_loss", *LOSSES)) for client in clients}
+        last = {client: first(self.claims.metrics.get(client, {}), ("train_loss", *LOSSES)) for client in clients}
         return torch.tensor([found.get(c) or last[c] or 0.0 for c in clients], dtype=torch.float64)
 
     def arrays(self, w: Tensor) -> ArrayRecord:
@@ -281,31 +270,19 @@ class FlowerEngine:
 
     def levels(self, clients: Sequence[str]) -> Tensor | None:
         """(clients,) batteries as last reported, the others' mean where one did not say; None: nobody did."""
-        found = torch.tensor([self.batteries.get(client, math.nan) for client in clients], dtype=torch.float64)
-        return None if bool(found.isnan().all()) else found.nan_to_num(float(found.nanmean()))
-
-    def trained(self, record: Record) -> MetricRecord | None:
-        """The training metrics of a round as one, from the replies that counted."""
-        if self.summed is not None:
-            return self.summed
-        useful = [self.metrics[client] for client in record.replied if client in self.metrics]
-        return summed(useful, self.options.weight_key, self.options.train_sum, scale(useful))
+        return self.claims.levels(clients)
 
     def told(self, record: Record) -> dict[str, MetricRecord]:
         """What clients and server report of a round that is done: training, the clients' judgement, the server's."""
         panel = self.panel
-        found = {"train": self.trained(record), "evaluate": panel.by_clients, "server": panel.by_server}
-        self.summed = None
+        found = {"train": self.claims.trained(record), "evaluate": panel.by_clients, "server": panel.by_server}
+        self.claims.summed = None
         panel.forget()
         return {name: metrics for name, metrics in found.items() if metrics is not None and len(metrics)}
 
     def open_half(self, config: Mapping[str, Any]) -> None:
         """A round begins that somebody else sends and collects, with this config."""
-        self.train_config, self.metrics = dict(config), {}
-
-    def sum_up(self, metrics: MetricRecord | None) -> None:
-        """A round's training metrics as somebody else made one of them."""
-        self.summed = metrics
+        self.train_config, self.claims.metrics = dict(config), {}
 
     def _free(self) -> list[Client]:
         """Who may judge a model: a client that trains would keep everybody waiting."""
@@ -319,9 +296,3 @@ def _announce(flights: Sequence[Flight], new: Sequence[Flight]) -> None:
     names = ", ".join(flight.task.client for flight in new[:12]) + (" ..." if len(new) > 12 else "")
     busy = f"; {len(flights) - len(new)} under way" if len(flights) > len(new) else ""
     log.info("[ROUND %d/%d] %d clients: %s%s", t, flights[0].task.rounds, len(new), names, busy)
-
-
-def _for_plain(task: Task) -> dict[str, Any]:
-    """What clients that know Flower's strategies and not our tasks look for."""
-    pull = next((link.mu for link in task.update.links if isinstance(link, Prox)), 0.0) if task.update else 0.0
-    return {"proximal-mu": pull} if pull else {}

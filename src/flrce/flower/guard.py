@@ -105,7 +105,7 @@ class GuardedEngine(FlowerEngine):
     def collect(self, flights: Sequence[Flight], size: int | None, open_ended: bool) -> Arrivals:
         """As always; and a reply whose metrics are not like the others', which Flower would end the run for, is out."""
         came = super().collect(flights, size, open_ended)
-        keys = {client: tuple(sorted(metrics)) for client, metrics in self.metrics.items()}
+        keys = {client: tuple(sorted(metrics)) for client, metrics in self.claims.metrics.items()}
         usual = min(Counter(keys.values()).most_common(), key=lambda pair: (-pair[1], pair[0]), default=((), 0))[0]
         replies = [
             reply if reply.error or keys.get(reply.client) == usual
@@ -118,7 +118,7 @@ class GuardedEngine(FlowerEngine):
         """The strategy's new model from the replies that passed; w where it makes none, or none that is finite."""
         replies = [self.incoming[self.rows[k]] for k in updates.k.tolist()]
         try:
-            arrays, self.summed = self.strategy.aggregate_train(self.t, replies)
+            arrays, self.claims.summed = self.strategy.aggregate_train(self.t, replies)
             made = None if arrays is None else flatten(self.template, arrays)
         except Exception as why:  # a strategy's own: too few replies for Krum, for instance
             log.warning("%s made no model in round %d: %s", type(self.strategy).__name__, self.t, why)

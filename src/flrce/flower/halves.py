@@ -76,7 +76,7 @@ class Open:
         self.state = self.done.state
         model = self.state.w if self.done.model is None else self.done.model
         self.arrays = engine.arrays(model)
-        metrics = dict(engine.trained(self.done.record) or {})
+        metrics = dict(engine.claims.trained(self.done.record) or {})
         return self.arrays, MetricRecord({**metrics, **figures(self.done.record)})
 
 
@@ -103,7 +103,7 @@ def by_halves(strategy: Strategy, opened: Open) -> Round:
         raise BadInput(f"{name}.aggregate_train must call super().aggregate_train(server_round, replies)")
     if arrays is not None and not _same(arrays, opened.arrays):
         raise BadInput(f"{name}.aggregate_train returns another model than super()'s; use an Aggregator for that")
-    engine.sum_up(metrics)
+    engine.claims.summed = metrics  # as the strategy made one of them
     return opened.done
 
 

@@ -105,7 +105,7 @@ class Session:
         log.info("Evaluated and handed back: %s", _handed_back(self.recipe))
         if state.history:
             log.info("Resuming %s after round %d", self.folder, state.t)
-            self.engine.recall(said(self.folder) if self.folder else {})
+            self.engine.claims.recall(said(self.folder) if self.folder else {})
         self.result.history = state.history
         for record in state.history:
             self._note(record, record.why.get("metrics", {}))

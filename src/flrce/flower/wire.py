@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flrce.errors import BadInput, brief
 from flrce.flower.arrays import Template, record, tensors, weight
-from flrce.local.updates import Chain
+from flrce.local.updates import Chain, Prox
 from flrce.names import PIECES
 from flrce.pieces import Dense, Malformed
 from flrce.round.payloads import number
@@ -46,6 +46,13 @@ def write_task(task: Task) -> dict[str, Any]:
     entries |= _write_all("link", update.links, PREFIX + "update") | {PREFIX + "lr": update.lr}
     entries |= _write_all("augment", task.augment, PREFIX + "augment")
     return entries | write_piece("compressor", task.compressor, PREFIX + "compressor")
+
+
+def for_plain(task: Task) -> dict[str, Any]:
+    """What clients that know Flower's strategies and not our tasks look for: FedProx's pull."""
+    links = task.update.links if task.update else ()
+    pull = next((link.mu for link in links if isinstance(link, Prox)), 0.0)
+    return {"proximal-mu": pull} if pull else {}
 
 
 def read_task(config: Mapping[str, Any], sent: Mapping[str, Tensor]) -> Task:
