@@ -26,6 +26,7 @@ from flrce.local.trainer import Trainer
 from flrce.local.updates import SGD, Chain, Momentum
 from flrce.models.adapters import rank_of, ranked
 from flrce.models.flat import Fixed, layout, pack
+from flrce.models.nets import build
 from flrce.models.seeds import Seeded
 from flrce.pieces import Malformed, View
 from flrce.runs import parts, run_here
@@ -222,6 +223,40 @@ def test_text_by_role_and_its_mistakes(place):
     (place / "bad.jsonl.gz").write_bytes(b"\x1f\x8b no")
     with pytest.raises(BadInput, match="no usable gzip"):
         from_text(place / "bad.jsonl.gz", str(place / "model"), 16)
+
+
+def test_other_names_of_question_and_answer(place, caplog):
+    """Alpaca's and Dolly's keys give what prompt and response give; what has no answer is told of."""
+    path, made = place / "asked.jsonl", []
+    for row in (
+        {"prompt": "on\nthe", "response": "an"},
+        {"instruction": "on", "input": "the", "output": "an"},
+        {"instruction": "on", "context": "the", "response": "an"},
+        {"instruction": "on\nthe", "input": "", "output": "an"},
+    ):
+        path.write_text(json.dumps(row) + "\n" + json.dumps({"prompt": "x", "response": ""}))
+        made.append(from_text(path, str(place / "model"), 24))
+    assert all(np.array_equal(made[0].x, each.x) and np.array_equal(made[0].y, each.y) for each in made)
+    assert made[0].x.shape == (1, 24)
+    assert "1 lines with an empty response are left out" in caplog.text
+
+
+def test_clients_whose_names_would_be_alike_stay_apart(place):
+    path = place / "alike.jsonl"
+    owners = ["a b", "a/b", "a_b", "x" * 70 + "1", "x" * 70 + "2", "plain"]
+    path.write_text("".join(json.dumps({"client": owner, "text": "the man on"}) + "\n" for owner in owners))
+    groups = from_text(path, str(place / "model"), 16).groups
+    assert (groups[2], groups[5]) == ("a_b", "plain")
+    assert len(set(groups)) == 6
+    assert max(map(len, groups)) == 64
+    path.write_text('{"client": "a", "text": "the man on"}\n{"text": "the man on"}')
+    with pytest.raises(BadInput, match="some lines name their client and others do not"):
+        from_text(path, str(place / "model"), 16)
+
+
+def test_windows_longer_than_the_model_are_told_of(place, caplog):
+    build("llama", (129,), 1, 0, 288, True, {"path": str(place / "model")})
+    assert "samples of 129 ids, and the model was made for 128" in caplog.text
 
 
 # whole runs

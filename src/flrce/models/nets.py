@@ -1,5 +1,6 @@
 """Networks by name: the paper's CNNs (its refs. randdrop, hermes), and one or more for every kind of sample."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,7 @@ from flrce.models.gpt import GPT
 from flrce.models.resnet import ResNet
 from flrce.models.sequences import Recurrent, Series
 
+log = logging.getLogger("flrce")
 Takes = Literal["images", "series", "tokens", "numbers"]
 Size = Annotated[int, Ge(1), Le(1 << 20)]  # of a layer, or how many there are
 
@@ -150,6 +152,11 @@ def _llama(
             f"the data has token ids up to {need.vocabulary - 1}, the model knows {net.sizes.vocabulary}; "
             "set data.tokenizer to the model's path"
         )
+    if need.shape[0] > net.sizes.context:
+        log.warning(
+            "samples of %d ids, and the model was made for %d: perplexity suffers beyond; lower data.length",
+            need.shape[0], net.sizes.context,
+        )  # fmt: skip
     adapted = adapt(net, rank, alpha, targets)
     return Seeded(fix(adapted, ["*.lora_A"]), seeds, int(torch.randint(2**31, ()))) if seeds else adapted
 

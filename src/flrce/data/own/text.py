@@ -1,13 +1,16 @@
 """Text of one's own as token ids of a language model: to be continued, or answered.
 
 Forms: lines of json (also .jsonl.gz) with `text`, or with `prompt` and `response`, of which only the response is
-learnt; a folder of .txt files, one a client.
+learnt, by these names or as Alpaca and Dolly have them; a folder of .txt files, one a client.
 """
 
 import gzip
+import hashlib
 import json
+import logging
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +25,14 @@ from flrce.errors import BadInput, brief
 from flrce.formats.bpe import Tokenizer
 from flrce.formats.language import opened
 
+log = logging.getLogger("flrce")
 Ids = NDArray[np.int64]
 LIMIT = 4 << 30  # bytes of one file, unpacked
 OWNERS = (("client",), ("group",), ("play", "role"))  # keys that name a line's client, unless told
 REMEDY = 'give json lines with "text", or with "prompt" and "response", or a folder of .txt files'
 ODD, LONGEST = re.compile(r"[^\w.:@+-]+"), 64  # what a client's name may not have on the wire, and how long it is
+ASKED = ("prompt", "instruction")  # a question by its keys; Alpaca and Dolly have more to it under MORE
+MORE, ANSWERS = ("input", "context"), ("response", "output")
 START, STOP = "<|im_start|>", "<|im_end|>"  # ChatML's marks of a turn
 
 
@@ -50,6 +56,8 @@ def from_text(
     held: list[bool] = []
     taken: dict[str, int] = {}
     for owner, judged, (ids, answers) in _samples(path, tokens, length, group, test):
+        if owners and bool(owner) != bool(owners[-1]):
+            raise BadInput(f"{shown(path)}: some lines name their client and others do not; name all, or none")
         if most and taken.get(owner, 0) >= most:
             continue
         taken[owner] = taken.get(owner, 0) + 1
@@ -67,11 +75,25 @@ def from_text(
         name or path.name.split(".")[0], np.stack(x), np.stack(y), (), kind="tokens",
         held=np.array(held) if any(held) else None,
     )  # fmt: skip
-    groups = tuple(dict.fromkeys(owners))
-    if groups == ("",):
+    known = list(dict.fromkeys(owners))
+    if known == [""]:
         return made
-    place = {owner: i for i, owner in enumerate(groups)}
-    return replace(made, group=np.array([place[owner] for owner in owners], np.int64), groups=groups)
+    place = {owner: i for i, owner in enumerate(known)}
+    return replace(made, group=np.array([place[owner] for owner in owners], np.int64), groups=names(known))
+
+
+def names(owners: Sequence[str]) -> tuple[str, ...]:
+    """Clients' names as they may be on the wire; two that would become one are told apart by a digest."""
+    short = [ODD.sub("_", owner)[:LONGEST] for owner in owners]
+    count = Counter(short)
+    return tuple(
+        name if count[name] == 1 or name == owner else f"{name[: LONGEST - 9]}-{_digest(owner)}"
+        for name, owner in zip(short, owners, strict=True)
+    )
+
+
+def _digest(owner: str) -> str:
+    return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def windows(ids: Sequence[int], length: int, end: int) -> Iterator[tuple[Ids, Ids]]:
@@ -117,18 +139,25 @@ def _samples(
             for pair in windows(tokens.encode(_decoded(read_bytes(file, LIMIT, REMEDY), file)), length, tokens.end):
                 yield file.stem, False, pair
         return
+    empty = 0
     for number, row in _rows(path):
         where = f"{shown(path)} line {number}"
         owner, judged = _owner(row, group, where), _judged(row, test, where)
-        if "prompt" in row and "response" in row:
-            prompt, response = _text(row, "prompt", where), _text(row, "response", where)
+        asked, told = (next((key for key in keys if key in row), "") for keys in (ASKED, ANSWERS))
+        if asked and told:
+            more = (_text(row, key, where) for key in MORE if key in row) if asked == "instruction" else ()
+            prompt = "\n".join(filter(None, (_text(row, asked, where), *more)))
+            response = _text(row, told, where)
             if response:
                 yield owner, judged, answered(tokens, prompt, response, length)
+            empty += not response
         elif "text" in row:
             for pair in windows(tokens.encode(_text(row, "text", where)), length, tokens.end):
                 yield owner, judged, pair
         else:
             raise BadInput(f'{where} has neither "text" nor "prompt" and "response"; {REMEDY}')
+    if empty:
+        log.warning("%s: %d lines with an empty response are left out: there is nothing to learn", shown(path), empty)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -173,7 +202,7 @@ def _owner(row: Mapping[str, Any], group: str, where: str) -> str:
     for key in keys:
         if not isinstance(row.get(key), str | int):
             raise BadInput(f"{where} has no {key!r} that names its client; set data.group, or add it")
-    return ODD.sub("_", ":".join(str(row[key]) for key in keys))[:LONGEST]
+    return ":".join(str(row[key]) for key in keys)
 
 
 def _judged(row: Mapping[str, Any], test: str, where: str) -> bool:
