@@ -319,7 +319,7 @@ def test_a_plan_holds_the_batches_in_order(sizes: list[list[int]], begin: int, m
     ("net", "message"),
     [
         (Mixes(), "mixes samples"),
-        (Drawn(), "mixes samples"),
+        (Drawn(), "draws at random"),
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, momentum=None), nn.Flatten()), "momentum"),
     ],
 )
