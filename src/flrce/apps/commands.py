@@ -1,52 +1,20 @@
 """Every command with its options and help. What a command does stands in a module of its own, loaded when it is run."""
 
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import click
 
-from flrce.apps import complete, groups, options
-from flrce.apps.options import PATH, F, Group, option
-from flrce.version import __version__
+from flrce.apps import complete, flags, groups, options
+from flrce.apps.options import PATH, Group, option
 
 LIST = "A,B,..."
 
 
-def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        print(f"flrce {__version__}, torch {_installed('torch')}, flwr {_installed('flwr')}")
-        context.exit()
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _install(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        print(f"wrote {complete.install(app)}; Tab completes flrce in the next terminal")
-        context.exit()
-
-
-def _show(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        print(complete.script(app)[1])
-        context.exit()
-
-
-def _eager(name: str, callback: Callable[..., None], help: str) -> Callable[[F], F]:
-    return option(name, is_flag=True, is_eager=True, expose_value=False, callback=callback, help=help)
-
-
 @click.group("flrce", cls=Group, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
-@_eager("--version", _version, "Show versions.")
-@_eager("--install-completion", _install, "Set up Tab for this shell.")
-@_eager("--show-completion", _show, "Print the script for Tab, to place it by hand.")
+@flags.version
+@flags.install_completion
+@flags.show_completion
 def app() -> None:
     """Federated learning that counts every joule and byte."""
 
