@@ -14,6 +14,7 @@ from flrce.local.link import Local
 from flrce.local.stacked.layers import Tensors
 from flrce.local.stacked.steps import Bench
 from flrce.models.chain import Chain as Layers
+from flrce.models.flat import Layout
 
 Index = NDArray[np.int64]
 Plan = NDArray[np.int32]
@@ -146,3 +147,13 @@ def checked(
             raise BadInput(f"lane {lane}: batch sizes must be {least} or more and add up to {len(order)} samples")
         if len(order) and (order.min() < 0 or order.max() >= N):
             raise BadInput(f"lane {lane}: sample indices must lie in 0..{N - 1}")
+
+
+def trained(where: Layout, links: Layers | None, first: int) -> frozenset[str]:
+    """Names of the tensors that train when the blocks of a chain before `first` are frozen."""
+    names = {slot.name for slot in where.slots if slot.trainable}
+    if links is not None and first:
+        cut = links.layers.index(links.trained[first])
+        frozen = {layer.name for layer in links.layers[:cut] if layer.name}
+        names = {name for name in names if name.rpartition(".")[0] not in frozen}
+    return frozenset(names)

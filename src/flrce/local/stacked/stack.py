@@ -32,6 +32,7 @@ from flrce.local.stacked.lanes import (
     plan,
     rates_of,
     table,
+    trained,
 )
 from flrce.local.stacked.layers import ChainNet, Samples, Tensors
 from flrce.local.stacked.steps import SEGMENT, Bench, Mode
@@ -77,8 +78,10 @@ class Stack:
 
     def _chained(self) -> bool:
         """Whether the chain's own way is worth a try: its fused kernels are for few channels, and compile long."""
-        if self.links is None or self.device.type != "cuda":
-            return self.links is not None
+        if self.links is None:
+            return False
+        if self.device.type != "cuda":
+            return True
         return all(layer.out[0] <= NARROW for layer in self.links.layers if layer.kind == "conv")
 
     def network(self, way: Way) -> Laned:
@@ -182,7 +185,7 @@ class Stack:
         ranked = np.argsort([-len(s) for s in sizes], kind="stable")
         busy = [int(i) for i in ranked if len(sizes[i])]
         fits = self._lanes(max((int(s.max()) for s in sizes if len(s)), default=1), way)
-        most, side = self._cut(len(busy), fits, way)
+        most, side = way.cut(len(busy), fits)
         groups = [busy[at : at + most] for at in range(0, len(busy), most)]
         with exact(self.precision):
             for at in range(0, len(groups), side):
@@ -199,13 +202,6 @@ class Stack:
                     for i, end in zip(group, bench.ends(len(group)), strict=True):
                         ends[i] = end
         return Stacked(out, [pair[0] for pair in losses], [pair[1] for pair in losses], ends)
-
-    def _cut(self, lanes: int, fits: int, way: Way) -> tuple[int, int]:
-        """(lanes of a group, groups side by side), where so many lanes fit at once."""
-        side = min(way.streams, fits)
-        if way.kind == "single":
-            return 1, side
-        return max(1, min(-(-lanes // side), fits // side)) if side > 1 else fits, side
 
     def _drive(
         self, benches: Sequence[Bench], groups: Sequence[list[int]], lot: Lot
@@ -294,16 +290,7 @@ class Stack:
                     break
                 self._benches.pop(old)
                 held = [m for m, _ in self._benches]
-            net = self.network(mode.way)
-            self._benches[mode, slot] = Bench(net, self.where, mode, self._trained(mode.first), self.objective)
+            net, names = self.network(mode.way), trained(self.where, self.links, mode.first)
+            self._benches[mode, slot] = Bench(net, self.where, mode, names, self.objective)
         self._benches[mode, slot] = self._benches.pop((mode, slot))  # the latest used last
         return self._benches[mode, slot]
-
-    def _trained(self, first: int) -> frozenset[str]:
-        """Names of the tensors that train when the blocks before `first` are frozen."""
-        names = {s.name for s in self.where.slots if s.trainable}
-        if self.links is not None and first:
-            cut = self.links.layers.index(self.links.trained[first])
-            frozen = {layer.name for layer in self.links.layers[:cut] if layer.name}
-            names = {name for name in names if name.rpartition(".")[0] not in frozen}
-        return frozenset(names)

@@ -32,6 +32,15 @@ class Way:
         side = f":{self.streams}" if self.kind == "folded" and self.streams > 1 else ""
         return self.kind + more.get(self.kind, "") + side
 
+    def cut(self, lanes: int, fits: int) -> tuple[int, int]:
+        """(lanes of a group, groups side by side) for so many lanes, of which `fits` can be trained at once."""
+        side = min(self.streams, fits)
+        if self.kind == "single":
+            return 1, side
+        if side == 1:
+            return fits, 1
+        return max(1, min(-(-lanes // side), fits // side)), side
+
     @staticmethod
     def of(text: str) -> "Way":
         kind, _, rest = text.partition(":")
