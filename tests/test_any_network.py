@@ -12,8 +12,11 @@ from torch.nn import functional as F
 
 from flrce import Experiment, runs
 from flrce.data.sources import Source
-from flrce.engines.seat import Decks
+from flrce.engines.choices import Choices
+from flrce.engines.seat import Decks, beyond
+from flrce.errors import BadInput
 from flrce.local.batches import batches
+from flrce.local.stacked.stack import Stack
 from flrce.local.trainer import layer_seed
 from flrce.models.flat import tensors
 from flrce.types import Task, Work
@@ -148,7 +151,17 @@ def two():
     return {"a": nn.Linear(16, 6), "out": nn.Linear(6, 3)}
 
 
+def chance(draw):
+    def code(net, x):
+        x = torch.relu(net.a(x.flatten(1)))
+        return net.out(x * 0.5 if net.training and draw() < 0.5 else x)
+
+    return code
+
+
 NETS = {
+    "Python's chance": lambda: Net(chance(random.random), **two()),
+    "numpy's chance": lambda: Net(chance(np.random.rand), **two()),
     "plane again": lambda: Net(lambda net, x: net.out(torch.relu(net.c(x.view(-1, 1, 4, 4))).flatten(1)),
                                c=nn.Conv2d(1, 2, 3), out=nn.Linear(8, 3)),
     "rows": lambda: Net(lambda net, x: net.out(x.view(-1, 2, 8)).sum(1), out=nn.Linear(8, 3)),
@@ -187,3 +200,92 @@ def test_usual_ways_to_flatten_have_fused_kernels(flatten):
     built = runs.parts(EXPERIMENT, DATA, net)
     with closing(built.engine):
         assert built.engine.workers.name == "native"
+
+
+def test_draws_while_judging_hang_on_nothing(caplog):
+    """F.dropout drops in evaluation too unless it is told: the same figures each time, and one line."""
+    torch.manual_seed(0)
+    net = Net(lambda net, x: net.out(F.dropout(torch.relu(net.a(x.flatten(1))), 0.5)), **two())
+    first, again, stacked = (trained(net, "torch", decks)[1] for decks in (None, None, Decks("cpu")))
+    assert first == again == pytest.approx(stacked, rel=1e-3)
+    assert "Net draws at random while it judges" in caplog.text
+
+
+def test_lazy_norms_begin_with_fresh_statistics():
+    net = nn.Sequential(nn.LazyConv2d(3, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(3))
+    built = runs.parts(EXPERIMENT, DATA, net)
+    built.engine.close()
+    assert built.net[1].running_mean.tolist() == [0.0] * 3
+    assert built.net[1].running_var.tolist() == [1.0] * 3
+
+
+def test_compiled_networks_train_as_what_they_were_made_of(caplog):
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(16, 6), nn.ReLU())
+    net = nn.Sequential(nn.Flatten(), inner, nn.Linear(6, 3))
+    parted = nn.Sequential(net[0], torch.compile(inner), net[2])
+    expected = trained(net, "torch")[0]
+    for other in (torch.compile(net), parted):
+        found = trained(other, "torch")[0]
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert "trains as the module that it was made of" in caplog.text
+
+
+def overwrites(net, x):
+    x = net.a(x.flatten(1)).sigmoid()
+    return net.out(x.mul_(0.5))
+
+
+@pytest.mark.parametrize(("net", "line"), [
+    (lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), "torch.jit, whose copies do not train"),
+    (lambda: Net(lambda net, x: net.out(net.a(x.flatten(1).double())).float(), a=nn.Linear(16, 6).double(),
+                 out=nn.Linear(6, 3).double()), "cast to a layer's own dtype, as in x.to"),
+    (lambda: Net(overwrites, **two()), r"Net cannot be trained on a batch of shape \(5, 1, 4, 4\): .*inplace"),
+])  # fmt: skip
+def test_what_cannot_train_is_told_in_one_line(net, line):
+    with pytest.raises(BadInput, match=line):
+        trained(net(), "torch")
+
+
+class Leaning(nn.Sequential):
+    """What its printed form does not show."""
+
+    def __init__(self, shape, classes, factor):
+        super().__init__(nn.Flatten(), nn.Linear(64, classes))
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * super().forward(x)
+
+
+def test_networks_of_one_printed_form_have_a_deck_each():
+    exps = [
+        Experiment(rounds=1, clients=4, per_round=2, recipe={"name": "fedavg"}, train={"epochs": 1},
+                   engine={"workers": 1, "kernel": "torch"},
+                   model={"name": "test_any_network:Leaning", "options": {"factor": factor}})
+        for factor in (1.0, 3.0)
+    ]  # fmt: skip
+    for exp, found in zip(exps, runs.run_together([(exp, None) for exp in exps], device="cpu"), strict=True):
+        expected = runs.run(exp).model
+        for name, tensor in found.model.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_seeds_of_a_network_share_a_deck():
+    nets = [nn.Sequential(nn.Flatten(1, 2), nn.LSTM(4, 3)) for _ in range(2)]
+    assert beyond(nets[0], ()) == beyond(nets[1], ())
+    assert beyond(nn.TransformerEncoderLayer(4, 1), ()) != beyond(nn.TransformerEncoderLayer(4, 1, norm_first=True), ())
+
+
+def test_a_way_that_cannot_be_gone_any_more_is_measured_anew(tmp_path, monkeypatch):
+    """The cache knows a network by its layers; its code may have changed since."""
+    monkeypatch.setenv("FLRCE_CACHE", str(tmp_path))
+    monkeypatch.setattr(Stack, "settled", None)
+    torch.manual_seed(0)
+    net = Net(lambda net, x: net.last(F.linear(torch.tanh(net.a(x.flatten(1))), net.a.weight.t())), a=nn.Linear(16, 6),
+              last=nn.Linear(16, 3))  # fmt: skip
+    monkeypatch.setattr(Choices, "find", lambda self, key: self.fixed.get(key, "chain"))
+    found, _, federation, chosen = trained(net, "auto", Decks("cpu"))
+    expected = plain_loop(net, federation, chosen)
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-4)

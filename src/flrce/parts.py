@@ -122,7 +122,8 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
         log.warning("every sample is of class %r: there is nothing to tell apart; is data.target right?", *pool.classes)
     federation = experiment.federate(pool)
     named = experiment.model
-    net = build_net(named.name, pool, experiment.seed, named.options) if model is None else accepted(model)
+    net = build_net(named.name, pool, experiment.seed, named.options) if model is None else model
+    net = accepted(net)
     few = inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
     recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
     net = fix(single(sized(net, few, experiment.seed)), recipe.fixed)

@@ -78,13 +78,21 @@ class Choices:
         known = self._read()
         way = known.setdefault(key, way)
         self.fixed[key] = way
+        self._write({key: way} if len(known) > KNOWN else known)
+        return way
+
+    def drop(self, key: str) -> None:
+        """Forget a choice that cannot be gone any more."""
+        self.fixed.pop(key, None)
+        self._write({k: way for k, way in self._read().items() if k != key})
+
+    def _write(self, known: Mapping[str, str]) -> None:
         with suppress(OSError):  # without a cache it is measured again next time
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix="ways-")
             with os.fdopen(handle, "w") as out:
-                json.dump({key: way} if len(known) > KNOWN else known, out, indent=0)
+                json.dump(dict(known), out, indent=0)
             os.replace(temporary, self.file)
-        return way
 
     def _read(self) -> dict[str, str]:
         return _pairs(self.file)

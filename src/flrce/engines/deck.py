@@ -184,6 +184,9 @@ class Deck:
         sort = Kind(shape_of(stack.module), level(len(jobs), 1 << 20), batch, self.precision, f"{kind[:3]} {names}")
         key = sort.key(self.device)
         way = self.choices.find(key)
+        if way not in (None, LOOP) and not stack.goes(Way.of(str(way))):  # its code is not what it was
+            self.choices.drop(key)
+            way = None
         if way is None:
             way, found = fastest(self._tries(stack, kind, jobs, carries, w))
             log.warning("%s", told(way, found, len(jobs), type(stack.module).__name__))

@@ -1,14 +1,17 @@
 """A run's place at a deck: it asks for its clients' work there, and trains by itself what no stack can do."""
 
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from flrce import crossing
 from flrce.engines.deck import Deck, Request
@@ -23,6 +26,8 @@ from flrce.round.near import HOME, Placing
 from flrce.round.payloads import fingerprint
 from flrce.types import Laid, Payload, Reply
 
+USUAL = frozenset(vars(nn.Module()))  # what every module has
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 log = logging.getLogger("flrce")
 
 
@@ -48,6 +53,7 @@ class Decks:
             runner.shape,
             repr(runner.layout),
             repr(runner.net),
+            beyond(runner.net, {slot.name for slot in runner.layout.local.slots}),
             repr(runner.objective),
             fixed,
             precision,
@@ -60,6 +66,33 @@ class Decks:
 def _sign(p: Tensor) -> int | str:
     """What tells fixed parameters apart: where they lie for those that came from a file, else their values."""
     return p.data_ptr() if isinstance(p, Fixed) else fingerprint(p)
+
+
+def beyond(net: nn.Module, own: Collection[str]) -> str:
+    """What tells networks with the same layers apart: classes, attributes, hooks, and buffers that are no client's own.
+
+    Such as nn.TransformerEncoderLayer(norm_first=True), or a factor in code: a network's printed form shows neither.
+    """
+    found = hashlib.sha256()
+    for path, part in net.named_modules():
+        noted = {name: x for name, x in vars(part).items() if name not in USUAL and not _weights(x)}
+        hooks = [hook for kind in HOOKS for hook in getattr(part, kind).values()]
+        buffers = [b for name, b in part.named_buffers(path, recurse=False) if name not in own]
+        for what in (type(part), *sorted(noted.items()), *hooks, *buffers):
+            found.update(_bytes(what))
+    return found.hexdigest()
+
+
+def _weights(x: Any) -> bool:
+    """Whether an attribute holds parameters, as those of recurrent layers do."""
+    return any(isinstance(each, nn.Parameter | ref) for each in pytree.tree_leaves(x))
+
+
+def _bytes(x: Any) -> bytes:
+    try:
+        return pickle.dumps(x)
+    except Exception:  # lambdas, locks: many kinds; each is itself alone
+        return str(id(x)).encode()
 
 
 class Twins:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flrce.errors import BadInput, brief
 from flrce.local.objective import Measured, Objective, each_of, sound
+from flrce.models.drawing import kept, states
 from flrce.models.inputs import tensors
 
 log = logging.getLogger("flrce")
@@ -42,9 +43,14 @@ def rehearsed(net: nn.Module, x: Tensor, y: Tensor, objective: Objective, augmen
     for transform in augment:
         x = _transformed(transform, x, rng)
     name, judging = type(net).__name__, copy.deepcopy(net).eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), kept(x.device):
+        before = states(x.device)
         out = judging(x)
-        _apart(judging, x, out, name)
+        if before != states(x.device):
+            log.warning("%s draws at random while it judges (dropout without training=self.training?): its metrics are "
+                        "of one draw", name)  # fmt: skip
+        else:
+            _apart(judging, x, out, name)
     each_of(_called(objective.losses, f"the loss of {type(objective).__name__}", out, y, name), y, objective, "losses")
     for judge in objective.judges:
         each_of(_called(judge.of, f"the metric {judge.name!r}", out, y, name), y, judge, f"{judge.name}.of")

@@ -4,11 +4,10 @@ The reference for every faster trainer, and what does the work where they do not
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce import crossing
-from flrce.errors import BadInput
+from flrce.errors import BadInput, brief
 from flrce.local.batch import Scene, Step
 from flrce.local.link import Estimates, Local
 from flrce.local.native import Kernel
@@ -28,13 +27,13 @@ from flrce.local.precision import Precision, lower, repeatable
 from flrce.local.updates import Chain
 from flrce.models.abilities import together
 from flrce.models.chain import chain
+from flrce.models.drawing import kept, seeded, states
 from flrce.models.flat import bind, layout
 from flrce.models.inputs import inputs
 from flrce.rng import stream
 
 Index = NDArray[np.int64]
 CHUNK = 250  # samples an evaluation looks at together: fits the cache, where one giant batch does not
-DRAWING = RLock()  # torch's default generator is one for the whole process: whoever seeds it has it to himself
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Trainer:
         self.learning = [p for p in self.net.parameters() if p.requires_grad]
         self.buffers = [(m, name, b) for m in self.net.modules() for name, b in m.named_buffers(recurse=False)]
         self.counts = [(b, b.clone()) for _, _, b in self.buffers if not b.is_floating_point()]
-        self.random: bool | None = None  # whether its layers draw at random; found out by the first batch
+        self.random: dict[bool, bool] = {}  # whether it draws in training, in evaluation; the first batch tells
         self.fresh = [(m, dict(vars(m))) for m in self.net.modules()]  # modules may note things as they run
 
     def train(
@@ -93,9 +92,10 @@ class Trainer:
         rng = torch.Generator().manual_seed(_seed(task, "augment")) if augment else None
         states = update.begin(weights, local, carry)
         alone = next((link for link in update.links if isinstance(link, Estimates)), None)
-        with repeatable(self.w.device, self.precision), self._drawing(x, scale, shift, _seed(task, "layers")):
+        two = inputs(x[:2], scale, shift)
+        with repeatable(self.w.device, self.precision), self._drawing(two, _seed(task, "layers")):
             self._forget()
-            scene = Scene(self.net, self.w, self.g, self.objective, bool(self.random), partial(_seed, task, "links"))
+            scene = Scene(self.net, self.w, self.g, self.objective, self.random[True], partial(_seed, task, "links"))
             with scene.watched() if update.asks else nullcontext():
                 for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
                     self.g.zero_()
@@ -107,8 +107,7 @@ class Trainer:
                     if self.kernel is not None and alone is None and not update.asks:
                         loss = self.kernel.gradient(self.w, batch, y[index], self.g, task.part.first)
                     elif alone is None:
-                        loss = one.losses()
-                        one.bent(loss).backward()
+                        loss = self._derived(one)
                     else:
                         loss = self._estimated(alone, one, weights, states[update.links.index(alone)])
                     with torch.no_grad():
@@ -121,11 +120,23 @@ class Trainer:
                         weights.sub_(direction, alpha=rate)
         self._thaw()
         self._rebind()
-        kept, sent = update.end(weights, states)
+        stays, sent = update.end(weights, states)
         sent = {name: value.cpu() for name, value in sent.items()}
-        kept = {name: value.cpu() for name, value in kept.items()}
+        stays = {name: value.cpu() for name, value in stays.items()}
         done = self.w.clone() if w.device == self.w.device else crossing.home(self.w)
-        return Trained(done, losses.cpu(), squares.cpu(), kept, sent)
+        return Trained(done, losses.cpu(), squares.cpu(), stays, sent)
+
+    def _derived(self, one: Step) -> Tensor:
+        """(n,) losses; their mean's gradient is in g."""
+        try:
+            loss = one.losses()
+            one.bent(loss).backward()
+        except (BadInput, torch.OutOfMemoryError):
+            raise
+        except Exception as why:  # whatever a network of the user's may raise
+            shape, name = tuple(one.x.shape), type(self.given).__name__
+            raise BadInput(f"{name} cannot be trained on a batch of shape {shape}: {brief(why, 160)}") from why
+        return loss
 
     def _estimated(self, link: Estimates, one: Step, weights: Tensor, state: Any) -> Tensor:
         """(n,) losses; the gradient that the link found is in g."""
@@ -167,7 +178,8 @@ class Trainer:
         self._forget()
         self.net.eval()
         found: dict[str, list[Tensor]] = {"loss": [], **{judge.name: [] for judge in self.objective.judges}}
-        with repeatable(self.w.device, self.precision), torch.inference_mode():
+        two = inputs(x[:2], scale, shift)
+        with repeatable(self.w.device, self.precision), torch.inference_mode(), self._drawing(two, 0):
             few = self._together()
             for part, target in zip(x.split(few), y.split(few), strict=True):
                 out = self.net(inputs(part, scale, shift))
@@ -181,34 +193,25 @@ class Trainer:
         """Samples to look at together: fewer where the network says that its answers are large."""
         return together(self.given, self.shape, CHUNK, room=4 if self.w.device.type == "cuda" else 1)
 
-    @contextmanager
-    def _drawing(self, x: Tensor, scale: float, shift: float, seed: int) -> Iterator[None]:
-        """Random layers draw from the task's own seed; a network without them needs no turn."""
-        if self.random is None:
-            self.random = self._draws(inputs(x[:2], scale, shift))
-        if not self.random:
-            yield
-            return
-        with DRAWING, torch.random.fork_rng(self._devices()):
-            torch.manual_seed(seed)
-            yield
+    def _drawing(self, batch: Tensor, seed: int) -> AbstractContextManager[None]:
+        """Random layers draw from this seed; a network without them needs no turn."""
+        mode = self.net.training
+        if mode not in self.random:
+            self.random[mode] = self._draws(batch)
+        return seeded(seed, self.w.device) if self.random[mode] else nullcontext()
 
     def _draws(self, batch: Tensor) -> bool:
-        """Whether a forward pass in training mode takes numbers from torch's generator."""
+        """Whether a forward pass in this mode takes numbers from a generator."""
         if not len(batch):
             return False
-        with DRAWING, torch.random.fork_rng(self._devices()), torch.no_grad():
+        with kept(self.w.device), torch.no_grad():
             state = self.w.clone()  # BatchNorm moves its statistics
-            device = self.w.device
-            before = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+            before = states(self.w.device)
             self.net(batch.repeat(2, *(1,) * (batch.dim() - 1)))  # two samples at least, for BatchNorm
-            after = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+            after = states(self.w.device)
             self._rebind()
             self.w.copy_(state)
-        return not torch.equal(before, after)
-
-    def _devices(self) -> list[torch.device]:
-        return [self.w.device] if self.w.device.type == "cuda" else []
+        return before != after
 
     def _freeze(self, first: int) -> list[slice]:
         """Freeze the blocks before `first`; returns the spans of w that must not move."""

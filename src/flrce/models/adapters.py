@@ -5,6 +5,7 @@ has fewer of, as in any sub-model.
 """
 
 import copy
+import logging
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -19,6 +20,7 @@ from flrce.errors import BadInput
 from flrce.models.flat import Fixed, Layout, layout
 from flrce.models.part import Part, portion
 
+log = logging.getLogger("flrce")
 DOWN, UP = "lora_A", "lora_B"  # as in HuggingFace's peft
 
 
@@ -111,8 +113,31 @@ def accepted(net: Any) -> nn.Module:
     if not isinstance(net, nn.Module):
         what = f"the class {net.__name__}" if isinstance(net, type) else f"a {type(net).__name__}"
         raise BadInput(f"model is {what}; give a network, such as model=nn.Linear(8, 2)")
+    net = uncompiled(net)
     homes = {kind.__module__.partition(".")[0] for kind in type(net).__mro__}
     return Scores(net) if homes & {"transformers", "peft"} else net
+
+
+def uncompiled(net: nn.Module) -> nn.Module:
+    """The net without torch.compile, which would compile anew in every worker; parts of it are those of a copy."""
+    if not any(map(_compiled, net.modules())):
+        return net
+    log.warning("a network of torch.compile trains as the module that it was made of: trainers have their own kernels")
+    net = copy.deepcopy(_inner(net))
+    for module in list(net.modules()):
+        for name, child in module.named_children():
+            module._modules[name] = _inner(child)
+    return net
+
+
+def _compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), nn.Module)
+
+
+def _inner(module: nn.Module) -> nn.Module:
+    while _compiled(module):
+        module = module._orig_mod  # type: ignore[assignment]
+    return module
 
 
 def rank_of(net: nn.Module) -> int:

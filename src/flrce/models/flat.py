@@ -171,6 +171,8 @@ def single(module: nn.Module) -> nn.Module:
         for name, value in list(vars(part).items()):  # older hooks leave what they make of parameters: it has a history
             if isinstance(value, Tensor) and value.grad_fn is not None:  # and cannot be copied; each pass makes it anew
                 vars(part)[name] = value.detach()
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise BadInput(f"{type(module).__name__} is of torch.jit, whose copies do not train; give the module before it")
     if any(p.is_complex() for p in module.parameters() if p.requires_grad):
         raise BadInput(f"{type(module).__name__} has complex parameters; hold them as real ones (view_as_complex)")
     odd = {str(x.dtype).removeprefix("torch.") for _, x, _ in tensors(module) if x.dtype != torch.float32}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from flrce.errors import BadInput, brief
 
@@ -36,6 +36,8 @@ def tried(net: nn.Module, x: Tensor, outputs: int | None = None) -> None:
             out = copy.deepcopy(net).eval().to(x.device)(x)
     except Exception as why:  # whatever a network of the user's may raise
         remedy = "adapt the network" + ("" if x.dtype == torch.int64 else ", or say data.layout if x is something else")
+        if "dtype" in str(why) or "scalar type" in str(why):
+            remedy = "what trains is float32 here: cast to a layer's own dtype, as in x.to(self.layer.weight.dtype)"
         raise BadInput(f"{type(net).__name__} cannot take {what}: {brief(why, 160)}; {remedy}") from why
     name, first = type(net).__name__, next(tensors(out), None)
     if first is None:
@@ -69,7 +71,10 @@ def sized(net: nn.Module, x: Tensor, seed: int) -> nn.Module:
     """The net with its lazy layers (nn.LazyLinear, ...) as large as these samples want them, drawn from the seed."""
     if not any(map(is_lazy, (*net.parameters(), *net.buffers()))):
         return net
-    net = copy.deepcopy(net)
+    unsized: dict[int, Any] = {id(b): UninitializedBuffer(dtype=b.dtype) for b in net.buffers() if is_lazy(b)}  # type: ignore[call-arg]
+    net = copy.deepcopy(net, unsized)  # torch does not copy such buffers
+    known = [(b, b.clone()) for b in net.buffers() if not is_lazy(b)]
+    norms = [layer for layer in net.modules() if any(map(is_lazy, layer.buffers(recurse=False)))]
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -77,6 +82,10 @@ def sized(net: nn.Module, x: Tensor, seed: int) -> nn.Module:
         except Exception as why:  # whatever a network of the user's may raise
             name = type(net).__name__
             raise BadInput(f"{name} has lazy layers and cannot take the samples: {brief(why, 160)}") from why
+        for b, before in known:  # statistics begin with the first client, not with this look
+            b.copy_(before)
+        for layer in norms:
+            layer.reset_running_stats()  # type: ignore[operator]
     return net
 
 

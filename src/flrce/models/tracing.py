@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from flrce.errors import BadInput
+from flrce.models.drawing import kept, states
 from flrce.models.kinds import Kinds
 
 #: torch.fx patches nn.Module while it traces, so one thread at a time, and none may run a module meanwhile
@@ -49,10 +50,11 @@ def traced(module: nn.Module, kinds: Kinds) -> fx.Graph:
             x = graph.call_module(path, (x,))
         graph.output(x)
         return graph
-    with TRACING, torch.random.fork_rng(devices=[]):
-        before = torch.get_rng_state()
+    host = torch.device("cpu")
+    with TRACING, kept(host):
+        before = states(host)
         made = [fx.symbolic_trace(copy.deepcopy(module).train(mode)).graph for mode in (True, False)]
-        if not torch.equal(torch.get_rng_state(), before):
+        if states(host) != before:
             raise BadInput(f"{type(module).__name__} draws at random without a layer that says so")
     if _steps(made[0]) != _steps(made[1]):
         raise BadInput(f"{type(module).__name__} calls other layers in training than in evaluation")

@@ -99,7 +99,8 @@ class Stack:
 
     def _network(self, way: Way) -> Laned:
         if way.kind == "chain":
-            assert self.links is not None
+            if self.links is None:
+                raise BadInput(f"{type(self.module).__name__} is no chain of layers")
             made = ChainNet(self.module, self.links, self.samples)
             if not told(self.module, KINDS):
                 follows(self.links, self.module, self.samples)
@@ -132,12 +133,13 @@ class Stack:
 
     def worth(self, lanes: int) -> list[Way]:
         """The ways that a measurement tries: vmap only for what does not fold, streams only for several lanes."""
-        folds = any(self._goes(way) for way in self.ways if way.kind == "folded")
+        folds = any(self.goes(way) for way in self.ways if way.kind == "folded")
         few = [way for way in self.ways if way.kind != "mapped" or not folds]
         few = [way for way in few if way.kind != "single" or (lanes == 1) == (way.streams == 1)]
         return [way for way in few if way.kind != "folded" or way.streams == 1 or lanes >= FULL * way.streams]
 
-    def _goes(self, way: Way) -> bool:
+    def goes(self, way: Way) -> bool:
+        """Whether this network can go that way."""
         try:
             self.network(way)
         except BadInput:

@@ -20,6 +20,7 @@ from flrce.local.stacked.layers import ChainNet, Draw, Samples, Tensors
 from flrce.local.stacked.reading import Reading, Still
 from flrce.local.stacked.triton_block import usable
 from flrce.models.chain import Chain
+from flrce.models.drawing import kept, states
 from flrce.models.flat import tensors
 
 #: of a tensor's norm: rounding lies below, another function far above
@@ -61,7 +62,7 @@ def agrees(net: Tried, module: nn.Module, lanes: int = 2, double: bool = True) -
     In float64, where nothing but another function makes a difference; in float32 for what does not run in float64.
     """
     device = net.samples.x.device
-    with exact(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with exact(), kept(device):
         near = CLOSE[torch.float32]
         if double:
             try:
@@ -83,10 +84,10 @@ def _agrees(net: Tried, module: nn.Module, lanes: int, dtype: torch.dtype, close
     x = net.samples.inputs(index)
     x = x.to(dtype) if x.is_floating_point() else x
     trained, others = _lanes(module, lanes, device, dtype)
-    drawn, still = _draws(device), Still(net.module, others)
+    drawn, still = states(device), Still(net.module, others)
     try:
         here = _together(net, trained, others, x)
-        if torch.equal(drawn, _draws(device)) and not still.moved:
+        if drawn == states(device) and not still.moved:
             with Reading((x, *trained.values(), *others.values())) as reading:
                 again = net.outputs({**trained, **_cloned(others)}, x, _real(x), training=True)[:, :-1]
             if not torch.allclose(again, here[0], rtol=1e-4, atol=1e-6):
@@ -144,11 +145,6 @@ def _beside(what: str, still: Still) -> str:
     if still.moved:
         return f"{what} changes a buffer of its own as it runs, such as a counter, which lanes do not follow"
     return f"{what} draws at random without a layer that says so"
-
-
-def _draws(device: torch.device) -> Tensor:
-    """The state of the generator that a pass would draw from."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def unlike(module: nn.Module, samples: Samples, lanes: int) -> int:
