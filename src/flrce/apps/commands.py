@@ -46,7 +46,9 @@ def run(**given: Any) -> None:
 @option("--out", type=PATH, required=True, shell_complete=complete.runs,
         help="Folder for all runs, the table and the report.")  # fmt: skip
 @options.sets
-@option("--seeds", "seed_list", default="0", show_default=True, help="Several seeds, such as 0,1,2 or 0-4.")
+@option(
+    "--seeds", "seed_list", default="0", show_default=True, metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4."
+)
 @options.resume
 @options.device
 @options.on
@@ -95,7 +97,7 @@ def watch(**given: Any) -> None:
 @option("--out", type=PATH, required=True, help="Folder for cells, records, tables and figures.")
 @option("--data", type=PATH, help="Folder of prepared data sets.")
 @option("--regime", help="dirichlet or quantity; without it, both.")
-@option("--seeds", "seed_list", help="Such as 0,1,2 or 0-4 (default 0-4).")
+@option("--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4 (the default).")
 @option("--datasets", help="Default: the paper's four.")
 @option("--quick", is_flag=True, help="Small, on the embedded digits: seconds.")
 @option("--again", is_flag=True, help="Run finished cells anew.")
