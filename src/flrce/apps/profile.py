@@ -26,6 +26,7 @@ from flrce.store.checkpoint import write_through
 
 LASTS = 0.15  # seconds that one timing takes at least
 RADIO = ("up_bits", "down_bits", "up_joules", "down_joules")  # a link has two ends: not measured here
+TRIES = 4  # at a fit: other work may drown the timings
 REPEATS = 3  # of each timing; the fastest counts, the others were disturbed
 
 Point = tuple[float, float]  # FLOPs and seconds of a batch
@@ -62,9 +63,9 @@ def profile(
         print(f'use it with: fleet.profile = "{out}"')
 
 
-def timings(trial: Trial, sizes: Sequence[int], lasts: float = LASTS) -> list[Point]:
+def timings(trial: Trial, sizes: Sequence[int]) -> list[Point]:
     """How long one training step takes on batches of several sizes."""
-    return [(size * trial.flops, min(timed(trial.stepper(size), lasts) for _ in range(REPEATS))) for size in sizes]
+    return [(size * trial.flops, min(timed(trial.stepper(size), LASTS) for _ in range(REPEATS))) for size in sizes]
 
 
 def timed(step: Callable[[], int], lasts: float) -> float:
@@ -76,9 +77,9 @@ def timed(step: Callable[[], int], lasts: float) -> float:
     return (perf_counter() - began) / count
 
 
-def measured_speed(trials: Sequence[Trial], tries: int = 4) -> tuple[float, float]:
+def measured_speed(trials: Sequence[Trial]) -> tuple[float, float]:
     """Seconds a batch and FLOP/s of this machine; measured anew where other work drowned the timings."""
-    for _ in range(tries - 1):
+    for _ in range(TRIES - 1):
         try:
             return fit([point for trial in trials for point in timings(trial, trial.sizes)])
         except BadInput:

@@ -22,6 +22,7 @@ from flrce.host import start
 Job = tuple[Any, ...]
 Work = Callable[..., Any]
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
+PATIENCE = 5.0  # seconds for a worker to end by itself
 LOOK = 5.0  # seconds between two looks whether a silent worker was stopped: twice in a row, and it is replaced
 
 
@@ -126,9 +127,9 @@ def _stopped(pid: int) -> bool:
         return False
 
 
-def _bury(process: Any, patience: float = 5.0) -> None:
+def _bury(process: Any) -> None:
     """Wait for a worker's end; one that is stuck or stopped does not heed SIGTERM."""
-    process.join(patience)
+    process.join(PATIENCE)
     if process.exitcode is None:
         process.kill()
         process.join()

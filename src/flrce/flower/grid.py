@@ -34,9 +34,10 @@ PATIENCE = 0.05  # seconds that a pull waits for a first reply, which spares its
 App = Callable[[Message, Context], Message]
 
 
-def identify(run_id: int = 1) -> None:
+def identify() -> None:
     """Give this process the identity without which Flower makes no Message outside of a run."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = run_id, run_id, SERVER
+    TaskIdentity.task_id = TaskIdentity.run_id = 1
+    TaskIdentity.node_id = SERVER
 
 
 def in_turn(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ Series = NDArray[np.float64]
 
 AXES = ("rounds", "joules", "bytes", "seconds", "grams")
 SMOOTH = 5  # evaluations in the running mean
+POINTS = 100  # of a curve that is a mean over seeds
 #: figure -> heading, unit's name in `units`, digits; the first is the objective's headline metric, accuracy as a rule
 HEADLINE = {
     "accuracy": ("Accuracy %", "headline", 1),
@@ -173,7 +174,7 @@ def course(run: Run, axis: str, kind: str = "raw") -> tuple[Series, Series]:
     return np.array(x), values
 
 
-def band(part: Group, axis: str, kind: str = "raw", points: int = 100) -> tuple[Series, Series, Series | None]:
+def band(part: Group, axis: str, kind: str = "raw") -> tuple[Series, Series, Series | None]:
     """Mean headline of a group along an axis, and its interval; a run that has ended keeps its last value."""
     courses = [c for c in (course(run, axis, kind) for run in part.runs) if len(c[0])]
     if not courses:
@@ -181,7 +182,7 @@ def band(part: Group, axis: str, kind: str = "raw", points: int = 100) -> tuple[
     if axis == "rounds" or len(courses) == 1:
         x = np.unique(np.concatenate([c[0] for c in courses]))
     else:
-        x = np.linspace(min(c[0][0] for c in courses), max(c[0][-1] for c in courses), points)
+        x = np.linspace(min(c[0][0] for c in courses), max(c[0][-1] for c in courses), POINTS)
     values = np.stack([np.interp(x, *c) for c in courses])  # (seeds, points)
     n = len(values)
     if n < 2:

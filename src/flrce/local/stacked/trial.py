@@ -56,7 +56,7 @@ class Tried(Laned, Protocol):
     ) -> Tensor: ...
 
 
-def agrees(net: Tried, module: nn.Module, lanes: int = 2, double: bool = True) -> None:
+def agrees(net: Tried, module: nn.Module, lanes: int = 2) -> None:
     """BadInput where the network of many lanes fails, or does something else than the module.
 
     In float64, where nothing but another function makes a difference; in float32 for what does not run in float64.
@@ -64,16 +64,15 @@ def agrees(net: Tried, module: nn.Module, lanes: int = 2, double: bool = True) -
     device = net.samples.x.device
     with exact(), kept(device):
         near = CLOSE[torch.float32]
-        if double:
-            try:
-                _agrees(net, module, lanes, torch.float64, CLOSE[torch.float64])
-                if not usable(device):
-                    return
-                near = 0.05  # it is the right function; are the kernels of float32 sound?
-            except Another:
-                raise
-            except BadInput:
-                pass
+        try:
+            _agrees(net, module, lanes, torch.float64, CLOSE[torch.float64])
+            if not usable(device):
+                return
+            near = 0.05  # it is the right function; are the kernels of float32 sound?
+        except Another:
+            raise
+        except BadInput:
+            pass
         _agrees(net, module, lanes, torch.float32, near)
 
 
