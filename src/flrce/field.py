@@ -181,8 +181,9 @@ def fedasync(
 
     a is .5 for polynomial weights and 10 for the hinge unless given; from round `after` on, `decay` times alpha counts.
     """
-    falling = (10.0 if staleness == "hinge" else 0.5) if a is None else a
-    mixed = Interpolated(alpha, staleness, falling, b, decay, after)
+    if a is None:
+        a = 10.0 if staleness == "hinge" else 0.5
+    mixed = Interpolated(alpha, staleness, a, b, decay, after)
     return replace(
         fedavg(P, **local), pace=Buffered(1), trainer=Proximal(mu), aggregator=mixed, name="fedasync"
     )  # fmt: skip

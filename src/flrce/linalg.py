@@ -27,8 +27,10 @@ def gram(U: Tensor) -> Tensor:
 
 
 def spans(w: Tensor, here: int, there: int = WIDE) -> list[slice]:
-    """Coordinates to go through at a time: of a large model on the host so many, on a device so many; of others all."""
-    columns = (here if len(w) > LARGE else max(len(w), 1)) if crossing.local(w) else there
+    """Coordinates to go through at a time: `here` on the host, of small models all; `there` on a device."""
+    columns = here if crossing.local(w) else there
+    if crossing.local(w) and len(w) <= LARGE:
+        columns = max(len(w), 1)
     return [slice(start, start + columns) for start in range(0, len(w), columns)]
 
 

@@ -83,7 +83,7 @@ def found(root: Path) -> Iterator[Found]:
 
 
 def glance(folder: Path) -> Found:
-    """What a run's first and last lines say."""
+    """What a run's experiment and records say, in short."""
     experiment: dict[str, Any] = tomllib.loads((folder / "experiment.toml").read_text())
     lines = (folder / "rounds.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
     records = [checked(row) for row in parsed(b"\n".join(lines), "rounds.jsonl")]
@@ -91,11 +91,12 @@ def glance(folder: Path) -> Found:
     seen = [r for r in records if r.headline is not None]
     T = int(experiment.get("rounds", 100))
     over = bool(records) and bool(records[-1].stop) and records[-1].outcome != "abandoned"
+    ended = "stopped early" if over else "finished"
     data = experiment.get("data", {})
     return Found(
         folder, str(experiment.get("recipe", {}).get("name", "flrce")), str(data.get("path") or data.get("name", "?")),
         int(experiment.get("seed", 0)), len(done), T,
-        "stopped early" if over else "finished" if len(done) >= T else "unfinished",
+        ended if over or len(done) >= T else "unfinished",
         seen[-1].metric if seen else "accuracy", seen[-1].handed if seen else None,
         os.stat(folder / "rounds.jsonl").st_mtime,
     )  # fmt: skip

@@ -112,7 +112,9 @@ def _priced(run: read.Run) -> None:
 def _row(same: list[Outcome], units: dict[str, tuple[float, str]]) -> list[str]:
     """One rule over the seeds."""
     stops, many = [float(o.stop) for o in same if o.stop is not None], len(same) > 1
-    said = f"{len(stops)} of {len(same)}" if many else "yes" if stops else "no"
+    said = "yes" if stops else "no"
+    if many:
+        said = f"{len(stops)} of {len(same)}"
     (joules, _), (nbytes, _) = units["joules"], units["bytes"]
     share = units["headline"][0]
     digits = 1 if share != 1 else 4

@@ -94,7 +94,9 @@ def grid(
 ) -> Grid:
     """A fleet's grid: regions by name, or a mix assigned by a seeded shuffle; without them, all of the file alike."""
     known = intensities(path)
-    mix = {regions: 1.0} if isinstance(regions, str) else dict(regions) if regions else dict.fromkeys(known, 1.0)
+    if isinstance(regions, str):
+        regions = {regions: 1.0}
+    mix = dict(regions) if regions else dict.fromkeys(known, 1.0)
     for name in mix:
         if name not in known:
             raise BadInput(f"fleet.regions {name!r} is not in {path!r}; {nearest(name, known)}")

@@ -208,7 +208,9 @@ def _summed(out: Any) -> Tensor:
     """The sum of all that a network gave: a tensor, or tuples, lists and dicts of them that its objective takes."""
     if isinstance(out, Tensor):
         return out.sum()
-    parts = out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple | list) else ()
+    if isinstance(out, Mapping):
+        out = list(out.values())
+    parts = out if isinstance(out, tuple | list) else ()
     return torch.stack([torch.zeros(()), *map(_summed, parts)]).sum()
 
 

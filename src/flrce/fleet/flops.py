@@ -70,9 +70,10 @@ class _Unrolled:
                 last_h.append(h)
                 last_c.append(c)
             steps = torch.cat(sides, 2)
-        out = steps[:, 0] if alone else steps.transpose(0, 1) if lstm.batch_first else steps
         h, c = torch.stack(last_h), torch.stack(last_c)
-        return out, (h[:, 0], c[:, 0]) if alone else (h, c)
+        if alone:
+            return steps[:, 0], (h[:, 0], c[:, 0])
+        return steps.transpose(0, 1) if lstm.batch_first else steps, (h, c)
 
     def _direction(self, steps: Tensor, suffix: str) -> tuple[Tensor, Tensor, Tensor]:
         lstm = self.module

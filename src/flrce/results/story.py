@@ -128,8 +128,9 @@ def compared(group: Group, against: Group) -> str:
         return f"Against {against.label}, {group.label} used {saved}."
     judged = metric([group, against])
     share = judged in words.SHARES
-    size = f"{abs(apart.mean):.1f} points" if share else f"{abs(apart.mean):.3g}"
-    half = "" if apart.half is None else f"{apart.half:.1f}" if share else f"{apart.half:.3g}"
+    digits = ".1f" if share else ".3g"
+    size = f"{abs(apart.mean):{digits}}{' points' if share else ''}"
+    half = "" if apart.half is None else f"{apart.half:{digits}}"
     points = f"{size} {'higher' if apart.mean >= 0 else 'lower'}"
     points = "no different" if points.startswith("0.0 ") else points
     if apart.half is None:

@@ -36,4 +36,6 @@ def shown(metric: str, value: float | None) -> str:
 def common(summaries: Iterable[dict[str, Any]]) -> str:
     """The metric of these runs; "headline" where they differ."""
     found = {str(summary.get("metric", "accuracy")) for summary in summaries}
-    return found.pop() if len(found) == 1 else "headline" if found else "accuracy"
+    if not found:
+        return "accuracy"
+    return found.pop() if len(found) == 1 else "headline"

@@ -139,8 +139,11 @@ class Run:
 
 def _foreign(value: Any) -> bool:
     """Whether a setting names code as "package.module:Class"."""
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return ":" in value if isinstance(value, str) else any(map(_foreign, inner))
+    if isinstance(value, str):
+        return ":" in value
+    if isinstance(value, Mapping):
+        return any(map(_foreign, value.values()))
+    return isinstance(value, list) and any(map(_foreign, value))
 
 
 def _rules(stop: Any) -> Iterator[Any]:

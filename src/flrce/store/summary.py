@@ -26,8 +26,13 @@ def summarise(history: tuple[Record, ...], size: int, trainable: int, base: int 
     """A run's final figures. `base`: bytes of the model that never travel; every client is given them once."""
     done = [h for h in history if h.outcome == "committed"]
     seen = [h for h in history if h.headline is not None]  # a round that was not started may judge the one before
-    last = seen[-1] if seen else Record(0, metric=history[-1].metric, lower=history[-1].lower) if history else Record(0)
-    joules, up, down = (sum(getattr(h, name) for h in history) for name in ("joules", "bytes_up", "bytes_down"))
+    last = Record(0)
+    if seen:
+        last = seen[-1]
+    elif history:
+        last = Record(0, metric=history[-1].metric, lower=history[-1].lower)
+    joules = sum(h.joules for h in history)
+    up, down = sum(h.bytes_up for h in history), sum(h.bytes_down for h in history)
     handed = last.handed if last.metric == "accuracy" else None
     return {
         "rounds": len(done),

@@ -180,7 +180,8 @@ class Stack:
         sizes = [np.asarray(s, dtype=np.int64) for s in sizes]
         checked(w, orders, sizes, self.where.size, len(self.samples.y), first, self.links)
         pulls = torch.as_tensor(mu, dtype=torch.float32).expand(K)
-        prox = (2 if squared else 1) if bool((pulls != 0).any()) else 0
+        power = 2 if squared else 1
+        prox = power if bool((pulls != 0).any()) else 0
         lot = Lot(w, orders, sizes, rates_of(lr, K), pulls, locals, carries, seeds)
         out, losses = w.clone(), [torch.zeros(2, 0)] * K
         ends: list[tuple[Tensors, Tensors]] = [({}, {})] * K

@@ -69,7 +69,8 @@ def _accuracy(grid: Grid) -> Judged:
             best = 1 + sum(lead is False for lead in leads.values())  # FLrce's place if every open comparison is won
             worst = 1 + sum(lead is not True for lead in leads.values())
             limit = _rank({method: number[0] for method, number in paper.TABLE3.get(dataset, {}).items()})
-            holds[paper.label(dataset)] = True if worst <= limit else False if best > limit else None
+            settled = worst <= limit or best > limit  # the open comparisons do not matter
+            holds[paper.label(dataset)] = worst <= limit if settled else None
             top = max(means, key=lambda method: means[method])
             place = f"{best}" if best == worst else f"{best} to {worst}"
             shown = f"{place} of {len(means)} (by the mean {_rank(means)}), best mean {top} {means[top]:.1f} %"
@@ -110,7 +111,8 @@ def _least(grid: Grid, figure: str, what: str, unit: str, scale: float) -> Judge
         if leads:
             cheaper = [method for method, lead in leads.items() if lead is True]
             open_ = [method for method, lead in leads.items() if lead is None]
-            holds[paper.label(dataset)] = False if cheaper else None if open_ else True
+            settled = bool(cheaper) or not open_
+            holds[paper.label(dataset)] = not cheaper if settled else None
             least = min(means, key=lambda method: means[method])
             shown = f"{means['flrce']:.3g} {unit}, least {least} {means[least]:.3g}"
             seen.append(f"{paper.label(dataset)}: {shown}" + (f", open against {', '.join(open_)}" if open_ else ""))
