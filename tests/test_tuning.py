@@ -314,6 +314,33 @@ def test_base_never_travels_and_runs_resume(place, tmp_path, name):
     assert straight.summary["metric"] == "perplexity"
 
 
+def test_another_base_is_not_gone_on_with(place, tmp_path):
+    """Adapters mean something beside the weights that they were trained with, and only there."""
+    base = write_folder(tmp_path / "base", weights())
+    first = experiment(place, "fedit", rounds=1, options={"path": str(base)})
+    flrce.run(first, tmp_path / "run")
+    write_folder(base, weights(seed=1))
+    more = first.model_copy(update={"rounds": 2})
+    with pytest.raises(BadInput, match="was made with another base model; restore it"):
+        flrce.run(more, tmp_path / "run", resume=True)
+    write_folder(base, weights())
+    assert len(flrce.run(more, tmp_path / "run", resume=True).history) == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        ({"name": "flora", "rates": []}, "rates is empty"),
+        ({"name": "flora", "rates": [1.0, 2.0]}, "rate 2.0: must be above 0 and at most 1"),
+        ({"name": "fedit", "points": 0}, "recipe.points = 0: should be greater than 0"),
+        ({"name": "fedkseed", "directions": 9}, "a step probes 9 directions, and 8 numbers train"),
+    ],
+)
+def test_settings_of_these_methods_are_checked(place, recipe, told):
+    with pytest.raises(BadInput, match=told):
+        parts(experiment(place, recipe, options={"seeds": 8} if recipe["name"] == "fedkseed" else {}))
+
+
 def test_probes_of_two_runs_are_one_stack(place, caplog):
     runs = [experiment(place, "fedkseed", rounds=2, options={"seeds": 40}, seed=seed) for seed in (0, 1)]
     together = run_here([(each, None) for each in runs], device="cpu")

@@ -25,7 +25,7 @@ from flrce.local.link import Estimates
 from flrce.local.precision import Precision, on_cpu
 from flrce.local.rehearsal import bare, rehearsed
 from flrce.models.adapters import accepted
-from flrce.models.flat import Fixed, fix, pack, single
+from flrce.models.flat import Fixed, fingerprint, fix, pack, single
 from flrce.models.inputs import alone, inputs, sized, tried
 from flrce.models.seeds import Seeded
 from flrce.models.slicing import suits
@@ -52,10 +52,11 @@ class Parts:
         return loop.initial(self.recipe, self.engine, pack(self.net, self.engine.runner.layout))
 
     def describe(self) -> dict[str, Any]:
-        """What was dealt to whom, and whose electricity each client has."""
+        """What was dealt to whom, whose electricity each client has, and which fixed base they share."""
         grid = None if self.engine.life is None else self.engine.life.grid
         where = {} if grid is None else {"regions": [grid.regions[i] for i in grid.of], "begins": grid.start}
-        return {**self.federation.describe(), **where}
+        base = fingerprint(self.net)
+        return {**self.federation.describe(), **where, **({"base": base} if base else {})}
 
     def rounds(self, experiment: Experiment, state: State | None = None) -> Iterator[Round]:
         start = state or self.initial()
@@ -127,6 +128,13 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     few = inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
     recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
     net = fix(single(sized(net, few, experiment.seed)), recipe.fixed)
+    probes = max((link.looks // 2 for link in recipe.chain.links if isinstance(link, Estimates)), default=0)
+    moving = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    if probes > moving:
+        raise BadInput(
+            f"a step probes {probes} directions, and {moving} numbers train; lower recipe.directions, or raise "
+            "model.options.seeds"
+        )
     counted = experiment.objective is None and pool.kind in ("classes", "tokens")  # one output for each
     tried(net, few, pool.outputs if counted else None)
     net = bare(net, few, objective)

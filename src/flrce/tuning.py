@@ -9,7 +9,9 @@ from typing import Any
 
 from flrce.aggregators.mean import CAP, WeightedMean
 from flrce.aggregators.products import Products
+from flrce.bounds import Positive
 from flrce.compressors.nonzero import Nonzero
+from flrce.errors import BadInput
 from flrce.field import fedavg
 from flrce.local.probing import Probing
 from flrce.pieces import Recipe
@@ -21,31 +23,33 @@ from flrce.submodels.units import PrefixUnits
 ADAPTED_A = "*.lora_A*"  # also as peft names it
 
 
-def fedit(guided: bool = False, points: float = 2.0, P: int = 10, **local: Any) -> Recipe:
+def fedit(guided: bool = False, points: Positive = 2.0, P: int = 10, **local: Any) -> Recipe:
     """FedIT (Zhang et al. 2024): FedAvg over both matrices of LoRA adapters."""
     return replace(_led(fedavg(P, **local), guided, points), name="fedit")
 
 
-def ffa_lora(guided: bool = False, points: float = 2.0, P: int = 10, **local: Any) -> Recipe:
+def ffa_lora(guided: bool = False, points: Positive = 2.0, P: int = 10, **local: Any) -> Recipe:
     """FFA-LoRA (Sun et al. 2024): A stays as it was drawn, B alone trains and travels, so that means are exact."""
     return replace(_led(fedavg(P, **local), guided, points), fixed=(ADAPTED_A,), name="ffa-lora")
 
 
 def flora(
-    rates: Sequence[float] = (1.0,), guided: bool = False, points: float = 2.0, P: int = 10, **local: Any
+    rates: Sequence[float] = (1.0,), guided: bool = False, points: Positive = 2.0, P: int = 10, **local: Any
 ) -> Recipe:  # fmt: skip
     """FLoRA (Wang et al. 2024) and FlexLoRA (Bai et al. 2024): products averaged, not factors.
 
     `rates` are the shares of the model's rank that clients have: one for all, or each client one of several.
     """
     shares = tuple(map(float, rates))
+    if not shares:
+        raise BadInput("rates is empty; give a share of the rank for everybody, such as [1.0], or several")
     mean = Products(cap=CAP if guided else 0.0)
     base = replace(_led(fedavg(P, **local), guided, points), aggregator=mean, name="flora")
-    return replace(base, submodel=PrefixUnits(rates=shares)) if min(shares, default=1.0) < 1 else base
+    return replace(base, submodel=PrefixUnits(rates=shares)) if set(shares) != {1.0} else base
 
 
 def fedkseed(
-    eps: float = 1e-3, directions: int = 1, guided: bool = False, points: float = 2.0, P: int = 10, **local: Any
+    eps: float = 1e-3, directions: int = 1, guided: bool = False, points: Positive = 2.0, P: int = 10, **local: Any
 ) -> Recipe:  # fmt: skip
     """FedKSeed (Qin et al. 2024): clients probe random directions and send how far to go along each, in 6 bytes.
 

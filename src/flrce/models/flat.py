@@ -12,6 +12,7 @@ it keeps and trains, then w, then what it keeps of the statistics; so both w and
 """
 
 import copy
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from flrce.errors import BadInput
 from flrce.models.abilities import provision
 
 NORMS = "norms"  # in place of a pattern: every normalisation layer
+SAMPLED = 4096  # numbers of each fixed tensor that its fingerprint is of
 HEAD = "head"  # in place of a pattern: the last layer that has parameters
 log = logging.getLogger("flrce")
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
@@ -214,6 +216,16 @@ def fix(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
 def base_bytes(module: nn.Module) -> int:
     """What the fixed parameters weigh: as the file that they came from, where the module knows it."""
     return provision(module) or sum(p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad)
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Of the fixed parameters, by some numbers of each: two bases that are not the same differ; "" without any."""
+    found = hashlib.blake2b(digest_size=16)
+    fixed = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+    for name, p in fixed:
+        some = p.detach().reshape(-1)[:: max(p.numel() // SAMPLED, 1)].cpu().contiguous()
+        found.update(f"{name} {tuple(p.shape)} {p.dtype}".encode() + some.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest() if fixed else ""
 
 
 def pack(module: nn.Module, where: Layout | None = None) -> Tensor:

@@ -73,6 +73,8 @@ def same_data(path: Path, partition: Mapping[str, Any]) -> None:
         return
     old, new = document(path), json.loads(json.dumps(partition))
     changed = [key for key in sorted(old.keys() & new.keys()) if old[key] != new[key]]
+    if changed == ["base"]:
+        raise BadInput(f"{path} was made with another base model; restore it, or use another --out")
     if changed:
         raise BadInput(
             f"{path} was made from other data ({', '.join(changed)} differ); restore it, or use another --out"
