@@ -20,6 +20,7 @@ from flrce.formats.gguf import Gguf
 from flrce.formats.language import opened
 from flrce.formats.quants import QUANTS, dequantised
 from flrce.models.llama import load
+from flrce.models.seeds import Seeded
 from language import EPS, MARKS, SIZES, THETA, alphabet, tokens, weights, write_folder, write_gguf
 
 
@@ -313,6 +314,20 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path, files):
         folder = write_folder(tmp_path / told[-4:], {**files[2], name: spoilt})
         with pytest.raises(BadInput, match=f"{name} .*{told}"):
             load(folder)
+
+
+def test_a_base_beyond_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    """80,192 numbers: 288 x 64 and 64 outside, two blocks of 2 x 64 + 2 x 64 x 64 + 2 x 32 x 64 + 3 x 64 x 96."""
+    folder = write_folder(tmp_path, weights())
+    monkeypatch.setattr("flrce.host.available", lambda: 4 * 80_192 - 1)
+    with pytest.raises(BadInput, match=r"in float32 needs 0.0 GB, .*; set model.options.dtype = 'bfloat16'"):
+        load(folder)
+    assert load(folder, "bfloat16").tokens.dtype == torch.bfloat16
+    monkeypatch.setattr("flrce.host.available", lambda: 4 * 80_192)
+    load(folder)
+    monkeypatch.setattr("flrce.host.available", lambda: 3 * 100 * 15 - 1)
+    with pytest.raises(BadInput, match="a seed space of 100 directions of 15 numbers needs"):
+        Seeded(torch.nn.Linear(4, 3), 100)
 
 
 def test_a_folder_s_files_are_those_that_huggingface_would_read(tmp_path, files):

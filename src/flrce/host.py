@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from flrce.errors import BadInput
+
 T = TypeVar("T")
 TASKS = Path("/proc/self/task")
 
@@ -26,6 +28,13 @@ def available() -> int | None:
     if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
         found.append(max(int(text) - int(used.read_text()), 0))
     return min(found, default=None)
+
+
+def fits(need: int, what: str, remedy: str) -> None:
+    """BadInput unless so many bytes can still be had: told in advance, for the system would kill the run later."""
+    have = available()
+    if have is not None and need > have:
+        raise BadInput(f"{what} needs {need / 1e9:.1f} GB, and {have / 1e9:.1f} GB are available; {remedy}")
 
 
 def start() -> str:

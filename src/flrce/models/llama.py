@@ -4,6 +4,7 @@ The weights are read once in a process and shared by every copy of the network: 
 base. They never travel; what trains is what is put beside them (models/adapters.py).
 """
 
+import math
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flrce.errors import BadInput, nearest
 from flrce.formats.language import Sizes, located, opened
+from flrce.host import fits
 from flrce.models.flat import Fixed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -173,7 +175,13 @@ def load(path: Path | str, dtype: str = "float32", every: bool = True, recompute
 @lru_cache(maxsize=2)
 def _weights(path: Path, stamp: int, dtype: str) -> tuple[Sizes, dict[str, Tensor], int]:
     language = opened(path)
-    weights = {name: _sound(language.tensor(name), name, path).to(DTYPES[dtype]) for name in language.sizes.shapes()}
+    shapes = language.sizes.shapes()
+    need = sum(map(math.prod, shapes.values())) * DTYPES[dtype].itemsize
+    remedy = (
+        "give a smaller model" if dtype == "bfloat16" else "set model.options.dtype = 'bfloat16', or give a smaller one"
+    )
+    fits(need, f"{path} in {dtype}", remedy)
+    weights = {name: _sound(language.tensor(name), name, path).to(DTYPES[dtype]) for name in shapes}
     return language.sizes, weights, language.nbytes
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flrce.errors import BadInput
+from flrce.host import fits
 from flrce.models.abilities import provision, together
 from flrce.models.adapters import accepted
 from flrce.models.flat import Fixed
@@ -36,6 +37,12 @@ class Seeded(nn.Module):
             raise BadInput(f"seeds = {K}: a seed space has 1 direction or more, of a network with something to train")
         self.net, self.names = net.requires_grad_(False), tuple(name for name, _ in moving)
         d = sum(p.numel() for _, p in moving)
+        # one byte a sign, and twice that while they are made
+        fits(
+            3 * K * d,
+            f"a seed space of {K} directions of {d} numbers",
+            "set fewer seeds, a lower rank or fewer targets",
+        )
         bits = np.frombuffer(stream(seed, "directions").bytes(-(-K * d // 8)), np.uint8)
         signs = np.unpackbits(bits)[: K * d]
         self.signs = Fixed(torch.from_numpy(signs.astype(np.int8) * 2 - 1).reshape(K, d))
