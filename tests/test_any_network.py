@@ -17,8 +17,8 @@ from flrce.engines.seat import Decks, beyond
 from flrce.errors import BadInput
 from flrce.local.batches import batches
 from flrce.local.stacked.stack import Stack
-from flrce.local.trainer import layer_seed
-from flrce.models.flat import tensors
+from flrce.local.trainer import Trainer, layer_seed
+from flrce.models.flat import pack, tensors
 from flrce.types import Task, Work
 
 rng = np.random.default_rng(0)
@@ -209,6 +209,15 @@ def test_draws_while_judging_hang_on_nothing(caplog):
     first, again, stacked = (trained(net, "torch", decks)[1] for decks in (None, None, Decks("cpu")))
     assert first == again == pytest.approx(stacked, rel=1e-3)
     assert "Net draws at random while it judges" in caplog.text
+
+
+@pytest.mark.parametrize("make", [counted, noted])
+def test_the_first_look_at_a_model_is_as_the_second(make):
+    """A worker's first batch tells whether a network draws; what it counts on the way is forgotten."""
+    net = make()
+    trainer, w, y = Trainer(net, (1, 4, 4)), pack(net), torch.from_numpy(DATA.y)
+    first, again = (trainer.evaluate(w, torch.from_numpy(X), y, 1.0, 0.0)["loss"] for _ in range(2))
+    assert torch.equal(first, again)
 
 
 def test_lazy_norms_begin_with_fresh_statistics():

@@ -175,11 +175,11 @@ class Trainer:
     def evaluate(self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float) -> dict[str, Tensor]:
         """ "loss" (n,), and the numbers of each metric (n, ...), in eval mode."""
         self.w.copy_(w)
-        self._forget()
         self.net.eval()
         found: dict[str, list[Tensor]] = {"loss": [], **{judge.name: [] for judge in self.objective.judges}}
         two = inputs(x[:2], scale, shift)
         with repeatable(self.w.device, self.precision), torch.inference_mode(), self._drawing(two, 0):
+            self._forget()
             few = self._together()
             for part, target in zip(x.split(few), y.split(few), strict=True):
                 out = self.net(inputs(part, scale, shift))
