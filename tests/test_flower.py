@@ -449,6 +449,13 @@ def test_a_client_never_measured_is_taken_for_the_middle_one():
     assert engine.estimate(replace(task, client=names[0])).compute_seconds == 5 * 1.0
 
 
+def test_clients_that_cannot_tell_their_loss_all_get_a_turn():
+    """Plain clients report 1 / t with round t's reply and know no question: one that never reported ranks first."""
+    strategy = RecipeStrategy(recipes.power_of_choice(candidates=4, P=1), fraction_evaluate=0.0, **NAMES)
+    result = strategy.start(LocalGrid(plain_app(), 4), start(), 12)
+    assert {client for record in result.history for client in record.replied} == {f"node-{1000 + i}" for i in range(4)}
+
+
 # --- the client's side ---
 
 

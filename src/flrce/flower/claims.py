@@ -7,7 +7,7 @@ import torch
 from flwr.app import MetricRecord
 from torch import Tensor
 
-from flrce.flower.figures import scale, summed
+from flrce.flower.figures import LOSSES, first, scale, summed
 from flrce.flower.nodes import Client
 from flrce.flower.options import Options
 from flrce.round.gate import GROWTH, MOST_SAMPLES
@@ -23,6 +23,7 @@ class Claims:
         self.samples: dict[str, int] = {}
         self.metrics: dict[str, MetricRecord] = {}
         self.batteries: dict[str, float] = {}  # levels from 0 to 1
+        self.losses: dict[str, float] = {}  # on what each trained on
         self.summed: MetricRecord | None = None  # the round's training metrics, where somebody else made one of them
 
     def recall(self, samples: Mapping[str, int]) -> None:
@@ -30,8 +31,11 @@ class Claims:
         self.samples = {**samples, **self.samples}
 
     def hear(self, client: Client, metrics: MetricRecord) -> None:
-        """The metrics of a reply, and the battery's level if it is among them."""
+        """The metrics of a reply; of these the loss and the battery's level are remembered for longer."""
         self.metrics[client.name] = metrics
+        loss = first(metrics, ("train_loss", *LOSSES))
+        if loss is not None:
+            self.losses[client.name] = loss
         level = metrics.get("battery")
         if number(level, 0, 1):
             self.batteries[client.name] = float(level)  # type: ignore[arg-type]

@@ -252,14 +252,21 @@ class FlowerEngine:
         return {"metric": self.panel.yardstick.metric, "clients": values, **by_class}
 
     def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
-        """Mean loss of w on each client's training samples; of one that cannot tell, as it last reported."""
+        """Mean loss of w on each client's training samples; of one that cannot tell, as it last reported.
+
+        Of one that never did, twice the largest of the others': whoever is unknown is to get a turn.
+        """
         content = RecordDict({self.options.arrays_key: self.arrays(w), self.options.config_key: ConfigRecord({})})
         able = [client for client in clients if self.online[client].parts]
         messages = [Message(content, self.online[client].node, LOSS) for client in able]
         answers = asked(self.grid, messages, self.options.timeout)
-        found = {able[at]: first(reported(reply), LOSSES) for at, reply in answers.items()}
-        last = {client: first(self.claims.metrics.get(client, {}), ("train_loss", *LOSSES)) for client in clients}
-        return torch.tensor([found.get(c) or last[c] or 0.0 for c in clients], dtype=torch.float64)
+        known = {client: loss for client, loss in self.claims.losses.items() if client in clients}
+        for at, reply in answers.items():
+            loss = first(reported(reply), LOSSES)
+            if loss is not None:
+                known[able[at]] = loss
+        unknown = 2 * max(known.values(), default=0.0)
+        return torch.tensor([known.get(client, unknown) for client in clients], dtype=torch.float64)
 
     def arrays(self, w: Tensor) -> ArrayRecord:
         """w as the user's record, made once for as long as w is the model."""
