@@ -115,3 +115,17 @@ def test_what_has_no_adapters_is_told_so(tmp_path, capsys):
     assert "adapters are those of 'llama' alone" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "none"), "--out", str(tmp_path / "peft")]) == 2
     assert not (tmp_path / "peft").exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(place, tmp_path, capsys):
+    trained(place, tmp_path / "run", {"name": "fedit"})
+    (tmp_path / "file").write_text("mine")
+    capsys.readouterr()
+    for args, told in (
+        ([tmp_path / "run", "--out", tmp_path / "file"], "cannot be written"),
+        ([tmp_path / "run", "--out", tmp_path / "file" / "x"], "cannot be written"),
+        ([tmp_path, "--out", tmp_path / "new"], "is no run directory"),
+    ):
+        assert main(["export", *map(str, args)]) == 2
+        assert told in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"

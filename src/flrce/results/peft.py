@@ -24,6 +24,8 @@ BEFORE = "base_model.model.model."  # peft around a causal model around its laye
 
 def export(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
     """Write the adapters that a run handed back, or its `last` ones, into the folder `out`; the config is returned."""
+    if not (run / "experiment.toml").is_file():
+        raise BadInput(f"{run} is no run directory; give the --out of a run")
     experiment = Experiment.load(run / "experiment.toml")
     if kept := experiment.build_recipe().kept:
         raise BadInput(
@@ -49,10 +51,13 @@ def write(model: Mapping[str, Tensor], experiment: Experiment, out: Path | str) 
         "r": int(options["rank"]), "lora_alpha": float(options["alpha"]), "lora_dropout": 0.0, "bias": "none",
         "fan_in_fan_out": False, "target_modules": [f"model.{target}" for target in targets],
     }  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
     named = {f"{BEFORE}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()}
-    write_through(out / WEIGHTS, save(named, {"format": "pt"}))
-    write_through(out / CONFIG, json.dumps(config, indent=1).encode())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_through(out / WEIGHTS, save(named, {"format": "pt"}))
+        write_through(out / CONFIG, json.dumps(config, indent=1).encode())
+    except OSError as why:
+        raise BadInput(f"{out} cannot be written: {why.strerror or why}; give a folder that can") from why
     return config
 
 
