@@ -21,7 +21,7 @@ from flrce.flower.measured import Measured
 from flrce.flower.nodes import GONE, LOSS, Client, Nodes
 from flrce.flower.options import Config, Costs, Judge, Options, configured
 from flrce.flower.post import Post, asked, why
-from flrce.flower.under_way import Sent, UnderWay
+from flrce.flower.under_way import Sent, UnderWay, announce
 from flrce.flower.wire import for_plain, read_reply, write_task
 from flrce.local.client import Runner
 from flrce.pieces import Dense, Malformed
@@ -136,7 +136,7 @@ class FlowerEngine:
         for flight in here:
             self.holdings(flight.task)  # refuses what cannot be done before anything is sent
         if flights:
-            _announce(flights, here)
+            announce(flights, here)
         messages = [self.message(flight.w, flight.task) for flight in here]
         failed = self.under_way.send(messages, lambda at: self.sent(messages[at], here[at].task, here[at].w))
         self.unsent = [*(Reply(task.client, task.t, error=GONE_BEFORE) for task in gone), *failed]
@@ -295,11 +295,3 @@ class FlowerEngine:
         """Who may judge a model: a client that trains would keep everybody waiting."""
         busy = self.under_way.clients() if self.costs is None else set()
         return [client for name, client in self.online.items() if name not in busy]
-
-
-def _announce(flights: Sequence[Flight], new: Sequence[Flight]) -> None:
-    """One line in the log: whom a round asks, and how many are still at work on an earlier one's tasks."""
-    t = max(flight.task.t for flight in flights)
-    names = ", ".join(flight.task.client for flight in new[:12]) + (" ..." if len(new) > 12 else "")
-    busy = f"; {len(flights) - len(new)} under way" if len(flights) > len(new) else ""
-    log.info("[ROUND %d/%d] %d clients: %s%s", t, flights[0].task.rounds, len(new), names, busy)

@@ -1,5 +1,6 @@
 """Tasks that were sent to clients, until their replies come or they are given up."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from torch import Tensor
 from flrce.flower.arrays import weight
 from flrce.flower.nodes import Client
 from flrce.flower.post import Post
-from flrce.types import Reply, Spent, Task
+from flrce.types import Flight, Reply, Spent, Task
 
 OVERDUE = 1000  # messages without an answer that are remembered
 SLOWER = "slower than the replies that were waited for"
+log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,3 +118,11 @@ class UnderWay:
             return []
         up = sum(weight(arrays) for arrays in reply.content.array_records.values())
         return [Reply(task.client, task.t, error="late", spent=Spent(bytes_up=up))]
+
+
+def announce(flights: Sequence[Flight], new: Sequence[Flight]) -> None:
+    """One line in the log: whom a round asks, and how many are still at work on an earlier one's tasks."""
+    t = max(flight.task.t for flight in flights)
+    names = ", ".join(flight.task.client for flight in new[:12]) + (" ..." if len(new) > 12 else "")
+    busy = f"; {len(flights) - len(new)} under way" if len(flights) > len(new) else ""
+    log.info("[ROUND %d/%d] %d clients: %s%s", t, flights[0].task.rounds, len(new), names, busy)
