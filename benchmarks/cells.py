@@ -1,6 +1,6 @@
 """Recurrent and other sequence networks on a CPU: a step by torch beside its products, and beside compiled GRU steps.
 
-    python benchmarks/cells.py [--repeats 7]
+    python benchmarks/cells.py [--repeats 7] [--avx2]
 
 CPU seconds of one thread, everything in turn, ratios of the same repeat; workers' way with freed memory (see
 engines/pool.py). "over products": a step's seconds over those of its products at the speed of torch's own float32
@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from narrow import narrow
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -108,7 +109,11 @@ def row(case: Case, repeats: int) -> str:
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--repeats", type=int, default=7)
-    repeats = ask.parse_args().repeats
+    ask.add_argument("--avx2", action="store_true", help="torch and compiled steps held to AVX2")
+    args = ask.parse_args()
+    if args.avx2:
+        narrow()
+    repeats = args.repeats
     torch.set_num_threads(1)
     _hoard()
     print("| network | torch, ms a step | over products | by compiled steps | torch / compiled | evaluation |")

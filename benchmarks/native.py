@@ -1,6 +1,6 @@
 """Fused kernels against torch, at the paper's settings and on other networks.
 
-    python benchmarks/native.py [--repeats 7] [--case cnn-cifar]
+    python benchmarks/native.py [--repeats 7] [--case cnn-cifar] [--avx2]
 
 A round is 10 clients x 5 epochs of SGD and an evaluation of all validation samples, on random data of the right
 shape. torch runs in its faster memory format for each net (channels last or not, measured first); "2 processes" are
@@ -23,11 +23,12 @@ from statistics import median
 
 import numpy as np
 import torch
+from narrow import narrow
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.compiling import tools
-from flrce.local.native import kernel, why_none
+from flrce.local.native import kernel, stages, why_none
 from flrce.models.flat import pack, unpack
 from flrce.models.graph import graph
 from flrce.models.kinds import SKIPPING
@@ -63,6 +64,9 @@ OTHERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
     "ResNet-8, GroupNorm": ((3, 32, 32), lambda: ResNet(3, 10)),
     "residual, widths 32 to 128": ((3, 32, 32), lambda: ResNet(3, 10, (32, 64, 128))),
     "ResNet-8, BatchNorm": ((3, 32, 32), lambda: ResNet(3, 10, norm="batch")),
+    "residual, one block of 64": ((3, 32, 32), lambda: ResNet(3, 10, (64,))),
+    "residual, widths 64 to 256": ((3, 32, 32), lambda: ResNet(3, 10, (64, 128, 256))),
+    "ResNet-18": ((3, 32, 32), lambda: ResNet(3, 10, (64, 128, 256, 512), blocks=2)),
 }
 
 
@@ -114,6 +118,8 @@ CASES = [
     Case("ResNet-8, BatchNorm", 10, 64, 32, 320),
     Case("residual, widths 32 to 128", 10, 64, 32, 320),
 ]  # fmt: skip
+#: by --case alone; wider ones are torch's in a run, and by kernels here for the sake of the comparison
+ASKED = [Case(name, 10, 64, 32, 320) for name in list(OTHERS)[-3:]]
 
 
 class Torch:
@@ -238,7 +244,8 @@ def double(case: Case, native: Native, layout: torch.memory_format, repeats: int
 
 def measure(case: Case, repeats: int) -> dict:
     native = Native(case)
-    both = [Torch(case, f) for f in (torch.contiguous_format, torch.channels_last)]
+    formats = [torch.contiguous_format, torch.channels_last][: 2 if len(case.shape) == 3 else 1]  # a series has no last
+    both = [Torch(case, f) for f in formats]
     for worker in (native, *both):
         worker.train()
         worker.evaluate()
@@ -271,12 +278,21 @@ def page(found: dict) -> str:
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     ask.add_argument("--repeats", type=int, default=7)
-    ask.add_argument("--case", choices=[c.name for c in CASES], help="only this one: printed, not written")
+    names = [c.name for c in (*CASES, *ASKED)]
+    ask.add_argument("--case", choices=names, help="only this one: printed, not written")
+    ask.add_argument("--avx2", action="store_true", help="both held to AVX2; with --case")
     args = ask.parse_args()
+    if args.avx2:
+        if not args.case:
+            ask.error("--avx2 needs --case: results/native.md is of the machine as it is")
+        narrow()
+    if args.case in [c.name for c in ASKED]:
+        stages.WEIGHTS = 1 << 40
     torch.set_num_threads(1)
     machine = f"{platform.machine()}, vectors of {tools()[2].lanes} floats"  # 16: AVX-512, 8: AVX2, 4: NEON
     about = f"{machine}, torch {torch.__version__}, {args.repeats} interleaved repeats: median (min-max); "
-    cases = [measure(case, args.repeats) for case in CASES if args.case in (None, case.name)]
+    wanted = [case for case in (*CASES, *ASKED) if args.case == case.name] if args.case else CASES
+    cases = [measure(case, args.repeats) for case in wanted]
     found = {"about": f"{about}load average {os.getloadavg()[0]:.1f} at the end.", "cases": cases}
     print(page(found))
     if not args.case:
