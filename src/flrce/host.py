@@ -13,6 +13,7 @@ from flrce.errors import BadInput
 
 T = TypeVar("T")
 TASKS = Path("/proc/self/task")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def available() -> int | None:
@@ -24,10 +25,26 @@ def available() -> int | None:
         found.append(1024 * int(lines["MemAvailable"].split()[0]))
     elif "SC_AVPHYS_PAGES" in os.sysconf_names:
         found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
-        found.append(max(int(text) - int(used.read_text()), 0))
+    if (left := _group(CGROUP)) is not None:
+        found.append(left)
     return min(found, default=None)
+
+
+def _group(root: Path) -> int | None:
+    """Bytes that a control group allows beyond what it holds; None where it sets no limit.
+
+    Pages of files that were read count as used, and are given up as soon as memory is wanted: they are left.
+    """
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = int((root / "memory.current").read_text())
+        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if not limit.isdigit():
+        return None
+    files = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
+    return max(int(limit) - used + files, 0)
 
 
 def fits(need: int, what: str, remedy: str) -> None:

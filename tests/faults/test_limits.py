@@ -11,6 +11,7 @@ import torch
 from clients import Fleet
 from harness import experiment, go
 
+from flrce import host
 from flrce.apps import cli
 from flrce.errors import BadInput
 from flrce.host import available
@@ -101,6 +102,17 @@ def test_available_memory():
     have = available()
     assert have is not None
     assert 10**8 < have < 10**13
+
+
+def test_files_that_were_read_do_not_count_against_a_control_group(tmp_path, monkeypatch):
+    """A limit of 1,000,000, 900,000 in use, 700,000 of them files' pages: 800,000 can be had."""
+    monkeypatch.setattr(host, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 200000\nactive_file 300000\ninactive_file 400000\nshmem 0\n")
+    assert available() == 800_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available() > 1_000_000
 
 
 @pytest.mark.row(25, "doctor warns of clocks apart", "Flower's -5 to +305 s")
