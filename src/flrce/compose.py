@@ -189,6 +189,9 @@ def imported(path: str, where: str) -> Any:
     module, _, name = path.partition(":")
     if not module or not name:
         raise BadInput(f'{where} = {shown(path)}: write "package.module:Class"')
+    if module.endswith(".py"):
+        meant = module.removesuffix(".py")
+        raise BadInput(f'{where} = {shown(path)}: a module is named, not a file: write "{meant}:{name}"')
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as why:

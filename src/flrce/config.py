@@ -14,7 +14,7 @@ from flrce.bounds import Count, shown
 from flrce.compose import compose, local_of, objective_of
 from flrce.data.federation import Federation, federate
 from flrce.data.sources import Source
-from flrce.errors import BadInput, brief, nearest, shortage
+from flrce.errors import BadInput, brief, nearest, raised, shortage
 from flrce.pieces import Recipe
 from flrce.sections import Data, EngineTable, Fleet, Model, Section, Stop, Train
 from flrce.written import tables_of
@@ -242,9 +242,7 @@ def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None
         except Exception as why:  # whatever a network of the user's may raise
             if shortage(why):
                 raise
-            raise BadInput(
-                f"model.name {name!r} cannot be built with {brief(given, 160)}: {type(why).__name__}: {brief(why, 160)}"
-            ) from why
+            raise BadInput(f"model.name {name!r} cannot be built with {brief(given, 160)}: {raised(why)}") from why
     if not isinstance(net, torch.nn.Module):
         raise BadInput(f"model.name {name!r} gives a {type(net).__name__}; it must be a torch.nn.Module")
     return net

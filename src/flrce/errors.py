@@ -1,13 +1,17 @@
 """What a user did wrong, in one line: what, where, remedy."""
 
 import errno
+import os
+import traceback
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 SHOWN = 300  # characters of a stranger's text that are kept
 LONGEST = 2000  # of a message
+LIBRARIES = (os.path.join("site-packages", "torch", ""), str(Path(__file__).parent) + os.sep)
 
 
 class BadInput(ValueError):
@@ -48,6 +52,14 @@ def brief(value: Any, most: int = SHOWN) -> str:
     except Exception:  # an object with a mind of its own
         text = f"a {type(value).__name__}"
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text).strip()[:most]
+
+
+def raised(why: BaseException, most: int = 160) -> str:
+    """An exception of the user's code in one line: its type and text, and the last line of that code on its way."""
+    text = f"{type(why).__name__}: {brief(why, most)}"
+    frames = traceback.extract_tb(why.__traceback__)
+    own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
+    return f"{text} (in {own[-1].name}, {Path(own[-1].filename).name} line {own[-1].lineno})" if own else text
 
 
 def shortage(why: BaseException) -> str:

@@ -128,9 +128,15 @@ def test_what_a_network_raises_in_a_worker_says_where():
             raise RuntimeError("not this batch")
         return scores
 
-    with pytest.raises(RuntimeError, match="not this batch") as caught:
+    where = r"shape \(\d+, 1, 8, 8\): RuntimeError: not this batch \(in late, test_networks.py line \d+\)"
+    with pytest.raises(flrce.BadInput, match=where) as caught:
         run(Answer(late))
     assert "in late" in "".join(caught.value.__notes__)
+
+
+def test_a_file_instead_of_a_module_is_told():
+    with pytest.raises(flrce.BadInput, match=r'a module is named, not a file: write "mine:make"'):
+        flrce.run(flrce.Experiment(**SMALL, model={"name": "mine.py:make"}))
 
 
 def test_options_are_named_where_a_class_wants_more(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flrce.errors import BadInput, brief
+from flrce.errors import BadInput, brief, raised
 from flrce.local.objective import Measured, Objective, each_of, sound
 from flrce.models.drawing import kept, states
 from flrce.models.inputs import tensors
@@ -62,9 +62,7 @@ def _transformed(transform: Any, x: Tensor, rng: torch.Generator) -> Tensor:
         made: Tensor = transform(x, rng)
         fits = made.shape == x.shape and made.dtype == x.dtype
     except Exception as why:  # whatever a transform of the user's may raise
-        raise BadInput(
-            f"train.augment: {name} cannot take samples of shape {shape}: {brief(why, 160)}; drop it"
-        ) from why
+        raise BadInput(f"train.augment: {name} cannot take samples of shape {shape}: {raised(why)}; drop it") from why
     if not fits:
         what = "token ids" if x.dtype == torch.int64 else f"{x.dtype} samples of shape {shape}"
         raise BadInput(f"train.augment: {name} makes {made.dtype} {tuple(made.shape[1:])} of {what}; drop it")
@@ -93,6 +91,6 @@ def _called(call: Any, what: str, out: Any, y: Tensor, net: str) -> Any:
         kind = "" if isinstance(out, Tensor) else f"a {type(out).__name__} of "
         given = kind + ", ".join(str(tuple(each.shape)) for each in tensors(out))
         raise BadInput(
-            f"{what} cannot be taken of {net}, which gives {given} for targets {tuple(y.shape)}: {brief(why, 120)}; "
+            f"{what} cannot be taken of {net}, which gives {given} for targets {tuple(y.shape)}: {raised(why, 120)}; "
             "adapt the network, or set another objective"
         ) from why

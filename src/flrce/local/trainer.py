@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce import crossing
-from flrce.errors import BadInput, brief
+from flrce.errors import BadInput, raised
 from flrce.local.batch import Scene, Step
 from flrce.local.link import Estimates, Local
 from flrce.local.native import Kernel
@@ -135,7 +135,7 @@ class Trainer:
             raise
         except Exception as why:  # whatever a network of the user's may raise
             shape, name = tuple(one.x.shape), type(self.given).__name__
-            raise BadInput(f"{name} cannot be trained on a batch of shape {shape}: {brief(why, 160)}") from why
+            raise BadInput(f"{name} cannot be trained on a batch of shape {shape}: {raised(why)}") from why
         return loss
 
     def _estimated(self, link: Estimates, one: Step, weights: Tensor, state: Any) -> Tensor:
