@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from flrce.version import __version__
 
@@ -55,6 +57,18 @@ def test_every_extra_is_explained_and_pinned():
         for one in needed if name != "trackio" else ():  # apart: it wants other versions than the rest
             wanted = re.match(r"[\w.-]+", one)[0].lower().replace("_", "-")
             assert f"\n{wanted}==" in pins, one
+
+
+def test_pins_go_with_the_first_python_that_is_promised():
+    """Debian's 3.11.2 is a Python 3.11: a pin that asks for a later one leaves `make` without a solution."""
+    pins = (ROOT / "constraints.txt").read_text()
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)$", pins, re.MULTILINE):
+        try:
+            found = metadata(name)
+        except PackageNotFoundError:
+            continue  # of an extra that is not installed here
+        asked = found["Requires-Python"] or ""
+        assert found["Version"] != version or SpecifierSet(asked).contains("3.11.0"), f"{name} {version}: {asked}"
 
 
 def test_the_parts_are_targets_and_their_tests_exist():
