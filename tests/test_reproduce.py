@@ -292,7 +292,7 @@ def test_the_committed_tables_are_what_their_records_give(tmp_path):
     root = Path(__file__).resolve().parent.parent / "results"
     shutil.copytree(root / "records", tmp_path / "records")
     request = Request(("table3", "claims"), ("cifar10", "cifar100", "femnist", "speech"), plan.REGIMES, tuple(range(5)),
-                      rates={"speech": 0.05, "femnist": 0.002}, networks={"cifar100": "cnn-cifar"})  # fmt: skip
+                      rates={"speech": 0.05, "femnist": 0.002})  # fmt: skip
     reproduce(request, tmp_path, tmp_path / "none", train=False)
     for name in ("table3-dirichlet", "table3-quantity", "claims-dirichlet", "claims-quantity"):
         assert (tmp_path / f"{name}.md").read_text() == (root / f"{name}.md").read_text()
