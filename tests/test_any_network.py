@@ -18,7 +18,8 @@ from flrce.errors import BadInput
 from flrce.local.batches import batches
 from flrce.local.stacked.stack import Stack
 from flrce.local.trainer import Trainer, layer_seed
-from flrce.models.flat import pack, tensors
+from flrce.models.flat import layout, pack, tensors
+from flrce.models.nets import build
 from flrce.types import Task, Work
 
 rng = np.random.default_rng(0)
@@ -284,6 +285,21 @@ def test_seeds_of_a_network_share_a_deck():
     nets = [nn.Sequential(nn.Flatten(1, 2), nn.LSTM(4, 3)) for _ in range(2)]
     assert beyond(nets[0], ()) == beyond(nets[1], ())
     assert beyond(nn.TransformerEncoderLayer(4, 1), ()) != beyond(nn.TransformerEncoderLayer(4, 1, norm_first=True), ())
+
+
+@pytest.mark.parametrize("name", ["cnn-cifar", "resnet-8", "resnet-18", "lstm", "gru", "gpt"])
+def test_seeds_of_a_shipped_network_share_a_deck(name):
+    """Buffers such as BatchNorm's count are told apart by what they hold, not by where they lie."""
+    shape, words = ((3, 32, 32), 0) if name.startswith(("cnn", "res")) else ((16,), 20)
+    first, second = (build(name, shape, 20, seed, vocabulary=words) for seed in (0, 1))
+    own = {slot.name for slot in layout(first).slots}
+    assert beyond(first, own) == beyond(second, own)
+
+
+def test_a_dict_of_other_keys_is_another_network():
+    nets = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    nets[0].scales, nets[1].scales = {"a": 1.0}, {"b": 1.0}
+    assert beyond(nets[0], ()) != beyond(nets[1], ())
 
 
 def test_a_way_that_cannot_be_gone_any_more_is_measured_anew(tmp_path, monkeypatch):

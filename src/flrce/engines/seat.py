@@ -78,7 +78,9 @@ def beyond(net: nn.Module, own: Collection[str]) -> str:
         noted = {name: x for name, x in vars(part).items() if name not in USUAL and not _weights(x)}
         hooks = [hook for kind in HOOKS for hook in getattr(part, kind).values()]
         buffers = [b for name, b in part.named_buffers(path, recurse=False) if name not in own]
-        for what in (type(part), *sorted(noted.items()), *hooks, *buffers):
+        held, form = pytree.tree_flatten((type(part), sorted(noted.items()), hooks, buffers))
+        found.update(str(form).encode())  # keys of dicts are no leaves
+        for what in held:
             found.update(_bytes(what))
     return found.hexdigest()
 
@@ -89,6 +91,9 @@ def _weights(x: Any) -> bool:
 
 
 def _bytes(x: Any) -> bytes:
+    if isinstance(x, Tensor):  # by what it holds: torch pickles where it lies as well
+        held = x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{x.dtype} {tuple(x.shape)}".encode() + held
     try:
         return pickle.dumps(x)
     except Exception:  # lambdas, locks: many kinds; each is itself alone
