@@ -113,7 +113,7 @@ def confirm(method: str, source: Source, args: Any) -> None:
     """The method with and without FLrce's lead, a seed at a time: what a cut leaves are whole seeds."""
     lr = chosen(method, source, args)
     print(method, "rate", lr, round(time.time() - args.start, 1), flush=True)
-    for seed in (*PLAN["seeds"], *PLAN["more"]):
+    for seed in args.seeds or (*PLAN["seeds"], *PLAN["more"]):
         while seed in PLAN["more"] and not first_seeds(args) and time.time() - args.start < args.seconds:
             time.sleep(1)  # the device is for those that have not had their first seeds
         if time.time() - args.start > args.seconds:
@@ -353,6 +353,12 @@ def main() -> None:
     ask.add_argument("--seconds", type=float, default=1e9)
     ask.add_argument("--repeats", type=int, default=4)
     ask.add_argument("--rounds", type=int, default=0)
+    ask.add_argument(
+        "--seeds",
+        type=lambda text: [int(each) for each in text.split(",")],
+        default=[],
+        help="these only, where several processes share a method; all of the plan's unless given",
+    )
     ask.add_argument("--anew", action="store_true", help="also what lines/language.jsonl holds already")
     ask.add_argument("--beside", type=int, default=1, help="processes that share the device's memory")
     ask.add_argument("--way", default="", help="how a GPU trains lanes; measured unless given")
