@@ -1,14 +1,19 @@
 """Every key of the experiment file refuses bad values: exit code 2, one line that names key, value, rule, remedy."""
 
+import importlib.metadata
+import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from flrce.apps.cli import main
+from flrce.compose import keys_of
 from flrce.config import Experiment
-from flrce.errors import BadInput
+from flrce.errors import BadInput, installs
+from flrce.recipes import CATALOGUE
 
 #: key=value, and what the one line must say
 BAD = [
@@ -35,6 +40,13 @@ BAD = [
     ("data.fill=median", "data.fill = 'median': should be"),
     ("data.standardise=3", "data.standardise = 3: should be a valid boolean"),
     ("data.ignore=3", "data.ignore = 3: should be a valid string"),
+    ("recipe={name='fedit', points=0.1}", "points = 0.1 changes nothing here: it goes with recipe.guided = true"),
+    ("recipe={name='flrce', psi=5.0, preset='frugal'}", "'frugal' changes nothing here: recipe.psi = 5.0 overrules it"),
+    ("recipe={name='fedasync', b=3}", "recipe.b = 3 changes nothing here: it goes with recipe.staleness = 'hinge'"),
+    ("recipe={name='tifl', every=5}", "recipe.every = 5 changes nothing here; drop it, or see what it goes with:"),
+    ("recipe={name='fedcom', keep=0.3, compressor='quantize'}", "compressor takes the place of what it is about"),
+    ("train={nesterov=true}", "train.nesterov = true is about momentum"),
+    ("train={carry=true}", "train.carry = true keeps momentum or Adam's state, plain SGD has none"),
     ("data.size=0", "data.size = 0: should be greater than or equal to 1"),
     ("data.minimum=1", "data.minimum = 1: should be greater than or equal to 2"),
     ("model.name=cnn-cifra", "model.name = 'cnn-cifra': did you mean 'cnn-cifar'?"),
@@ -247,3 +259,41 @@ def test_a_run_loads_neither_torch_s_compiler_nor_scikit_learn():
     """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert told.stdout.splitlines()[-1:] == ["set()"], told.stderr
+
+
+def test_the_command_for_an_extra_names_its_packages(monkeypatch):
+    """An extra could only be asked for where the package came from; what it wants can be had anywhere."""
+    lines = ["torch>=2", "flwr<2,>=1.38; extra == 'flower'", 'pandas>=2; extra == "tables"', "a; extra == 'tables'"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
+    assert installs("flower") == "pip install 'flwr<2,>=1.38'"
+    assert installs("tables") == "pip install 'pandas>=2' a"
+
+    def absent(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", absent)
+    assert installs("report") == "pip install '.[report]' in its checkout"
+
+
+def test_every_extra_that_messages_speak_of_is_declared():
+    root = Path(__file__).resolve().parent.parent
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = "\n".join(path.read_text() for path in (root / "src").rglob("*.py"))
+    assert set(re.findall(r"installs\('(\w+)'\)", text)) <= set(declared)
+    assert "pip install 'flrce[" not in text
+
+
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_settings_that_are_felt_are_taken(name):
+    """Each setting at another value: refused only where the recipe is the same as without it."""
+    make = CATALOGUE[name]
+    for key, p in keys_of(make).items():
+        if type(p.default) is not float:
+            continue
+        value = p.default / 2 or 0.5
+        recipe = {"name": name, key: value}
+        if make(**{key: value}) != make():
+            Experiment.of({"recipe": recipe}).build_recipe()
+            continue
+        with pytest.raises(BadInput, match="changes nothing"):
+            Experiment.of({"recipe": recipe}).build_recipe()

@@ -259,6 +259,12 @@ def test_windows_longer_than_the_model_are_told_of(place, caplog):
     assert "samples of 129 ids, and the model was made for 128" in caplog.text
 
 
+@pytest.mark.parametrize(("path", "says"), [("", "path of a language model is empty"), ("gone", "does not exist")])
+def test_a_tokenizer_that_is_none_is_told_by_its_key(place, path, says):
+    with pytest.raises(BadInput, match=f"data.tokenizer = '{path}': .*{says}.*; give a GGUF file"):
+        from_text(place / "plays.jsonl.gz", path)
+
+
 # whole runs
 
 

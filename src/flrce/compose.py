@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
+from flrce import idle
 from flrce.bounds import Settings, settings, settings_of, shown
 from flrce.errors import BadInput, brief, nearest
 from flrce.local.objective import BY_KIND, OBJECTIVES, Objective
@@ -63,6 +64,7 @@ def compose(
     recipe = replace(recipe, work=replace(recipe.work, steps=steps))
     update = {"update": given} if given is not None else {}
     made = {role: piece(role, wanted) for role, wanted in pieces.items()}
+    idle.refuse(name, chosen, keys_of(make), made, lambda settings: make(**settings, **local))
     recipe = replace(recipe, kept=(*recipe.kept, *kept), fixed=(*recipe.fixed, *fixed), **update, **made)
     minimum = recipe.minimum if minimum is None else minimum
     if type(minimum) is not int or not 1 <= minimum <= recipe.P:
@@ -114,6 +116,10 @@ def _chain(train: Mapping[str, Any], lr: float) -> Chain:
         end = Adam(lr, schedule=schedule) if name == "adam" else SGD(lr, schedule)
     if name != "sgd" and ("momentum" in train or "nesterov" in train):
         raise BadInput(f"train.momentum goes with optimizer = 'sgd'; {name} has its own")
+    if train.get("nesterov") and not train.get("momentum"):
+        raise BadInput("train.nesterov = true is about momentum; set train.momentum above 0, or drop it")
+    if train.get("carry") and name == "sgd" and not train.get("momentum"):
+        raise BadInput("train.carry = true keeps momentum or Adam's state, plain SGD has none; drop it")
     if train.get("momentum"):
         links.append(Momentum(train["momentum"], train.get("nesterov", False)))
     if train.get("carry"):

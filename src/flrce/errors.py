@@ -1,7 +1,10 @@
 """What a user did wrong, in one line: what, where, remedy."""
 
 import errno
+import importlib.metadata
 import os
+import re
+import shlex
 import traceback
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -60,6 +63,23 @@ def raised(why: BaseException, most: int = 160) -> str:
     frames = traceback.extract_tb(why.__traceback__)
     own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
     return f"{text} (in {own[-1].name}, {Path(own[-1].filename).name} line {own[-1].lineno})" if own else text
+
+
+def installs(extra: str) -> str:
+    """The command that installs what an extra of this package wants, however the package itself came here.
+
+    It names the packages that are missing: flrce may have come from a checkout, a wheel or an index, and an extra of it
+    could only be asked for from there.
+    """
+    try:
+        known = importlib.metadata.requires("flrce") or ()
+    except importlib.metadata.PackageNotFoundError:
+        known = ()
+    # lines such as: matplotlib>=3.8; extra == 'report'
+    cut = [line.partition(";") for line in known]
+    wanted = [name.strip() for name, _, marker in cut if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
+    wanted = [shlex.quote(name) for name in wanted] or [f"'.[{extra}]' in its checkout"]
+    return f"pip install {' '.join(wanted)}"
 
 
 def shortage(why: BaseException) -> str:

@@ -183,6 +183,12 @@ def fedasync(
     """
     if a is None:
         a = 10.0 if staleness == "hinge" else 0.5
+    if staleness != "hinge":
+        b = 4  # the fields that a kind of weight does not read stand as they are, so that giving one is noticed
+    if staleness == "constant":
+        a = 0.5
+    if decay == 1:
+        after = 800
     mixed = Interpolated(alpha, staleness, a, b, decay, after)
     return replace(
         fedavg(P, **local), pace=Buffered(1), trainer=Proximal(mu), aggregator=mixed, name="fedasync"

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flrce.errors import BadInput
+from flrce.errors import BadInput, installs
 from flrce.intervals import interval
 from flrce.models.flat import Layout
 from flrce.store.headline import heading, shown, unit
@@ -83,7 +83,7 @@ class Result:
         try:
             from matplotlib import pyplot
         except ImportError as why:
-            raise BadInput("Result.plot() needs matplotlib; pip install 'flrce[report]'") from why
+            raise BadInput(f"Result.plot() needs matplotlib; {installs('report')}") from why
         axes = axes or pyplot.subplots(figsize=(6, 3.5), layout="constrained")[1]
         metric = self.summary["metric"]
         last = [(r.t, r.headline / unit(metric)) for r in self.history if r.headline is not None]

@@ -17,7 +17,7 @@ from flrce.config import Experiment
 from flrce.data.sources import Source
 from flrce.engines.choices import chosen, keep_ways
 from flrce.engines.seat import Decks, Seat
-from flrce.errors import BadInput
+from flrce.errors import BadInput, installs
 from flrce.models.flat import base_bytes, layout
 from flrce.models.slicing import suits
 from flrce.outcome import Result, intervals
@@ -102,7 +102,7 @@ def _on_flower(
     try:
         from flrce.flower import server
     except ImportError as why:
-        raise BadInput(f"engine.name = 'flower' needs flwr ({why}); pip install 'flrce[flower]'") from why
+        raise BadInput(f"engine.name = 'flower' needs flwr ({why}); {installs('flower')}") from why
     if experiment.fleet.availability is not None:
         raise BadInput("fleet.availability is the simulator's; on Flower clients are there while connected; drop it")
     for key in ("presence", "battery", "carbon"):

@@ -90,4 +90,4 @@ def trackio(
 
 
 def _missing(package: str) -> BadInput:
-    return BadInput(f"this adapter needs {package}; pip install {package}, or 'flrce[track]' for all of them")
+    return BadInput(f"this adapter needs {package}; pip install {package}")

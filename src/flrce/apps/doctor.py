@@ -15,7 +15,7 @@ from pathlib import Path
 from flrce.apps.options import experiment
 from flrce.apps.show import table
 from flrce.config import Experiment, build_net
-from flrce.errors import BadInput
+from flrce.errors import BadInput, installs
 from flrce.host import available
 from flrce.round.memory import needed
 
@@ -45,7 +45,7 @@ def _versions() -> Iterator[Line]:
             yield (
                 name,
                 "bad" if wanted else "ok",
-                "not installed" + ("" if wanted else "; flrce[flower] would bring it"),
+                "not installed" + ("" if wanted else f"; {installs('flower')}"),
             )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from flrce import runs
 from flrce.config import Experiment
-from flrce.errors import BadInput, brief
+from flrce.errors import BadInput, brief, installs
 from flrce.types import Record
 
 RETRIES = 3  # of a call whose worker was lost
@@ -154,7 +154,7 @@ def _imported(name: str, extra: str) -> Any:
     try:
         return __import__(name)
     except ImportError as why:
-        raise BadInput(f"{name} is not installed; pip install 'flrce[{extra}]'") from why
+        raise BadInput(f"{name} is not installed; {installs(extra)}") from why
 
 
 def run(experiment: Experiment, folder: str, shared: str, data: Any = None) -> tuple[Record, ...]:

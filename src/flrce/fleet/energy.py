@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from flrce.errors import installs
 from flrce.types import Spent
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ def _monitor() -> tuple[Any, str]:
     try:
         from zeus.monitor import ZeusMonitor
     except ImportError:
-        return None, 'energy is not measured: zeus is not installed; pip install "flrce[energy]"'
+        return None, f"energy is not measured: zeus is not installed; {installs('energy')}"
     try:
         return ZeusMonitor(), ""
     except Exception as why:  # zeus raises a kind for each driver

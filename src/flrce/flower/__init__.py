@@ -8,7 +8,7 @@ result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
 from importlib import import_module
 from typing import Any
 
-from flrce.errors import BadInput
+from flrce.errors import BadInput, installs
 
 #: public name -> where it is
 PLACES = {
@@ -30,4 +30,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as missing:
         if (missing.name or "").split(".")[0] != "flwr":
             raise
-        raise BadInput(f"flrce.flower needs Flower {VERSIONS} ({missing}); install flrce[flower]") from missing
+        raise BadInput(f"flrce.flower needs Flower {VERSIONS} ({missing}); {installs('flower')}") from missing

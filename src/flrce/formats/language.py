@@ -93,6 +93,8 @@ def opened(path: Path | str) -> Language:
 
 def located(path: Path | str) -> Path:
     """Where a model lies; some have a name because a package brings them."""
+    if not str(path).strip():
+        raise BadInput(f"the path of a language model is empty; {REMEDY}, or its name: {', '.join(PACKAGES)}")
     if str(path) not in PACKAGES:
         return Path(path).expanduser()
     package = PACKAGES[str(path)]

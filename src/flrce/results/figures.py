@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flrce.errors import BadInput
+from flrce.errors import BadInput, installs
 from flrce.results.tables import Group, band, metric, units
 from flrce.store import headline as words
 
@@ -29,7 +29,7 @@ def draw(groups: Sequence[Group], folder: Path) -> list[Path]:
     try:
         import matplotlib
     except ImportError as why:
-        raise BadInput("--figures needs matplotlib; pip install 'flrce[report]'") from why
+        raise BadInput(f"--figures needs matplotlib; {installs('report')}") from why
     matplotlib.use("Agg")
     from matplotlib import pyplot, rc_context
 

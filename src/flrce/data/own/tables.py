@@ -13,7 +13,7 @@ from flrce.data.own.arrays import Layout, from_arrays
 from flrce.data.readers.columns import cells, typed
 from flrce.data.readers.files import read_bytes, shown
 from flrce.data.sources import Source
-from flrce.errors import BadInput, nearest
+from flrce.errors import BadInput, installs, nearest
 
 LIMIT = 4 << 30  # bytes of one text file
 MOST = 50  # distinct texts of a column that becomes one column each
@@ -146,7 +146,7 @@ def from_parquet(path: Path | str, **how: Any) -> Source:
 
         frame = pd.read_parquet(path)
     except ImportError as why:
-        raise BadInput("parquet files need pandas and pyarrow; pip install 'flrce[tables]'") from why
+        raise BadInput(f"parquet files need pandas and pyarrow; {installs('tables')}") from why
     except (OSError, ValueError) as why:
         raise BadInput(f"{shown(path)} is no parquet file ({str(why).splitlines()[0]}); write it afresh") from why
     return from_pandas(frame, **{"name": path.stem, "where": shown(path), **how})

@@ -47,7 +47,7 @@ def from_text(
     """
     if how:
         raise BadInput(f"data.{min(how)} is not for text; drop it, or drop data.tokenizer")
-    path, tokens = Path(path), opened(tokenizer).tokenizer()
+    path, tokens = Path(path), _tokenizer(tokenizer)
     if length < 2:
         raise BadInput(f"data.length = {length}: a window needs 2 ids at least")
     x: list[Ids] = []
@@ -80,6 +80,13 @@ def from_text(
         return made
     place = {owner: i for i, owner in enumerate(known)}
     return replace(made, group=np.array([place[owner] for owner in owners], np.int64), groups=names(known))
+
+
+def _tokenizer(wanted: str) -> Tokenizer:
+    try:
+        return opened(wanted).tokenizer()
+    except BadInput as why:
+        raise BadInput(f"data.tokenizer = {wanted!r}: {why}") from why
 
 
 def names(owners: Sequence[str]) -> tuple[str, ...]:

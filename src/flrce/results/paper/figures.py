@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flrce.errors import BadInput
+from flrce.errors import BadInput, installs
 from flrce.results.paper import paper
 from flrce.results.paper.curves import curve
 from flrce.results.paper.grid import Grid
@@ -24,7 +24,7 @@ def need() -> Any:
     try:
         import matplotlib
     except ImportError as why:
-        raise BadInput("figures need matplotlib; run: pip install 'flrce[report]'") from why
+        raise BadInput(f"figures need matplotlib; run: {installs('report')}") from why
     matplotlib.use("agg")
     matplotlib.rcParams |= {
         "svg.hashsalt": "flrce", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
