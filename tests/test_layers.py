@@ -15,7 +15,7 @@ LAYERS = {
     "data": 2, "models": 2, "relations": 2, "round": 2, "fleet": 2,
     "local": 3, "selectors": 3, "submodels": 3, "compressors": 3, "aggregators": 3, "servers": 3, "stops": 3,
     "field": 4, "rivals": 4.2, "thrift": 4.2, "tuning": 4.2, "recipes": 4.5, "names": 4, "loop": 4, "engines": 4,
-    "idle": 4.8, "compose": 5, "written": 5.5, "sections": 5.5,
+    "idle": 5, "compose": 5.2, "written": 5.5, "sections": 5.5,
     "config": 6, "store": 6,
     "flower": 7, "track": 7, "outcome": 7, "tryout": 7, "crowd": 7.5, "parts": 7.5,
     "runs": 8,
