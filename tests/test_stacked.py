@@ -343,18 +343,41 @@ def test_bad_calls_say_what_is_wrong(change: dict[str, object], message: str) ->
         Stack(net, DIGITS, x, y, SCALE, SHIFT, "cpu").train(**call)  # type: ignore[arg-type]
 
 
-def kernels_against_the_loop() -> None:
-    """Run in Triton's interpreter, in a process of its own."""
+def mend_interpreter() -> None:
+    """Triton 3.6's interpreter turns arrays of one number into integers as numpy 2.5 no longer allows.
+
+    Also its products take bfloat16's bits for integers.
+    """
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
 
     def repatch(tensor, *scope):  # type: ignore[no-untyped-def]
-        """Triton 3.6's interpreter turns arrays of one number into integers as numpy 2.5 no longer allows."""
         patch(tensor, *scope)
         tensor.__index__ = lambda self: self.handle.data.item()
 
     interpreter._patch_lang_tensor = repatch
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def widened(self, a, b, *more):  # type: ignore[no-untyped-def]
+        return dot(self, *(_widened(each) for each in (a, b)), *more)
+
+    interpreter.InterpreterBuilder.create_dot = widened
+
+
+def _widened(tensor: Any) -> Any:
+    """A tensor of the interpreter in float32, if it holds bfloat16."""
+    from triton.language import bfloat16, float32
+    from triton.runtime.interpreter import TensorHandle
+
+    if tensor.dtype != bfloat16:
+        return tensor
+    return TensorHandle((tensor.data.astype(np.uint32) << 16).view(np.float32), float32)
+
+
+def kernels_against_the_loop() -> None:
+    """Run in Triton's interpreter, in a process of its own."""
+    mend_interpreter()
     torch.manual_seed(0)
     odd = nn.Sequential(
         nn.Conv2d(2, 3, 2, stride=2, padding=2), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2),

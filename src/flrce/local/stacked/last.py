@@ -19,7 +19,8 @@ BLOCK = 2048  # values that one program copies
 BLOCKS = 128  # programs of one lane's weight gradient; not by the number of lanes, so that bits do not depend on it
 # Tiles as measured on an H200: (outputs, pixels, channels, warps, stages), and for weights (outputs, channels, pixels,
 # warps, stages)
-FORWARD = (64, 128, 32, 4, 3)
+FORWARD, WIDE_FORWARD = (64, 128, 32, 4, 3), (128, 128, 32, 8, 3)
+FEW_CHANNELS = (64, 256, 16, 8, 3)
 WEIGHTS, NARROW_WEIGHTS = (128, 64, 32, 4, 3), (64, 64, 128, 2, 2)
 NARROW = 16  # channels up to which they are narrow
 
@@ -41,6 +42,13 @@ def mode(x: Tensor) -> str:
     if x.dtype == torch.bfloat16:
         return "bf16"
     return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
+
+
+def forward_tile(O: int, C: int, how: str) -> tuple[int, int, int, int, int]:
+    """The tile of a product that gives O channels from C; three TF32 products want more warps than one."""
+    if C <= NARROW:
+        return FEW_CHANNELS if how == "tf32x3" and O > 32 else FORWARD
+    return WIDE_FORWARD if (32 if how == "tf32x3" else 64) < O else FORWARD
 
 
 def outside(x: Tensor, weight: Tensor, how: How) -> Pair:
@@ -182,7 +190,7 @@ def _products(x: Tensor, taps: Tensor, out: Pair, how: How, back: bool) -> Tenso
     stride, padding, dilation = how
     z = torch.empty(k, B, *out, O, dtype=x.dtype, device=x.device)
     N = B * out[0] * out[1]
-    most_o, block_n, most_c, warps, stages = FORWARD
+    most_o, block_n, most_c, warps, stages = forward_tile(O, C, mode(x))
     block_o, block_c = tile(O, 16, most_o), tile(C, 16, most_c)
     kernels.products[(-(-N // block_n), -(-O // block_o), k)](
         x, taps, z, N, C, H, W, O, *out, S, R * S, *stride, *padding, *dilation, BACK=back, HOW=mode(x),
