@@ -36,13 +36,14 @@ PRECISIONS = ("float32", "tf32", "bf16")
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}  # 97.5 % by number of seeds
 
 
-def ends(name: str, precision: str, seeds: int, device: str) -> list[float]:
+def ends(name: str, precision: str, seeds: int, device: str, beside: int) -> list[float]:
+    """Where runs end, seed by seed; `beside`: processes that share the device's memory."""
     from flrce.config import Experiment
     from flrce.runs import run_here
 
     engine = {"precision": precision, "eval_every": 2}
     made = [Experiment.of(BASE | CASES[name] | {"seed": 100 + s, "engine": engine}) for s in range(seeds)]
-    found = run_here([(exp, None) for exp in made], device=device)
+    found = run_here([(exp, None) for exp in made], device=device, beside=beside)
     return [statistics.mean([r.headline for r in each.history if r.headline is not None][-5:]) for each in found]
 
 
@@ -74,13 +75,15 @@ def main() -> None:
     ask.add_argument("--device", default="cuda")
     ask.add_argument("--seeds", type=int, default=5, choices=sorted(STUDENT))
     ask.add_argument("--cases", default="0,1,2")
+    ask.add_argument("--beside", type=int, default=1, help="processes that share the device's memory")
     ask.add_argument("--one", nargs=2, help="CASE PRECISION: this one, its ends as json on the last line")
     ask.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", HERE / "results")))
     given = ask.parse_args()
     if given.one:
-        return print(json.dumps(ends(given.one[0], given.one[1], given.seeds, given.device)))
+        return print(json.dumps(ends(given.one[0], given.one[1], given.seeds, given.device, given.beside)))
     names = [list(CASES)[int(i)] for i in given.cases.split(",")]
-    options = ["--device", given.device, "--seeds", str(given.seeds)]
+    beside = len(names) * len(PRECISIONS)
+    options = ["--device", given.device, "--seeds", str(given.seeds), "--beside", str(beside)]
     started = {
         (name, precision): subprocess.Popen(
             [sys.executable, __file__, *options, "--one", name, precision], stdout=subprocess.PIPE, text=True
