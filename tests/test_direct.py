@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flrce.local.precision import exact
+from flrce.local.stacked.batched import convolve
 from flrce.local.stacked.last import FEW_CHANNELS, FORWARD, WIDE_FORWARD, How, convolve_last, forward_tile
+from flrce.local.stacked.turns import gathered, taps
 from test_stacked import mend_interpreter
 
 
@@ -25,15 +27,21 @@ def test_tiles_by_what_was_measured() -> None:
     assert forward_tile(64, 3, "tf32") == forward_tile(32, 3, "tf32x3") == FORWARD
 
 
-def lanes(k: int, B: int, C: int, H: int, W: int, O: int, R: int, S: int) -> tuple[Tensor, Tensor]:
+Shape = tuple[int, ...]  # lanes, samples, C, H, W, O, R, S
+
+
+def lanes(shape: Shape, biased: bool) -> list[Tensor]:
+    """x, weight and bias."""
+    k, B, C, H, W, O, R, S = shape
     rng = torch.Generator().manual_seed(C * O + R)
-    return torch.randn(k, B, C, H, W, generator=rng), torch.randn(k, O, C, R, S, generator=rng)
+    sizes = [(k, B, C, H, W), (k, O, C, R, S), *[(k, O)] * biased]
+    return [torch.randn(size, generator=rng) for size in sizes]
 
 
-def made(x: Tensor, w: Tensor, how: How) -> list[Tensor]:
+def made(given: list[Tensor], how: How) -> list[Tensor]:
     """What the kernels give, and the gradients of a sum of it with fixed weights."""
-    leaves = [t.clone().requires_grad_() for t in (x, w)]
-    z = convolve_last(leaves[0], leaves[1], how, direct=True)
+    leaves = [t.clone().requires_grad_() for t in given]
+    z = convolve_last(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, how, direct=True)
     return [z.detach(), *torch.autograd.grad(z, leaves, pushed(z))]
 
 
@@ -43,10 +51,10 @@ def pushed(z: Tensor) -> Tensor:
     return g.to(z.dtype).expand(z.shape)
 
 
-def expected(x: Tensor, w: Tensor, how: How) -> list[Tensor]:
-    leaves = [t.double().requires_grad_() for t in (x, w)]
-    z = torch.stack([F.conv2d(leaves[0][i], leaves[1][i], None, *how) for i in range(len(x))])
-    return [z.detach(), *torch.autograd.grad(z, leaves, pushed(z.to(x.dtype)).double())]
+def expected(given: list[Tensor], how: How) -> list[Tensor]:
+    leaves = [t.double().requires_grad_() for t in given]
+    z = torch.stack([F.conv2d(x, w, *b or [None], *how) for x, w, *b in zip(*leaves, strict=True)])
+    return [z.detach(), *torch.autograd.grad(z, leaves, pushed(z.to(given[0].dtype)).double())]
 
 
 def close(mine: list[Tensor], theirs: list[Tensor], share: float) -> None:
@@ -57,7 +65,7 @@ def close(mine: list[Tensor], theirs: list[Tensor], share: float) -> None:
 
 
 @st.composite
-def convolutions(draw: st.DrawFn) -> tuple[tuple[int, ...], How]:
+def convolutions(draw: st.DrawFn) -> tuple[Shape, How]:
     R, S = draw(st.sampled_from([(1, 1), (3, 3), (5, 5), (1, 7), (2, 3)]))
     pair = st.tuples(st.integers(1, 2), st.integers(1, 2))
     stride, dilation = draw(pair), draw(pair)
@@ -68,20 +76,20 @@ def convolutions(draw: st.DrawFn) -> tuple[tuple[int, ...], How]:
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(convolutions())
-def any_convolution(case: tuple[tuple[int, ...], How]) -> None:
+@given(convolutions(), st.booleans())
+def any_convolution(case: tuple[Shape, How], biased: bool) -> None:
     shape, how = case
-    x, w = lanes(*shape)
-    close(made(x, w, how), expected(x, w, how), 1e-5)
+    given = lanes(shape, biased)
+    close(made(given, how), expected(given, how), 1e-5)
 
 
 def bits_by_lane() -> None:
     """The same bits again, and for a lane alone as among others; over several parts of the pixels."""
     how: How = ((1, 1), (1, 1), (1, 1))
     for shape in ((2, 3, 5, 12, 12, 17, 3, 3), (2, 1, 20, 5, 4, 70, 2, 2)):
-        x, w = lanes(*shape)
-        whole = made(x, w, how)
-        for again, alone, first in zip(made(x, w, how), made(x[1:2], w[1:2], how), whole, strict=True):
+        given = lanes(shape, True)
+        one = [each[1:2] for each in given]
+        for again, alone, first in zip(made(given, how), made(one, how), made(given, how), strict=True):
             assert torch.equal(again, first)
             assert torch.equal(alone[0], first[1])
 
@@ -89,12 +97,43 @@ def bits_by_lane() -> None:
 def other_precisions() -> None:
     how: How = ((1, 1), (1, 1), (1, 1))
     for shape in ((2, 2, 17, 4, 3, 18, 3, 3), (2, 2, 20, 3, 3, 17, 1, 1), (2, 2, 3, 4, 4, 18, 3, 3)):
-        x, w = lanes(*shape)
+        given = lanes(shape, True)
         with exact("tf32"):  # wide enough for weights by rows
-            close(made(x, w, how), expected(x, w, how), 1e-5)
-        half = made(x.bfloat16(), w.bfloat16(), how)
+            close(made(given, how), expected(given, how), 1e-5)
+        short = [each.bfloat16() for each in given]
+        half = made(short, how)
         assert all(each.dtype == torch.bfloat16 for each in half)
-        close(half, expected(x.bfloat16(), w.bfloat16(), how), 1e-2)
+        close(half, expected(short, how), 1e-2)
+
+
+def some_gradients() -> None:
+    """Of a bias alone; of a weight whose lanes lie apart; of groups, whose biases lie side by side."""
+    how: How = ((2, 1), (0, 1), (1, 1))
+    x, w, b = lanes((2, 2, 3, 5, 5, 4, 3, 3), True)
+    (alone,) = torch.autograd.grad(convolve_last(x, w, b.requires_grad_(), how, direct=True).sum(), b)
+    assert torch.equal(alone, torch.full((2, 4), 20.0))  # 2 samples of 2 x 5 pixels
+    apart = torch.stack([w, w + 1], 1)[:, 0]
+    assert all(torch.equal(*each) for each in zip(made([x, apart], how), made([x, w], how), strict=True))
+    leaves = [x.requires_grad_(), w[:, :3, :1].requires_grad_(), b[:, :3]]
+    mine = convolve(*leaves, (1, 1), (1, 1, 1, 1), (1, 1), 3, "direct")
+    theirs = torch.stack([F.conv2d(*lane, padding=1, groups=3) for lane in zip(*leaves, strict=True)])
+    both = [[z, *torch.autograd.grad(z.square().sum(), leaves)] for z in (mine, theirs)]
+    close(both[0], [each.double() for each in both[1]], 1e-5)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 20), st.sampled_from([(1, 1), (3, 3), (1, 7), (9, 9)]))
+def turned_weights(k: int, O: int, C: int, kernel: tuple[int, int]) -> None:
+    R, S = kernel
+    w = torch.randn(k, O, C, R, S)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(taps(w.to(dtype), back=False), w.to(dtype).permute(0, 3, 4, 1, 2))
+        assert torch.equal(taps(w.to(dtype), back=True), w.to(dtype).permute(0, 3, 4, 2, 1))
+    parts = torch.randn(3, k, R * S * O * C + O)
+    total = parts[0] + parts[1] + parts[2]
+    gw, gb = gathered(parts, (O * C, R * S), O, torch.float32)
+    assert torch.equal(gw, total[:, :-O].reshape(k, R * S, O * C).mT)
+    assert torch.equal(gb, total[:, -O:])
 
 
 def in_the_interpreter() -> None:
@@ -102,6 +141,8 @@ def in_the_interpreter() -> None:
     any_convolution()
     bits_by_lane()
     other_precisions()
+    some_gradients()
+    turned_weights()
 
 
 def test_kernels_in_the_interpreter() -> None:

@@ -442,11 +442,11 @@ def wide_convolutions() -> None:
         x, w = (torch.randn(shape, generator=rng, requires_grad=True) for shape in shapes)
         for direct in (False, True):
             expected = torch.stack([F.conv2d(x[i], w[i], None, *how) for i in range(k)])
-            check(convolve_last(x, w, (how[0], how[1], how[2]), direct), expected, (x, w), rng)
+            check(convolve_last(x, w, None, (how[0], how[1], how[2]), direct), expected, (x, w), rng)
     x, w = (torch.randn(shape, generator=rng, requires_grad=True) for shape in ((1, 2, 17, 3, 3), (1, 18, 17, 3, 3)))
     with exact("tf32"):  # wide enough for weights by rows
         check(
-            convolve_last(x, w, ((1, 1), (1, 1), (1, 1)), direct=True),
+            convolve_last(x, w, None, ((1, 1), (1, 1), (1, 1)), direct=True),
             F.conv2d(x[0], w[0], padding=1)[None],
             (x, w),
             rng,

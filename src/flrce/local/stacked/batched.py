@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flrce.local.stacked.last import convolve_last
+from flrce.local.stacked.tiles import fits
 
 Convolving = Literal["columns", "rows", "direct", "grouped", "each"]
 LAST: tuple[Convolving, ...] = ("rows", "direct")  # with channels last in memory
@@ -132,7 +133,10 @@ def convolve(
         x = x.unflatten(2, (groups, -1)).transpose(1, 2).flatten(0, 1)
         weight = weight.unflatten(1, (groups, -1)).flatten(0, 1)
     if way in LAST:
-        y = convolve_last(x, weight, cast(Any, more), direct=way == "direct")
+        inside = way == "direct" and bias is not None and fits(x)  # its kernel adds the bias
+        own = bias.reshape(len(weight), -1) if bias is not None and inside else None
+        y = convolve_last(x, weight, own, cast(Any, more), direct=way == "direct")
+        bias = None if inside else bias
     else:
         y = cast(Tensor, _Columns.apply(x, weight, more[0], more[2]))
     if groups > 1:

@@ -10,11 +10,12 @@ import triton.language as tl
 
 
 @triton.jit
-def products(x, weight, z, N, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr,
+def products(x, weight, bias, z, N, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr,
              Q: tl.constexpr, S: tl.constexpr, TAPS: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
              PAD_H: tl.constexpr, PAD_W: tl.constexpr, DIL_H: tl.constexpr, DIL_W: tl.constexpr, BACK: tl.constexpr,
-             HOW: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
-    """z = weight * x, N pixels a lane; weight (lane, tap, O, C).
+             BIASED: tl.constexpr, HOW: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_N: tl.constexpr,
+             BLOCK_C: tl.constexpr):  # fmt: skip
+    """z = weight * x, plus bias (lane, O) if BIASED; N pixels a lane; weight (lane, tap, O, C).
 
     BACK: x is the gradient by a convolution's output, z by its input.
     """
@@ -48,16 +49,33 @@ def products(x, weight, z, N, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
             total = tl.dot(seen, tl.trans(held), total)
         else:
             total = tl.dot(seen, tl.trans(held), total, input_precision=HOW)
+    if BIASED:
+        total += tl.load(bias + lane * O + o, mask=o < O, other=0.0).to(tl.float32)[None, :]
     out = z + (lane * N + n) * O
     tl.store(out[:, None] + o[None, :], total, mask=(n < N)[:, None] & (o < O)[None, :])
 
 
 @triton.jit
-def weights(x, g, out, N, LANES, SPAN, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr,
+def pixel_sums(grads, at, o, begin, end, O: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_N: tl.constexpr):
+    """at[o]: the sum of grads (pixels, O) over the pixels from begin to end."""
+    total = tl.zeros((BLOCK_N, BLOCK_O), tl.float32)
+    for first in range(begin, end, BLOCK_N):
+        n = first + tl.arange(0, BLOCK_N)
+        there = (n < end)[:, None] & (o < O)[None, :]
+        total += tl.load(grads + (n * O)[:, None] + o[None, :], mask=there, other=0.0).to(tl.float32)
+    tl.store(at + o, tl.sum(total, 0), mask=o < O)
+
+
+@triton.jit
+def weights(x, g, out, N, LANES, SPAN, LONG, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr,
             P: tl.constexpr, Q: tl.constexpr, S: tl.constexpr, TAPS: tl.constexpr, STEP_H: tl.constexpr,
             STEP_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, DIL_H: tl.constexpr, DIL_W: tl.constexpr,
             HOW: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """out (part, lane, tap, O, C): the weight's gradient over the part's SPAN pixels; g (lane, B, P, Q, O)."""
+    """The weight's gradient (tap, O, C) over the part's SPAN pixels; g (lane, B, P, Q, O).
+
+    It begins each row of out (part, lane, LONG). Programs of one tap more, if there are any, put behind it the sums of
+    g, which are the bias's gradient.
+    """
     part, lane = tl.program_id(2) // LANES, (tl.program_id(2) % LANES).to(tl.int64)
     TILES: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
     tap = tl.program_id(1)
@@ -66,8 +84,13 @@ def weights(x, g, out, N, LANES, SPAN, C: tl.constexpr, H: tl.constexpr, W: tl.c
     r, s = tap // S, tap % S
     B = N // (P * Q)
     inputs, grads = x + lane * B * (H * W * C), g + lane * N * O
-    total = tl.zeros((BLOCK_O, BLOCK_C), tl.float32)
+    at = out + (part * LANES + lane) * LONG
     end = tl.minimum(part * SPAN + SPAN, N)
+    if tap == TAPS:
+        if tl.program_id(0) % TILES == 0:
+            pixel_sums(grads, at + TAPS * O * C, o, part * SPAN, end, O, BLOCK_O, BLOCK_N)
+        return
+    total = tl.zeros((BLOCK_O, BLOCK_C), tl.float32)
     for begin in range(part * SPAN, end, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
         b, p, q = n // (P * Q), n // Q % P, n % Q
@@ -81,8 +104,7 @@ def weights(x, g, out, N, LANES, SPAN, C: tl.constexpr, H: tl.constexpr, W: tl.c
             total = tl.dot(tl.trans(pushed), seen, total)
         else:
             total = tl.dot(tl.trans(pushed), seen, total, input_precision=HOW)
-    at = out + ((part * LANES + lane) * TAPS + tap) * (O * C)
-    tl.store(at + o[:, None] * C + c[None, :], total, mask=(o < O)[:, None] & (c < C)[None, :])
+    tl.store(at + tap * (O * C) + o[:, None] * C + c[None, :], total, mask=(o < O)[:, None] & (c < C)[None, :])
 
 
 @triton.jit

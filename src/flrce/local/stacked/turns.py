@@ -1,0 +1,46 @@
+"""Weights of many lanes and their gradients, from the order that torch has them in to the kernels' and back."""
+
+import torch
+from torch import Tensor
+
+from flrce.local.stacked.tiles import BLOCK, tile
+
+RUN = 64  # values that a tile reads or writes in a row, at most
+
+
+def taps(weight: Tensor, back: bool) -> Tensor:
+    """weight (k, O, C, R, S) as (k, R, S, O, C), or for the product back as (k, R, S, C, O)."""
+    from flrce.local.stacked import triton_turn as kernels
+
+    k, O, C, R, S = weight.shape
+    if R * S == 1 and not back:
+        return weight.reshape(k, 1, 1, O, C).contiguous()
+    if not weight[0].is_contiguous():
+        weight = weight.contiguous()
+    out = torch.empty(k, R, S, *((C, O) if back else (O, C)), dtype=weight.dtype, device=weight.device)
+    A, inner = (O, C) if back else (O * C, 1)
+    block_j = tile(inner * R * S, 1, RUN)
+    block_a = tile(A, 1, BLOCK // block_j)
+    tiles = -(-A // block_a) * -(-inner * R * S // block_j)
+    kernels.turn[(k * tiles,)](
+        weight, out, weight.stride(0), A, inner, R * S, BLOCK_A=block_a, BLOCK_J=block_j, num_warps=4
+    )
+    return out
+
+
+def gathered(parts: Tensor, shape: tuple[int, int], O: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """parts (parts, k, T M + O), each row (T, M) and O more: their sums over the parts, (k, M, T) and (k, O).
+
+    `shape`: (M, T).
+    """
+    from flrce.local.stacked import triton_turn as kernels
+
+    many, k = parts.shape[:2]
+    M, T = shape
+    out = torch.empty(k, M, T, dtype=dtype, device=parts.device)
+    more = torch.empty(k, O, dtype=dtype, device=parts.device)
+    block_t = tile(T, 1, RUN)
+    block_m = tile(M, 1, BLOCK // block_t)
+    tiles = -(-T // block_t) * -(-M // block_m)
+    kernels.gather[(k * tiles,)](parts, out, more, many, k, M, T, O, BLOCK_T=block_t, BLOCK_M=block_m, num_warps=4)
+    return out, more
