@@ -456,6 +456,13 @@ def test_clients_that_cannot_tell_their_loss_all_get_a_turn():
     assert {client for record in result.history for client in record.replied} == {f"node-{1000 + i}" for i in range(4)}
 
 
+def test_clients_of_unknown_size_are_drawn_as_those_of_known_ones():
+    """Of plain clients the server learns n with a first reply: with 2 candidates, the first 2 were drawn for ever."""
+    strategy = RecipeStrategy(recipes.power_of_choice(candidates=2, P=1), fraction_evaluate=0.0, **NAMES)
+    result = strategy.start(LocalGrid(plain_app(), 5), start(), 40)
+    assert {client for record in result.history for client in record.replied} == {f"node-{1000 + i}" for i in range(5)}
+
+
 # --- the client's side ---
 
 

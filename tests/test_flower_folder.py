@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,8 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 
 from flower_helpers import plain_app, start
 from flrce.errors import BadInput
-from flrce.flower import FLrce, Guarded
+from flrce.field import fedavg
+from flrce.flower import FLrce, Guarded, RecipeStrategy
 from flrce.flower.grid import LocalGrid
 
 MAKERS = {
@@ -137,3 +140,14 @@ def test_without_flowers_private_parts_only_the_local_grid_is_missing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "SAID LocalGrid needs parts of Flower that are private" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_folder_tells_a_private_run_from_others(tmp_path):
+    """Both flags of a recipe decide what the server may look at: going on without one is another run."""
+    private = replace(fedavg(P=3), sums=True)
+    common = {"state": tmp_path, "wait_for_nodes": 5.0}
+    RecipeStrategy(private, **common).start(LocalGrid(plain_app(), 3), start(), 1)
+    assert tomllib.loads((tmp_path / "experiment.toml").read_text())["recipe"]["sums"] is True
+    with pytest.raises(BadInput, match="differs"):
+        RecipeStrategy(replace(private, sums=False), **common).start(LocalGrid(plain_app(), 3), start(), 2)
+    RecipeStrategy(private, **common).start(LocalGrid(plain_app(), 3), start(), 2)

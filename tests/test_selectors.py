@@ -1,6 +1,7 @@
 """Who trains: Oort, Power-of-Choice, DivFL; and PyramidFL's workloads. By hand-worked sums and plain loops."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -290,10 +291,15 @@ def test_stale_losses_ask_nobody_and_let_the_unseen_go_first():
     assert asked == []
 
 
-def test_clients_without_samples_are_no_candidates():
-    view, asked = a_view(P=2, n=(0, 0, 5, 5, 5, 0), losses=dict.fromkeys(range(6), 1.0))
-    PowerOfChoice(candidates=3).select(None, view, stream(0, "select", 1))
-    assert sorted(asked) == [2, 3, 4]
+def test_clients_of_unknown_size_are_candidates_as_those_of_mean_size():
+    """An engine says 0 of clients whose samples it does not know."""
+    found = Counter()
+    for t in range(2000):
+        view, asked = a_view(P=1, n=(0, 6, 2, 0), losses=dict.fromkeys(range(4), 1.0))
+        PowerOfChoice(candidates=1).select(None, view, stream(0, "select", t))
+        found.update(asked)
+    # weights 4, 6, 2, 4 of 16
+    assert [found[k] / 2000 for k in range(4)] == pytest.approx([0.25, 0.375, 0.125, 0.25], abs=0.04)
 
 
 def test_new_clients_have_an_unknown_loss():
@@ -500,13 +506,11 @@ def test_pyramidfl_is_fedavg_in_the_limit():
     base["train"] = {"batch": 32}  # 209 or 210 samples: 7 batches (13 or 14 of 16, where a batch of one is left out)
     plain = runs.run(Experiment(**base, recipe={"name": "fedavg", "aggregator": {"piece": "mean", "by": "equal"}}))
     trainer = {"piece": "fill-the-round", "low": 0.0, "high": 0.0}
-    pyramid = runs.run(
-        Experiment(**base, recipe={"name": "pyramidfl", "overcommit": 1.0, "trainer": trainer, "selector": "uniform"})
-    )
+    pyramid = runs.run(Experiment(**base, recipe={"name": "pyramidfl", "trainer": trainer, "selector": "uniform"}))
     assert all(torch.equal(plain.model[name], pyramid.model[name]) for name in plain.model)
     assert [h.bytes_up for h in plain.history] == [h.bytes_up for h in pyramid.history]
     fewer = runs.run(  # sizes differ by a sample or so, and E_i rounds down: only the slowest as T leaves all at E
-        Experiment(**base, recipe={"name": "pyramidfl", "preset": "flrce", "overcommit": 1.0, "selector": "uniform",
+        Experiment(**base, recipe={"name": "pyramidfl", "preset": "flrce", "selector": "uniform",
                                    "trainer": {"piece": "fewer-epochs", "percentile": 100.0},
                                    "aggregator": {"piece": "mean", "by": "equal"}})
     )  # fmt: skip

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from flrce.errors import BadInput
 from flrce.recipes import CATALOGUE
 from flrce.round import memory
 
@@ -63,3 +64,11 @@ def test_a_large_model_with_ten_clients_fits_where_it_is_said_to(monkeypatch, ca
     monkeypatch.setattr(memory, "available", lambda: 18 << 30)
     memory.preflight(recipe, 100, D, D)
     assert "15.1 GB for the server, and on a CPU 5.4 GB" in caplog.text
+
+
+def test_the_sketch_that_is_advised_leaves_room_for_a_worker(monkeypatch):
+    """20 clients: V has 10.8 GB, 26 GB in all. Of 24 GB less a worker's 5.4 the rest takes 15.1: 3.4 are left."""
+    D = 135_000_000
+    monkeypatch.setattr(memory, "available", lambda: 24_000_000_000)
+    with pytest.raises(BadInput, match=r'piece = "relationship", sketch = 33554432\)'):  # 2.7 GB; twice that: 5.4
+        memory.preflight(CATALOGUE["flrce"](P=10, preset="paper"), 20, D, D)

@@ -5,6 +5,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from flrce.bounds import shown
@@ -24,15 +25,18 @@ def refuse(
     are those that the experiment puts in place of the recipe's.
     """
 
-    def make(settings: Mapping[str, Any]) -> Recipe:
+    def put(pieces: Mapping[str, Any], settings: Mapping[str, Any]) -> Recipe:
         return replace(plain(settings), **pieces)
 
+    make = partial(put, pieces)
     for key in given:
         if _felt(key, given, keys, make):
             continue
         what = f"recipe.{key} = {shown(given[key])} changes nothing here"
-        if _felt(key, given, keys, plain):
-            raise BadInput(f"{what}: recipe.{' or recipe.'.join(pieces)} takes the place of what it is about; drop one")
+        for role in pieces:
+            rest = {other: piece for other, piece in pieces.items() if other != role}
+            if _felt(key, given, keys, partial(put, rest)):
+                raise BadInput(f"{what}: recipe.{role} takes the place of what it is about; drop one of them")
         for other, value in _switches(given, keys):
             if other != key and _felt(key, {**given, other: value}, keys, make):
                 text = str(value).lower() if isinstance(value, bool) else shown(value)

@@ -9,6 +9,7 @@ from typing import Any
 
 import tomli_w
 
+from flrce.compose import FLAGS
 from flrce.errors import BadInput
 from flrce.flower.arrays import Template
 from flrce.flower.engine import FlowerEngine
@@ -86,7 +87,7 @@ def settings(recipe: Recipe, T: int, seed: int, **more: Any) -> str:
     """What decides a run's result, as the TOML of its state folder."""
     pieces = {role: named(role, getattr(recipe, role)) for role in ROLES}
     table = {"name": recipe.name or "custom", "minimum": recipe.minimum, **pieces}
-    table |= {"holdouts": True} if recipe.holdouts else {}
+    table |= {flag: True for flag in FLAGS if getattr(recipe, flag)}
     return tomli_w.dumps({
         "seed": seed, "rounds": T, "per_round": recipe.P, **more, "recipe": table, "engine": {"name": "flower"},
     })  # fmt: skip

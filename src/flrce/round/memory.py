@@ -106,7 +106,8 @@ def preflight(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> Non
         return
     parts = sorted(tables(recipe, M, d, D).items(), key=lambda item: -item[1])[:2]
     largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size)
-    fits = sketch_that_fits(recipe, M, d, D, have)
+    # room for a worker too, if that leaves any for the map
+    fits = sketch_that_fits(recipe, M, d, D, have - 4 * D * WORKER) or sketch_that_fits(recipe, M, d, D, have)
     maps = [f'[recipe.{r}] piece = "{p.piece}", sketch = {fits}' for r, p in _maps(recipe, M, d, D).items()]
     sketch = f"sketch the map ({'; '.join(maps)}), " if fits else ""
     raise BadInput(

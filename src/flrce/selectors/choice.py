@@ -21,10 +21,22 @@ class Losses:
     loss: Tensor = field(metadata={"rows": True, "fill": math.inf})  # (M,)
 
 
+def supposed(n: Tensor) -> Tensor:
+    """Samples of each client; whoever has not told (0) is taken for the mean of the others, or would never be drawn.
+
+    >>> supposed(torch.tensor([30, 0, 10]))
+    tensor([30., 20., 10.], dtype=torch.float64)
+    """
+    found = n.double()
+    told = found > 0
+    return torch.where(told, found, found[told].mean()) if bool(told.any()) else found
+
+
 @dataclass(frozen=True)
 class PowerOfChoice:
     """Draw `candidates` clients in proportion to n_k, ask them for the loss of w, train the P worst.
 
+    A client whose n_k nobody knows yet counts as one of mean size.
     Every candidate downloads w and answers with one number; both are booked. `stale` asks nobody and uses the losses
     of the clients' last rounds instead, which is free. `candidates` = 0 draws twice P.
     """
@@ -47,7 +59,7 @@ class PowerOfChoice:
 
     def select(self, memory: Losses, view: View, rng: Generator) -> Selection:
         D = min(max(self.candidates or 2 * view.P, view.P), len(view.pool))
-        rows = [view.pool[i] for i in draw(rng, view.n[torch.tensor(view.pool)].numpy(), D)]
+        rows = [view.pool[i] for i in draw(rng, supposed(view.n[torch.tensor(view.pool)]).numpy(), D)]
         loss = memory.loss[torch.tensor(rows)] if self.stale else view.loss(rows)
         order = loss.argsort(descending=True, stable=True)[: view.P]
         return Selection(tuple(rows[i] for i in order), exploit=bool(loss.isfinite().any()), why={"candidates": D})
