@@ -116,7 +116,7 @@ class Runners:
             with self.tracing.alone():
                 native = local.kernel != "torch" and not why_none(net, shape)
             runner = Runner(net, shape, local.x, local.y, local.scale, local.shift, native, local.objective, local.kept)
-            runner.cells = local.kernel != "torch"
+            runner.compiled = local.kernel != "torch"
             kept[id(local.x)] = (local.x, runner)
             for old in list(kept)[: -self.most]:
                 del kept[old]

@@ -61,7 +61,7 @@ class Runner:
     ) -> None:  # fmt: skip
         self.native, self.lock, self.cutting = native, Lock(), Lock()
         self.precision: Precision = "float32"
-        self.cells = False  # whether GRU layers that torch trains go by compiled steps
+        self.compiled = False  # whether layers that torch trains go by compiled code where there is some
         self.net, self.shape, self.objective, self.kept = net, shape, objective, tuple(kept)
         self.x, self.y, self.scale, self.shift = x, y, scale, shift
         self.layout = layout(net, kept)
@@ -179,7 +179,7 @@ class Runner:
                 gradients = kernel(part.net, self.shape)
         device = self.x.device
         return Trainer(
-            part.net, self.shape, self.objective, self.kept, device, self.precision, gradients, self.cells
+            part.net, self.shape, self.objective, self.kept, device, self.precision, gradients, self.compiled
         )  # fmt: skip
 
     def job(self, w: Tensor, task: Task, index: Index, carry: Mapping[str, Tensor]) -> Job:

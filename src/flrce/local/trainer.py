@@ -4,8 +4,8 @@ The reference for every faster trainer, and what does the work where they do not
 """
 
 import copy
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from flrce.local.batch import Scene, Step
 from flrce.local.link import Estimates, Local
 from flrce.local.native import Kernel
 from flrce.local.native.cells import hasten
+from flrce.local.native.shortcuts import Shortcuts, wide
 from flrce.local.objective import Classification, Objective, each_of
 from flrce.local.pooling import quicken
 from flrce.local.precision import Precision, lower, repeatable
@@ -53,7 +54,7 @@ class Trainer:
     def __init__(
         self, net: nn.Module, shape: tuple[int, ...], objective: Objective = Classification(),
         kept: Sequence[str] = (), device: str | torch.device = "cpu", precision: Precision = "float32",
-        kernel: Kernel | None = None, cells: bool = False,
+        kernel: Kernel | None = None, compiled: bool = False,
     ) -> None:  # fmt: skip
         self.kernel = kernel  # finds gradients faster than autograd, where links want nothing else of a batch
         self.layout, self.objective, self.shape = layout(net, kept), objective, shape
@@ -62,8 +63,9 @@ class Trainer:
         self.g = torch.zeros(self.where.trainable, device=device)
         self.precision: Precision = precision
         self.net = quicken(copy.deepcopy(net).to(device))
-        if cells:
+        if compiled:
             self.net = hasten(self.net)
+        self.wide = compiled and wide(self.net)
         self.net = bind(self.net, self.w, self.g, self.where)
         self.net = lower(self.net, self.w.device, precision)
         self.given = net  # with the layers that a chain knows
@@ -93,7 +95,7 @@ class Trainer:
         states = update.begin(weights, local, carry)
         alone = next((link for link in update.links if isinstance(link, Estimates)), None)
         two = inputs(x[:2], scale, shift)
-        with repeatable(self.w.device, self.precision), self._drawing(two, _seed(task, "layers")):
+        with self._doing(), self._drawing(two, _seed(task, "layers")):
             self._forget()
             scene = Scene(self.net, self.w, self.g, self.objective, self.random[True], partial(_seed, task, "links"))
             with scene.watched() if update.asks else nullcontext():
@@ -178,7 +180,7 @@ class Trainer:
         self.net.eval()
         found: dict[str, list[Tensor]] = {"loss": [], **{judge.name: [] for judge in self.objective.judges}}
         two = inputs(x[:2], scale, shift)
-        with repeatable(self.w.device, self.precision), torch.inference_mode(), self._drawing(two, 0):
+        with self._doing(), torch.inference_mode(), self._drawing(two, 0):
             self._forget()
             few = self._together()
             for part, target in zip(x.split(few), y.split(few), strict=True):
@@ -192,6 +194,15 @@ class Trainer:
     def _together(self) -> int:
         """Samples to look at together: fewer where the network says that its answers are large."""
         return together(self.given, self.shape, CHUNK, room=4 if self.w.device.type == "cuda" else 1)
+
+    @contextmanager
+    def _doing(self) -> Iterator[None]:
+        """While steps are taken or samples judged: the same bits twice, by compiled code where it is to be."""
+        with (
+            repeatable(self.w.device, self.precision),
+            Shortcuts() if self.wide and torch.get_num_threads() == 1 else nullcontext(),
+        ):
+            yield
 
     def _drawing(self, batch: Tensor, seed: int) -> AbstractContextManager[None]:
         """Random layers draw from this seed; a network without them needs no turn."""
