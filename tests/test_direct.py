@@ -71,7 +71,7 @@ def convolutions(draw: st.DrawFn) -> tuple[Shape, How]:
     stride, dilation = draw(pair), draw(pair)
     padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
     H, W = (dilation[i] * ((R, S)[i] - 1) + draw(st.integers(1, 5)) for i in range(2))
-    C, O = draw(st.tuples(st.sampled_from([1, 3, 5, 17]), st.sampled_from([1, 3, 17, 66])))
+    C, O = draw(st.tuples(st.sampled_from([1, 3, 10, 17]), st.sampled_from([1, 3, 17, 66])))
     return (draw(st.integers(1, 3)), draw(st.integers(1, 3)), C, H, W, O, R, S), (stride, padding, dilation)
 
 
@@ -81,6 +81,19 @@ def any_convolution(case: tuple[Shape, How], biased: bool) -> None:
     shape, how = case
     given = lanes(shape, biased)
     close(made(given, how), expected(given, how), 1e-5)
+
+
+def strides() -> None:
+    """Taps that reach each phase of the pixels: all, some, none, and of a kernel shorter than the stride."""
+    for (C, O, H, W, R, S), how in [
+        ((17, 18, 7, 6, 3, 3), ((2, 2), (1, 1), (1, 1))),
+        ((20, 33, 8, 8, 1, 1), ((2, 2), (0, 0), (1, 1))),
+        ((10, 12, 9, 8, 3, 2), ((3, 2), (1, 0), (1, 1))),
+        ((10, 12, 9, 9, 3, 3), ((2, 2), (1, 1), (2, 1))),
+        ((10, 5, 9, 9, 2, 2), ((3, 3), (0, 1), (1, 1))),
+    ]:
+        given = lanes((2, 2, C, H, W, O, R, S), False)
+        close(made(given, how), expected(given, how), 1e-5)
 
 
 def bits_by_lane() -> None:
@@ -139,6 +152,7 @@ def turned_weights(k: int, O: int, C: int, kernel: tuple[int, int]) -> None:
 def in_the_interpreter() -> None:
     mend_interpreter()
     any_convolution()
+    strides()
     bits_by_lane()
     other_precisions()
     some_gradients()

@@ -37,7 +37,8 @@ class Direct(torch.autograd.Function):
         x = x.contiguous()
         ctx.save_for_backward(x, weight, bias)
         ctx.how = how
-        return _products(x, taps(weight, back=False), bias, outside(x, weight, how), how, back=False)
+        out = outside(x, weight, how)
+        return _products(x, taps(weight, back=False), bias, out, how, back=False)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
@@ -67,14 +68,22 @@ def _products(x: Tensor, held: Tensor, bias: Tensor | None, out: Pair, how: How,
     stride, padding, dilation = how
     z = torch.empty(k, B, *out, O, dtype=x.dtype, device=x.device)
     N = B * out[0] * out[1]
+    high, wide = _phases(how) if back else (1, 1)
+    pixels = B * -(-out[0] // high) * -(-out[1] // wide)  # of a phase
     most_o, block_n, most_c, warps, stages = forward_tile(O, C, mode(x))
     block_o, block_c = tile(O, 16, most_o), tile(C, 16, most_c)
-    kernels.products[(-(-N // block_n), -(-O // block_o), k)](
+    kernels.products[(high * wide * -(-pixels // block_n), -(-O // block_o), k)](
         x, held, z if bias is None else bias.contiguous(), z, N, C, H, W, O, *out, S, R * S, *stride, *padding,
-        *dilation, BACK=back, BIASED=bias is not None, HOW=mode(x), BLOCK_O=block_o, BLOCK_N=block_n, BLOCK_C=block_c,
-        num_warps=warps, num_stages=stages,
+        *dilation, BACK=back, PHASES_H=high, PHASES_W=wide, BIASED=bias is not None, HOW=mode(x), BLOCK_O=block_o,
+        BLOCK_N=block_n, BLOCK_C=block_c, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return z
+
+
+def _phases(how: How) -> Pair:
+    """Rows and columns after which the same taps reach an input pixel again; they skip nothing where taps lie apart."""
+    stride, _, dilation = how
+    return stride[0] if dilation[0] == 1 else 1, stride[1] if dilation[1] == 1 else 1
 
 
 def _weights(x: Tensor, g: Tensor, weight: Tensor, biased: bool, how: How) -> tuple[Tensor, Tensor | None]:

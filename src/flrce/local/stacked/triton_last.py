@@ -13,25 +13,38 @@ import triton.language as tl
 def products(x, weight, bias, z, N, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, P: tl.constexpr,
              Q: tl.constexpr, S: tl.constexpr, TAPS: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
              PAD_H: tl.constexpr, PAD_W: tl.constexpr, DIL_H: tl.constexpr, DIL_W: tl.constexpr, BACK: tl.constexpr,
-             BIASED: tl.constexpr, HOW: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_N: tl.constexpr,
-             BLOCK_C: tl.constexpr):  # fmt: skip
+             PHASES_H: tl.constexpr, PHASES_W: tl.constexpr, BIASED: tl.constexpr, HOW: tl.constexpr,
+             BLOCK_O: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     """z = weight * x, plus bias (lane, O) if BIASED; N pixels a lane; weight (lane, tap, O, C).
 
-    BACK: x is the gradient by a convolution's output, z by its input.
+    BACK: x is the gradient by a convolution's output, z by its input. Pixels whose rows are equal modulo PHASES_H, and
+    whose columns modulo PHASES_W, are a program's own.
     """
     lane = tl.program_id(2).to(tl.int64)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
-    b, p, q = n // (P * Q), n // Q % P, n % Q
-    c = tl.arange(0, BLOCK_C)
+    PHASES: tl.constexpr = PHASES_H * PHASES_W
+    HIGH: tl.constexpr = (P + PHASES_H - 1) // PHASES_H
+    WIDE: tl.constexpr = (Q + PHASES_W - 1) // PHASES_W
     B = N // (P * Q)
+    n = tl.program_id(0) // PHASES * BLOCK_N + tl.arange(0, BLOCK_N)
+    o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
+    b, p, q = n // (HIGH * WIDE), n // WIDE % HIGH, n % WIDE
+    if PHASES > 1:  # only every PHASES-th tap, from `top` and `side` on, reaches pixels of the program's phase
+        down, right = tl.program_id(0) % PHASES // PHASES_W, tl.program_id(0) % PHASES_W
+        p, q = p * PHASES_H + down, q * PHASES_W + right
+        top, side = (down + PAD_H) % PHASES_H, (right + PAD_W) % PHASES_W
+        tall, broad = (TAPS // S - top + PHASES_H - 1) // PHASES_H, (S - side + PHASES_W - 1) // PHASES_W
+    else:
+        top, side, tall, broad = 0, 0, TAPS // S, S
+    real = (b < B) & (p < P) & (q < Q)
+    c = tl.arange(0, BLOCK_C)
     inputs = x + (lane * B + b) * (H * W * C)
     taps = weight + lane * (TAPS * O * C)
     total = tl.zeros((BLOCK_N, BLOCK_O), tl.float32)
     CHUNKS: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
-    for it in range(TAPS * CHUNKS):
-        tap, begin = it // CHUNKS, it % CHUNKS * BLOCK_C
-        r, s = tap // S, tap % S
+    for it in range(tall * broad * CHUNKS):
+        begin = it % CHUNKS * BLOCK_C
+        r, s = top + it // CHUNKS // broad * PHASES_H, side + it // CHUNKS % broad * PHASES_W
+        tap = r * S + s
         if BACK:
             up, left = p + PAD_H - r * DIL_H, q + PAD_W - s * DIL_W
             h, w = up // STEP_H, left // STEP_W
@@ -39,7 +52,7 @@ def products(x, weight, bias, z, N, C: tl.constexpr, H: tl.constexpr, W: tl.cons
         else:
             h, w = p * STEP_H - PAD_H + r * DIL_H, q * STEP_W - PAD_W + s * DIL_W
             inside = (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        inside = inside & (n < N)
+        inside = inside & real
         channel = begin + c
         seen = tl.load((inputs + (h * W + w) * C)[:, None] + channel[None, :],
                        mask=inside[:, None] & (channel < C)[None, :], other=0.0)  # fmt: skip
@@ -51,8 +64,8 @@ def products(x, weight, bias, z, N, C: tl.constexpr, H: tl.constexpr, W: tl.cons
             total = tl.dot(seen, tl.trans(held), total, input_precision=HOW)
     if BIASED:
         total += tl.load(bias + lane * O + o, mask=o < O, other=0.0).to(tl.float32)[None, :]
-    out = z + (lane * N + n) * O
-    tl.store(out[:, None] + o[None, :], total, mask=(n < N)[:, None] & (o < O)[None, :])
+    out = z + (lane * N + (b * P + p) * Q + q) * O
+    tl.store(out[:, None] + o[None, :], total, mask=real[:, None] & (o < O)[None, :])
 
 
 @triton.jit
