@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flrce.local.precision import exact
+from flrce.local.stacked import few
 from flrce.local.stacked.batched import convolve
 from flrce.local.stacked.last import FEW_CHANNELS, FORWARD, WIDE_FORWARD, How, convolve_last, forward_tile
 from flrce.local.stacked.turns import gathered, taps
@@ -81,6 +82,20 @@ def any_convolution(case: tuple[Shape, How], biased: bool) -> None:
     shape, how = case
     given = lanes(shape, biased)
     close(made(given, how), expected(given, how), 1e-5)
+
+
+def few_channels() -> None:
+    """Sums over pairs of channel and tap, in one tile and in several, over several parts of the pixels."""
+    for (C, O, H, W, R, S), how in [
+        ((3, 33, 8, 8, 3, 3), ((1, 1), (1, 1), (1, 1))),
+        ((1, 20, 18, 18, 5, 5), ((1, 1), (2, 2), (1, 1))),
+        ((8, 20, 6, 9, 3, 3), ((1, 2), (2, 1), (2, 1))),
+        ((2, 130, 1, 40, 1, 9), ((1, 3), (0, 4), (1, 1))),
+    ]:
+        assert few.is_few(torch.empty(1, O, C, R, S))
+        for biased in (True, False):
+            given = lanes((2, 2, C, H, W, O, R, S), biased)
+            close(made(given, how), expected(given, how), 1e-5)
 
 
 def strides() -> None:
@@ -152,6 +167,7 @@ def turned_weights(k: int, O: int, C: int, kernel: tuple[int, int]) -> None:
 def in_the_interpreter() -> None:
     mend_interpreter()
     any_convolution()
+    few_channels()
     strides()
     bits_by_lane()
     other_precisions()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from flrce.local.stacked import few
 from flrce.local.stacked.rows import How, Pair, Rows, outside, weights_by_rows
 from flrce.local.stacked.tiles import fits, mode, tile
 from flrce.local.stacked.turns import gathered, taps
@@ -38,6 +39,8 @@ class Direct(torch.autograd.Function):
         ctx.save_for_backward(x, weight, bias)
         ctx.how = how
         out = outside(x, weight, how)
+        if few.is_few(weight):
+            return few.products(x, weight, bias, out, how)
         return _products(x, taps(weight, back=False), bias, out, how, back=False)
 
     @staticmethod
@@ -48,7 +51,9 @@ class Direct(torch.autograd.Function):
         gx = gw = gb = None
         if by_x:
             gx = _products(g, taps(weight, back=True), None, cast(Pair, tuple(x.shape[2:4])), ctx.how, back=True)
-        if by_weight and mode(x) == "tf32" and min(weight.shape[1:3]) > NARROW:
+        if by_weight and few.is_few(weight):
+            gw, gb = few.weights(x, g, weight, by_bias, ctx.how)
+        elif by_weight and mode(x) == "tf32" and min(weight.shape[1:3]) > NARROW:
             # the matrix units read TF32 along what is summed over, here the pixels: the kernel below turns every tile,
             # which takes longer than rows and a product by cuBLAS
             gw = weights_by_rows(x, g, weight, ctx.how)
