@@ -1,5 +1,6 @@
 """Convolutions of many lanes by Triton without rows, in its interpreter, against torch's own in float64."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -149,16 +150,21 @@ def some_gradients() -> None:
     close(both[0], [each.double() for each in both[1]], 1e-5)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 20), st.sampled_from([(1, 1), (3, 3), (1, 7), (9, 9)]))
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 2),
+    st.sampled_from([1, 5, 33]),
+    st.integers(1, 7),
+    st.sampled_from([(1, 1), (3, 3), (1, 7), (6, 11)]),
+)
 def turned_weights(k: int, O: int, C: int, kernel: tuple[int, int]) -> None:
     R, S = kernel
     w = torch.randn(k, O, C, R, S)
     for dtype in (torch.float32, torch.bfloat16):
         assert torch.equal(taps(w.to(dtype), back=False), w.to(dtype).permute(0, 3, 4, 1, 2))
         assert torch.equal(taps(w.to(dtype), back=True), w.to(dtype).permute(0, 3, 4, 2, 1))
-    parts = torch.randn(3, k, R * S * O * C + O)
-    total = parts[0] + parts[1] + parts[2]
+    parts = torch.randn(11, k, R * S * O * C + O)
+    total = functools.reduce(torch.add, parts)  # one after another
     gw, gb = gathered(parts, (O * C, R * S), O, torch.float32)
     assert torch.equal(gw, total[:, :-O].reshape(k, R * S, O * C).mT)
     assert torch.equal(gb, total[:, -O:])

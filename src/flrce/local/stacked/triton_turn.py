@@ -20,8 +20,12 @@ def turn(x, out, LONG, A, C, T, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr):
 
 
 @triton.jit
-def gather(parts, out, more, PARTS, LANES, M, T, O, BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr):
-    """out (lane, M, T) and more (lane, O): sums in order over parts (PARTS, LANES, T M + O), rows of (T, M) and O."""
+def gather(parts, out, more, PARTS, LANES, M, T, O, AT_ONCE: tl.constexpr, BLOCK_T: tl.constexpr,
+           BLOCK_M: tl.constexpr):  # fmt: skip
+    """out (lane, M, T) and more (lane, O): sums in order over parts (PARTS, LANES, T M + O), rows of (T, M) and O.
+
+    AT_ONCE parts are read before one has to arrive.
+    """
     COLUMNS = (M + BLOCK_M - 1) // BLOCK_M
     TILES = (T + BLOCK_T - 1) // BLOCK_T * COLUMNS
     lane, at = (tl.program_id(0) // TILES).to(tl.int64), tl.program_id(0) % TILES
@@ -29,13 +33,16 @@ def gather(parts, out, more, PARTS, LANES, M, T, O, BLOCK_T: tl.constexpr, BLOCK
     m = at % COLUMNS * BLOCK_M + tl.arange(0, BLOCK_M)
     there = (t < T)[:, None] & (m < M)[None, :]
     total = tl.zeros((BLOCK_T, BLOCK_M), tl.float32)
-    for part in range(PARTS):
-        row = parts + (part * LANES + lane) * (T * M + O)
-        total += tl.load(row + t[:, None] * M + m[None, :], mask=there, other=0.0).to(tl.float32)
+    for begin in range(0, PARTS, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            row = parts + ((begin + i) * LANES + lane) * (T * M + O)
+            mask = there & (begin + i < PARTS)
+            total += tl.load(row + t[:, None] * M + m[None, :], mask=mask, other=0.0).to(tl.float32)
     tl.store(out + lane * M * T + m[None, :] * T + t[:, None], total, mask=there)
-    if at % COLUMNS * BLOCK_M < O:  # a tile of M reaches over all of O, which is no longer
+    if at % COLUMNS * BLOCK_M < O:  # M is at least O long
         last = tl.zeros((BLOCK_M,), tl.float32)
-        for part in range(PARTS):
-            row = parts + (part * LANES + lane) * (T * M + O) + T * M
-            last += tl.load(row + m, mask=m < O, other=0.0)
+        for begin in range(0, PARTS, AT_ONCE):
+            for i in tl.static_range(AT_ONCE):
+                row = parts + ((begin + i) * LANES + lane) * (T * M + O) + T * M
+                last += tl.load(row + m, mask=(m < O) & (begin + i < PARTS), other=0.0).to(tl.float32)
         tl.store(more + lane * O + m, last, mask=(m < O) & (at < COLUMNS))

@@ -6,6 +6,7 @@ from torch import Tensor
 from flrce.local.stacked.tiles import BLOCK, tile
 
 RUN = 64  # values that a tile reads or writes in a row, at most
+SHORT, AT_ONCE = 512, 8  # values of a program that sums parts, and how many parts it waits for at once
 
 
 def taps(weight: Tensor, back: bool) -> Tensor:
@@ -40,7 +41,10 @@ def gathered(parts: Tensor, shape: tuple[int, int], O: int, dtype: torch.dtype) 
     out = torch.empty(k, M, T, dtype=dtype, device=parts.device)
     more = torch.empty(k, O, dtype=dtype, device=parts.device)
     block_t = tile(T, 1, RUN)
-    block_m = tile(M, 1, BLOCK // block_t)
+    block_m = tile(M, 1, (BLOCK if many == 1 else SHORT) // block_t)
     tiles = -(-T // block_t) * -(-M // block_m)
-    kernels.gather[(k * tiles,)](parts, out, more, many, k, M, T, O, BLOCK_T=block_t, BLOCK_M=block_m, num_warps=4)
+    kernels.gather[(k * tiles,)](
+        parts, out, more, many, k, M, T, O, AT_ONCE=1 if many == 1 else AT_ONCE, BLOCK_T=block_t, BLOCK_M=block_m,
+        num_warps=4,
+    )  # fmt: skip
     return out, more
