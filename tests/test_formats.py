@@ -363,9 +363,13 @@ def test_other_mistakes_name_the_remedy(tmp_path, files):
     other = write_gguf(tmp_path / "o.gguf", weights(), **{"general.architecture": "qwen2"})
     with pytest.raises(BadInput, match="architecture 'qwen2'; read is llama"):
         load(other)
-    spm = write_gguf(tmp_path / "s.gguf", weights(), **{"tokenizer.ggml.model": "llama"})
-    with pytest.raises(BadInput, match="byte-level"):
-        opened(spm).tokenizer()
+    for kind, told in (
+        ("llama", "no complete tokenizer: .* 0 scores"),
+        ("bert", "read are llama's, and gpt2's of the"),
+    ):
+        file = write_gguf(tmp_path / "s.gguf", weights(), **{"tokenizer.ggml.model": kind})
+        with pytest.raises(BadInput, match=told):
+            opened(file).tokenizer()
     with pytest.raises(BadInput, match="dtype"):
         load(files[0], "int8")
     (files[0].parent / "bad").mkdir(exist_ok=True)

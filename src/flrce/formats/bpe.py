@@ -1,7 +1,8 @@
-"""Byte-level byte-pair encoding (Sennrich et al. 2016, as GPT-2 has it): text <-> token ids.
+"""Byte-pair encoding (Sennrich et al. 2016): text <-> token ids.
 
-A text is cut into words by one or more patterns, a word becomes bytes, each byte a printable letter, and the pair of
-neighbours that was merged first in training is merged first here, until none is left.
+A text is cut into words by one or more patterns, a word becomes letters of its bytes, as in GPT-2, or characters, as in
+SentencePiece (formats/spelling.py), and the pair of neighbours that was merged first in training is merged first here,
+until none is left.
 """
 
 import re
@@ -14,6 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from flrce.errors import BadInput, brief
+from flrce.formats.spelling import LETTERS, ByScore, Spelling
 
 #: GPT-2's words; and how other families cut before them, by the names that GGUF files use
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -28,27 +30,29 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "llama-bpe": (LLAMA3,),
     "llama3": (LLAMA3,),
 }
-WORDS = 65536  # words whose pieces are remembered
+WORDS, LONG = 65536, 256  # words whose pieces are remembered, and how long those are at most
 
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
     """Token ids of one model; `specials` are marks such as the end of a text, which plain text never becomes."""
 
-    tokens: tuple[str, ...]  # id -> token, in the letters that stand for bytes
+    tokens: tuple[str, ...]  # id -> token, as it is spelt
     merges: tuple[tuple[str, str], ...]
     patterns: tuple[str, ...] = (GPT2,)
     specials: Mapping[str, int] = field(default_factory=dict)
     end: int = 0  # the id that ends a text
     whole: bool = False  # a word that is a token is taken as it stands, whatever its merges would give
+    spelling: Spelling = LETTERS
+    scores: Mapping[str, float] = field(default_factory=dict)  # in place of merges: what any two that make a token rank
 
     @cached_property
     def ids(self) -> dict[str, int]:
         return {token: i for i, token in enumerate(self.tokens)}
 
     @cached_property
-    def ranks(self) -> dict[tuple[str, str], int]:
-        return {pair: i for i, pair in enumerate(self.merges)}
+    def ranks(self) -> Mapping[tuple[str, str], float]:
+        return ByScore(self.scores) if self.scores else {pair: i for i, pair in enumerate(self.merges)}
 
     @cached_property
     def _known(self) -> dict[str, tuple[int, ...]]:
@@ -57,7 +61,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without marks; what is written like a mark is text too."""
         found: list[int] = []
-        for word in words(text, self.patterns):
+        for word in words(self.spelling.before(text), self.patterns):
+            if len(word) > LONG:
+                found += self._word(word)
+                continue
             if word not in self._known:
                 if len(self._known) >= WORDS:
                     self._known.clear()
@@ -68,23 +75,22 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids; marks are left out, bytes that are no UTF-8 replaced."""
         marks = set(self.specials.values())
-        letters = "".join(self.tokens[i] for i in ids if i not in marks)
-        back = {letter: byte for byte, letter in enumerate(letters_of_bytes())}
-        return bytes(back[letter] for letter in letters if letter in back).decode("utf-8", "replace")
+        return self.spelling.text([self.tokens[i] for i in ids if i not in marks])
 
     def _word(self, word: str) -> tuple[int, ...]:
-        alphabet = letters_of_bytes()
-        parts = [alphabet[byte] for byte in word.encode("utf-8", "surrogatepass")]
+        parts = self.spelling.parts(word)
         if self.whole and "".join(parts) in self.ids:
             return (self.ids["".join(parts)],)
+        known = self.ids
         parts = merged(parts, self.ranks)
+        spelt = [each for part in parts for each in ([part] if part in known else self.spelling.instead(part))]
         try:
-            return tuple(self.ids[part] for part in parts)
+            return tuple(known[part] for part in spelt)
         except KeyError as why:
             raise BadInput(f"the tokenizer has no token for {brief(word, 40)!r}: its vocabulary lacks {why}") from why
 
 
-def merged(parts: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
+def merged(parts: list[str], ranks: Mapping[tuple[str, str], float]) -> list[str]:
     """Neighbours merged, the pair of lowest rank first and of equal ones the leftmost, in n log n steps.
 
     A part that was merged into its left neighbour becomes "". The queue holds every pair that ever was; one whose
@@ -124,14 +130,6 @@ def words(text: str, patterns: Sequence[str]) -> list[str]:
             cut += [part[at:]] if at < len(part) else []
         parts = cut
     return parts
-
-
-@lru_cache(maxsize=1)
-def letters_of_bytes() -> tuple[str, ...]:
-    """256 letters, one a byte: printable ones stand for themselves, the rest for those from 256 on."""
-    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    rest = [byte for byte in range(256) if byte not in plain]
-    return tuple(chr(byte if byte in plain else 256 + rest.index(byte)) for byte in range(256))
 
 
 @lru_cache(maxsize=16)

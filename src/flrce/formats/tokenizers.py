@@ -1,25 +1,30 @@
 """Tokenizers as the files of language models hold them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flrce.errors import BadInput, brief
 from flrce.formats.bpe import GPT2, PATTERNS, Tokenizer
+from flrce.formats.spelling import LETTERS, SPACE, Spaces, Spelling, cuts
 
 REMEDY = "give a GGUF file, or a folder with config.json, *.safetensors and tokenizer.json"
 MOST = 256 << 20  # bytes of a config or tokenizer file
 IDS = 1 << 24  # far above any vocabulary
+EACH = f"{SPACE}[^{SPACE}]*|[^{SPACE}]+"  # a word begins with every space
+NORMAL, UNKNOWN, MARKS = 1, 2, (3, 4)  # kinds of tokens in a GGUF file and in SentencePiece's; 6 is a byte
 WHOLE = ("llama-bpe", "llama3")  # kinds that take a word as it stands before they merge
 
 
 def from_gguf(path: Path, values: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer among a GGUF file's values."""
     kind, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
+    if kind == "llama":
+        return _scored(path, values)
     if kind != "gpt2" or pre not in PATTERNS:
         what, known = f"{brief(kind, 20)!r}, {brief(pre, 20)!r}", ", ".join(sorted(PATTERNS))
-        raise BadInput(f"{path} has a tokenizer {what}; read are byte-level BPEs (gpt2) of the kinds {known}")
+        raise BadInput(f"{path} has a tokenizer {what}; read are llama's, and gpt2's of the kinds {known}")
     try:
         tokens = tuple(values["tokenizer.ggml.tokens"])
         kinds = values.get("tokenizer.ggml.token_type", [1] * len(tokens))
@@ -29,8 +34,30 @@ def from_gguf(path: Path, values: Mapping[str, Any]) -> Tokenizer:
         raise BadInput(f"{path} has no complete tokenizer: {brief(why, 80)}; download it again") from why
     if not 0 <= end < len(tokens):
         raise BadInput(f"{path} ends texts with id {end}, of {len(tokens)} tokens; download it again")
-    marks = {token: i for i, (token, of) in enumerate(zip(tokens, kinds, strict=False)) if of in (3, 4)}
+    marks = {token: i for i, (token, of) in enumerate(zip(tokens, kinds, strict=False)) if of in MARKS}
     return Tokenizer(tokens, merges, PATTERNS[pre], marks, end, whole=pre in WHOLE)
+
+
+def _scored(path: Path, values: Mapping[str, Any]) -> Tokenizer:
+    """SentencePiece's BPE in a GGUF file."""
+    first: Literal["always", "never"] = "always" if values.get("tokenizer.ggml.add_space_prefix", True) else "never"
+    tokens, kinds, scores = (values.get(f"tokenizer.ggml.{key}", ()) for key in ("tokens", "token_type", "scores"))
+    try:
+        return scored(tokens, kinds, scores, int(values["tokenizer.ggml.eos_token_id"]), first)
+    except (KeyError, TypeError, ValueError) as why:
+        raise BadInput(f"{path} has no complete tokenizer: {brief(why, 80)}; download it again") from why
+
+
+def scored(
+    tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float], end: int, first: Literal["always", "never"]
+) -> Tokenizer:
+    """SentencePiece's BPE: no merges, but a kind and a score for each token."""
+    if not len(tokens) == len(kinds) == len(scores) or not 0 <= end < len(tokens):
+        raise ValueError(f"{len(tokens)} tokens, {len(kinds)} kinds, {len(scores)} scores, {end} for the end")
+    tokens = tuple(map(str, tokens))
+    ranked = {token: float(score) for token, of, score in zip(tokens, kinds, scores, strict=True) if of == NORMAL}
+    marks = {token: i for i, (token, of) in enumerate(zip(tokens, kinds, strict=True)) if of in (UNKNOWN, *MARKS)}
+    return Tokenizer(tokens, (), cuts(list(ranked)), marks, end, spelling=Spaces(first), scores=ranked)
 
 
 def _pair(line: Any) -> tuple[str, str]:
@@ -49,8 +76,7 @@ def from_json(folder: Path) -> Tokenizer:
     try:
         if model.get("type", "BPE") != "BPE":
             raise ValueError(f"a model {brief(model.get('type'), 30)!r}, read is BPE")
-        if told.get("normalizer"):
-            raise ValueError("it normalises texts first")
+        spaced = spaces(told.get("normalizer"), told.get("pre_tokenizer"))
         vocabulary = dict(model["vocab"])
         marks = {each["content"]: int(each["id"]) for each in told.get("added_tokens", ())}
         vocabulary |= marks
@@ -60,14 +86,44 @@ def from_json(folder: Path) -> Tokenizer:
         for token, i in vocabulary.items():
             tokens[i] = token
         merges = tuple(_pair(line) for line in model["merges"])
-        patterns = tuple(_cuts(told.get("pre_tokenizer") or {}))
+        if spaced is None:
+            spelling: Spelling = LETTERS
+            patterns = tuple(_cuts(told.get("pre_tokenizer") or {}))
+        else:
+            spelling, patterns = spaced[0], spaced[1] or cuts([t for t in tokens if t not in marks])
+            if not model.get("byte_fallback"):
+                raise ValueError("no byte_fallback, so that some characters have no token")
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as why:
-        raise BadInput(f"{path} is no byte-level BPE: {brief(why, 100)}; use another model") from why
+        raise BadInput(f"{path} is no BPE that is read: {brief(why, 100)}; use another model") from why
     config = folder / "tokenizer_config.json"
     named = read_json(config).get("eos_token") if config.is_file() else None
     name = named.get("content") if isinstance(named, dict) else named
-    end = marks.get(str(name), marks.get("<|endoftext|>", 0))
-    return Tokenizer(tuple(tokens), merges, patterns, marks, end, whole=bool(model.get("ignore_merges")))
+    end = next((marks[each] for each in (str(name), "<|endoftext|>", "</s>") if each in marks), 0)
+    whole = bool(model.get("ignore_merges"))
+    return Tokenizer(tuple(tokens), merges, patterns, marks, end, whole, spelling)
+
+
+def spaces(normalizer: Any, cutter: Any) -> tuple[Spaces, tuple[str, ...]] | None:
+    """How SentencePiece's spelling is told in a tokenizer.json, with patterns if words are cut; None: it is not."""
+    steps = list((normalizer or {}).get("normalizers", [normalizer] if normalizer else []))
+    kinds = [step.get("type") for step in steps]
+    cutter = cutter or {}
+    if not steps and cutter.get("type") != "Metaspace":
+        return None
+    if not steps:
+        if cutter.get("replacement", SPACE) != SPACE:
+            raise ValueError(f"spaces are written {brief(cutter['replacement'], 10)!r}")
+        scheme = cutter.get("prepend_scheme", "always" if cutter.get("add_prefix_space", True) else "never")
+        first: Literal["missing", "never"] = "never" if scheme == "never" else "missing"
+        return Spaces(first), (EACH,) if cutter.get("split", True) else ()
+    plain = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    if kinds not in (["Prepend", "Replace"], ["Replace"]) or steps[-1] != plain:
+        raise ValueError(f"it normalises texts by {brief(', '.join(map(str, kinds)), 60)}")
+    if len(steps) == 2 and steps[0].get("prepend") != SPACE:
+        raise ValueError(f"it puts {brief(steps[0].get('prepend'), 10)!r} before texts")
+    if cutter and (cutter.get("type"), cutter.get("pattern")) != ("Split", {"String": " "}):
+        raise ValueError(f"a pre_tokenizer {brief(cutter.get('type'), 30)!r} beside a normalizer")
+    return Spaces("always" if len(steps) == 2 else "never"), ()  # spaces are gone where words would be cut at them
 
 
 def _cuts(step: Mapping[str, Any]) -> list[str]:
