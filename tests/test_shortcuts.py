@@ -112,6 +112,15 @@ def test_attention(samples, heads, asking, seen, numbers, causal, same, scale):
     assert_like_torch(call, q, k, v, most=1e-5)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("first", [0, 1, 20, 39])
+def test_attention_of_which_the_first_tokens_do_not_matter(first, causal):
+    q, k, v = torch.randn(3, 2, 3, 40, 6)
+    call = lambda *given: F.scaled_dot_product_attention(*given, is_causal=causal)[:, :, first:]  # noqa: E731
+    assert_like_torch(call, q, k, v, most=1e-5)
+    assert_like_torch(lambda *given: 0 * call(*given), q, k, v)
+
+
 def test_one_sees_itself_and_what_was_before():
     # two tokens, equal scores: the first sees itself alone, the second the mean of both
     q, v = torch.zeros(1, 1, 2, 1), torch.tensor([2.0, 6.0]).view(1, 1, 2, 1)

@@ -19,7 +19,7 @@ from flrce.compiling import Unsupported
 from flrce.local.native.layers import Attention, Gelu, Linear, compiled
 
 PRODUCT = 2**22  # multiply-adds from which on a product is worth the call
-VALUES = 2**15  # numbers from which on GELU and attention are
+VALUES = 2**15  # numbers from which on the others are
 LONGEST = 256  # tokens that attend: all their shares are kept for the way back
 WIDE = 2**12  # weights of one layer from which on a network is worth the mode
 watchers = torch._C._autograd._top_saved_tensors_default_hooks
@@ -62,7 +62,7 @@ def linear(input: Any, weight: Any, bias: Any = None, **more: Any) -> Tensor | N
 
 def gelu(input: Any, *, approximate: str = "none", **more: Any) -> Tensor | None:
     """F.gelu"""
-    if more or approximate != "none" or not _known(input) or input.numel() < VALUES:
+    if more or approximate != "none" or not torch.is_grad_enabled() or not _known(input) or input.numel() < VALUES:
         return None
     return cast(Tensor, Gelu.apply(input))
 
