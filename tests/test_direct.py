@@ -5,19 +5,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.local.precision import exact
 from flrce.local.stacked import few
 from flrce.local.stacked.batched import convolve
+from flrce.local.stacked.folded import FoldedNet
 from flrce.local.stacked.last import FEW_CHANNELS, FORWARD, WIDE_FORWARD, How, convolve_last, forward_tile
+from flrce.local.stacked.layers import Samples
 from flrce.local.stacked.turns import gathered, taps
+from flrce.models.flat import tensors
 from test_stacked import mend_interpreter
 
 
@@ -170,6 +174,27 @@ def turned_weights(k: int, O: int, C: int, kernel: tuple[int, int]) -> None:
     assert torch.equal(gb, total[:, -O:])
 
 
+def relus_with_their_norms() -> None:
+    """A ReLU behind a norm is not called, unless somebody looks at it; the result is the same."""
+    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4)]
+    module = nn.Sequential(*layers, nn.ReLU(inplace=True), nn.Flatten(), nn.ReLU(), nn.Linear(100, 3))
+    x = torch.randn(6, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    net = FoldedNet(module, Samples(x, torch.zeros(6), 1.0, 0.0), convolving="direct")  # tries it against the module
+    index, count = torch.arange(6, dtype=torch.int32).reshape(2, 3), torch.tensor([3, 3], dtype=torch.int32)
+
+    def outputs() -> Tensor:
+        own = {name: torch.stack([t.detach(), t.detach() + 0.5]) for name, t, _ in tensors(module)}
+        return net.logits(own, index, count, 0, training=True)
+
+    calls: list[bool] = []
+    with mock.patch.object(nn.ReLU, "forward", lambda self, y: calls.append(self.inplace) or y.relu()):
+        joined = outputs()
+        assert calls == [False]  # the one behind Flatten
+        net.module[5].register_forward_hook(lambda *_: None)
+        torch.testing.assert_close(outputs(), joined)
+        assert calls == [False, True, False]
+
+
 def in_the_interpreter() -> None:
     mend_interpreter()
     any_convolution()
@@ -179,6 +204,7 @@ def in_the_interpreter() -> None:
     other_precisions()
     some_gradients()
     turned_weights()
+    relus_with_their_norms()
 
 
 def test_kernels_in_the_interpreter() -> None:

@@ -405,6 +405,11 @@ def norms() -> None:
         for norm in (group_norm, group_norm_last) if area else (group_norm,):
             expected = torch.stack([F.group_norm(x[i], groups, w[i], b[i]) for i in range(k)])
             check(norm(x, w, b, groups, 1e-5), expected, (x, w, b), rng)
+        if area:
+            scaled = torch.stack([F.group_norm(x[i], groups, w[i], b[i]) for i in range(k)])
+            check(group_norm_last(x, w, b, groups, 1e-5, relu=True), scaled.relu(), (x, w, b), rng)
+            bare = torch.stack([F.group_norm(x[i], groups) for i in range(k)])
+            check(group_norm_last(x, None, None, groups, 1e-5, relu=True), bare.relu(), (x,), rng)
         if any(n * max(1, torch.Size(area).numel()) == 1 for n in count):
             continue
         for over in (batch_norm, batch_norm_last) if area else (batch_norm,):
@@ -412,6 +417,11 @@ def norms() -> None:
             real = torch.cat([y[i, :n] for i, n in enumerate(count)])
             theirs = [F.batch_norm(x[i, :n], None, None, w[i], b[i], training=True) for i, n in enumerate(count)]
             check(real, torch.cat(theirs), (x, w, b), rng)
+            if over is batch_norm_last:
+                y = over(x, w, b, torch.tensor(count, dtype=torch.int32), 1e-5, relu=True)[0]
+                real = torch.cat([y[i, :n] for i, n in enumerate(count)])
+                theirs = [F.batch_norm(x[i, :n], None, None, w[i], b[i], training=True) for i, n in enumerate(count)]
+                check(real, torch.cat(theirs).relu(), (x, w, b), rng)
             pixels = [x[i, :n].transpose(0, 1).flatten(1) for i, n in enumerate(count)]  # (C, n pixels)
             torch.testing.assert_close(mean, torch.stack([each.mean(1) for each in pixels]))
             torch.testing.assert_close(var, torch.stack([each.var(1, correction=0) for each in pixels]))

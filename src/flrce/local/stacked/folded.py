@@ -15,7 +15,7 @@ from flrce.errors import BadInput
 from flrce.local.stacked.batched import Convolving
 from flrce.local.stacked.layers import Draw, Samples, Tensors
 from flrce.local.stacked.leaf import Pass
-from flrce.local.stacked.leaves import LEAVES, Dropout, known
+from flrce.local.stacked.leaves import LEAVES, Dropout, Sequence, known
 from flrce.local.stacked.trial import agrees
 from flrce.models.chain import Chain
 from flrce.models.flat import tensors
@@ -115,6 +115,8 @@ def _replaced(module: nn.Module, now: Pass) -> nn.Module:
         made[id(layer)] = layer
         for name, child in layer.named_children():
             layer._modules[name] = visit(f"{path}.{name}".lstrip("."), child)
+        if type(layer) is nn.Sequential:
+            layer.__class__ = Sequence
         return layer
 
     return visit("", module)

@@ -48,10 +48,14 @@ class Leaf(nn.Module):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["layer"], name)
 
+    @property
+    def live(self) -> bool:
+        """Whether it trains in this pass."""
+        return self.now.training and self.path not in self.now.frozen
+
     def forward(self, *args: Any, **more: Any) -> Any:
-        live = self.now.training and self.path not in self.now.frozen
-        with torch.set_grad_enabled(live):
-            return self.run(live, *args, **more)
+        with torch.set_grad_enabled(self.live):
+            return self.run(self.live, *args, **more)
 
     def run(self, live: bool, *args: Any, **more: Any) -> Any:
         raise NotImplementedError

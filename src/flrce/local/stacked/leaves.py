@@ -54,12 +54,20 @@ class Embedding(Leaf):
 class SampleNorm(Leaf):
     """GroupNorm and LayerNorm: statistics of each sample alone, so that only scale and shift are a lane's own."""
 
-    def run(self, live: bool, x: Tensor) -> Tensor:
+    def joins(self, x: Tensor) -> bool:
+        """Whether `run` takes a ReLU behind it along."""
         layer = self.layer
+        plain = isinstance(layer, nn.GroupNorm) and (layer.weight is None) == (layer.bias is None)
+        return plain and fits(x) and lies_last(x)
+
+    def run(self, live: bool, x: Tensor, relu: bool = False) -> Tensor:
+        layer = self.layer
+        if self.joins(x):
+            weight, bias = self.tensor("weight"), self.tensor("bias")
+            return self.together(group_norm_last(self.apart(x), weight, bias, layer.num_groups, layer.eps, relu))
         if isinstance(layer, nn.GroupNorm) and fits(x) and (layer.weight is None) == (layer.bias is None):
             weight, bias = self.tensor("weight"), self.tensor("bias")
-            norm = group_norm_last if lies_last(x) else group_norm
-            return self.together(norm(self.apart(x), weight, bias, layer.num_groups, layer.eps))
+            return self.together(group_norm(self.apart(x), weight, bias, layer.num_groups, layer.eps))
         if isinstance(layer, nn.GroupNorm):
             x = F.group_norm(x, layer.num_groups, eps=layer.eps)
         else:
@@ -79,18 +87,28 @@ class SampleNorm(Leaf):
 class BatchNorm(Leaf):
     """Statistics of a lane's real samples; running ones move in place."""
 
-    def run(self, live: bool, x: Tensor) -> Tensor:
+    def joins(self, x: Tensor) -> bool:
+        """Whether `run` takes a ReLU behind it along."""
+        return self._fused(self.live, x) and lies_last(x)
+
+    def _fused(self, live: bool, x: Tensor) -> bool:
+        own = live or self.layer.running_mean is None  # statistics of the batch, not running ones
+        return own and fits(x) and (self.layer.weight is None) == (self.layer.bias is None)
+
+    def run(self, live: bool, x: Tensor, relu: bool = False) -> Tensor:
         layer, count = self.layer, self.now.count
         y = self.apart(x)
-        own = live or layer.running_mean is None  # statistics of the batch, not running ones
-        if own and fits(x) and (layer.weight is None) == (layer.bias is None):
-            norm = batch_norm_last if lies_last(x) else batch_norm
-            y, mean, var = norm(y, self.tensor("weight"), self.tensor("bias"), count, layer.eps)
+        if self._fused(live, x):
+            weight, bias = self.tensor("weight"), self.tensor("bias")
+            if lies_last(x):
+                y, mean, var = batch_norm_last(y, weight, bias, count, layer.eps, relu)
+            else:
+                y, mean, var = batch_norm(y, weight, bias, count, layer.eps)
             if live and layer.running_mean is not None:
                 n = (count * y[0, 0, 0].numel()).clamp(min=1)[:, None]
                 self._move(mean, var * n / (n - 1).clamp(min=1))
             return self.together(y)
-        if own:
+        if live or layer.running_mean is None:
             y, mean, var, n = normalise_batch(y if y.dtype == torch.float64 else y.float(), count, layer.eps)
             if live and layer.running_mean is not None:
                 self._move(mean.detach(), (var * n / (n - 1).clamp(min=1)).detach())
@@ -107,6 +125,31 @@ class BatchNorm(Leaf):
             running = self.tensor(name)
             assert running is not None
             running.lerp_(new, share)
+
+
+class Sequence(nn.Sequential):
+    """A sequence of layers that runs a norm and the ReLU behind it at once, where the norm's kernel can.
+
+    Each layer alone still does what it did, for code that takes them one by one.
+    """
+
+    def forward(self, input: Any) -> Any:
+        x, layers = input, list(self)
+        while layers:
+            layer, *layers = layers
+            if layers and joined(layer, layers[0], x):
+                x, layers = layer(x, relu=True), layers[1:]
+            else:
+                x = layer(x)
+        return x
+
+
+def joined(layer: nn.Module, behind: nn.Module, x: Any) -> bool:
+    """Whether a norm's kernel takes the ReLU behind it along; not where somebody asked to see what goes through it."""
+    if type(behind) is not nn.ReLU or not isinstance(layer, SampleNorm | BatchNorm) or not isinstance(x, Tensor):
+        return False
+    watched = behind._forward_hooks or behind._forward_pre_hooks or behind._backward_hooks
+    return not watched and not behind._backward_pre_hooks and layer.joins(x)
 
 
 class Dropout(Leaf):

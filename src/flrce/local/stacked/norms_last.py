@@ -17,12 +17,14 @@ def lies_last(x: Tensor) -> bool:
 class NormalisedLast(torch.autograd.Function):
     """x (k, B, n, C) normalised, scaled and shifted by weight and bias (k, C); `groups` 0: over a lane's batch.
 
+    `relu`: what is negative becomes 0.
+
     Gives (y, mean, 1 / std), statistics (units, C): a unit is a sample, or where `groups` is 0 a lane.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, count: Tensor, groups: int,
-                eps: float) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+                eps: float, relu: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         from flrce.local.stacked import triton_norms_last as kernels
 
         x = x.contiguous()
@@ -31,15 +33,16 @@ class NormalisedLast(torch.autograd.Function):
         y = torch.empty(x.shape, device=x.device)
         middle, spread = torch.empty(2, launch[0], parts, C, device=x.device)
         mean, scale = torch.empty(2, launch[0], C, device=x.device)
-        weight = None if weight is None else weight.contiguous()
+        weight, bias = (None if each is None else each.contiguous() for each in (weight, bias))
         kernels.moments[launch](x, count, middle, spread, *sizes, parts, **shape, num_warps=4)
         kernels.normalise[launch](
-            x, count, middle, spread, mean if weight is None else weight, mean if bias is None else bias.contiguous(),
+            x, count, middle, spread, mean if weight is None else weight, mean if bias is None else bias,
             y, mean, scale, *sizes, parts, x.shape[1] if groups else 1, eps, **shape, AFFINE=weight is not None,
-            num_warps=4,
+            RELU=relu, num_warps=4,
         )  # fmt: skip
-        ctx.save_for_backward(x, weight, mean, scale, count)
-        ctx.groups = groups
+        ctx.save_for_backward(x, weight, bias, mean, scale, count)
+        ctx.groups, ctx.relu = groups, relu
+        ctx.set_materialize_grads(False)  # statistics have none, and zeros for them would be two launches
         ctx.mark_non_differentiable(mean, scale)
         return y, mean, scale
 
@@ -47,21 +50,22 @@ class NormalisedLast(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Any, ...]:
         from flrce.local.stacked import triton_norms_last as kernels
 
-        x, weight, mean, scale, count = ctx.saved_tensors
+        x, weight, bias, mean, scale, count = ctx.saved_tensors
         launch, shape, sizes = _cut(x, ctx.groups)
-        C, parts = x.shape[3], launch[2]
+        C, parts, units = x.shape[3], launch[2], x.shape[1] if ctx.groups else 1
+        held = (mean, mean) if weight is None else (weight, bias)
+        how = {**shape, "AFFINE": weight is not None, "RELU": ctx.relu, "num_warps": 4}
         g, gx = g.contiguous(), torch.empty_like(x)
         by_bias, by_weight = torch.empty(2, launch[0], parts, C, device=x.device)
         sums = torch.empty(2, launch[0], C, device=x.device)
-        kernels.pushes[launch](x, g, count, mean, scale, by_bias, by_weight, *sizes, parts, **shape, num_warps=4)
+        kernels.pushes[launch](x, g, count, mean, scale, *held, by_bias, by_weight, *sizes, parts, units, **how)
         kernels.back[launch](
-            x, g, count, mean, scale, mean if weight is None else weight, by_bias, by_weight, gx, sums[0], sums[1],
-            *sizes, parts, x.shape[1] if ctx.groups else 1, **shape, AFFINE=weight is not None, num_warps=4,
-        )  # fmt: skip
+            x, g, count, mean, scale, *held, by_bias, by_weight, gx, sums[0], sums[1], *sizes, parts, units, **how
+        )
         if weight is None:
-            return gx, None, None, None, None, None
-        gb, gw = sums.reshape(2, len(x), -1, C).sum(2)
-        return gx, gw, gb, None, None, None
+            return gx, None, None, None, None, None, None
+        gb, gw = sums.reshape(2, len(x), -1, C).sum(2) if ctx.groups else sums
+        return gx, gw, gb, None, None, None, None
 
 
 def _cut(x: Tensor, groups: int) -> tuple[tuple[int, int, int], dict[str, Any], tuple[int, int, int]]:
@@ -77,18 +81,20 @@ def _cut(x: Tensor, groups: int) -> tuple[tuple[int, int, int], dict[str, Any], 
     return (units, -(-C // (width * many)), -(-full // span)), shape, (full, n, span)
 
 
-def group_norm_last(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float) -> Tensor:
+def group_norm_last(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, relu: bool = False
+) -> Tensor:
     """x (k, B, C, H, W) -> the same, channels last in memory."""
-    count = torch.ones(1, dtype=torch.int32, device=x.device)
-    y = NormalisedLast.apply(_pixels(x), weight, bias, count, groups, eps)[0]
+    count = torch.empty(1, dtype=torch.int32, device=x.device)  # not read: all samples count
+    y = NormalisedLast.apply(_pixels(x), weight, bias, count, groups, eps, relu)[0]
     return _image(cast(Tensor, y), x)
 
 
 def batch_norm_last(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, count: Tensor, eps: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, count: Tensor, eps: float, relu: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean (k, C), variance (k, C)) over the first `count` samples of each lane; what is padded becomes 0."""
-    y, mean, scale = NormalisedLast.apply(_pixels(x), weight, bias, count, 0, eps)
+    y, mean, scale = NormalisedLast.apply(_pixels(x), weight, bias, count, 0, eps, relu)
     return _image(y, x), mean, (scale**-2 - eps).clamp(min=0)
 
 

@@ -26,6 +26,17 @@ def grouped(v, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
 
 
 @triton.jit
+def line(center, inverse, weight, bias, at, there, AFFINE: tl.constexpr):
+    """(a, b): y = a x + b is the normalised x, scaled and shifted. One place for it, so that y keeps its sign."""
+    a, b = inverse, -center * inverse
+    if AFFINE:
+        w = tl.load(weight + at, mask=there, other=0.0)
+        a = a * w
+        b = b * w + tl.load(bias + at, mask=there, other=0.0)
+    return a, b
+
+
+@triton.jit
 def moments(x, count, middle, spread, FULL, AREA, SPAN, PARTS, C: tl.constexpr, WIDTH: tl.constexpr,
             SLOTS: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr, BATCH: tl.constexpr):  # fmt: skip
     """middle, spread (units, PARTS, C): mean and sum of squared distances from it, of the part's real pixels."""
@@ -54,8 +65,11 @@ def moments(x, count, middle, spread, FULL, AREA, SPAN, PARTS, C: tl.constexpr, 
 @triton.jit
 def normalise(x, count, middle, spread, weight, bias, y, mean, scale, FULL, AREA, SPAN, PARTS, UNITS, eps,
               C: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr,
-              BATCH: tl.constexpr, AFFINE: tl.constexpr):  # fmt: skip
-    """y = (x - mean) scale weight + bias; mean, scale (units, C): of each channel's group. UNITS of a lane."""
+              BATCH: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr):  # fmt: skip
+    """y = (x - mean) scale weight + bias; mean, scale (units, C): of each channel's group. UNITS of a lane.
+
+    RELU: what is negative becomes 0.
+    """
     unit, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
     channel, there = channels(SLOTS, WIDTH, GROUPS, C)
     real = tl.load(count + unit) * AREA if BATCH else FULL
@@ -77,23 +91,25 @@ def normalise(x, count, middle, spread, weight, bias, y, mean, scale, FULL, AREA
     if part == 0:
         tl.store(mean + unit * C + channel, center, mask=there)
         tl.store(scale + unit * C + channel, inverse, mask=there)
-    a, b = inverse, -center * inverse
-    if AFFINE:
-        w = tl.load(weight + unit // UNITS * C + channel, mask=there, other=0.0)
-        a = a * w
-        b = b * w + tl.load(bias + unit // UNITS * C + channel, mask=there, other=0.0)
+    a, b = line(center, inverse, weight, bias, unit // UNITS * C + channel, there, AFFINE)
     for at in range(part * SPAN, tl.minimum(part * SPAN + SPAN, FULL), PIXELS):
         n = at + tl.arange(0, PIXELS)
         mask = (n < tl.minimum(part * SPAN + SPAN, FULL))[:, None] & there[None, :]
         here = (unit * FULL + n)[:, None] * C + channel[None, :]
         v = tl.load(x + here, mask=mask, other=0.0).to(tl.float32) * a[None, :] + b[None, :]
+        if RELU:
+            v = tl.where(v < 0.0, 0.0, v)
         tl.store(y + here, tl.where((n < real)[:, None], v, 0.0), mask=mask)
 
 
 @triton.jit
-def pushes(x, g, count, mean, scale, by_bias, by_weight, FULL, AREA, SPAN, PARTS, C: tl.constexpr, WIDTH: tl.constexpr,
-           SLOTS: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr, BATCH: tl.constexpr):  # fmt: skip
-    """by_bias, by_weight (units, PARTS, C): sums of g, and of g times the normalised x, over the part's real pixels."""
+def pushes(x, g, count, mean, scale, weight, bias, by_bias, by_weight, FULL, AREA, SPAN, PARTS, UNITS, C: tl.constexpr,
+           WIDTH: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr, BATCH: tl.constexpr,
+           AFFINE: tl.constexpr, RELU: tl.constexpr):  # fmt: skip
+    """by_bias, by_weight (units, PARTS, C): sums of g, and of g times the normalised x, over the part's real pixels.
+
+    RELU: g counts where y was positive.
+    """
     unit, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
     channel, there = channels(SLOTS, WIDTH, GROUPS, C)
     real = tl.load(count + unit) * AREA if BATCH else FULL
@@ -102,12 +118,17 @@ def pushes(x, g, count, mean, scale, by_bias, by_weight, FULL, AREA, SPAN, PARTS
     plain = tl.zeros((GROUPS * SLOTS,), tl.float32)
     scaled = tl.zeros((GROUPS * SLOTS,), tl.float32)
     end = tl.minimum(part * SPAN + SPAN, real)
+    if RELU:
+        a, b = line(center, inverse, weight, bias, unit // UNITS * C + channel, there, AFFINE)
     for at in range(part * SPAN, end, PIXELS):
         n = at + tl.arange(0, PIXELS)
         mask = (n < end)[:, None] & there[None, :]
         here = (unit * FULL + n)[:, None] * C + channel[None, :]
         push = tl.load(g + here, mask=mask, other=0.0).to(tl.float32)
-        hat = (tl.load(x + here, mask=mask, other=0.0).to(tl.float32) - center[None, :]) * inverse[None, :]
+        v = tl.load(x + here, mask=mask, other=0.0).to(tl.float32)
+        if RELU:
+            push = tl.where(v * a[None, :] + b[None, :] <= 0.0, 0.0, push)
+        hat = (v - center[None, :]) * inverse[None, :]
         plain += tl.sum(push, 0)
         scaled += tl.sum(push * hat, 0)
     at = (unit * PARTS + part) * C + channel
@@ -116,9 +137,9 @@ def pushes(x, g, count, mean, scale, by_bias, by_weight, FULL, AREA, SPAN, PARTS
 
 
 @triton.jit
-def back(x, g, count, mean, scale, weight, by_bias, by_weight, gx, bias_sum, weight_sum, FULL, AREA, SPAN, PARTS, UNITS,
-         C: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr,
-         BATCH: tl.constexpr, AFFINE: tl.constexpr):  # fmt: skip
+def back(x, g, count, mean, scale, weight, bias, by_bias, by_weight, gx, bias_sum, weight_sum, FULL, AREA, SPAN, PARTS,
+         UNITS, C: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr,
+         BATCH: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr):  # fmt: skip
     """gx, and the sums of all parts (units, C)."""
     unit, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
     channel, there = channels(SLOTS, WIDTH, GROUPS, C)
@@ -141,11 +162,16 @@ def back(x, g, count, mean, scale, weight, by_bias, by_weight, gx, bias_sum, wei
     first = grouped(tl.where(there, plain * w, 0.0), SLOTS, GROUPS) / size
     second = grouped(tl.where(there, scaled * w, 0.0), SLOTS, GROUPS) / size
     end = tl.minimum(part * SPAN + SPAN, FULL)
+    if RELU:
+        a, b = line(center, inverse, weight, bias, unit // UNITS * C + channel, there, AFFINE)
     for at in range(part * SPAN, end, PIXELS):
         n = at + tl.arange(0, PIXELS)
         mask = (n < end)[:, None] & there[None, :]
         here = (unit * FULL + n)[:, None] * C + channel[None, :]
         push = tl.load(g + here, mask=mask, other=0.0).to(tl.float32) * w[None, :]
-        hat = (tl.load(x + here, mask=mask, other=0.0).to(tl.float32) - center[None, :]) * inverse[None, :]
-        v = (push - first[None, :] - hat * second[None, :]) * inverse[None, :]
-        tl.store(gx + here, tl.where((n < real)[:, None], v, 0.0), mask=mask)
+        v = tl.load(x + here, mask=mask, other=0.0).to(tl.float32)
+        if RELU:
+            push = tl.where(v * a[None, :] + b[None, :] <= 0.0, 0.0, push)
+        hat = (v - center[None, :]) * inverse[None, :]
+        moved = (push - first[None, :] - hat * second[None, :]) * inverse[None, :]
+        tl.store(gx + here, tl.where((n < real)[:, None], moved, 0.0), mask=mask)
