@@ -30,7 +30,7 @@ def files(tmp_path_factory):
     return write_folder(folder / "hf", w), write_gguf(folder / "tiny.gguf", w), w
 
 
-def by_the_book(w, ids, slowed=(1.0,) * 8):
+def by_the_book(w, ids, slowed=(1.0,) * 8, sharper=1.0):
     """A Llama in loops over positions and heads, in float64; rotary frequencies are divided by `slowed`."""
     w = {name: tensor.double().numpy() for name, tensor in w.items()}
     width, heads, kv = SIZES["width"], SIZES["heads"], SIZES["kv_heads"]
@@ -46,7 +46,7 @@ def by_the_book(w, ids, slowed=(1.0,) * 8):
             a = p * THETA ** (-2 * i / head) / slowed[i]
             out[i] = v[i] * math.cos(a) - v[i + half] * math.sin(a)
             out[i + half] = v[i + half] * math.cos(a) + v[i] * math.sin(a)
-        return out
+        return out * sharper
 
     x = [w["model.embed_tokens.weight"][i] for i in ids]
     for layer in range(SIZES["layers"]):
@@ -107,6 +107,27 @@ def test_stretched_positions_are_read_in_both_forms(tmp_path, files):
     assert opened(write_gguf(tmp_path / "a.gguf", files[2], **linear)).sizes.slowed == (2.5,) * 8
     listed = write_gguf(tmp_path / "b.gguf", {**files[2], "rope_freqs.weight": torch.tensor(expected)})
     np.testing.assert_allclose(opened(listed).sizes.slowed, expected, rtol=1e-6)
+
+
+def test_yarn_in_both_forms(tmp_path, files):
+    """Heads of 16, theta 10^4, at first 64 positions: pair i turns 10.19 / 10^(i / 2) times.
+
+    32 turns would be at i = 8 ln(0.318) / ln(10^4) = -0.99, so from 0 on; 1 at 8 ln(10.19) / ln(10^4) = 2.02, so up to
+    3: the stretched share is i / 3, and 1 / (share / 4 + 1 - share) = 1, 4 / 3, 2, 4. Cosines grow by 0.1 ln(4) + 1.
+    """
+    expected, ids = [1, 4 / 3, 2, *[4.0] * 5], [5, 80, 3, 260, 17, 80]
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    folder = write_folder(tmp_path / "hf", files[2])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": rope}))
+    keys = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
+    file = write_gguf(tmp_path / "y.gguf", files[2], **{f"llama.rope.scaling.{k}": v for k, v in keys.items()})
+    for path in (folder, file):
+        sizes = opened(path).sizes
+        np.testing.assert_allclose(sizes.slowed, expected, rtol=1e-12)
+        assert sizes.sharper == pytest.approx(1.1386294)
+    got = load(folder)(torch.tensor([ids]))[0].double().numpy()
+    np.testing.assert_allclose(got, by_the_book(files[2], ids, expected, 1.1386294), atol=2e-4)
 
 
 def test_both_forms_hold_the_same_model(files):
@@ -287,7 +308,8 @@ def test_damaged_files_never_raise_anything_else(files, tmp_path):
         ({"num_hidden_layers": 3}, "layers.2.input_layernorm.weight is missing"),
         ({"vocab_size": 7}, "has shape (288, 64)"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor = None of its rotary positions"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "scales its rotary positions by 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "scales its rotary positions by 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": "x"}}, "beta_fast = x of its rotary"),
         ({"rope_scaling": [2]}, "must be a table"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotates only part"),
         ({"hidden_act": "gelu"}, "another activation than silu"),

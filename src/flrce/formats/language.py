@@ -15,7 +15,7 @@ from torch import Tensor
 from flrce.errors import BadInput, brief
 from flrce.formats.bpe import Tokenizer
 from flrce.formats.gguf import Gguf, looks_like
-from flrce.formats.rotary import divisors, told
+from flrce.formats.rotary import divisors, sharpness, told
 from flrce.formats.sentencepiece import from_model
 from flrce.formats.tokenizers import from_gguf, from_json, read_json
 
@@ -50,6 +50,7 @@ class Sizes:
     tied: bool  # whether the output weights are the embedding's
     context: int
     slowed: tuple[float, ...] = ()  # what each of the head / 2 rotary frequencies is divided by; (): nothing
+    sharper: float = 1.0  # what their cosines and sines are multiplied by
 
     @property
     def head(self) -> int:
@@ -133,11 +134,16 @@ def _gguf(path: Path) -> Language:
     if get("rope.dimension_count", sizes.head) != sizes.head:
         raise BadInput(f"{path} rotates only part of each head; use a plain llama model")
     kind = get("rope.scaling.type", "none")
-    rope = {"rope_type": "default" if kind == "none" else kind, "factor": get("rope.scaling.factor", 0.0)}
+    rope = {
+        "rope_type": "default" if kind == "none" else kind, "factor": get("rope.scaling.factor", 0.0),
+        "original_max_position_embeddings": get("rope.scaling.original_context_length", sizes.context),
+    }  # fmt: skip
+    if get("rope.scaling.attn_factor", 1.0) != 1:
+        raise BadInput(f"{path} scales its attention by a factor of its own; use a plain llama model")
     slowed = divisors(rope, sizes.head, sizes.theta, path)
     if "rope_freqs.weight" in file.places:
         slowed = told(file.tensor("rope_freqs.weight").flatten().tolist(), sizes.head, path)
-    sizes = replace(sizes, slowed=slowed)
+    sizes = replace(sizes, slowed=slowed, sharper=sharpness(rope, path))
     names = {name: _named(name) for name in sizes.shapes()}
     _complete(path, sizes, {name: file.places[g].shape for name, g in names.items() if g in file.places})
 
@@ -184,7 +190,10 @@ def _folder(folder: Path) -> Language:
     )  # fmt: skip
     if config.get("head_dim") not in (None, sizes.head):
         raise BadInput(f"{folder} has heads of another size than width / heads; use a plain llama model")
-    sizes = replace(sizes, slowed=divisors(rope, sizes.head, sizes.theta, folder))
+    if isinstance(rope, dict) and "yarn" in (rope.get("rope_type"), rope.get("type")):
+        rope = {"original_max_position_embeddings": sizes.context, **rope}
+    slowed = divisors(rope, sizes.head, sizes.theta, folder)
+    sizes = replace(sizes, slowed=slowed, sharper=sharpness(rope, folder))
     files = _safetensors(folder)
     where = {name: file for file, names in files.items() for name in names}
     _complete(folder, sizes, {name: files[file][name] for name, file in where.items()})

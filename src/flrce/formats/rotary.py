@@ -7,7 +7,7 @@ from typing import Any
 
 from flrce.errors import BadInput, brief
 
-READ = "read are default, linear and llama3"
+READ = "read are default, linear, llama3 and yarn"
 
 
 def frequencies(head: int, theta: float) -> list[float]:
@@ -26,6 +26,8 @@ def divisors(rope: Any, head: int, theta: float, where: Path) -> tuple[float, ..
         return ()
     if kind == "linear":
         return (_number(rope, "factor", where),) * (head // 2)
+    if kind == "yarn":
+        return _by_turns(rope, head, theta, where)
     if kind != "llama3":
         raise BadInput(f"{where} scales its rotary positions by {brief(kind, 30)!r}; {READ}")
     factor, low, high, context = (
@@ -40,6 +42,39 @@ def divisors(rope: Any, head: int, theta: float, where: Path) -> tuple[float, ..
         kept = min(max((turns - low) / (high - low), 0.0), 1.0)  # fast pairs stay, slow ones are stretched by factor
         found.append(1 / ((1 - kept) / factor + kept))
     return tuple(found)
+
+
+def sharpness(rope: Any, where: Path) -> float:
+    """What YaRN (Peng et al. 2023) multiplies cosines and sines by: 0.1 ln(factor) + 1, unless the table says more."""
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
+        return 1.0
+    if rope.get("attention_factor") is not None:
+        return _number(rope, "attention_factor", where)
+    stretch = math.log(max(_number(rope, "factor", where), 1.0))
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        above, below = (0.1 * _number(rope, key, where) * stretch + 1 for key in ("mscale", "mscale_all_dim"))
+        return above / below
+    return 0.1 * stretch + 1
+
+
+def _by_turns(rope: Mapping[str, Any], head: int, theta: float, where: Path) -> tuple[float, ...]:
+    """YaRN: pairs that turn more than `beta_fast` times in the first context stay, under `beta_slow` all is stretched.
+
+    Between them the share goes by the pair's place, the two ends rounded outwards.
+    """
+    factor, context = (_number(rope, key, where) for key in ("factor", "original_max_position_embeddings"))
+    given = {**rope, "beta_fast": rope.get("beta_fast") or 32, "beta_slow": rope.get("beta_slow") or 1}
+
+    def place(turns: float) -> float:  # where a pair turns so often: context theta^(-2 i / head) = 2 pi turns
+        return head * math.log(context / (2 * math.pi * turns)) / (2 * math.log(theta))
+
+    low, high = (place(_number(given, key, where)) for key in ("beta_fast", "beta_slow"))
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head - 1)
+    width = high - low or 0.001
+    shares = (min(max((i - low) / width, 0.0), 1.0) for i in range(head // 2))
+    return tuple(1 / (share / factor + 1 - share) for share in shares)
 
 
 def told(values: Sequence[float], head: int, where: Path) -> tuple[float, ...]:

@@ -51,14 +51,14 @@ class Attention(nn.Module):
     def __init__(self, sizes: Sizes, weights: dict[str, Tensor]) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head = sizes.heads, sizes.kv_heads, sizes.head
-        self.theta, self.slowed = sizes.theta, sizes.slowed
+        self.theta, self.slowed, self.sharper = sizes.theta, sizes.slowed, sizes.sharper
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
             Weight(weights[f"self_attn.{name}_proj.weight"]) for name in "qkvo"
         )
 
     def forward(self, x: Tensor) -> Tensor:
         N, L, _ = x.shape
-        turn = rotation(L, self.head, self.theta, x.device, self.slowed)
+        turn = rotation(L, self.head, self.theta, x.device, self.slowed, self.sharper)
         q = rotated(self.q_proj(x).view(N, L, self.heads, self.head), turn)
         k = rotated(self.k_proj(x).view(N, L, self.kv_heads, self.head), turn)
         v = self.v_proj(x).view(N, L, self.kv_heads, self.head)
@@ -141,7 +141,7 @@ def within(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=16)
 def rotation(
-    L: int, head: int, theta: float, device: torch.device, slowed: tuple[float, ...] = ()
+    L: int, head: int, theta: float, device: torch.device, slowed: tuple[float, ...] = (), sharper: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """(L, 1, head) cosines and sines of position times frequency (Su et al. 2021), as HuggingFace lays them out."""
     with torch.inference_mode(False):
@@ -150,7 +150,7 @@ def rotation(
             frequency = frequency / torch.tensor(slowed, device=device)
         angle = torch.arange(L, dtype=torch.float32, device=device)[:, None] * frequency
         angle = torch.cat([angle, angle], -1)[:, None]
-        return angle.cos(), angle.sin()
+        return angle.cos() * sharper, angle.sin() * sharper
 
 
 def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
