@@ -15,6 +15,8 @@ enum { FULL, ABOVE, LOWER, UPPER }; /* the result below its diagonal is not want
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)                                                           \
             _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)                                                        \
                 s[r][v] = adds ? *(row *)(c + r * ci + v * LANES) : start ? *(const row *)(start + v * LANES) : (vec){0}; \
+        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) /* the sums will be written there */                      \
+            for (int v = 0; v < V; v++) __builtin_prefetch(c + r * ci + v * LANES, 1);                                 \
         const float *at[(R + 2) / 3];                                                                                  \
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r += 3) at[r / 3] = a + r * ai;                                \
         for (long p = 0; p < depth; p++) {                                                                             \
@@ -64,6 +66,7 @@ static void strips(const float *b, long bp, long bj, long depth, long n, float *
 static void turned(const float *a, long ap, long depth, long m, float *to) {
     for (long p = 0; p < depth; p++, a += ap) {
         long i = 0;
+        for (long r = 0; r < m; r += 16) __builtin_prefetch(a + 8 * ap + r);
         for (; i + ROWS <= m; i += ROWS) memcpy(to + i * depth + p * ROWS, a + i, 4 * ROWS);
         for (long r = i; r < m; r++) to[i * depth + p * ROWS + r - i] = a[r];
     }
