@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from flrce import Experiment, run
 from flrce.compiling import Machine, Unsupported
 from flrce.local.native import build, layers, shortcuts
-from flrce.local.native.shortcuts import Shortcuts, wide
+from flrce.local.native.shortcuts import Shortcuts, widest, worth
 
 FEW = settings(max_examples=12, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
@@ -26,7 +26,7 @@ def _layers(tmp_path_factory, monkeypatch):
     """Builds of their own, made quickly; small calls count, whoever made the processor."""
     monkeypatch.setattr(build, "FLAGS", ("-O1", *build.FLAGS[1:]))
     monkeypatch.setenv("FLRCE_CACHE", os.environ.get("FLRCE_CACHE") or str(tmp_path_factory.getbasetemp()))
-    for name in ("PRODUCT", "VALUES", "WIDE"):
+    for name in ("PRODUCT", "VALUES", "WIDE", "WORTH"):
         monkeypatch.setattr(shortcuts, name, 1)
     monkeypatch.setattr(shortcuts, "own_products", lambda: True)
     layers.compiled.cache_clear()
@@ -228,11 +228,18 @@ def test_narrower_vectors_give_the_same(monkeypatch, flags, machine):
     assert_like_torch(causal, torch.randn(2, 2, 21, 5), most=1e-5)
 
 
-def test_which_networks_are_wide(monkeypatch):
+def test_which_batches_are_worth_it(monkeypatch):
     nets = [nn.Sequential(nn.Linear(2, 3)), nn.MultiheadAttention(4, 2), nn.LSTM(3, 4), nn.Conv2d(3, 4, 3)]
-    assert [wide(net) for net in nets] == [True, True, False, False]
+    assert [widest(net) for net in nets] == [6, 48, 0, 0]  # three projections of 4 x 4
     monkeypatch.setattr(shortcuts, "WIDE", 7)
-    assert not wide(nn.Sequential(nn.Linear(2, 3)))
+    assert widest(nets[0]) == 0
+    monkeypatch.setattr(shortcuts, "WORTH", 480)
+    ids, patches, flat = torch.zeros(9, 5, dtype=torch.int64), torch.zeros(9, 5, 7), torch.zeros(9, 5)
+    assert [worth(48, x, 2) for x in (ids, patches, flat)] == [True, True, False]  # 2 samples of 5 tokens, 10 x 48
+    assert worth(48, flat, 10)
+    assert not worth(48, ids, 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # torch's own layers go by several
+    assert not worth(48, ids, 2)
 
 
 @pytest.mark.parametrize("update", [{}, {"momentum": 0.9}])

@@ -33,6 +33,8 @@ class Peer:
 
 PEERS = (
     Peer("native", "ours.py", "flrce, fused kernels (threads)", package="flrce", networks=("cnn", "resnet-8")),
+    Peer("auto", "ours.py", "flrce, torch with compiled layers (processes)", package="flrce", args=("--kernel", "auto"),
+         networks=("gpt",)),
     Peer("torch", "ours.py", "flrce, torch (processes)", package="flrce", args=("--kernel", "torch")),
     Peer("plain", "plain.py", "plain PyTorch loop, DataLoader", package="torch"),
     Peer("pfl", "pfl_peer.py", "pfl-research (processes)", (("pfl",),), "pfl"),

@@ -29,6 +29,7 @@ ABOUT = {
     "gpt": "GPT, 4 layers of 128, 823,888 floats",
 }  # fmt: skip
 LABELS = {peer.name: peer.label for peer in PEERS}
+OURS = ("native", "auto", "torch")
 Rows = list[dict]
 
 
@@ -131,7 +132,7 @@ def best(rows: Rows, cores: int, key: str) -> list[str]:
     """How both of ours stand to the fastest of the others, pass by pass and round by round."""
     at = {(r["peer"], r["pass"], r["round"]): r[key] for r in rows if r["cores"] == cores and r["round"] > 1}
     found = compared(rows, cores, key)
-    others = {peer: median(cell["values"]) for peer, cell in found.items() if peer not in ("native", "torch")}
+    others = {peer: median(cell["values"]) for peer, cell in found.items() if peer not in OURS}
     if not others:
         return []
     peer = min(others, key=others.__getitem__)
@@ -198,16 +199,16 @@ def write(log: Path, folder: Path) -> str:
 
 
 def network_table(rows: Rows, network: str) -> list[str]:
-    """One thread, CPU seconds: everyone beside flrce's torch path, and what a product of matrices would take."""
+    """One thread, CPU seconds: everyone beside what flrce trains such a network by."""
     setting = SETTINGS[network]
     batches = -(-setting.train // setting.batch) * setting.epochs
     expected = {"steps": 10 * batches, "trained": 10 * setting.train * setting.epochs}
     at = {(r["peer"], r["pass"], r["round"]): r["cpu_seconds"] for r in rows if r["round"] > 1}
     lines = ["| one thread | version | CPU s a round | times flrce | same work |", "|---|---|---|---|---|"]
-    found = {}
+    found, ours = {}, usual(rows)
     for peer in dict.fromkeys(r["peer"] for r in rows):
         own = {(p, t): value for (name, p, t), value in at.items() if name == peer}
-        ratio = [value / at["torch", p, t] for (p, t), value in own.items() if ("torch", p, t) in at]
+        ratio = [value / at[ours, p, t] for (p, t), value in own.items() if (ours, p, t) in at]
         runs = defaultdict(list)
         for r in rows:
             if r["peer"] == peer:
@@ -220,6 +221,12 @@ def network_table(rows: Rows, network: str) -> list[str]:
         compared_to = spread(ratio) if ratio else "-"
         lines.append(f"| {LABELS[peer]} | {version} | {spread(list(own.values()))} | {compared_to} | {same} |")
     return lines
+
+
+def usual(rows: Rows) -> str:
+    """Which of ours trains such a network unless one says otherwise."""
+    there = {row["peer"] for row in rows}
+    return next(peer for peer in OURS if peer in there or peer == "torch")
 
 
 def network_gflop(network: str) -> float:
@@ -242,12 +249,17 @@ def write_networks(logs: dict[str, Path], folder: Path) -> str:
             continue
         setting, rate, work = SETTINGS[network], median(r["sgemm"] for r in rows), network_gflop(network)
         passes, rounds = len({r["pass"] for r in rows}), max(r["round"] for r in rows)
-        own = [r["cpu_seconds"] for r in rows if r["peer"] == "torch" and r["round"] > 1]
+        kept[network] = rows
+        rows, busy = quiet_only(rows)
+        left = (
+            "The machine was busy." if busy else f"Rounds during which others used above {FOREIGN} cores are left out."
+        )
+        own = [r["cpu_seconds"] for r in rows if r["peer"] == usual(rows) and r["round"] > 1]
         text += [
             f"**{ABOUT[network]}**: 10 of {setting.clients} clients a round, {setting.train} samples each, batches of "
             f"{setting.batch}, {setting.epochs} epochs, {setting.clients * setting.held} validation samples. "
             f"{hardware()}. {passes} passes in turn, {rounds - 1} warm rounds each; median (min-max), ratios of the "
-            "same pass and round.",
+            f"same pass and round. {left}",
             "", *network_table(rows, network), "",
         ]  # fmt: skip
         if own:
@@ -258,7 +270,6 @@ def write_networks(logs: dict[str, Path], folder: Path) -> str:
                 "",
             ]
         text += [f"Not measured: {LABELS[peer]} ({why})." for peer, why in absent.items()]
-        kept[network] = rows
     (folder / "peers-networks.md").write_text("\n".join(text).rstrip() + "\n")
     (folder / "peers-networks.json").write_text(json.dumps(kept, indent=1))
     return "\n".join(text)
@@ -276,7 +287,7 @@ def plot(result: dict, path: Path) -> None:
     reach = [[m - min(found[p]["values"]) for p, m in zip(order, middle, strict=True)],
              [max(found[p]["values"]) - m for p, m in zip(order, middle, strict=True)]]  # fmt: skip
     figure, axes = pyplot.subplots(figsize=(7, 0.45 * len(order) + 1.2), layout="constrained")
-    colours = ["#0072b2" if peer in ("native", "torch") else "#999999" for peer in order]
+    colours = ["#0072b2" if peer in OURS else "#999999" for peer in order]
     axes.barh([LABELS[peer] for peer in order], middle, xerr=reach, color=colours, capsize=3)
     axes.set_xlabel("CPU seconds a round, one thread (median, min to max)")
     axes.spines[["top", "right"]].set_visible(False)

@@ -20,7 +20,7 @@ from flrce.errors import BadInput, Unfinished
 from flrce.local.client import Index, Runner
 from flrce.local.native import why_none
 from flrce.local.native.cells import steps
-from flrce.local.native.shortcuts import wide
+from flrce.local.native.shortcuts import widest
 from flrce.types import Reply, Task
 
 SHARED = "/dev/shm"  # where Linux keeps memory that processes share
@@ -109,6 +109,6 @@ def hire(runner: Runner, kind: str, count: int, task: Task | None = None) -> Poo
             raise BadInput(f"engine.kernel = 'native': {why}; use auto or torch")
         runner.compiled = True
         more = ["GRU layers by compiled steps"] if any(steps(layer) for layer in runner.net.modules()) else []
-        more += ["wide layers by compiled code"] if wide(runner.net) else []
+        more += ["wide layers by compiled code"] if widest(runner.net) else []
         log.warning("no fused kernels, training with PyTorch%s: %s", f"; its {' and '.join(more)}" if more else "", why)
     return Pooled(runner, count, "torch")

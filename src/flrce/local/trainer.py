@@ -21,7 +21,7 @@ from flrce.local.batch import Scene, Step
 from flrce.local.link import Estimates, Local
 from flrce.local.native import Kernel
 from flrce.local.native.cells import hasten
-from flrce.local.native.shortcuts import Shortcuts, wide
+from flrce.local.native.shortcuts import Shortcuts, widest, worth
 from flrce.local.objective import Classification, Objective, each_of
 from flrce.local.pooling import quicken
 from flrce.local.precision import Precision, lower, repeatable
@@ -65,7 +65,7 @@ class Trainer:
         self.net = quicken(copy.deepcopy(net).to(device))
         if compiled:
             self.net = hasten(self.net)
-        self.wide = compiled and wide(self.net)
+        self.widest = widest(self.net) if compiled else 0  # weights of one layer
         self.net = bind(self.net, self.w, self.g, self.where)
         self.net = lower(self.net, self.w.device, precision)
         self.given = net  # with the layers that a chain knows
@@ -95,7 +95,7 @@ class Trainer:
         states = update.begin(weights, local, carry)
         alone = next((link for link in update.links if isinstance(link, Estimates)), None)
         two = inputs(x[:2], scale, shift)
-        with self._doing(), self._drawing(two, _seed(task, "layers")):
+        with self._doing(x, max(sizes, default=0)), self._drawing(two, _seed(task, "layers")):
             self._forget()
             scene = Scene(self.net, self.w, self.g, self.objective, self.random[True], partial(_seed, task, "links"))
             with scene.watched() if update.asks else nullcontext():
@@ -180,9 +180,9 @@ class Trainer:
         self.net.eval()
         found: dict[str, list[Tensor]] = {"loss": [], **{judge.name: [] for judge in self.objective.judges}}
         two = inputs(x[:2], scale, shift)
-        with self._doing(), torch.inference_mode(), self._drawing(two, 0):
+        few = self._together()
+        with self._doing(x, min(few, len(x))), torch.inference_mode(), self._drawing(two, 0):
             self._forget()
-            few = self._together()
             for part, target in zip(x.split(few), y.split(few), strict=True):
                 out = self.net(inputs(part, scale, shift))
                 found["loss"].append(each_of(self.objective.losses(out, target), target, self.objective, "losses"))
@@ -196,12 +196,9 @@ class Trainer:
         return together(self.given, self.shape, CHUNK, room=4 if self.w.device.type == "cuda" else 1)
 
     @contextmanager
-    def _doing(self) -> Iterator[None]:
-        """While steps are taken or samples judged: the same bits twice, by compiled code where it is to be."""
-        with (
-            repeatable(self.w.device, self.precision),
-            Shortcuts() if self.wide and torch.get_num_threads() == 1 else nullcontext(),
-        ):
+    def _doing(self, x: Tensor, n: int) -> Iterator[None]:
+        """While batches of n samples train or are judged: the same bits twice, by compiled layers where these pay."""
+        with repeatable(self.w.device, self.precision), Shortcuts() if worth(self.widest, x, n) else nullcontext():
             yield
 
     def _drawing(self, batch: Tensor, seed: int) -> AbstractContextManager[None]:

@@ -18,10 +18,11 @@ from torch.overrides import TorchFunctionMode
 from flrce.compiling import Unsupported
 from flrce.local.native.layers import Attention, Gelu, Linear, compiled
 
-PRODUCT = 2**22  # multiply-adds from which on a product is worth the call
+PRODUCT = 2**23  # multiply-adds from which on a product is worth the call
 VALUES = 2**15  # numbers from which on the others are
 LONGEST = 256  # tokens that attend: all their shares are kept for the way back
-WIDE = 2**12  # weights of one layer from which on a network is worth the mode
+WIDE = 2**12  # weights of a layer that counts
+WORTH = 2**24  # multiply-adds of a batch in the largest layer from which on the mode is worth its calls
 watchers = torch._C._autograd._top_saved_tensors_default_hooks
 wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its like
 
@@ -132,13 +133,20 @@ class Shortcuts(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if found is None else found
 
 
-def wide(net: nn.Module) -> bool:
-    """Whether a network has layers that compiled code may be faster for."""
+def widest(net: nn.Module) -> int:
+    """Weights of the largest layer that compiled code may be faster for; 0: there is none, or no code."""
     layers = [m for m in net.modules() if isinstance(m, nn.Linear | nn.MultiheadAttention)]
-    if not any(p.dim() == 2 and p.numel() >= WIDE for layer in layers for p in layer.parameters()):
-        return False
+    found = max((p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2), default=0)
+    if found < WIDE:
+        return 0
     try:
         compiled()
     except Unsupported:
-        return False
-    return True
+        return 0
+    return found
+
+
+def worth(weights: int, x: Tensor, n: int) -> bool:
+    """Whether n samples like those of x give such a layer enough to do; by shapes alone: a resume does alike."""
+    rows = n * (x.shape[1] if x.dim() == 3 or (x.dim() == 2 and not x.is_floating_point()) else 1)  # tokens, or samples
+    return rows * weights >= WORTH and torch.get_num_threads() == 1
