@@ -83,6 +83,25 @@ def write_folder(folder: Path, w: dict[str, torch.Tensor]) -> Path:
     return folder
 
 
+def relative(
+    folder: Path, w: dict[str, torch.Tensor], biased: tuple[str, ...] = (), head: int = 16, **config: object
+) -> dict[str, torch.Tensor]:
+    """A folder of a related family: biases, heads of another size than width / heads, other keys in its config."""
+    rng, w = torch.Generator().manual_seed(7), dict(w)
+    for i in range(SIZES["layers"]):
+        for name, heads in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads")):
+            rows = SIZES[heads] * head
+            w[f"model.layers.{i}.self_attn.{name}_proj.weight"] = 0.2 * torch.randn(rows, 64, generator=rng)
+        w[f"model.layers.{i}.self_attn.o_proj.weight"] = 0.2 * torch.randn(64, SIZES["heads"] * head, generator=rng)
+        for name in biased:
+            rows = len(w[f"model.layers.{i}.{name}.weight"])
+            w[f"model.layers.{i}.{name}.bias"] = torch.randn(rows, generator=rng)
+    write_folder(folder, w)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, **config}))
+    return w
+
+
 def write_gguf(path: Path, w: dict[str, torch.Tensor], **more: object) -> Path:
     """Matrices of attention in Q8_0, of the perceptron in Q4_1, the rest in float32."""
     values = {

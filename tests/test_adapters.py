@@ -11,7 +11,7 @@ from flrce.models.adapters import LoRA, adapt, rank_of, ranked
 from flrce.models.flat import Fixed, fix, layout, pack, unpack
 from flrce.models.llama import load
 from flrce.models.seeds import Seeded
-from language import weights, write_folder, write_gguf
+from language import relative, weights, write_folder, write_gguf
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +99,14 @@ def test_fixed_patterns(folder):
             fix(adapted(folder), [pattern])
 
 
+def test_a_rank_above_what_a_layer_can_have_is_told_of(folder, caplog):
+    """v_proj is 32 x 64: products of rank 33 are no more than those of 32."""
+    adapted(folder, rank=32)
+    assert not caplog.text
+    adapted(folder, rank=33)
+    assert "rank 33: no change of a layer with a side of 32 has more than that" in caplog.text
+
+
 def test_targets_and_ranks_are_checked(folder):
     with pytest.raises(BadInput, match="'w_proj' matches no linear layer of Llama; it has down_proj"):
         adapt(load(folder), targets="w_proj")
@@ -129,8 +137,14 @@ def test_seed_space_is_a_sum_of_directions(folder):
         Seeded(load(folder), 5)
 
 
-@pytest.mark.parametrize(("dtype", "recompute"), [("float32", False), ("bfloat16", False), ("float32", True)])
-def test_clients_are_stacked_over_one_base(folder, dtype, recompute):
+@pytest.mark.parametrize(
+    ("dtype", "recompute", "kind"),
+    [
+        ("float32", False, "llama"), ("bfloat16", False, "llama"), ("float32", True, "llama"),
+        ("float32", False, "qwen2"), ("bfloat16", False, "qwen2"), ("float32", True, "mistral"),
+    ],
+)  # fmt: skip
+def test_clients_are_stacked_over_one_base(folder, tmp_path, dtype, recompute, kind):
     """Three lanes with adapters of their own in one stack, against each lane by itself."""
     import numpy as np
 
@@ -138,6 +152,10 @@ def test_clients_are_stacked_over_one_base(folder, dtype, recompute):
     from flrce.local.stacked.stack import Stack
 
     torch.manual_seed(0)
+    if kind != "llama":
+        biased = tuple(f"self_attn.{name}_proj" for name in "qkv") if kind == "qwen2" else ()
+        folder = tmp_path / "hf"
+        relative(folder, weights(), biased, model_type=kind, **({"sliding_window": 4} if kind == "mistral" else {}))
     net = adapt(load(folder, dtype, recompute=recompute), 2)
     rng = torch.Generator().manual_seed(1)
     x = torch.randint(0, 288, (12, 9), generator=rng)

@@ -45,6 +45,7 @@ BAD = [
     ("recipe={name='fedasync', b=3}", "recipe.b = 3 changes nothing here: it goes with recipe.staleness = 'hinge'"),
     ("recipe={name='tifl', every=5}", "recipe.every = 5 changes nothing here; drop it, or see what it goes with:"),
     ("recipe={name='fedcom', keep=0.3, compressor='quantize'}", "compressor takes the place of what it is about"),
+    ("recipe={name='flora', rates=0.5}", "recipe.rates = 0.5: should be a list"),
     ("train={nesterov=true}", "train.nesterov = true is about momentum"),
     ("train={carry=true}", "train.carry = true keeps momentum or Adam's state, plain SGD has none"),
     ("data.size=0", "data.size = 0: should be greater than or equal to 1"),

@@ -21,7 +21,7 @@ from flrce.formats.language import opened
 from flrce.formats.quants import QUANTS, dequantised
 from flrce.models.llama import load
 from flrce.models.seeds import Seeded
-from language import EPS, MARKS, SIZES, THETA, alphabet, tokens, weights, write_folder, write_gguf
+from language import EPS, MARKS, SIZES, THETA, alphabet, relative, tokens, weights, write_folder, write_gguf
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +30,14 @@ def files(tmp_path_factory):
     return write_folder(folder / "hf", w), write_gguf(folder / "tiny.gguf", w), w
 
 
-def by_the_book(w, ids, slowed=(1.0,) * 8, sharper=1.0):
-    """A Llama in loops over positions and heads, in float64; rotary frequencies are divided by `slowed`."""
+def by_the_book(w, ids, slowed=(1.0,) * 8, sharper=1.0, window=100):
+    """A Llama in loops over positions and heads, in float64; rotary frequencies are divided by `slowed`.
+
+    Layers have biases where `w` does; a position sees the last `window` ones.
+    """
     w = {name: tensor.double().numpy() for name, tensor in w.items()}
-    width, heads, kv = SIZES["width"], SIZES["heads"], SIZES["kv_heads"]
-    head, n = width // heads, len(ids)
+    heads, kv = SIZES["heads"], SIZES["kv_heads"]
+    head, n = len(w["model.layers.0.self_attn.q_proj.weight"]) // heads, len(ids)
 
     def norm(x, g):
         return x / math.sqrt((x * x).mean() + EPS) * g
@@ -52,22 +55,27 @@ def by_the_book(w, ids, slowed=(1.0,) * 8, sharper=1.0):
     for layer in range(SIZES["layers"]):
         b = {k.removeprefix(f"model.layers.{layer}."): v for k, v in w.items() if f"layers.{layer}." in k}
         seen = [norm(v, b["input_layernorm.weight"]) for v in x]
-        q, k, v = ([b[f"self_attn.{p}_proj.weight"] @ s for s in seen] for p in "qkv")
+
+        def linear(name, v, b=b):
+            return b[f"{name}_proj.weight"] @ v + b.get(f"{name}_proj.bias", 0)
+
+        q, k, v = ([linear(f"self_attn.{p}", s) for s in seen] for p in "qkv")
         for p in range(n):
-            out = np.zeros(width)
+            out = np.zeros(heads * head)
+            near = range(max(0, p + 1 - window), p + 1)
             for h in range(heads):
                 g = h // (heads // kv)
                 mine = turn(q[p][h * head : (h + 1) * head], p)
-                scores = [mine @ turn(k[j][g * head : (g + 1) * head], j) / math.sqrt(head) for j in range(p + 1)]
+                scores = [mine @ turn(k[j][g * head : (g + 1) * head], j) / math.sqrt(head) for j in near]
                 e = np.exp(np.array(scores) - max(scores))
                 out[h * head : (h + 1) * head] = sum(
-                    a / e.sum() * v[j][g * head : (g + 1) * head] for j, a in enumerate(e)
+                    a / e.sum() * v[j][g * head : (g + 1) * head] for j, a in zip(near, e, strict=True)
                 )
-            x[p] = x[p] + b["self_attn.o_proj.weight"] @ out
+            x[p] = x[p] + linear("self_attn.o", out)
         for p in range(n):
             s = norm(x[p], b["post_attention_layernorm.weight"])
-            gate = b["mlp.gate_proj.weight"] @ s
-            x[p] = x[p] + b["mlp.down_proj.weight"] @ (gate / (1 + np.exp(-gate)) * (b["mlp.up_proj.weight"] @ s))
+            gate = linear("mlp.gate", s)
+            x[p] = x[p] + linear("mlp.down", gate / (1 + np.exp(-gate)) * linear("mlp.up", s))
     return np.stack([w["model.embed_tokens.weight"] @ norm(v, w["model.norm.weight"]) for v in x])
 
 
@@ -128,6 +136,25 @@ def test_yarn_in_both_forms(tmp_path, files):
         assert sizes.sharper == pytest.approx(1.1386294)
     got = load(folder)(torch.tensor([ids]))[0].double().numpy()
     np.testing.assert_allclose(got, by_the_book(files[2], ids, expected, 1.1386294), atol=2e-4)
+
+
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+RELATIVES = {
+    "qwen2": (QKV, 16, {"model_type": "qwen2", "sliding_window": 2, "use_sliding_window": False}),
+    "mistral": ((), 16, {"model_type": "mistral", "sliding_window": 3}),
+    "biases": ((*QKV, "self_attn.o_proj", *MLP), 16, {"attention_bias": True, "mlp_bias": True}),
+    "heads": ((), 24, {"head_dim": 24}),
+}
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_relatives_of_llama_are_the_definition(tmp_path, name):
+    biased, head, config = RELATIVES[name]
+    w, ids = relative(tmp_path / "hf", weights(), biased, head, **config), [5, 80, 3, 260, 17, 80]
+    window = 3 if name == "mistral" else 100
+    got = load(tmp_path / "hf")(torch.tensor([ids]))[0].double().numpy()
+    np.testing.assert_allclose(got, by_the_book(w, ids, (1.0,) * 12, window=window), atol=3e-4)
 
 
 def test_both_forms_hold_the_same_model(files):
@@ -312,6 +339,11 @@ def test_damaged_files_never_raise_anything_else(files, tmp_path):
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": "x"}}, "beta_fast = x of its rotary"),
         ({"rope_scaling": [2]}, "must be a table"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotates only part"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "windows in some of its layers"),
+        ({"head_dim": 7}, "no grouping"),
+        ({"head_dim": 32}, "q_proj.weight has shape (64, 64), not (128, 64)"),
+        ({"model_type": "mistral", "sliding_window": "x"}, "window = x"),
+        ({"attention_bias": True}, "q_proj.bias is missing"),
         ({"hidden_act": "gelu"}, "another activation than silu"),
         ({"quantization_config": {"bits": 4}}, "quantised weights"),
         ({"rms_norm_eps": 10**30}, "eps = "),

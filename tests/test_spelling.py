@@ -27,8 +27,10 @@ def vocabulary(merges):
 
 def written(folder, merges=MERGES[:-1], **more):
     """A tokenizer.json as the folders of Llama 2 have it."""
+    mark = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     told = {
-        "added_tokens": [{"id": i, "content": mark, "special": True} for i, mark in enumerate(MARKS)],
+        "version": "1.0", "truncation": None, "padding": None, "post_processor": None, "decoder": None,
+        "added_tokens": [{"id": i, "content": text, **mark} for i, text in enumerate(MARKS)],
         "normalizer": {"type": "Sequence", "normalizers": [
             {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
         "pre_tokenizer": None,

@@ -103,7 +103,10 @@ def explained(error: ValidationError) -> str:
     if mine[0]["type"] == "missing":
         return f"{field} is missing; give it"
     texts = [p["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for p in mine]
-    rules = dict.fromkeys(text.replace("String should have", "text of") for text in texts)
+    words = {"String should have": "text of", "an instance of Sequence": "a list"}
+    for theirs, ours in words.items():
+        texts = [text.replace(theirs, ours) for text in texts]
+    rules = dict.fromkeys(texts)
     return f"{field} = {shown(mine[0]['input'])}: should be {' or '.join(rules)}"
 
 

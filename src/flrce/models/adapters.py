@@ -57,6 +57,7 @@ def adapt(
     if not wanted:
         raise BadInput("targets names no layer; give last names of linear layers, such as q_proj,v_proj")
     net.requires_grad_(False)
+    small = rank
     for target in wanted:
         here = [name for name in linear if name.rpartition(".")[2] == target or fnmatchcase(name, target)]
         if not here:
@@ -66,7 +67,10 @@ def adapt(
             parent, _, last = name.rpartition(".")
             holder = net.get_submodule(parent)
             if not isinstance(getattr(holder, last), LoRA):
+                small = min(int(linear[name].in_features), int(linear[name].out_features), small)
                 setattr(holder, last, LoRA(linear[name], rank, alpha))
+    if small < rank:
+        log.warning("rank %d: no change of a layer with a side of %d has more than that; lower it", rank, small)
     return net
 
 

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from flrce.errors import BadInput, nearest
-from flrce.formats.language import Sizes, located, opened
+from flrce.formats.language import located, opened
+from flrce.formats.sizes import Sizes
 from flrce.host import fits
 from flrce.models.flat import Fixed
 
@@ -23,15 +24,17 @@ SCORES = 2**26  # scores that one step of an evaluation may make: 256 MiB
 
 
 class Weight(nn.Module):
-    """x W^T with a fixed W (out, in), computed in W's dtype."""
+    """x W^T with a fixed W (out, in), computed in W's dtype, and a fixed bias (out,) where there is one."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.weight = Fixed(weight)
+        self.bias = None if bias is None else Fixed(bias)
         self.out_features, self.in_features = weight.shape
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
+        found = F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
+        return found if self.bias is None else found + self.bias.to(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -51,9 +54,11 @@ class Attention(nn.Module):
     def __init__(self, sizes: Sizes, weights: dict[str, Tensor]) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head = sizes.heads, sizes.kv_heads, sizes.head
+        self.window = sizes.window
         self.theta, self.slowed, self.sharper = sizes.theta, sizes.slowed, sizes.sharper
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            Weight(weights[f"self_attn.{name}_proj.weight"]) for name in "qkvo"
+            Weight(weights[f"self_attn.{name}_proj.weight"], weights.get(f"self_attn.{name}_proj.bias"))
+            for name in "qkvo"
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,8 +69,10 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(N, L, self.kv_heads, self.head)
         k, v = (each.repeat_interleave(self.heads // self.kv_heads, 2).transpose(1, 2) for each in (k, v))
         scores = q.transpose(1, 2) @ k.transpose(2, 3) * self.head**-0.5  # (N, heads, L, L)
-        later = torch.ones(L, L, dtype=torch.bool, device=x.device).triu(1)
-        seen = scores.masked_fill(later, float("-inf")).softmax(-1) @ v
+        hidden = torch.ones(L, L, dtype=torch.bool, device=x.device).triu(1)
+        if self.window:
+            hidden = hidden | hidden.new_ones(L, L).tril(-self.window)
+        seen = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
         mixed: Tensor = self.o_proj(seen.transpose(1, 2).reshape(N, L, self.heads * self.head))
         return mixed
 
@@ -76,7 +83,8 @@ class SwiGLU(nn.Module):
     def __init__(self, weights: dict[str, Tensor]) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = (
-            Weight(weights[f"mlp.{name}_proj.weight"]) for name in ("gate", "up", "down")
+            Weight(weights[f"mlp.{name}_proj.weight"], weights.get(f"mlp.{name}_proj.bias"))
+            for name in ("gate", "up", "down")
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -74,9 +74,11 @@ def adapters(tensors: Mapping[str, Tensor], experiment: Experiment) -> dict[str,
 def _read(run: Path, last: bool) -> dict[str, Tensor]:
     path = run / "last.safetensors"
     path = path if last and path.exists() else run / "model.safetensors"  # one file where both are the same
+    if not path.exists():
+        raise BadInput(
+            f"{run} has no model yet: one is written when the run ends or is interrupted; go on with --resume"
+        )
     try:
         return load_file(path)
     except (OSError, SafetensorError) as why:
-        raise BadInput(
-            f"{path} cannot be read ({brief(why, 80)}); has the run ended a round? go on with --resume"
-        ) from why
+        raise BadInput(f"{path} cannot be read ({brief(why, 80)}); restore it (flrce verify {run} checks all)") from why
