@@ -44,7 +44,7 @@ def embed(page: str, name: str, text: str) -> str:
 def main() -> None:
     place = DOCS / "performance.md"
     page = place.read_text()
-    texts = {name: body(name) for name in ("peers", "native", "growth", "h200", "networks")}
+    texts = {name: body(name) for name in ("peers", "native", "growth", "h200", "networks", "precision")}
     texts |= {"relations": relations(), "million": million()}
     if (RESULTS / "peers-networks.md").exists():
         texts["peers-networks"] = body("peers-networks")
