@@ -137,6 +137,25 @@ def test_batchnorm_without_statistics_judges_nobody_alone(caplog):
     assert any("judges a sample by those beside it" in line for line in caplog.messages)
 
 
+def test_code_that_changes_its_samples_in_place_judges_each_alone(caplog):
+    """The rehearsal looks at the same samples several times, and so must not hand them out to be changed."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(2))
+
+    class Plain(nn.Linear):
+        def forward(self, x):
+            return super().forward(x * 2)
+
+    found = []
+    for kind in (Doubled, Plain):
+        torch.manual_seed(0)
+        found.append(run(quick(), data=CLASSES, model=kind(6, 3)).model["weight"])
+    assert torch.equal(*found)
+    assert "judges a sample by those beside it" not in caplog.text
+
+
 def test_class_weights_may_be_asked_for_first_while_a_model_is_judged():
     """Clients that judge the model before they train, with weights that no test has used: they would be inference's."""
     weighted = {"name": "classification", "weights": [1.0, 2.25, 3.5]}

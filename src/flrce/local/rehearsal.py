@@ -24,7 +24,7 @@ def bare(net: nn.Module, x: Tensor, objective: Objective) -> nn.Module:
     if not isinstance(objective, Measured):
         return net
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        out = copy.deepcopy(net).eval()(x)
+        out = copy.deepcopy(net).eval()(x.clone())  # code may change its samples in place
     if isinstance(out, Tensor) or len(list(tensors(out))) != 1:
         return net
     net = copy.deepcopy(net)
@@ -45,7 +45,7 @@ def rehearsed(net: nn.Module, x: Tensor, y: Tensor, objective: Objective, augmen
     name, judging = type(net).__name__, copy.deepcopy(net).eval()
     with torch.no_grad(), kept(x.device):
         before = states(x.device)
-        out = judging(x)
+        out = judging(x.clone())
         if before != states(x.device):
             log.warning("%s draws at random while it judges (dropout without training=self.training?): its metrics are "
                         "of one draw", name)  # fmt: skip
@@ -72,12 +72,12 @@ def _transformed(transform: Any, x: Tensor, rng: torch.Generator) -> Tensor:
 def _apart(net: nn.Module, x: Tensor, out: Any, name: str) -> None:
     """Says where a network judges a sample by those beside it, and BadInput where it can judge none alone."""
     try:
-        one, both = next(tensors(net(x[:1]))), next(tensors(out))
+        one, both = next(tensors(net(x[:1].clone()))), next(tensors(out))
     except Exception as why:  # torch and the network's own code raise many kinds
         raise BadInput(
             f"{name} cannot judge a sample by itself: {brief(why, 160)}; let its BatchNorm keep running statistics"
         ) from why
-    if one.ndim and len(both) == len(x) and not torch.allclose(one[0], both[0], rtol=1e-2, atol=1e-4):
+    if one.ndim and len(both) == len(x) and not torch.allclose(one[0], both[0], 1e-2, 1e-4, equal_nan=True):
         log.warning("%s judges a sample by those beside it (BatchNorm without running statistics?): its metrics hang "
                     "on which samples are judged together", name)  # fmt: skip
 
