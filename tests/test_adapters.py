@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
 
 from flrce.errors import BadInput
@@ -114,6 +115,10 @@ def test_targets_and_ranks_are_checked(folder):
         adapt(load(folder), rank=0)
     with pytest.raises(BadInput, match="targets names no layer"):
         adapt(load(folder), targets=[])
+    with pytest.raises(BadInput, match="'0' matches no linear layer of Sequential; it has none"):
+        adapt(nn.Sequential(nn.ReLU()), targets="0")
+    with pytest.raises(BadInput, match="adapt a network once"):
+        adapt(adapted(folder))
     only = adapt(load(folder), 2, targets="layers.1.*.q_proj")
     assert [n for n, m in only.named_modules() if isinstance(m, LoRA)] == ["layers.1.self_attn.q_proj"]
 

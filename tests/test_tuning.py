@@ -477,6 +477,19 @@ def test_probing_single_weights_is_told_of(place, caplog):
     assert "set model.options.seeds" in caplog.text
 
 
+def test_products_of_no_adapters_are_told_of(caplog):
+    plain = flrce.Experiment(recipe={"name": "flora"}, engine={"workers": 1, "device": "cpu"})
+    parts(plain).engine.close()
+    assert "flora averages products of adapters, and this network has none" in caplog.text
+
+
+def test_a_price_without_the_stop_that_asks_it_is_refused_in_python_too():
+    with pytest.raises(BadInput, match="set guided = true, or drop points"):
+        recipes.fedit(points=0.5)
+    assert recipes.fedit(points=0.5, guided=True).stop == Worth(0.5)
+    assert recipes.fedit(guided=True).stop == Worth()
+
+
 def test_the_example_goes_from_nothing_to_a_report(place, tmp_path, monkeypatch):
     import runpy
     import sys

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flrce import loop
+from flrce.aggregators.products import Products
 from flrce.config import Experiment, build_net
 from flrce.data.federation import Federation
 from flrce.data.own import adopt
@@ -24,7 +25,7 @@ from flrce.local.client import Runner, own_of
 from flrce.local.link import Estimates
 from flrce.local.precision import Precision, on_cpu
 from flrce.local.rehearsal import bare, rehearsed
-from flrce.models.adapters import accepted
+from flrce.models.adapters import accepted, rank_of
 from flrce.models.flat import Fixed, fingerprint, fix, pack, single
 from flrce.models.inputs import alone, inputs, sized, tried
 from flrce.models.seeds import Seeded
@@ -74,6 +75,11 @@ def parts(
         log.warning(
             "%s probes single weights of this model, which teaches it next to nothing; set model.options.seeds, "
             "such as 1024, or hand over flrce.models.seeds.Seeded(network, 1024)", recipe.name or "the recipe",
+        )  # fmt: skip
+    if isinstance(recipe.aggregator, Products) and not rank_of(net):
+        log.warning(
+            "%s averages products of adapters, and this network has none, so that it is a plain mean; put some in by "
+            "flrce.models.adapters.adapt", recipe.name or "the recipe",
         )  # fmt: skip
     devices = fleet(experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients)
     devices |= {client: profile(name) for client, name in federation.trouble.slow.items()}

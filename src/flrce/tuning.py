@@ -23,18 +23,18 @@ from flrce.submodels.units import PrefixUnits
 ADAPTED_A = "*.lora_A*"  # also as peft names it
 
 
-def fedit(guided: bool = False, points: Positive = 2.0, P: int = 10, **local: Any) -> Recipe:
+def fedit(guided: bool = False, points: Positive | None = None, P: int = 10, **local: Any) -> Recipe:
     """FedIT (Zhang et al. 2024): FedAvg over both matrices of LoRA adapters."""
     return replace(_led(fedavg(P, **local), guided, points), name="fedit")
 
 
-def ffa_lora(guided: bool = False, points: Positive = 2.0, P: int = 10, **local: Any) -> Recipe:
+def ffa_lora(guided: bool = False, points: Positive | None = None, P: int = 10, **local: Any) -> Recipe:
     """FFA-LoRA (Sun et al. 2024): A stays as it was drawn, B alone trains and travels, so that means are exact."""
     return replace(_led(fedavg(P, **local), guided, points), fixed=(ADAPTED_A,), name="ffa-lora")
 
 
 def flora(
-    rates: Sequence[float] = (1.0,), guided: bool = False, points: Positive = 2.0, P: int = 10, **local: Any
+    rates: Sequence[float] = (1.0,), guided: bool = False, points: Positive | None = None, P: int = 10, **local: Any
 ) -> Recipe:  # fmt: skip
     """FLoRA (Wang et al. 2024) and FlexLoRA (Bai et al. 2024): products averaged, not factors.
 
@@ -49,7 +49,8 @@ def flora(
 
 
 def fedkseed(
-    eps: float = 1e-3, directions: int = 1, guided: bool = False, points: Positive = 2.0, P: int = 10, **local: Any
+    eps: float = 1e-3, directions: int = 1, guided: bool = False, points: Positive | None = None, P: int = 10,
+    **local: Any,
 ) -> Recipe:  # fmt: skip
     """FedKSeed (Qin et al. 2024): clients probe random directions and send how far to go along each, in 6 bytes.
 
@@ -59,12 +60,14 @@ def fedkseed(
     return replace(base, trainer=Probing(eps, directions), compressor=Nonzero(), name="fedkseed")
 
 
-def _led(base: Recipe, guided: bool, points: float) -> Recipe:
-    """The same under FLrce's lead: its selection, average and stop, at a price in points for twice the rounds."""
+def _led(base: Recipe, guided: bool, points: float | None) -> Recipe:
+    """The same under FLrce's lead: its selection, average and stop, at a price in points for twice the rounds (2)."""
+    if points is not None and not guided:
+        raise BadInput(f"points = {points:g} is the price of FLrce's stop: set guided = true, or drop points")
     if not guided:
         return base
     led = replace(base, selector=InTurn(), aggregator=WeightedMean(cap=CAP), average=OURS)
-    return replace(led, stop=Worth(points), holdouts=True)
+    return replace(led, stop=Worth() if points is None else Worth(points), holdouts=True)
 
 
 TUNING: dict[str, Callable[..., Recipe]] = {

@@ -60,8 +60,10 @@ def adapt(
     small = rank
     for target in wanted:
         here = [name for name in linear if name.rpartition(".")[2] == target or fnmatchcase(name, target)]
+        if not here and any(isinstance(layer, LoRA) for layer in net.modules()):
+            raise BadInput(f"targets: {target!r} matches no linear layer without an adapter; adapt a network once")
         if not here:
-            few = ", ".join(sorted({name.rpartition(".")[2] for name in linear})[:9])
+            few = ", ".join(sorted({name.rpartition(".")[2] for name in linear})[:9]) or "none"
             raise BadInput(f"targets: {target!r} matches no linear layer of {type(net).__name__}; it has {few}")
         for name in here:
             parent, _, last = name.rpartition(".")
