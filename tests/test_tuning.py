@@ -477,6 +477,12 @@ def test_probing_single_weights_is_told_of(place, caplog):
     assert "set model.options.seeds" in caplog.text
 
 
+def test_a_run_that_no_budget_pays_for_is_still_of_its_metric(place):
+    found = flrce.run(experiment(place, "fedit", stop={"bytes": 100.0}))
+    assert found.summary["rounds"] == 0
+    assert (found.summary["metric"], found.summary["better"]) == ("perplexity", "lower")
+
+
 def test_products_of_no_adapters_are_told_of(caplog):
     plain = flrce.Experiment(recipe={"name": "flora"}, engine={"workers": 1, "device": "cpu"})
     parts(plain).engine.close()

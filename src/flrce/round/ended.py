@@ -18,7 +18,7 @@ def not_started(recipe: Recipe, engine: Engine, plan: Plan, asked: Sequence[tupl
     """A round that a budget does not pay for; what was spent on asking is booked."""
     clients, costs = book(plan.t, (), (), {}, asked)
     record = Record(plan.t, "not started", plan.chosen.exploit, stop=plan.refused, began=plan.began, **costs)
-    return replace(_ended(recipe, engine, plan.state, record), clients=clients)
+    return replace(_ended(recipe, engine, plan.state, unjudged(record, engine)), clients=clients)
 
 
 def abandoned(
