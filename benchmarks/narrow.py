@@ -1,4 +1,4 @@
-"""Kernels and torch held to AVX2 on an x86 that has more, for `--avx2` of native.py and cells.py."""
+"""Kernels and torch held to AVX2 on an x86 that has more, for `--avx2` of native.py, cells.py and wide.py."""
 
 import os
 import sys

@@ -28,7 +28,7 @@ def _layers(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("FLRCE_CACHE", os.environ.get("FLRCE_CACHE") or str(tmp_path_factory.getbasetemp()))
     for name in ("PRODUCT", "VALUES", "WIDE", "WORTH"):
         monkeypatch.setattr(shortcuts, name, 1)
-    monkeypatch.setattr(shortcuts, "own_products", lambda: True)
+    monkeypatch.setattr(shortcuts, "faster_here", lambda: True)
     layers.compiled.cache_clear()
     try:
         layers.compiled()
@@ -233,6 +233,9 @@ def test_which_batches_are_worth_it(monkeypatch):
     assert [widest(net) for net in nets] == [6, 48, 0, 0]  # three projections of 4 x 4
     monkeypatch.setattr(shortcuts, "WIDE", 7)
     assert widest(nets[0]) == 0
+    with monkeypatch.context() as other:
+        other.setattr(shortcuts, "faster_here", lambda: False)
+        assert widest(nets[1]) == 0
     monkeypatch.setattr(shortcuts, "WORTH", 480)
     ids, patches, flat = torch.zeros(9, 5, dtype=torch.int64), torch.zeros(9, 5, 7), torch.zeros(9, 5)
     assert [worth(48, x, 2) for x in (ids, patches, flat)] == [True, True, False]  # 2 samples of 5 tokens, 10 x 48

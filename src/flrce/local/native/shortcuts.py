@@ -28,8 +28,8 @@ wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its
 
 
 @lru_cache
-def own_products() -> bool:
-    """Whether compiled products are known to be faster than torch's: on AMD, where MKL is slow, and not elsewhere."""
+def faster_here() -> bool:
+    """Whether compiled layers are known to be faster than torch's: measured on AMD, where MKL's products are slow."""
     try:
         return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -53,7 +53,7 @@ def _known(*tensors: Any) -> bool:
 def linear(input: Any, weight: Any, bias: Any = None, **more: Any) -> Tensor | None:
     """F.linear; None, here and below: not by compiled code."""
     given = (input, weight) if bias is None else (input, weight, bias)
-    if more or not own_products() or not _known(*given) or weight.dim() != 2 or input.dim() < 2:
+    if more or not _known(*given) or weight.dim() != 2 or input.dim() < 2:
         return None
     fits = input.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
     if not fits or input.numel() * len(weight) < PRODUCT:
@@ -137,7 +137,7 @@ def widest(net: nn.Module) -> int:
     """Weights of the largest layer that compiled code may be faster for; 0: there is none, or no code."""
     layers = [m for m in net.modules() if isinstance(m, nn.Linear | nn.MultiheadAttention)]
     found = max((p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2), default=0)
-    if found < WIDE:
+    if found < WIDE or not faster_here():
         return 0
     try:
         compiled()
