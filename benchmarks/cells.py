@@ -76,6 +76,21 @@ def said(values: list[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
+def ratios(found: list[list[float]], work: float) -> list[str]:
+    """A table's cells, of repeats of (torch, compiled, evaluation by torch, by compiled, product) in CPU seconds.
+
+    `work`: GFLOP of a step's products. The last is 1500 x 1500 x 1500.
+    """
+    floors = [work * product / (2 * 1.5**3) for *_, product in found]
+    return [
+        f"{median(t[0] for t in found) * 1e3:.1f}",
+        said([t[0] / floor for t, floor in zip(found, floors, strict=True)]),
+        said([t[1] / floor for t, floor in zip(found, floors, strict=True)]),
+        said([t[0] / t[1] for t in found]),
+        said([t[2] / t[3] for t in found]),
+    ]
+
+
 def row(case: Case, repeats: int) -> str:
     """Two steps to warm up, then torch, compiled steps, evaluations by both, and the product, in turn."""
     torch.manual_seed(0)
@@ -93,14 +108,7 @@ def row(case: Case, repeats: int) -> str:
             times += [timed(lambda: a @ a)]
         found.append(times)
     found = found[2:]
-    floors = [case.work * product / (2 * 1.5**3) for *_, product in found]
-    cells = [
-        f"{median(t[0] for t in found) * 1e3:.1f}",
-        said([t[0] / floor for t, floor in zip(found, floors, strict=True)]),
-        said([t[1] / floor for t, floor in zip(found, floors, strict=True)]),
-        said([t[0] / t[1] for t in found]),
-        said([t[2] / t[3] for t in found]),
-    ]
+    cells = ratios(found, case.work)
     if case.options.get("cell") != "gru":
         cells[2:] = ["", "", ""]
     return f"| {case.name} | {' | '.join(cells)} |"

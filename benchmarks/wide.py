@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from statistics import median
 
 import torch
-from cells import said, timed
+from cells import ratios, timed
 from h200_networks import products
 from narrow import narrow
 from torch import Tensor, nn
@@ -82,15 +81,7 @@ def row(case: Case, repeats: int) -> str:
                 net.eval()
                 times.append(timed(lambda net=net: net(judged)))  # type: ignore[misc]
         found.append([*times, timed(lambda: a @ a)])
-    found = found[2:]
-    floors = [work * product / (2 * 1.5**3) for *_, product in found]
-    cells = [
-        f"{median(t[0] for t in found) * 1e3:.1f}",
-        said([t[0] / floor for t, floor in zip(found, floors, strict=True)]),
-        said([t[1] / floor for t, floor in zip(found, floors, strict=True)]),
-        said([t[0] / t[1] for t in found]),
-        said([t[2] / t[3] for t in found]),
-    ]
+    cells = ratios(found[2:], work)
     return f"| {case.name} | {' | '.join(cells)} |"
 
 
