@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from flrce import Experiment, run
 from flrce.compiling import Machine, Unsupported
 from flrce.local.native import build, cells
 from flrce.local.native.cells import Gru, hasten
+from training import like_torchs
 
 
 @pytest.fixture(autouse=True)
@@ -124,18 +124,5 @@ def test_a_network_learns_with_any_loss_around_it():
 
 @pytest.mark.parametrize("update", [{}, {"momentum": 0.9}])
 def test_a_run_with_a_gru_is_like_torchs(update, tmp_path, caplog):
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 6, (240, 7))
-    np.savez(tmp_path / "ids.npz", x=x, y=(x + 1) % 6)
-    models = []
-    for kernel in ("auto", "torch"):
-        exp = Experiment.of({
-            "rounds": 2, "clients": 6, "per_round": 3, "data": {"path": str(tmp_path / "ids.npz"), "partition": "iid"},
-            "recipe": {"name": "fedavg"}, "model": {"name": "gru", "options": {"width": 12, "layers": 1}},
-            "train": {"epochs": 1, "batch": 8, "lr": 0.1, **update}, "engine": {"kernel": kernel, "workers": 1},
-        })  # fmt: skip
-        model = run(exp, out=tmp_path / kernel).model
-        models.append(torch.cat([model[name].flatten() for name in sorted(model)]))
+    like_torchs({"name": "gru", "options": {"width": 12, "layers": 1}}, update, tmp_path)
     assert "GRU layers by compiled steps" in caplog.text
-    assert not torch.equal(*models)  # two trainers, two roundings
-    assert (models[0] - models[1]).norm() < 1e-4 * models[1].norm()

@@ -4,7 +4,6 @@ import copy
 import os
 import platform
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -13,10 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from flrce import Experiment, run
 from flrce.compiling import Machine, Unsupported
 from flrce.local.native import build, layers, shortcuts
 from flrce.local.native.shortcuts import Shortcuts, widest, worth
+from training import like_torchs
 
 FEW = settings(max_examples=12, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
@@ -247,18 +246,5 @@ def test_which_batches_are_worth_it(monkeypatch):
 
 @pytest.mark.parametrize("update", [{}, {"momentum": 0.9}])
 def test_a_run_with_a_transformer_is_like_torchs(update, tmp_path, caplog):
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 6, (240, 7))
-    np.savez(tmp_path / "ids.npz", x=x, y=(x + 1) % 6)
-    models = []
-    for kernel in ("auto", "torch"):
-        exp = Experiment.of({
-            "rounds": 2, "clients": 6, "per_round": 3, "data": {"path": str(tmp_path / "ids.npz"), "partition": "iid"},
-            "recipe": {"name": "fedavg"}, "model": {"name": "gpt", "options": {"width": 16, "layers": 1, "heads": 2}},
-            "train": {"epochs": 1, "batch": 8, "lr": 0.1, **update}, "engine": {"kernel": kernel, "workers": 1},
-        })  # fmt: skip
-        model = run(exp, out=tmp_path / kernel).model
-        models.append(torch.cat([model[name].flatten() for name in sorted(model)]))
+    like_torchs({"name": "gpt", "options": {"width": 16, "layers": 1, "heads": 2}}, update, tmp_path)
     assert "wide layers by compiled code" in caplog.text
-    assert not torch.equal(*models)  # two trainers, two roundings
-    assert (models[0] - models[1]).norm() < 1e-4 * models[1].norm()

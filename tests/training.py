@@ -1,8 +1,10 @@
 """The torch trainer called with plain numbers, as the fused kernels and the stack are; runs cut off and resumed."""
 
+import numpy as np
 import pytest
+import torch
 
-from flrce import runs
+from flrce import Experiment, runs
 from flrce.local.link import Local
 from flrce.local.updates import SGD, Chain, Prox
 from flrce.types import Portion, Task, Work
@@ -46,3 +48,20 @@ def assert_resumes(experiment, folder, after=2, **given):
     straight = runs.run(experiment, folder / "straight", **given)
     cut_and_resumed(experiment, folder / "cut", folder / "straight", after, **given)
     return straight
+
+
+def like_torchs(model, train, folder):
+    """A run on next ids with compiled layers and one without: two trainers, two roundings, nearly the same model."""
+    x = np.random.default_rng(0).integers(0, 6, (240, 7))
+    np.savez(folder / "ids.npz", x=x, y=(x + 1) % 6)
+    models = []
+    for kernel in ("auto", "torch"):
+        exp = Experiment.of({
+            "rounds": 2, "clients": 6, "per_round": 3, "data": {"path": str(folder / "ids.npz"), "partition": "iid"},
+            "recipe": {"name": "fedavg"}, "model": model, "train": {"epochs": 1, "batch": 8, "lr": 0.1, **train},
+            "engine": {"kernel": kernel, "workers": 1},
+        })  # fmt: skip
+        found = runs.run(exp, out=folder / kernel).model
+        models.append(torch.cat([found[name].flatten() for name in sorted(found)]))
+    assert not torch.equal(*models)
+    assert (models[0] - models[1]).norm() < 1e-4 * models[1].norm()
