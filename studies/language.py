@@ -38,14 +38,14 @@ from flrce.models.flat import pack
 from flrce.runs import parts, run_here
 
 PLAN = json.loads((Path(__file__).parent / "plans" / "language.json").read_text())
-LEADS = ("", "-guided")
+ARMS = PLAN["arms"]
+RUN = ("-averaged", "-guided")  # a plain run is an averaged one, judged by its last model
 
 
-def experiment(method: str, guided: bool, lr: float, seed: int, args: Any, rounds: int | None = None) -> Any:
+def experiment(method: str, arm: str, lr: float, seed: int, args: Any, rounds: int | None = None) -> Any:
     """One cell of the plan."""
     how, task = PLAN["methods"][method], PLAN["task"]
-    lead = {"guided": True, "points": PLAN["points"]} if guided else {}
-    recipe = {"name": method, **how.get("recipe", {}), **lead}
+    recipe = {"name": method, **how.get("recipe", {}), **ARMS[arm]}
     return flrce.Experiment(
         seed=seed, rounds=rounds or args.rounds or task["rounds"], clients=task["clients"], per_round=task["per_round"],
         recipe=recipe, data={"partition": "natural"},  # of the samples that are handed over
@@ -102,15 +102,14 @@ def chosen(method: str, source: Source, args: Any) -> float:
     if all(math.isfinite(value) for value in before.values()):
         return float(min(rates, key=lambda lr: before[lr]))
     jobs = [
-        (f"search-{method}-{lr:g}", experiment(method, False, lr, search["seed"], args, search["rounds"]))
-        for lr in rates
+        (f"search-{method}-{lr:g}", experiment(method, "", lr, search["seed"], args, search["rounds"])) for lr in rates
     ]
     found = run([(name, exp) for name, exp in jobs], source, args)
     return float(min(rates, key=lambda lr: found[f"search-{method}-{lr:g}"]))
 
 
 def confirm(method: str, source: Source, args: Any) -> None:
-    """The method with and without FLrce's lead, a seed at a time: what a cut leaves are whole seeds."""
+    """The method with an average and under FLrce's lead, a seed at a time: what a cut leaves are whole seeds."""
     lr = chosen(method, source, args)
     print(method, "rate", lr, round(time.time() - args.start, 1), flush=True)
     for seed in args.seeds or (*PLAN["seeds"], *PLAN["more"]):
@@ -118,10 +117,7 @@ def confirm(method: str, source: Source, args: Any) -> None:
             time.sleep(1)  # the device is for those that have not had their first seeds
         if time.time() - args.start > args.seconds:
             return
-        jobs = [
-            (f"{method}{'-guided' if guided else ''}-s{seed}", experiment(method, guided, lr, seed, args))
-            for guided in (False, True)
-        ]
+        jobs = [(f"{method}{arm}-s{seed}", experiment(method, arm, lr, seed, args)) for arm in RUN]
         left = [(name, exp) for name, exp in jobs if name not in args.known and not _complete(args.out, name)]
         if left:
             run(left, source, args)
@@ -130,7 +126,7 @@ def confirm(method: str, source: Source, args: Any) -> None:
 
 def first_seeds(args: Any) -> bool:
     """Whether every method has had the seeds that come first."""
-    names = [f"{method}{lead}-s{seed}" for method in PLAN["methods"] for lead in LEADS for seed in PLAN["seeds"]]
+    names = [f"{method}{arm}-s{seed}" for method in PLAN["methods"] for arm in RUN for seed in PLAN["seeds"]]
     return all(name in args.known or _complete(args.out, name) for name in names)
 
 
@@ -153,7 +149,7 @@ def central(source: Source, args: Any) -> None:
             continue
         if time.time() - args.start > args.seconds:
             return
-        built = parts(experiment("fedit", False, own["rate"], seed, args), source, decks=Decks(args.device))
+        built = parts(experiment("fedit", "", own["rate"], seed, args), source, decks=Decks(args.device))
         runner = built.engine.runner.on(args.device)
         trainer, rows = runner._torch(runner.all), built.federation.judges
         w = pack(built.net, runner.layout).to(args.device)
@@ -202,7 +198,7 @@ def speed(source: Source, args: Any) -> Iterator[dict[str, Any]]:
     for dtype in args.dtype.split(","):
         args.dtype = dtype
         before = clean(args.device)
-        exp = experiment("fedit", False, 1e-3, 0, args).model_copy(update={"per_round": 10})
+        exp = experiment("fedit", "", 1e-3, 0, args).model_copy(update={"per_round": 10})
         built = parts(exp, source, decks=Decks(args.device))
         told("built", args)
         state = built.initial()

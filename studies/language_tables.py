@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -18,7 +19,7 @@ from scipy.stats import t as student
 HERE = Path(__file__).parent
 PLAN = json.loads((HERE / "plans" / "language.json").read_text())
 LINES, SPEED = HERE / "lines" / "language.jsonl", HERE / "lines" / "language-speed.jsonl"
-LEADS = ("", "-guided")
+ARMS = {"": "", "-averaged": " + average", "-guided": " + FLrce"}  # and how tables name them
 KEYS = ("t", "up", "down", "joules", "perplexity", "averaged", "pooled")  # of an evaluation; costs since round 1
 Lines = dict[str, dict[str, Any]]
 
@@ -30,13 +31,22 @@ def gather(folder: Path) -> None:
         line = json.loads(path.read_text())
         seen = [[_short(each[key]) for key in KEYS] for each in _spent(line["rounds"])]
         stop = line["rounds"][-1].get("stop", "")
-        if not rows.get(line["name"], {}).get("complete"):
-            rows[line["name"]] = {"name": line["name"], "complete": line["complete"], "stop": stop, "seen": seen}
+        found = {"name": line["name"], "complete": line["complete"], "stop": stop, "seen": seen}
+        for row in (found, *_plain(found)):
+            if not rows.get(row["name"], {}).get("complete"):
+                rows[row["name"]] = row
     text = [json.dumps(rows[name], separators=(",", ":")) + "\n" for name in sorted(rows)]
     LINES.write_text("".join(text))
     found = folder / "speed.jsonl"
     if found.exists():
         SPEED.write_text(found.read_text())
+
+
+def _plain(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The plain run that an averaged one is, judged by its last model."""
+    if "-averaged" in row["name"]:
+        seen = [[None if key == "averaged" else each[i] for i, key in enumerate(KEYS)] for each in row["seen"]]
+        yield {**row, "name": row["name"].replace("-averaged", ""), "seen": seen}
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -70,10 +80,10 @@ def handed(seen: dict[str, Any]) -> float:
     return float(seen["perplexity"] if seen["averaged"] is None else seen["averaged"])
 
 
-def seeds(lines: Lines, method: str) -> list[int]:
-    """Those of which both runs are complete."""
+def seeds(lines: Lines, method: str, arms: Sequence[str] = ("", "-guided")) -> list[int]:
+    """Those of which the runs of these arms are complete."""
     asked = (*PLAN["seeds"], *PLAN["more"])
-    return [seed for seed in asked if all(f"{method}{lead}-s{seed}" in lines for lead in LEADS)]
+    return [seed for seed in asked if all(f"{method}{arm}-s{seed}" in lines for arm in arms)]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -111,8 +121,8 @@ def table(lines: Lines) -> None:
     print(f"| centralised LoRA, at its end | {n} | {PLAN['central']['rounds']} | "
           f"{shown([s[-1]['perplexity'] for s in central])} | | | | | |")  # fmt: skip
     for method in PLAN["methods"]:
-        for lead in LEADS:
-            last = [lines[f"{method}{lead}-s{seed}"]["seen"][-1] for seed in seeds(lines, method)]
+        for arm, named in ARMS.items():
+            last = [lines[f"{method}{arm}-s{seed}"]["seen"][-1] for seed in seeds(lines, method, (arm, "-guided"))]
             if not last:
                 continue
             cells = [
@@ -121,15 +131,15 @@ def table(lines: Lines) -> None:
                 shown([each["down"] / 1e6 for each in last]), shown([each["joules"] / 1e3 for each in last]),
                 f"{mean(each['up'] / each['t'] / PLAN['task']['per_round'] for each in last):,.0f}",
             ]  # fmt: skip
-            print(f"| {method}{' + FLrce' if lead else ''} | {len(last)} | " + " | ".join(cells) + " |")
+            print(f"| {method}{named} | {len(last)} | " + " | ".join(cells) + " |")
 
 
 def runs(lines: Lines) -> None:
     """Every run by itself, those that were cut short too."""
     print("\n| seed | | after 8 | 16 | 24 | 32 rounds | at its end | round | MB | kJ |\n" + "|---" * 10 + "|")
     for seed in (*PLAN["seeds"], *PLAN["more"]):
-        for name in [f"{method}{lead}" for method in PLAN["methods"] for lead in LEADS]:
-            line = lines.get(f"{name}-s{seed}")
+        for method, arm in product(PLAN["methods"], ARMS):
+            line = lines.get(f"{method}{arm}-s{seed}")
             if line is None:
                 continue
             by = {each["t"]: f"{handed(each):.1f}" for each in line["seen"]}
@@ -137,15 +147,15 @@ def runs(lines: Lines) -> None:
             cut = "" if line["complete"] else ", cut short"
             cells = [by.get(t, "") for t in (8, 16, 24, 32)] + [f"{handed(end):.1f}", f"{end['t']}{cut}"]
             cells += [f"{(end['up'] + end['down']) / 1e6:.4g}", f"{end['joules'] / 1e3:.3g}"]
-            print(f"| {seed} | {name.replace('-guided', ' + FLrce')} | " + " | ".join(cells) + " |")
+            print(f"| {seed} | {method}{ARMS[arm]} | " + " | ".join(cells) + " |")
 
 
 def lead(lines: Lines) -> None:
-    """Guided runs against plain ones of their seed: at their ends, and at the round where the guided one ended."""
-    print("\n| | seeds | ended by the stop | after rounds | joules | bytes | perplexity at the end | after as many |")
-    print("|---|---|---|---|---|---|---|---|")
-    for method in PLAN["methods"]:
-        found = list(_pairs(lines, method))
+    """Guided runs against others of their seed: at their ends, and at the round where the guided one ended."""
+    print("\n| against | seeds | ended by the stop | after rounds | joules | bytes | perplexity at the end | "
+          "after as many |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
+    for method, arm in product(PLAN["methods"], ("", "-averaged")):
+        found = list(_pairs(lines, method, arm))
         if not found:
             continue
         stops = [guided for _, guided in found if guided["stop"]]
@@ -153,13 +163,13 @@ def lead(lines: Lines) -> None:
         rows = [_against(plain, guided) for plain, guided in found]
         cells = [shown([row[key] for row in rows], 3) for key in ("joules", "bytes", "loss", "same")]
         span = f"{ends[0]} to {ends[-1]}" if ends else ""
-        print(f"| {method} | {len(found)} | {len(stops)} | {span} | x {cells[0]} | x {cells[1]} | {cells[2]} % | "
-              f"{cells[3]} % |")  # fmt: skip
+        told = [f"{method}{ARMS[arm]}", len(found), len(stops), span, f"x {cells[0]}", f"x {cells[1]}"]
+        print("| " + " | ".join(map(str, told)) + f" | {cells[2]} % | {cells[3]} % |")
 
 
-def _pairs(lines: Lines, method: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    for seed in seeds(lines, method):
-        yield lines[f"{method}-s{seed}"], lines[f"{method}-guided-s{seed}"]
+def _pairs(lines: Lines, method: str, arm: str = "") -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for seed in seeds(lines, method, (arm, "-guided")):
+        yield lines[f"{method}{arm}-s{seed}"], lines[f"{method}-guided-s{seed}"]
 
 
 def _against(plain: dict[str, Any], guided: dict[str, Any]) -> dict[str, float]:
@@ -174,14 +184,15 @@ def _against(plain: dict[str, Any], guided: dict[str, Any]) -> dict[str, float]:
 def claims(lines: Lines) -> None:
     print()
     for method in PLAN["methods"]:
-        rows = [_against(plain, guided) for plain, guided in _pairs(lines, method)]
-        print(f"- 1 {method}: {verdict([row['joules'] for row in rows], 1.0)}")
-        print(f"- 2 {method}: {verdict([row['loss'] for row in rows], 1.0)}")
-        for name in LEADS:
+        for arm, joules, loss in (("", "1", "2"), ("-averaged", "8, joules,", "8, loss,")):
+            rows = [_against(plain, guided) for plain, guided in _pairs(lines, method, arm)]
+            print(f"- {joules} {method}: {verdict([row['joules'] for row in rows], 1.0)}")
+            print(f"- {loss} {method}: {verdict([row['loss'] for row in rows], 1.0)}")
+        for name in ARMS:
             gaps = [
                 handed(lines[f"{method}{name}-s{seed}"]["seen"][-1])
                 - lines[f"central-s{seed}"]["seen"][0]["perplexity"]
-                for seed in seeds(lines, method)
+                for seed in seeds(lines, method, (name, "-guided"))
                 if f"central-s{seed}" in lines
             ]
             print(f"- 3 {method}{name}: {shown(gaps)}, {verdict(gaps, 0.0)}")
@@ -225,14 +236,14 @@ def figure(lines: Lines, out: Path) -> None:
     drawing, (left, right) = pyplot.subplots(1, 2, figsize=(8.4, 4.0), width_ratios=[1, 2.4])
     for i, method in enumerate(PLAN["methods"]):
         place = left if method == "fedkseed" else right
-        for lead in LEADS:
-            label: str | None = method + (" + FLrce" if lead else "")
+        for arm, style in (("", "-"), ("-averaged", ":"), ("-guided", "--")):
+            label: str | None = method + ARMS[arm]
             for seed in (*PLAN["seeds"], *PLAN["more"]):
-                seen = lines.get(f"{method}{lead}-s{seed}", {}).get("seen", ())
+                seen = lines.get(f"{method}{arm}-s{seed}", {}).get("seen", ())
                 if len(seen) < 5:
                     continue
                 x = [(each["up"] + each["down"]) / 1e6 for each in seen]
-                place.plot(x, [handed(each) for each in seen], f"C{i}", ls="--" if lead else "-", lw=1.2, label=label)
+                place.plot(x, [handed(each) for each in seen], f"C{i}", ls=style, lw=1.2, label=label)
                 place.plot(x[-1:], [handed(seen[-1])], f"C{i}o", ms=3)
                 label = None
     central = [line["seen"] for name, line in lines.items() if name.startswith("central-") and line["complete"]]
