@@ -110,14 +110,16 @@ def chosen(method: str, source: Source, args: Any) -> float:
 
 def confirm(method: str, source: Source, args: Any) -> None:
     """The method with an average and under FLrce's lead, a seed at a time: what a cut leaves are whole seeds."""
-    lr = chosen(method, source, args)
+    lr, arms, also = args.rate or chosen(method, source, args), RUN, ""
+    if args.rate:  # beside the plan: what another rate would have done
+        arms, also = RUN[:1], f"-rate{args.rate:g}"
     print(method, "rate", lr, round(time.time() - args.start, 1), flush=True)
     for seed in args.seeds or (*PLAN["seeds"], *PLAN["more"]):
         while seed in PLAN["more"] and not first_seeds(args) and time.time() - args.start < args.seconds:
             time.sleep(1)  # the device is for those that have not had their first seeds
         if time.time() - args.start > args.seconds:
             return
-        jobs = [(f"{method}{arm}-s{seed}", experiment(method, arm, lr, seed, args)) for arm in RUN]
+        jobs = [(f"{method}{also}{arm}-s{seed}", experiment(method, arm, lr, seed, args)) for arm in arms]
         left = [(name, exp) for name, exp in jobs if name not in args.known and not _complete(args.out, name)]
         if left:
             run(left, source, args)
@@ -355,6 +357,7 @@ def main() -> None:
         default=[],
         help="these only, where several processes share a method; all of the plan's unless given",
     )
+    ask.add_argument("--rate", type=float, default=0.0, help="this one instead, without FLrce's lead, beside the plan")
     ask.add_argument("--anew", action="store_true", help="also what lines/language.jsonl holds already")
     ask.add_argument("--beside", type=int, default=1, help="processes that share the device's memory")
     ask.add_argument("--way", default="", help="how a GPU trains lanes; measured unless given")

@@ -150,6 +150,15 @@ def runs(lines: Lines) -> None:
             print(f"| {seed} | {method}{ARMS[arm]} | " + " | ".join(cells) + " |")
 
 
+def rates(lines: Lines) -> None:
+    """What rates beside the plan's did: best and last evaluation of the last model."""
+    print("\n| run beside the plan | perplexity at its best | round | after 40 rounds |\n|---|---|---|---|")
+    for name, line in sorted(lines.items()):
+        if "-rate" in name and "-averaged" not in name:
+            best = min(line["seen"], key=lambda each: each["perplexity"])
+            print(f"| {name} | {best['perplexity']:.1f} | {best['t']} | {line['seen'][-1]['perplexity']:.1f} |")
+
+
 def lead(lines: Lines) -> None:
     """Guided runs against others of their seed: at their ends, and at the round where the guided one ended."""
     print("\n| against | seeds | ended by the stop | after rounds | joules | bytes | perplexity at the end | "
@@ -270,6 +279,7 @@ def main() -> None:
             table(lines)
             runs(read(complete=False))
             lead(lines)
+            rates(lines)
             claims(lines)
             speed()
         case _:
