@@ -1,8 +1,9 @@
 """Networks of every kind on one GPU: client steps of the way that the engine would choose, against plain PyTorch.
 
-    PYTHONPATH=src python3 benchmarks/h200_networks.py [--quick] [--cases 0,3]
+    PYTHONPATH=src python3 benchmarks/h200_networks.py [--others] [--quick] [--cases 0,3]
 
-Writes networks.json and networks.md to $OUT, or to benchmarks/results. The loop and the chosen way take turns: calls of
+Writes networks.json and networks.md to $OUT, or to benchmarks/results; with --others, which measures more kinds of
+networks with 10 lanes in float32 only, others.json and others.md. The loop and the chosen way take turns: calls of
 50 steps of the loop, and whole calls of 8 of the way, results included. TF32 is off in both unless a row says so.
 Random data: speed does not depend on it.
 """
@@ -15,6 +16,8 @@ import os
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from networks import CASES, Case
+from others import OTHERS
 from torch import Tensor, nn
 
 from flrce.engines.choices import fastest
@@ -32,10 +36,36 @@ from flrce.models.flat import pack
 from flrce.models.inputs import inputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-RATE, STEPS, TURNS = 0.05, 8, 5
+RATE, STEPS = 0.05, 8
 SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
-#: (case, precision)
-ROWS = [*((i, "float32") for i in range(len(CASES))), (3, "tf32"), (3, "bf16"), (1, "tf32"), (5, "bf16"), (4, "tf32")]
+Row = tuple[int, str, int]  # case, precision, lanes
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Networks to measure, in which rows. `turns`: of the loop and the way; `asks`: whether nvidia-smi is asked."""
+
+    name: str
+    title: str
+    cases: Sequence[Case]
+    rows: Sequence[Row]
+    turns: int
+    asks: bool
+
+
+def usual() -> list[Row]:
+    """Everything in float32 with 10 lanes and, but for ResNet-18, 60; some in other precisions."""
+    found: list[Row] = []
+    for i in range(len(CASES)):
+        found += [(i, "float32", lanes) for lanes in ((10,) if i == 3 else (10, 60))]
+    return [*found, (3, "tf32", 10), (3, "bf16", 10), (1, "tf32", 10), (5, "bf16", 10), (4, "tf32", 10)]
+
+
+NETWORKS = Listing("networks", "Networks of every kind, many clients at once", CASES, usual(), turns=5, asks=True)
+MORE = Listing(
+    "others", "More kinds of networks, many clients at once", OTHERS,
+    [(i, "float32", 10) for i in range(len(OTHERS))], turns=3, asks=False,
+)  # fmt: skip
 
 
 def wait() -> None:
@@ -83,8 +113,10 @@ def products(net: nn.Module, x: Tensor, training: bool = False) -> float:
         times = 2 if not training else 6 if any(p.requires_grad for p in layer.parameters(recurse=False)) else 4
         if isinstance(layer, nn.Linear):
             total += times * given[0].numel() * layer.out_features
-        elif isinstance(layer, nn.Conv2d):
+        elif isinstance(layer, nn.Conv1d | nn.Conv2d):
             total += times * out.numel() * layer.weight[0].numel()
+        elif isinstance(layer, nn.ConvTranspose2d):
+            total += times * given[0].numel() * layer.weight[0].numel()
         elif isinstance(layer, nn.RNNBase):
             total += times * given[0].shape[0] * given[0].shape[1] * sum(p.numel() for p in layer.parameters())
         elif isinstance(layer, nn.MultiheadAttention):  # torch's own, whose products are no layers
@@ -120,8 +152,27 @@ def traffic(case: Case) -> float:
     return 4.0 * 4 * (total * case.batch + trained)
 
 
+def undropped(net: nn.Module) -> nn.Module:
+    """The network, or a copy in which nothing is dropped: which values the loop drops is no lane's."""
+    dropping = (nn.Dropout, nn.RNNBase, nn.MultiheadAttention)
+    shares = [layer.p if isinstance(layer, nn.Dropout) else layer.dropout for layer in _of(net, dropping)]
+    if not any(shares):
+        return net
+    net = copy.deepcopy(net)
+    for layer in _of(net, dropping):
+        setattr(layer, "p" if isinstance(layer, nn.Dropout) else "dropout", 0.0)
+    return net
+
+
+def _of(net: nn.Module, kinds: tuple[type, ...]) -> list[Any]:
+    return [layer for layer in net.modules() if isinstance(layer, kinds)]
+
+
 def errors(case: Case, stack: Stack, net: nn.Module, x: Tensor, y: Tensor, way: Way) -> dict[str, Any]:
     """Relative distance of three steps' update from float64, for the way and for plain float32; same bits twice."""
+    quiet = undropped(net)
+    if quiet is not net:
+        net, stack = quiet, stacked(case, quiet, x, y)
     batch = min(case.batch, len(x) - 1)
     sizes = [np.array([batch, batch - 1, batch // 2 + 1])] * 2
     orders = [np.random.default_rng(i).integers(0, len(x), s.sum()) for i, s in enumerate(sizes)]
@@ -162,12 +213,16 @@ def busy(call: Any, least: float = 1.5) -> float | None:
         return None
 
 
-def measure(case: Case, precision: str, lanes: int, quick: bool) -> dict[str, Any]:
+def stacked(case: Case, net: nn.Module, x: Tensor, y: Tensor, precision: str = "float32") -> Stack:
+    memory = None if DEVICE == "cuda" else 8 << 30
+    return Stack(net, tuple(x.shape[1:]), x, y, *case.scaling, DEVICE, memory, case.objective, precision=precision)
+
+
+def measure(case: Case, precision: str, lanes: int, turns: int, asks: bool, quick: bool) -> dict[str, Any]:
     N, steps, batch = (60, 2, 4) if quick else (4000, STEPS, case.batch)
     net = case.net()
     x, y = (each.to(DEVICE) for each in case.samples(N, int(time.time())))
-    stack = Stack(net, tuple(x.shape[1:]), x, y, *case.scaling, DEVICE, None if DEVICE == "cuda" else 8 << 30,
-                  case.objective, precision=precision)  # fmt: skip
+    stack = stacked(case, net, x, y, precision)
     rng = np.random.default_rng()
     orders, sizes = [rng.integers(0, N, batch * steps) for _ in range(lanes)], [np.array([batch] * steps)] * lanes
     w = pack(net).to(DEVICE).repeat(lanes, 1)
@@ -198,7 +253,7 @@ def measure(case: Case, precision: str, lanes: int, quick: bool) -> dict[str, An
         order, size = rng.integers(0, N, batch * many), np.array([batch] * many)
         one = partial(loop, case, plain, x, y, order, size, sgd(plain))
         one()
-        for _ in range(1 if quick else TURNS):  # in turn, so that both see the same machine
+        for _ in range(1 if quick else turns):  # in turn, so that both see the same machine
             slow.append(seconds(one) / many)
             fast.append(seconds(call) / (steps * lanes))
     row = {
@@ -209,7 +264,8 @@ def measure(case: Case, precision: str, lanes: int, quick: bool) -> dict[str, An
         "mbyte": traffic(case) / 1e6,
         "tried_ms": {name: 1e3 * s for name, s in seen.items() if s < float("inf")},
     }  # fmt: skip
-    row["busy"] = busy(call)
+    if asks:
+        row["busy"] = busy(call)
     if lanes <= 10 and precision == "float32":
         row["error"] = errors(case, stack, net, x, y, way)
     if DEVICE == "cuda":
@@ -241,14 +297,17 @@ def floor_us(row: dict[str, Any], about: dict[str, Any]) -> tuple[float, str]:
     return (arithmetic, "products") if arithmetic > memory else (memory, "memory")
 
 
-def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
+def table(listing: Listing, about: dict[str, Any]) -> str:
+    rows: list[dict[str, Any]] = about["rows"]
+    asked = " Busy: the GPU's utilisation by nvidia-smi while the way runs." if listing.asks else ""
     lines = [
-        "# Networks of every kind, many clients at once",
+        f"# {listing.title}",
         "",
         f"{about['device']}, torch {about['torch']}. Products a second: float32 {about['tflops']:.0f} TFLOP/s, TF32 "
         f"{about['tflops_by']['tf32']:.0f}, bf16 {about['tflops_by']['bf16']:.0f}; copy {about['copy_tb_s']:.1f} TB/s.",
-        "The floor is a step's products at that rate, or every layer's result through memory once. Median of 5 turns",
-        "(least-most); times are per client step. Busy: the GPU's utilisation by nvidia-smi while the way runs.",
+        "The floor is a step's products at that rate, or every layer's result through memory once. Median of "
+        f"{listing.turns} turns",
+        f"(least-most); times are per client step.{asked}",
         "",
         "| network | floats | batch | precision | lanes | plain us | us | times plain | floor us | times floor "
         "| busy | way |",
@@ -284,34 +343,36 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that the script runs")
+    parser.add_argument("--others", action="store_true", help="the networks of others.py")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no further row after so many")
     parser.add_argument("--cases", default="")
     parser.add_argument("--out", default=os.environ.get("OUT", str(Path(__file__).parent / "results")))
     args = parser.parse_args(given)
     begin = time.perf_counter()
+    listing = MORE if args.others else NETWORKS
     rates = ceilings()
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     report: dict[str, Any] = {"device": name, "torch": torch.__version__, **rates, "rows": []}
-    wanted = [int(i) for i in args.cases.split(",")] if args.cases else range(len(CASES))
+    wanted = [int(i) for i in args.cases.split(",")] if args.cases else range(len(listing.cases))
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    for i, precision in ROWS:
-        for lanes in (2,) if args.quick else (10, 60):
-            large = lanes > 10 and (precision != "float32" or i == 3)
-            if i not in wanted or large or time.perf_counter() - begin > args.seconds:
-                continue
-            try:
-                row = measure(CASES[i], precision, lanes, args.quick)
-            except Exception as why:  # a row that fails must not cost the others
-                row = {"network": CASES[i].name, "precision": precision, "lanes": lanes, "failed": repr(why)[:200]}
-            report["rows"].append(row)
-            print(json.dumps(row), f"{time.perf_counter() - begin:.0f} s", flush=True)
-            (out / "networks.json").write_text(json.dumps(report, indent=1) + "\n")
-            (out / "networks.md").write_text(table(report["rows"], report))
-            gc.collect()
-            if DEVICE == "cuda":
-                torch.cuda.empty_cache()
-    print((out / "networks.md").read_text())
+    rows = [(i, precision, 2 if args.quick else lanes) for i, precision, lanes in listing.rows]
+    for i, precision, lanes in dict.fromkeys(rows):
+        if i not in wanted or time.perf_counter() - begin > args.seconds:
+            continue
+        case = listing.cases[i]
+        try:
+            row = measure(case, precision, lanes, listing.turns, listing.asks, args.quick)
+        except Exception as why:  # a row that fails must not cost the others
+            row = {"network": case.name, "precision": precision, "lanes": lanes, "failed": repr(why)[:200]}
+        report["rows"].append(row)
+        print(json.dumps(row), f"{time.perf_counter() - begin:.0f} s", flush=True)
+        (out / f"{listing.name}.json").write_text(json.dumps(report, indent=1) + "\n")
+        (out / f"{listing.name}.md").write_text(table(listing, report))
+        gc.collect()
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
+    print((out / f"{listing.name}.md").read_text())
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from flrce.local.objective import Classification, NextToken, Objective
+from flrce.local.objective import Classification, NextToken, Objective, Regression
 from flrce.models.gpt import GPT
 from flrce.models.resnet import ResNet
 from flrce.models.sequences import Recurrent
@@ -17,16 +17,23 @@ TOKENS, LENGTH = 80, 80  # characters there are, and in a sample
 
 @dataclass(frozen=True)
 class Case:
-    """One network. `shape` None: token ids, `every`: with a target after each."""
+    """One network. `shape` None: token ids, `every`: with a target after each.
+
+    `values`: that many numbers to come near instead of classes. `draw`: N samples of its own, as the network sees them.
+    """
 
     name: str
     make: Callable[[], nn.Module]
     batch: int
     shape: tuple[int, ...] | None = (3, 32, 32)
     every: bool = False
+    values: int = 0
+    draw: Callable[[int, Generator], Tensor] | None = None
 
     @property
     def objective(self) -> Objective:
+        if self.values:
+            return Regression()
         return NextToken() if self.every else Classification()
 
     def net(self) -> nn.Module:
@@ -35,16 +42,21 @@ class Case:
             return self.make()
 
     def samples(self, N: int, seed: int) -> tuple[Tensor, Tensor]:
-        rng = torch.Generator().manual_seed(seed)
+        rng = Generator().manual_seed(seed)
+        if self.draw is not None:
+            return self.draw(N, rng), torch.randint(0, 10, (N,), generator=rng)
         if self.shape is not None:
             x = torch.randint(0, 256, (N, *self.shape), dtype=torch.uint8, generator=rng)
+            if self.values:
+                return x, torch.randn(N, self.values, generator=rng)
             return x, torch.randint(0, 10, (N,), generator=rng)
         x = torch.randint(0, TOKENS, (N, LENGTH), generator=rng)
         return x, torch.randint(0, TOKENS, (N, LENGTH) if self.every else (N,), generator=rng)
 
     @property
     def scaling(self) -> tuple[float, float]:
-        return (1 / 64, -2.0) if self.shape is not None else (1.0, 0.0)
+        pixels = self.shape is not None and self.draw is None
+        return (1 / 64, -2.0) if pixels else (1.0, 0.0)
 
 
 def mlp() -> nn.Module:
