@@ -1,5 +1,9 @@
-"""GroupNorm and BatchNorm of many lanes with channels last, where the device has Triton."""
+"""GroupNorm and BatchNorm of many lanes with channels last, where the device has Triton.
 
+GroupNorm in one pass over memory where a sample's group fits into one program's registers, all else in two.
+"""
+
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -7,6 +11,12 @@ from torch import Tensor
 
 PIXELS, PLACES = 32, 64  # pixels and channels of a tile
 LONG = 1024  # pixels of a part; not by the number of lanes, so that bits do not depend on it
+MOST, LEAST = 8192, 2048  # values of a program that holds its groups whole, and what it should have
+ROW, SECTOR = 16, 8  # channels that such a program should have, 64 bytes; at least, 32 bytes
+EACH = 32  # values of one thread: the way back holds two tensors' of them in registers
+
+Tensors = tuple[Tensor, ...]
+Flags = dict[str, bool]
 
 
 def lies_last(x: Tensor) -> bool:
@@ -25,21 +35,21 @@ class NormalisedLast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, count: Tensor, groups: int,
                 eps: float, relu: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        from flrce.local.stacked import triton_norms_last as kernels
-
         x = x.contiguous()
-        launch, shape, sizes = _cut(x, groups)
-        C, parts = x.shape[3], launch[2]
+        C, units = x.shape[3], x.shape[1] if groups else 1  # of a lane
         y = torch.empty(x.shape, device=x.device)
-        middle, spread = torch.empty(2, launch[0], parts, C, device=x.device)
-        mean, scale = torch.empty(2, launch[0], C, device=x.device)
+        mean, scale = torch.empty(2, len(x) * units, C, device=x.device)
         weight, bias = (None if each is None else each.contiguous() for each in (weight, bias))
-        kernels.moments[launch](x, count, middle, spread, *sizes, parts, **shape, num_warps=4)
-        kernels.normalise[launch](
-            x, count, middle, spread, mean if weight is None else weight, mean if bias is None else bias,
-            y, mean, scale, *sizes, parts, x.shape[1] if groups else 1, eps, **shape, AFFINE=weight is not None,
-            RELU=relu, num_warps=4,
-        )  # fmt: skip
+        held = (mean if weight is None else weight, mean if bias is None else bias)
+        how = {"AFFINE": weight is not None, "RELU": relu}
+        tile = whole(x.shape[2], C, groups)
+        if tile is None:
+            _in_two(x, count, held, (y, mean, scale), groups, eps, how)
+        else:
+            from flrce.local.stacked import triton_norms_whole as kernels
+
+            launch = (len(mean) * tile.programs,)
+            kernels.forward[launch](x, *held, y, mean, scale, x.shape[2], units, eps, **tile.constants, **how)
         ctx.save_for_backward(x, weight, bias, mean, scale, count)
         ctx.groups, ctx.relu = groups, relu
         ctx.set_materialize_grads(False)  # statistics have none, and zeros for them would be two launches
@@ -48,24 +58,72 @@ class NormalisedLast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Any, ...]:
-        from flrce.local.stacked import triton_norms_last as kernels
-
         x, weight, bias, mean, scale, count = ctx.saved_tensors
-        launch, shape, sizes = _cut(x, ctx.groups)
-        C, parts, units = x.shape[3], launch[2], x.shape[1] if ctx.groups else 1
-        held = (mean, mean) if weight is None else (weight, bias)
-        how = {**shape, "AFFINE": weight is not None, "RELU": ctx.relu, "num_warps": 4}
+        C, units = x.shape[3], x.shape[1] if ctx.groups else 1
+        given = (mean, scale, mean, mean) if weight is None else (mean, scale, weight, bias)
+        how = {"AFFINE": weight is not None, "RELU": ctx.relu}
         g, gx = g.contiguous(), torch.empty_like(x)
-        by_bias, by_weight = torch.empty(2, launch[0], parts, C, device=x.device)
-        sums = torch.empty(2, launch[0], C, device=x.device)
-        kernels.pushes[launch](x, g, count, mean, scale, *held, by_bias, by_weight, *sizes, parts, units, **how)
-        kernels.back[launch](
-            x, g, count, mean, scale, *held, by_bias, by_weight, gx, sums[0], sums[1], *sizes, parts, units, **how
-        )
+        sums = torch.empty(2, len(mean), C, device=x.device)
+        tile = whole(x.shape[2], C, ctx.groups)
+        if tile is None:
+            _back_in_two(x, g, count, given, (gx, sums[0], sums[1]), ctx.groups, how)
+        else:
+            from flrce.local.stacked import triton_norms_whole as kernels
+
+            launch = (len(mean) * tile.programs,)
+            kernels.backward[launch](x, g, *given, gx, sums[0], sums[1], x.shape[2], units, **tile.constants, **how)
         if weight is None:
             return gx, None, None, None, None, None, None
         gb, gw = sums.reshape(2, len(x), -1, C).sum(2) if ctx.groups else sums
         return gx, gw, gb, None, None, None, None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """How a unit is cut for the kernels of one pass: so many programs, and their constants."""
+
+    programs: int
+    constants: dict[str, int]
+
+
+def whole(n: int, C: int, groups: int) -> Whole | None:
+    """For samples of n pixels x C channels; None where one pass is not for them: over a batch, or for large images.
+
+    As few groups a program as give it whole sectors of memory and enough to do; by nothing but a sample's shape.
+    """
+    if not groups:
+        return None
+    width = C // groups
+    pixels, slots = _power(n), _power(width)
+    many, size = 1, pixels * slots
+    while many < groups and 2 * size <= MOST and (many * slots < ROW or size < LEAST):
+        many, size = 2 * many, 2 * size
+    narrow = many * slots < SECTOR and many < groups  # its rows would be parts of sectors
+    if size > MOST or narrow:
+        return None
+    shape = {"C": C, "WIDTH": width, "SLOTS": slots, "GROUPS": many, "PIXELS": pixels}
+    return Whole(-(-groups // many), {**shape, "num_warps": max(1, size // (32 * EACH))})
+
+
+def _in_two(x: Tensor, count: Tensor, held: Tensors, out: Tensors, groups: int, eps: float, how: Flags) -> None:
+    from flrce.local.stacked import triton_norms_last as kernels
+
+    launch, shape, sizes = _cut(x, groups)
+    parts = launch[2]
+    middle, spread = torch.empty(2, launch[0], parts, x.shape[3], device=x.device)
+    kernels.moments[launch](x, count, middle, spread, *sizes, parts, **shape)
+    units = x.shape[1] if groups else 1
+    kernels.normalise[launch](x, count, middle, spread, *held, *out, *sizes, parts, units, eps, **shape, **how)
+
+
+def _back_in_two(x: Tensor, g: Tensor, count: Tensor, given: Tensors, out: Tensors, groups: int, how: Flags) -> None:
+    from flrce.local.stacked import triton_norms_last as kernels
+
+    launch, shape, sizes = _cut(x, groups)
+    parts, units = launch[2], x.shape[1] if groups else 1
+    by_bias, by_weight = torch.empty(2, launch[0], parts, x.shape[3], device=x.device)
+    kernels.pushes[launch](x, g, count, *given, by_bias, by_weight, *sizes, parts, units, **shape, **how)
+    kernels.back[launch](x, g, count, *given, by_bias, by_weight, *out, *sizes, parts, units, **shape, **how)
 
 
 def _cut(x: Tensor, groups: int) -> tuple[tuple[int, int, int], dict[str, Any], tuple[int, int, int]]:
@@ -73,12 +131,18 @@ def _cut(x: Tensor, groups: int) -> tuple[tuple[int, int, int], dict[str, Any], 
     k, B, n, C = x.shape
     units, full = (k * B, n) if groups else (k, B * n)
     width = C // (groups or C)
-    slots = 1 << (width - 1).bit_length()
-    many = max(1, min(PLACES // slots, 1 << (C // width - 1).bit_length()))  # groups of one program
+    slots = _power(width)
+    many = max(1, min(PLACES // slots, _power(C // width)))  # groups of one program
     parts = min(64, -(-full // LONG))
     span = -(-full // (parts * PIXELS)) * PIXELS
     shape = {"C": C, "WIDTH": width, "SLOTS": slots, "GROUPS": many, "PIXELS": PIXELS, "BATCH": not groups}
+    shape["num_warps"] = 4
     return (units, -(-C // (width * many)), -(-full // span)), shape, (full, n, span)
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << (n - 1).bit_length()
 
 
 def group_norm_last(

@@ -11,10 +11,13 @@ import triton.language as tl
 
 
 @triton.jit
-def channels(SLOTS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr):
-    """(channel, whether there is such a one) of each of a program's GROUPS x SLOTS places."""
+def channels(nth, SLOTS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr):
+    """(channel, whether there is such a one) of each of the GROUPS x SLOTS places of a unit's nth program."""
     place = tl.arange(0, GROUPS * SLOTS)
-    channel = tl.program_id(1) * (GROUPS * WIDTH) + place // SLOTS * WIDTH + place % SLOTS
+    first = nth * (GROUPS * WIDTH)
+    if WIDTH == SLOTS:  # said so that Triton sees how many channels are neighbours
+        return first + place, first + place < C
+    channel = first + place // SLOTS * WIDTH + place % SLOTS
     return channel, (place % SLOTS < WIDTH) & (channel < C)
 
 
@@ -41,7 +44,7 @@ def moments(x, count, middle, spread, FULL, AREA, SPAN, PARTS, C: tl.constexpr, 
             SLOTS: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr, BATCH: tl.constexpr):  # fmt: skip
     """middle, spread (units, PARTS, C): mean and sum of squared distances from it, of the part's real pixels."""
     unit, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
-    channel, there = channels(SLOTS, WIDTH, GROUPS, C)
+    channel, there = channels(tl.program_id(1), SLOTS, WIDTH, GROUPS, C)
     real = tl.load(count + unit) * AREA if BATCH else FULL
     begin, end = part * SPAN, tl.minimum(part * SPAN + SPAN, real)
     mean = tl.zeros((GROUPS * SLOTS,), tl.float32)
@@ -71,7 +74,7 @@ def normalise(x, count, middle, spread, weight, bias, y, mean, scale, FULL, AREA
     RELU: what is negative becomes 0.
     """
     unit, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
-    channel, there = channels(SLOTS, WIDTH, GROUPS, C)
+    channel, there = channels(tl.program_id(1), SLOTS, WIDTH, GROUPS, C)
     real = tl.load(count + unit) * AREA if BATCH else FULL
     mid = tl.zeros((GROUPS * SLOTS,), tl.float32)
     away = tl.zeros((GROUPS * SLOTS,), tl.float32)
@@ -111,7 +114,7 @@ def pushes(x, g, count, mean, scale, weight, bias, by_bias, by_weight, FULL, ARE
     RELU: g counts where y was positive.
     """
     unit, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
-    channel, there = channels(SLOTS, WIDTH, GROUPS, C)
+    channel, there = channels(tl.program_id(1), SLOTS, WIDTH, GROUPS, C)
     real = tl.load(count + unit) * AREA if BATCH else FULL
     center = tl.load(mean + unit * C + channel, mask=there, other=0.0)
     inverse = tl.load(scale + unit * C + channel, mask=there, other=0.0)
@@ -142,7 +145,7 @@ def back(x, g, count, mean, scale, weight, bias, by_bias, by_weight, gx, bias_su
          BATCH: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr):  # fmt: skip
     """gx, and the sums of all parts (units, C)."""
     unit, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
-    channel, there = channels(SLOTS, WIDTH, GROUPS, C)
+    channel, there = channels(tl.program_id(1), SLOTS, WIDTH, GROUPS, C)
     real = tl.load(count + unit) * AREA if BATCH else FULL
     center = tl.load(mean + unit * C + channel, mask=there, other=0.0)
     inverse = tl.load(scale + unit * C + channel, mask=there, other=0.0)
