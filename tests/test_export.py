@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from torch.nn import functional as F
 
 import flrce
@@ -71,12 +72,39 @@ def test_what_is_exported_is_what_was_trained(place, tmp_path, recipe):
     assert float((found - load(place / "model")(IDS)).detach().abs().max()) > 1e-4
 
 
-def test_peft_loads_it(place, tmp_path):
+def untied(folder):
+    """The tiny model with an output layer of its own."""
+    more = {"lm_head.weight": 0.2 * torch.randn(288, 64, generator=torch.Generator().manual_seed(5))}
+    write_folder(folder, weights() | more)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "tie_word_embeddings": False}))
+    return folder
+
+
+def test_an_adapter_of_the_output_layer_goes_by_its_public_name(place, tmp_path):
+    """It lies beside the layers in transformers, not below them: peft passes over names that it does not find."""
+    base = untied(tmp_path / "base")
+    trained(place, tmp_path / "run", {"name": "fedit"}, path=str(base), targets="head,layers.1.mlp.up_proj")
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "peft")]) == 0
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["lm_head", "model.layers.1.mlp.up_proj"]
+    shapes = {n: tuple(x.shape) for n, x in load_file(tmp_path / "peft" / "adapter_model.safetensors").items()}
+    assert shapes == {
+        "base_model.model.lm_head.lora_A.weight": (RANK, 64), "base_model.model.lm_head.lora_B.weight": (288, RANK),
+        "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": (RANK, 64),
+        "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight": (96, RANK),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", ["some", "all"])
+def test_peft_loads_it(place, tmp_path, layers):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     theirs = pytest.importorskip("peft", reason="peft is not installed")
-    experiment, result = trained(place, tmp_path / "run", {"name": "flora", "rates": [1.0, 0.34]})
+    where = place / "model" if layers == "some" else untied(tmp_path / "base")
+    options = {} if layers == "some" else {"targets": "*", "path": str(where)}
+    experiment, result = trained(place, tmp_path / "run", {"name": "flora", "rates": [1.0, 0.34]}, **options)
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "peft")]) == 0
-    base = transformers.LlamaForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
+    base = transformers.LlamaForCausalLM.from_pretrained(where, dtype=torch.float32)
     adapted = theirs.PeftModel.from_pretrained(base, tmp_path / "peft")
     net = build("llama", (12,), 1, experiment.seed, 1, True, experiment.model.options)
     net.load_state_dict(result.model, strict=False)
@@ -114,6 +142,16 @@ def test_what_has_no_adapters_is_told_so(tmp_path, capsys):
     assert main(["export", str(tmp_path / "digits"), "--out", str(tmp_path / "peft")]) == 2
     assert "adapters are those of 'llama' alone" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "none"), "--out", str(tmp_path / "peft")]) == 2
+    assert not (tmp_path / "peft").exists()
+
+
+def test_a_network_handed_over_in_python_is_not_exported_as_nothing(place, tmp_path, capsys):
+    experiment, _ = trained(place, tmp_path / "own", {"name": "fedit"})
+    net = nn.Sequential(nn.Embedding(288, 8), nn.Linear(8, 288))  # the experiment's own llama stands aside
+    flrce.run(experiment, tmp_path / "run", model=net)
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "peft")]) == 2
+    assert "no adapters of 'llama' but 0.weight, 1.bias: a network that was handed over" in capsys.readouterr().err
     assert not (tmp_path / "peft").exists()
 
 

@@ -439,6 +439,8 @@ def test_a_model_of_transformers_with_peft(place, recipe):
     assert fixed <= result.summary["bytes_base"] <= fixed + 4 * SIZE + 100  # rotary frequencies; no directions
     assert all(torch.equal(p, before[name]) for name, p in net.state_dict().items())  # the given one is left alone
     if recipe != "seeds":  # a few probes teach little
+        found = net.load_state_dict({name.removeprefix("net."): x for name, x in result.model.items()}, strict=False)
+        assert not found.unexpected_keys
         assert result.history[-1].headline < result.history[0].headline
 
 

@@ -19,7 +19,7 @@ from flrce.store.checkpoint import write_through
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PUBLIC = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # where a model that has a name here is published
 USUAL: dict[str, Any] = {"path": "smollm2", "rank": 8, "alpha": 16.0}  # of model.options
-BEFORE = "base_model.model.model."  # peft around a causal model around its layers
+BEFORE = "base_model.model."  # peft around a causal model
 
 
 def export(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
@@ -43,13 +43,19 @@ def write(model: Mapping[str, Tensor], experiment: Experiment, out: Path | str) 
             "network takes its model.safetensors by load_state_dict"
         )
     options, out = {**USUAL, **(experiment.model.options or {})}, Path(out)
-    tensors = adapters(model, experiment)
+    tensors = {published(name): x for name, x in adapters(model, experiment).items()}
+    if not tensors:
+        few = ", ".join(sorted(model)[:2])
+        raise BadInput(
+            f"the model has no adapters of 'llama' but {few or 'nothing'}: a network that was handed over in Python "
+            "takes its tensors by load_state_dict, and its own library writes them"
+        )
     targets = sorted({name.rpartition(".")[0] for name in tensors})
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True,
         "base_model_name_or_path": PUBLIC.get(str(options["path"]), str(options["path"])),
         "r": int(options["rank"]), "lora_alpha": float(options["alpha"]), "lora_dropout": 0.0, "bias": "none",
-        "fan_in_fan_out": False, "target_modules": [f"model.{target}" for target in targets],
+        "fan_in_fan_out": False, "target_modules": targets,
     }  # fmt: skip
     named = {f"{BEFORE}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()}
     try:
@@ -59,6 +65,11 @@ def write(model: Mapping[str, Tensor], experiment: Experiment, out: Path | str) 
     except OSError as why:
         raise BadInput(f"{out} cannot be written: {why.strerror or why}; give a folder that can") from why
     return config
+
+
+def published(name: str) -> str:
+    """The name in a causal model of transformers: its layers lie below `model`, its output layer beside it."""
+    return f"lm_{name}" if name.startswith("head.") else f"model.{name}"
 
 
 def adapters(tensors: Mapping[str, Tensor], experiment: Experiment) -> dict[str, Tensor]:
