@@ -32,7 +32,7 @@ from flrce.pieces import Malformed, View
 from flrce.runs import parts, run_here
 from flrce.stops.worth import Worth
 from flrce.types import Payload, Selection, Task, Updates, Work
-from language import weights, write_folder
+from language import weights, write_folder, write_gguf
 
 R, IN, OUT = 4, 7, 5
 SHAPES = (("x.lora_A", (R, IN)), ("x.lora_B", (OUT, R)), ("bias", (3,)))
@@ -208,7 +208,7 @@ def test_text_by_role_and_its_mistakes(place):
     source = from_text(place / "plays.jsonl.gz", str(place / "model"), 16, most=3)
     assert source.groups == tuple(f"p:r{i}" for i in range(6))
     assert source.x.shape == (18, 16)
-    assert (source.kind, source.outputs, source.every) == ("tokens", 0, True)
+    assert (source.kind, source.outputs, source.every) == ("tokens", 288, True)
     tokens = opened(place / "model").tokenizer()
     assert tokens.decode(source.x[0].tolist()).startswith("the man on")
     np.testing.assert_array_equal(source.x[0, 1:], source.y[0, :-1])
@@ -250,7 +250,7 @@ def test_clients_whose_names_would_be_alike_stay_apart(place):
     assert len(set(groups)) == 6
     assert max(map(len, groups)) == 64
     path.write_text('{"client": "a", "text": "the man on"}\n{"text": "the man on"}')
-    with pytest.raises(BadInput, match="some lines name their client and others do not"):
+    with pytest.raises(BadInput, match="line 2 names no client, unlike those before it"):
         from_text(path, str(place / "model"), 16)
 
 
@@ -271,7 +271,7 @@ def test_a_tokenizer_that_is_none_is_told_by_its_key(place, path, says):
 def experiment(place, recipe, rounds=3, **tables):
     options = {"path": str(place / "model"), "rank": 4, **tables.pop("options", {})}
     data = {"path": str(place / "plays.jsonl.gz"), "tokenizer": str(place / "model"), "length": 16}
-    data["partition"] = "natural"
+    data |= {"partition": "natural", **tables.pop("data_more", {})}
     return flrce.Experiment(
         rounds=rounds, clients=6, per_round=3, data=data, model={"name": "llama", "options": options},
         objective={"name": "next-token", "metrics": ["perplexity", "accuracy"]},
@@ -279,6 +279,30 @@ def experiment(place, recipe, rounds=3, **tables):
         train={"batch": 4, "epochs": 1, "lr": 0.02, **({"optimizer": "adam"} if recipe != "fedkseed" else {})},
         engine={"workers": 1, "device": "cpu"}, **tables,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("net", ["gpt", "lstm", "auto"])
+def test_a_network_without_a_file_learns_the_same_text(place, net):
+    """As many embeddings and scores as the tokenizer has tokens, whatever the text uses of them."""
+    told = experiment(place, "fedavg", data_more={"trouble": [{"piece": "wrong-labels", "share": 0.2}]})
+    told = told.model_copy(update={"model": told.model.model_copy(update={"name": net, "options": {}})})
+    result = flrce.run(told)
+    assert {288} <= {n for x in result.model.values() for n in x.shape}
+    assert result.history[-1].headline < result.history[0].headline < 288  # a guess among all tokens
+
+
+def test_text_in_the_words_of_another_model_is_refused(place, tmp_path):
+    """All of its ids are within the model's vocabulary, and mean something else."""
+    other = write_folder(tmp_path / "other", weights())
+    told = json.loads((other / "tokenizer.json").read_text())
+    shifted = {token: (i + 7) % 285 + 3 for token, i in told["model"]["vocab"].items()}
+    told["model"]["vocab"] = shifted
+    (other / "tokenizer.json").write_text(json.dumps(told))
+    with pytest.raises(BadInput, match="every id would be another word; set both alike"):
+        parts(experiment(place, "fedit", options={"path": str(other)}))
+    (other / "tokenizer.json").unlink()  # weights alone: the text's tokenizer is taken at its word
+    parts(experiment(place, "fedit", options={"path": str(other)})).engine.close()
+    parts(experiment(place, "fedit", options={"path": str(write_gguf(tmp_path / "m.gguf", weights()))})).engine.close()
 
 
 SIZE = 2 * (4 * 128 + 4 * 96)  # of two layers' q and v adapters of rank 4

@@ -20,6 +20,7 @@ from flrce.engines.simulator import Simulator
 from flrce.engines.workers import Pooled, hire
 from flrce.errors import BadInput
 from flrce.fleet.costs import fleet, profile
+from flrce.formats.language import alike
 from flrce.linalg import LARGE
 from flrce.local.client import Runner, own_of
 from flrce.local.link import Estimates
@@ -129,6 +130,8 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
         log.warning("every sample is of class %r: there is nothing to tell apart; is data.target right?", *pool.classes)
     federation = experiment.federate(pool)
     named = experiment.model
+    if model is None and named.name == "llama" and d.tokenizer is not None:
+        _same_words(d.tokenizer, str((named.options or {}).get("path", "smollm2")))
     net = build_net(named.name, pool, experiment.seed, named.options) if model is None else model
     net = accepted(net)
     few = inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
@@ -148,6 +151,15 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     if experiment.train.batch == 1:
         alone(net, few)
     return federation, net
+
+
+def _same_words(tokenizer: str, path: str) -> None:
+    """BadInput where the ids of the text are words of another model."""
+    if not alike(tokenizer, path):
+        raise BadInput(
+            f"data.tokenizer = {tokenizer!r} numbers its tokens otherwise than the model of model.options.path = "
+            f"{path!r}: every id would be another word; set both alike"
+        )
 
 
 def device_of(experiment: Experiment) -> str:

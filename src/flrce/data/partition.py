@@ -117,7 +117,8 @@ def _top_up(parts: list[Index], minimum: int, rng: Generator) -> list[Index]:
 
 def _groups(source: Source, M: int) -> Index:
     if source.group is None:
-        raise BadInput(f"data.partition by group needs groups, {source.name} has none; use dirichlet, quantity or iid")
+        remedy = "use dirichlet, quantity or iid" if source.kind == "classes" else "set data.group, or use iid"
+        raise BadInput(f"data.partition by group needs groups, {source.name} has none; {remedy}")
     codes = np.asarray(source.group)
     if codes.dtype.kind not in "iu":
         raise BadInput(f"{source.name}'s group is {codes.dtype}; give whole numbers from 0 on, and names in groups")

@@ -26,6 +26,7 @@ def joined(parts: Sequence[Source], held: Sequence[bool] = (), name: str = "") -
     split = np.repeat(held, [len(part.y) for part in parts]).astype(bool) if held else _splits(parts)
     return replace(
         first, name=name or first.name, x=np.concatenate([part.x for part in parts]), y=y, classes=classes,
+        ids=max(part.ids for part in parts),
         group=np.concatenate(codes) if len(codes) == len(parts) else None,
         groups=groups if len(codes) == len(parts) else (), held=split,
     )  # fmt: skip

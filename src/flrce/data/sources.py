@@ -44,6 +44,7 @@ class Source:
     shift: float = 0.0
     kind: Kind = "classes"
     held: NDArray[np.bool_] | None = None  # (N,) the data's own test split; None: each client holds some back
+    ids: int = 0  # token ids that there are, where they have no names in `classes`
 
     def __repr__(self) -> str:
         """One line: what it is, not its samples."""
@@ -66,7 +67,7 @@ class Source:
         """How many numbers a network gives per sample, or per position where y is (N, L)."""
         if self.kind == "values":
             return 1 if self.y.ndim == 1 else int(self.y.shape[1])
-        return len(self.classes)
+        return len(self.classes) or self.ids
 
     @property
     def every(self) -> bool:
@@ -78,7 +79,7 @@ class Source:
         """How many token ids an embedding must know; 0 where x holds numbers."""
         if not self.tokens:
             return 0
-        known = len(self.classes) if self.kind == "tokens" else 0
+        known = self.outputs if self.kind == "tokens" else 0
         return max(known, int(self.x.max(initial=-1)) + 1)
 
     @staticmethod

@@ -78,7 +78,7 @@ class WrongLabels:
         """What stands in the place of these samples' labels."""
         if source.kind in ("values", "labels"):
             return np.asarray(source.y[rng.integers(0, len(source.y), len(own))])
-        right, classes = source.y[own], len(source.classes)
+        right, classes = source.y[own], source.outputs
         if classes < 2:
             raise BadInput(f"data.trouble wrong-labels: {source.name} has a single class; drop it")
         by = rng.integers(1, classes, right.shape) if self.how == "symmetric" else 1

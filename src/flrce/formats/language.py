@@ -59,6 +59,18 @@ def opened(path: Path | str) -> Language:
     raise BadInput(f"{str(where)!r} {what}; {REMEDY}")
 
 
+def alike(one: Path | str, other: Path | str) -> bool:
+    """Whether two models number most of their tokens alike; one without a tokenizer is like any."""
+    if located(one) == located(other):
+        return True
+    try:
+        ours, theirs = (opened(path).tokenizer().tokens for path in (one, other))
+    except BadInput:
+        return True
+    same = sum(a == b for a, b in zip(ours, theirs, strict=False))
+    return 2 * same > min(len(ours), len(theirs))
+
+
 def located(path: Path | str) -> Path:
     """Where a model lies; some have a name because a package brings them."""
     if not str(path).strip():

@@ -47,7 +47,7 @@ def from_text(
     """
     if how:
         raise BadInput(f"data.{min(how)} is not for text; drop it, or drop data.tokenizer")
-    path, tokens = Path(path), _tokenizer(tokenizer)
+    path, (tokens, ids) = Path(path), _tokenizer(tokenizer)
     if length < 2:
         raise BadInput(f"data.length = {length}: a window needs 2 ids at least")
     x: list[Ids] = []
@@ -55,13 +55,11 @@ def from_text(
     owners: list[str] = []
     held: list[bool] = []
     taken: dict[str, int] = {}
-    for owner, judged, (ids, answers) in _samples(path, tokens, length, group, test):
-        if owners and bool(owner) != bool(owners[-1]):
-            raise BadInput(f"{shown(path)}: some lines name their client and others do not; name all, or none")
+    for owner, judged, (asked, answers) in _samples(path, tokens, length, group, test):
         if most and taken.get(owner, 0) >= most:
             continue
         taken[owner] = taken.get(owner, 0) + 1
-        x.append(ids)
+        x.append(asked)
         y.append(answers)
         owners.append(owner)
         held.append(judged)
@@ -73,7 +71,7 @@ def from_text(
     x, y, owners, held = ([each[i] for i in kept] for each in (x, y, owners, held))  # type: ignore[assignment]
     made = Source(
         name or path.name.split(".")[0], np.stack(x), np.stack(y), (), kind="tokens",
-        held=np.array(held) if any(held) else None,
+        held=np.array(held) if any(held) else None, ids=ids,
     )  # fmt: skip
     known = list(dict.fromkeys(owners))
     if known == [""]:
@@ -82,9 +80,12 @@ def from_text(
     return replace(made, group=np.array([place[owner] for owner in owners], np.int64), groups=names(known))
 
 
-def _tokenizer(wanted: str) -> Tokenizer:
+def _tokenizer(wanted: str) -> tuple[Tokenizer, int]:
+    """A model's tokenizer, and how many ids there are: some know tokens that their model has no weights for."""
     try:
-        return opened(wanted).tokenizer()
+        model = opened(wanted)
+        tokens = model.tokenizer()
+        return tokens, min(len(tokens.tokens), model.sizes.vocabulary)
     except BadInput as why:
         raise BadInput(f"data.tokenizer = {wanted!r}: {why}") from why
 
@@ -146,10 +147,14 @@ def _samples(
             for pair in windows(tokens.encode(_decoded(read_bytes(file, LIMIT, REMEDY), file)), length, tokens.end):
                 yield file.stem, False, pair
         return
-    empty = 0
+    empty, named = 0, None
     for number, row in _rows(path):
         where = f"{shown(path)} line {number}"
         owner, judged = _owner(row, group, where), _judged(row, test, where)
+        if named not in (None, bool(owner)):
+            what = "names no client" if named else "names its client"
+            raise BadInput(f"{where} {what}, unlike those before it; name all, or none")
+        named = bool(owner)
         asked, told = (next((key for key in keys if key in row), "") for keys in (ASKED, ANSWERS))
         if asked and told:
             more = (_text(row, key, where) for key in MORE if key in row) if asked == "instruction" else ()
