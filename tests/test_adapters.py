@@ -111,6 +111,8 @@ def test_a_rank_above_what_a_layer_can_have_is_told_of(folder, caplog):
 def test_targets_and_ranks_are_checked(folder):
     with pytest.raises(BadInput, match="'w_proj' matches no linear layer of Llama; it has down_proj"):
         adapt(load(folder), targets="w_proj")
+    with pytest.raises(BadInput, match=r"'all-linear' .* up_proj, v_proj \('\*': all of them\)"):
+        adapt(load(folder), targets="all-linear")
     with pytest.raises(BadInput, match="rank = 0"):
         adapt(load(folder), rank=0)
     with pytest.raises(BadInput, match="targets names no layer"):
@@ -119,6 +121,13 @@ def test_targets_and_ranks_are_checked(folder):
         adapt(nn.Sequential(nn.ReLU()), targets="0")
     with pytest.raises(BadInput, match="adapt a network once"):
         adapt(adapted(folder))
+    with pytest.raises(BadInput, match="targets names no layer"):
+        adapt(load(folder), targets=" ,")
+    own = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    with pytest.raises(BadInput, match="'2' matches no linear layer"):
+        adapt(own, 1, targets="0,2")
+    assert all(p.requires_grad for p in own.parameters())  # nothing was touched: the next try is the first
+    assert [type(layer) for layer in adapt(own, 1, targets="0, 0,")] == [LoRA, nn.Linear]
     only = adapt(load(folder), 2, targets="layers.1.*.q_proj")
     assert [n for n, m in only.named_modules() if isinstance(m, LoRA)] == ["layers.1.self_attn.q_proj"]
 

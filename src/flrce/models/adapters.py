@@ -7,7 +7,7 @@ has fewer of, as in any sub-model.
 import copy
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -48,32 +48,36 @@ def adapt(
 
     Targets are last names of layers, or patterns of whole ones: "q_proj", "layers.2*.mlp.*".
     """
-    wanted = [each.strip() for each in (targets.split(",") if isinstance(targets, str) else targets)]
+    given = targets.split(",") if isinstance(targets, str) else targets
+    wanted = [each.strip() for each in given if each.strip()]
     if not 1 <= rank <= 4096 or not alpha > 0:
         raise BadInput(
             f"rank = {rank} and alpha = {alpha}: an adapter needs a rank from 1 to 4096 and an alpha above 0"
         )
-    linear = {name: layer for name, layer in net.named_modules() if _linear(layer)}
+    linear = {name: layer for name, layer in net.named_modules() if name and _linear(layer)}
     if not wanted:
         raise BadInput("targets names no layer; give last names of linear layers, such as q_proj,v_proj")
+    chosen = list(dict.fromkeys(name for target in wanted for name in _named(target, linear, net)))
     net.requires_grad_(False)
-    small = rank
-    for target in wanted:
-        here = [name for name in linear if name.rpartition(".")[2] == target or fnmatchcase(name, target)]
-        if not here and any(isinstance(layer, LoRA) for layer in net.modules()):
-            raise BadInput(f"targets: {target!r} matches no linear layer without an adapter; adapt a network once")
-        if not here:
-            few = ", ".join(sorted({name.rpartition(".")[2] for name in linear})[:9]) or "none"
-            raise BadInput(f"targets: {target!r} matches no linear layer of {type(net).__name__}; it has {few}")
-        for name in here:
-            parent, _, last = name.rpartition(".")
-            holder = net.get_submodule(parent)
-            if not isinstance(getattr(holder, last), LoRA):
-                small = min(int(linear[name].in_features), int(linear[name].out_features), small)
-                setattr(holder, last, LoRA(linear[name], rank, alpha))
+    for name in chosen:
+        parent, _, last = name.rpartition(".")
+        setattr(net.get_submodule(parent), last, LoRA(linear[name], rank, alpha))
+    small = min(int(side) for name in chosen for side in (linear[name].in_features, linear[name].out_features))
     if small < rank:
         log.warning("rank %d: no change of a layer with a side of %d has more than that; lower it", rank, small)
     return net
+
+
+def _named(target: str, linear: Mapping[str, nn.Module], net: nn.Module) -> list[str]:
+    """Names of the linear layers that a target means."""
+    here = [name for name in linear if name.rpartition(".")[2] == target or fnmatchcase(name, target)]
+    if not here and any(isinstance(layer, LoRA) for layer in net.modules()):
+        raise BadInput(f"targets: {target!r} matches no linear layer without an adapter; adapt a network once")
+    if not here:
+        few = ", ".join(sorted({name.rpartition(".")[2] for name in linear})[:9])
+        has = f"{few} ('*': all of them)" if few else "none"
+        raise BadInput(f"targets: {target!r} matches no linear layer of {type(net).__name__}; it has {has}")
+    return here
 
 
 def _linear(layer: nn.Module) -> bool:
