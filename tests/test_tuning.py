@@ -503,6 +503,14 @@ def test_probing_single_weights_is_told_of(place, caplog):
     assert "set model.options.seeds" in caplog.text
 
 
+def test_a_round_that_is_not_judged_is_still_of_its_metric(place):
+    told = experiment(place, "fedit", rounds=3)
+    engine = told.engine.model_copy(update={"eval_every": 2})
+    history = flrce.run(told.model_copy(update={"engine": engine})).history
+    assert [(record.metric, record.lower) for record in history] == [("perplexity", True)] * 3
+    assert [record.headline is None for record in history] == [True, False, False]
+
+
 def test_a_run_that_no_budget_pays_for_is_still_of_its_metric(place):
     found = flrce.run(experiment(place, "fedit", stop={"bytes": 100.0}))
     assert found.summary["rounds"] == 0

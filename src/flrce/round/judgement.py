@@ -24,7 +24,7 @@ def judge(record: Record, engine: Engine, state: State, model: Tensor, last: boo
     once = engine.judges_once
     seen = engine.evaluate(model if once else state.w, record.t, last, state.carry)
     if seen is None:
-        return record
+        return unjudged(record, engine)
     averaged = None if once or model is state.w else engine.evaluate(model, record.t, last, state.carry)
     return judged(record, seen, averaged)
 
@@ -79,7 +79,7 @@ def heard(record: Record, replies: Sequence[Reply], engine: Engine) -> Record:
 
 
 def unjudged(record: Record, engine: Engine) -> Record:
-    """The record of a round without a model to judge: what it would have been judged by is known all the same."""
+    """The record of a round whose model is not judged: what it would have been judged by is known all the same."""
     scale = _yardstick(engine)
     return replace(record, metric=scale.metric, lower=scale.lower)
 
