@@ -1,8 +1,10 @@
 """The ready app and `flrce deploy init`: what is written is what is shipped as an example, and it runs."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,25 @@ def test_the_example_is_what_deploy_init_writes():
         assert (EXAMPLE / path).read_text() == text, f"{path}: write examples/flower-app anew with deploy init"
     kept = Experiment.load(EXAMPLE / "flower_app" / "experiment.toml")
     assert kept == Experiment.load(ROOT / "experiments" / "digits.toml", ['engine.name="flower"'])
+
+
+def test_an_app_depends_on_what_an_index_has():
+    """flrce itself is installed from its checkout or wheel, as the app's README says."""
+    page = (ROOT / "docs" / "tutorial-flower.md").read_text()
+    tutorial = page.partition("# pyproject.toml\n")[2].partition("```")[0]
+    for text in (render("fleet", "me", own=True)["pyproject.toml"], tutorial):
+        names = [re.match(r"[\w-]+", each)[0] for each in tomllib.loads(text)["project"]["dependencies"]]
+        assert names == ["flwr"]
+    assert "pip install './flrce-VERSION-py3-none-any.whl[flower]'" in render("fleet", "me", own=True)["README.md"]
+
+
+def test_a_written_app_that_cannot_run_says_so_in_one_line(tmp_path):
+    assert main(["deploy", "init", str(tmp_path / "fleet")]) == 0
+    command = [sys.executable, "-m", "fleet", "--state", "run", "--set", "data.path=nowhere.jsonl data.tokenizer=gone"]
+    done = subprocess.run(command, cwd=tmp_path / "fleet", capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: data.path 'nowhere.jsonl' does not exist; give")
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["experiment", "own"])

@@ -2,6 +2,7 @@
 
 import argparse
 
+from flrce.errors import BadInput
 from flrce.flower import LocalGrid
 
 from flower_app.client_app import app
@@ -14,5 +15,8 @@ parser.add_argument("--state", default=None, help="run directory, and where a ki
 wanted = parser.parse_args()
 config = {"set": wanted.set}
 grid = LocalGrid(app, wanted.nodes, config)
-result = serve(grid, config, state=wanted.state, wait_for_nodes=10.0)
+try:
+    result = serve(grid, config, state=wanted.state, wait_for_nodes=10.0)
+except BadInput as why:
+    parser.exit(2, f"error: {why}\n")
 print(f"{len(result.history)} rounds; stopped early: {result.stopped or 'no'}")
