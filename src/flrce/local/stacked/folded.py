@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from flrce.errors import BadInput
 from flrce.local.stacked.batched import Convolving
+from flrce.local.stacked.functions import Functions
 from flrce.local.stacked.layers import Draw, Samples, Tensors
 from flrce.local.stacked.leaf import Pass
 from flrce.local.stacked.leaves import LEAVES, Dropout, Sequence, known
 from flrce.local.stacked.trial import agrees
+from flrce.local.stacked.units import Unit, held
 from flrce.models.chain import Chain
 from flrce.models.flat import tensors
 
@@ -27,15 +30,26 @@ class FoldedNet:
     def __init__(self, module: nn.Module, samples: Samples, links: Chain | None = None,
                  convolving: Convolving = "columns", lanes: int = 2) -> None:  # fmt: skip
         self.samples, self.links = samples, links
-        self.now = Pass(convolving=convolving)
-        self.source = module
-        shared = {id(p): p for p in module.parameters() if not p.requires_grad}  # held once, however many ways
-        self.module = _replaced(copy.deepcopy(module, shared), self.now)
-        self.now.learning = True
+        self.convolving, self.source = convolving, module
         try:
-            agrees(self, module, lanes)
-        finally:
-            self.now.learning = False
+            self._make(lanes, whole=False)
+        except BadInput as why:
+            if lanes == 1:
+                raise
+            try:  # code that uses its layers' weights itself, or that must see one lane's samples alone
+                self._make(lanes, whole=True)
+            except BadInput:
+                raise why from None
+
+    def _make(self, lanes: int, whole: bool) -> None:
+        """The module of many lanes, tried. `whole`: all of its own code under vmap."""
+        self.now = Pass(convolving=self.convolving, alone=lanes == 1)
+        self.functions = Functions(self.now)
+        shared = {id(p): p for p in self.source.parameters() if not p.requires_grad}  # held once, however many ways
+        self.module = _replaced(copy.deepcopy(self.source, shared), self.now, whole)
+        self.trying = True
+        agrees(self, self.source, lanes)
+        self.trying = False
 
     def cut(self, first: int) -> int:
         """The place in the chain of the first layer that trains."""
@@ -58,12 +72,14 @@ class FoldedNet:
         now = self.now
         now.tensors, now.count, now.training, now.frozen = t, count, training, frozen
         now.k, now.batch = x.shape[:2]
+        now.samples = now.batch
+        now.learning = self.trying and training
         now.made.clear()
         self.module.train(training)
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            with torch.set_grad_enabled(training):
+            with torch.set_grad_enabled(training), self.functions:
                 y: Tensor = self.module(x.flatten(0, 1))
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
@@ -79,8 +95,13 @@ class FoldedNet:
                 sizes.append(3 * out[0].numel() * layer.num_layers)  # gates and cells of every step
             elif isinstance(out, Tensor):
                 sizes.append(out.numel())
-            if isinstance(layer, nn.Conv1d | nn.Conv2d) and self.now.convolving in ("columns", "rows"):
+            if self.now.convolving not in ("columns", "rows"):
+                return
+            if isinstance(layer, nn.Conv1d | nn.Conv2d):
                 columns.append(3 * given[0].numel() * int(torch.Size(layer.kernel_size).numel()))
+            elif isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d):
+                seen = layer.in_channels * int(torch.Size(layer.kernel_size).numel())  # by each pixel that is made
+                columns.append(3 * out[0, 0].numel() * seen)
 
         module = copy.deepcopy(self.source, {id(p): p for p in self.source.parameters() if not p.requires_grad}).eval()
         for layer in module.modules():
@@ -91,32 +112,34 @@ class FoldedNet:
         return 4 * (6 * sum(sizes) + max(columns))
 
 
-def _replaced(module: nn.Module, now: Pass) -> nn.Module:
+def _replaced(module: nn.Module, now: Pass, whole: bool) -> nn.Module:
     """The module with leaves in place of layers that hold tensors of a lane's own."""
     names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     names |= {id(b): name for name, b, trained in tensors(module) if not trained}
     made: dict[int, nn.Module] = {}
 
     def own(layer: nn.Module, deep: bool) -> dict[str, str]:
-        held = (*layer.named_parameters(recurse=deep), *layer.named_buffers(recurse=deep))
-        return {name: names[id(x)] for name, x in held if id(x) in names}
+        return {name: names[id(x)] for name, x in held(layer, deep) if id(x) in names}
 
-    def visit(path: str, layer: nn.Module) -> nn.Module:
+    def visit(path: str, layer: nn.Module, within: bool) -> nn.Module:
+        """`within`: a Unit, whose tensors outside of leaves are the Unit's."""
         if id(layer) in made:
             return made[id(layer)]
-        whole = type(layer) is nn.MultiheadAttention and own(layer, deep=True)
-        if own(layer, deep=False) or whole or LEAVES.get(type(layer)) is Dropout:
+        some = own(layer, deep=type(layer) is nn.MultiheadAttention or is_parametrized(layer))
+        if some or LEAVES.get(type(layer)) is Dropout:
             leaf = known(layer)
-            made[id(layer)] = leaf(path, layer, own(layer, deep=True), now)
-            for inner in layer.modules():
-                if inner is not layer and isinstance(inner, nn.modules.batchnorm._BatchNorm):
-                    raise BadInput(f"BatchNorm at {path!r} lies within a module with weights of its own")
-            return made[id(layer)]
-        made[id(layer)] = layer
-        for name, child in layer.named_children():
-            layer._modules[name] = visit(f"{path}.{name}".lstrip("."), child)
+            if leaf is not Unit:
+                made[id(layer)] = leaf(path, layer, own(layer, deep=True), now)
+                return made[id(layer)]
+        unit = Unit(path, layer, own(layer, deep=True), now) if (some or (whole and not path)) and not within else None
+        made[id(layer)] = unit or layer
+        for name, child in layer._modules.items():
+            if child is not None:
+                layer._modules[name] = visit(f"{path}.{name}".lstrip("."), child, within or unit is not None)
         if type(layer) is nn.Sequential:
             layer.__class__ = Sequence
-        return layer
+        if unit is not None:
+            unit.bare = own(layer, deep=True)
+        return made[id(layer)]
 
-    return visit("", module)
+    return visit("", module, within=False)

@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from flrce.errors import BadInput
 from flrce.local.stacked.layers import Draw, Samples, Tensors
 from flrce.local.stacked.trial import agrees
+from flrce.local.stacked.units import held, with_tensors
 from flrce.models.chain import hooked
 
 
@@ -17,6 +17,8 @@ class FunctionalNet:
         if found := hooked(module):  # it may leave a lane's tensors behind
             raise BadInput(f"{type(module).__name__} has {found}, which lanes do not follow")
         self.module, self.samples = module, samples
+        first = {id(x): name for name, x in (*module.named_parameters(), *module.named_buffers())}
+        self.names = {name: first[id(x)] for name, x in held(module)}
         agrees(self, module)
 
     def logits(
@@ -31,7 +33,8 @@ class FunctionalNet:
         """x (k, B, ...)."""
 
         def one(tensors: Tensors, x: Tensor) -> Tensor:
-            y: Tensor = functional_call(self.module, tensors, (x,))
+            own = {name: tensors[first] for name, first in self.names.items() if first in tensors}
+            y: Tensor = with_tensors(self.module, own, (x,), {})
             return y
 
         self.module.train(training)

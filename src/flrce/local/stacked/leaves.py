@@ -4,21 +4,21 @@ Whatever has no weights (sums, activations, pooling, attention) then runs as the
 whose weights are fixed runs once over everyone's samples.
 """
 
-import zlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from flrce.errors import BadInput
-from flrce.local.stacked.batched import affine_shape, convolve, drop, linear, lookup, normalise_batch
-from flrce.local.stacked.leaf import Leaf, Tensors
+from flrce.local.stacked.batched import affine_shape, convolve, linear, lookup, normalise_batch
+from flrce.local.stacked.leaf import Leaf
 from flrce.local.stacked.norms import batch_norm, fits, group_norm
 from flrce.local.stacked.norms_last import batch_norm_last, group_norm_last, lies_last
 from flrce.local.stacked.sequences import Attention, Recurrent
+from flrce.local.stacked.transposed import Transposed
+from flrce.local.stacked.units import Unit
 
 
 class Linear(Leaf):
@@ -51,34 +51,64 @@ class Embedding(Leaf):
         return self.together(lookup(weight, self.apart(x), self.layer.padding_idx))
 
 
+class Bag(Leaf):
+    """nn.EmbeddingBag of as many words a sample: ids (B, L)."""
+
+    def run(self, live: bool, x: Tensor, offsets: None = None, per_sample_weights: None = None) -> Tensor:
+        if offsets is not None or per_sample_weights is not None:
+            raise BadInput(f"{self.path!r} takes bags of its own lengths or weights, which lanes do not follow")
+        weight, padding, ids = self.tensor("weight"), self.layer.padding_idx, self.apart(x)  # ids (k, B, L)
+        assert weight is not None
+        words = lookup(weight, ids, padding)  # (k, B, L, D)
+        if padding is None:
+            return self.together(words.mean(2) if self.layer.mode == "mean" else words.sum(2))
+        real = (ids != padding).to(words.dtype)[..., None]
+        total = (words * real).sum(2)
+        return self.together(total / real.sum(2).clamp(min=1) if self.layer.mode == "mean" else total)
+
+
+INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
 class SampleNorm(Leaf):
-    """GroupNorm and LayerNorm: statistics of each sample alone, so that only scale and shift are a lane's own."""
+    """Norms by statistics of each sample alone (group, instance, layer, RMS): only scale and shift are a lane's own."""
+
+    @property
+    def groups(self) -> int:
+        """Groups of channels that have statistics of their own; 0: no channels, but the last dimensions."""
+        layer = self.layer
+        if isinstance(layer, INSTANCE):
+            return int(layer.num_features)
+        return int(layer.num_groups) if isinstance(layer, nn.GroupNorm) else 0
+
+    def _fused(self, x: Tensor) -> bool:
+        layer = self.layer
+        return bool(self.groups) and fits(x) and (layer.weight is None) == (layer.bias is None)
 
     def joins(self, x: Tensor) -> bool:
         """Whether `run` takes a ReLU behind it along."""
-        layer = self.layer
-        plain = isinstance(layer, nn.GroupNorm) and (layer.weight is None) == (layer.bias is None)
-        return plain and fits(x) and lies_last(x)
+        return self._fused(x) and lies_last(x)
 
     def run(self, live: bool, x: Tensor, relu: bool = False) -> Tensor:
         layer = self.layer
+        weight = self.tensor("weight")
+        bias = None if isinstance(layer, nn.RMSNorm) else self.tensor("bias")
         if self.joins(x):
-            weight, bias = self.tensor("weight"), self.tensor("bias")
-            return self.together(group_norm_last(self.apart(x), weight, bias, layer.num_groups, layer.eps, relu))
-        if isinstance(layer, nn.GroupNorm) and fits(x) and (layer.weight is None) == (layer.bias is None):
-            weight, bias = self.tensor("weight"), self.tensor("bias")
-            return self.together(group_norm(self.apart(x), weight, bias, layer.num_groups, layer.eps))
-        if isinstance(layer, nn.GroupNorm):
-            x = F.group_norm(x, layer.num_groups, eps=layer.eps)
+            return self.together(group_norm_last(self.apart(x), weight, bias, self.groups, layer.eps, relu))
+        if self._fused(x):
+            return self.together(group_norm(self.apart(x), weight, bias, self.groups, layer.eps))
+        if self.groups:
+            x = F.group_norm(x, self.groups, eps=layer.eps)
+        elif isinstance(layer, nn.RMSNorm):
+            x = F.rms_norm(x, layer.normalized_shape, eps=layer.eps)
         else:
             x = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
         y = self.apart(x)
-        weight, bias = self.tensor("weight"), self.tensor("bias")
         y = y if weight is None else y * self._wide(weight, y)
         return self.together(y if bias is None else y + self._wide(bias, y))
 
     def _wide(self, tensor: Tensor, y: Tensor) -> Tensor:
-        if isinstance(self.layer, nn.GroupNorm):
+        if self.groups:
             return affine_shape(tensor, y)
         shape = self.layer.normalized_shape
         return tensor.reshape(len(tensor), *(1,) * (y.dim() - 1 - len(shape)), *shape)
@@ -148,6 +178,8 @@ def joined(layer: nn.Module, behind: nn.Module, x: Any) -> bool:
     """Whether a norm's kernel takes the ReLU behind it along; not where somebody asked to see what goes through it."""
     if type(behind) is not nn.ReLU or not isinstance(layer, SampleNorm | BatchNorm) or not isinstance(x, Tensor):
         return False
+    if layer.now.mapped is not None:  # how all lanes' values lie is not seen from within one
+        return False
     watched = behind._forward_hooks or behind._forward_pre_hooks or behind._backward_hooks
     return not watched and not behind._backward_pre_hooks and layer.joins(x)
 
@@ -156,57 +188,23 @@ class Dropout(Leaf):
     """Masks are counted, not drawn from a generator (batched.drop)."""
 
     def run(self, live: bool, x: Tensor) -> Tensor:
-        call = self.now.call(f"{self.path}!")
-        return self.dropped(x, self.layer.p, call, not isinstance(self.layer, nn.Dropout)) if live else x
-
-    def dropped(self, x: Tensor, p: float, call: int, channels: bool) -> Tensor:
-        if self.now.draw is None or not p:
-            return x
-        place = zlib.crc32(f"{self.path} {call}".encode())
-        lanes = x.reshape(self.now.k, -1, *x.shape[1:])
-        return drop(lanes, p, *self.now.draw, place, channels).reshape(x.shape)
-
-
-class Unit(Leaf):
-    """Any other module with tensors of its own, through torch.func: vmap over the lanes."""
-
-    def run(self, live: bool, *args: Any, **more: Any) -> Any:
-        now = self.now
-        self.layer.train(live)
-        own = {name: now.tensors[full] for name, full in self.names.items()}
-        if now.k == 1:
-            return functional_call(self.layer, {name: x[0] for name, x in own.items()}, args, more)
-        values, spec = pytree.tree_flatten((args, more))
-        laned = [isinstance(x, Tensor) and x.dim() > 0 and self._laned(x, i) for i, x in enumerate(values)]
-        split = [x.reshape(now.k, -1, *x.shape[1:]) if lane else x for x, lane in zip(values, laned, strict=True)]
-
-        def one(tensors: Tensors, *given: Any) -> Any:
-            inside, keys = pytree.tree_unflatten(list(given), spec)
-            return functional_call(self.layer, tensors, inside, keys)
-
-        dims = (dict.fromkeys(own, 0), *(0 if lane else None for lane in laned))
-        y = torch.vmap(one, dims)(own, *split)
-        return pytree.tree_map(lambda out: out.flatten(0, 1) if isinstance(out, Tensor) else out, y)
-
-    def _laned(self, x: Tensor, i: int) -> bool:
-        now, key = self.now, (f"{self.path}#{i}", self.now.call(f"{self.path}#{i}"))
-        if now.learning:
-            now.calls[key] = x.shape[0] == now.k * now.batch
-        return now.calls.get(key, True)
+        return self.dropped(x, self.layer.p, channels=not isinstance(self.layer, nn.Dropout)) if live else x
 
 
 #: layers with a batched form; anything else that has tensors of its own becomes a Unit
 LEAVES: dict[type[nn.Module], type[Leaf]] = {
-    nn.Linear: Linear, nn.Conv1d: Conv, nn.Conv2d: Conv, nn.Embedding: Embedding, nn.GroupNorm: SampleNorm,
-    nn.LayerNorm: SampleNorm, nn.BatchNorm1d: BatchNorm, nn.BatchNorm2d: BatchNorm, nn.BatchNorm3d: BatchNorm,
-    nn.LSTM: Recurrent, nn.GRU: Recurrent, nn.MultiheadAttention: Attention,
-    nn.Dropout: Dropout, nn.Dropout1d: Dropout, nn.Dropout2d: Dropout,
+    nn.Linear: Linear, nn.Conv1d: Conv, nn.Conv2d: Conv, nn.ConvTranspose1d: Transposed,
+    nn.ConvTranspose2d: Transposed, nn.Embedding: Embedding, nn.EmbeddingBag: Bag, nn.GroupNorm: SampleNorm,
+    nn.LayerNorm: SampleNorm, nn.RMSNorm: SampleNorm, **dict.fromkeys(INSTANCE, SampleNorm),
+    nn.BatchNorm1d: BatchNorm, nn.BatchNorm2d: BatchNorm, nn.BatchNorm3d: BatchNorm,
+    nn.RNN: Recurrent, nn.LSTM: Recurrent, nn.GRU: Recurrent, nn.MultiheadAttention: Attention,
+    nn.Dropout: Dropout, nn.Dropout1d: Dropout, nn.Dropout2d: Dropout, nn.Dropout3d: Dropout,
 }  # fmt: skip
 
 
 def known(layer: nn.Module) -> type[Leaf]:
     """The leaf for a layer, or BadInput where it would do something else."""
-    leaf = LEAVES.get(type(layer), Unit)
+    leaf = LEAVES.get(type_before_parametrizations(layer), Unit)
     if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats and layer.momentum is None:
         raise BadInput("a BatchNorm without momentum counts its batches, which lanes do not")
     return leaf if _plain(leaf, layer) else Unit
@@ -214,11 +212,13 @@ def known(layer: nn.Module) -> type[Leaf]:
 
 def _plain(leaf: type[Leaf], layer: Any) -> bool:
     """Whether a layer uses nothing that its leaf lacks."""
-    if leaf is Embedding:
-        return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+    if leaf in (Embedding, Bag):
+        bare = layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+        return bool(bare and (leaf is Embedding or layer.mode != "max"))
+    if isinstance(layer, INSTANCE):
+        return not layer.track_running_stats
     if leaf is Recurrent:
-        return not layer.proj_size and not (layer.dropout and layer.num_layers > 1)
+        return not layer.proj_size
     if leaf is Attention:
-        bare = layer.bias_k is None and not layer.add_zero_attn and not layer.dropout
-        return bool(layer._qkv_same_embed_dim and bare)
+        return bool(layer._qkv_same_embed_dim and layer.bias_k is None and not layer.add_zero_attn)
     return True

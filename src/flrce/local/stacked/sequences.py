@@ -1,4 +1,4 @@
-"""Layers over positions, one set of weights for each lane: nn.LSTM, nn.GRU and nn.MultiheadAttention."""
+"""Layers over positions, one set of weights for each lane: nn.RNN, nn.LSTM, nn.GRU and nn.MultiheadAttention."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +9,14 @@ from torch.nn import functional as F
 
 from flrce.local.stacked.batched import linear
 from flrce.local.stacked.cells import GRU, LSTM
+from flrce.local.stacked.functions import weighed
 from flrce.local.stacked.leaf import Leaf, Pass
 
 
 class Recurrent(Leaf):
-    """nn.LSTM and nn.GRU, layer by layer and, where they are bidirectional, way by way."""
+    """nn.RNN, nn.LSTM and nn.GRU, layer by layer and, where they are bidirectional, way by way."""
+
+    inputs = 3
 
     def __init__(self, path: str, layer: nn.Module, names: Mapping[str, str], now: Pass) -> None:
         super().__init__(path, layer, names, now)
@@ -21,11 +24,13 @@ class Recurrent(Leaf):
 
     def run(self, live: bool, x: Tensor, state: Any = None) -> Any:
         layer, k = self.layer, self.now.k
-        gated = isinstance(layer, nn.GRU)
+        celled = isinstance(layer, nn.LSTM)
         x = self.apart(x).transpose(1, 2)  # (k, L, B, I)
-        first = self._first(x, (state,) if gated and state is not None else state)
+        first = self._first(x, state if celled or state is None else (state,))
         lasts: list[tuple[Tensor, ...]] = []
         for depth in range(layer.num_layers):
+            if depth and layer.dropout and live:
+                x = self.dropped(x.transpose(1, 2).flatten(0, 1), layer.dropout).unflatten(0, (k, -1)).transpose(1, 2)
             ways = []
             for way in range(2 if layer.bidirectional else 1):
                 end = f"l{depth}" + "_reverse" * way
@@ -39,11 +44,15 @@ class Recurrent(Leaf):
         final = tuple(
             torch.stack(each).reshape(len(lasts), k * self.now.batch, -1) for each in zip(*lasts, strict=True)
         )
-        return out, final[0] if gated else final
+        return out, final if celled else final[0]
+
+    def counts(self, i: int) -> int:
+        return self.at if i == 0 else 1  # states are (layers, B, H)
 
     def _way(self, x: Tensor, end: str, first: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One layer in one direction: (states (L, k, B, H), the last ones)."""
         (wi, wh), gated = self._weights(end), isinstance(self.layer, nn.GRU)
+        plain = isinstance(self.layer, nn.RNN)
         bi, bh = (self.tensor(f"bias_{s}h_{end}") if self.layer.bias else None for s in "ih")
         bias = bi if gated or bi is None or bh is None else bi + bh
         gates = linear(x, wi, bias).transpose(0, 1).contiguous()  # (L, k, B, gates)
@@ -52,6 +61,12 @@ class Recurrent(Leaf):
             bh = wh.new_zeros(wh.shape[:2]) if bh is None else bh.to(gates.dtype)
             y: Any = GRU.apply(gates, wh, bh, first[0])
             return y, (y[-1],)
+        if plain:
+            turn = torch.tanh if self.layer.nonlinearity == "tanh" else torch.relu
+            states = [first[0]]
+            for gate in gates:
+                states.append(turn(gate + torch.bmm(states[-1], wh.mT)))
+            return torch.stack(states[1:]), (states[-1],)
         y, cell = LSTM.apply(gates, wh, *first)
         return y, (y[-1], cell)
 
@@ -68,11 +83,13 @@ class Recurrent(Leaf):
         shape = (many, self.now.k, self.now.batch, layer.hidden_size)
         if state is not None:
             return [each.reshape(shape) for each in state]
-        return [x.new_zeros(shape, dtype=torch.float32)] * (1 if isinstance(layer, nn.GRU) else 2)
+        return [x.new_zeros(shape, dtype=torch.float32)] * (2 if isinstance(layer, nn.LSTM) else 1)
 
 
 class Attention(Leaf):
     """nn.MultiheadAttention without weights handed back: torch's own attention over everyone's samples."""
+
+    inputs = 3
 
     def __init__(self, path: str, layer: nn.Module, names: Mapping[str, str], now: Pass) -> None:
         super().__init__(path, layer, names, now)
@@ -102,10 +119,16 @@ class Attention(Leaf):
             if keys.dtype == torch.bool:
                 keys = torch.zeros_like(keys, dtype=parts[0].dtype).masked_fill(keys, -torch.inf)
             mask = keys[:, None, None] + (0 if mask is None else mask)
-        seen = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
+        if layer.dropout and live:
+            seen = self.dropped(weighed(parts[0], parts[1], mask), layer.dropout) @ parts[2]
+        else:
+            seen = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
         out = seen.transpose(1, 2).flatten(2).unflatten(0, (k, -1))
         weight, bias = self.mixing()
         return self.together(linear(out, weight, bias)), None
+
+    def counts(self, i: int) -> int:
+        return self.at if i < self.inputs else 0  # masks have samples first
 
     def mixing(self) -> tuple[Tensor, Tensor | None]:
         """The last projection, a layer of its own within this one."""

@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from flrce.errors import BadInput
 from flrce.local.precision import exact
+from flrce.local.stacked.functions import Undropped
 from flrce.local.stacked.layers import ChainNet, Draw, Samples, Tensors
 from flrce.local.stacked.reading import Reading, Still
 from flrce.local.stacked.triton_block import usable
@@ -86,6 +87,7 @@ def _agrees(net: Tried, module: nn.Module, lanes: int, dtype: torch.dtype, close
     drawn, still = states(device), Still(net.module, others)
     try:
         here = _together(net, trained, others, x)
+        net.outputs({**trained, **_cloned(others)}, x, _real(x), training=False)
         if drawn == states(device) and not still.moved:
             with Reading((x, *trained.values(), *others.values())) as reading:
                 again = net.outputs({**trained, **_cloned(others)}, x, _real(x), training=True)[:, :-1]
@@ -197,6 +199,8 @@ def _alone(module: nn.Module, trained: Tensors, others: Tensors, x: Tensor) -> l
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.p = 0.0  # lanes count what they drop, and drop nothing here
+        elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+            layer.dropout = 0.0
     known = dict(module.named_parameters())
     pieces: list[list[Tensor]] = []
     for i in range(len(x)):
@@ -205,7 +209,8 @@ def _alone(module: nn.Module, trained: Tensors, others: Tensors, x: Tensor) -> l
         for name, value in moving.items():
             parent, _, last = name.rpartition(".")
             module.get_submodule(parent)._buffers[last] = value[i]
-        y = module(x[i, :-1])
+        with Undropped():
+            y = module(x[i, :-1])
         push = _push((len(x), *y.shape), y)[i]
         grads = _gradients((y * push).sum(), [known[name] for name in trained])
         pieces.append([y.detach(), *grads])

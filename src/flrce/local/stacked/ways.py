@@ -58,7 +58,8 @@ def candidates(net: nn.Module, chained: bool, triton: bool = False) -> list[Way]
     """What may be tried for a network, in the order of preference; `triton`: whether the device has it."""
     ways: list[Way] = [Way("chain")] if chained else []
     ways.append(Way("folded"))
-    if any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in net.modules()):
+    convolving = nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d | nn.ConvTranspose2d
+    if any(isinstance(layer, convolving) for layer in net.modules()):
         last: tuple[Convolving, ...] = ("rows", "direct") if triton else ("rows",)
         ways += [Way("folded", how, many) for how in last for many in (1, 2)]
         ways += [Way("folded", "grouped"), Way("folded", "each")]

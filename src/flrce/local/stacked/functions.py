@@ -1,0 +1,96 @@
+"""Functions of torch that a network's own code may call, as leaves would do it: what drops, and attention."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from flrce.local.stacked.leaf import Leaf, Pass
+
+CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d)
+attention = F.scaled_dot_product_attention
+
+
+class Functions(TorchFunctionMode):
+    """While a network of many lanes runs."""
+
+    def __init__(self, now: Pass) -> None:
+        super().__init__()
+        self.now = now
+        self.drop, self.attend = (
+            Drop("F.dropout", nn.Identity(), {}, now),
+            Attend("F.attention", nn.Identity(), {}, now),
+        )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        more = kwargs or {}
+        if func is F.dropout or func in CHANNELS:
+            return self._dropped(func, *args, **more)
+        if func is attention:
+            return self._attended(*args, **more)
+        return func(*args, **more)
+
+    def _dropped(
+        self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not (training and self.now.training):
+            return func(input, p, training, inplace)  # type: ignore[no-any-return]
+        found: Tensor = self.drop(input, p, func in CHANNELS)
+        return found
+
+    def _attended(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        if dropout_p and self.now.training:
+            if enable_gqa:
+                key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+            seen = weighed(query, key, attn_mask, is_causal, scale)
+            return self.drop(seen, dropout_p) @ value
+        run: Any = attention if self.now.mapped is None or attn_mask is not None else self.attend
+        more = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return run(query, key, value, attn_mask, **more)
+
+
+class Undropped(TorchFunctionMode):
+    """While a module of one lane runs: its functions drop nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        more = kwargs or {}
+        if func is F.dropout or func in CHANNELS:
+            return args[0] if args else more["input"]
+        if func is attention and len(args) > 4:
+            args = (*args[:4], 0.0, *args[5:])
+        elif func is attention:
+            more = {**more, "dropout_p": 0.0}
+        return func(*args, **more)
+
+
+class Drop(Leaf):
+    def run(self, live: bool, x: Tensor, p: float, channels: bool = False) -> Tensor:
+        return self.dropped(x, p, channels)
+
+
+class Attend(Leaf):
+    """Attention over everyone's samples."""
+
+    inputs = 3
+
+    def run(self, live: bool, query: Tensor, key: Tensor, value: Tensor, mask: None, **more: Any) -> Tensor:
+        return attention(query, key, value, mask, **more)
+
+
+def weighed(
+    query: Tensor, key: Tensor, mask: Tensor | None, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Attention's weights (..., L, S), as torch's own attention has them; a mask of True says what is seen."""
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1)
