@@ -119,7 +119,8 @@ def convolve(
     if way == "each":
         biases: Any = [None] * k if bias is None else bias
         return torch.stack([native(*lane, *more, groups) for lane in zip(x, weight, biases, strict=True)])
-    if way == "grouped":
+    depthwise = groups > 1 and weight.shape[2] == 1  # one channel an output: torch's own kernels, no product
+    if way == "grouped" or depthwise:
         side = x.transpose(0, 1).flatten(1, 2)  # (B, k C, ...)
         joined = None if bias is None else bias.flatten()
         y: Tensor = native(side, weight.flatten(0, 1), joined, *more, k * groups)
