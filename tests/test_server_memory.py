@@ -1,13 +1,16 @@
 """What a run says beforehand that it will take, against what it takes."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
+import flrce
 from flrce.errors import BadInput
 from flrce.recipes import CATALOGUE
 from flrce.round import memory
+from flrce.runs import parts
 
 MODEL = 4_400_000  # floats, a large model: 32 of them are 563 MB, far above what allocators keep
 CODE = """
@@ -72,3 +75,57 @@ def test_the_sketch_that_is_advised_leaves_room_for_a_worker(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 24_000_000_000)
     with pytest.raises(BadInput, match=r'piece = "relationship", sketch = 33554432\)'):  # 2.7 GB; twice that: 5.4
         memory.preflight(CATALOGUE["flrce"](P=10, preset="paper"), 20, D, D)
+
+
+def test_workers_are_counted_with_the_server(monkeypatch, caplog):
+    """28 models for the server, 10 for each worker, of 0.54 GB: 15.1 and 5.4 GB. Three workers want 31.3 GB in all."""
+    D = 135_000_000
+    recipe = CATALOGUE["fedavg"](P=10)
+    each = memory.worker(D)
+    assert each == 4 * D * 10
+    monkeypatch.setattr(memory, "available", lambda: 26_000_000_000)
+    memory.preflight(recipe, 100, D, D, staff=(2, each))  # 25.9
+    assert "15.1 GB for the server, and on a CPU 5.4 GB and a batch's activations for each of 2 workers" in caplog.text
+    said = "3 of engine.workers with 5.4 GB each need 16.2 GB beside the server's 15.1 GB, but 26.0 GB are available"
+    with pytest.raises(BadInput, match=re.escape(f"{said}; set engine.workers = 2")):
+        memory.preflight(recipe, 100, D, D, staff=(3, each))
+    few = CATALOGUE["fedavg"](P=2)  # 12 models, 6.5 GB; of 30 workers two train at once, the others wait: 17.3
+    memory.preflight(few, 100, D, D, staff=(30, each))
+    monkeypatch.setattr(memory, "available", lambda: 17_000_000_000)
+    with pytest.raises(BadInput, match=r"set engine\.workers = 1"):
+        memory.preflight(few, 100, D, D, staff=(30, each))
+    # nine tenths of 28 GB less 15.1 are 10.1 for workers, which is one of them
+    monkeypatch.setattr(memory, "available", lambda: 28_000_000_000)
+    assert memory.spare(recipe, 100, D, D) // each == 1
+
+
+def test_a_batch_s_attention_belongs_to_a_worker(monkeypatch, caplog):
+    """0.4 GB for the server, 4.5 GB for each of two workers, most of it a batch's attention."""
+    monkeypatch.setattr(memory, "available", lambda: 5_000_000_000)
+    recipe, D = CATALOGUE["fedavg"](P=10), 3_571_428  # 28 models are 0.4 GB, 10 are 143 MB
+    each = memory.worker(D, kept=4_357_142_880)
+    with pytest.raises(BadInput, match=r"2 of engine\.workers with 4\.5 GB each .* set engine\.workers = 1"):
+        memory.preflight(recipe, 100, D, D, staff=(2, each))
+    assert "4.5 GB and a batch's activations but for attention for each of 2 workers" in caplog.text
+    monkeypatch.setattr(memory, "available", lambda: 4_000_000_000)
+    with pytest.raises(BadInput, match="or per_round, or take a smaller model"):
+        memory.preflight(recipe, 100, D, D, staff=(2, each))
+
+
+def test_a_run_counts_the_workers_that_it_hired(monkeypatch):
+    """As many as memory holds where the number is left to it; those that are asked for are refused together."""
+    few = flrce.Experiment(clients=6, per_round=4, engine={"kernel": "torch", "device": "cpu", "workers": 3})
+    built = parts(few)
+    recipe, d, D = built.recipe, built.engine.trainable, built.engine.size
+    each, server = 40 * D, memory.needed(recipe, 6, d, D)
+    assert built.engine.staff == (3, each)
+    monkeypatch.setattr(memory, "available", lambda: server + 3 * each - 1)
+    with pytest.raises(BadInput, match=r"3 of engine\.workers with .* set engine\.workers = 2"):
+        built.initial()
+    built.engine.close()
+    monkeypatch.setattr(memory, "available", lambda: (server + 2 * each) * 10 // 9 + 10)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    built = parts(few.model_copy(update={"engine": few.engine.model_copy(update={"workers": "auto"})}))
+    built.initial()
+    built.engine.close()
+    assert built.engine.staff == (2, each)

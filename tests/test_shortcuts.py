@@ -13,8 +13,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from flrce.compiling import Machine, Unsupported
+from flrce.engines.workers import hire
+from flrce.local.client import Runner
 from flrce.local.native import build, layers, shortcuts
+from flrce.local.native.shares import kept
 from flrce.local.native.shortcuts import Shortcuts, widest, worth
+from flrce.local.objective import NextToken
+from flrce.models.gpt import GPT
+from flrce.types import Task, Work
 from training import like_torchs
 
 FEW = settings(max_examples=12, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
@@ -248,3 +254,42 @@ def test_which_batches_are_worth_it(monkeypatch):
 def test_a_run_with_a_transformer_is_like_torchs(update, tmp_path, caplog):
     like_torchs({"name": "gpt", "options": {"width": 16, "layers": 1, "heads": 2}}, update, tmp_path)
     assert "wide layers by compiled code" in caplog.text
+
+
+def test_what_attention_keeps_is_known_beforehand():
+    """Three layers, four heads, 32 x 32 pairs of tokens: 4 bytes each, 49,152 in all for each sample."""
+    net = GPT(50, 50, 32, every=True, layers=3, width=64, heads=4)
+    ids = torch.randint(50, (2, 32), generator=torch.Generator().manual_seed(0))
+    assert kept(net, ids) == 4 * 3 * 4 * 32 * 32
+    with Shortcuts():
+        out = net(ids)
+    assert sum(x.nbytes for x in shares(out.grad_fn)) == 2 * kept(net, ids)  # what two samples do keep
+    encoder = nn.TransformerEncoderLayer(64, 8, 128, dropout=0.0, batch_first=True)
+    assert kept(encoder, torch.randn(3, 16, 64)) == 4 * 8 * 16 * 16
+    assert kept(encoder, torch.randn(1, 257, 64)) == 0  # beyond what compiled code attends to
+    assert kept(nn.Linear(4, 4), torch.randn(2, 4)) == 0
+
+
+def shares(node, seen=None):
+    """What calls of compiled attention have saved last, in the graph before a node."""
+    seen = set() if seen is None else seen
+    if node is None or node in seen:
+        return
+    seen.add(node)
+    if type(node).__name__ == "AttentionBackward":
+        yield node.saved_tensors[-1]
+    for before, _ in node.next_functions:
+        yield from shares(before, seen)
+
+
+def test_workers_take_what_attention_keeps():
+    """A batch of 5 samples at most; 400 bytes less than two workers want leave one."""
+    net = GPT(50, 50, 32, every=True, layers=1, width=64, heads=4)
+    ids = torch.randint(50, (9, 32), generator=torch.Generator().manual_seed(0))
+    runner = Runner(net, (32,), ids, ids, 1.0, 0.0, objective=NextToken())
+    task = Task("", 0, 1, 0, Work(batch=5))
+    each = 4 * 10 * sum(p.numel() for p in net.parameters()) + 5 * 4 * 4 * 32 * 32
+    for left, count in ((None, 3), (2 * each, 2), (2 * each - 400, 1), (0, 1)):
+        crew = hire(runner, "auto", 3, task, left)
+        crew.close()
+        assert crew.staff == (count, each)

@@ -102,6 +102,14 @@ class Near(Protocol):
 
 
 @runtime_checkable
+class Staffed(Protocol):
+    """An engine whose clients are trained by processes on this machine."""
+
+    @property
+    def staff(self) -> tuple[int, int]: ...  # how many there are, and bytes that each takes
+
+
+@runtime_checkable
 class Counts(Protocol):
     """An engine that knows everybody's samples at once: (M,) float64."""
 

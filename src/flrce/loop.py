@@ -19,7 +19,7 @@ from flrce.round.forecast import Refused, afford, asked_of
 from flrce.round.gate import gate, kept
 from flrce.round.judgement import heard, judge, vetted
 from flrce.round.living import alive, awake, informed, priced, settled
-from flrce.round.memory import fits, near, preflight, turn
+from flrce.round.memory import fits, near, preflight, staff, turn
 from flrce.round.returned import brought, checked, handed, reason, room, stepped, whole
 from flrce.round.roster import present, samples, without
 from flrce.round.sums import joined, summed
@@ -63,7 +63,7 @@ def over(state: State) -> bool:
 def initial(recipe: Recipe, engine: Engine, w: Tensor) -> State:
     """Before the first round."""
     clients = tuple(engine.clients(0))
-    preflight(recipe, len(clients), engine.trainable, len(w), near(engine))
+    preflight(recipe, len(clients), engine.trainable, len(w), near(engine), staff(engine))
     return State(0, w, {**recipe.init(len(clients), engine.trainable, len(w)), **alive(engine)}, clients)
 
 

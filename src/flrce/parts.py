@@ -33,6 +33,7 @@ from flrce.models.seeds import Seeded
 from flrce.models.slicing import suits
 from flrce.outcome import Personal
 from flrce.pieces import Recipe
+from flrce.round.memory import spare
 from flrce.round.near import Placing, Wanted, placing, told
 from flrce.tryout import misfit
 from flrce.types import Round, State, Task
@@ -90,8 +91,11 @@ def parts(
 
     def pooled(runner: Runner) -> Pooled:
         runner.precision = on_cpu(precision)
-        task = Task("", 0, 1, 0, recipe.work, update=recipe.chain, augment=recipe.augment, rounds=experiment.rounds)
-        return hire(runner, experiment.engine.kernel, count, task)
+        work = replace(recipe.work, batch=min(recipe.work.batch, max(1, int(federation.n.max()))))
+        task = Task("", 0, 1, 0, work, update=recipe.chain, augment=recipe.augment, rounds=experiment.rounds)
+        found = runner.layout
+        left = spare(recipe, len(federation.clients), found.trainable, found.size) if workers == "auto" else None
+        return hire(runner, experiment.engine.kernel, count, task, left)
 
     def seated(runner: Runner) -> Seat:
         deck = decks or Decks("cuda", single=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.data.federation import Federation
-from flrce.engine import Near
+from flrce.engine import Near, Staffed
 from flrce.engines.judging import breakdown, evaluation, per_client, yardstick
 from flrce.engines.pool import Dead
 from flrce.engines.workers import Numbers, Workers
@@ -61,6 +61,11 @@ class Simulator:
     @property
     def turn(self) -> AbstractContextManager[Any]:
         return self.workers.turn if isinstance(self.workers, Near) else nullcontext()
+
+    @property
+    def staff(self) -> tuple[int, int]:
+        """Worker processes, and bytes that each takes."""
+        return self.workers.staff if isinstance(self.workers, Staffed) else (0, 0)
 
     def hold(self, w: Tensor, there: Tensor) -> None:
         if isinstance(self.workers, Near):

@@ -20,7 +20,10 @@ from flrce.errors import BadInput, Unfinished
 from flrce.local.client import Index, Runner
 from flrce.local.native import why_none
 from flrce.local.native.cells import steps
+from flrce.local.native.shares import kept
 from flrce.local.native.shortcuts import widest
+from flrce.models.inputs import inputs
+from flrce.round.memory import worker
 from flrce.types import Reply, Task
 
 SHARED = "/dev/shm"  # where Linux keeps memory that processes share
@@ -44,19 +47,24 @@ class Workers(Protocol):
 class Pooled:
     """Jobs spread over a pool: worker processes that share the model's memory, or threads."""
 
-    def __init__(self, runner: Runner, count: int, name: str) -> None:
-        self.runner, self.name = runner, name
+    def __init__(self, runner: Runner, count: int, name: str, each: int = 0) -> None:
+        self.runner, self.name, self.each = runner, name, each
         self.w = shared(runner.layout.size)
         self.pool: Any = Threads(self._work, count) if name == "native" else Processes(self._work, count)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a worker that is not forked: all but the workers."""
-        return {"runner": self.runner, "name": self.name, "w": self.w}
+        return {"runner": self.runner, "name": self.name, "each": self.each, "w": self.w}
 
     @property
     def workers(self) -> Any:
         """The processes, for whoever wants to watch or kill them."""
         return self.pool.workers
+
+    @property
+    def staff(self) -> tuple[int, int]:
+        """Processes, and bytes that each takes."""
+        return (len(self.workers), self.each) if isinstance(self.pool, Processes) else (0, 0)
 
     def train(self, w: Tensor, orders: Sequence[Order]) -> list[Reply | Dead]:
         self.w.copy_(w)
@@ -93,22 +101,43 @@ def shared(size: int) -> Tensor:
     return made
 
 
-def hire(runner: Runner, kind: str, count: int, task: Task | None = None) -> Pooled:
+def hire(runner: Runner, kind: str, count: int, task: Task | None = None, left: int | None = None) -> Pooled:
     """Fused kernels if network, objective and update have them and `kind` allows, else torch in processes.
 
-    `task` is like those that will come. Where only their update is more than kernels know, these find the gradients of
-    torch's training. One line says why there are none at all.
+    `task` is like those that will come. Of processes there are fewer, where `left` bytes do not hold so many.
     """
-    if kind != "torch":
-        why = runner.ungraded(task) or why_none(runner.net, runner.shape)
-        if not why:
-            runner.native = True
-            whole = task is None or not runner.unfused(task, steps=2)
-            return Pooled(runner, count, "native" if whole else "gradients")
-        if kind == "native":
-            raise BadInput(f"engine.kernel = 'native': {why}; use auto or torch")
-        runner.compiled = True
-        more = ["GRU layers by compiled steps"] if any(steps(layer) for layer in runner.net.modules()) else []
-        more += ["wide layers by compiled code"] if widest(runner.net) else []
-        log.warning("no fused kernels, training with PyTorch%s: %s", f"; its {' and '.join(more)}" if more else "", why)
-    return Pooled(runner, count, "torch")
+    name = _kind(runner, kind, task)
+    if name == "native":
+        return Pooled(runner, count, name)
+    each = worker(runner.layout.size, _kept(runner, task))
+    few = count if left is None else max(1, min(count, left // each))
+    return Pooled(runner, few, name, each)
+
+
+def _kind(runner: Runner, kind: str, task: Task | None) -> str:
+    """What trains, with the runner set to it.
+
+    Where only the update is more than kernels know, these find the gradients of torch's training. One line says why
+    there are none at all.
+    """
+    if kind == "torch":
+        return "torch"
+    why = runner.ungraded(task) or why_none(runner.net, runner.shape)
+    if not why:
+        runner.native = True
+        whole = task is None or not runner.unfused(task, steps=2)
+        return "native" if whole else "gradients"
+    if kind == "native":
+        raise BadInput(f"engine.kernel = 'native': {why}; use auto or torch")
+    runner.compiled = True
+    more = ["GRU layers by compiled steps"] if any(steps(layer) for layer in runner.net.modules()) else []
+    more += ["wide layers by compiled code"] if widest(runner.net) else []
+    log.warning("no fused kernels, training with PyTorch%s: %s", f"; its {' and '.join(more)}" if more else "", why)
+    return "torch"
+
+
+def _kept(runner: Runner, task: Task | None) -> int:
+    """Bytes that a batch's attention keeps where it goes by compiled code."""
+    if task is None or not runner.compiled or not widest(runner.net):
+        return 0
+    return task.work.batch * kept(runner.net, inputs(runner.x[:2], runner.scale, runner.shift))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flrce.engine import Near
+from flrce.engine import Near, Staffed
 from flrce.errors import BadInput
 from flrce.host import available
 from flrce.pieces import Last, Recipe
@@ -94,20 +94,48 @@ def turn(engine: Any) -> AbstractContextManager[Any]:
     return engine.turn if isinstance(engine, Near) and engine.near else nullcontext()
 
 
-def preflight(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> None:
-    """BadInput naming the figures if the tables cannot fit; a run is never killed for memory later."""
+def staff(engine: Any) -> tuple[int, int]:
+    """Worker processes of the engine's on this machine, and bytes of each."""
+    return engine.staff if isinstance(engine, Staffed) else (0, 0)
+
+
+def worker(D: int, kept: int = 0) -> int:
+    """Bytes of a process that trains a model of D floats with torch and keeps so many of a batch's attention."""
+    return 4 * D * WORKER + kept
+
+
+def spare(recipe: Recipe, M: int, d: int, D: int) -> int | None:
+    """Bytes that are left for workers beside the server; None: unknown. Others may want some before these are taken."""
+    have = available()
+    return None if have is None else max(have * 9 // 10 - needed(recipe, M, d, D), 0)
+
+
+def preflight(
+    recipe: Recipe, M: int, d: int, D: int, near: bool = False, staff: tuple[int, int] = (0, 0)
+) -> None:  # fmt: skip
+    """BadInput naming the figures if tables and workers cannot fit; a run is never killed for memory later."""
     want, have = needed(recipe, M, d, D, near), available()
-    if want > TOLD:
+    hands, each = min(staff[0], recipe.P), staff[1] or worker(D)  # no more train at once than are asked
+    if want + hands * each > TOLD:
+        whose = f"each of {hands} workers" if hands > 1 else "each worker"
+        rest = "a batch's activations" if each == worker(D) else "a batch's activations but for attention"
         log.warning(
-            "memory: about %.1f GB for the server, and on a CPU %.1f GB and a batch's activations for each worker",
-            want / 1e9, 4 * D * WORKER / 1e9,
+            "memory: about %.1f GB for the server, and on a CPU %.1f GB and %s for %s",
+            want / 1e9, each / 1e9, rest, whose,
         )  # fmt: skip
-    if have is None or want <= have:
+    if have is None or want + hands * each <= have:
         return
+    if want <= have:
+        fit = (have - want) // each
+        remedy = f"set engine.workers = {fit}" if fit else "lower train.batch or per_round, or take a smaller model"
+        raise BadInput(
+            f"{hands} of engine.workers with {each / 1e9:.1f} GB each need {hands * each / 1e9:.1f} GB beside the "
+            f"server's {want / 1e9:.1f} GB, but {have / 1e9:.1f} GB are available; {remedy}"
+        )
     parts = sorted(tables(recipe, M, d, D).items(), key=lambda item: -item[1])[:2]
     largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size)
-    # room for a worker too, if that leaves any for the map
-    fits = sketch_that_fits(recipe, M, d, D, have - 4 * D * WORKER) or sketch_that_fits(recipe, M, d, D, have)
+    # room for workers too, if that leaves any for the map
+    fits = sketch_that_fits(recipe, M, d, D, have - max(hands, 1) * each) or sketch_that_fits(recipe, M, d, D, have)
     maps = [f'[recipe.{r}] piece = "{p.piece}", sketch = {fits}' for r, p in _maps(recipe, M, d, D).items()]
     sketch = f"sketch the map ({'; '.join(maps)}), " if fits else ""
     raise BadInput(
