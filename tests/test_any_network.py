@@ -241,6 +241,11 @@ def test_compiled_networks_train_as_what_they_were_made_of(caplog):
     assert "trains as the module that it was made of" in caplog.text
 
 
+def test_a_network_without_values_says_so():
+    with pytest.raises(BadInput, match="without values"):
+        runs.run(EXPERIMENT, data=DATA, model=nn.Linear(16, 3, device="meta"))
+
+
 def overwrites(net, x):
     x = net.a(x.flatten(1)).sigmoid()
     return net.out(x.mul_(0.5))

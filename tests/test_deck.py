@@ -233,6 +233,20 @@ def test_short_memory_costs_speed_and_nothing_else(monkeypatch, caplog):
     assert (alone - weights(plain)).norm() < 0.05 * weights(plain).norm()
 
 
+def test_memory_too_short_to_try_a_stack(monkeypatch, caplog):
+    """Then clients train one after another, and a line says why."""
+    exp = Experiment.of(BASE | {"rounds": 1, "model": {"name": "own_nets:Smooth"}})
+    plain = weights(together([exp])[0])
+
+    def short(self, way):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(Stack, "network", short)
+    found = weights(together([exp])[0])
+    assert "memory is short" in caplog.text
+    assert (found - plain).norm() < 0.05 * plain.norm()
+
+
 def test_workers_need_not_be_forked(monkeypatch):
     """A process that has used a GPU cannot fork its workers; spawned ones give the same bits."""
     exp = Experiment.of(BASE | {"rounds": 1, "clients": 4, "per_round": 2, "engine": {"kernel": "torch", "workers": 1}})

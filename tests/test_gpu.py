@@ -3,12 +3,14 @@
 FLRCE_TEST_DEVICE=cpu runs all but the shortage of memory without one, to see that the tests themselves are sound.
 """
 
+import copy
 import gc
 import os
 
 import pytest
 import torch
 
+import flrce
 from flrce import crossing, runs
 from flrce.config import Experiment
 from flrce.models.flat import pack
@@ -75,7 +77,7 @@ def test_processes_share_a_gpu():
 @pytest.mark.skipif(DEVICE != "cuda", reason="the memory of a GPU")
 def test_short_memory_costs_lanes(caplog):
     """Half of what the run takes; its second time, for the first tries every way and takes more."""
-    exp = made(model={"name": "resnet-8"}, train={"batch": 64, "epochs": 1})
+    exp = made(model={"name": "resnet-18"}, train={"batch": 64, "epochs": 1})  # large beside its process
     deck([exp])
     _emptied()
     before = torch.cuda.memory_allocated()
@@ -90,6 +92,16 @@ def test_short_memory_costs_lanes(caplog):
         assert "memory is short" in caplog.text
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_network_that_lies_on_the_gpu():
+    """It trains as one on the host does, and stays where it is."""
+    net = runs.parts(made()).net.to(DEVICE)
+    before = pack(net).clone()
+    found, expected = (flrce.run(made(), model=each) for each in (net, copy.deepcopy(net).cpu()))
+    assert torch.equal(weights(found), weights(expected))
+    assert torch.equal(pack(net), before)
+    assert next(net.parameters()).device.type == DEVICE
 
 
 def _emptied():

@@ -244,6 +244,9 @@ class Deck:
                     )  # fmt: skip
                 except BadInput as why:
                     self.stacks[rate] = str(why)
+                except torch.OutOfMemoryError:
+                    torch.cuda.empty_cache()
+                    self.stacks[rate] = "the GPU's memory is short"
             return self.stacks[rate]
 
     def finish(self, job: Job, carry: Mapping[str, Tensor], into: Tensor | None = None) -> Reply:

@@ -123,9 +123,23 @@ def accepted(net: Any) -> nn.Module:
     if not isinstance(net, nn.Module):
         what = f"the class {net.__name__}" if isinstance(net, type) else f"a {type(net).__name__}"
         raise BadInput(f"model is {what}; give a network, such as model=nn.Linear(8, 2)")
-    net = uncompiled(net)
+    net = at_home(uncompiled(net))
     homes = {kind.__module__.partition(".")[0] for kind in type(net).__mro__}
     return Scores(net) if homes & {"transformers", "peft"} else net
+
+
+def at_home(net: nn.Module) -> nn.Module:
+    """The net on the host, where runs begin: one that lies on a GPU is copied, and stays there as it is."""
+    away = [x for x in (*net.parameters(), *net.buffers()) if x.device.type != "cpu"]
+    if any(x.is_meta for x in away):
+        raise BadInput(f"{type(net).__name__} has tensors without values (device 'meta'); load its weights first")
+    moved: dict[int, Any] = {id(x): _home(x) for x in away}
+    return copy.deepcopy(net, moved) if moved else net
+
+
+def _home(x: Tensor) -> Tensor:
+    value = x.detach().cpu()
+    return nn.Parameter(value, x.requires_grad) if isinstance(x, nn.Parameter) else value
 
 
 def uncompiled(net: nn.Module) -> nn.Module:
