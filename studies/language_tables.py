@@ -135,19 +135,21 @@ def table(lines: Lines) -> None:
 
 
 def runs(lines: Lines) -> None:
-    """Every run by itself, those that were cut short too."""
-    print("\n| seed | | after 8 | 16 | 24 | 32 rounds | at its end | round | MB | kJ |\n" + "|---" * 10 + "|")
-    for seed in (*PLAN["seeds"], *PLAN["more"]):
-        for method, arm in product(PLAN["methods"], ARMS):
-            line = lines.get(f"{method}{arm}-s{seed}")
-            if line is None:
-                continue
-            by = {each["t"]: f"{handed(each):.1f}" for each in line["seen"]}
-            end = line["seen"][-1]
-            cut = "" if line["complete"] else ", cut short"
-            cells = [by.get(t, "") for t in (8, 16, 24, 32)] + [f"{handed(end):.1f}", f"{end['t']}{cut}"]
-            cells += [f"{(end['up'] + end['down']) / 1e6:.4g}", f"{end['joules'] / 1e3:.3g}"]
-            print(f"| {seed} | {method}{ARMS[arm]} | " + " | ".join(cells) + " |")
+    """Where every run ended, seed by seed; the round in brackets where that is not the plan's last."""
+    asked = [seed for seed in (*PLAN["seeds"], *PLAN["more"]) if any(name.endswith(f"-s{seed}") for name in lines)]
+    print("\n| seed | " + " | ".join(map(str, asked)) + " |\n" + "|---" * (len(asked) + 1) + "|")
+    for method, arm in product(PLAN["methods"], ARMS):
+        cells = [_end(lines.get(f"{method}{arm}-s{seed}")) for seed in asked]
+        if any(cells):
+            print(f"| {method}{ARMS[arm]} | " + " | ".join(cells) + " |")
+
+
+def _end(line: dict[str, Any] | None) -> str:
+    if line is None:
+        return ""
+    end = line["seen"][-1]
+    cut = "" if line["complete"] else ", cut short"
+    return f"{handed(end):.1f}" + (f" ({end['t']}{cut})" if end["t"] != PLAN["task"]["rounds"] else "")
 
 
 def rates(lines: Lines) -> None:
@@ -235,7 +237,7 @@ def speed() -> None:
 
 
 def figure(lines: Lines, out: Path) -> None:
-    """Perplexity of what would be handed back against megabytes up and down, a curve a run; those cut short too."""
+    """Perplexity of what would be handed back against megabytes up and down, means over seeds."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -246,15 +248,13 @@ def figure(lines: Lines, out: Path) -> None:
     for i, method in enumerate(PLAN["methods"]):
         place = left if method == "fedkseed" else right
         for arm, style in (("", "-"), ("-averaged", ":"), ("-guided", "--")):
-            label: str | None = method + ARMS[arm]
-            for seed in (*PLAN["seeds"], *PLAN["more"]):
-                seen = lines.get(f"{method}{arm}-s{seed}", {}).get("seen", ())
-                if len(seen) < 5:
-                    continue
-                x = [(each["up"] + each["down"]) / 1e6 for each in seen]
-                place.plot(x, [handed(each) for each in seen], f"C{i}", ls=style, lw=1.2, label=label)
-                place.plot(x[-1:], [handed(seen[-1])], f"C{i}o", ms=3)
-                label = None
+            all_seen = [lines[f"{method}{arm}-s{seed}"]["seen"] for seed in seeds(lines, method, (arm,))]
+            if not all_seen:
+                continue
+            together = list(zip(*all_seen, strict=False))  # evaluations that all seeds have
+            x = [mean((each["up"] + each["down"]) / 1e6 for each in seen) for seen in together]
+            y = [mean(map(handed, seen)) for seen in together]
+            place.plot(x, y, f"C{i}", ls=style, lw=1.4, label=method + ARMS[arm])
     central = [line["seen"] for name, line in lines.items() if name.startswith("central-") and line["complete"]]
     if central:
         base, best = mean(s[0]["perplexity"] for s in central), mean(min(x["perplexity"] for x in s) for s in central)
@@ -273,7 +273,7 @@ def main() -> None:
         case ["gather", folder]:
             gather(Path(folder))
         case ["figure", file]:
-            figure(read(complete=False), Path(file))
+            figure(read(), Path(file))
         case []:
             lines = read()
             table(lines)
