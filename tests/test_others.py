@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import flrce
+from flrce import Experiment
 from flrce.errors import BadInput
 from flrce.local.objective import Classification, NextToken, Regression
 from flrce.local.stacked.stack import Stack
@@ -206,3 +208,11 @@ def test_what_drops_in_evaluation_is_no_lane() -> None:
     net = Plain(lambda net, x: net.a(F.dropout(x.flatten(1))), a=nn.Linear(21, 10))
     with pytest.raises(BadInput, match="draws at random"):
         Stack(net, (3, 7), torch.randn(20, 3, 7), torch.zeros(20, dtype=torch.int64), 1.0, 0.0, "cpu")
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("tcn", "data.layout = 'series'"), ("bag", "data.layout = 'tokens'")])
+def test_what_x_was_taken_for_is_told(name: str, remedy: str) -> None:
+    """Three axes are grey images and whole numbers are numbers, unless somebody says otherwise."""
+    make, kind = NETS[name]
+    with pytest.raises(BadInput, match=f"cannot take float32 samples .*; .*{remedy}"):
+        flrce.run(Experiment(rounds=1, clients=2, per_round=1), data=samples(kind), model=made(make))

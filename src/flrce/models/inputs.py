@@ -35,10 +35,7 @@ def tried(net: nn.Module, x: Tensor, outputs: int | None = None) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             out = copy.deepcopy(net).eval().to(x.device)(x)
     except Exception as why:  # whatever a network of the user's may raise
-        remedy = "adapt the network" + ("" if x.dtype == torch.int64 else ", or say data.layout if x is something else")
-        if "dtype" in str(why) or "scalar type" in str(why):
-            remedy = "what trains is float32 here: cast to a layer's own dtype, as in x.to(self.layer.weight.dtype)"
-        raise BadInput(f"{type(net).__name__} cannot take {what}: {brief(why, 160)}; {remedy}") from why
+        raise BadInput(f"{type(net).__name__} cannot take {what}: {brief(why, 160)}; {_remedy(x, str(why))}") from why
     name, first = type(net).__name__, next(tensors(out), None)
     if first is None:
         raise BadInput(f"{name} gives a {type(out).__name__}; let its forward return scores, a tensor")
@@ -52,6 +49,19 @@ def tried(net: nn.Module, x: Tensor, outputs: int | None = None) -> None:
     if outputs > 1 and first.min() >= 0 and (first.sum(-1) - 1).abs().max() < NEAR:
         log.warning("%s gives probabilities, but the loss takes plain scores and learns slowly from these: leave the "
                     "softmax at its end out", name)  # fmt: skip
+
+
+def _remedy(x: Tensor, why: str) -> str:
+    """What to do about a network that cannot take x."""
+    if x.dtype != torch.int64 and "indices" in why:  # of an embedding
+        return "say data.layout = 'tokens' if x holds token ids, else cast them in the network, as in x.long()"
+    if "dtype" in why or "scalar type" in why:
+        return "what trains is float32 here: cast to a layer's own dtype, as in x.to(self.layer.weight.dtype)"
+    if x.dtype == torch.int64:
+        return "adapt the network"
+    if x.dim() == 4 and x.shape[1] == 1:  # three axes were taken as grey images
+        return "adapt the network, or say data.layout = 'series' if x holds series (channels, steps)"
+    return "adapt the network, or say data.layout if x is something else"
 
 
 def alone(net: nn.Module, x: Tensor) -> None:
