@@ -78,6 +78,16 @@ def test_every_way_is_a_plain_loop(name: str) -> None:
         assert {"folded:rows", "folded:grouped", "folded:each"} <= set(gone)
 
 
+@pytest.mark.parametrize("name", ["instance", "tied gpt", "convnext"])
+def test_coarser_products_meet_code_of_ones_own(name: str) -> None:
+    """What a layer gives is bfloat16 then, what stands beside it float32."""
+    make, kind = NETS[name]
+    objective = NextToken() if kind == "tokens" else Classification()
+    net, ways = undropped(made(make)), [Way("folded"), Way("folded", "each"), Way("single")]
+    gone = compare(net, *samples(kind), objective, ways, "bf16", tolerance=0.2, lanes=[[4, 3], [5]])
+    assert len(gone) == len(ways)
+
+
 class Plain(nn.Module):
     """Layers by name, and a function of the network and x that uses them."""
 

@@ -44,6 +44,11 @@ class Pass:
         return before
 
 
+def _single(x: Tensor) -> Tensor:
+    """What autocast made coarser in float32 again: it does not reach code under vmap, which takes one dtype."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 class Leaf(nn.Module):
     """In place of a layer. `names`: its tensors' names in w; what is not among them is the same for all lanes."""
 
@@ -104,7 +109,7 @@ class Leaf(nn.Module):
                 inside, keys = pytree.tree_unflatten(values, spec)
                 found, after = pytree.tree_flatten(self.forward(*inside, **keys))
                 made.extend(found)
-                tensors = [x for x in found if isinstance(x, Tensor)]
+                tensors = [_single(x) for x in found if isinstance(x, Tensor)]
                 dims = [self.counts(i) for i in range(len(tensors))]
                 return [x.unflatten(d, (now.k, -1)).movedim(d, 0) for x, d in zip(tensors, dims, strict=True)]
             finally:

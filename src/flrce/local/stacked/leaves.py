@@ -114,6 +114,13 @@ class SampleNorm(Leaf):
         return tensor.reshape(len(tensor), *(1,) * (y.dim() - 1 - len(shape)), *shape)
 
 
+class PReLU(Leaf):
+    def run(self, live: bool, x: Tensor) -> Tensor:
+        slope, y = self.tensor("weight"), self.apart(x)
+        assert slope is not None
+        return self.together(torch.where(y > 0, y, y * affine_shape(slope, y)))
+
+
 class BatchNorm(Leaf):
     """Statistics of a lane's real samples; running ones move in place."""
 
@@ -196,7 +203,7 @@ LEAVES: dict[type[nn.Module], type[Leaf]] = {
     nn.Linear: Linear, nn.Conv1d: Conv, nn.Conv2d: Conv, nn.ConvTranspose1d: Transposed,
     nn.ConvTranspose2d: Transposed, nn.Embedding: Embedding, nn.EmbeddingBag: Bag, nn.GroupNorm: SampleNorm,
     nn.LayerNorm: SampleNorm, nn.RMSNorm: SampleNorm, **dict.fromkeys(INSTANCE, SampleNorm),
-    nn.BatchNorm1d: BatchNorm, nn.BatchNorm2d: BatchNorm, nn.BatchNorm3d: BatchNorm,
+    nn.PReLU: PReLU, nn.BatchNorm1d: BatchNorm, nn.BatchNorm2d: BatchNorm, nn.BatchNorm3d: BatchNorm,
     nn.RNN: Recurrent, nn.LSTM: Recurrent, nn.GRU: Recurrent, nn.MultiheadAttention: Attention,
     nn.Dropout: Dropout, nn.Dropout1d: Dropout, nn.Dropout2d: Dropout, nn.Dropout3d: Dropout,
 }  # fmt: skip
