@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,14 +195,20 @@ def test_windows_by_hand():
 
 def test_only_the_response_is_learnt(place):
     tokens = opened(place / "model").tokenizer()
-    x, y = answered(tokens, "on", "the", 24)
+    x, y, whole = answered(tokens, "on", "the", 24)
     start, stop = (tokens.specials[mark] for mark in ("<|im_start|>", "<|im_end|>"))
     asked = [start, *tokens.encode("user\non"), stop, *tokens.encode("\n"), start, *tokens.encode("assistant\n")]
     told_ids = [*tokens.encode("the"), stop]
     assert x.tolist()[: len(asked)] == asked
     assert y.tolist()[: len(asked) + 1] == [IGNORED] * (len(asked) - 1) + told_ids
     assert set(y.tolist()[len(asked) + 1 :]) == {IGNORED}
-    long_x, long_y = answered(tokens, "q" * 90, "z" * 90, 24)
+    assert whole
+    assert [answered(tokens, "on", "the", length)[2] for length in (18, 19)] == [
+        False,
+        True,
+    ]  # 20 ids, the last to tell
+    long_x, long_y, whole = answered(tokens, "q" * 90, "z" * 90, 24)
+    assert not whole
     assert (long_y != IGNORED).sum() == 12  # half of 25
     assert tokens.decode(long_x[13:].tolist()) == "z" * 11
     assert len(long_x) == len(long_y) == 24
@@ -239,6 +249,15 @@ def test_other_names_of_question_and_answer(place, caplog):
     assert all(np.array_equal(made[0].x, each.x) and np.array_equal(made[0].y, each.y) for each in made)
     assert made[0].x.shape == (1, 24)
     assert "1 lines with an empty response are left out" in caplog.text
+
+
+def test_answers_that_are_cut_are_told_of(place, caplog):
+    path = place / "long.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "on", "response": "the" * n}) + "\n" for n in (1, 2, 9)))
+    from_text(path, str(place / "model"), 28)
+    assert not caplog.text
+    from_text(path, str(place / "model"), 20)
+    assert "long.jsonl: 1 lines do not fit into 20 ids: prompts lose their beginning, responses" in caplog.text
 
 
 def test_clients_whose_names_would_be_alike_stay_apart(place):
@@ -531,10 +550,6 @@ def test_a_price_without_the_stop_that_asks_it_is_refused_in_python_too():
 
 
 def test_the_example_goes_from_nothing_to_a_report(place, tmp_path, monkeypatch):
-    import runpy
-    import sys
-    from pathlib import Path
-
     script = Path(__file__).resolve().parent.parent / "examples" / "llm" / "run.py"
     monkeypatch.setattr(sys, "argv", [
         str(script), "--model", str(place / "model"), "--out", str(tmp_path), "--rounds", "2", "--length", "24",
@@ -547,6 +562,14 @@ def test_the_example_goes_from_nothing_to_a_report(place, tmp_path, monkeypatch)
     assert "perplexity" in page
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("flora", "fedit-4bit")]
     assert summaries[1]["bytes_up"] < summaries[1]["bytes_down"] / 6  # four bits instead of 32, and a scale each
+
+
+def test_the_example_tells_a_mistake_in_one_line(place, tmp_path):
+    script = Path(__file__).resolve().parent.parent / "examples" / "llm" / "run.py"
+    mistaken = ["--model", str(place / "model"), "--out", str(tmp_path), "--length", "96", "--rank", "0"]
+    done = subprocess.run([sys.executable, str(script), *mistaken], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == "error: model.options.rank = 0: should be greater than or equal to 1\n"
 
 
 def test_catalogue_has_them_with_and_without_guidance():

@@ -102,4 +102,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except flrce.BadInput as why:
+        print(f"error: {why}", file=sys.stderr)
+        sys.exit(2)

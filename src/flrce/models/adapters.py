@@ -50,7 +50,7 @@ def adapt(
     """
     given = targets.split(",") if isinstance(targets, str) else targets
     wanted = [each.strip() for each in given if each.strip()]
-    if not 1 <= rank <= 4096 or not alpha > 0:
+    if not 1 <= rank <= 4096 or not 0 < alpha < math.inf:
         raise BadInput(
             f"rank = {rank} and alpha = {alpha}: an adapter needs a rank from 1 to 4096 and an alpha above 0"
         )

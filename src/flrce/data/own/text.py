@@ -113,8 +113,8 @@ def windows(ids: Sequence[int], length: int, end: int) -> Iterator[tuple[Ids, Id
         yield filled(part[:-1], part[1:], length, end)
 
 
-def answered(tokens: Tokenizer, prompt: str, response: str, length: int) -> tuple[Ids, Ids]:
-    """A prompt with its response; what is learnt is the response and its end.
+def answered(tokens: Tokenizer, prompt: str, response: str, length: int) -> tuple[Ids, Ids, bool]:
+    """A prompt with its response, and whether all of both is there; what is learnt is the response and its end.
 
     Turns bear ChatML's marks where the model knows them. Where both are too long, the response keeps its first ids, up
     to half of the window, and the prompt its last.
@@ -126,10 +126,12 @@ def answered(tokens: Tokenizer, prompt: str, response: str, length: int) -> tupl
         told = [*tokens.encode(response), marks[STOP]]
     else:
         asked, told = tokens.encode(prompt + "\n"), [*tokens.encode(response), tokens.end]
+    whole = len(asked) + len(told) <= length + 1
     told = told[: max(length + 1 - len(asked), (length + 1) // 2)]
     asked = asked[max(len(asked) + len(told) - length - 1, 0) :]
     ids = [*asked, *told]
-    return filled(ids[:-1], [*[IGNORED] * (len(asked) - 1), *told][-len(ids) + 1 :], length, tokens.end)
+    x, y = filled(ids[:-1], [*[IGNORED] * (len(asked) - 1), *told][-len(ids) + 1 :], length, tokens.end)
+    return x, y, whole
 
 
 def filled(x: Sequence[int], y: Sequence[int], length: int, end: int) -> tuple[Ids, Ids]:
@@ -147,7 +149,7 @@ def _samples(
             for pair in windows(tokens.encode(_decoded(read_bytes(file, LIMIT, REMEDY), file)), length, tokens.end):
                 yield file.stem, False, pair
         return
-    empty, named = 0, None
+    empty, cut, named = 0, 0, None
     for number, row in _rows(path):
         where = f"{shown(path)} line {number}"
         owner, judged = _owner(row, group, where), _judged(row, test, where)
@@ -160,9 +162,12 @@ def _samples(
             more = (_text(row, key, where) for key in MORE if key in row) if asked == "instruction" else ()
             prompt = "\n".join(filter(None, (_text(row, asked, where), *more)))
             response = _text(row, told, where)
-            if response:
-                yield owner, judged, answered(tokens, prompt, response, length)
-            empty += not response
+            if not response:
+                empty += 1
+                continue
+            x, y, whole = answered(tokens, prompt, response, length)
+            cut += not whole
+            yield owner, judged, (x, y)
         elif "text" in row:
             for pair in windows(tokens.encode(_text(row, "text", where)), length, tokens.end):
                 yield owner, judged, pair
@@ -170,6 +175,9 @@ def _samples(
             raise BadInput(f'{where} has neither "text" nor "prompt" and "response"; {REMEDY}')
     if empty:
         log.warning("%s: %d lines with an empty response are left out: there is nothing to learn", shown(path), empty)
+    if cut:
+        log.warning("%s: %d lines do not fit into %d ids: prompts lose their beginning, responses their end; raise "
+                    "data.length", shown(path), cut, length)  # fmt: skip
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
