@@ -1,5 +1,6 @@
-"""Functions of torch that a network's own code may call, as leaves would do it: what drops, and attention."""
+"""Functions of torch that a network's own code may call, as leaves would do it: what drops, attention, LayerNorm."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from flrce.local.stacked.leaf import Leaf, Pass
+from flrce.local.stacked.norms_rows import fits, norm_rows
 
 CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d)
 attention = F.scaled_dot_product_attention
@@ -30,7 +32,20 @@ class Functions(TorchFunctionMode):
             return self._dropped(func, *args, **more)
         if func is attention:
             return self._attended(*args, **more)
+        if func is F.layer_norm:
+            return self._layer_normed(*args, **more)
         return func(*args, **more)
+
+    def _layer_normed(
+        self, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+        bias: Tensor | None = None, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        """Of a layer that is the same for all lanes: its rows are those of one lane."""
+        mixed = any(each is not None and each.dtype != input.dtype for each in (weight, bias))
+        if self.now.mapped is not None or mixed or not fits(input, normalized_shape, eps):
+            return F.layer_norm(input, normalized_shape, weight, bias, eps)
+        w, b = (None if each is None else each[None] for each in (weight, bias))
+        return norm_rows(input[None], normalized_shape, w, b, eps, centred=True)[0]
 
     def _dropped(
         self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False

@@ -16,6 +16,8 @@ from flrce.local.stacked.batched import affine_shape, convolve, linear, lookup, 
 from flrce.local.stacked.leaf import Leaf
 from flrce.local.stacked.norms import batch_norm, fits, group_norm
 from flrce.local.stacked.norms_last import batch_norm_last, group_norm_last, lies_last
+from flrce.local.stacked.norms_rows import fits as rows_fit
+from flrce.local.stacked.norms_rows import norm_rows
 from flrce.local.stacked.sequences import Attention, Recurrent
 from flrce.local.stacked.transposed import Transposed
 from flrce.local.stacked.units import Unit
@@ -97,6 +99,9 @@ class SampleNorm(Leaf):
             return self.together(group_norm_last(self.apart(x), weight, bias, self.groups, layer.eps, relu))
         if self._fused(x):
             return self.together(group_norm(self.apart(x), weight, bias, self.groups, layer.eps))
+        if not self.groups and rows_fit(x, layer.normalized_shape, layer.eps):
+            centred = isinstance(layer, nn.LayerNorm)
+            return self.together(norm_rows(self.apart(x), layer.normalized_shape, weight, bias, layer.eps, centred))
         if self.groups:
             x = F.group_norm(x, self.groups, eps=layer.eps)
         elif isinstance(layer, nn.RMSNorm):
