@@ -15,13 +15,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.local.precision import exact
-from flrce.local.stacked import few
+from flrce.local.stacked import batched, few
 from flrce.local.stacked.batched import convolve
 from flrce.local.stacked.folded import FoldedNet
-from flrce.local.stacked.last import FEW_CHANNELS, FORWARD, WIDE_FORWARD, How, convolve_last, forward_tile
+from flrce.local.stacked.last import (
+    FEW_CHANNELS,
+    FORWARD,
+    WIDE_FORWARD,
+    How,
+    convolve_last,
+    forward_tile,
+    multiply_last,
+)
 from flrce.local.stacked.layers import Samples
 from flrce.local.stacked.turns import gathered, taps
+from flrce.local.stacked.ways import candidates
 from flrce.models.flat import tensors
+from flrce.models.gpt import GPT
 from test_stacked import mend_interpreter
 
 
@@ -31,6 +41,13 @@ def test_tiles_by_what_was_measured() -> None:
         assert forward_tile(wide - 1, 64, how) == FORWARD
     assert forward_tile(64, 3, "tf32x3") == FEW_CHANNELS
     assert forward_tile(64, 3, "tf32") == forward_tile(32, 3, "tf32x3") == FORWARD
+
+
+def test_linear_layers_of_what_is_no_chain_may_go_by_triton() -> None:
+    gpt, mlp = GPT(11, 11, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    assert "folded:direct" in map(str, candidates(gpt, chained=False, triton=True))
+    assert "folded:direct" not in map(str, candidates(gpt, chained=False))
+    assert "folded:direct" not in map(str, candidates(mlp, chained=True, triton=True))  # a row for each sample
 
 
 Shape = tuple[int, ...]  # lanes, samples, C, H, W, O, R, S
@@ -195,8 +212,48 @@ def relus_with_their_norms() -> None:
         assert calls == [False, True, False]
 
 
+def linear_layers() -> None:
+    """Of rows enough, by the same kernels: against float64, the same bits twice, a lane alone as among others."""
+    for k, n, I, O in ((2, 300, 20, 33), (3, 257, 130, 17)):
+        for biased in (True, False):
+            given = [each[..., 0, 0] for each in lanes((k, n, I, 1, 1, O, 1, 1), False)]
+            given += [torch.randn(k, O, generator=torch.Generator().manual_seed(O))] * biased
+            one, again, alone = multiplied(given), multiplied(given), multiplied([each[1:2] for each in given])
+            wide = [each.double().requires_grad_() for each in given]
+            y = torch.stack([F.linear(*lane) for lane in zip(*wide, strict=True)])
+            close(one, [y.detach(), *torch.autograd.grad(y, wide, pushed(y.float()).double())], 1e-5)
+            assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+            assert all(torch.equal(a[1], b[0]) for a, b in zip(one, alone, strict=True))
+
+
+def multiplied(given: list[Tensor]) -> list[Tensor]:
+    leaves = [each.clone().requires_grad_() for each in given]
+    y = multiply_last(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None)
+    return [y.detach(), *torch.autograd.grad(y, leaves, pushed(y))]
+
+
+def transformers() -> None:
+    """Their linear layers go through the kernels in a trial, and where a lane has rows enough."""
+    net = GPT(11, 20, 8, every=True, layers=1, width=24, heads=2)  # qkv, mix, up, down, head
+    samples = Samples(torch.arange(80).reshape(10, 8) % 11, torch.zeros(10), 1.0, 0.0)
+    own = {name: torch.stack([t.detach(), t.detach() + 0.1]) for name, t, _ in tensors(net)}
+    with mock.patch.object(batched, "multiply_last", wraps=multiply_last) as kernel:
+        plain, folded = FoldedNet(net, samples), FoldedNet(net, samples, convolving="direct")
+        assert kernel.call_count == 10  # in the two passes of training
+        outputs = []
+        for each, rows, calls in ((plain, 32, 10), (folded, 31, 10), (folded, 32, 15)):
+            index, count = torch.arange(rows, dtype=torch.int32).expand(2, -1) % 10, torch.tensor([rows, rows])
+            outputs.append(each.logits(own, index, count, 0, training=True)[:, :31].detach())
+            assert kernel.call_count == calls  # 32 samples of 8 ids are 256 rows
+    assert not torch.equal(outputs[0], outputs[2])
+    for other in outputs[1:]:
+        close([other], [outputs[0].double()], 2e-4)  # norms make much of little
+
+
 def in_the_interpreter() -> None:
     mend_interpreter()
+    linear_layers()
+    transformers()
     any_convolution()
     few_channels()
     strides()

@@ -4,6 +4,7 @@ With one lane they are torch's own layers. Weight gradients come out contiguous 
 step adds no transposing copy and gives the same bits each time.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import product as grid
 from typing import Any, Literal, cast
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flrce.local.stacked.last import convolve_last
+from flrce.local.stacked.last import NARROW, convolve_last, multiply_last
 from flrce.local.stacked.tiles import fits
 
 Convolving = Literal["columns", "rows", "direct", "grouped", "each"]
 LAST: tuple[Convolving, ...] = ("rows", "direct")  # with channels last in memory
+LONG = 256  # rows of a lane from which Triton's tiles of 128 are worth it for a linear layer
 FEW = 1024  # rows of an embedding up to which its gradient is a product with one-hot rows
 
 
@@ -46,13 +48,16 @@ class _Product(torch.autograd.Function):
         return gx, gw, g.sum(1) if ctx.needs_input_grad[2] else None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (k, B, ..., I), weight (k, O, I)."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, direct: float = math.inf) -> Tensor:
+    """x (k, B, ..., I), weight (k, O, I); from `direct` rows of a lane on by Triton, bias and its gradient within."""
     if len(weight) == 1:
         return F.linear(x, weight[0], None if bias is None else bias[0])
     x, weight, bias = cast_like_autocast(x, weight, bias)
     flat = x.reshape(len(x), -1, x.shape[-1])
-    y = cast(Tensor, _Product.apply(flat, weight, bias))
+    if flat.shape[1] >= direct and fits(x) and min(weight.shape[1:]) > NARROW:
+        y = multiply_last(flat, weight, bias)
+    else:
+        y = cast(Tensor, _Product.apply(flat, weight, bias))
     return y.reshape(*x.shape[:-1], -1)
 
 

@@ -114,6 +114,12 @@ def _weights(x: Tensor, g: Tensor, weight: Tensor, biased: bool, how: How) -> tu
     return gw.reshape(weight.shape), gb if biased else None
 
 
+def multiply_last(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer as a convolution of one pixel: x (k, n, I), weight (k, O, I), bias (k, O) -> (k, n, O)."""
+    pixels, held = x[:, :, None, None], weight[..., None, None]
+    return cast(Tensor, Direct.apply(pixels, held, bias, ((1, 1), (0, 0), (1, 1))))[:, :, 0, 0]
+
+
 def convolve_last(x: Tensor, weight: Tensor, bias: Tensor | None, how: How, direct: bool) -> Tensor:
     """x (k, B, C, H, W) of any layout -> (k, B, O, P, Q) with channels last in memory; bias (k, O)."""
     seen = x.permute(0, 1, 3, 4, 2)

@@ -1,5 +1,6 @@
 """A layer of a network that holds one set of weights for each lane, and what it reads while the network runs once."""
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from flrce.errors import BadInput
 from flrce.local.stacked.across import across
-from flrce.local.stacked.batched import Convolving, drop
+from flrce.local.stacked.batched import LONG, Convolving, drop, linear
 from flrce.local.stacked.remade import remade
 
 Tensors = dict[str, Tensor]
@@ -128,6 +129,11 @@ class Leaf(nn.Module):
             return own
         shared: Tensor | None = getattr(self.layer, name)
         return None if shared is None else shared[None].expand(self.now.k, *shared.shape)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A linear layer: x (k, B, ..., I), weight (k, O, I), bias (k, O)."""
+        least = 1 if self.now.learning else LONG  # a trial has few rows
+        return linear(x, weight, bias, least if self.now.convolving == "direct" else math.inf)
 
     def apart(self, x: Tensor) -> Tensor:
         """(k, B, ...) of a long batch, or (k, 1, ...) of what all samples share."""

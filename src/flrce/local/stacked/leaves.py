@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from flrce.errors import BadInput
-from flrce.local.stacked.batched import affine_shape, convolve, linear, lookup, normalise_batch
+from flrce.local.stacked.batched import affine_shape, convolve, lookup, normalise_batch
 from flrce.local.stacked.leaf import Leaf
 from flrce.local.stacked.norms import batch_norm, fits, group_norm
 from flrce.local.stacked.norms_last import batch_norm_last, group_norm_last, lies_last
@@ -27,7 +27,7 @@ class Linear(Leaf):
     def run(self, live: bool, x: Tensor) -> Tensor:
         weight = self.tensor("weight")
         assert weight is not None
-        return self.together(linear(self.apart(x), weight, self.tensor("bias")))
+        return self.together(self.product(self.apart(x), weight, self.tensor("bias")))
 
 
 class Conv(Leaf):

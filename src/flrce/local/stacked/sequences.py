@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flrce.local.stacked.batched import linear
 from flrce.local.stacked.cells import GRU, LSTM
 from flrce.local.stacked.functions import weighed
 from flrce.local.stacked.leaf import Leaf, Pass
@@ -55,7 +54,7 @@ class Recurrent(Leaf):
         plain = isinstance(self.layer, nn.RNN)
         bi, bh = (self.tensor(f"bias_{s}h_{end}") if self.layer.bias else None for s in "ih")
         bias = bi if gated or bi is None or bh is None else bi + bh
-        gates = linear(x, wi, bias).transpose(0, 1).contiguous()  # (L, k, B, gates)
+        gates = self.product(x, wi, bias).transpose(0, 1).contiguous()  # (L, k, B, gates)
         wh, first = wh.to(gates.dtype), [each.to(gates.dtype) for each in first]
         if gated:
             bh = wh.new_zeros(wh.shape[:2]) if bh is None else bh.to(gates.dtype)
@@ -107,7 +106,7 @@ class Attention(Leaf):
         biases = [None] * 3 if bias is None else bias.chunk(3, 1)
         parts = []
         for x, w, b in zip((query, key, value), weights, biases, strict=True):
-            y = linear(self.apart(x), w.contiguous(), b).flatten(0, 1)  # (k B, L, E)
+            y = self.product(self.apart(x), w.contiguous(), b).flatten(0, 1)  # (k B, L, E)
             parts.append(y.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2))
         mask = attn_mask
         if mask is not None and mask.dtype == torch.bool:
@@ -125,7 +124,7 @@ class Attention(Leaf):
             seen = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
         out = seen.transpose(1, 2).flatten(2).unflatten(0, (k, -1))
         weight, bias = self.mixing()
-        return self.together(linear(out, weight, bias)), None
+        return self.together(self.product(out, weight, bias)), None
 
     def counts(self, i: int) -> int:
         return self.at if i < self.inputs else 0  # masks have samples first

@@ -2,8 +2,8 @@
 
 chain            a plain chain of layers, fused where the device has Triton
 folded:HOW       any network, lanes folded into the batch. Its convolutions: `columns`, one product a lane; `rows`, the
-                 same with channels last; `direct`, by Triton with channels last; `grouped`, one grouped convolution;
-                 `each`, lane by lane
+                 same with channels last; `direct`, by Triton with channels last, linear layers of many rows too;
+                 `grouped`, one grouped convolution; `each`, lane by lane
 folded:HOW:S     the same in S groups of lanes, side by side
 mapped           torch.func's vmap
 single:S         one lane after another, S of them side by side, each step recorded
@@ -19,6 +19,7 @@ from flrce.local.stacked.batched import Convolving
 
 Kind = Literal["chain", "folded", "mapped", "single"]
 SIDE = (1, 4, 16)  # streams that are tried
+PRODUCTS = (nn.Linear, nn.MultiheadAttention, nn.RNNBase)  # where they see positions of samples, their rows are many
 
 
 @dataclass(frozen=True)
@@ -63,4 +64,6 @@ def candidates(net: nn.Module, chained: bool, triton: bool = False) -> list[Way]
         last: tuple[Convolving, ...] = ("rows", "direct") if triton else ("rows",)
         ways += [Way("folded", how, many) for how in last for many in (1, 2)]
         ways += [Way("folded", "grouped"), Way("folded", "each")]
+    elif triton and not chained and any(isinstance(layer, PRODUCTS) for layer in net.modules()):
+        ways.append(Way("folded", "direct"))
     return [*ways, Way("mapped"), *(Way("single", "each", many) for many in SIDE)]
