@@ -16,7 +16,7 @@ from flrce import recipes
 from flrce.compressors.feedback import ErrorFeedback
 from flrce.compressors.sparsify import TopK
 from flrce.errors import BadInput
-from flrce.flower import RecipeStrategy, compressing, introduce
+from flrce.flower import RecipeStrategy, compressing, introduce, session
 from flrce.flower.engine import Once
 from flrce.flower.grid import LocalGrid
 from flrce.pieces import Dense
@@ -80,6 +80,26 @@ def test_residues_outlive_a_server_that_dies_between_two_rounds(tmp_path, monkey
     assert bits(resumed) == bits(calm)
     fails("other", grid())
     assert bits(run("other", grid())) != bits(calm)
+
+
+def test_a_resumed_run_tells_what_its_nodes_may_have_forgotten(tmp_path, monkeypatch):
+    """Clients' own models lie in Flower's run, which has ended."""
+    said = []
+    monkeypatch.setattr(session.log, "warning", lambda text, *more: said.append(text % more))
+
+    def run(name, recipe, rounds):
+        RecipeStrategy(recipe, state=tmp_path / name, fraction_evaluate=0.0, **NAMES).start(
+            LocalGrid(named_app(), 2), start(), rounds
+        )
+
+    for name, sort in (("plain", recipe(2)), ("sparse", recipe(2, compressor=ErrorFeedback(TopK(0.3))))):
+        run(name, sort, 1)
+        assert not said
+        run(name, sort, 2)
+    (line,) = (line for line in said if "from round to round" in line)
+    assert "(ErrorFeedback) lies with Flower's nodes: those that have been started anew begin without it" in line
+    found = {name: session.remembered(recipes.CATALOGUE[name](P=2)) for name in ("ditto", "fedper", "fedlecc")}
+    assert found == {"ditto": ["Second"], "fedper": ["head"], "fedlecc": []}
 
 
 def test_a_reply_is_let_go_of_as_it_is_stacked():

@@ -13,11 +13,13 @@ from flwr.serverapp.strategy import Result as FlowerResult
 from torch import Tensor
 
 from flrce import loop
+from flrce.compressors.feedback import ErrorFeedback
 from flrce.engine import Engine
 from flrce.errors import BadInput
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import in_flowers_words, opened, said
 from flrce.flower.options import Config
+from flrce.local.link import Ends, Sends
 from flrce.pieces import Recipe
 from flrce.store.ledger import Ledger
 from flrce.types import Record, Round, State
@@ -105,6 +107,9 @@ class Session:
         log.info("Evaluated and handed back: %s", _handed_back(self.recipe))
         if state.history:
             log.info("Resuming %s after round %d", self.folder, state.t)
+            if own := remembered(self.recipe):
+                log.warning("What clients keep from round to round (%s) lies with Flower's nodes: those that have been "
+                            "started anew begin without it", ", ".join(own))  # fmt: skip
             self.engine.claims.recall(said(self.folder) if self.folder else {})
         self.result.history = state.history
         for record in state.history:
@@ -238,3 +243,10 @@ def _handed_back(recipe: Recipe) -> str:
         return "the last model"
     figures = ", ".join(f"{f.name} {getattr(average, f.name):g}" for f in fields(average) if f.name)  # type: ignore[arg-type]
     return f"an average of the rounds' models ({name}, {figures})"
+
+
+def remembered(recipe: Recipe) -> list[str]:
+    """What clients keep with them between rounds, by the pieces that have them do so."""
+    links = [link for link in recipe.chain.links if isinstance(link, Ends) and not isinstance(link, Sends)]
+    pieces = [*links, *([recipe.compressor] if isinstance(recipe.compressor, ErrorFeedback) else [])]
+    return [*recipe.kept, *(type(piece).__name__ for piece in pieces)]
