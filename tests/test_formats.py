@@ -281,6 +281,22 @@ def test_merging_is_lowest_rank_first_whatever_the_order(data):
     assert merged(word, ranks) == plain
 
 
+def test_accents_are_composed_where_a_tokenizer_says_so(tmp_path):
+    """As Qwen2's do: e and its accent are the two bytes of one letter. Another normalizer is refused."""
+    folder = write_folder(tmp_path / "model", weights())
+    told = json.loads((folder / "tokenizer.json").read_text())
+    apart, one = "the e\u0301", "the \u00e9"
+    plain = opened(folder).tokenizer()
+    assert plain.encode(apart) != plain.encode(one)
+    for normalizer in ({"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFC"}]}):
+        (folder / "tokenizer.json").write_text(json.dumps({**told, "normalizer": normalizer}))
+        tokens = opened(folder).tokenizer()
+        assert tokens.encode(apart) == tokens.encode(one) == plain.encode(one)
+    (folder / "tokenizer.json").write_text(json.dumps({**told, "normalizer": {"type": "Lowercase"}}))
+    with pytest.raises(BadInput, match="it normalises texts by Lowercase; use another model"):
+        opened(folder).tokenizer()
+
+
 def test_a_word_without_end_takes_no_age():
     """A hundred thousand letters without a space, as base64 has them: 5e9 comparisons if every merge looked at all."""
     tokenizer = Tokenizer((*alphabet(), "aa", "aaaa"), (("a", "a"), ("aa", "aa")))

@@ -5,6 +5,7 @@ with <0x00> to <0xFF> for the bytes of characters that are no tokens.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,10 +24,12 @@ class Spelling(Protocol):
 
 @dataclass(frozen=True)
 class Letters:
-    """A letter for every byte; all of them are tokens."""
+    """A letter for every byte; all of them are tokens. `composed`: an accent and its letter are one character first."""
+
+    composed: bool = False
 
     def before(self, text: str) -> str:
-        return text
+        return unicodedata.normalize("NFC", text) if self.composed else text
 
     def parts(self, word: str) -> list[str]:
         alphabet = letters_of_bytes()

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 from flrce.errors import BadInput, brief
 from flrce.formats.bpe import GPT2, PATTERNS, Tokenizer
-from flrce.formats.spelling import LETTERS, SPACE, Spaces, Spelling, cuts
+from flrce.formats.spelling import SPACE, Letters, Spaces, Spelling, cuts
 
 REMEDY = "give a GGUF file, or a folder with config.json, *.safetensors and tokenizer.json"
 MOST = 256 << 20  # bytes of a config or tokenizer file
 IDS = 1 << 24  # far above any vocabulary
 EACH = f"{SPACE}[^{SPACE}]*|[^{SPACE}]+"  # a word begins with every space
 NORMAL, UNKNOWN, MARKS = 1, 2, (3, 4)  # kinds of tokens in a GGUF file and in SentencePiece's; 6 is a byte
+COMPOSED = ({"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFC"}]})  # a normalizer such as Qwen2's
 WHOLE = ("llama-bpe", "llama3")  # kinds that take a word as it stands before they merge
 
 
@@ -76,7 +77,8 @@ def from_json(folder: Path) -> Tokenizer:
     try:
         if model.get("type", "BPE") != "BPE":
             raise ValueError(f"a model {brief(model.get('type'), 30)!r}, read is BPE")
-        spaced = spaces(told.get("normalizer"), told.get("pre_tokenizer"))
+        composed = told.get("normalizer") in COMPOSED
+        spaced = None if composed else spaces(told.get("normalizer"), told.get("pre_tokenizer"))
         vocabulary = dict(model["vocab"])
         marks = {each["content"]: int(each["id"]) for each in told.get("added_tokens", ())}
         vocabulary |= marks
@@ -87,7 +89,7 @@ def from_json(folder: Path) -> Tokenizer:
             tokens[i] = token
         merges = tuple(_pair(line) for line in model["merges"])
         if spaced is None:
-            spelling: Spelling = LETTERS
+            spelling: Spelling = Letters(composed)
             patterns = tuple(_cuts(told.get("pre_tokenizer") or {}))
         else:
             spelling, patterns = spaced[0], spaced[1] or cuts([t for t in tokens if t not in marks])
