@@ -135,6 +135,21 @@ def crossed(net: Plain, x: Tensor) -> Tensor:
     return net.head(net.attention(query, keys, keys, key_padding_mask=hidden, attn_mask=some)[0].sum(0))
 
 
+def stepping(net: Plain, x: Tensor) -> Tensor:
+    """Time counted by the network's own code."""
+    state = None
+    for t in range(x.shape[2]):
+        state = net.cell(x[:, :, t], state)
+    return net.head(state[0] if isinstance(state, tuple) else state)
+
+
+def looking(net: Plain, x: Tensor) -> Tensor:
+    """Uses how much attention each position got."""
+    places = x.transpose(1, 2)
+    seen, shares = net.attention(places, places, places)
+    return net.head((seen * shares.sum(1)[:, :, None]).mean(1))
+
+
 def old_norm(layer: nn.Module) -> nn.Module:
     with pytest.warns(FutureWarning, match="weight_norm"):
         return single(nn.utils.weight_norm(layer))
@@ -158,6 +173,14 @@ CODES = {
                                            **dict.fromkeys("ab", nn.Linear(21, 21)), head=nn.Linear(21, 10)),
     "sum of a bag": lambda: Plain(lambda net, x: net.head(net.words((x[:, 0].abs() * 2).long())), head=nn.Linear(4, 10),
                                   words=nn.EmbeddingBag(20, 4, mode="sum", padding_idx=0)),
+    **{
+        kind.__name__: lambda kind=kind: Plain(stepping, cell=kind(3, 4), head=nn.Linear(4, 10))
+        for kind in (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+    },
+    "attention's weights": lambda: Plain(looking, attention=nn.MultiheadAttention(3, 1, batch_first=True),
+                                         head=nn.Linear(3, 10)),
+    "parameters by name": lambda: Plain(lambda net, x: x.flatten(1) @ net.some["a"] + net.some["b"],
+                                        some=nn.ParameterDict({"a": torch.randn(21, 10), "b": torch.zeros(10)})),
     "RMS over two dimensions": lambda: nn.Sequential(nn.RMSNorm((3, 7)), nn.Flatten(), nn.Linear(21, 10)),
 }  # fmt: skip
 
@@ -226,3 +249,30 @@ def test_what_x_was_taken_for_is_told(name: str, remedy: str) -> None:
     make, kind = NETS[name]
     with pytest.raises(BadInput, match=f"cannot take float32 samples .*; .*{remedy}"):
         flrce.run(Experiment(rounds=1, clients=2, per_round=1), data=samples(kind), model=made(make))
+
+
+class Counter(nn.Module):
+    """Statistics of its own that no sample is in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(21, 10)
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.n.add_(1.0)
+        return self.head(x.flatten(1)) * (1 + 0.1 * self.n)
+
+
+def test_statistics_of_a_lane_that_has_finished_stand_still() -> None:
+    """Of seven lanes five go on, in a step of six."""
+    rng = torch.Generator().manual_seed(4)
+    x, y = torch.randn(20, 3, 7, generator=rng), torch.randint(0, 10, (20,), generator=rng)
+    assert "folded:columns" in compare(made(Counter), x, y, tolerance=1e-3, lanes=[[4, 3]] * 5 + [[3]] * 2)
+
+
+def test_weights_that_a_pass_changes_are_no_lanes() -> None:
+    net = Plain(lambda net, x: net.words((x[:, 0].abs() * 2).long()).mean(1), words=nn.Embedding(20, 10, max_norm=1.0))
+    with pytest.raises(BadInput, match="changes its weights as it runs"):
+        Stack(net, (3, 7), torch.randn(20, 3, 7), torch.zeros(20, dtype=torch.int64), 1.0, 0.0, "cpu")

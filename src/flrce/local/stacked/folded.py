@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from flrce.errors import BadInput
+from flrce.errors import BadInput, brief
 from flrce.local.stacked.batched import Convolving
 from flrce.local.stacked.functions import Functions
 from flrce.local.stacked.layers import Draw, Samples, Tensors
@@ -34,19 +34,16 @@ class FoldedNet:
         try:
             self._make(lanes, whole=False)
         except BadInput as why:
-            if lanes == 1:
-                raise
             try:  # code that uses its layers' weights itself, or that must see one lane's samples alone
                 self._make(lanes, whole=True)
             except BadInput:
                 raise why from None
 
     def _make(self, lanes: int, whole: bool) -> None:
-        """The module of many lanes, tried. `whole`: all of its own code under vmap."""
-        self.now = Pass(convolving=self.convolving, alone=lanes == 1)
+        """The module of many lanes, tried. `whole`: all of its own code as a Unit, and attention gives its weights."""
+        self.now = Pass(convolving=self.convolving, alone=lanes == 1, weights=whole)
         self.functions = Functions(self.now)
-        shared = {id(p): p for p in self.source.parameters() if not p.requires_grad}  # held once, however many ways
-        self.module = _replaced(copy.deepcopy(self.source, shared), self.now, whole)
+        self.module = _replaced(_copied(self.source), self.now, whole)
         self.trying = True
         agrees(self, self.source, lanes)
         self.trying = False
@@ -103,13 +100,22 @@ class FoldedNet:
                 seen = layer.in_channels * int(torch.Size(layer.kernel_size).numel())  # by each pixel that is made
                 columns.append(3 * out[0, 0].numel() * seen)
 
-        module = copy.deepcopy(self.source, {id(p): p for p in self.source.parameters() if not p.requires_grad}).eval()
+        module = _copied(self.source).eval()
         for layer in module.modules():
             if not list(layer.children()):
                 layer.register_forward_hook(note)
         with torch.no_grad():
             module(self.samples.inputs(torch.zeros(1, 1, dtype=torch.int32, device=self.samples.x.device))[0])
         return 4 * (6 * sum(sizes) + max(columns))
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy; what is fixed is held once, however many ways there are."""
+    shared = {id(p): p for p in module.parameters() if not p.requires_grad}
+    try:
+        return copy.deepcopy(module, shared)
+    except RuntimeError as why:  # of a tensor with a history, such as a recurrent layer's remade weights
+        raise BadInput(f"{type(module).__name__} cannot be copied: {brief(why, 160)}") from why
 
 
 def _replaced(module: nn.Module, now: Pass, whole: bool) -> nn.Module:

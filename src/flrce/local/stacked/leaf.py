@@ -37,6 +37,7 @@ class Pass:
     made: dict[str, int] = field(default_factory=dict)  # calls of each leaf in this pass
     mapped: Tensors | None = None  # while code runs under vmap: the tensors as one lane sees them
     alone: bool = False  # made for one lane at a time: nothing has to be told apart
+    weights: bool = False  # whether attention gives its weights, too, if it is asked for them
 
     def call(self, path: str) -> int:
         """How many calls this leaf had before in this pass; one more is counted."""
@@ -85,8 +86,12 @@ class Leaf(nn.Module):
         raise NotImplementedError
 
     def counts(self, i: int) -> int:
-        """The dimension that counts samples in the i-th tensor given or made."""
+        """The dimension that counts samples in the i-th tensor given."""
         return self.at
+
+    def made(self, i: int) -> int:
+        """The same for the i-th tensor that comes out."""
+        return self.counts(i)
 
     def _across(self, *args: Any, **more: Any) -> Any:
         """For code that sees one lane: run over all lanes' samples."""
@@ -111,7 +116,7 @@ class Leaf(nn.Module):
                 found, after = pytree.tree_flatten(self.forward(*inside, **keys))
                 made.extend(found)
                 tensors = [_single(x) for x in found if isinstance(x, Tensor)]
-                dims = [self.counts(i) for i in range(len(tensors))]
+                dims = [self.made(i) for i in range(len(tensors))]
                 return [x.unflatten(d, (now.k, -1)).movedim(d, 0) for x, d in zip(tensors, dims, strict=True)]
             finally:
                 now.mapped, now.batch = outside
@@ -170,6 +175,8 @@ class Leaf(nn.Module):
     def _counted(self, x: Tensor) -> tuple[int, int]:
         """The dimension of x that counts what is of all lanes, and with a lane's part of it apart, that of samples."""
         now = self.now
+        if now.alone:
+            return 0, 1 + (list(x.shape).index(now.samples) if now.samples in x.shape else 0)
         rows = [d for d, n in enumerate(x.shape) if n == now.k * now.batch]
         if not rows and x.dim() and x.shape[0] % (now.k * now.batch) == 0:
             rows = [0]  # several for each sample, such as heads

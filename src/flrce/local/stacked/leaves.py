@@ -19,6 +19,7 @@ from flrce.local.stacked.norms_last import batch_norm_last, group_norm_last, lie
 from flrce.local.stacked.norms_rows import fits as rows_fit
 from flrce.local.stacked.norms_rows import norm_rows
 from flrce.local.stacked.sequences import Attention, Recurrent
+from flrce.local.stacked.steppers import Stepper
 from flrce.local.stacked.transposed import Transposed
 from flrce.local.stacked.units import Unit
 
@@ -209,6 +210,7 @@ LEAVES: dict[type[nn.Module], type[Leaf]] = {
     nn.ConvTranspose2d: Transposed, nn.Embedding: Embedding, nn.EmbeddingBag: Bag, nn.GroupNorm: SampleNorm,
     nn.LayerNorm: SampleNorm, nn.RMSNorm: SampleNorm, **dict.fromkeys(INSTANCE, SampleNorm),
     nn.PReLU: PReLU, nn.BatchNorm1d: BatchNorm, nn.BatchNorm2d: BatchNorm, nn.BatchNorm3d: BatchNorm,
+    nn.RNNCell: Stepper, nn.LSTMCell: Stepper, nn.GRUCell: Stepper,
     nn.RNN: Recurrent, nn.LSTM: Recurrent, nn.GRU: Recurrent, nn.MultiheadAttention: Attention,
     nn.Dropout: Dropout, nn.Dropout1d: Dropout, nn.Dropout2d: Dropout, nn.Dropout3d: Dropout,
 }  # fmt: skip

@@ -86,7 +86,7 @@ class Recurrent(Leaf):
 
 
 class Attention(Leaf):
-    """nn.MultiheadAttention without weights handed back: torch's own attention over everyone's samples."""
+    """nn.MultiheadAttention: torch's own attention over everyone's samples, unless its weights are looked at."""
 
     inputs = 3
 
@@ -98,7 +98,7 @@ class Attention(Leaf):
         self, live: bool, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
         need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
         is_causal: bool = False,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         layer, k = self.layer, self.now.k
         weight, bias = self.tensor("in_proj_weight"), self.tensor("in_proj_bias")
         assert weight is not None
@@ -118,16 +118,24 @@ class Attention(Leaf):
             if keys.dtype == torch.bool:
                 keys = torch.zeros_like(keys, dtype=parts[0].dtype).masked_fill(keys, -torch.inf)
             mask = keys[:, None, None] + (0 if mask is None else mask)
-        if layer.dropout and live:
-            seen = self.dropped(weighed(parts[0], parts[1], mask), layer.dropout) @ parts[2]
+        shares: Tensor | None = None
+        if (layer.dropout and live) or (need_weights and self.now.weights):
+            shares = weighed(parts[0], parts[1], mask)  # (k B, heads, L, S)
+            shares = self.dropped(shares, layer.dropout) if live else shares
+            seen = shares @ parts[2]
         else:
             seen = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
         out = seen.transpose(1, 2).flatten(2).unflatten(0, (k, -1))
         weight, bias = self.mixing()
-        return self.together(self.product(out, weight, bias)), None
+        if shares is not None and average_attn_weights:
+            shares = shares.mean(1)
+        return self.together(self.product(out, weight, bias)), shares if need_weights and self.now.weights else None
 
     def counts(self, i: int) -> int:
         return self.at if i < self.inputs else 0  # masks have samples first
+
+    def made(self, i: int) -> int:
+        return self.at if i == 0 else 0  # weights have samples first
 
     def mixing(self) -> tuple[Tensor, Tensor | None]:
         """The last projection, a layer of its own within this one."""

@@ -95,6 +95,7 @@ def _agrees(net: Tried, module: nn.Module, lanes: int, dtype: torch.dtype, close
                 raise Another(f"{what} remembers what it was given before, which is no lane's own")
         else:
             raise Another(_beside(what, still))
+        _finished(net, trained, others, x)
         there = _alone(module, trained, others, x)
     except BadInput:
         raise
@@ -175,10 +176,23 @@ def _together(net: Tried, trained: Tensors, others: Tensors, x: Tensor) -> list[
     leaves = {name: each.clone().requires_grad_() for name, each in trained.items()}
     moving = _cloned(others)
     y = net.outputs({**leaves, **moving}, x, _real(x), training=True)
+    if any(not torch.equal(leaf, trained[name]) for name, leaf in leaves.items()):
+        raise Another(f"{type(net.module).__name__} changes its weights as it runs, which lanes do not follow")
     y = y[:, :-1]
     push = _push(y.shape, y)
     grads = _gradients((y * push).sum(), list(leaves.values()))
     return [y.detach(), *grads, *(moving[name] - others[name] for name in others)]
+
+
+def _finished(net: Tried, trained: Tensors, others: Tensors, x: Tensor) -> None:
+    """BadInput where the statistics of a lane without samples move: one that has finished before the others."""
+    if len(x) == 1 or not others:
+        return
+    count, moving = _real(x), _cloned(others)
+    count[-1] = 0
+    net.outputs({**trained, **moving}, x, count, training=True)
+    if any(not torch.equal(moving[name][-1], others[name][-1]) for name in others):
+        raise Another(f"{type(net.module).__name__} changes statistics whether there are samples or not")
 
 
 def _cloned(tensors: Tensors) -> Tensors:

@@ -36,6 +36,7 @@ class Unit(Leaf):
     def __init__(self, path: str, layer: nn.Module, names: Mapping[str, str], now: Pass) -> None:
         super().__init__(path, layer, names, now)
         self.bare = dict(names)
+        self.moving: set[str] | None = None  # its statistics that a pass changes; the first one tells
 
     def forward(self, *args: Any, **more: Any) -> Any:
         mapped = self.now.mapped
@@ -63,8 +64,29 @@ class Unit(Leaf):
 
         whole = {full: now.tensors[full] for full in self.names.values()}
         dims = (dict.fromkeys(whole, 0), *(0 if lane else None for lane in laned))
+        before = self._statistics()
         y = torch.vmap(one, dims)(whole, *split)
+        self._stand(before)
         return pytree.tree_map(lambda out: out.flatten(0, 1) if isinstance(out, Tensor) else out, y)
+
+    def _statistics(self) -> Tensors:
+        """Copies (k, ...) of what a pass may change and nobody else looks after."""
+        if not self.now.training:
+            return {}
+        names = self.moving
+        if names is None:
+            buffers = {name for name, _ in self.layer.named_buffers()}
+            names = {full for name, full in self.bare.items() if name in buffers}
+        return {full: self.now.tensors[full].clone() for full in names}
+
+    def _stand(self, before: Tensors) -> None:
+        """Statistics of lanes that have finished stand still."""
+        tensors, running = self.now.tensors, self.now.count > 0
+        if self.moving is None and self.now.training:
+            self.moving = {full for full, x in before.items() if not torch.equal(x, tensors[full])}
+        for full in before:
+            x = tensors[full]
+            x.copy_(torch.where(running.reshape(-1, *(1,) * (x.dim() - 1)), x, before[full]))
 
     def _laned(self, x: Tensor, i: int) -> bool:
         now, key = self.now, (f"{self.path}#{i}", self.now.call(f"{self.path}#{i}"))
