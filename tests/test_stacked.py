@@ -146,7 +146,7 @@ class Drawn(Mixes):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
-        return self.head(x + torch.randn_like(x) if self.training else x)
+        return self.head(x[:, torch.randperm(64)] if self.training else x)
 
 
 @pytest.mark.parametrize("floating", [False, True])

@@ -222,8 +222,14 @@ def drop(x: Tensor, p: float, seeds: Tensor, step: Tensor, place: int, channels:
     number of lanes, on any device. `channels`: whole channels x[:, :, c] at once.
     """
     shape = x.shape[:3] if channels else x.shape
-    n = int(torch.Size(shape[1:]).numel())
-    key = _mixed(_mixed(_mixed(seeds) + place) + step)[:, None]  # (k, 1)
-    drawn = _mixed(key + torch.arange(1, n + 1, device=x.device) * STEPS[0]) >> 40 & 0xFFFFFF  # 24 bits
+    drawn = draws(shape, seeds, step, place)
     kept = (drawn >= round(p * (1 << 24))).reshape(*shape, *(1,) * (x.dim() - len(shape)))
     return x * (kept.to(x.dtype) / (1 - p))
+
+
+def draws(shape: Sequence[int], seeds: Tensor, step: Tensor, place: int) -> Tensor:
+    """Whole numbers of 24 bits (k, ...), as `drop` says."""
+    n = int(torch.Size(shape[1:]).numel())
+    key = _mixed(_mixed(_mixed(seeds) + place) + step)[:, None]  # (k, 1)
+    found = _mixed(key + torch.arange(1, n + 1, device=seeds.device) * STEPS[0]) >> 40 & 0xFFFFFF
+    return found.reshape(tuple(shape))

@@ -1,4 +1,4 @@
-"""Functions of torch that a network's own code may call, as leaves would do it: what drops, attention, LayerNorm."""
+"""Functions of torch that a network's code may call, as leaves would do it: what drops or draws, attention, norms."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from flrce.local.stacked.leaf import Leaf, Pass
+from flrce.local.stacked.noise import Noise
 from flrce.local.stacked.norms_rows import fits, norm_rows
 
 CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d)
@@ -21,10 +22,9 @@ class Functions(TorchFunctionMode):
     def __init__(self, now: Pass) -> None:
         super().__init__()
         self.now = now
-        self.drop, self.attend = (
-            Drop("F.dropout", nn.Identity(), {}, now),
-            Attend("F.attention", nn.Identity(), {}, now),
-        )
+        self.drop = Drop("F.dropout", nn.Identity(), {}, now)
+        self.attend = Attend("F.scaled_dot_product_attention", nn.Identity(), {}, now)
+        self.noise = Noise(now).handled
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         more = kwargs or {}
@@ -34,6 +34,8 @@ class Functions(TorchFunctionMode):
             return self._attended(*args, **more)
         if func is F.layer_norm:
             return self._layer_normed(*args, **more)
+        if self.now.mapped is not None and self.now.training and more.get("generator") is None:
+            func = self.noise.get(func, func)
         return func(*args, **more)
 
     def _layer_normed(
@@ -70,7 +72,11 @@ class Functions(TorchFunctionMode):
 
 
 class Undropped(TorchFunctionMode):
-    """While a module of one lane runs: its functions drop nothing."""
+    """While a module of one lane runs: its functions drop nothing and draw the same always."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = Noise().handled
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         more = kwargs or {}
@@ -80,7 +86,7 @@ class Undropped(TorchFunctionMode):
             args = (*args[:4], 0.0, *args[5:])
         elif func is attention:
             more = {**more, "dropout_p": 0.0}
-        return func(*args, **more)
+        return self.noise.get(func, func)(*args, **more)
 
 
 class Drop(Leaf):
