@@ -133,6 +133,17 @@ def test_a_client_takes_its_own_adapters_along(place, tmp_path, how):
         assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "none")]) == 2
 
 
+def test_the_head_over_a_fixed_base_is_the_last_adapter(place, tmp_path):
+    """The last layer of all is a norm of the base, which neither trains nor travels."""
+    _, result = trained(place, tmp_path / "run", {"name": "fedper"})
+    last = "layers.1.self_attn.v_proj"
+    one = next(iter(result.personal.values()))
+    own = {name for name, x in one.items() if not torch.equal(x, result.model[name])}
+    assert own == {f"{last}.lora_A", f"{last}.lora_B"}
+    # two layers' q and v of rank 3, less one v of 32 x 64
+    assert result.history[0].bytes_up == 2 * 4 * RANK * (2 * (64 + 64) + 64 + 32)
+
+
 def test_a_client_without_a_model_of_its_own_has_none(place, tmp_path):
     assert not trained(place, tmp_path / "run", {"name": "fedit"})[1].personal
 

@@ -28,7 +28,7 @@ from flrce.models.abilities import provision
 
 NORMS = "norms"  # in place of a pattern: every normalisation layer
 SAMPLED = 4096  # numbers of each fixed tensor that its fingerprint is of
-HEAD = "head"  # in place of a pattern: the last layer that has parameters
+HEAD = "head"  # in place of a pattern: the last layer that has parameters to train
 log = logging.getLogger("flrce")
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -142,9 +142,9 @@ def layout(module: nn.Module, kept: Sequence[str] = ()) -> Layout:
     return _placed([(name, tuple(x.shape), trained) for name, x, trained in found if name not in stays], own)
 
 
-def head(module: nn.Module) -> str:
-    """The path of the last layer that has parameters."""
-    paths = [name.rpartition(".")[0] for name, _ in module.named_parameters()]
+def head(module: nn.Module, trained: bool = False) -> str:
+    """The path of the last layer that has parameters; `trained`: that train, as over a fixed base only adapters do."""
+    paths = [name.rpartition(".")[0] for name, p in module.named_parameters() if p.requires_grad or not trained]
     return paths[-1] if paths else ""
 
 
@@ -155,12 +155,15 @@ def _kept(module: nn.Module, names: Sequence[str], patterns: Sequence[str]) -> s
             layers = [path for path, layer in module.named_modules() if isinstance(layer, _NORMS)]
             here = {name for name in names if name.rpartition(".")[0] in layers}
         elif pattern == HEAD:
-            here = {name for name in names if name.rpartition(".")[0] == head(module)}
+            here = {name for name in names if name.rpartition(".")[0] == head(module, trained=True)}
         else:
             here = {name for name in names if fnmatchcase(name, pattern)}
         if not here:
             few = ", ".join(names[:6])
-            raise BadInput(f"model.kept = {pattern!r} matches no tensor of the network; it has {few}, ...")
+            raise BadInput(
+                f"{pattern!r}, which clients are to keep (model.kept, recipe.heads), matches no tensor of the network; "
+                f"it has {few}, ..."
+            )
         found |= here
     if found and not set(names) - found:
         raise BadInput(f"model.kept = {', '.join(patterns)!r} keeps every tensor with the client: nothing would travel")
