@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from flrce.errors import BadInput, brief
+from flrce.local.stacked.adapters import Adapted, adapter
 from flrce.local.stacked.batched import Convolving
 from flrce.local.stacked.functions import Functions
 from flrce.local.stacked.layers import Draw, Samples, Tensors
@@ -136,6 +137,10 @@ def _replaced(module: nn.Module, now: Pass, whole: bool) -> nn.Module:
             leaf = known(layer)
             if leaf is not Unit:
                 made[id(layer)] = leaf(path, layer, own(layer, deep=True), now)
+                return made[id(layer)]
+            parts = adapter(layer)
+            if parts is not None:
+                made[id(layer)] = Adapted(path, layer, own(layer, deep=True), now, parts)
                 return made[id(layer)]
         unit = Unit(path, layer, own(layer, deep=True), now) if (some or (whole and not path)) and not within else None
         made[id(layer)] = unit or layer
