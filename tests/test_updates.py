@@ -280,6 +280,17 @@ def test_fixed_parameters_never_travel_and_never_move():
     torch.testing.assert_close(w[0], done.w, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "piece"), [("dropout", "RandomUnits"), ("timelyfl", "Deadline"), ("heterofl", "")])
+def test_a_state_of_other_coordinates_is_not_carried(name, piece):
+    """Momentum of one unit would move another; a width that a client keeps has the same units each time."""
+    told = {"recipe": {"name": name}, "train": {"momentum": 0.9, "carry": True}}
+    if not piece:
+        assert Experiment.of(told).build_recipe().submodel.partial
+        return
+    with pytest.raises(BadInput, match=f"{piece} gives it others in every round; drop"):
+        Experiment.of(told).build_recipe()
+
+
 def test_patterns_that_match_nothing_or_all_are_refused():
     with pytest.raises(BadInput, match="matches no tensor"):
         layout(net(), ("head.*",))

@@ -13,6 +13,7 @@ from torch import Tensor
 from flrce.errors import BadInput
 from flrce.local.link import Link, Local, Remembers, Scheduled, Stackable, Tensors
 from flrce.local.schedules import Constant, Schedule
+from flrce.traits import Changing, Objects
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -151,6 +152,16 @@ class Carried:
             raise BadInput(
                 f"carried: {type(self.inner).__name__} has no step(g, w, state) whose state could stay; drop it"
             )
+
+    def objection(self, recipe: Any) -> str:
+        """A state belongs to coordinates, so every round must train the same ones."""
+        for piece in (recipe.submodel, recipe.trainer):
+            if isinstance(piece, Changing) and piece.changing:
+                return (
+                    f"a carried state is of the coordinates that a client trained, and {type(piece).__name__} gives it "
+                    "others in every round; drop train.carry"
+                )
+        return self.inner.objection(recipe) if isinstance(self.inner, Objects) else ""
 
     @property
     def lanes(self) -> bool:
