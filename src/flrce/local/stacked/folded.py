@@ -6,6 +6,7 @@ weights, against one lane after another; a network that gives something else is 
 """
 
 import copy
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -83,6 +84,7 @@ class FoldedNet:
             torch.backends.mha.set_fastpath_enabled(fast)
         return y.reshape(*x.shape[:2], *y.shape[1:])
 
+    @cached_property
     def bytes(self) -> int:
         """Estimated bytes a sample needs while a step is under way, from the outputs of the module's leaves."""
         sizes = [self.samples.x[0].numel()]

@@ -1,5 +1,7 @@
 """Any module without BatchNorm through torch.func, for what leaves do not follow: vmap over the lanes."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +44,7 @@ class FunctionalNet:
             y: Tensor = torch.vmap(one)(t, x)
             return y
 
+    @cached_property
     def bytes(self) -> int:
         """As ChainNet's, from the outputs of the module's leaves for one sample."""
         sizes = [self.samples.x[0].numel()]

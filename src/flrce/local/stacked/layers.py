@@ -5,6 +5,7 @@ number of samples; `count` (k,) says how many of them are real, and only BatchNo
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -148,6 +149,7 @@ class ChainNet:
                     x = apply(part, samples.inputs(index) if x is None else x, t, count, live)
         return samples.inputs(index) if x is None else x
 
+    @cached_property
     def bytes(self) -> int:
         """Estimated bytes a sample needs while a step is under way: activations, their gradients, columns."""
         total = 0

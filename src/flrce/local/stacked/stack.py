@@ -274,7 +274,7 @@ class Stack:
     def _bytes(self, lanes: int, batch: int, way: Way | None = None) -> int:
         """Estimated memory of a step: per lane w, its start, its gradient and one spare, and per sample activations."""
         net = self.network(way) if way else self.net
-        return lanes * (4 * 4 * self.where.size + batch * net.bytes())
+        return lanes * (4 * 4 * self.where.size + batch * net.bytes)
 
     def _lanes(self, batch: int, way: Way | None = None) -> int:
         """How many lanes fit into the memory budget."""

@@ -44,7 +44,8 @@ class Laned(Protocol):
         self, t: Tensors, index: Tensor, count: Tensor, first: int, training: bool, draw: Draw | None = None
     ) -> Tensor: ...
 
-    def bytes(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...  # that a sample needs while a step is under way
 
 
 class Tried(Laned, Protocol):
