@@ -33,6 +33,22 @@ def million() -> str:
     return f"{title}.\n{rest}"
 
 
+def others() -> str:
+    """Networks of other kinds; floors say nothing of a GPU that others share."""
+    found = json.loads((RESULTS / "others.json").read_text())
+    rows = [
+        "| network | floats | batch | plain us | us | times plain | way | error | plain float32's |",
+        "|---" * 9 + "|",
+    ]
+    for r in found["rows"]:
+        low, high = r["us_range"]
+        error = [f"{r['error'][name]:.0e}" for name in ("way", "plain")]
+        cells = [r["network"], f"{r['floats']:,}", r["batch"], f"{r['plain_us']:.0f}",
+                 f"{r['us']:.0f} ({low:.0f}-{high:.0f})", f"**{r['times']:.1f}**", r["way"], *error]  # fmt: skip
+        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join([f"{found['device']}, torch {found['torch']}.", "", *rows])
+
+
 def embed(page: str, name: str, text: str) -> str:
     """The page with `text` between `<!-- name -->` and `<!-- /name -->`."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
@@ -45,7 +61,7 @@ def main() -> None:
     place = DOCS / "performance.md"
     page = place.read_text()
     texts = {name: body(name) for name in ("peers", "native", "growth", "h200", "networks", "precision")}
-    texts |= {"relations": relations(), "million": million()}
+    texts |= {"relations": relations(), "million": million(), "others": others()}
     if (RESULTS / "peers-networks.md").exists():
         texts["peers-networks"] = body("peers-networks")
     for name, text in texts.items():
