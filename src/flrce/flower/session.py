@@ -247,6 +247,7 @@ def _handed_back(recipe: Recipe) -> str:
 
 def remembered(recipe: Recipe) -> list[str]:
     """What clients keep with them between rounds, by the pieces that have them do so."""
-    links = [link for link in recipe.chain.links if isinstance(link, Ends) and not isinstance(link, Sends)]
+    steps = [] if recipe.chain is None else recipe.chain.links  # under a strategy of others, clients' own affair
+    links = [link for link in steps if isinstance(link, Ends) and not isinstance(link, Sends)]
     pieces = [*links, *([recipe.compressor] if isinstance(recipe.compressor, ErrorFeedback) else [])]
     return [*recipe.kept, *(type(piece).__name__ for piece in pieces)]
