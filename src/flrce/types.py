@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from flrce.bounds import Batch, Count, Epochs
+from flrce.payload_bytes import count_bytes
 from flrce.record import Record as Record  # it flows on from here
 
 Carry = Mapping[str, Mapping[str, Tensor]]  # client -> tensors that it keeps from task to task
@@ -82,7 +83,7 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        return sum(b.numel() * b.element_size() for b in self.buffers.values())
+        return count_bytes(self.buffers)
 
 
 @dataclass(frozen=True)
