@@ -132,10 +132,12 @@ def test_caveats_say_what_cannot_be_replayed(recorded):
     assert f"ended after round {len(stopped.done)}" in notes[1]
 
 
-def test_compressed_replies_make_budgets_a_guess(tmp_path):
-    runs.run(experiment("fedcom", rounds=2), tmp_path / "run")
+@pytest.mark.parametrize(("compressor", "guessed"), [("nonzero", True), ("topk", False)])
+def test_replies_whose_bytes_are_not_known_before_make_budgets_a_guess(tmp_path, compressor, guessed):
+    runs.run(experiment("fedavg", rounds=2, recipe={"compressor": compressor}), tmp_path / "run")
     run = read.one(tmp_path / "run")
-    assert any("compressed" in note for note in caveats(run, [replay(run, "9 joules", Budget(joules=9.0))]))
+    notes = caveats(run, [replay(run, "9 joules", Budget(joules=9.0))])
+    assert any("compressed" in note for note in notes) is guessed
     assert caveats(run, [replay(run, "patience 2", Conflicts(4.0))]) == [SELECTION]
 
 

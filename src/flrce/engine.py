@@ -91,6 +91,14 @@ class Shaped(Protocol):
 
 
 @runtime_checkable
+class Weighs(Protocol):
+    """An engine that knows how many bytes the model has as it is sent, which may be another type than w's."""
+
+    @property
+    def model_bytes(self) -> int: ...
+
+
+@runtime_checkable
 class Near(Protocol):
     """An engine that may leave updates on its device, and is given the next model as it lies there."""
 

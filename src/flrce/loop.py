@@ -15,7 +15,7 @@ from flrce.round.booking import book
 from flrce.round.diagnostics import diagnosed
 from flrce.round.ended import abandoned, not_started
 from flrce.round.flights import ages, arrivals, flying, land, takeoff
-from flrce.round.forecast import Refused, afford, asked_of
+from flrce.round.forecast import Refused, afford, asked_of, count_model_bytes
 from flrce.round.gate import gate, kept
 from flrce.round.judgement import heard, judge, vetted
 from flrce.round.living import alive, awake, informed, priced, settled
@@ -116,7 +116,7 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
 def finish(recipe: Recipe, engine: Engine, plan: Plan, came: Arrivals, T: int | None = None) -> Round:
     """Check the replies, aggregate, remember, judge; or abandon the round with everything as it was."""
     state, t = plan.state, plan.t
-    asked = asked_of(engine, plan.asked, {task.client for task in plan.tasks}, 4 * len(state.w))
+    asked = asked_of(engine, plan.asked, {task.client for task in plan.tasks}, count_model_bytes(engine, state.w))
     if plan.refused:
         return not_started(recipe, engine, plan, asked)
     judges = {flight.task.client for flight in plan.flights if flight.task.judge}

@@ -91,6 +91,16 @@ class Covers(Protocol, metaclass=Known):
 
 
 @runtime_checkable
+class KnowsBytes(Protocol, metaclass=Known):
+    """A compressor that knows what its payload will weigh before there is one: exactly, or None where it cannot know.
+
+    `rng` starts as in `encode`: draws that decide how much travels can be made here too.
+    """
+
+    def estimate_bytes(self, layout: Sequence[tuple[str, int]], rng: Generator) -> int | None: ...
+
+
+@runtime_checkable
 class Rated(Protocol, metaclass=Known):
     """A piece with a rate that others go by: a plain mean's, or a compressor's, which a trainer may set by client."""
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from flrce.compressors.buffers import Names, total
 from flrce.errors import BadInput
+from flrce.payload_bytes import count_value_bytes
 from flrce.pieces import Compressor, Dense, Recipe
-from flrce.traits import Changing, Covers, Partial, Scales
+from flrce.traits import Changing, Covers, KnowsBytes, Partial, Scales
 from flrce.types import Payload
 
 RESIDUAL = "residual"
@@ -55,6 +56,12 @@ class ErrorFeedback:
 
     def decode(self, payload: Payload, layout: Names, rng: Generator) -> Tensor:
         return self.inner.decode(payload, layout, rng)
+
+    def estimate_bytes(self, layout: Names, rng: Generator) -> int | None:
+        """As the inner compressor's payload, if that is known."""
+        if type(self.inner) is Dense:
+            return count_value_bytes(total(layout))
+        return self.inner.estimate_bytes(layout, rng) if isinstance(self.inner, KnowsBytes) else None
 
     def covers(self, layout: Names, rng: Generator) -> Tensor:
         """(d,) bool: the coordinates that count in the mean."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flrce.compressors.buffers import Names, exactly, pack_bits, total, unpack_bits
 from flrce.errors import BadInput
+from flrce.payload_bytes import count_value_bytes
 from flrce.pieces import take
 from flrce.types import Payload
 
@@ -48,6 +49,10 @@ class Quantize:
                 ranges.append(header)
         packed = pack_bits(torch.from_numpy(np.concatenate(levels)), self.bits)
         return Payload({"levels": packed, "ranges": torch.from_numpy(np.concatenate(ranges).astype(np.float32))}), carry
+
+    def estimate_bytes(self, layout: Names, rng: Generator) -> int:
+        """What a payload weighs, whatever the update: levels without gaps, and three floats of each tensor."""
+        return -(-total(layout) * self.bits // 8) + count_value_bytes(3 * len(layout))
 
     def decode(self, payload: Payload, layout: Names, rng: Generator | None = None) -> Tensor:
         exactly(payload, {"levels", "ranges"})

@@ -13,6 +13,7 @@ from flrce.bounds import Part
 from flrce.compressors.buffers import Names, check_share, exactly, total
 from flrce.errors import BadInput, nearest
 from flrce.models.part import portion
+from flrce.payload_bytes import count_value_bytes
 from flrce.pieces import Malformed, take
 from flrce.types import Payload
 
@@ -70,11 +71,17 @@ class TopK:
             u[d:] = take(payload, "statistics", torch.float32, D - d)
         return u
 
+    def estimate_bytes(self, layout: Names, rng: Generator) -> int:
+        """What a payload weighs, whatever the update."""
+        d = self._picked(layout)
+        K = portion(self.keep, d) if d else 0
+        rest = total(layout) - d if self.dense_bn else 0
+        return _coded_bytes(self._coding(d, K), d, K) + count_value_bytes(rest)
+
     def _coding(self, d: int, K: int) -> str:
         if self.coding != "auto":
             return self.coding
-        sizes = {"dense": 4 * d, "bitmap": 4 * K + -(-d // 8), "indices": 8 * K}
-        return min(sizes, key=lambda name: sizes[name])
+        return min(("dense", "bitmap", "indices"), key=lambda coding: _coded_bytes(coding, d, K))
 
     def _picked(self, layout: Names) -> int:
         """How many coordinates K is picked from; running statistics come last in a layout."""
@@ -106,9 +113,21 @@ class RandomK:
         u[where] = take(payload, "values", torch.float32, len(where)) * (d / len(where) if self.scaled else 1.0)
         return u
 
+    def estimate_bytes(self, layout: Names, rng: Generator) -> int:
+        """What a payload weighs, whatever the update."""
+        return count_value_bytes(portion(self.keep, total(layout)))
+
     def _where(self, layout: Names, rng: Generator) -> Tensor:
         d = total(layout)
         return torch.from_numpy(np.sort(rng.permutation(d)[: portion(self.keep, d)]))
+
+
+def _coded_bytes(coding: str, d: int, K: int) -> int:
+    """Bytes of K of d values and of where they lie."""
+    if coding == "dense":
+        return count_value_bytes(d)
+    places = -(-d // 8) if coding == "bitmap" else count_value_bytes(K, torch.int32)
+    return count_value_bytes(K) + places
 
 
 def largest(u: Tensor, K: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from flrce.bounds import Share
 from flrce.compressors.buffers import Names, exactly
 from flrce.errors import BadInput
+from flrce.payload_bytes import count_value_bytes
 from flrce.pieces import take
 from flrce.types import Payload
 
@@ -46,6 +47,10 @@ class DropTensors:
         if kept.any():
             u[kept] = take(payload, "values", torch.float32, int(kept.sum()))
         return u
+
+    def estimate_bytes(self, layout: Names, rng: Generator) -> int:
+        """What a payload weighs, whatever the update: both sides draw which tensors travel."""
+        return count_value_bytes(int(self._kept(layout, rng).sum()))
 
     def covers(self, layout: Names, rng: Generator) -> Tensor:
         """(d,) bool: the coordinates that count in the mean."""

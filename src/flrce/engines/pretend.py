@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flrce.payload_bytes import count_value_bytes
 from flrce.types import Carry, Evaluation, Reply, Spent, Task
 
 
@@ -25,7 +26,8 @@ class Pretend:
         return 10
 
     def estimate(self, task: Task) -> Spent:
-        return Spent(4 * self.trainable, 4 * self.trainable, compute_seconds=1.0)
+        size = count_value_bytes(self.trainable)
+        return Spent(size, size, compute_seconds=1.0)
 
     def accept(self, task: Task) -> Task:
         return task

@@ -25,6 +25,8 @@ from flrce.local.link import Estimates
 from flrce.local.objective import Classification, Objective
 from flrce.local.trainer import CHUNK
 from flrce.models.part import trainee
+from flrce.payload_bytes import count_bytes, count_value_bytes
+from flrce.round.uploads import estimate_upload_bytes
 from flrce.types import Carry, Evaluation, Judged, Laid, Reply, Spent, Task, Yardstick
 
 MOST = 100_000  # clients of whom each gets a figure at the end
@@ -71,6 +73,11 @@ class Simulator:
         if isinstance(self.workers, Near):
             self.workers.hold(w, there)
 
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the model as clients receive it."""
+        return count_value_bytes(self.size)
+
     def clients(self, t: int = 1) -> Sequence[str]:
         if self.there is None or t < 1:
             return self.federation.clients
@@ -84,9 +91,8 @@ class Simulator:
         return part.coordinates, part.names
 
     def estimate(self, task: Task) -> Spent:
-        """What a task will cost if its reply is dense."""
-        names = self.holdings(task)[1]
-        up = 4 * (sum(size for _, size in names) + sum(self._sends(task).values()))
+        """What a task will cost; its reply counts as dense where its compressor does not know what it will weigh."""
+        up = estimate_upload_bytes(task, self.holdings(task)[1], self.trainable)
         return self._spend(task, self._down(task), up)
 
     def accept(self, task: Task) -> Task:
@@ -115,7 +121,7 @@ class Simulator:
         if (t % self.eval_every and not last) or not len(index):
             return None
         numbers = self._judge(w, carry or {}, index, rows)
-        return evaluation(self.runner.objective, numbers, rows, 4 * self.size)
+        return evaluation(self.runner.objective, numbers, rows, self.model_bytes)
 
     def breakdown(self, w: Tensor, carry: Carry) -> dict[str, Any] | None:
         """The headline metric of w for each client and, where labels are classes, each class; None: no hold-outs."""
@@ -190,19 +196,14 @@ class Simulator:
     def _booked(self, task: Task, reply: Reply | Dead) -> Reply:
         if isinstance(reply, Dead):
             reply = Reply(task.client, task.t, error=str(reply))
-        up = reply.payload.nbytes if reply.payload else 0
-        up += sum(4 * extra.numel() for extra in reply.extras.values())
+        up = (reply.payload.nbytes if reply.payload else 0) + count_bytes(reply.extras)
         return replace(reply, spent=self._spend(task, self._down(task), up))
-
-    def _sends(self, task: Task) -> Mapping[str, int]:
-        """Names and sizes of what the links of a task send beside its update."""
-        found: Mapping[str, int] = task.update.sends(self.trainable) if task.update is not None else {}
-        return found
 
     def _down(self, task: Task) -> int:
         """Bytes that a client receives: what it holds of the model, and the task's further tensors."""
         held = self.runner.part(task).held
-        return 4 * (self.size if held is None else len(held)) + sum(4 * x.numel() for x in task.tensors.values())
+        model = self.model_bytes if held is None else count_value_bytes(len(held))
+        return model + count_bytes(task.tensors)
 
     def _spend(self, task: Task, down: int, up: int) -> Spent:
         n = self.samples(task.client)

@@ -59,7 +59,7 @@ class FillTheRound:
         return Gradients(utility)
 
     def assign(self, tasks: list[Task], memory: Gradients, view: View) -> list[Task]:
-        costs = {task.k: view.estimate(task) for task in tasks}
+        costs = {task.k: view.estimate(dropping(task, 0.0)) for task in tasks}  # of whole uploads
         running = sorted(costs, key=lambda k: (costs[k].seconds, k))[: view.P]
         known = memory.utility
         matters = {k: float(known[k]) if known[k] >= 0 else float(view.n[k]) for k in running}

@@ -15,7 +15,7 @@ from flrce.stops.conflict import SHADOWS, Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.stops.worth import Worth
 from flrce.store.read import Run
-from flrce.traits import Refuses
+from flrce.traits import KnowsBytes, Refuses
 from flrce.types import Record, Spent
 
 SELECTION = (
@@ -129,7 +129,7 @@ def _guessed(run: Run) -> list[str]:
         return ["what it would have estimated is not known"]
     lines = run.costs
     reasons = {
-        "replies were compressed": not isinstance(run.recipe.compressor, Dense),
+        "what compressed replies weigh was not known before": not isinstance(run.recipe.compressor, Dense | KnowsBytes),
         "spares were asked along": any(len(h.chosen) > run.P for h in run.rounds),
         "replies did not count": any(h.rejected for h in run.rounds),
         "who would train was not known when losses were asked for": any(line["outcome"] == "asked" for line in lines),

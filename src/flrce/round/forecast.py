@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flrce.engine import Engine
+from torch import Tensor
+
+from flrce.engine import Engine, Weighs
+from flrce.payload_bytes import count_bytes
 from flrce.pieces import Recipe
 from flrce.round.living import with_grams
+from flrce.round.uploads import expect_uploads
 from flrce.traits import Refuses
 from flrce.types import Spent, State, Task
 
@@ -23,8 +27,9 @@ def afford(
     """
     if not isinstance(recipe.stop, Refuses):
         return
-    estimates = with_grams(engine, state, tasks, [engine.estimate(task) for task in tasks])
-    down = 4 * len(state.w)
+    expected = [engine.estimate(task) for task in expect_uploads(engine, state, tasks)]
+    estimates = with_grams(engine, state, tasks, expected)
+    down = count_model_bytes(engine, state.w)
     if some:
         costs = planned(at_most(estimates, recipe.P), asked_at_most(engine, asked, recipe.P, down))
     else:
@@ -33,6 +38,11 @@ def afford(
     why = recipe.stop.before(state.history, costs)
     if why:
         raise Refused(why)
+
+
+def count_model_bytes(engine: Engine, w: Tensor) -> int:
+    """Bytes of w as this engine sends it."""
+    return engine.model_bytes if isinstance(engine, Weighs) else count_bytes(w)
 
 
 def asked_of(engine: Engine, asked: Sequence[str], chosen: set[str], down: int) -> list[tuple[str, Spent]]:
