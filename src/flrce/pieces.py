@@ -18,7 +18,7 @@ from flrce.bounds import Rate, problem
 from flrce.engine import Asynchronous as Asynchronous  # asked for here too, as is Engine
 from flrce.engine import Engine as Engine
 from flrce.errors import BadInput
-from flrce.traits import Compares, Linked, Objects, Observes, Partial, Remembers, Tells, holder
+from flrce.traits import Compares, Linked, Objects, Observes, Partial, Remembers, Tells, has_links, holder
 from flrce.types import Event, Payload, Record, Selection, Spent, Task, Updates, Work
 
 
@@ -224,6 +224,9 @@ class Recipe:
             why = problem(piece)
             if why:
                 raise BadInput(f"{role} {why}")
+            if role in ROLES and role != "trainer" and has_links(piece):
+                name = type(piece).__name__
+                raise BadInput(f"{role} {name} has links, and only a trainer's reach clients; give them to the trainer")
         links = () if self.update is None else self.chain.links
         for piece in (*(piece for _, piece in self.pieces()), *links):
             why = piece.objection(self) if isinstance(piece, Objects) else ""

@@ -1,6 +1,7 @@
 """What a piece may be able to do besides answering its question: it has a trait by having its method or property."""
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.random import Generator
@@ -36,6 +37,20 @@ class Linked(Protocol, metaclass=Known):
 
     @property
     def links(self) -> Sequence[Any]: ...
+
+
+def has_links(piece: Any) -> bool:
+    """Whether a piece, or one that it is made of, has links for clients' updates; only a trainer's are used."""
+    links = piece.links if isinstance(piece, Linked) else ()
+    if isinstance(links, list | tuple) and any(_is_link(link) for link in links):
+        return True
+    inner = [getattr(piece, f.name, None) for f in fields(piece)] if is_dataclass(piece) else []
+    parts = [part for value in inner for part in (value if isinstance(value, list | tuple) else (value,))]
+    return any(has_links(part) for part in parts if is_dataclass(part))
+
+
+def _is_link(link: Any) -> bool:
+    return any(callable(getattr(link, method, None)) for method in ("step", "probe", "term"))
 
 
 @runtime_checkable

@@ -49,6 +49,7 @@ class Chain:
                 raise BadInput(f"update: {type(link).__name__} has no step(g, w, state), so it is no link")
         if not self.links or not _last(self.links[-1]):
             raise BadInput("update: the last link must have a rate lr, such as SGD or Adam")
+        self.sends(1)  # refuses two links that send one name
 
     @property
     def lr(self) -> float:
@@ -131,7 +132,13 @@ class Chain:
 
     def sends(self, d: int) -> dict[str, int]:
         """Names and sizes of all that travels back beside the update."""
-        return {name: n for link in self.links if isinstance(link, Sends) for name, n in link.sends(d).items()}
+        sizes: dict[str, int] = {}
+        for link in self.links:
+            if isinstance(link, Sends):
+                named = link.sends(d)
+                _refuse_second_sender(link, named, sizes)
+                sizes |= dict(named)
+        return sizes
 
     def end(self, w: Tensor, states: tuple[Tensors, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(what stays with the client, what travels), each name with its link's number before it."""
@@ -141,8 +148,19 @@ class Chain:
             if isinstance(link, Ends):
                 carry, extras = link.end(w, state)
                 kept |= {f"{i}.{name}": value for name, value in carry.items()}
+                _refuse_second_sender(link, extras, sent)
                 sent |= dict(extras)
         return kept, sent
+
+
+def _refuse_second_sender(link: Any, names: Mapping[str, Any], sent: Mapping[str, Any]) -> None:
+    """BadInput where a link sends a name that a link before it sends too: one of the two would be lost."""
+    for name in names:
+        if name in sent:
+            kind = type(link).__name__
+            raise BadInput(
+                f"update: {kind} sends {name!r}, as a link before it does; rename it, or drop one of the two"
+            )
 
 
 def _last(link: Any) -> bool:
