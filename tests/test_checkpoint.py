@@ -195,7 +195,7 @@ def test_the_first_schema_is_migrated(tmp_path):
     kept.save(done, {}, lambda: None)
     alike(restored(tmp_path / "checkpoint", 3, 2), done.state)
     assert [commit.t for _, commit, _ in manifests(tmp_path / "checkpoint")[0]] == [3, 2]
-    assert json.loads((tmp_path / "checkpoint" / "manifest.a.json").read_text())["commit"]["schema"] == 2
+    assert json.loads((tmp_path / "checkpoint" / "manifest.a.json").read_text())["commit"]["schema"] == 3
     (tmp_path / "checkpoint" / "000003.state").unlink()  # its spare is the old manifest as it was
     alike(restored(tmp_path / "checkpoint", 3, 2), wanted)
 

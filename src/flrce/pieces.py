@@ -18,6 +18,7 @@ from flrce.bounds import Rate, problem
 from flrce.engine import Asynchronous as Asynchronous  # asked for here too, as is Engine
 from flrce.engine import Engine as Engine
 from flrce.errors import BadInput
+from flrce.state_values import validate_state
 from flrce.traits import Compares, Linked, Objects, Observes, Partial, Remembers, Tells, has_links, holder
 from flrce.types import Event, Payload, Record, Selection, Spent, Task, Updates, Work
 
@@ -257,16 +258,20 @@ class Recipe:
 
     def init(self, M: int, d: int, D: int) -> dict[str, Any]:
         """What the pieces remember before the first round; d floats are trained, D travel."""
-        held = ((role, holder(piece)) for role, piece in self.pieces())
-        return {role: piece.init(M, d, D) for role, piece in held if isinstance(piece, Remembers)}
+        held = {role: holder(piece) for role, piece in self.pieces()}
+        memory = {role: piece.init(M, d, D) for role, piece in held.items() if isinstance(piece, Remembers)}
+        for role, state in memory.items():
+            validate_state(role, held[role], state, M)
+        return memory
 
     def observe(self, memory: Mapping[str, Any], event: Event) -> dict[str, Any]:
         """Every piece's memory after a committed round."""
-        return {
-            role: piece.observe(memory[role], event) if isinstance(piece, Observes) else memory[role]
-            for role, piece in ((role, holder(piece)) for role, piece in self.pieces())
-            if role in memory
-        }
+        after: dict[str, Any] = {}
+        for role, piece in ((role, holder(piece)) for role, piece in self.pieces()):
+            if role in memory:
+                after[role] = piece.observe(memory[role], event) if isinstance(piece, Observes) else memory[role]
+                validate_state(role, piece, after[role], event.M)
+        return after
 
     def tasks(self, chosen: Selection, memory: Mapping[str, Any], view: View) -> list[Task]:
         """What each chosen client is told."""

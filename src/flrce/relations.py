@@ -26,13 +26,14 @@ WIDTH = 2**10  # coordinates multiplied at a time: half the time of one long ski
 class Memory:
     """The server's maps. V and its norms are written in place: copying (M, d) would dwarf the product."""
 
-    V: Tensor = field(metadata={"rows": True})  # (M, d) last update of each client
-    R: Tensor = field(metadata={"rows": True, "fill": NEVER})  # (M,) round of that update
-    Omega: Tensor | None = field(metadata={"rows": True, "square": True})  # (M, M) of k (row) with j; None: not kept
-    H: Tensor = field(metadata={"rows": True})  # (M,) sum of a row: the heuristic of eq. 7
-    vv: Tensor = field(metadata={"rows": True})  # (M,) squared norms of V
-    av: Tensor = field(metadata={"rows": True})  # (M,) <anchor_j, v_j>; zero for lines through the origin
-    A: dict[int, Tensor] = field(default_factory=dict)  # round -> w it started from, while some R points to it
+    V: Tensor = field(metadata={"rows": "trained"})  # (M, d) last update of each client
+    R: Tensor = field(metadata={"rows": "trained", "fill": NEVER})  # (M,) round of that update
+    Omega: Tensor | None = field(metadata={"rows": "trained", "square": True})  # (M, M) of k (row) with j, if kept
+    H: Tensor = field(metadata={"rows": "trained"})  # (M,) sum of a row: the heuristic of eq. 7
+    vv: Tensor = field(metadata={"rows": "trained"})  # (M,) squared norms of V
+    av: Tensor = field(metadata={"rows": "trained"})  # (M,) <anchor_j, v_j>; zero for lines through the origin
+    # round -> w it started from, while some R points to it
+    A: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
 
 
 class Offsets(NamedTuple):

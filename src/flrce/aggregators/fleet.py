@@ -28,10 +28,10 @@ class Witnesses:
     """The last step, and what is kept of each client. All but `v` is written in place."""
 
     v: Tensor  # (D,) the last round's step, from which the next one's updates are measured
-    V: Tensor = field(metadata={"rows": True})  # (M, d or sketch) direction of a client's last update: length 1
-    score: Tensor = field(metadata={"rows": True})  # (M,) its median cosine with the others' last ones
-    far: Tensor = field(metadata={"rows": True})  # (M, 2) its distances from v: trained part, statistics
-    R: Tensor = field(metadata={"rows": True, "fill": NEVER})  # (M,) round of that update
+    V: Tensor = field(metadata={"rows": "trained"})  # (M, d or sketch) direction of a client's last update: length 1
+    score: Tensor = field(metadata={"rows": "trained"})  # (M,) its median cosine with the others' last ones
+    far: Tensor = field(metadata={"rows": "trained"})  # (M, 2) its distances from v: trained part, statistics
+    R: Tensor = field(metadata={"rows": "trained", "fill": NEVER})  # (M,) round of that update
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ FEW = 4  # times `kin` clients must have been heard from before anyone is judged
 class Kinship:
     """What is kept of each client. Written in place."""
 
-    V: Tensor = field(metadata={"rows": True})  # (M, sketch) direction of its last update, sketched: length 1
-    W: Tensor = field(metadata={"rows": True})  # (M, sketch) the model that it started from then
-    R: Tensor = field(metadata={"rows": True, "fill": NEVER})  # (M,) round of that update
-    kin: Tensor = field(metadata={"rows": True})  # (M,) running mean of its kin
+    V: Tensor = field(metadata={"rows": "trained"})  # (M, sketch) direction of its last update, sketched: length 1
+    W: Tensor = field(metadata={"rows": "trained"})  # (M, sketch) the model that it started from then
+    R: Tensor = field(metadata={"rows": "trained", "fill": NEVER})  # (M,) round of that update
+    kin: Tensor = field(metadata={"rows": "trained"})  # (M,) running mean of its kin
     left: tuple[float, ...] = ()  # of the last round's replies: the share of its weight that each kept
 
 

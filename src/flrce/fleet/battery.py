@@ -23,8 +23,8 @@ WATT_HOUR = 3600.0  # joules
 class Charge:
     """What batteries held (0 to 1) at some second: those of clients that never worked as the model has them then."""
 
-    level: Tensor = field(metadata={"rows": True, "fill": -1.0})  # (M,) float64; -1: never worked
-    since: Tensor = field(metadata={"rows": True})  # (M,) float64 seconds
+    level: Tensor = field(metadata={"rows": "trained", "fill": -1.0})  # (M,) float64; -1: never worked
+    since: Tensor = field(metadata={"rows": "trained"})  # (M,) float64 seconds
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from flrce.types import Event, Task
 class Means:
     """The mean of what each round sent, for the clients that have yet to hear it."""
 
-    last: Tensor = field(metadata={"rows": True})  # (M,) round of a client's last reply that counted; 0: none
-    means: dict[int, Tensor] = field(default_factory=dict)  # round -> mean q (d,), while some `last` points to it
+    last: Tensor = field(metadata={"rows": "trained"})  # (M,) round of a client's last reply that counted; 0: none
+    # round -> mean q (d,), while some `last` points to it
+    means: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
 
 
 @dataclass(frozen=True)

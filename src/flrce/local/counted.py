@@ -20,7 +20,7 @@ Tensors = Mapping[str, Tensor]
 class Counted:
     """The round of each client's last task whose reply counted; 0: none."""
 
-    last: Tensor = field(metadata={"rows": True})  # (M,)
+    last: Tensor = field(metadata={"rows": "trained"})  # (M,)
 
 
 def told(task: Task, last: Tensor, **tensors: Tensor) -> Task:

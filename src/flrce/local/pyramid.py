@@ -21,7 +21,7 @@ FACTOR = 10  # times its steps that a client gets on top of them at most, whatev
 class Gradients:
     """How much each client's last update mattered."""
 
-    utility: Tensor = field(metadata={"rows": True, "fill": -1.0})  # (M,) |u| n; -1: never seen
+    utility: Tensor = field(metadata={"rows": "trained", "fill": -1.0})  # (M,) |u| n; -1: never seen
 
 
 @dataclass(frozen=True)

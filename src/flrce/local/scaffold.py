@@ -70,7 +70,7 @@ class Controls:
     """The sum of all c_k, and who may have changed its own."""
 
     total: Tensor  # (d,)
-    last: Tensor = field(metadata={"rows": True})  # (M,) round of a client's last reply that counted; 0: none
+    last: Tensor = field(metadata={"rows": "trained"})  # (M,) round of a client's last reply that counted; 0: none
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from flrce.engine import Near, Staffed
 from flrce.errors import BadInput
 from flrce.host import available
 from flrce.pieces import Last, Recipe
+from flrce.state_values import list_fields
 from flrce.traits import Blockwise, Sketched
 
 ROUND = 8  # copies of a round's updates that are alive at once: payloads, rows, float64 sums, the rows' file
@@ -27,13 +28,14 @@ SMALLEST = 64  # floats: a shorter sketch ranks by noise
 def tables(recipe: Recipe, M: int, d: int, D: int) -> dict[str, int]:
     """Bytes of every table the pieces will keep, by "role.field"."""
     memory = _shapes(recipe, M, d, D)
-    return {f"{role}.{f.name}": _bytes(getattr(kept, f.name)) for role, kept in memory.items() for f in fields(kept)}
+    held = ((role, kept, f.name) for role, kept in memory.items() for f in list_fields(kept))
+    return {f"{role}.{name}": _bytes(getattr(kept, name)) for role, kept, name in held}
 
 
 def renewed(recipe: Recipe, M: int, d: int, D: int) -> int:
     """Bytes of what pieces make anew each round, while the old is still there: all tensors but tables over clients."""
     memory = _shapes(recipe, M, d, D)
-    kept = ((f, getattr(each, f.name)) for each in memory.values() for f in fields(each))
+    kept = ((f, getattr(each, f.name)) for each in memory.values() for f in list_fields(each))
     return sum(_bytes(value) for f, value in kept if isinstance(value, Tensor) and not f.metadata.get("rows"))
 
 

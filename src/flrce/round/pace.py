@@ -46,10 +46,12 @@ class Deadline:
 class Sky:
     """Tasks under way when a round ends: from which model each started, and when."""
 
-    bases: dict[int, Tensor] = field(default_factory=dict)  # round -> the w that its clients were sent
-    flights: tuple[Any, ...] = ()  # plain data, one for each task (see round/packing.py)
+    # round -> the w that its clients were sent
+    bases: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
+    flights: tuple[Any, ...] = field(default=(), metadata={"plain": True})  # one for each task (round/packing.py)
     clock: float = 0.0  # seconds since the run began
-    tensors: dict[int, Tensor] = field(default_factory=dict)  # number -> what was sent along with tasks
+    # number -> what was sent along with tasks
+    tensors: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
 
 
 @dataclass(frozen=True)

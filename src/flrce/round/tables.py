@@ -5,12 +5,13 @@ it is first written (0 unless given); "square" means a table over pairs of clien
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from flrce.linalg import grown, grown_square
+from flrce.state_values import list_fields
 
 
 def grow(memory: Mapping[str, Any], M: int) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def grow(memory: Mapping[str, Any], M: int) -> dict[str, Any]:
 def grow_one(kept: Any, M: int) -> Any:
     """One memory with room for M clients."""
     changes: dict[str, Tensor] = {}
-    for f in fields(kept):
+    for f in list_fields(kept):
         table = getattr(kept, f.name)
         if not f.metadata.get("rows") or not isinstance(table, Tensor) or len(table) >= M:
             continue

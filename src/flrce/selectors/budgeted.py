@@ -29,8 +29,8 @@ TIE = 1e-6  # of a value: equal ones are told apart by chance
 class Worths:
     """What each client's updates were worth, and when that was last seen."""
 
-    value: Tensor = field(metadata={"rows": True})  # (M,) float64 from 0 to 1
-    seen: Tensor = field(metadata={"rows": True})  # (M,) int64 rounds; 0: never
+    value: Tensor = field(metadata={"rows": "trained"})  # (M,) float64 from 0 to 1
+    seen: Tensor = field(metadata={"rows": "trained"})  # (M,) int64 rounds; 0: never
 
 
 @dataclass(frozen=True)

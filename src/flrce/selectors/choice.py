@@ -18,7 +18,7 @@ from flrce.types import Event, Selection
 class Losses:
     """Each client's loss when it last trained; infinite before that, so that everyone gets a turn."""
 
-    loss: Tensor = field(metadata={"rows": True, "fill": math.inf})  # (M,)
+    loss: Tensor = field(metadata={"rows": "trained", "fill": math.inf})  # (M,)
 
 
 def supposed(n: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 class Sent:
     """What each client last sent. Written in place."""
 
-    V: Tensor = field(metadata={"rows": True})  # (M, sketch) last updates, sketched; 0: never heard from
+    V: Tensor = field(metadata={"rows": "trained"})  # (M, sketch) last updates, sketched; 0: never heard from
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ class Gram:
     V is written in place, as in `relations`.
     """
 
-    V: Tensor = field(metadata={"rows": True})  # (M, d) last update of each client
-    R: Tensor = field(metadata={"rows": True, "fill": NEVER})  # (M,) round of that update
-    G: Tensor = field(metadata={"rows": True, "square": True})  # (M, M) <V_k, V_j> when k last reported
+    V: Tensor = field(metadata={"rows": "trained"})  # (M, d) last update of each client
+    R: Tensor = field(metadata={"rows": "trained", "fill": NEVER})  # (M,) round of that update
+    G: Tensor = field(metadata={"rows": "trained", "square": True})  # (M, M) <V_k, V_j> when k last reported
 
 
 @dataclass(frozen=True)

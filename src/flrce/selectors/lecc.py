@@ -26,8 +26,8 @@ SHARES = "labels"  # of a reply's extras, as local/census.py sends them
 class Told:
     """What each client last told. Written in place."""
 
-    loss: Tensor = field(metadata={"rows": True, "fill": math.inf})  # (M,) infinite: never heard from
-    shares: Tensor = field(metadata={"rows": True})  # (M, classes)
+    loss: Tensor = field(metadata={"rows": "trained", "fill": math.inf})  # (M,) infinite: never heard from
+    shares: Tensor = field(metadata={"rows": "trained"})  # (M, classes)
 
 
 @dataclass(frozen=True)

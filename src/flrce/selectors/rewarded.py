@@ -26,11 +26,11 @@ WORST = 100.0  # what a round without a gain costs its clients, as AutoFL has it
 class Values:
     """Each client's table of actions, and its last work, whose reward may not be known yet."""
 
-    Q: Tensor = field(metadata={"rows": True})  # (M, A) float64
-    visits: Tensor = field(metadata={"rows": True})  # (M, A) int64: how often each was taken
-    last: Tensor = field(metadata={"rows": True})  # (M,) int64: the round of the last work; 0: none is open
-    action: Tensor = field(metadata={"rows": True})  # (M,) int64: what was done then
-    joules: Tensor = field(metadata={"rows": True})  # (M,) float64: and what it took
+    Q: Tensor = field(metadata={"rows": "trained"})  # (M, A) float64
+    visits: Tensor = field(metadata={"rows": "trained"})  # (M, A) int64: how often each was taken
+    last: Tensor = field(metadata={"rows": "trained"})  # (M,) int64: the round of the last work; 0: none is open
+    action: Tensor = field(metadata={"rows": "trained"})  # (M,) int64: what was done then
+    joules: Tensor = field(metadata={"rows": "trained"})  # (M,) float64: and what it took
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ MAPPED = 2_000  # clients up to which all their relationships are kept, for repo
 class Turns:
     """Who has had how many turns, where they last pointed, and how that relates. All but `turn` is written in place."""
 
-    turn: Tensor = field(metadata={"rows": True})  # (M,) the last sweep in which a client was asked
-    R: Tensor = field(metadata={"rows": True, "fill": NEVER})  # (M,) round of its last update
-    V: Tensor = field(metadata={"rows": True})  # (M, sketch) direction of that update, sketched: length 1
-    Omega: Tensor | None = field(metadata={"rows": True, "square": True})  # (M, M) cosines when k (row) last reported
-    H: Tensor | None = field(metadata={"rows": True})  # (M,) sum of a row, as eq. 7
+    turn: Tensor = field(metadata={"rows": "trained"})  # (M,) the last sweep in which a client was asked
+    R: Tensor = field(metadata={"rows": "trained", "fill": NEVER})  # (M,) round of its last update
+    V: Tensor = field(metadata={"rows": "trained"})  # (M, sketch) direction of that update, sketched: length 1
+    Omega: Tensor | None = field(metadata={"rows": "trained", "square": True})  # (M, M) cosines when k last reported
+    H: Tensor | None = field(metadata={"rows": "trained"})  # (M,) sum of a row, as eq. 7
     sweep: int = 1
 
 

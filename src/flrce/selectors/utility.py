@@ -27,9 +27,9 @@ WINDOW = 5  # unseen clients looked at per place to explore
 class Utilities:
     """What is known of each client, and how patient the pacer is."""
 
-    U: Tensor = field(metadata={"rows": True})  # (M,) statistical utility n sqrt(mean squared loss)
-    L: Tensor = field(metadata={"rows": True})  # (M,) last round a client took part in; 0: never
-    seconds: Tensor = field(metadata={"rows": True})  # (M,) its duration then
+    U: Tensor = field(metadata={"rows": "trained"})  # (M,) statistical utility n sqrt(mean squared loss)
+    L: Tensor = field(metadata={"rows": "trained"})  # (M,) last round a client took part in; 0: never
+    seconds: Tensor = field(metadata={"rows": "trained"})  # (M,) its duration then
     threshold: float  # percentile of the durations that a round would like to take
     before: float = 0.0  # exploited utility over the pacer's last window
     current: float = 0.0  # and over the one under way

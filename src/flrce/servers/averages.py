@@ -139,7 +139,7 @@ class SWA:
 class Tail:
     """The last models, oldest first."""
 
-    models: dict[int, Tensor] = field(default_factory=dict)
+    models: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
 
 
 @dataclass(frozen=True)

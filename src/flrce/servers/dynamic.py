@@ -13,7 +13,7 @@ class Ways:
     """The sum of all updates that ever counted: -M h / alpha in the paper's letters."""
 
     total: Tensor  # (d,)
-    clients: Tensor = field(metadata={"rows": True})  # (M,) nothing but their number
+    clients: Tensor = field(metadata={"rows": "trained"})  # (M,) nothing but their number
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ rename is the commit. Manifests take turns between two names, so the previous co
 
 Files are readable by their owner alone (mode 0600): clients' last updates lie in them as they came.
 
+What the pieces remember is described in snapshot.py; `N.I.rows` are the rows of a table that changed, where they are
+looked for.
+
 A row's newest file counts. Files of which less than half is still current are emptied bit by bit: their last rows
 move into the next commit, so the folder holds at most about twice the tables' size.
 """
@@ -15,24 +18,28 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
 from flrce.errors import BadInput
 from flrce.host import sync_folder
 from flrce.store import snapshot
+from flrce.store.changed import Watch
 from flrce.store.disk import PRIVATE, write_pieces, write_through
 from flrce.store.failpoint import failpoint
-from flrce.store.pages import pages
-from flrce.store.snapshot import Assembly, Snapshot, Tensors
+from flrce.store.pages import Rows, pages
+from flrce.store.places import Places
+from flrce.store.snapshot import ROWS_OF, Assembly, Snapshot, Tensors
 from flrce.types import Round, State
 
-SCHEMA = 2
+SCHEMA = 3
+SIMPLER = 2  # the schema before: it described no values but plain ones, and wrote rows of the round's clients alone
 SLOTS = ("manifest.a.json", "manifest.b.json")
 FORMER = ("manifest.json", "manifest.previous.json")  # of schema 1
 OURS = (".state", ".rows", ".roster", ".part")
@@ -59,33 +66,6 @@ class Commit:
     schema: int = SCHEMA
 
 
-@dataclass
-class Places:
-    """In which file the newest version of each row of the tables lies; what a commit costs here is as its rows."""
-
-    owner: dict[int, str] = field(default_factory=dict)  # row -> file with its newest version
-    content: dict[str, tuple[int, ...]] = field(default_factory=dict)  # file -> rows in it, current or not
-    live: Counter[str] = field(default_factory=Counter)  # file -> rows of which it has the newest version
-
-    def without(self, touched: Iterable[int]) -> Counter[str]:
-        """Current rows by file, once these rows have moved on."""
-        return self.live - Counter(self.owner[k] for k in touched if k in self.owner)
-
-    def moved(self, rows: Sequence[int], file: str) -> None:
-        """These rows lie in a new file now."""
-        self.live = self.without(rows) + Counter({file: len(rows)})
-        self.owner.update(dict.fromkeys(rows, file))
-        self.content = {name: self.content.get(name, tuple(rows)) for name in self.live}
-
-    def stragglers(self, touched: set[int]) -> list[int]:
-        """Current rows of the emptiest file, once less than half of all stored rows is current."""
-        live = self.without(touched)
-        if sum(len(self.content[file]) for file in live) <= 2 * live.total():
-            return []
-        emptiest = min(live, key=lambda file: (live[file] / len(self.content[file]), file))
-        return [k for k in self.content[emptiest] if self.owner[k] == emptiest and k not in touched]
-
-
 class Journal:
     """The checkpoint folder of one run."""
 
@@ -99,6 +79,8 @@ class Journal:
         self.slot = ""  # the name of the last commit's manifest
         self.roster: tuple[str, ...] = ()
         self.places = Places()
+        self.changed: dict[str, Places] = {}  # table of which all that changed is written -> where its rows lie
+        self.watch = Watch()
 
     def save(self, done: Round, ledger: Marks, guard: Callable[[], None]) -> None:
         """Commit one round; `guard` raises if the folder is no longer this run's."""
@@ -106,15 +88,19 @@ class Journal:
         state, stem = done.state, f"{len(done.state.history):06d}"
         touched = sorted({*done.touched, *self.places.stragglers(set(done.touched))})
         shot = snapshot.take(state, touched)
+        changed = self._changed_rows(shot)
         before = self.last.rounds if self.last else {}
         stored = {name: file for name, file in before.items() if name in shot.rounds}  # entries by round never change
         rounds = {name: stored.get(name, f"{stem}.rows") for name in shot.rounds}
-        files = self._written(stem, shot, {name: x for name, x in shot.rounds.items() if name not in stored}, touched)
+        new = {name: x for name, x in shot.rounds.items() if name not in stored}
+        files = self._written(stem, shot, new, touched, changed)
         roster = self.last.roster if self.last else ""
         if state.roster != self.roster or not roster:
             roster = f"{stem}.roster"
             files[roster] = write_pieces(self.folder / roster, [json.dumps(state.roster).encode()], PRIVATE)
         needed = {*self.places.without(touched), *rounds.values(), roster}
+        for key, rows in changed.items():
+            needed |= self.changed.get(key, Places()).without(rows).keys()
         kept = {name: entry for name, entry in (self.last.files if self.last else {}).items() if name in needed}
         commit = Commit(
             state.t, state.attempt, kept | files, stem, roster, rounds, shot.scalars,
@@ -123,14 +109,33 @@ class Journal:
         self._commit(commit, guard)
         self.last, self.roster = commit, state.roster
         self.places.moved(touched, f"{stem}.rows")
+        self.changed = {key: self.changed.get(key, Places()) for key in changed}
+        for (key, rows), name in zip(changed.items(), _names(stem, changed), strict=True):
+            self.changed[key].moved(rows, name)
+        self.watch.keep(shot.tables)
 
-    def _written(self, stem: str, shot: Snapshot, new: Tensors, touched: Sequence[int]) -> dict[str, dict[str, Any]]:
+    def _changed_rows(self, shot: Snapshot) -> dict[str, list[int]]:
+        """Table -> rows to write: those that changed since the last commit, and some that empty an old file."""
+        found = {}
+        for key, table in shot.tables.items():
+            rows = set(self.watch.find_changed_rows(key, table))
+            old = self.changed.get(key, Places()).stragglers(rows)
+            found[key] = sorted(rows | {k for k in old if k < len(table)})
+        return found
+
+    def _written(
+        self, stem: str, shot: Snapshot, new: Tensors, touched: Sequence[int], changed: Mapping[str, Sequence[int]]
+    ) -> dict[str, dict[str, Any]]:
         """The files of a commit and their marks: the model and what is small; rows, and `new` entries by round."""
         whole = f"{stem}.state"
         files = {whole: write_pieces(self.folder / whole, pages(shot.whole), PRIVATE)}
         if touched or new:
             rows = f"{stem}.rows"
             files[rows] = write_pieces(self.folder / rows, pages(shot.rows | new), PRIVATE)
+        for (key, k), name in zip(changed.items(), _names(stem, changed), strict=True):
+            if k:  # a file for each table: it is deleted when that table needs it no longer
+                own = {key: Rows(shot.tables[key], tuple(k)), ROWS_OF + key: torch.tensor(k)}
+                files[name] = write_pieces(self.folder / name, pages(own), PRIVATE)
         return files
 
     def restore(self, start: State, verify: Callable[[Marks], None]) -> State | None:
@@ -163,15 +168,22 @@ class Journal:
     def _load(self, commit: Commit, roster: tuple[str, ...], start: State) -> State:
         """The state that a manifest describes, one file in memory at a time."""
         roster = roster or tuple(json.loads(self._checked(commit.roster, commit)))
-        build, rounds, content = Assembly(start, roster), {}, {}
+        build, rounds = Assembly(start, roster, commit.scalars), {}
+        content: dict[str, tuple[int, ...]] = {}
+        changed: dict[str, dict[str, tuple[int, ...]]] = {key: {} for key in build.owners}
         for name in sorted((name for name in commit.files if name.endswith(".rows")), reverse=True):
             tensors = load(self._checked(name, commit))
             build.add(name, tensors)
             content[name] = tuple(tensors["k"].tolist()) if "k" in tensors else ()
+            for key, held in changed.items():
+                held[name] = tuple(tensors[ROWS_OF + key].tolist()) if ROWS_OF + key in tensors else ()
             rounds.update({entry: tensors[entry].clone() for entry, file in commit.rounds.items() if file == name})
         whole: Tensors = load(self._checked(f"{commit.latest}.state", commit))
+        state = build.state(commit.t, commit.attempt, whole, rounds)
         self.places = Places(build.owner, content, Counter(build.owner.values()))
-        return build.state(commit.t, commit.attempt, whole, rounds, commit.scalars)
+        self.changed = {key: Places(own, changed[key], Counter(own.values())) for key, own in build.owners.items()}
+        self.watch.keep(build.found)
+        return state
 
     def _checked(self, name: str, commit: Commit) -> bytes:
         data = (self.folder / name).read_bytes()
@@ -208,6 +220,11 @@ class Journal:
             log.warning(f"{self.folder.parent} was begun with other versions ({', '.join(drift)}): bits may differ")
 
 
+def _names(stem: str, tables: Collection[str]) -> list[str]:
+    """Files of a commit for these tables' rows."""
+    return [f"{stem}.{i}.rows" for i in range(len(tables))]
+
+
 def manifests(folder: Path) -> tuple[list[tuple[Path, Commit, tuple[str, ...]]], list[str]]:
     """Every readable manifest, the newest first, with the names an old one lists; and what is wrong with the others."""
     found, problems = [], []
@@ -231,7 +248,7 @@ def read(path: Path) -> tuple[Commit, tuple[str, ...]]:
     body = raw["commit"]
     if hashlib.sha256(_canonical(body)).hexdigest() != raw["sha256"]:
         raise ValueError("the manifest is not as it was written")
-    if body["schema"] != SCHEMA:
+    if body["schema"] not in (SIMPLER, SCHEMA):
         raise BadInput(
             f"{path} has schema {body['schema']}, this version reads {SCHEMA}; use the version that wrote it"
         )

@@ -1,22 +1,30 @@
-"""State as named tensors and back. A table over clients is stored by rows: only those that a round touched are written.
+"""State as named tensors and plain data, and back to the same bits and types.
 
-A piece's memory is a frozen dataclass. Tensor fields with metadata "rows" are tables over clients ("square": over
-pairs), dict[int, Tensor] fields are tables by round whose entries never change, other tensors are small and stored
-whole, and the rest is plain data.
+A piece's state is a dataclass; its fields are written by what they are, a state of any other kind as one value:
+
+- tensors with metadata "rows" are tables over clients ("square": over pairs). Of a table marked "trained", only the
+  rows of clients that had a task in the round are written: the piece promises to change no others. Of any other table
+  the rows that changed are found, and written;
+- dict[int, Tensor] with metadata "rounds" are tables by round whose entries never change: each is written once;
+- other tensors are written whole, and all else as `state_values` encodes it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flrce.errors import BadInput
-from flrce.store.pages import Rows
+from flrce.state_values import build_dataclass, decode_value, encode_value, find_class, list_fields, load_class
+from flrce.store.pages import NAMES, Rows
 from flrce.types import State
 
 Tensors = dict[str, Tensor]
+TRAINED = "trained"  # metadata "rows" of a table of which only rows of clients with a task change
+VALUE, TABLE, CLASS = "$value", "$table", "$class"  # how an entry that is no plain number or text says what it is
+ROWS_OF = "k/"  # before a table's name: numbers of the rows that a file has of it
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,8 @@ class Snapshot:
     whole: Tensors  # the model and what is small
     rows: dict[str, Tensor | Rows]  # table -> (touched, ...) rows, `k` their numbers, and what those clients keep
     rounds: Tensors  # "table/round" -> every entry of the tables by round
-    scalars: dict[str, Any]
+    scalars: dict[str, Any]  # "role.field" -> plain data
+    tables: Tensors = field(default_factory=dict)  # tables of which the changed rows are to be found
 
 
 def take(state: State, touched: Sequence[int]) -> Snapshot:
@@ -34,21 +43,54 @@ def take(state: State, touched: Sequence[int]) -> Snapshot:
     found = Snapshot({"w": state.w}, {}, {}, {})
     index = torch.tensor(touched, dtype=torch.long)
     for role, memory in state.memory.items():
-        for f in fields(memory):
-            key, value = f"{role}.{f.name}", getattr(memory, f.name)
-            if isinstance(value, Tensor) and f.metadata.get("rows"):
-                found.rows[key] = Rows(value, tuple(touched))
-            elif isinstance(value, Tensor):
-                found.whole[key] = value
-            elif isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values()):
-                found.rounds.update({f"{key}/{r}": tensor for r, tensor in value.items()})
-            else:
-                found.scalars[key] = value
+        if not is_dataclass(memory):
+            found.scalars[role] = _entry(role, memory, found.whole)
+            continue
+        if find_class(_name(memory)) and not type(memory).__module__.startswith("flrce."):
+            found.scalars[role] = {CLASS: _name(memory)}
+        for f in list_fields(memory):
+            _take_field(f"{role}.{f.name}", getattr(memory, f.name), f.metadata, touched, found)
     for k in touched:
         for name, tensor in state.carry.get(state.roster[k], {}).items():
             found.rows[f"carry/{k}/{name}"] = tensor
     found.rows["k"] = index
     return found
+
+
+def _take_field(key: str, value: Any, metadata: Mapping[str, Any], touched: Sequence[int], found: Snapshot) -> None:
+    """One field of a piece's state, put where it belongs."""
+    plain = isinstance(value, Tensor) and value.dtype in NAMES and value.is_contiguous()
+    if isinstance(value, Tensor) and value.dtype in NAMES and metadata.get("rows") == TRAINED:
+        found.rows[key] = Rows(value, tuple(touched))
+    elif isinstance(value, Tensor) and value.dtype in NAMES and metadata.get("rows") and value.dim() and len(value):
+        found.tables[key], found.scalars[key] = value, {TABLE: len(value)}
+    elif plain:
+        found.whole[key] = value
+    elif metadata.get("rounds"):
+        found.rounds.update({f"{key}/{r}": tensor for r, tensor in value.items()})
+    elif metadata.get("plain"):
+        found.scalars[key] = value
+    else:
+        found.scalars[key] = _entry(key, value, found.whole)
+
+
+def _entry(key: str, value: Any, whole: Tensors) -> Any:
+    """A value as plain data; its tensors join the small ones under names of their own."""
+    count = 0
+
+    def put(tensor: Tensor) -> str:
+        nonlocal count
+        count += 1
+        name = f"{key}#{count}"
+        whole[name] = tensor if tensor.dtype in NAMES else tensor.contiguous().reshape(-1).view(torch.uint8)
+        return name
+
+    node = encode_value(value, put)
+    return {VALUE: node} if isinstance(node, list) else node
+
+
+def _name(memory: Any) -> str:
+    return f"{type(memory).__module__}:{type(memory).__qualname__}"
 
 
 @dataclass
@@ -57,20 +99,26 @@ class Assembly:
 
     start: State  # the initial state of the same recipe
     roster: tuple[str, ...]
+    scalars: Mapping[str, Any] = field(default_factory=dict)
     owner: dict[int, str] = field(default_factory=dict)  # row -> file that holds its newest version
     tables: Tensors = field(default_factory=dict)
     carry: dict[str, Tensors] = field(default_factory=dict)
+    found: Tensors = field(default_factory=dict)  # tables whose changed rows were written
+    owners: dict[str, dict[int, str]] = field(default_factory=dict)  # table of those -> as `owner`
 
     def __post_init__(self) -> None:
+        self.owners = {key: {} for key, entry in self.scalars.items() if isinstance(entry, dict) and TABLE in entry}
         for role, memory in self.start.memory.items():
-            for f in fields(memory):
-                template = getattr(memory, f.name)
-                if f.metadata.get("rows") and isinstance(template, Tensor):  # a table may be left out
-                    square = bool(f.metadata.get("square"))
-                    self.tables[f"{role}.{f.name}"] = _blank(template, len(self.roster), square, f.metadata)
+            for f in list_fields(memory):
+                key, template = f"{role}.{f.name}", getattr(memory, f.name)
+                if f.metadata.get("rows") and isinstance(template, Tensor) and key not in self.scalars:
+                    square = bool(f.metadata.get("square"))  # a table may be left out
+                    self.tables[key] = _blank(template, len(self.roster), square, f.metadata)
 
     def add(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         """Place the rows of one file that no newer file holds."""
+        for key in self.owners:
+            self._add_changed(key, file, tensors)
         for i, k in enumerate(tensors["k"].tolist() if "k" in tensors else ()):
             if k in self.owner:
                 continue
@@ -88,23 +136,59 @@ class Assembly:
             if kept:
                 self.carry[self.roster[k]] = kept
 
-    def state(self, t: int, attempt: int, whole: Tensors, rounds: Tensors, scalars: Mapping[str, Any]) -> State:
+    def _add_changed(self, key: str, file: str, tensors: Mapping[str, Tensor]) -> None:
+        """The same of a table whose changed rows were written: where its type or shape changed, all of them were."""
+        if key not in tensors or ROWS_OF + key not in tensors:
+            return
+        rows, owner, count = tensors[key], self.owners[key], int(self.scalars[key][TABLE])
+        if key not in self.found:
+            self.found[key] = rows.new_zeros((count, *rows.shape[1:]))
+        new = [(i, k) for i, k in enumerate(tensors[ROWS_OF + key].tolist()) if k not in owner and k < count]
+        if new:
+            at, k = zip(*new, strict=True)
+            self.found[key][list(k)] = rows[list(at)]
+            owner.update(dict.fromkeys(k, file))
+
+    def state(self, t: int, attempt: int, whole: Tensors, rounds: Tensors) -> State:
         """The state; history is the ledger's to add."""
-        memory = {}
-        for role, start in self.start.memory.items():
-            values: dict[str, Any] = {}
-            for f in fields(start):
-                key, template = f"{role}.{f.name}", getattr(start, f.name)
-                if key in self.tables:
-                    values[f.name] = self.tables[key]
-                elif key in whole:
-                    values[f.name] = whole[key]
-                elif isinstance(template, dict):
-                    values[f.name] = _by_round(key, rounds)
-                else:  # what an older version did not remember starts here
-                    values[f.name] = _plain(template, scalars.get(key, template))
-            memory[role] = replace(start, **values)
+        memory = {role: self._memory(role, start, whole, rounds) for role, start in self.start.memory.items()}
         return State(t, whole["w"], memory, self.roster, self.carry, (), attempt)
+
+    def _memory(self, role: str, start: Any, whole: Tensors, rounds: Tensors) -> Any:
+        """What one piece remembered."""
+        entry = self.scalars.get(role)
+        kind = type(start)
+        if isinstance(entry, dict) and CLASS in entry:
+            kind = kind if _name(start) == entry[CLASS] else load_class(entry[CLASS])
+        elif role in self.scalars:
+            return self._value(entry, role, whole)
+        if not is_dataclass(kind):
+            return start  # what an older version did not remember starts here
+        values = {f.name: self._field(f"{role}.{f.name}", f, start, whole, rounds) for f in fields(kind)}
+        return build_dataclass(kind, values)
+
+    def _field(self, key: str, f: Any, start: Any, whole: Tensors, rounds: Tensors) -> Any:
+        template = getattr(start, f.name, None)
+        if key in self.scalars:
+            entry = self.scalars[key]
+            described = isinstance(entry, dict) and (VALUE in entry or TABLE in entry)
+            return self._value(entry, key, whole) if described else _plain(template, entry)
+        if key in self.tables:
+            return self.tables[key]
+        if key in whole:
+            return whole[key]
+        if isinstance(template, dict) or f.metadata.get("rounds"):
+            return _by_round(key, rounds)
+        return template  # what an older version did not remember starts here
+
+    def _value(self, entry: Any, key: str, whole: Tensors) -> Any:
+        if not isinstance(entry, dict):
+            return entry
+        if TABLE not in entry:
+            return decode_value(entry[VALUE], whole.__getitem__)
+        if len(self.owners[key]) < entry[TABLE]:
+            raise ValueError(f"{key} has {len(self.owners[key])} of {entry[TABLE]} rows")
+        return self.found[key]
 
 
 def _by_round(key: str, rounds: Mapping[str, Tensor]) -> dict[int, Tensor]:
@@ -120,7 +204,9 @@ def _blank(template: Tensor, M: int, square: bool, metadata: Mapping[str, Any]) 
 
 
 def _plain(template: Any, value: Any) -> Any:
-    """Plain data as JSON gave it back, in the template's type."""
-    if value is None or template is None:
+    """Plain data as JSON gave it back; lists and dicts, which were not described, in the template's type."""
+    if not isinstance(value, list | dict):
+        return value
+    if template is None:
         return tuple(value) if isinstance(value, list) else value
     return type(template)(value)
