@@ -200,6 +200,30 @@ def test_the_first_schema_is_migrated(tmp_path):
     alike(restored(tmp_path / "checkpoint", 3, 2), wanted)
 
 
+def test_the_schema_before_is_gone_on_with(tmp_path):
+    """It has the rows of the round's clients alone, and lists where there were tuples; the next commit has all."""
+    folder = tmp_path / "checkpoint"
+    wanted = first_schema(folder, "same")
+    old = json.loads((folder / "manifest.json").read_text())
+    data = json.dumps(old.pop("roster")).encode()
+    (folder / "000002.roster").write_bytes(data)
+    old["files"]["000002.roster"] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    body = {name: value for name, value in old.items() if name != "rows"}
+    body |= {"schema": 2, "roster": "000002.roster", "versions": {}, "ledger": {}}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    seal = {"sha256": hashlib.sha256(text).hexdigest(), "commit": body}
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.a.json").write_text(json.dumps(seal))
+    kept = journal(folder)
+    found = kept.restore(start(3, 2), lambda marks: None)
+    alike(found, wanted)
+    for t in (3, 4):
+        done = step(replace(found, history=tuple(map(Record, range(1, t)))), [1], t)
+        kept.save(done, {}, lambda: None)
+        found = restored(folder, 3, 2)
+        alike(found, done.state)
+
+
 def test_another_experiment_is_refused(tmp_path):
     first_schema(tmp_path / "checkpoint", "other")
     with pytest.raises(BadInput, match="another experiment"):

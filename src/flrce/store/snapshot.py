@@ -59,12 +59,12 @@ def take(state: State, touched: Sequence[int]) -> Snapshot:
 
 def _take_field(key: str, value: Any, metadata: Mapping[str, Any], touched: Sequence[int], found: Snapshot) -> None:
     """One field of a piece's state, put where it belongs."""
-    plain = isinstance(value, Tensor) and value.dtype in NAMES and value.is_contiguous()
-    if isinstance(value, Tensor) and value.dtype in NAMES and metadata.get("rows") == TRAINED:
+    writable, rows = isinstance(value, Tensor) and value.dtype in NAMES, metadata.get("rows")
+    if writable and rows == TRAINED:
         found.rows[key] = Rows(value, tuple(touched))
-    elif isinstance(value, Tensor) and value.dtype in NAMES and metadata.get("rows") and value.dim() and len(value):
+    elif writable and rows and value.is_contiguous() and value.dim() and len(value):
         found.tables[key], found.scalars[key] = value, {TABLE: len(value)}
-    elif plain:
+    elif writable and not rows and value.is_contiguous():
         found.whole[key] = value
     elif metadata.get("rounds"):
         found.rounds.update({f"{key}/{r}": tensor for r, tensor in value.items()})
@@ -109,6 +109,8 @@ class Assembly:
     def __post_init__(self) -> None:
         self.owners = {key: {} for key, entry in self.scalars.items() if isinstance(entry, dict) and TABLE in entry}
         for role, memory in self.start.memory.items():
+            if self.scalars.get(role, {CLASS: _name(memory)}) != {CLASS: _name(memory)}:
+                continue  # it is something else now
             for f in list_fields(memory):
                 key, template = f"{role}.{f.name}", getattr(memory, f.name)
                 if f.metadata.get("rows") and isinstance(template, Tensor) and key not in self.scalars:
