@@ -130,8 +130,9 @@ def _permuted_strides(value: Tensor) -> list[int]:
     """Strides of a tensor whose dimensions lie in another order, which sums follow; none of any other."""
     if value.is_contiguous():
         return []
-    order = sorted(range(value.dim()), key=lambda dim: -value.stride(dim))
-    return list(value.stride()) if value.permute(order).is_contiguous() else []
+    strides = list(value.stride())
+    order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
+    return strides if value.permute(order).is_contiguous() else []
 
 
 def _encode_numpy(value: Any, put: Put | None, path: str) -> list[Any]:

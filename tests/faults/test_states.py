@@ -1,4 +1,4 @@
-"""Row 97: states of users' own pieces, of every kind of value, in every role, killed and resumed to the same bits."""
+"""Row 38: states of users' own pieces, of every kind of value, in every role, killed and resumed to the same bits."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from harness import KILLED, in_child
 
 from flrce.apps.cli import main
 
-row97 = pytest.mark.row(97, "a piece of one's own holds any state", "same bits, or refused at the start")
+row38 = pytest.mark.row(38, "a piece of one's own holds any state", "same bits, or refused at the start")
 FILES = ("rounds.jsonl", "clients.jsonl", "summary.json", "model.safetensors")
 #: every piece's answer depends on each bit and type of its state; tables change in rows of clients that did not train
 PIECES = '''
@@ -178,7 +178,7 @@ def contents(run: Path) -> dict[str, bytes]:
     return {name: (run / name).read_bytes() for name in FILES}
 
 
-@row97
+@row38
 def test_states_of_every_kind_come_back_to_the_same_bits(folder, seen):
     """Killed in the middle of a commit, and in another run after each round."""
     assert in_child(run("--out", "whole")) == 0
@@ -195,7 +195,7 @@ def test_states_of_every_kind_come_back_to_the_same_bits(folder, seen):
     seen("6 kills, same bits")
 
 
-@row97
+@row38
 @pytest.mark.parametrize("out", [[], ["--out", "run"]], ids=["without a folder", "with one"])
 @pytest.mark.parametrize(
     ("state", "what"),

@@ -46,7 +46,7 @@ def estimate_payload_bytes(task: Task, layout: Layout) -> int | None:
     if type(compressor) is Dense or not isinstance(compressor, KnowsBytes):
         return None
     size: Any = compressor.estimate_bytes(layout, encoding(task))
-    if size is not None and (not isinstance(size, Integral) or isinstance(size, bool) or size < 0):
+    if size is not None and (type(size) is bool or not isinstance(size, Integral) or int(size) < 0):
         name = type(compressor).__name__
         raise BadInput(f"{name}.estimate_bytes returned {size!r:.60}; return a whole number of bytes, or None")
     return None if size is None else int(size)

@@ -44,6 +44,7 @@ SLOTS = ("manifest.a.json", "manifest.b.json")
 FORMER = ("manifest.json", "manifest.previous.json")  # of schema 1
 OURS = (".state", ".rows", ".roster", ".part")
 Marks = Mapping[str, Mapping[str, Any]]  # ledger file -> bytes, sha256
+Tables = dict[str, Tensor | Rows]
 log = logging.getLogger("flrce")
 
 __all__ = ["Commit", "Journal", "write_through"]
@@ -134,7 +135,7 @@ class Journal:
             files[rows] = write_pieces(self.folder / rows, pages(shot.rows | new), PRIVATE)
         for (key, k), name in zip(changed.items(), _names(stem, changed), strict=True):
             if k:  # a file for each table: it is deleted when that table needs it no longer
-                own = {key: Rows(shot.tables[key], tuple(k)), ROWS_OF + key: torch.tensor(k)}
+                own: Tables = {key: Rows(shot.tables[key], tuple(k)), ROWS_OF + key: torch.tensor(k)}
                 files[name] = write_pieces(self.folder / name, pages(own), PRIVATE)
         return files
 
