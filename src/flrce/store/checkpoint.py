@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
+from torch import Tensor
 
 from flrce.errors import BadInput
 from flrce.host import sync_folder
