@@ -45,12 +45,10 @@ def rounds(
         let_go()
 
 
-def a_round(
-    recipe: Recipe, engine: Engine, state: State, T: int, seed: int, meanwhile: Callable[[], None] = lambda: None
-) -> Round:
-    """One round. `meanwhile` is done as soon as its tasks are out: what can wait until clients have work to do."""
+def a_round(recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Round:
+    """One round."""
     plan = begin(recipe, engine, state, seed, T)
-    came = Arrivals() if plan.refused else arrivals(recipe, engine, plan.flights, state, plan.keep, meanwhile)
+    came = Arrivals() if plan.refused else arrivals(recipe, engine, plan.flights, state, plan.keep)
     with turn(engine):
         return finish(recipe, engine, plan, came, T)
 

@@ -95,7 +95,6 @@ def by_halves(strategy: Strategy, opened: Open) -> Round:
     opened.sent(messages)
     post = Post(engine.grid)
     ids = post.send(messages)
-    opened.session.settle()  # the round before, while clients train
     found = {key: (reply, took) for key, reply, took in post.answers(ids, time.monotonic() + engine.options.timeout)}
     opened.seconds = {key: took for key, (_, took) in found.items()}
     arrays, metrics = strategy.aggregate_train(t, [found[key][0] for key in ids if key in found])

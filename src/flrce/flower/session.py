@@ -43,8 +43,8 @@ class Result(FlowerResult):
 class Session:
     """One recipe on one engine; with a `folder`, every round is committed there and a later start goes on from it.
 
-    A round is committed while the clients of the next one train, as soon as that one's messages are out: a device then
-    never waits for the server's disk. Whoever kills the server in between has both rounds done again.
+    A round is committed (written and fsynced) before the log calls it committed and before anything waits for nodes:
+    whoever kills the server loses nothing that was logged.
     """
 
     recipe: Recipe
@@ -61,7 +61,6 @@ class Session:
     by_halves: Callable[["Session", State], Round] | None = None  # a round as somebody else does it
     result: Result = field(default_factory=Result)
     ledger: Ledger | None = None
-    pending: list[Round] = field(default_factory=list)  # done, and not yet committed
 
     def run(self) -> Result:
         """All rounds until T or a stop; no message is sent after either."""
@@ -76,15 +75,11 @@ class Session:
             try:
                 seed = self.engine.options.seed
                 for done in loop.rounds(self.recipe, self.engine, state, self.T, seed, self._round):
-                    self.settle()  # the round before, if this one was not even sent
-                    self.pending, state = [done], done.state
+                    state = done.state
                     if self.watch:
                         self.watch(done)
                     del done
-                self.settle()
             except BaseException:
-                with suppress(BadInput, OSError):
-                    self.settle()
                 self._salvage(start.roster)
                 raise
             if self.ledger and self.ledger.committed is not None:
@@ -93,13 +88,6 @@ class Session:
         result.stopped = state.history[-1].stop if state.history else ""
         self._close(result, time.monotonic() - begun)
         return result
-
-    def settle(self) -> None:
-        """Commit what is pending."""
-        while self.pending:
-            done = self.pending.pop(0)
-            if self.ledger:
-                self.ledger.append(done)
 
     def _restored(self, start: State) -> State:
         """Where the run goes on; what is known of its rounds so far is in the result again."""
@@ -117,10 +105,14 @@ class Session:
         return state
 
     def _round(self, recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Round:
-        """One round of the loop: with as many clients as are connected now, and told of in Flower's words."""
-        if self.by_halves:
-            return self._report(self.by_halves(self, state))
-        return self._report(loop.a_round(self.sized(), engine, state, T, seed, self.settle))
+        """One round of the loop with as many clients as are connected now: complete, then on disk, then in the log."""
+        by_halves = self.by_halves
+        done = by_halves(self, state) if by_halves else loop.a_round(self.sized(), engine, state, T, seed)
+        done = self._complete(done)
+        if self.ledger:
+            self.ledger.append(done)
+        self._log(done.record)
+        return done
 
     def _close(self, result: Result, seconds: float) -> None:
         """The run in a few lines."""
@@ -182,9 +174,23 @@ class Session:
     def _handed(self, state: State) -> Tensor:
         return self.recipe.average.model(state.memory.get("average"), state.w)
 
-    def _report(self, done: Round) -> Round:
-        """One round in the log and in Flower's metrics; those are kept with it, and whether it was to be the last."""
+    def _complete(self, done: Round) -> Round:
+        """A round with its Flower metrics, which are kept with it, and whether it was to be the last."""
         record, engine, result = done.record, self.engine, self.result
+        metrics = self._metrics(record)
+        self._note(record, metrics)
+        if self.should_stop and done.model is not None and not record.stop:
+            result.history, result.arrays = done.state.history, engine.arrays(done.model)
+            if self.should_stop(record.t, result):
+                record = replace(record, stop=STOPPED)
+                self._note(record, metrics)
+        if metrics and engine.costs is None:
+            record = replace(record, why={**record.why, "metrics": metrics})
+        history = (*done.state.history[:-1], record)
+        return replace(done, record=record, state=replace(done.state, history=history))
+
+    def _log(self, record: Record) -> None:
+        """One round in the log."""
         for client, reason in sorted(record.rejected.items()):
             log.info("\t> %s did not count: %s", client, reason)
         log.info(
@@ -193,19 +199,8 @@ class Session:
             record.metric, "-" if record.headline is None else f"{record.headline:.4f}", record.bytes_up / 1e6,
             record.bytes_down / 1e6,
         )  # fmt: skip
-        metrics = self._metrics(record)
-        self._note(record, metrics)
-        if self.should_stop and done.model is not None and not record.stop:
-            result.history, result.arrays = done.state.history, engine.arrays(done.model)
-            if self.should_stop(record.t, result):
-                record = replace(record, stop=STOPPED)
-                self._note(record, metrics)
         if record.stop:
             log.info("Stopping after round %d: %s", record.t, record.stop)
-        if metrics and engine.costs is None:
-            record = replace(record, why={**record.why, "metrics": metrics})
-        history = (*done.state.history[:-1], record)
-        return replace(done, record=record, state=replace(done.state, history=history))
 
     def _metrics(self, record: Record) -> dict[str, Any]:
         """What is known of a round besides our own figures, as plain data."""

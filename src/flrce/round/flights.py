@@ -1,6 +1,6 @@
 """Tasks under way: sent in this round or an earlier one, back in this round or a later one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,18 +45,13 @@ def takeoff(
     return (*under_way, *(Flight(task, state.w, now, at) for task, at in zip(tasks, back, strict=True)))
 
 
-def arrivals(
-    recipe: Recipe, engine: Engine, flights: Sequence[Flight], state: State, keep: int | None,
-    meanwhile: Callable[[], None],
-) -> Arrivals:  # fmt: skip
-    """The replies of a round. `meanwhile` is done as soon as its tasks are out."""
+def arrivals(recipe: Recipe, engine: Engine, flights: Sequence[Flight], state: State, keep: int | None) -> Arrivals:
+    """The replies of a round."""
     buffers = recipe.pace if isinstance(recipe.pace, Buffers) else None
     size = buffers.size if buffers else keep
     if isinstance(engine, Asynchronous):
         engine.send(flights, state.carry)
-        meanwhile()
         return engine.collect(flights, size, open_ended=buffers is not None)
-    meanwhile()
     if buffers:
         return Arrivals(by_the_model(engine, flights, buffers.size, state))
     replies = engine.train(state.w, [flight.task for flight in flights], state.carry, keep)
