@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -79,30 +79,51 @@ class Nodes:
     to answer does not know the question, nobody else is asked it, since each would log an error; "each" asks everybody.
 
     Each node is asked once. The first ones are waited for, up to `patience` seconds; whoever comes later joins when it
-    has answered.
+    has answered. Nodes whose names are not those of a client that the run `includes` stay out.
     """
 
-    def __init__(self, grid: Grid, ask: bool | str = True, patience: float = 60.0) -> None:
-        self.grid, self.ask, self.patience = grid, ask, patience
+    def __init__(
+        self, grid: Grid, ask: bool | str = True, patience: float = 60.0, includes: Callable[[str], bool] | None = None
+    ) -> None:
+        self.grid, self.ask, self.patience, self.includes = grid, ask, patience, includes
         self.names = Names(patience)
         self.known: dict[int, Client] = {}  # in the order of their answers
         self.asked: dict[str, int] = {}  # message that has no answer yet -> node
+        self.online: set[int] = set()  # nodes that were connected at the last look
+        self.since: dict[int, float] = {}  # node -> when it was asked
+        self.strangers: dict[int, str] = {}  # connected nodes that stay out -> the names that they go by
 
     def connected(self) -> dict[str, Client]:
         """Name -> client of every node that is connected now and has introduced itself, in natural order."""
-        online = set(self.grid.get_node_ids())
+        online = self.online = set(self.grid.get_node_ids())
         self._meet(sorted(online - set(self.known) - set(self.asked.values())))
         found: dict[str, Client] = {}
         for node, client in list(self.known.items()):
             name = self.names.of(client, online) if node in online else ""
             if name:
                 found[name] = self.known[node] = replace(client, name=name)
+        self._exclude_strangers(found)
         return {name: found[name] for name in sorted(found, key=natural)}
+
+    def _exclude_strangers(self, found: dict[str, Client]) -> None:
+        """Leave out nodes that go by names which are not those of the run's clients; each is logged once."""
+        names = [name for name in found if self.includes is not None and not self.includes(name)]
+        before, self.strangers = self.strangers, {found[name].node: name for name in names}
+        for name in names:
+            node = found.pop(name).node
+            if before.get(node) != name:
+                log.warning("node %d goes by %r, which is no client of this run: it stays out", node, name)
+
+    def _count_unusable(self) -> int:
+        """Connected nodes for which it is no use to wait: strangers, and those that were asked too long ago."""
+        over = time.monotonic() - self.patience
+        silent = self.online & set(self.asked.values())
+        return len(self.strangers) + sum(self.since[node] < over for node in silent)
 
     def wait(self, least: int, seconds: float) -> dict[str, Client]:
         """As soon as `least` clients are connected, or whoever is when the time is up."""
         end, told = time.monotonic() + seconds, 0.0
-        while len(found := self.connected()) < least and time.monotonic() < end:
+        while len(found := self.connected()) + self._count_unusable() < least and time.monotonic() < end:
             if time.monotonic() > told:
                 log.info("Waiting for nodes: %d of %d, %.0f s left", len(found), least, end - time.monotonic())
                 told = time.monotonic() + 10
@@ -136,6 +157,7 @@ class Nodes:
         messages = [Message(RecordDict({"config": ConfigRecord({})}), node, HELLO) for node in nodes]
         ids = list(self.grid.push_messages(messages)) if messages else []
         self.asked |= {key: node for key, node in zip(ids, nodes, strict=True) if key}
+        self.since |= dict.fromkeys(nodes, time.monotonic())
 
     def _await(self, nodes: set[int], one: bool = False) -> None:
         """Listen until these have answered, or `one` of them, or nothing comes for too long."""

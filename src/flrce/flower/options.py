@@ -33,6 +33,12 @@ def configured(config: Config, t: int) -> Mapping[str, Any]:
     return found
 
 
+def require_count(name: str, value: Any, least: int = 0) -> None:
+    """BadInput unless a setting is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadInput(f"{name} = {brief(value, 40)}: use a whole number, {least} or more")
+
+
 @dataclass(frozen=True)
 class Options:
     """How a run treats its fleet."""
@@ -60,6 +66,7 @@ class Options:
 class Costs(Protocol):
     """A model of what tasks cost, instead of what the clocks here say: for fleets that are only simulated."""
 
+    def includes(self, client: str) -> bool: ...  # whether its costs can be modelled
     def estimate(self, task: Task) -> Spent: ...
     def booked(self, task: Task, reply: Reply) -> Reply: ...
     def inquiry(self, client: str, down: int) -> Spent: ...

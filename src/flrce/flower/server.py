@@ -98,6 +98,9 @@ class _Modelled:
         kept = experiment.build_recipe().kept
         self.simulator = Simulator(federation, net, devices, lambda runner: None, kept=kept)  # type: ignore[arg-type, return-value]
 
+    def includes(self, client: str) -> bool:
+        return client in self.simulator.fleet
+
     def estimate(self, task: Task) -> Spent:
         return self.simulator.estimate(task)
 
