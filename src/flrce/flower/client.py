@@ -130,10 +130,14 @@ def compressing(message: Message, context: Context, call_next: Callable[[Message
     payload, carry = task.compressor.encode(u, template.names, rng, carried(context, task.t))
     carry_on(context, task.t, carry)
     metrics = dict(next(iter(reply.content.metric_records.values())))
+    counted = SAMPLES in metrics  # the server names it where it is missing
     n, loss = metrics.pop(SAMPLES, 0), metrics.get("train_loss", metrics.get("loss", 0.0))
     base = fingerprint(w) if exact(message) else ""
     answer = Reply(task.client, task.t, payload, n=n, loss=loss, base=base)  # type: ignore[arg-type]
-    return Message(write_reply(answer, cost.seconds, cost.joules, {**reported(), **metrics}), reply_to=message)
+    content = write_reply(answer, cost.seconds, cost.joules, {**reported(), **metrics})
+    if not counted:
+        del content.metric_records["metrics"][SAMPLES]
+    return Message(content, reply_to=message)
 
 
 def _compresses(hello: Message) -> Message:

@@ -9,6 +9,7 @@ from torch import Tensor
 from flrce.fleet.costs import Profile
 from flrce.flower.arrays import Template, weight
 from flrce.local.client import Runner
+from flrce.payload_bytes import count_bytes, count_value_bytes
 from flrce.round.payloads import PER_BYTE, WATTS
 from flrce.types import Spent, Task
 
@@ -47,8 +48,8 @@ class Measured:
     def down(self, task: Task) -> int:
         """Bytes of values that a client receives."""
         held = self.held(task)
-        model = self.template.nbytes if held is None else 4 * len(held)
-        return model + sum(4 * x.numel() for x in task.tensors.values())
+        model = self.template.nbytes if held is None else count_value_bytes(len(held))
+        return model + count_bytes(task.tensors)
 
     def sending(self, message: Message, task: Task) -> Spent:
         """What sending this message cost."""

@@ -28,7 +28,7 @@ from flrce.flower.client import introduce, judged_and_trained
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.local import Local, Runners, Tracing, name_for
 from flrce.flower.options import configured
-from flrce.flower.strategy import Ours
+from flrce.flower.strategy import ANY_P, Ours
 from flrce.flower.wire import PREFIX, read_task, write_task
 from flrce.pieces import Recipe
 from flrce.types import Arrivals, Flight, Judged, Payload, Reply, Spent, Task
@@ -53,6 +53,10 @@ class Masked(Ours):
         super().__init__(*fedavg, **{**given, **settings})
         self.workflow, self.per_round, self.by_fraction = workflow, per_round, per_round is None
         self.local = {"epochs": epochs, "batch": batch, "lr": lr}
+        self.draft_recipe()
+
+    def draft_recipe(self) -> Recipe:
+        return recipes.flrce(preset="private", P=self.per_round or ANY_P, **self.local)
 
     def size(self, connected: int) -> int:
         return self.per_round or super().size(connected)

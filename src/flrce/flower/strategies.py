@@ -7,10 +7,11 @@ from typing import Any
 from flwr.serverapp.strategy import Strategy
 
 from flrce import recipes
-from flrce.errors import BadInput
+from flrce.errors import BadInput, brief
 from flrce.flower import guard
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.strategy import Ours
+from flrce.flower.options import require_count
+from flrce.flower.strategy import ANY_P, Ours
 from flrce.pieces import Compressor, Recipe
 
 __all__ = ["FLrce", "Guarded", "RecipeStrategy"]
@@ -28,11 +29,16 @@ class RecipeStrategy(Ours):
             if recipe not in recipes.CATALOGUE:
                 raise BadInput(f"recipe {recipe!r}: use one of {', '.join(sorted(recipes.CATALOGUE))}")
             recipe = recipes.CATALOGUE[recipe]()
+        if not isinstance(recipe, Recipe):
+            raise BadInput(f"recipe {brief(recipe, 40)}: use a Recipe or the name of one")
         if len(fedavg) < 3:
             settings.setdefault("min_train_nodes", min(recipe.P, 2))
         super().__init__(*fedavg, **settings)
         self.recipe, self.by_fraction = recipe, bool(fedavg) or "fraction_train" in settings
         self.kept = recipe.kept
+
+    def draft_recipe(self) -> Recipe:
+        return self.recipe
 
     def size(self, connected: int) -> int:
         return super().size(connected) if self.by_fraction else self.recipe.P
@@ -63,11 +69,20 @@ class FLrce(Ours):
         self.per_round, self.by_fraction = per_round, per_round is None
         self.psi, self.preset, self.compressor = psi, preset, compressor
         self.local = {"epochs": epochs, "batch": batch, "lr": lr}
+        if per_round is not None:
+            require_count("per_round", per_round, least=1)
+        self.draft_recipe()
+
+    def draft_recipe(self) -> Recipe:
+        return self._make_recipe(self.per_round or ANY_P)
 
     def size(self, connected: int) -> int:
         return self.per_round or super().size(connected)
 
     def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
+        return self._make_recipe(P)
+
+    def _make_recipe(self, P: int) -> Recipe:
         made = recipes.flrce(self.psi, self.preset, P, **self.local)
         return replace(made, compressor=self.compressor) if self.compressor else made
 

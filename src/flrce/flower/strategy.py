@@ -4,7 +4,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
-from flrce import loop
-from flrce.errors import BadInput
+from flrce import loop, recipes
+from flrce.errors import BadInput, brief, nearest
 from flrce.fleet.costs import Profile, profile
 from flrce.flower.arrays import Template
 from flrce.flower.classes import named
@@ -23,7 +23,7 @@ from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import kept, settings
 from flrce.flower.guard import GuardedEngine
 from flrce.flower.halves import Open, by_halves, changed
-from flrce.flower.options import Config, Judge, Known, Options, Summing
+from flrce.flower.options import Config, Judge, Known, Options, Summing, require_count
 from flrce.flower.session import Result, Session
 from flrce.flower.wire import SAMPLES
 from flrce.local.client import Runner
@@ -31,6 +31,7 @@ from flrce.pieces import Full, Recipe, StopRule
 from flrce.stops.budget import AnyOf, Budget
 from flrce.types import Round, State
 
+ANY_P = 10_000  # stands for a number of clients that is not known yet
 log = logging.getLogger("flwr")
 
 
@@ -53,10 +54,21 @@ class Ours(Strategy):
         `sample_shape` tells the server the network, which sub-models and freezing need."""
         if not 0 <= fraction_train <= 1 or not 0 <= fraction_evaluate <= 1:
             raise BadInput(f"fraction_train {fraction_train} and fraction_evaluate {fraction_evaluate}: use 0 to 1")
+        for name, count in {"minimum_replies": minimum_replies, "eval_every": eval_every}.items():
+            require_count(name, count, least=1)
+        nodes = {"min_train_nodes": min_train_nodes, "min_evaluate_nodes": min_evaluate_nodes}
+        for name, count in {**nodes, "min_available_nodes": min_available_nodes}.items():
+            require_count(name, count)
+        if not wait_for_nodes >= 0:
+            raise BadInput(f"wait_for_nodes = {wait_for_nodes!r}: use seconds, 0 or more")
         min_train_nodes = min_train_nodes if fraction_train else 0  # nobody trains
         self.folder = Path(state) if state else None
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
-        self._stops = tuple(rule for rule in (stop, Budget(**budget) if budget else None) if rule)
+        self._stops = tuple(rule for rule in (stop, make_budget(budget) if budget else None) if rule)
+        for rule in self._stops:
+            if not callable(rule):
+                raise BadInput(f"stop = {brief(rule, 40)}: use a stop rule, such as flrce.stops.budget.Patience(10)")
+            replace(recipes.fedavg(), stop=rule)  # refuses values out of their bounds
         self._least, self.model, self.sample_shape = minimum_replies, model, sample_shape
         self.options = Options(
             seed=seed, wait=wait_for_nodes, available=max(min_available_nodes, min_train_nodes), ask=ask_names,
@@ -79,6 +91,10 @@ class Ours(Strategy):
     @abstractmethod
     def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
         """The method, where P clients train in a round unless it says otherwise."""
+
+    def draft_recipe(self) -> Recipe | None:
+        """The method as far as it is known before any node is connected: what is wrong with it is said at once."""
+        return None
 
     def engine_for(self, *args: Any, **kwargs: Any) -> FlowerEngine:
         return FlowerEngine(*args, **kwargs)
@@ -121,6 +137,9 @@ class Ours(Strategy):
             arrays = ArrayRecord({name: array for name, array in arrays.items() if name not in staying})
         elif self.kept:
             raise BadInput("parameters that stay with their client: pass model= and sample_shape= to the strategy")
+        draft = self.draft_recipe()
+        if runner is None and draft is not None and not isinstance(draft.submodel, Full):
+            raise BadInput(f"recipe {draft.name} uses sub-models: pass model= and sample_shape= to the strategy")
         template = Template.of(arrays, runner.layout if runner else None)
         options = replace(self.options, timeout=math.inf if timeout is None else timeout, judges=self._known.judges)
         own = changed(self, Ours)
@@ -129,8 +148,6 @@ class Ours(Strategy):
         if own and isinstance(engine, GuardedEngine):
             raise BadInput(f"{type(self).__name__} overrides {own[0]}: override it in the strategy that is guarded")
         recipe = self._complete(engine, kept(self.folder, "per_round") or self.size(len(engine.clients())))
-        if runner is None and not isinstance(recipe.submodel, Full):
-            raise BadInput(f"recipe {recipe.name} uses sub-models: pass model= and sample_shape= to the strategy")
         known = self._known
         written = known.experiment or settings(recipe, T, self.options.seed)
         session = Session(recipe, engine, template.pack(arrays), T, self.folder, written, known.partition, known.watch)
@@ -195,6 +212,15 @@ class Ours(Strategy):
             return None
         panel = self._engine.panel
         return panel.aggregate_evaluate(server_round, replies) if panel.asking else panel.by_clients
+
+
+def make_budget(caps: Mapping[str, Any]) -> Budget:
+    """The stop rule of a `budget` setting."""
+    names = [field.name for field in fields(Budget)]
+    for name in caps:
+        if name not in names:
+            raise BadInput(f"budget {brief(name, 40)!r}: {nearest(str(name), names)}")
+    return Budget(**caps)
 
 
 def _with_kept(judge: Judge | None, initial: ArrayRecord) -> Judge | None:

@@ -16,6 +16,7 @@ from flrce.errors import BadInput, brief
 from flrce.flower.arrays import Template, record, tensors, weight
 from flrce.local.updates import Chain, Prox
 from flrce.names import PIECES
+from flrce.payload_bytes import count_bytes
 from flrce.pieces import Dense, Malformed
 from flrce.round.payloads import number
 from flrce.types import Judged, Payload, Portion, Reply, Spent, Task, Work
@@ -190,8 +191,10 @@ def read_reply(
     buffers = tensors(values, cap, place) if rich else {"u": template.pack(values, minus=w, into=into)}
     payload = Payload(buffers)
     more = tensors(extras, cap) if rich else {}
-    up = payload.nbytes + sum(4 * x.numel() for x in more.values()) if rich else template.carried(values)
-    n = figures.get(weight_key, 0)
+    up = payload.nbytes + count_bytes(more) if rich else template.carried(values)
+    if weight_key not in figures:
+        raise Malformed(f"no metric {weight_key!r}, which says how many samples it trained on")
+    n = figures[weight_key]
     joules = _figure(figures, "joules")
     spent = Spent(
         bytes_up=up, framing=weight(values) + weight(extras) - up + len(figures.deflate()) + len(echo.deflate()),

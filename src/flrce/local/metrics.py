@@ -49,18 +49,27 @@ class Averages(Protocol):
     def mean(self) -> bool: ...
 
 
+def mean_value(numbers: Numbers) -> float:
+    return float(numbers.mean())
+
+
 @dataclass(frozen=True)
 class Metric:
     """A metric made of two functions; where `value` is not given, it is the mean of the numbers."""
 
     name: str
     of: Callable[[Any, Tensor], Tensor]
-    value: Callable[[Numbers], float] = lambda numbers: float(numbers.mean())
+    value: Callable[[Numbers], float] = mean_value
     better: Literal["higher", "lower"] = "higher"
     low: float = -math.inf
     high: float = math.inf
     mean: bool = False  # whether the figure is the mean of one number a sample
     kinds: tuple[str, ...] = ()  # of targets that it is about; none: any
+
+
+def is_poolable(judge: Judges) -> bool:
+    """Whether the figure over all samples is the mean of the clients' figures by their numbers of samples."""
+    return (isinstance(judge, Averages) and judge.mean) or (isinstance(judge, Metric) and judge.value is mean_value)
 
 
 def accuracy_of(out: Tensor, y: Tensor) -> Tensor:
