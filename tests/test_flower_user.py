@@ -12,7 +12,7 @@ from flwr.app import Array, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_helpers import TARGET, plain_app, start
-from flrce.errors import BadInput
+from flrce.errors import BadInput, Unfinished
 from flrce.flower import FLrce, Guarded, RecipeStrategy
 from flrce.flower.grid import LocalGrid
 from flrce.recipes import fedprox, flrce
@@ -123,8 +123,8 @@ def test_the_number_that_trains_follows_the_number_connected():
 
 def test_fewer_nodes_than_may_train_do_not():
     grid = Counted(plain_app(), 2)
-    result = FLrce(min_train_nodes=3, wait_for_nodes=0.2).start(grid, start(), 5)
-    assert result.stopped.startswith("abandoned 3 times in a row")
+    with pytest.raises(Unfinished, match="abandoned 3 times in a row"):
+        FLrce(min_train_nodes=3, wait_for_nodes=0.2).start(grid, start(), 5)
     assert "train" not in grid.kinds
 
 

@@ -15,18 +15,21 @@ from flrce.errors import BadInput
 from flrce.flower import classes
 from flrce.flower.arrays import Template, record, weight
 from flrce.flower.claims import Claims
-from flrce.flower.figures import LOSSES, PERCENT, first, reported, scale, strange
+from flrce.flower.figures import LOSSES, PERCENT, scale, strange
+from flrce.flower.inquiries import Inquiries
 from flrce.flower.judging import Panel
 from flrce.flower.measured import Measured
 from flrce.flower.nodes import GONE, LOSS, Client, Nodes
 from flrce.flower.options import Config, Costs, Judge, Options, configured
-from flrce.flower.post import Post, asked, why
-from flrce.flower.under_way import Sent, UnderWay, announce
+from flrce.flower.post import Post, why
+from flrce.flower.under_way import Once, Sent, UnderWay, announce
 from flrce.flower.wire import for_plain, read_reply, write_task
 from flrce.local.client import Runner
+from flrce.payload_bytes import count_value_bytes
 from flrce.pieces import Dense, Malformed
 from flrce.room import TABLE, room
 from flrce.round.pace import due
+from flrce.round.uploads import estimate_payload_bytes, estimate_upload_bytes
 from flrce.types import Arrivals, Carry, Evaluation, Flight, Payload, Portion, Record, Reply, Spent, Task, Yardstick
 
 log = logging.getLogger("flwr")
@@ -34,13 +37,6 @@ Holdings = tuple[Tensor | None, Sequence[tuple[str, int]]]
 AT_ONCE = 2**27  # bytes of replies fetched together
 PATIENCE = 60.0  # seconds that a node without an answer, or with another's name, is waited for
 GONE_BEFORE = "no longer connected when its task was to be sent again; the task is dropped"
-
-
-class Once(dict[str, Tensor]):
-    """Buffers that are gone once they are taken: a reply is decoded once, and P large models are a lot of memory."""
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.pop(name)
 
 
 class FlowerEngine:
@@ -58,9 +54,10 @@ class FlowerEngine:
         judge: Judge | None = None, costs: Costs | None = None, host: Any = None,
     ) -> None:  # fmt: skip
         self.grid, self.template, self.options, self.runner, self.costs = grid, template, options, runner, costs
-        self.nodes = Nodes(grid, options.ask, PATIENCE)
+        self.nodes = Nodes(grid, options.ask, PATIENCE, costs.includes if costs else None)
         self.claims = Claims(options)
         self.under_way = UnderWay(Post(grid, AT_ONCE // max(template.nbytes, 1)), options.timeout)
+        self.inquiries = Inquiries(grid, options.timeout, "loss")
         self.measured = Measured(template, runner, options.profile)
         self.panel = Panel(grid, template, options, evaluate_config or {}, judge, self._free, host)
         self.trainable, self.size = template.layout.trainable, template.layout.size
@@ -109,11 +106,13 @@ class FlowerEngine:
         return part.coordinates, part.names
 
     def estimate(self, task: Task) -> Spent:
-        """What a task will cost: a dense reply's bytes, and the client's pace so far; 0 seconds: nobody's is known."""
+        """What a task will cost: its reply's bytes, and the client's pace so far; 0 seconds: nobody's is known."""
         if self.costs:
             return self.costs.estimate(task)
-        up = self.template.nbytes if task.part.whole else 4 * sum(size for _, size in self.holdings(task)[1])
-        up += 4 * sum(task.update.sends(self.trainable).values()) if task.update is not None else 0
+        names = self.holdings(task)[1]
+        up = estimate_upload_bytes(task, names, self.trainable)
+        if task.part.whole and estimate_payload_bytes(task, names) is None:
+            up += self.model_bytes - count_value_bytes(self.size)  # the whole model in its own types
         return self.measured.estimate(task, self.samples(task.client), up)
 
     def inquiry(self, client: str, down: int) -> Spent:
@@ -184,6 +183,10 @@ class FlowerEngine:
             else:
                 found.append(self.panel.said(reply, own, most))
         return found
+
+    @property
+    def model_bytes(self) -> int:
+        return self.template.nbytes
 
     @property
     def yardstick(self) -> Yardstick:
@@ -257,14 +260,9 @@ class FlowerEngine:
         Of one that never did, twice the largest of the others': whoever is unknown is to get a turn.
         """
         content = RecordDict({self.options.arrays_key: self.arrays(w), self.options.config_key: ConfigRecord({})})
-        able = [client for client in clients if self.online[client].parts]
-        messages = [Message(content, self.online[client].node, LOSS) for client in able]
-        answers = asked(self.grid, messages, self.options.timeout)
+        able = {self.online[client].node: client for client in clients if self.online[client].parts}
         known = {client: loss for client, loss in self.claims.losses.items() if client in clients}
-        for at, reply in answers.items():
-            loss = first(reported(reply), LOSSES)
-            if loss is not None:
-                known[able[at]] = loss
+        known |= self.inquiries.ask_metric(content, able, LOSS, LOSSES)
         unknown = 2 * max(known.values(), default=0.0)
         return torch.tensor([known.get(client, unknown) for client in clients], dtype=torch.float64)
 
@@ -286,6 +284,10 @@ class FlowerEngine:
         self.claims.summed = None
         panel.forget()
         return {name: metrics for name, metrics in found.items() if metrics is not None and len(metrics)}
+
+    def made_model(self, initial: Tensor, w: Tensor, history: Sequence[Record]) -> bool:
+        """Whether any round of the run so far made a model."""
+        return any(record.outcome == "committed" for record in history)
 
     def open_half(self, config: Mapping[str, Any]) -> None:
         """A round begins that somebody else sends and collects, with this config."""

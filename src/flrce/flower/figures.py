@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from flrce.errors import brief
 from flrce.flower.options import Summing
 from flrce.flower.post import why
 from flrce.flower.wire import SAMPLES
-from flrce.local.metrics import Judges, Metric
+from flrce.local.metrics import Bounded, Judges
 from flrce.round.gate import MOST_SAMPLES
 from flrce.round.payloads import number
 
@@ -28,21 +29,58 @@ def scale(figures: Sequence[Mapping[str, Any]]) -> float:
 
 
 def weighted(figures: Sequence[Mapping[str, Any]], by: str = SAMPLES, most: float = 1.0) -> MetricRecord:
-    """Every metric that all report within its range, averaged over samples, or by another weight; lists by element."""
-    n = [float(f[by]) for f in figures]
-    total = math.fsum(n)
+    """Every metric that at least half of the clients name, averaged over samples, or by another weight.
 
-    def mean(values: Sequence[float]) -> float:
-        return math.fsum(float(value) * weight for value, weight in zip(values, n, strict=True)) / total
-
+    Only values within their range count, so a client's NaN is left out and the others' mean stays. Lists are averaged
+    by element, over those of the usual length.
+    """
+    named = Counter(key for f in figures for key in f if key != by)
     found: dict[str, Any] = {}
-    for key in (key for key in figures[0] if key != by):
-        values: list[Any] = [f.get(key) for f in figures]
-        if all(within(key, value, most) for value in values):
-            found[key] = mean(values)
-        elif all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1:
-            found[key] = [mean(column) for column in zip(*values, strict=True)]
+    for key in (key for key, count in named.items() if 2 * count >= len(figures)):
+        pairs = [(f[key], float(f[by])) for f in figures if key in f and _usable(key, f[key], most)]
+        lengths = Counter(len(value) if isinstance(value, list) else -1 for value, _ in pairs)
+        usual = max(lengths, key=lambda length: lengths[length], default=0)
+        if usual == -1:
+            found[key] = _mean([pair for pair in pairs if not isinstance(pair[0], list)])
+        elif pairs:
+            same = [pair for pair in pairs if isinstance(pair[0], list) and len(pair[0]) == usual]
+            found[key] = [_mean([(value[i], n) for value, n in same]) for i in range(usual)]
     return MetricRecord(found)
+
+
+def _usable(name: str, value: Any, most: float) -> bool:
+    """Whether a metric, or every element of a list of them, is a number within its range."""
+    return all(within(name, one, most) for one in (value if isinstance(value, list) else [value]))
+
+
+def _mean(pairs: Sequence[tuple[Any, float]]) -> float:
+    """Of (value, weight)."""
+    return math.fsum(float(value) * n for value, n in pairs) / math.fsum(n for _, n in pairs)
+
+
+def select_consistent(figures: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Positions of those that code of others can sum: every value a number, and names and lengths as most have them."""
+    shapes = {
+        i: tuple(sorted((name, len(value) if isinstance(value, list) else -1) for name, value in f.items()))
+        for i, f in enumerate(figures)
+        if not any_nan(f)
+    }
+    counts = Counter(shapes.values())
+    usual = min(counts, key=lambda shape: (-counts[shape], shape), default=())
+    return [i for i, shape in shapes.items() if shape == usual]
+
+
+def any_nan(figures: Mapping[str, Any]) -> str:
+    """The name of the first metric that is NaN, or that holds one; "" where none does."""
+    for name, value in figures.items():
+        if any(one != one for one in (value if isinstance(value, list) else [value])):
+            return name
+    return ""
+
+
+def find_limits(judge: Judges) -> tuple[float, float]:
+    """The values that a metric can have."""
+    return (float(judge.low), float(judge.high)) if isinstance(judge, Bounded) else (-math.inf, math.inf)
 
 
 def by_metric(
@@ -52,7 +90,7 @@ def by_metric(
     alike: dict[str, float] = {}
     by_samples: dict[str, float] = {}
     for judge in judges:
-        low, high = (judge.low, judge.high) if isinstance(judge, Metric) else (-math.inf, math.inf)
+        low, high = find_limits(judge)
         known = [(float(f[judge.name]), float(f[by])) for f in figures if number(f.get(judge.name), low, high)]
         if known:
             alike[judge.name] = math.fsum(value for value, _ in known) / len(known)
@@ -64,14 +102,17 @@ def by_metric(
 def summed(
     figures: Sequence[Mapping[str, Any]], by: str, how: Summing | None, most: float = 1.0
 ) -> MetricRecord | None:
-    """One round's metrics from those of its clients; None where there are none, or where `how` cannot."""
+    """One round's metrics from those of its clients; None where there are none, or where `how` cannot.
+
+    `how`, the user's own, is given what it can sum: no NaN, and the same names from everybody.
+    """
     known = [f for f in figures if number(f.get(by)) and f[by] > 0]
-    if not known or (how is None and len(known) < len(figures)):
+    if not known:
         return None
     if how is None:
         return weighted(known, by, most)
     try:
-        return how([RecordDict({"metrics": MetricRecord(dict(f))}) for f in known], by)
+        return how([RecordDict({"metrics": MetricRecord(dict(known[i]))}) for i in select_consistent(known)], by)
     except Exception as why:  # the user's own function
         log.warning(
             "%s could not sum the clients' metrics: %s: %s", getattr(how, "__name__", how), type(why).__name__, why
@@ -79,8 +120,8 @@ def summed(
         return None
 
 
-def reported(reply: Message, most: float = 1.0) -> Mapping[str, Any]:
-    """The metrics of an answer; of one that failed, or that has one out of its range, none."""
+def reported(reply: Message, most: float = 1.0, by: str = "") -> Mapping[str, Any]:
+    """The metrics of an answer; of one that failed, that has one out of its range, or that has no `by`, none."""
     if reply.has_error():
         log.info("node %d: %s", reply.metadata.src_node_id, why(reply))
         return {}
@@ -88,8 +129,14 @@ def reported(reply: Message, most: float = 1.0) -> Mapping[str, Any]:
     if figures.get(SAMPLES) == 0:  # a client that holds nothing back has nothing to say
         return {}
     problem = strange(figures, most)
+    if not problem and by and not (number(figures.get(by)) and figures[by] > 0):
+        problem = f"metric {by!r} is {brief(figures[by], 20)}" if by in figures else f"no metric {by!r}"
     if problem:
         log.warning("node %d: %s; its metrics do not count", reply.metadata.src_node_id, problem)
+    elif name := any_nan(figures):
+        log.warning(
+            "node %d: metric %r is not a number; it does not count", reply.metadata.src_node_id, brief(name, 40)
+        )
     return {} if problem else figures
 
 

@@ -17,17 +17,15 @@ from torch import Tensor
 
 from flrce.flower.arrays import Template
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.figures import ACCURACY, first, metrics_of, scale, strange
+from flrce.flower.figures import ACCURACY, first, metrics_of, reported, scale, select_consistent
 from flrce.flower.frozen import freeze, thaw
 from flrce.flower.judging import Panel, Seen
 from flrce.flower.nodes import Client
 from flrce.flower.options import configured
-from flrce.flower.post import asked
 from flrce.flower.under_way import Sent
 from flrce.local.workload import Alike
 from flrce.pieces import Dense, Recipe, StopRule, View
 from flrce.rng import stream
-from flrce.round.payloads import number
 from flrce.traits import Refuses
 from flrce.types import (
     Arrivals,
@@ -74,7 +72,7 @@ class GuardedEngine(FlowerEngine):
         self.outgoing: dict[str, Message] = {}
         self.incoming: dict[str, Message] = {}
         self.rows: dict[int, str] = {}
-        self.t = 0
+        self.t = self.made = 0  # this round, models made so far
 
     def choose(self, view: View) -> tuple[int, ...]:
         """The strategy's choice as rows; its draws are ours, so that a resumed run draws the same."""
@@ -126,7 +124,12 @@ class GuardedEngine(FlowerEngine):
         if made is None or not torch.isfinite(made).all():
             log.warning("%s made no finite model in round %d; the last one stays", type(self.strategy).__name__, self.t)
             return w
+        self.made += 1
         return made
+
+    def made_model(self, initial: Tensor, w: Tensor, history: Sequence[Record]) -> bool:
+        """Whether the strategy made any model, now or before the run was resumed."""
+        return super().made_model(initial, w, history) and (self.made > 0 or not torch.equal(initial, w))
 
     def drawn(self, purpose: str, t: int, arrays: ArrayRecord, config: Mapping[str, Any], make: Any) -> list[Message]:
         before = random.getstate()
@@ -150,12 +153,13 @@ class TheirPanel(Panel):
     def ask(self, arrays: ArrayRecord, t: int) -> Seen:
         strategy = self.engine.strategy
         messages = self.engine.drawn("evaluate", t, arrays, self.asks(t), strategy.configure_evaluate)
-        answers = asked(self.grid, messages, self.options.timeout)
-        came = [reply for reply in answers.values() if not reply.has_error()]
+        messages = self.inquiries.select_askable(messages)
+        came = list(self.inquiries.ask(messages).values())
         most = scale(list(map(metrics_of, came)))
-        good = [reply for reply in came if not any(strange(m, most) for m in reply.content.metric_records.values())]
         key = self.options.weight_key
-        self._note(good, [number(metrics_of(reply).get(key)) for reply in good], most)
+        sane = [reply for reply in came if reported(reply, most, key) and len(reply.content.metric_records) == 1]
+        good = [sane[i] for i in select_consistent(list(map(metrics_of, sane)))]
+        self._note(good, [True] * len(good), most)
         try:
             metrics = strategy.aggregate_evaluate(t, good) if good else None
         except Exception as why:

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from flrce import loop
-from flrce.errors import BadInput
+from flrce.errors import BadInput, Unfinished
 from flrce.flower.options import configured
 from flrce.flower.post import Post
 from flrce.flower.session import Session, figures
@@ -59,7 +59,7 @@ class Open:
         self.messages = messages
 
     def receive(self, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model that would be handed back now, and the round's figures."""
+        """The model that would be handed back now, None where the round made none, and the round's figures."""
         plan, engine = self.plan, self.session.engine
         if plan is None:
             return None, None
@@ -74,10 +74,14 @@ class Open:
                 read.append(engine.read(engine.sent(message, plan.tasks[i], self.state.w), reply, seconds))
         self.done = loop.finish(self.session.recipe, engine, plan, Arrivals(engine.in_scale(read)), self.session.T)
         self.state = self.done.state
-        model = self.state.w if self.done.model is None else self.done.model
-        self.arrays = engine.arrays(model)
-        metrics = dict(engine.claims.trained(self.done.record) or {})
-        return self.arrays, MetricRecord({**metrics, **figures(self.done.record)})
+        record, self.arrays = self.done.record, None
+        own_loop = self.session.by_halves is not None  # then the session says so, once the round is on disk
+        if record.stop and not own_loop and not engine.made_model(self.session.w, self.state.w, self.state.history):
+            raise Unfinished(f"no round was completed, the model is still the initial one: {record.stop}")
+        if record.outcome == "committed":
+            self.arrays = engine.arrays(self.state.w if self.done.model is None else self.done.model)
+        metrics = dict(engine.claims.trained(record) or {})
+        return self.arrays, MetricRecord({**metrics, **figures(record)})
 
 
 def changed(strategy: Strategy, ours: type) -> list[str]:

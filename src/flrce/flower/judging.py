@@ -1,6 +1,5 @@
 """A model before its judges: the clients with their hold-outs, and the server where it has samples."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,11 +9,22 @@ from flwr.serverapp import Grid
 
 from flrce.flower import classes
 from flrce.flower.arrays import Template
-from flrce.flower.figures import ACCURACY, LOSSES, by_metric, first, metrics_of, reported, scale, strange, summed
+from flrce.flower.figures import (
+    ACCURACY,
+    LOSSES,
+    by_metric,
+    find_limits,
+    first,
+    metrics_of,
+    reported,
+    scale,
+    strange,
+    summed,
+)
+from flrce.flower.inquiries import Inquiries
 from flrce.flower.nodes import Client
 from flrce.flower.options import Config, Judge, Options, configured
-from flrce.flower.post import asked
-from flrce.local.metrics import Metric
+from flrce.local.metrics import is_poolable
 from flrce.rng import stream
 from flrce.round.payloads import number
 from flrce.types import Evaluation, Judged, Reply, Yardstick
@@ -34,6 +44,7 @@ class Panel:
     ) -> None:  # fmt: skip
         self.grid, self.template, self.options, self.config, self.own = grid, template, options, config, own
         self.free, self.host = free, host or self
+        self.inquiries = Inquiries(grid, options.timeout, "evaluation")
         self.asking = False  # at this moment
         self.last = 0  # round whose model was judged last
         self.by_clients: MetricRecord | None = None
@@ -73,8 +84,7 @@ class Panel:
         head = self.options.judges[0] if self.options.judges else None
         if head is None:
             return Yardstick()
-        low, high = (head.low, head.high) if isinstance(head, Metric) else (-math.inf, math.inf)
-        return Yardstick(head.name, head.better == "lower", low, high)
+        return Yardstick(head.name, head.better == "lower", *find_limits(head))
 
     def said(self, reply: Reply, figures: Mapping[str, Any], most: float) -> Reply:
         """A client that knows nothing of our tasks may report the headline metric of its own accord."""
@@ -98,14 +108,15 @@ class Panel:
         """The judges' metrics as one; those without samples, or out of their range, have no say."""
         key, replies = self.options.weight_key, list(replies)
         most = scale(list(map(metrics_of, replies)))
-        figures = [f for reply in replies if number((f := reported(reply, most)).get(key)) and f[key] > 0]
+        figures = [f for reply in replies if (f := reported(reply, most, key))]
         return summed(figures, key, self.options.evaluate_sum, most)
 
     def ask(self, arrays: ArrayRecord, t: int) -> Seen:
         """The clients' metrics, weighted by samples, and accuracy per client and per sample where they report it."""
         config = ConfigRecord(self.asks(t))
         messages = list(self.host.configure_evaluate(t, arrays, config, self.grid))
-        replies = list(asked(self.grid, messages, self.options.timeout).values())
+        messages = self.inquiries.select_askable(messages)
+        replies = list(self.inquiries.ask(messages).values())
         mean = self.host.aggregate_evaluate(t, replies)
         figures, key = list(map(metrics_of, replies)), self.options.weight_key
         most = scale(figures)
@@ -158,7 +169,7 @@ class Panel:
         head = judges[0]
         if head.name not in alike:
             return None
-        pooled = {j.name: by_samples[j.name] for j in judges if j.name in alike and isinstance(j, Metric) and j.mean}
+        pooled = {j.name: by_samples[j.name] for j in judges if j.name in alike and is_poolable(j)}
         return Evaluation(
             alike[head.name], by_samples[head.name], loss, self.template.nbytes * asked, head.name,
             head.better == "lower", alike, pooled,

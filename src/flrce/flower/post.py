@@ -75,15 +75,6 @@ def _some(keys: Sequence[str], count: int) -> list[Sequence[str]]:
     return [keys[first : first + count] for first in range(0, len(keys), count)]
 
 
-def asked(grid: Grid, messages: Sequence[Message], timeout: float) -> dict[int, Message]:
-    """Position -> answer, of those that answer in time."""
-    post = Post(grid)
-    ids = post.send(messages)
-    at = {key: i for i, key in enumerate(ids) if key}
-    found = {at[key]: reply for key, reply, _ in post.answers(at, time.monotonic() + timeout)}
-    return dict(sorted(found.items()))
-
-
 def why(message: Message) -> str:
     """A failed reply's reason in one line."""
     lines = (message.error.reason or "").strip().splitlines()

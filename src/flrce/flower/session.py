@@ -15,7 +15,7 @@ from torch import Tensor
 from flrce import loop
 from flrce.compressors.feedback import ErrorFeedback
 from flrce.engine import Engine
-from flrce.errors import BadInput
+from flrce.errors import BadInput, Unfinished
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import in_flowers_words, opened, said
 from flrce.flower.options import Config
@@ -87,7 +87,16 @@ class Session:
             result.history, result.arrays = state.history, self.engine.template.unpack(self._handed(state))
         result.stopped = state.history[-1].stop if state.history else ""
         self._close(result, time.monotonic() - begun)
+        self._require_training(state)
         return result
+
+    def _require_training(self, state: State) -> None:
+        """Unfinished where no round made a model: the initial one is not handed back as if it were trained."""
+        if not self.T or self.engine.made_model(self.w, state.w, state.history):
+            return
+        kept = f"; {self.folder} is kept: start again with it once clients reply" if self.folder else ""
+        reason = self.result.stopped or "no round changed the model"
+        raise Unfinished(f"no round was completed, the model is still the initial one: {reason}{kept}")
 
     def _restored(self, start: State) -> State:
         """Where the run goes on; what is known of its rounds so far is in the result again."""
@@ -123,8 +132,7 @@ class Session:
         )
         seen = [record for record in done if record.headline is not None]
         if seen:
-            last = seen[-1]
-            log.info("\t%s %.4f (round %d) of %s", last.metric, last.headline, last.t, _handed_back(self.recipe))
+            log.info("\t%s (round %d) of %s", describe_headline(seen[-1]), seen[-1].t, _handed_back(self.recipe))
         total = {name: sum(getattr(record, name) for record in result.history) for name in TOTALS}
         log.info("\t%.3f MB up, %.3f MB down, %.3f MB of it in vain; %.1f J; %d replies did not count",
                  total["bytes_up"] / 1e6, total["bytes_down"] / 1e6, total["bytes_wasted"] / 1e6, total["joules"],
@@ -190,14 +198,13 @@ class Session:
         return replace(done, record=record, state=replace(done.state, history=history))
 
     def _log(self, record: Record) -> None:
-        """One round in the log."""
+        """One round in the log; accuracy, or whatever the metric is, as in Result."""
         for client, reason in sorted(record.rejected.items()):
             log.info("\t> %s did not count: %s", client, reason)
         log.info(
-            "\t└──> round %d %s: %d of %d replies, conflicts %.2f, %s %s, %.3f MB up, %.3f MB down",
+            "\t└──> round %d %s: %d of %d replies, conflicts %.2f, %s, %.3f MB up, %.3f MB down",
             record.t, record.outcome, len(record.replied), len(record.chosen), record.conflicts,
-            record.metric, "-" if record.headline is None else f"{record.headline:.4f}", record.bytes_up / 1e6,
-            record.bytes_down / 1e6,
+            describe_headline(record), record.bytes_up / 1e6, record.bytes_down / 1e6,
         )  # fmt: skip
         if record.stop:
             log.info("Stopping after round %d: %s", record.t, record.stop)
@@ -229,6 +236,19 @@ def figures(record: Record) -> dict[str, Any]:
         **{name: getattr(record, name) for name in names}, "exploit": int(record.exploit),
         "replied": len(record.replied), "rejected": len(record.rejected), "stopped": int(bool(record.stop)),
     }  # fmt: skip
+
+
+def describe_headline(record: Record) -> str:
+    """The headline metric: over all samples, as Result has it, and where another, its mean over clients."""
+    name, by_client = record.metric, record.headline
+    by_sample = record.accuracy_weighted if name == "accuracy" else record.pooled.get(name)
+    if by_client is None:
+        return f"{name} -"
+    if by_sample is None:
+        return f"{name} {by_client:.4f} (mean over clients)"
+    if f"{by_sample:.4f}" == f"{by_client:.4f}":
+        return f"{name} {by_sample:.4f}"
+    return f"{name} {by_sample:.4f} over all samples ({by_client:.4f} is the mean over clients)"
 
 
 def _handed_back(recipe: Recipe) -> str:

@@ -18,6 +18,13 @@ SLOWER = "slower than the replies that were waited for"
 log = logging.getLogger("flwr")
 
 
+class Once(dict[str, Tensor]):
+    """Buffers that are gone once they are taken: a reply is decoded once, and P large models are a lot of memory."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.pop(name)
+
+
 @dataclass(frozen=True, eq=False)
 class Sent:
     """A task under way."""
