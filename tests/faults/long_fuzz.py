@@ -1,6 +1,8 @@
 """`make fuzz`: experiment files, run directories, payloads and .npz files, damaged by the thousand, from a seed.
 
-    python tests/faults/long_fuzz.py --seconds 60 --seed 0 [experiments|files|runs|payloads|npz|beside|flower ...]
+    python tests/faults/long_fuzz.py --seconds 60 --seed 0 [TARGET ...]
+
+with TARGET one of experiments, files, runs, payloads, npz, beside, flower, served.
 
 Each target gets the seconds. A failure prints the target and the seed of the one case that shows it, and ends the run.
 """
@@ -161,6 +163,15 @@ def flower(folder: Path) -> Case:
     return case
 
 
+def served(folder: Path) -> Case:
+    from served_fuzz import case as run
+
+    def case(rng: random.Random) -> None:
+        run(folder / "served", rng)
+
+    return case
+
+
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("targets", nargs="*")
@@ -176,7 +187,7 @@ def main() -> int:
             "npz": npz(folder), "beside": beside(folder),
         }  # fmt: skip
         if importlib.util.find_spec("flwr"):
-            targets["flower"] = flower(folder)
+            targets |= {"flower": flower(folder), "served": served(folder)}
         for name in given.targets or targets:
             end, count = time.monotonic() + given.seconds, given.only or 0
             while time.monotonic() < end:

@@ -192,3 +192,13 @@ def test_flower_clients_that_send_anything(seed, tmp_path):
     from flower_fuzz import case
 
     assert case(tmp_path / "run", random.Random(f"flower {seed}")) == "ended"
+
+
+@row29
+@pytest.mark.parametrize("seed", range(6))
+def test_clients_of_an_experiment_on_flower_that_say_anything(seed, tmp_path):
+    """Introductions, replies, evaluations and losses; costs modelled or measured."""
+    pytest.importorskip("flwr")
+    from served_fuzz import case
+
+    assert case(tmp_path / "run", random.Random(f"served {seed}")) == "ended"

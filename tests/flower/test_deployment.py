@@ -191,6 +191,26 @@ def test_a_node_that_is_killed_while_it_trains_is_skipped_and_comes_back(fleet, 
     assert second["bytes_wasted"] == second["bytes_down"] / 3  # what it was sent
 
 
+def test_a_round_that_is_logged_as_committed_survives_a_kill(fleet, tmp_path):
+    """A node dies for good in round 1, so the server waits for nodes after it: the ServerApp is killed there."""
+    state, begun = tmp_path / "state", tmp_path / "begun"
+    app = copied(tmp_path / "app", busy=BUSY.replace("t == 2", "t == 1").format(begun=str(begun)))
+    run = fleet.run(config(state, f"rounds=3 {EXPLORE}"), app)
+    fleet._until(begun.exists, 300, "partition 1 to train in round 1")
+    fleet.kill("node1")
+
+    def waits():
+        return "Waiting for nodes" in fleet.flwr("log", run, "test", "--show").partition("round 1 committed")[2]
+
+    fleet._until(waits, 300, "the server to wait for nodes after round 1", every=1)
+    for process in fleet.serverapps():
+        os.kill(process, signal.SIGKILL)
+    (first,) = rounds(state)
+    assert first["outcome"] == "committed"
+    assert first["replied"] == ["0", "2"]
+    assert list((state / "checkpoint").glob("manifest.*"))
+
+
 def test_replies_count_as_they_come(fleet, tmp_path):
     """FedBuff: two of three replies make a round, and the third counts rounds later, once, by its age."""
     state, go = tmp_path / "state", tmp_path / "go"
