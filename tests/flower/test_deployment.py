@@ -109,7 +109,8 @@ def fleet(tmp_path, request):
     watch.mkdir()
     (watch / "sitecustomize.py").write_text(WATCH)
     os.environ["FLRCE_TEST_LOOKUPS"] = str(tmp_path / "lookups")
-    os.environ["PYTHONPATH"] = str(watch)
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(watch), before)))
     made = Fleet(tmp_path / "fleet", **getattr(request, "param", {}))
     try:
         for partition in range(3):
@@ -120,7 +121,8 @@ def fleet(tmp_path, request):
         assert hosts(lookups) <= {"127.0.0.1", "localhost", "None", "::1", "0.0.0.0"}
     finally:
         made.close()
-        del os.environ["PYTHONPATH"], os.environ["FLRCE_TEST_LOOKUPS"]
+        os.environ["PYTHONPATH"] = before
+        del os.environ["FLRCE_TEST_LOOKUPS"]
 
 
 def config(state: Path, extra: str) -> str:

@@ -94,9 +94,10 @@ class Session:
         """Unfinished where no round made a model: the initial one is not handed back as if it were trained."""
         if not self.T or self.engine.made_model(self.w, state.w, state.history):
             return
-        kept = f"; {self.folder} is kept: start again with it once clients reply" if self.folder else ""
+        again = "start again with the same state folder" if self.engine.costs is None else "use --resume"
+        remedy = f"; once clients reply, {again} ({self.folder})" if self.folder else ""
         reason = self.result.stopped or "no round changed the model"
-        raise Unfinished(f"no round was completed, the model is still the initial one: {reason}{kept}")
+        raise Unfinished(f"no round was completed, the model is still the initial one: {reason}{remedy}")
 
     def _restored(self, start: State) -> State:
         """Where the run goes on; what is known of its rounds so far is in the result again."""
