@@ -191,7 +191,8 @@ def test_flower_clients_that_send_anything(seed, tmp_path):
     pytest.importorskip("flwr")
     from flower_fuzz import case
 
-    assert case(tmp_path / "run", random.Random(f"flower {seed}")) == "ended"
+    line = case(tmp_path / "run", random.Random(f"flower {seed}"))
+    assert line == "ended" or line.startswith("no round was completed")  # Krum wants more replies than are good
 
 
 @row29
