@@ -47,6 +47,32 @@ def _group(root: Path) -> int | None:
     return max(int(limit) - used + files, 0)
 
 
+def find_device(wanted: str, engine: str = "simulator") -> str:
+    """Where clients train, "cuda" or "cpu": "auto" chooses, an explicit device is required."""
+    if engine == "flower":
+        if wanted == "cuda":
+            raise BadInput(
+                "engine.device = 'cuda': Flower clients of an experiment train on the CPU; set engine.device = 'auto', "
+                "or engine.name = 'simulator'"
+            )
+        return "cpu"
+    if wanted == "cuda":
+        require_gpu("engine.device = 'cuda'")
+    return "cuda" if wanted != "cpu" and _has_gpu() else "cpu"
+
+
+def require_gpu(setting: str) -> None:
+    """BadInput where torch finds no GPU; `setting` is what asked for one."""
+    if not _has_gpu():
+        raise BadInput(f"{setting}: torch finds no GPU on this machine; use device 'auto' or 'cpu' (--device auto)")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def fits(need: int, what: str, remedy: str) -> None:
     """BadInput unless so many bytes can still be had: told in advance, for the system would kill the run later."""
     have = available()

@@ -21,6 +21,7 @@ from flrce.engines.workers import Pooled, hire
 from flrce.errors import BadInput
 from flrce.fleet.costs import fleet, profile
 from flrce.formats.language import alike
+from flrce.host import find_device
 from flrce.linalg import LARGE
 from flrce.local.client import Runner, own_of
 from flrce.local.link import Estimates
@@ -71,6 +72,7 @@ def parts(
 ) -> Parts:
     """Build recipe, federation, network and engine; `data` and `model` replace what the experiment names."""
     recipe = experiment.build_recipe()
+    on_gpu = decks is not None or device_of(experiment) == "cuda"
     federation, net = materials(experiment, data, model)
     suits(recipe, net, federation.source.shape)
     if not isinstance(net, Seeded) and any(isinstance(link, Estimates) for link in recipe.chain.links):
@@ -105,7 +107,6 @@ def parts(
             log.warning("%s", told(found, recipe.P, size, deck.device))
         return deck.hire(runner, precision, found)
 
-    on_gpu = decks or device_of(experiment) == "cuda"
     if experiment.engine.updates == "device" and not on_gpu:
         log.warning("engine.updates = 'device' is for a GPU: here clients train on the host, and sums are made there")
     engine = Simulator(
@@ -167,11 +168,8 @@ def _same_words(tokenizer: str, path: str) -> None:
 
 
 def device_of(experiment: Experiment) -> str:
-    """Where an experiment runs: a GPU where there is one and the experiment does not say otherwise."""
-    wanted = experiment.engine.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        log.warning("engine.device = 'cuda', but torch sees no GPU: going on with the CPU engine")
-    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+    """Where an experiment trains, "cuda" or "cpu"; BadInput where it requires a GPU that is not there."""
+    return find_device(experiment.engine.device, experiment.engine.name)
 
 
 def handed_back(recipe: Recipe, state: State) -> Tensor:

@@ -18,6 +18,7 @@ from flrce.data.sources import Source
 from flrce.engines.choices import chosen, keep_ways
 from flrce.engines.seat import Decks, Seat
 from flrce.errors import BadInput, installs
+from flrce.host import require_gpu
 from flrce.models.flat import base_bytes, layout
 from flrce.models.slicing import suits
 from flrce.outcome import Result, intervals
@@ -69,6 +70,7 @@ def run(
     if isinstance(experiment, Recipe):
         experiment = Experiment(recipe=experiment)
     experiment = experiment or Experiment()
+    device_of(experiment)
     warn(experiment)
     if experiment.engine.name == "flower":
         return _on_flower(experiment, out, resume, data, model, watch)
@@ -154,6 +156,8 @@ def run_together(
     Where they are many, several processes share them (crowd.py): a function of jobs and machine, so that the same call
     gives the same bits.
     """
+    if device == "cuda":
+        require_gpu("device = 'cuda'")
     count = crowd.processes(jobs, device)
     if count > 1 and crowd.portable(jobs, data):
         return crowd.run_shared(run_here, jobs, resume, data, watch, device, count)

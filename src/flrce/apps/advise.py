@@ -12,6 +12,7 @@ from flrce.arena.advise import advise as search
 from flrce.arena.away import away
 from flrce.errors import BadInput
 from flrce.intervals import Interval
+from flrce.parts import device_of
 from flrce.store import headline
 from flrce.store.disk import write_through
 
@@ -22,6 +23,8 @@ def advise(
 ) -> None:  # fmt: skip
     """Say which recipe to run for an experiment and a budget."""
     asked = experiment(file, overrides, device)
+    if where == "here":
+        device_of(asked)
     if out is not None and out.exists():
         raise BadInput(f"--out {out} exists; name a file that does not")
     told = (lambda line: None) if as_json else (lambda line: print(line, flush=True))

@@ -28,6 +28,8 @@ def compare(
 ) -> None:  # fmt: skip
     """Run several recipes on the same data, seeds and costs; one table, one report."""
     exp = experiment(file, overrides, device)
+    if where == "here":
+        runs.device_of(exp)
     every = [name for name in CATALOGUE if name not in TUNING]  # those want adapters
     wanted = every if names == "all" else [name.strip() for name in names.split(",")]
     for name in wanted:

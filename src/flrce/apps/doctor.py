@@ -17,6 +17,7 @@ from flrce.apps.show import table
 from flrce.config import Experiment, build_net
 from flrce.errors import BadInput, installs
 from flrce.host import available
+from flrce.parts import device_of
 from flrce.round.memory import needed
 
 Line = tuple[str, str, str]  # what, "ok" | "warn" | "bad", finding
@@ -29,7 +30,14 @@ def doctor(
 ) -> None:
     """Look at this machine before a run: versions, memory, disk, clock, certificates. Exit 2 if a run would fail."""
     exp = experiment(file, overrides)
-    lines = [*_versions(), *_memory(exp), *_disk(out or Path(".")), *_clock(peer), *(_tls(tls) if tls else ())]
+    lines = [
+        *_versions(),
+        *_device(exp),
+        *_memory(exp),
+        *_disk(out or Path(".")),
+        *_clock(peer),
+        *(_tls(tls) if tls else ()),
+    ]
     table("doctor", ("what", "state", "finding"), lines, as_json)
     bad = [f"{what}: {finding}" for what, state, finding in lines if state == "bad"]
     if bad:
@@ -47,6 +55,14 @@ def _versions() -> Iterator[Line]:
                 "bad" if wanted else "ok",
                 "not installed" + ("" if wanted else f"; {installs('flower')}"),
             )
+
+
+def _device(exp: Experiment) -> Iterator[Line]:
+    """Where the experiment would train."""
+    try:
+        yield "device", "ok", f"{device_of(exp)} (engine.device = {exp.engine.device!r})"
+    except BadInput as why:
+        yield "device", "bad", str(why)
 
 
 def _memory(exp: Experiment) -> Iterator[Line]:

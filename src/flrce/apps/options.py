@@ -91,7 +91,7 @@ def experiment(file: Path | None, overrides: tuple[str, ...] | list[str], device
     """The experiment that a command line names."""
     from flrce.config import Experiment
 
-    more = [f'engine.device="{device}"'] if device else []
+    more = [f'engine.device="{device}"'] if device is not None else []
     return Experiment.load(file, [*overrides, *more])
 
 

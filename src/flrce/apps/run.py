@@ -54,6 +54,7 @@ def run(
         file = folders.stored(out)
         many = folders.seeds_in(out) if many is None and file.parent != out else many
     exp = experiment(file, overrides, device)
+    runs.device_of(exp)  # before a folder is made
     name = str(exp.recipe.get("name", "flrce"))
     if many is not None and no_save:
         raise BadInput("--seeds with --no-save: several runs need a folder to live in; drop one")

@@ -23,6 +23,7 @@ from flrce.flower.grid import LocalGrid
 from flrce.flower.options import Known
 from flrce.flower.session import Result
 from flrce.flower.strategies import RecipeStrategy
+from flrce.host import find_device
 from flrce.models.flat import fix, layout, pack
 from flrce.types import Reply, Round, Spent, Task
 
@@ -39,6 +40,7 @@ def serve(
     With `modelled`, costs are those of the experiment's fleet, as in the simulator, not what the clocks here say.
     `built` takes the place of the experiment's own samples and network; `watch` is shown every round.
     """
+    find_device(experiment.engine.device, "flower")
     federation, net = built or _built(experiment.toml())
     costs = _Modelled(experiment, federation, net) if settings.pop("modelled", False) else None
     given = {
