@@ -47,7 +47,7 @@ def budget(plan, task, seed, data):
     """Joules that FedAvg spends in the plan's number of rounds."""
     base = experiment(plan, task, seed)
     few = Experiment.of(base.model_dump(exclude_none=True) | {"recipe": {"name": "fedavg"}, "rounds": plan["sample"]})
-    history = runs.run(few, data=data).history
+    history = runs.run(few, data=data, allow_divergence=True).history
     return length(plan, task) * sum(h.joules for h in history) / len(history)
 
 
@@ -68,13 +68,13 @@ def one(plan, task, label, seed, data):
         each = fixed(plan, task, seed)[label]
         stop = {"joules": joules}
         whole = Experiment.of(each.model_dump(exclude_none=True) | {"rounds": most, "stop": stop})
-        return {"joules": joules, "value": within(runs.run(whole, data=data).history, joules)}
+        return {"joules": joules, "value": within(runs.run(whole, data=data, allow_divergence=True).history, joules)}
     base = experiment(plan, task, seed + plan["apart"])
     asked = Experiment.of(base.model_dump(exclude_none=True) | {"rounds": most})
     with tempfile.TemporaryDirectory() as work:
         found = advise.advise(asked, advise.Budget(joules=joules), Path(work), data=data, seeds=1)
     left = joules - found.spent["joules"]
-    history = runs.run(found.experiment.with_seed(seed), data=data).history
+    history = runs.run(found.experiment.with_seed(seed), data=data, allow_divergence=True).history
     told = {"advised": found.label, "rounds": found.experiment.rounds, "searched": found.spent["joules"]}
     return {"joules": joules, "value": history[-1].handed, "within": within(history, left), **told}
 

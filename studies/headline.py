@@ -90,7 +90,7 @@ def trained(keys, pool, options, together, until):
             tables = [(job, None) for job in jobs]
             runs.run_here(tables, data=lambda _: pool, watch=watch, device=options.device, beside=beside)
         else:
-            runs.run(jobs[0], data=pool, watch=lambda done: watch(0, done))
+            runs.run(jobs[0], data=pool, watch=lambda done: watch(0, done), allow_divergence=True)
     for i, (key, job) in enumerate(zip(keys, jobs, strict=True)):
         h = records[i]
         yield {

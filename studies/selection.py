@@ -173,7 +173,8 @@ def together(jobs, pool, device, beside=1):
     if device == "cpu":
         for key, job in jobs.items():
             try:
-                yield key, runs.run(job, data=pool, watch=lambda done, key=key: watch(key, done)), active[key]
+                result = runs.run(job, data=pool, watch=lambda done, key=key: watch(key, done), allow_divergence=True)
+                yield key, result, active[key]
             except Exception:
                 traceback.print_exc(limit=4)
         return

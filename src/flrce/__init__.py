@@ -10,11 +10,15 @@ from typing import Any
 
 from flrce.version import __version__
 
-__all__ = ["BadInput", "Experiment", "Recipe", "Result", "Source", "__version__", "recipes", "rounds", "run"]
+__all__ = [
+    "BadInput", "Diverged", "Experiment", "Recipe", "Result", "Source", "Unfinished", "__version__", "recipes",
+    "rounds", "run",
+]  # fmt: skip
 
 _HOMES = {
-    "BadInput": "flrce.errors", "Experiment": "flrce.config", "Recipe": "flrce.pieces", "Result": "flrce.runs",
-    "Source": "flrce.data.sources", "rounds": "flrce.runs", "run": "flrce.runs",
+    "BadInput": "flrce.errors", "Diverged": "flrce.errors", "Unfinished": "flrce.errors",
+    "Experiment": "flrce.config", "Recipe": "flrce.pieces", "Result": "flrce.runs", "Source": "flrce.data.sources",
+    "rounds": "flrce.runs", "run": "flrce.runs",
 }  # fmt: skip
 
 

@@ -28,6 +28,14 @@ class Unfinished(RuntimeError):
     """A run that ended before its time but can be resumed; the command line exits with 130."""
 
 
+class Diverged(Unfinished):
+    """Training diverged, so that the run ended without a usable model; `result` is what came of it."""
+
+    def __init__(self, message: object = "", result: Any = None) -> None:
+        super().__init__(brief(message, LONGEST))
+        self.result = result
+
+
 class Interrupted(Unfinished):
     """Ctrl-C, with what is kept and how to go on."""
 

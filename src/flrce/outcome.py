@@ -1,5 +1,6 @@
 """What came of a run, for somebody at a Python prompt; and of the same run under several seeds."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -7,11 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from flrce.errors import BadInput, installs
+from flrce.errors import BadInput, Diverged, installs
 from flrce.intervals import interval
 from flrce.models.flat import Layout
 from flrce.store.headline import heading, shown, unit
+from flrce.store.notes import ended_diverged
 from flrce.types import Record
+
+log = logging.getLogger("flrce")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,6 +56,11 @@ class Result:
     folder: Path | None = None
     notes: tuple[str, ...] = ()
     personal: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> str:
+        """How training diverged, and what to do; "" where the run did not end that way."""
+        return ended_diverged(self.history)
 
     def __repr__(self) -> str:
         """One line, and the notes."""
@@ -98,6 +107,16 @@ class Result:
         if last or averaged:
             axes.legend()
         return axes
+
+
+def require_training(result: Result) -> Result:
+    """The result; Diverged where training diverged, and a warning where its rounds were given up for other reasons."""
+    if result.diverged:
+        raise Diverged(result.diverged, result)
+    if result.history and result.history[-1].outcome == "abandoned" and result.history[-1].stop:
+        done = result.summary["rounds"]
+        log.warning("the run ended after %d rounds without enough replies: %s", done, result.summary["stopped"])
+    return result
 
 
 FIGURES = (

@@ -21,7 +21,7 @@ from flrce.errors import BadInput, installs
 from flrce.host import require_gpu
 from flrce.models.flat import base_bytes, layout
 from flrce.models.slicing import suits
-from flrce.outcome import Result, intervals
+from flrce.outcome import Result, intervals, require_training
 from flrce.parts import Parts, device_of, handed_back, materials, named, parts, personal, with_rest
 from flrce.pieces import Recipe
 from flrce.store.checkpoint import write_through
@@ -55,11 +55,12 @@ def rounds(experiment: Experiment, data: Any = None, model: nn.Module | None = N
 
 def run(
     experiment: Experiment | Recipe | None = None, out: Path | str | None = None, resume: bool = False,
-    data: Any = None, model: nn.Module | None = None, watch: Watch | None = None,
+    data: Any = None, model: nn.Module | None = None, watch: Watch | None = None, allow_divergence: bool = False,
 ) -> Result:  # fmt: skip
     """Run one experiment to its end; with `out`, keep a run directory that can be resumed.
 
-    A recipe stands for the usual experiment with that recipe.
+    A recipe stands for the usual experiment with that recipe. Raises `flrce.Diverged`, whose `result` is the partial
+    Result, where training diverged; with `allow_divergence` that Result is returned, and its `diverged` says why.
 
     `data` replaces what the experiment names: a Source, (x, y), a torch or HuggingFace Dataset, a DataFrame, a path.
 
@@ -73,8 +74,10 @@ def run(
     device_of(experiment)
     warn(experiment)
     if experiment.engine.name == "flower":
-        return _on_flower(experiment, out, resume, data, model, watch)
-    return _complete(parts(experiment, data, model), experiment, out, resume, watch)
+        result = _on_flower(experiment, out, resume, data, model, watch)
+    else:
+        result = _complete(parts(experiment, data, model), experiment, out, resume, watch)
+    return result if allow_divergence else require_training(result)
 
 
 def warn(experiment: Experiment) -> tuple[str, ...]:
@@ -275,12 +278,14 @@ def run_seeds(
         found = []
         for job, where in jobs:
             each = partial(watch, job.seed) if watch else None
-            found.append(run(job, where, resume, read(job), watch=each))
+            found.append(run(job, where, resume, read(job), watch=each, allow_divergence=True))
     summaries = [result.summary for result in found]
     for note in dict.fromkeys(note for result in found for note in result.notes):
         having = [seed for seed, result in zip(seeds, found, strict=True) if note in result.notes]
         which = f"seed {having[0]}" if len(having) == 1 else f"{len(having)} of {len(seeds)} seeds"
         log.warning("%s", note if len(having) == len(seeds) else f"{which}: {note}")
     table = {"seeds": list(seeds), **intervals(summaries)}
+    if lost := {str(seed): result.diverged for seed, result in zip(seeds, found, strict=True) if result.diverged}:
+        table["diverged"] = lost
     write_through(out / "summary.json", json.dumps(table, indent=1).encode())
     return table

@@ -7,12 +7,23 @@ import pytest
 
 import flrce
 from flrce import recipes, runs
+from flrce.apps.cli import main
 from flrce.data.sources import Source
 from flrce.stops.budget import AnyOf, Budget, Patience
 from flrce.stops.conflict import Conflicts
 from flrce.stops.standstill import Standstill
 from flrce.stops.worth import Worth
-from flrce.store.notes import diverged, earliest, lagging, learnt_nothing, notes, sweep_of, unknown, unreachable
+from flrce.store.notes import (
+    diverged,
+    earliest,
+    ended_diverged,
+    lagging,
+    learnt_nothing,
+    notes,
+    sweep_of,
+    unknown,
+    unreachable,
+)
 from flrce.types import Record
 
 SMALL = {"rounds": 3, "clients": 8, "per_round": 4, "engine": {"workers": 1}}
@@ -30,14 +41,32 @@ def blobs(positives: float, n: int = 600) -> Source:
 
 
 def test_divergence_is_named_in_words():
-    result = flrce.run(flrce.Experiment(**SMALL, train={"lr": 1e5}))
+    asked = flrce.Experiment(**SMALL, train={"lr": 1e5})
+    with pytest.raises(flrce.Diverged, match=r"clients diverged in round 1: lower train.lr") as caught:
+        flrce.run(asked)
+    result = flrce.run(asked, allow_divergence=True)
+    assert result.notes[0] == result.diverged == str(caught.value) == caught.value.result.diverged
     assert result.notes[0].endswith("or scale the features (data.standardise) or the values to be learnt")
-    assert "diverged" in result.notes[0]
     assert diverged([Record(1, accuracy=0.1, loss=2.0), Record(2, accuracy=0.1)]).startswith(
         "the loss went to infinity in round 2"
     )
     assert "4.0e+09 in round 2" in diverged([Record(1, accuracy=0.1, loss=2.0), Record(2, accuracy=0.1, loss=4e9)])
     assert diverged([Record(1, accuracy=0.1, loss=2.0, rejected={"a": "no reply"}, chosen=("a", "b"))]) == ""
+
+
+def test_only_the_end_of_a_run_decides_whether_it_diverged(tmp_path, capsys):
+    first, lost = Record(1, accuracy=0.1, loss=2.0), Record(2, accuracy=0.1)
+    assert "infinity in round 2" in ended_diverged([first, lost])
+    assert ended_diverged([first, lost, Record(3, accuracy=0.5, loss=1.0)]) == ended_diverged(()) == ""
+    assert "infinity in round 2" in ended_diverged([first, Record(2, metric="mae", bytes_evaluation=8)])
+    attacked = Record(2, accuracy=0.9, loss=0.1, chosen=("a", "b"), rejected={"a": "1 of 9 values are not finite"})
+    assert ended_diverged([first, attacked]) == ""
+    alone = Record(2, "abandoned", chosen=("a", "b"), rejected={"a": "no reply", "b": "no reply"}, stop="abandoned")
+    assert ended_diverged([first, alone]) == ""
+    words = ["run", "--set=rounds=2", "--set=clients=8", "--set=per_round=4", "--set=train.lr=1e5"]
+    for more in ("--no-save",), ("--seeds=0,1", f"--out={tmp_path / 'a'}"):
+        assert main([*words, *more]) == 130
+        assert "diverged: " in capsys.readouterr().err
 
 
 def test_a_result_speaks_of_its_own_metric():
@@ -118,7 +147,7 @@ def test_the_price_is_asked_for_no_sooner(M, every):
 def test_rounds_that_were_all_abandoned_are_headed_by_their_metric():
     x = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)
     asked = flrce.Experiment(**SMALL, data={"partition": "iid"}, model={"name": "linear"}, train={"lr": 1e5})
-    result = flrce.run(asked, data=(x, x.sum(1) * 1e9))
+    result = flrce.run(asked, data=(x, x.sum(1) * 1e9), allow_divergence=True)
     assert (result.summary["metric"], result.summary["better"], result.summary["value"]) == ("mae", "lower", None)
     assert "malformed: loss" in result.summary["stopped"]
     assert all(len(word) < 12 for word in result.summary["stopped"].replace(",", " ").split())  # no 17 digits

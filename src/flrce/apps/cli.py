@@ -7,7 +7,7 @@ import sys
 import click
 
 from flrce.apps.commands import app
-from flrce.errors import BadInput, Interrupted, Unfinished, shortage
+from flrce.errors import BadInput, Diverged, Interrupted, Unfinished, shortage
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,7 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {' '.join(text.split())}", file=sys.stderr)
         return 2
     except Unfinished as why:
-        word = "interrupted" if isinstance(why, Interrupted) else "stopped:"
+        words = ((Interrupted, "interrupted"), (Diverged, "diverged:"), (Unfinished, "stopped:"))
+        word = next(word for kind, word in words if isinstance(why, kind))
         print(f"{word} {' '.join(str(why).split())}", file=sys.stderr)
         return 130
     except (KeyboardInterrupt, click.Abort):

@@ -11,7 +11,7 @@ from flrce.apps import folders
 from flrce.apps.options import experiment, seeds
 from flrce.apps.show import Progress, figure, table
 from flrce.config import Experiment
-from flrce.errors import BadInput, Unfinished
+from flrce.errors import BadInput, Diverged, Unfinished
 from flrce.results import tables
 from flrce.store import headline as words
 
@@ -60,25 +60,27 @@ def run(
         raise BadInput("--seeds with --no-save: several runs need a folder to live in; drop one")
     place = None if no_save else out or folders.fresh(name)
     notes: tuple[str, ...] = ()
+    lost = ""
     with Progress(name, exp.rounds, exp.build_recipe().stop, again(place) if place else "") as progress:
         if many is None:
-            result = runs.run(exp, place, resume, watch=progress)
-            summary, notes = result.summary, result.notes
+            result = runs.run(exp, place, resume, watch=progress, allow_divergence=True)
+            summary, notes, lost = result.summary, result.notes, result.diverged
             aggregate = runs.intervals([summary])
         else:
             assert place is not None
             summary = aggregate = runs.run_seeds(exp, many, place, resume, lambda s, d: progress(d, f"{name} seed {s}"))
+            lost = "; ".join(f"seed {seed}: {why}" for seed, why in summary.get("diverged", {}).items())
     _tell(exp, name, summary, aggregate, place, as_json)
-    for note in (note for note in notes if note not in runs.warn(exp)):  # those were said before
+    for note in (note for note in notes if note not in (lost, *runs.warn(exp))):  # those are said elsewhere
         print(f"note: {note}", file=sys.stderr)
+    if lost:
+        raise Diverged(lost)
     if str(summary.get("stopped", "")).startswith("abandoned"):
-        raise Unfinished(f"{summary['stopped']}; {remedy(summary, notes, place)}")
+        raise Unfinished(f"{summary['stopped']}; {remedy(place)}")
 
 
-def remedy(summary: dict[str, Any], notes: tuple[str, ...], place: Path | None) -> str:
-    """What helps after rounds were abandoned: to go on, unless the same would come of it."""
-    if not summary["rounds"] and any("diverged" in note for note in notes):
-        return "to go on would end the same way: see the note"
+def remedy(place: Path | None) -> str:
+    """What helps after rounds were abandoned for other reasons than divergence."""
     return f"go on with: {again(place)}" if place else "nothing was kept (--no-save)"
 
 

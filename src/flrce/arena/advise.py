@@ -213,7 +213,10 @@ def _histories(
 ) -> list[tuple[Record, ...]]:
     """Of every experiment, on from what is in its folder."""
     if send is None:
-        return [runs.run(experiment, folder, resume=True, data=data).history for experiment, folder in jobs]
+        return [
+            runs.run(experiment, folder, resume=True, data=data, allow_divergence=True).history
+            for experiment, folder in jobs
+        ]
     found = dict(run_all(send, jobs, work, [data] * len(jobs)))
     return [found[i] for i in range(len(jobs))]
 

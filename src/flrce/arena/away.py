@@ -161,7 +161,8 @@ def run(experiment: Experiment, folder: str, shared: str, data: Any = None) -> t
     """One experiment in its run directory, on from what is there; `data` is read here, where it is a call."""
     if not (Path(shared) / MARK).exists():
         raise BadInput(f"{shared} is not on this machine; --out must lie on a disk that all machines see")
-    return runs.run(experiment, folder, resume=True, data=data() if callable(data) else data).history
+    samples = data() if callable(data) else data
+    return runs.run(experiment, folder, resume=True, data=samples, allow_divergence=True).history
 
 
 def run_all(

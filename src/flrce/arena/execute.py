@@ -22,7 +22,7 @@ Executor = Callable[[Sequence[Cell], Path], Iterator[Ended]]
 
 def play(cell: Cell, folder: str) -> Played:
     """One cell from beginning to end, in a process of any kind."""
-    return played(cell, runs.run(cell.experiment, folder, resume=True).history)
+    return played(cell, runs.run(cell.experiment, folder, resume=True, allow_divergence=True).history)
 
 
 def here(cells: Sequence[Cell], work: Path) -> Iterator[Ended]:

@@ -194,5 +194,6 @@ def _stacked(lot: Lot, read: Any, device: str, beside: int) -> list[Played]:
 
 
 def _alone(cell: Cell, work: str, read: Any) -> Played:
-    result = runs.run(cell.experiment, Path(work) / cell.folder, resume=True, data=read(cell.experiment))
+    data = read(cell.experiment)
+    result = runs.run(cell.experiment, Path(work) / cell.folder, resume=True, data=data, allow_divergence=True)
     return played(cell, result.history)

@@ -37,21 +37,41 @@ def notes(
 
 
 def diverged(history: Sequence[Record]) -> str:
-    """The first round in which losses or updates went to infinity."""
-    first = next((h.loss for h in history if h.loss is not None), 1.0)
+    """The first round in which losses or updates went to infinity, and what to do; "" where none did."""
     for h in history:
-        lost = sum(any(word in reason for word in ABSURD) for reason in h.rejected.values())
-        if lost and 2 * lost >= len(h.chosen):
-            what = f"the training of {lost} of {len(h.chosen)} clients diverged"
-        elif h.headline is not None and h.loss is None:
-            what = "the loss went to infinity"
-        elif h.loss is not None and h.loss > GROWN * max(first, 1.0):
-            what = f"the loss went to {h.loss:.1e}"
-        else:
-            continue
-        scale = "scale the features (data.standardise) or the values to be learnt"
-        return f"{what} in round {h.t}: lower train.lr, or {scale}"
+        if what := refused_updates(h) or lost_loss(h, history):
+            return _remedy(what, h)
     return ""
+
+
+def ended_diverged(history: Sequence[Record]) -> str:
+    """The same where it decided the end: the last evaluation is lost, or rounds were given up for diverged updates."""
+    if not history:
+        return ""
+    if history[-1].outcome == "abandoned" and history[-1].stop:
+        return _remedy(refused_updates(history[-1]), history[-1])
+    judged = next((h for h in reversed(history) if h.headline is not None or h.bytes_evaluation), None)
+    return "" if judged is None else _remedy(lost_loss(judged, history), judged)
+
+
+def refused_updates(h: Record) -> str:
+    """Whether half of a round's updates or more had diverged."""
+    lost = sum(any(word in reason for word in ABSURD) for reason in h.rejected.values())
+    many = lost and 2 * lost >= len(h.chosen)
+    return f"the training of {lost} of {len(h.chosen)} clients diverged" if many else ""
+
+
+def lost_loss(h: Record, history: Sequence[Record]) -> str:
+    """Whether a round's evaluation found a loss that is infinite, or far beyond that of the first evaluation."""
+    first = next((other.loss for other in history if other.loss is not None), 1.0)
+    if h.loss is None:
+        return "the loss went to infinity" if h.headline is not None or h.bytes_evaluation else ""
+    return f"the loss went to {h.loss:.1e}" if h.loss > GROWN * max(first, 1.0) else ""
+
+
+def _remedy(what: str, h: Record) -> str:
+    remedy = "lower train.lr, or scale the features (data.standardise) or the values to be learnt"
+    return f"{what} in round {h.t}: {remedy}" if what else ""
 
 
 def unknown(history: Sequence[Record], partition: Mapping[str, Any], eval_every: int) -> str:

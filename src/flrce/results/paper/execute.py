@@ -33,6 +33,7 @@ def execute(cells: Sequence[Cell], out: Path, sources: Sources, watch: Watch) ->
         runs.run(
             cell.experiment, out / cell.folder, resume=True, data=sources(cell.dataset),
             watch=lambda done, cell=cell: watch(cell, done),  # type: ignore[misc]
+            allow_divergence=True,
         )  # fmt: skip
 
 
