@@ -168,7 +168,7 @@ def test_a_price_and_a_target_end_any_strategy(percent):
     finally:
         grid.close()
     assert 12 <= priced.history[-1].t <= 32
-    assert priced.reason.startswith("twice the rounds would bring at most")
+    assert priced.reason.startswith("predicted gain from doubling the rounds: ")
     assert 7 <= aimed.history[-1].t <= 30
     assert "the target of 0.7 is reached" in aimed.reason
 

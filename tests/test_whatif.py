@@ -236,7 +236,7 @@ def test_the_price_of_a_point_over_the_run(tmp_path, capsys):
         if price.gain > 0:
             assert price.joules == pytest.approx(spent / price.gain)
         else:
-            assert (price.joules, price.told()) == (None, "no gain that can be told from chance")
+            assert (price.joules, price.told()) == (None, "no predicted gain")
     assert main(["whatif", str(tmp_path / "free"), "--points", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["runs"][0]["price"]
     assert told == [asdict(price) for price in found]

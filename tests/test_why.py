@@ -197,7 +197,9 @@ def test_a_stop_with_a_price_is_explained_in_points_and_joules(tmp_path):
     runs.run(Experiment(**shape, recipe={"name": "flrce", "stop": stop}), tmp_path / "run")
     answer = why_stop(read.one(tmp_path / "run"))
     told = " ".join(answer.sentences)
-    assert "that were asked for" in told
+    assert "predicted gain from doubling the rounds: " in told
+    assert "; the price is 20 points." in told
+    assert "at most" not in told
     assert "points per doubling of the rounds" in told
     assert answer.facts["gain"] < answer.facts["price"] == 20.0
 

@@ -21,7 +21,7 @@ from flrce.round.judgement import heard, judge, vetted
 from flrce.round.living import alive, awake, informed, priced, settled
 from flrce.round.memory import fits, near, preflight, staff, turn
 from flrce.round.returned import brought, checked, handed, reason, room, stepped, whole
-from flrce.round.roster import present, samples, without
+from flrce.round.roster import count_absent, present, samples, without
 from flrce.round.sums import joined, summed
 from flrce.stops.conflict import shadows
 from flrce.types import Arrivals, Event, Plan, Record, Round, Selection, State, Task, Updates
@@ -104,8 +104,8 @@ def begin(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -
         afford(recipe, engine, state, tasks, [roster[k] for k in asked])
     except Refused as why:
         tasks, refused = (), str(why)
-    if isinstance(engine, Notes):
-        chosen = replace(chosen, why={**chosen.why, **engine.notes(tasks)})
+    notes = engine.notes(tasks) if isinstance(engine, Notes) else {}
+    chosen = replace(chosen, why={**chosen.why, **notes, **count_absent(roster, pool, busy)})
     flights = takeoff(recipe, engine, state, tasks, under_way, now)
     keep = chosen.keep or recipe.pace.keep(recipe.P)
     return Plan(state, t, chosen, flights, tuple(roster[k] for k in asked), refused, n, keep, now)

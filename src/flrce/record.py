@@ -4,6 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+#: metrics between 0 and 1 that people read in percent
+SHARES = frozenset({"accuracy", "top-5", "macro-f1", "auc", "label-f1", "subset-accuracy"})
+NAMES = {"auc": "AUC", "mae": "MAE", "mse": "MSE", "r2": "R²", "macro-f1": "Macro F1", "label-f1": "Label F1"}
+
+
+def metric_name(metric: str) -> str:
+    """A metric's name at the start of a sentence."""
+    return NAMES.get(metric, metric[:1].upper() + metric[1:])
+
+
+def format_metric(metric: str, value: float | None) -> str:
+    """A value in words: "93.1 %", "0.4127"; "--" where there is none."""
+    if value is None:
+        return "--"
+    return f"{100 * value:.1f} %" if metric in SHARES else f"{value:.4g}"
+
 
 @dataclass(frozen=True)
 class Record:

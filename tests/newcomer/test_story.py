@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from flrce.results import story, tables
+from flrce.results.live import standing
 from flrce.results.tables import Group
+from flrce.results.why import why_stop
 from flrce.store import read
 from flrce.types import Record
 from report_helpers import compared
@@ -46,10 +48,14 @@ def test_savings_and_how_sure_they_are(run):
 @pytest.mark.parametrize(
     ("stop", "words", "decided"),
     [
+        ("predicted gain from doubling the rounds: 0.8 points (0.2 to 1.5); price 2",
+         "predicted gain from doubling the rounds: 0.8 points (0.2 to 1.5); price 2", "gain"),
+        ("no improvement over the last 20 evaluations", "no improvement over the last 20 evaluations", "gain"),
+        ("no improvement over 20 rounds of clients' reports", "no improvement over 20 rounds of", "gain"),
         ("twice the rounds would bring at most 1.75 < 2 points (+1.8 +- 0.3 points a doubling, by clients)",
-         "twice the rounds would have brought at most 1.75 of the 2 points that were asked for", "gain"),
-        ("no rise to be seen over 50 rounds (+0.1 +- 0.3 points a doubling over 20 rounds, by clients)",
-         "no rise to be seen over 50 rounds", "gain"),
+         "doubling the rounds was predicted to gain less than 2 points", "gain"),
+        ("no rise to be seen over 50 rounds (+1.11 +- 0.15 points a doubling over 20 rounds, by clients)",
+         "doubling the rounds was predicted to gain less than their price", "gain"),
         ("headway -0.048 < 0.007 over 20 rounds", "its rounds had begun to undo one another", "headway"),
         ("conflicts 3 >= psi 2", "the chosen clients pulled against one another", "conflicts"),
         ("next round would pass budget of 60 joules (61.2)", "one more round would have passed its budget of 60", ""),
@@ -112,8 +118,14 @@ def test_a_note_says_whose_it_is(run):
     assert story.warned([mine]) == [f"Note: {note}"]
 
 
-def test_points_of_a_metric_that_falls_are_explained(run):
-    stop = "twice the rounds would bring at most 0.5 < 2 points (...)"
-    ended = made(run, 0, None, stop=stop)
-    lower = tuple(replace(h, metric="mae", lower=True, metrics={"mae": 0.4}) for h in ended.rounds)
-    assert story.reason(replace(ended, rounds=lower)).endswith("asked for (a point: a hundredth of the first MAE)")
+def test_a_run_of_all_its_rounds_was_not_stopped_early(run):
+    """A rule that is met in round 15 of 15 ended nothing."""
+    records = made(run, 0, 0.9, stop="predicted gain from doubling the rounds: 0.8 points (0.2 to 1.5); price 2").rounds
+    assert story.describe_state(records, 10) == "stopped early"
+    assert story.describe_state(records, 2) == "finished"
+    assert story.describe_state(records[:1], 2) == "unfinished"
+    assert story.describe_state([replace(records[0], outcome="abandoned", stop="abandoned 3 times")], 2) == "unfinished"
+    whole = made(run, 0, 0.9, stop="no improvement over the last 6 evaluations", rounds=10)
+    assert story.ended(whole).startswith("ran all 10 rounds; its stop rule was met in the last: no improvement")
+    assert "The run went through all 10 rounds, and its stop rule was met" in why_stop(whole).sentences[0]
+    assert standing(whole, "") == "finished"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flrce.errors import BadInput
+from flrce.results.story import describe_state
 from flrce.runs import SEEDS
 from flrce.store.read import checked, parsed
 
@@ -90,13 +91,11 @@ def glance(folder: Path) -> Found:
     done = [r for r in records if r.outcome == "committed"]
     seen = [r for r in records if r.headline is not None]
     T = int(experiment.get("rounds", 100))
-    over = bool(records) and bool(records[-1].stop) and records[-1].outcome != "abandoned"
-    ended = "stopped early" if over else "finished"
     data = experiment.get("data", {})
     return Found(
         folder, str(experiment.get("recipe", {}).get("name", "flrce")), str(data.get("path") or data.get("name", "?")),
         int(experiment.get("seed", 0)), len(done), T,
-        ended if over or len(done) >= T else "unfinished",
+        describe_state(records, T),
         seen[-1].metric if seen else "accuracy", seen[-1].handed if seen else None,
         os.stat(folder / "rounds.jsonl").st_mtime,
     )  # fmt: skip

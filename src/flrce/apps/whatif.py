@@ -14,6 +14,7 @@ from flrce.results import tables
 from flrce.results.carbon import moved
 from flrce.results.price import prices, thinned
 from flrce.results.whatif import Outcome, caveats, grid, replay, rules
+from flrce.stops.worth import metric_scale
 from flrce.store import headline as words
 from flrce.store import read
 
@@ -104,7 +105,9 @@ def _priced(run: read.Run) -> None:
     found = thinned(prices(run))
     if not found:
         return
-    print("\nA point costs at least (as many rounds again, over the most that they would bring):")
+    scale = metric_scale(run.done)
+    what = "one more point" if scale.in_points else f"improving {words.name(scale.metric)} by {scale.format(1.0)}"
+    print(f"\nEstimated cost of {what} (as many rounds again, over the upper end of their predicted gain):")
     labels, lengths = [f"round {p.t}" for p in found], [p.joules for p in found]
     print("\n".join(bars(labels, lengths, [p.told() for p in found])))
 

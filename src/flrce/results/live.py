@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flrce.errors import BadInput, brief
-from flrce.results.story import about, rounds_of
+from flrce.results.story import about, describe_state, rounds_of
 from flrce.stops.budget import Budget
 from flrce.store import headline as words
 from flrce.store.notes import diverged
@@ -201,11 +201,9 @@ def view(run: Run, owner: str, ends: float | None, last: float) -> dict[str, Any
 
 def standing(run: Run, owner: str) -> str:
     """In a word or two, what has become of a run."""
-    newest = run.rounds[-1] if run.rounds else None
-    if newest is not None and newest.stop and newest.outcome != "abandoned":
-        return "stopped early"
-    if len(run.done) >= rounds_of(run):
-        return "finished"
+    state = describe_state(run.rounds, rounds_of(run))
+    if state != "unfinished":
+        return state
     word = "running" if run.rounds else "preparing"
     return f"{word}{'' if owner == 'here' else f' on {owner}'}" if owner else "interrupted"
 

@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flrce.stops.worth import Verdict, Worth, due, judged, seen
+from flrce.record import format_metric, metric_name
+from flrce.stops.wording import Scale, describe_evidence
+from flrce.stops.worth import Verdict, Worth, due, judged, metric_scale, predict_gain, seen
 from flrce.store.read import Run
+
+CHANCE = 2.0  # errors within which a trend is not called a change
 
 
 def verdicts(run: Run) -> list[Verdict]:
@@ -30,16 +34,16 @@ def cost(run: Run, t: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Price:
-    """What a point would cost at a look, at least: as many rounds again, over the most that they would bring."""
+    """Estimated cost of a point at a look: as many rounds again, over the upper end of their predicted gain."""
 
     t: int
-    gain: float  # points, at most
-    joules: float | None  # a point; None: nothing that can be told from chance
+    gain: float  # points, the upper end of the prediction
+    joules: float | None  # a point; None: no gain is predicted
     bytes: float | None
     most: float  # joules a point, above which the rule's price is not met
 
     def told(self) -> str:
-        return "no gain that can be told from chance" if self.joules is None else f"{self.joules:,.3g} J"
+        return "no predicted gain" if self.joules is None else f"{self.joules:,.3g} J"
 
 
 def prices(run: Run) -> list[Price]:
@@ -60,29 +64,41 @@ def thinned(found: Sequence[Price]) -> list[Price]:
 
 
 def sentence(run: Run, verdict: Verdict) -> str:
-    """What the last stretch brought, what twice the rounds would, and what a point of that costs."""
-    rise, (joules, nbytes) = verdict.trend, cost(run, verdict.t)
-    whose = "evaluations" if verdict.by == "evaluations" else "what clients found on their hold-outs"
-    text = (
-        f"By {whose} of the last {rise.rounds} rounds that had any, the model rose by {rise.slope:+.1f} +- "
-        f"{rise.error:.1f} points per doubling of the rounds. Twice the rounds would cost another {joules:.3g} J and "
-        f"{nbytes / 1e6:.3g} MB"
-    )
-    if not verdict.alive:
-        return f"{text}. No rise over the whole run can be told from chance."
-    if verdict.gain <= 0:
-        return f"{text} and bring nothing that can be told from chance; {verdict.price:.3g} points were asked for."
-    each = joules / verdict.gain
+    """How the metric changed of late, what doubling the rounds is predicted to gain, and what that costs."""
+    scale, (joules, nbytes) = metric_scale(run.done), cost(run, verdict.t)
+    middle, low, high = predict_gain(verdict)
+    gain = f"{scale.format(middle)} ({' to '.join(scale.format(each).removesuffix(' points') for each in (low, high))})"
+    price = f"{verdict.price:.3g} points" if scale.in_points else scale.format(verdict.price)
+    each = f", {joules / high:.3g} J per point at the upper end" if scale.in_points and high > 0 else ""
     return (
-        f"{text} and bring at most {verdict.gain:.1f} points, {each:.3g} J a point; {verdict.price:.3g} were asked for."
+        f"{_change(run, verdict, scale)} Doubling the rounds would cost another {joules:.3g} J and "
+        f"{nbytes / 1e6:.3g} MB and is predicted to improve it by {gain}{each}; the price is {price}."
     )
+
+
+def _change(run: Run, verdict: Verdict, scale: Scale) -> str:
+    """What the evaluations of the whole run and the trend of its last stretch show."""
+    rise, metric = verdict.trend, metric_name(scale.metric)
+    judged = [h for h in run.done if h.handed is not None and h.t <= verdict.t]
+    text = ""
+    if len(judged) > 1:
+        first, last = judged[0], judged[-1]
+        values = (format_metric(scale.metric, first.handed), format_metric(scale.metric, last.handed))
+        text = f"{metric} of the final model was {values[0]} in round {first.t} and {values[1]} in round {last.t}. "
+    size = f"{scale.amount(abs(rise.slope)):.2g} ± {scale.format(rise.error, 2)} per doubling of the rounds"
+    if abs(rise.slope) <= CHANCE * rise.error or not rise.slope:
+        how = f"did not change measurably ({'-' if rise.slope < 0 else '+'}{size})"
+    else:
+        how = f"{'improved' if rise.slope > 0 else 'became worse'} by {size}"
+    return f"{text}Over {describe_evidence(rise.rounds, verdict.by)} it {how}."
 
 
 def points(run: Run) -> dict[str, Any]:
     """For the report's chart of what a point costs, and may cost where the run had a price."""
-    found, priced = prices(run), rule_of(run) is not None
+    found, priced, scale = prices(run), rule_of(run) is not None, metric_scale(run.done)
     return {
         "looks": [p.t for p in found],
+        "per": "a point" if scale.in_points else f"per {scale.format(1.0)} of {metric_name(scale.metric)}",
         "gain": [_figure(p.gain) for p in found],
         "joules": [_figure(p.joules) for p in found],
         "bytes": [_figure(p.bytes) for p in found],
@@ -95,11 +111,12 @@ def _figure(value: float | None) -> float | None:
 
 
 def course(run: Run) -> dict[str, Any]:
-    """For the report's chart: by look, the most that twice the rounds would bring, the slope, and the price."""
-    found = verdicts(run) if rule_of(run) else []
+    """For the report's chart: by look, the upper end of the predicted gain, the slope, and the price."""
+    found, scale = verdicts(run) if rule_of(run) else [], metric_scale(run.done)
     return {
         "looks": [v.t for v in found],
-        "gain": [round(v.gain, 3) for v in found],
-        "rise": [round(v.trend.slope, 3) for v in found],
-        "price": [round(v.price, 3) for v in found],
+        "gain": [_figure(scale.amount(v.gain)) for v in found],
+        "rise": [_figure(scale.amount(v.trend.slope)) for v in found],
+        "price": [_figure(scale.amount(v.price)) for v in found],
+        "unit": "points" if scale.in_points else metric_name(scale.metric),
     }

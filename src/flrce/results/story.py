@@ -1,5 +1,6 @@
 """What a report opens with: what was saved, at what loss, how sure that is, and why runs ended, in plain words."""
 
+import re
 from collections.abc import Sequence
 
 from flrce.intervals import Interval, interval
@@ -9,8 +10,13 @@ from flrce.stops.standstill import Standstill
 from flrce.store import headline as words
 from flrce.store.notes import notes, sweep_of
 from flrce.store.read import Run
+from flrce.types import Record
 
 BASELINE = "fedavg"
+PREDICTED = re.compile(r"predicted .* from doubling the rounds|no improvement over (the last )?\d+ (eval|rounds)")
+EARLIER = re.compile(  # a stop with a price, in the words of earlier versions
+    r"twice the rounds would bring at most [^<]*< (?P<price>[\d.e+]+)|no rise to be seen|no better than untrained"
+)
 CLOSE = 0.5  # percent: less is no saving
 MANY = 4  # recipes of which each gets its own sentence; of more, the table speaks
 
@@ -75,9 +81,10 @@ def ended(run: Run) -> str:
     T = rounds_of(run)
     if not run.rounds:
         return "no round is committed yet"
-    if run.rounds[-1].stop:
-        return f"stopped after round {len(run.done)} of {T}: {reason(run)}"
-    return f"ran all {T} rounds" if len(run.done) >= T else f"unfinished: {len(run.done)} of {T} rounds so far"
+    stop = f": {reason(run)}" if run.rounds[-1].stop else ""
+    if len(run.done) >= T:
+        return f"ran all {T} rounds" + (f"; its stop rule was met in the last{stop}" if stop else "")
+    return f"stopped after round {len(run.done)} of {T}{stop}" if stop else f"unfinished: {len(run.done)} of {T} rounds"
 
 
 def reason(run: Run) -> str:
@@ -92,11 +99,7 @@ def reason(run: Run) -> str:
         peers = max(len(last.replied) - 1, 0)
         return f"the chosen clients pulled against one another ({run.conflicts(last):.1f} of {peers} peers on average)"
     if which == "gain":
-        what = stop.partition(" (")[0].replace("would bring", "would have brought")
-        if "<" not in what:
-            return what
-        point = f" (a point: a hundredth of the first {words.name(run.summary['metric'])})"
-        return what.replace("<", "of the") + f" that were asked for{point if run.done[-1].lower else ''}"
+        return reword_gain(stop)
     if "budget" in stop:
         return f"{stop.partition(' (')[0].replace('next round would pass', 'one more round would have passed its')}"
     if any(isinstance(rule, Patience) for rule in run.rules) and stop.startswith("no gain"):
@@ -104,12 +107,20 @@ def reason(run: Run) -> str:
     return stop
 
 
+def reword_gain(stop: str) -> str:
+    """What a stop with a price says; runs of earlier versions say it in other words."""
+    found = EARLIER.match(stop)
+    if not found:
+        return stop
+    if found["price"]:
+        return f"doubling the rounds was predicted to gain less than {found['price']} points"
+    return "doubling the rounds was predicted to gain less than their price"
+
+
 def decided(run: Run) -> str:
     """The quantity on which the stop was decided: headway, conflicts, gain, or "" for budgets and the like."""
     stop = run.rounds[-1].stop if run.rounds else ""
-    if stop.startswith(
-        ("twice the rounds", "no rise to be seen", "no better than untrained")
-    ):  # the last: of earlier runs
+    if EARLIER.match(stop) or PREDICTED.match(stop):
         return "gain"
     return next((name for name in ("headway", "conflicts") if stop.startswith(name)), "")
 
@@ -164,6 +175,14 @@ def about(run: Run) -> tuple[str, ...]:
 
 def rounds_of(run: Run) -> int:
     return int(run.experiment.get("rounds", 100))
+
+
+def describe_state(records: Sequence[Record], T: int) -> str:
+    """In a word or two: "finished" after all T rounds, "stopped early" before, "unfinished" where nothing ended it."""
+    if sum(h.outcome == "committed" for h in records) >= T:
+        return "finished"
+    stopped = bool(records) and bool(records[-1].stop) and records[-1].outcome != "abandoned"
+    return "stopped early" if stopped else "unfinished"
 
 
 def span(values: Sequence[int]) -> str:

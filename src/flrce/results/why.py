@@ -9,19 +9,14 @@ from flrce.errors import BadInput, nearest
 from flrce.results.detail import client_costs, final_map, headways
 from flrce.results.price import rule_of, sentence, verdicts
 from flrce.results.scores import draw, scores
-from flrce.results.story import about, reason
+from flrce.results.selection import describe_reach, describe_selection
+from flrce.results.story import about, decided, reason
 from flrce.results.tables import figures
 from flrce.store import headline as words
 from flrce.store.read import Run
 from flrce.types import Record
 
 PEERS = 3  # named on either side
-TURNS = {  # how those who are due are grouped (selectors/turns.py)
-    "balance": "grouped by their last updates",
-    "agreement": "that agree most with the others",
-    "sizes": "of all sizes",
-    "chance": "at random",
-}
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,9 @@ def row_of(run: Run, client: str) -> int:
 def why_round(run: Run, t: int) -> Answer:
     """How round t chose, what came back, what it changed."""
     h, answer, before = locate(run, t), Answer(), scores(run, t)
-    answer.say(_how(run, h), round=t, exploit=h.exploit, draw=draw(run, h), outcome=h.outcome, **dict(h.why))
+    answer.say(
+        describe_selection(run, h), round=t, exploit=h.exploit, draw=draw(run, h), outcome=h.outcome, **dict(h.why)
+    )
     chosen = []
     for client in h.chosen:
         k, entry = run.row[client], dict[str, object](client=client)
@@ -87,29 +84,6 @@ def why_round(run: Run, t: int) -> Answer:
         return answer
     _result(run, h, answer)
     return answer
-
-
-def _how(run: Run, h: Record) -> str:
-    """One sentence on how the round's clients were picked."""
-    phi, drawn = h.why.get("phi"), draw(run, h)
-    if phi is not None:
-        sign = "not below" if h.exploit else "below"
-        chance = f"the chance to explore, phi = {phi:.3f}"
-        against = chance if drawn is None else f"the draw {drawn:.3f} was {sign} {chance}"
-        best = f"the {len(h.chosen)} reachable clients that agree most with the others"
-        then = best if h.exploit else f"{len(h.chosen)} at random"
-        return f"Round {h.t} {'exploited' if h.exploit else 'explored'}: {against}, so it took {then}."
-    if "due" in h.why:
-        them = TURNS.get(str(h.why.get("by")), "in turn")
-        return (
-            f"Round {h.t} took {len(h.chosen)} clients {them}; everybody has a turn before anybody has the next, and "
-            f"{h.why['due']} were still waiting for theirs."
-        )
-    selector = type(run.recipe.selector).__name__ if run.recipe else "the run's own selector"
-    if selector == "Uniform":
-        return f"Round {h.t} took {len(h.chosen)} of {len(run.roster)} clients at random, all equally likely."
-    told = ", ".join(f"{key} = {value}" for key, value in h.why.items())
-    return f"Round {h.t} was chosen by {selector}" + (f" ({told})." if told else ".")
 
 
 def _result(run: Run, h: Record, answer: Answer) -> None:
@@ -143,7 +117,9 @@ def why_client(run: Run, client: str, t: int | None = None) -> Answer:
 def _in_round(run: Run, k: int, h: Record, answer: Answer) -> None:
     name, before = f"Client {clean(run.roster[k])}", scores(run, h.t)
     was = run.roster[k] in h.chosen
-    answer.say(_how(run, h), client=run.roster[k], round=h.t, chosen=was, exploit=h.exploit, draw=draw(run, h))
+    answer.say(
+        describe_selection(run, h), client=run.roster[k], round=h.t, chosen=was, exploit=h.exploit, draw=draw(run, h)
+    )
     if before is None or "due" in h.why:
         answer.say(f"{name} was {'' if was else 'not '}among them.")
     elif h.exploit:
@@ -195,7 +171,7 @@ def _overall(run: Run, k: int, answer: Answer) -> None:
         known = sorted(value for value in values if value is not None)
         place = known.index(values[k]) + 1
         answer.say(
-            f"The model handed back gets {100 * values[k]:.1f} % of its hold-out right, rank {place} of {len(known)} "
+            f"The final model gets {100 * values[k]:.1f} % of its hold-out right, rank {place} of {len(known)} "
             "from below.",
             accuracy=values[k],
         )
@@ -236,6 +212,19 @@ def _peers(run: Run, k: int, t: int | None, answer: Answer) -> None:
             answer.say(f"It {head} most with {told}.", **{head: named})
 
 
+def _stopped(run: Run, T: int) -> str:
+    """The sentence on a run that a rule ended, before its last round or with it."""
+    stop, plain = run.rounds[-1].stop, reason(run)
+    told = f"{plain} [{stop}]"
+    if decided(run) == "gain":
+        told = plain
+    elif stop.startswith(plain):
+        told = stop
+    if len(run.done) >= T:
+        return f"The run went through all {T} rounds, and its stop rule was met in the last: {told}."
+    return f"The run stopped after round {len(run.done)} of {T}: {told}."
+
+
 def why_stop(run: Run) -> Answer:
     """Why the run ended when it did."""
     answer, T = Answer(), int(run.experiment.get("rounds", 100))
@@ -244,15 +233,13 @@ def why_stop(run: Run) -> Answer:
         return answer
     last = run.rounds[-1]
     if last.stop:
-        plain = reason(run)
-        told = last.stop if last.stop.startswith(plain) else f"{plain} [{last.stop}]"
-        answer.say(f"The run stopped after round {len(run.done)} of {T}: {told}.", stop=last.stop, rounds=len(run.done))
-    elif len(run.done) >= T:
-        answer.say(f"No rule stopped the run: it went through all {T} rounds.", stop="", rounds=len(run.done))
+        answer.say(_stopped(run, T), stop=last.stop, rounds=len(run.done))
     else:
-        answer.say(
-            f"The run is unfinished: {len(run.done)} of {T} rounds are committed.", stop="", rounds=len(run.done)
-        )
+        whole = f"No rule stopped the run: it went through all {T} rounds."
+        part = f"The run is unfinished: {len(run.done)} of {T} rounds are committed."
+        answer.say(whole if len(run.done) >= T else part, stop="", rounds=len(run.done))
+    if reach := describe_reach(run):
+        answer.say(reach)
     exploits = [h for h in run.done if h.exploit]
     looks = verdicts(run) if rule_of(run) else []
     if looks:
@@ -287,7 +274,7 @@ def why_stop(run: Run) -> Answer:
     value, other = end["accuracy"], run.summary.get("value_last", end["accuracy_last"])
     if value is not None:
         both = "" if other is None or other == value else f" (the last model: {words.shown(metric, other)})"
-        said = f"{words.name(metric)} of the model handed back: {words.shown(metric, value)}{both}."
+        said = f"{words.name(metric)} of the final model: {words.shown(metric, value)}{both}."
         answer.say(said, **{metric.replace("-", "_"): value})
     for note in about(run):
         answer.say(f"Note: {note}.")

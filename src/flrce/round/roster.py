@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -49,6 +49,13 @@ def without(rows: tuple[int, ...], busy: set[int]) -> tuple[int, ...]:
             left += rows[start:at]
             start = at + 1
     return (*left, *rows[start:])
+
+
+def count_absent(roster: Sequence[str], pool: Sequence[int], busy: Collection[int]) -> dict[str, int]:
+    """For the ledger: how many could be asked, and how many were still at work; nothing where everybody could be."""
+    if len(pool) == len(roster):
+        return {}
+    return {"reachable": len(pool), **({"busy": len(busy)} if busy else {})}
 
 
 @lru_cache(maxsize=4)

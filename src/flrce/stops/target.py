@@ -8,6 +8,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
+from flrce.record import format_metric
 from flrce.stops.trend import FEWEST, evaluated, heard
 from flrce.stops.worth import due
 from flrce.types import Record
@@ -64,11 +65,10 @@ class Target:
         sign = -1.0 if history[-1].lower else 1.0
         if seen is None or sign * seen.bound < sign * self.value:
             return ""
-        least = "at most" if history[-1].lower else "at least"
-        return (
-            f"{history[-1].metric} {seen.value:.4g} over {seen.rounds} rounds, {least} {seen.bound:.4g} with "
-            f"{100 * self.confidence:g} % confidence: the target of {self.value:g} is reached"
-        )
+        metric, least = history[-1].metric, "at most" if history[-1].lower else "at least"
+        value, bound, target = (format_metric(metric, each) for each in (seen.value, seen.bound, self.value))
+        sure = f"{least} {bound} with {100 * self.confidence:g} % confidence"
+        return f"{metric} {value} over {seen.rounds} rounds ({sure}): the target of {target} is reached"
 
 
 def quantile(tail: float, freedom: int) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flrce.bounds import Positive
 from flrce.stops.trend import Reports, Trend, evaluated, heard, trend
+from flrce.stops.wording import Prediction, Scale, describe_evidence, describe_prediction
 from flrce.types import Record
 
 # chosen on the decision set of docs/beyond.md; nothing knows T, M, P or a learning rate
@@ -20,6 +21,8 @@ STEP = 1.05  # a look whenever the rounds have grown by this factor
 ALIVE = 3.0  # errors of the rise over the whole run that show that something was learnt
 BENT = 0.4  # of the steepest stretch so far: a slope above this may be a start, not an end
 PATIENT = 10  # sweeps, of two rounds at least, for a run that has learnt nothing or whose gains have not fallen off
+CLEAR = 1.0  # errors of a rise that no message denies
+POINTS = Scale()
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Verdict:
     """What a look found, in points: hundredths of the metric, or of what it was at first where less is better."""
 
     t: int
-    gain: float  # at most this, of twice the rounds
+    gain: float  # predicted of twice the rounds: the upper end of its range
     price: float  # least gain that would be worth them
     trend: Trend  # the stretch that says so, in points per doubling
     by: str  # whose figures those are: "evaluations" or "clients"
@@ -54,7 +57,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Worth:
-    """Stop once twice the rounds would bring less than `points`, or than they cost at a price per point.
+    """Stop once doubling the rounds is predicted to gain less than `points`, or than they cost at a price per point.
 
     What they would bring is judged by how the metric rose over the last stretch of the run, per doubling of rounds.
     Where the run evaluates the model it hands back, these figures count, and clients that say how good the model was
@@ -86,7 +89,7 @@ class Worth:
         if not history or history[-1].outcome != "committed" or not due(history[-1].t):
             return ""
         verdict = self.look(history)
-        return told(verdict) if verdict is not None and verdict.enough else ""
+        return told(verdict, metric_scale(history)) if verdict is not None and verdict.enough else ""
 
 
 def seen(history: Sequence[Record]) -> Seen:
@@ -150,10 +153,19 @@ def point(history: Sequence[Record]) -> float:
     return 0.01
 
 
-def told(verdict: Verdict) -> str:
+def told(verdict: Verdict, scale: Scale = POINTS) -> str:
     """The reason in the record."""
-    rise = verdict.trend
-    measured = f"{rise.slope:+.2f} +- {rise.error:.2f} points a doubling over {rise.rounds} rounds, by {verdict.by}"
-    if not verdict.alive:
-        return f"no rise to be seen over {verdict.t} rounds ({measured})"
-    return f"twice the rounds would bring at most {verdict.gain:.2f} < {verdict.price:.3g} points ({measured})"
+    if not verdict.alive and verdict.trend.slope <= CLEAR * verdict.trend.error:
+        return f"no improvement over {describe_evidence(verdict.trend.rounds, verdict.by)}"
+    return describe_prediction(predict_gain(verdict), verdict.price, scale)
+
+
+def predict_gain(verdict: Verdict) -> Prediction:
+    """What doubling the rounds is predicted to gain, in points: `gain` is the range's upper end."""
+    middle = (SHARE if verdict.by == "evaluations" else SAID) * verdict.trend.slope
+    return middle, 2 * middle - verdict.gain, verdict.gain
+
+
+def metric_scale(history: Sequence[Record]) -> Scale:
+    """The unit in which to speak of the record's metric."""
+    return Scale(history[-1].metric, history[-1].lower, point(history)) if history else POINTS

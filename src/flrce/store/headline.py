@@ -3,13 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-#: metrics between 0 and 1 that people read in percent
-SHARES = frozenset({"accuracy", "top-5", "macro-f1", "auc", "label-f1", "subset-accuracy"})
-NAMES = {"auc": "AUC", "mae": "MAE", "mse": "MSE", "r2": "R²", "macro-f1": "Macro F1", "label-f1": "Label F1"}
+from flrce.record import SHARES as SHARES
+from flrce.record import format_metric, metric_name
 
-
-def name(metric: str) -> str:
-    return NAMES.get(metric, metric[:1].upper() + metric[1:])
+name, shown = metric_name, format_metric
 
 
 def heading(metric: str) -> str:
@@ -24,13 +21,6 @@ def unit(metric: str) -> float:
 
 def digits(metric: str) -> int:
     return 1 if metric in SHARES else 4
-
-
-def shown(metric: str, value: float | None) -> str:
-    """A value in words: "93.1 %", "0.4127"; "--" where there is none."""
-    if value is None:
-        return "--"
-    return f"{100 * value:.1f} %" if metric in SHARES else f"{value:.4g}"
 
 
 def common(summaries: Iterable[dict[str, Any]]) -> str:

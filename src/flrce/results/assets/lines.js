@@ -217,17 +217,17 @@ function drawHeadway(frame) {
 function drawWorth(frame) {
   const run = now(), w = run.worth, last = Math.max(run.t.at(-1), 2);
   const most = Math.min(1.1 * Math.max(...w.gain, ...w.price, 1), 6 * Math.max(...w.price, 1)), low = Math.min(0, 1.1 * Math.min(...w.gain));
-  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low, high: most, name: "points" });
+  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low, high: most, name: w.unit });
   const line = (values) => path(w.looks.map((t, i) => [x(t), y(Math.min(values[i], most))]));
   node(frame.svg, "path", { d: line(w.gain), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "gain" });
   node(frame.svg, "path", { d: line(w.price), fill: "none", stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "price" });
   if (run.decided === "gain") stopLine(frame, x(run.t.at(-1)));
-  keys(frame, [["twice the rounds bring, at most", colour("exploit"), ""], ["what they must bring", colour("wasted"), "6 4"]], frame.top - 32);
+  keys(frame, [["predicted gain from doubling the rounds, upper end", colour("exploit"), ""], ["price", colour("wasted"), "6 4"]], frame.top - 32);
   return {
-    cols: w.looks.length, label: `At the last look twice the rounds would have brought at most ${number(w.gain.at(-1))} points; ${number(w.price.at(-1))} were asked for. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
+    cols: w.looks.length, label: `At the last look doubling the rounds was predicted to gain up to ${number(w.gain.at(-1))} (${w.unit}); the price was ${number(w.price.at(-1))}. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
     locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(w.looks, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(w.looks[i]), y: frame.top, text: `round ${w.looks[i]}\nat most ${number(w.gain[i])} points of twice the rounds\nrose by ${number(w.rise[i])} a doubling\nprice ${number(w.price[i])}` }),
-    csv: () => [["round", "at most", "rise", "price"], ...w.looks.map((t, i) => [t, w.gain[i], w.rise[i], w.price[i]])],
+    cell: (i) => ({ x: x(w.looks[i]), y: frame.top, text: `round ${w.looks[i]}\npredicted gain from doubling the rounds: up to ${number(w.gain[i])} (${w.unit})\nimproved by ${number(w.rise[i])} per doubling\nprice ${number(w.price[i])}` }),
+    csv: () => [["round", "predicted gain, upper end", "rise", "price"], ...w.looks.map((t, i) => [t, w.gain[i], w.rise[i], w.price[i]])],
   };
 }
 
@@ -238,20 +238,20 @@ function drawPoint(frame) {
   const all = [...known.map((i) => power(p.joules[i])), ...may.map((i) => power(p.most[i]))];
   const low = Math.floor(Math.min(...all)), high = Math.max(Math.ceil(Math.max(...all)), low + 1);
   const step = Math.ceil((high - low) / 6), marks = Array.from({ length: Math.floor((high - low) / step) + 1 }, (v, i) => low + i * step);
-  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low, high, ticks: marks, name: "J a point", text: (v) => number(10 ** v) });
+  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low, high, ticks: marks, name: `J ${p.per}`, text: (v) => number(10 ** v) });
   const line = (some, values) => path(some.map((i) => [x(p.looks[i]), y(power(values[i]))]));
   node(frame.svg, "path", { d: line(may, p.most), fill: "none", stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "most" });
   node(frame.svg, "path", { d: line(known, p.joules), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "joules" });
   const nothing = p.looks.filter((t, i) => !(p.joules[i] > 0));
   for (const t of nothing) node(frame.svg, "circle", { cx: x(t), cy: frame.top + 6, r: 3.2, fill: frame.paper, stroke: colour("exploit"), "stroke-width": 1.6 });
   if (run.decided === "gain") stopLine(frame, x(run.t.at(-1)));
-  keys(frame, [["it costs, at least", colour("exploit"), ""], ...(may.length ? [["it may cost", colour("wasted"), "6 4"]] : []), ...(nothing.length ? [["no gain to be told from chance", colour("exploit"), "ring"]] : [])], frame.top - 32);
-  const each = (i) => (p.joules[i] > 0 ? `${number(p.joules[i])} J` : "no gain that can be told from chance");
+  keys(frame, [["estimated cost", colour("exploit"), ""], ...(may.length ? [["it may cost", colour("wasted"), "6 4"]] : []), ...(nothing.length ? [["no predicted gain", colour("exploit"), "ring"]] : [])], frame.top - 32);
+  const each = (i) => (p.joules[i] > 0 ? `${number(p.joules[i])} J` : "no predicted gain");
   return {
-    cols: p.looks.length, label: `A point cost at least ${each(known[0])} in round ${p.looks[known[0]]} and ${each(p.looks.length - 1)} in round ${p.looks.at(-1)}.`,
+    cols: p.looks.length, label: `Estimated cost of a point: ${each(known[0])} in round ${p.looks[known[0]]} and ${each(p.looks.length - 1)} in round ${p.looks.at(-1)}.`,
     locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(p.looks, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(p.looks[i]), y: frame.top, text: `round ${p.looks[i]}\na point: ${each(i)}${p.most[i] > 0 ? `\nit may cost ${number(p.most[i])} J` : ""}\ntwice the rounds bring at most ${number(p.gain[i])} points` }),
-    csv: () => [["round", "joules a point", "bytes a point", "may cost", "points at most"], ...p.looks.map((t, i) => [t, p.joules[i], p.bytes[i], p.most[i], p.gain[i]])],
+    cell: (i) => ({ x: x(p.looks[i]), y: frame.top, text: `round ${p.looks[i]}\na point: ${each(i)}${p.most[i] > 0 ? `\nit may cost ${number(p.most[i])} J` : ""}\npredicted gain from doubling the rounds: up to ${number(p.gain[i])} points` }),
+    csv: () => [["round", "joules a point", "bytes a point", "may cost", "predicted points, upper end"], ...p.looks.map((t, i) => [t, p.joules[i], p.bytes[i], p.most[i], p.gain[i]])],
   };
 }
 

@@ -19,7 +19,7 @@ const runCharts = [
   new Chart("by-class", { optional: true, draw: drawServed((run) => [run.byClass, run.classes, "class", false]), height: () => 260, empty: unserved("byClass") }),
   new Chart("conflicts", { draw: drawConflicts, height: () => 300, margins: { top: 52 }, empty: nothing }),
   new Chart("worth", { optional: true, draw: drawWorth, height: () => 280, margins: { top: 52 }, empty: () => (now().worth.looks.length ? "" : "The run had no stop with a price, or too few rounds for a look.") }),
-  new Chart("point", { optional: true, draw: drawPoint, height: () => 280, margins: { top: 52, left: 66 }, empty: () => (now().point.joules.some((j) => j > 0) ? "" : "Too few rounds for a look, or no gain that can be told from chance at any.") }),
+  new Chart("point", { optional: true, draw: drawPoint, height: () => 280, margins: { top: 52, left: 66 }, empty: () => (now().point.joules.some((j) => j > 0) ? "" : "Too few rounds for a look, or no predicted gain at any.") }),
   new Chart("headway", { optional: true, draw: drawHeadway, height: () => 280, margins: { top: 52 }, empty: () => (now().headway.some((h) => h != null) ? "" : "Headway is measured against an averaged model: this run kept none.") }),
   new Chart("selections", { draw: drawSelections, height: tall, margins: { left: 60 }, empty: nothing }),
   new Chart("relations", { draw: drawRelations, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36, right: 16 }, empty: noMap }),
