@@ -13,6 +13,7 @@ from flrce.stops.worth import Verdict, metric_scale, predict_gain, told
 from flrce.store import read
 from flrce.types import Record
 
+CASES = [("mae", True, (2.0, 1.0)), ("accuracy", False, (0.947, 0.989))]
 MAE, R2 = Scale("mae", True, 0.05), Scale("r2", False, 0.01)
 
 

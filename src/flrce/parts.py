@@ -15,6 +15,7 @@ from flrce.aggregators.products import Products
 from flrce.config import Experiment, build_net
 from flrce.data.federation import Federation
 from flrce.data.own import adopt
+from flrce.engines.baseline import describe_data
 from flrce.engines.seat import Decks, Seat
 from flrce.engines.simulator import Simulator
 from flrce.engines.workers import Pooled, hire
@@ -60,7 +61,11 @@ class Parts:
         grid = None if self.engine.life is None else self.engine.life.grid
         where = {} if grid is None else {"regions": [grid.regions[i] for i in grid.of], "begins": grid.start}
         base = fingerprint(self.net)
-        return {**self.federation.describe(), **where, **({"base": base} if base else {})}
+        return {
+            **describe_data(self.federation, self.engine.runner.objective),
+            **where,
+            **({"base": base} if base else {}),
+        }
 
     def rounds(self, experiment: Experiment, state: State | None = None) -> Iterator[Round]:
         start = state or self.initial()

@@ -15,6 +15,7 @@ from torch import nn
 from flrce import crowd, loop
 from flrce.config import Experiment
 from flrce.data.sources import Source
+from flrce.engines.baseline import describe_data
 from flrce.engines.choices import chosen, keep_ways
 from flrce.engines.seat import Decks, Seat
 from flrce.errors import BadInput, installs
@@ -125,7 +126,8 @@ def _on_flower(
     where = layout(net, recipe.kept)
     summary = summarise(found.history, where.size, where.trainable, base_bytes(net))
     sweep, every = sweep_of(recipe, len(federation.clients)), experiment.engine.eval_every
-    told = notes(found.history, federation.describe(), recipe.stop, experiment.rounds, every, sweep)
+    dealt = describe_data(federation, experiment.build_objective(federation.source.kind))
+    told = notes(found.history, dealt, recipe.stop, experiment.rounds, every, sweep)
     return Result(summary, found.history, tensors, None if out is None else Path(out), told)
 
 
@@ -255,7 +257,7 @@ def _salvage(built: Parts, ledger: Ledger) -> None:
 def _result(built: Parts, state: State, T: int, ledger: Ledger | None) -> Result:
     summary = summarise(state.history, built.engine.size, built.engine.trainable, base_bytes(built.net))
     sweep = sweep_of(built.recipe, len(built.federation.clients))
-    found = notes(state.history, built.federation.describe(), built.recipe.stop, T, built.engine.eval_every, sweep)
+    found = notes(state.history, built.describe(), built.recipe.stop, T, built.engine.eval_every, sweep)
     model = named(built, handed_back(built.recipe, state))
     return Result(summary, state.history, model, ledger.folder if ledger else None, found, personal(built, state))
 

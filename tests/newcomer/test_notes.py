@@ -81,18 +81,43 @@ def test_a_result_speaks_of_its_own_metric():
     assert axes.lines[0].get_ydata()[-1] == result.summary["value_last"]
 
 
-def test_a_majority_class_and_chance_are_named():
-    rare = flrce.run(flrce.Experiment(**SMALL, data={"partition": "iid"}), data=blobs(0.02))
-    assert any("always saying 'no'" in note for note in rare.notes)
-    even = learnt_nothing(
-        [Record(1, accuracy=0.1, accuracy_weighted=0.1)], {"labels": [[5] * 10], "classes": range(10)}
-    )
-    assert "10.0 % of all samples right is chance for 10 classes" in even
-    assert (
-        learnt_nothing([Record(1, accuracy=0.9, accuracy_weighted=0.9)], {"labels": [[5] * 10], "classes": range(10)})
-        == ""
-    )
+@pytest.mark.parametrize(("positives", "lr"), [(0.02, 0.1), (0.35, 0.1), (0.35, 1e-6), (0.65, 0.1)])
+def test_a_majority_class_is_named(positives, lr):
+    """A constant classifier, whichever class it names, and one that is below the more frequent class."""
+    asked = flrce.Experiment(**SMALL, data={"partition": "iid"}, train={"lr": lr})
+    result = flrce.run(asked, data=blobs(positives))
+    usual = "no" if positives < 0.5 else "yes"
+    assert f"no better than a constant prediction: always predicting class '{usual}' gives" in result.notes[0]
+
+
+@pytest.mark.parametrize("metrics", [["mae"], ["r2"], ["mse", "r2"]])
+def test_a_model_of_values_that_is_worse_than_their_mean_is_named(metrics, tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    usual = {**SMALL, "data": {"partition": "iid"}, "model": {"name": "linear"}, "objective": {"metrics": metrics}}
+    usual["objective"]["name"] = "regression"
+    idle = flrce.run(flrce.Experiment(**usual, train={"lr": 1e-6}), tmp_path / "a", data=(x, x.sum(1) + 9))
+    assert "always predicting the mean of the training values gives" in idle.notes[0]
+    assert main(["why", str(tmp_path / "a")]) == 0
+    told = capsys.readouterr().out
+    assert f"Note: {idle.notes[0]}" in told
+    assert "For comparison: always predicting the mean of the training values gives" in told
+    assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "r.html")]) == 0
+    assert "always predicting the mean of the training values" in (tmp_path / "r.html").read_text()
+    able = flrce.run(flrce.Experiment(**usual), data=(x, x.sum(1) + 9))
+    assert not any("constant prediction" in note or "below 0" in note for note in able.notes)
+
+
+def test_chance_and_a_majority_are_named_where_no_baseline_was_recorded():
+    def note(accuracy, labels, classes=("no", "yes"), **more):
+        seen = [Record(1, accuracy=accuracy, accuracy_weighted=accuracy, **more)]
+        return learnt_nothing(seen, {"labels": [labels], "classes": classes})
+
+    assert "10.0 % of all samples right is chance for 10 classes" in note(0.1, [5] * 10, range(10))
+    assert note(0.9, [5] * 10, range(10)) == ""
+    assert "no better than always predicting class 'no' (65.0 %)" in note(0.6, [65, 35])
+    assert note(0.7, [65, 35]) == ""
     assert learnt_nothing([Record(1, accuracy=0.1, accuracy_weighted=0.1)], {"kind": "numbers", "classes": []}) == ""
+    assert "R² -1.96 is below 0" in learnt_nothing([Record(1, metric="mae", metrics={"mae": 1.0, "r2": -1.96})], {})
 
 
 def test_a_rule_that_cannot_act_is_named():

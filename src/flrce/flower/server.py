@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from flrce.config import Experiment, build_net
 from flrce.data.federation import Federation
+from flrce.engines.baseline import describe_data
 from flrce.engines.simulator import Simulator
 from flrce.errors import BadInput
 from flrce.fleet.costs import fleet
@@ -51,8 +52,9 @@ def serve(
     strategy = RecipeStrategy(
         experiment.build_recipe(), state=state, model=net, sample_shape=federation.source.shape, **{**given, **settings}
     )
-    judges = experiment.build_objective(federation.source.kind).judges
-    strategy.told(Known(experiment.toml(), federation.describe(), costs, watch, judges))
+    objective = experiment.build_objective(federation.source.kind)
+    dealt = describe_data(federation, objective)
+    strategy.told(Known(experiment.toml(), dealt, costs, watch, objective.judges))
     return strategy.start(grid, record(layout(net).views(pack(net))), experiment.rounds, timeout)
 
 

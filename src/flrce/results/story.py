@@ -1,8 +1,9 @@
 """What a report opens with: what was saved, at what loss, how sure that is, and why runs ended, in plain words."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from flrce.errors import brief
 from flrce.intervals import Interval, interval
 from flrce.results.tables import Group, figures, metric, settings, units
 from flrce.stops.budget import Patience
@@ -60,6 +61,8 @@ def alone(group: Group, groups: Sequence[Group]) -> str:
     where = "on the clients' hold-outs"
     unit = " %" if judged in words.SHARES else f" ({words.name(judged)})"
     reached = "had no model judged" if value == "--" else f"reached {value}{unit} {where}"
+    constant = describe_baseline(runs[0])
+    reached += f" ({constant})" if constant else ""
     over = f" over {seeds} seeds" if seeds > 1 else " (one seed, so no interval)"
     return f"{reached}{over} for {spent} ({kind} energy); {endings(runs)}."
 
@@ -171,6 +174,16 @@ def about(run: Run) -> tuple[str, ...]:
     every = int(run.experiment.get("engine", {}).get("eval_every", 1))
     sweep = sweep_of(run.recipe, len(run.roster))
     return notes(run.rounds, run.partition, run.recipe.stop, rounds_of(run), every, sweep)
+
+
+def describe_baseline(run: Run) -> str:
+    """The score of a constant prediction by the run's metric; "" where it is not known."""
+    found, metric = run.partition.get("baseline"), str(run.summary.get("metric", "accuracy"))
+    value = found.get("metrics", {}).get(metric) if isinstance(found, Mapping) else None
+    if not isinstance(value, int | float) or not isinstance(found, Mapping):
+        return ""
+    what = brief(found.get("predicts", "the same"), 80)
+    return f"always predicting {what} gives {words.name(metric)} {words.shown(metric, value)}"
 
 
 def rounds_of(run: Run) -> int:

@@ -10,7 +10,7 @@ from flrce.results.detail import client_costs, final_map, headways
 from flrce.results.price import rule_of, sentence, verdicts
 from flrce.results.scores import draw, scores
 from flrce.results.selection import describe_reach, describe_selection
-from flrce.results.story import about, decided, reason
+from flrce.results.story import about, decided, describe_baseline, reason
 from flrce.results.tables import figures
 from flrce.store import headline as words
 from flrce.store.read import Run
@@ -276,6 +276,8 @@ def why_stop(run: Run) -> Answer:
         both = "" if other is None or other == value else f" (the last model: {words.shown(metric, other)})"
         said = f"{words.name(metric)} of the final model: {words.shown(metric, value)}{both}."
         answer.say(said, **{metric.replace("-", "_"): value})
+    if constant := describe_baseline(run):
+        answer.say(f"For comparison: {constant}.")
     for note in about(run):
         answer.say(f"Note: {note}.")
     return answer

@@ -7,6 +7,7 @@ from typing import Any
 
 from flrce.aggregators.related import FEW, RelatedMean
 from flrce.pieces import Recipe, StopRule
+from flrce.record import metric_name
 from flrce.selectors.turns import InTurn
 from flrce.stops.budget import AnyOf, Patience
 from flrce.stops.conflict import Conflicts
@@ -20,7 +21,9 @@ from flrce.types import Record
 ABSURD = ("not finite", "malformed: loss", "is beyond")  # what the gate says of replies that have diverged
 GROWN = 1e3  # times its first value: a loss that is lost
 CHANCE = 1.15  # times what guessing gets
-NEAR = 0.005  # of what always naming one class gets
+NEAR = 0.005  # of what a constant prediction gets, where the metric is a share
+SLIGHT = 0.01  # likewise of its score, of other metrics
+TRY = "train for longer, change train.lr or the model, or scale the features (data.standardise)"
 LAG = 0.01  # by which the model handed back may be worse than the last one
 RELATIVE = 0.02  # likewise of the last one's, where the metric is no share
 
@@ -86,24 +89,52 @@ def unknown(history: Sequence[Record], partition: Mapping[str, Any], eval_every:
 
 
 def learnt_nothing(history: Sequence[Record], partition: Mapping[str, Any]) -> str:
-    """Whether the last evaluation is what guessing, or always naming the most frequent class, would get."""
-    labels, classes = partition.get("labels") or (), [str(name) for name in partition.get("classes", ())]
-    seen = [h for h in history if h.accuracy_weighted is not None]
-    if not seen or not labels or len(classes) < 2 or not any(map(sum, labels)):
+    """Whether the last evaluation is no better than a constant prediction, or than guessing."""
+    seen = next((h for h in reversed(history) if h.headline is not None), None)
+    if seen is None:
         return ""
-    accuracy = float(seen[-1].accuracy_weighted or 0.0)
+    return beats_no_constant(seen, partition.get("baseline") or {}) or negative_r2(seen) or by_chance(seen, partition)
+
+
+def beats_no_constant(seen: Record, baseline: Mapping[str, Any]) -> str:
+    """Whether the final model is at or below the score of the most frequent class, or of the mean value."""
+    constant, value = (baseline.get("metrics") or {}).get(seen.metric), seen.handed
+    if constant is None or value is None:
+        return ""
+    margin = NEAR if seen.metric in (*SHARES, "r2") else SLIGHT * abs(constant)
+    if (constant - value if seen.lower else value - constant) > margin:
+        return ""
+    return (
+        f"{metric_name(seen.metric)} {shown(seen.metric, value)} is no better than a constant prediction: always "
+        f"predicting {baseline.get('predicts', 'the same')} gives {shown(seen.metric, constant)}. The model may have "
+        f"learnt nothing: {TRY}"
+    )
+
+
+def negative_r2(seen: Record) -> str:
+    """Whether a model of values is worse than their mean."""
+    found = {"r2": seen.handed} if seen.metric == "r2" else {**seen.metrics, **seen.pooled}
+    value = found.get("r2")
+    if value is None or value >= 0:
+        return ""
+    return f"R² {value:.3g} is below 0: predicting the mean value would be better. {TRY[0].upper()}{TRY[1:]}"
+
+
+def by_chance(seen: Record, partition: Mapping[str, Any]) -> str:
+    """The same as `beats_no_constant` by the training labels alone, where no baseline was recorded; and chance."""
+    labels, classes = partition.get("labels") or (), [str(name) for name in partition.get("classes", ())]
+    if seen.accuracy_weighted is None or not labels or len(classes) < 2 or not any(map(sum, labels)):
+        return ""
+    accuracy = float(seen.accuracy_weighted)
     counts = [sum(column) for column in zip(*labels, strict=True)]
     share, name = max(zip((count / sum(counts) for count in counts), classes, strict=True))
-    if share > CHANCE / len(classes) and abs(accuracy - share) <= NEAR:
+    if share > CHANCE / len(classes) and accuracy <= share + NEAR and "baseline" not in partition:
         return (
-            f"{100 * accuracy:.1f} % of all samples right is what always saying {name!r} would get; the model may tell "
-            "nothing apart: look at the accuracy of each class, or weigh the classes"
+            f"{100 * accuracy:.1f} % of all samples right is no better than always predicting class {name!r} "
+            f"({100 * share:.1f} %). The model may have learnt nothing: {TRY}"
         )
     if accuracy <= CHANCE / len(classes):
-        return (
-            f"{100 * accuracy:.1f} % of all samples right is chance for {len(classes)} classes: train for longer, "
-            "change train.lr or the model, or scale the features (data.standardise)"
-        )
+        return f"{100 * accuracy:.1f} % of all samples right is chance for {len(classes)} classes: {TRY}"
     return ""
 
 

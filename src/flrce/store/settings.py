@@ -72,7 +72,7 @@ def same_data(path: Path, partition: Mapping[str, Any]) -> None:
     if not path.exists():
         return
     old, new = document(path), json.loads(json.dumps(partition))
-    changed = [key for key in sorted(old.keys() & new.keys()) if old[key] != new[key]]
+    changed = [key for key in sorted(old.keys() & new.keys()) if key != "baseline" and old[key] != new[key]]
     if changed == ["base"]:
         raise BadInput(f"{path} was made with another base model; restore it, or use another --out")
     if changed:
