@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ def wanted(plan: Path, against: Path | None, tasks: str | None) -> dict[str, Any
     there = against / PLAN if against else None
     if there is not None and there.is_file() and isinstance(own.get("methods"), dict):
         base = read_toml(there)
+        require_same_tasks(own, base, plan)
         reference = own.get("reference", base.get("reference", "fedavg"))
         rival = {reference: base["methods"][reference]} if reference in base["methods"] else {}
         own = {**base, "without": {}, **own, "methods": {**rival, **own["methods"]}}
@@ -91,6 +92,20 @@ def wanted(plan: Path, against: Path | None, tasks: str | None) -> dict[str, Any
     return own
 
 
+def require_same_tasks(own: Mapping[str, Any], base: Mapping[str, Any], plan: Path) -> None:
+    """BadInput where a task of the plan has the name of one that was run, and other data, clients or objective."""
+    mine, theirs = own.get("tasks"), base.get("tasks")
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+        return
+    for name in mine.keys() & theirs.keys():
+        for key in ("data", "clients", "objective", "model"):
+            if mine[name].get(key) != theirs[name].get(key):
+                raise BadInput(
+                    f"{plan}: task {name!r} has another {key} than the task of that name in --against; rename it, or "
+                    "leave tasks out to take those of --against"
+                )
+
+
 def _with_rivals(judged: Sequence[Played], known: Sequence[Played], plan: Plan) -> list[Played]:
     """This plan's runs, and of the arena it is held against those on the same tasks and seeds."""
     mine = {(p.task, p.method) for p in judged}
@@ -98,7 +113,12 @@ def _with_rivals(judged: Sequence[Played], known: Sequence[Played], plan: Plan) 
     rivals = [
         p for p in known if p.task in plan.tasks and (p.task, p.method) not in mine and p.seed not in tuning
     ]  # fmt: skip
-    return [*judged, *rivals]
+    every = [*judged, *rivals]
+    metrics = {p.task: p.metric for p in judged}
+    for p in rivals:
+        if p.metric != metrics.get(p.task, p.metric):
+            raise BadInput(f"--against: {p.task} was judged by {p.metric} there, here by {metrics[p.task]}; rename it")
+    return every
 
 
 def _listed(ranked: Sequence[Board]) -> str:

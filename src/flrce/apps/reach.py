@@ -8,6 +8,7 @@ from flrce.apps.show import table
 from flrce.errors import BadInput
 from flrce.results import reach as results
 from flrce.results import tables
+from flrce.results.tasks import require_one_task
 from flrce.store import headline as words
 from flrce.store import read
 
@@ -19,6 +20,7 @@ def reach(runs: list[Path], target: float, as_json: bool) -> None:
     """What it took each recipe to reach a target of the headline metric."""
     found = read.find(runs)
     with read.careful(found):
+        require_one_task(found, "ask for the target of one of them")
         parts = tables.groups(found)
         metric = tables.metric(parts)
         if metric in words.SHARES and not 0 < target <= 1:

@@ -6,6 +6,7 @@ from pathlib import Path
 from flrce.apps.show import table
 from flrce.errors import BadInput
 from flrce.results import page, tables
+from flrce.results.tasks import Task, tasks
 from flrce.store import read
 
 
@@ -13,30 +14,49 @@ def report(runs: list[Path], out: Path | None, figures: Path | None, as_json: bo
     """Write one self-contained page about any number of runs; with --figures, static figures too."""
     found = read.find(runs)
     with read.careful(found):
-        _report(found, runs, out, figures, as_json)
+        _report(found, out, figures, as_json)
 
 
-def _report(found: list[read.Run], runs: list[Path], out: Path | None, figures: Path | None, as_json: bool) -> None:
-    groups = tables.groups(found)
+def _report(found: list[read.Run], out: Path | None, figures: Path | None, as_json: bool) -> None:
+    several = tasks(found)
     written: list[Path] = []
     try:
-        if out is not None or figures is None:
-            written.append(page.write(runs, out or Path("report.html")))
-        if figures is not None:
-            from flrce.results.figures import draw
-
-            written += draw(groups, figures)
+        for task in several:
+            written += _write(task, out, figures, len(several) > 1)
     except OSError as why:
         raise BadInput(f"{why.filename or out} cannot be written: {why.strerror}; name another place") from why
     if as_json:
-        print(json.dumps({"written": list(map(str, written)), "headline": tables.plain(groups)}, indent=1))
+        headline = [{"task": task.label, **row} for task in several for row in tables.plain(tables.groups(task.runs))]
+        print(json.dumps({"written": list(map(str, written)), "headline": headline}, indent=1))
         return
+    for task in several:
+        _show(task, len(several) > 1)
+    for path in written:
+        print(f"wrote {path}")
+    if len(several) > 1:
+        print(f"{len(several)} different tasks, reported apart: scores of different data or metrics are not compared")
+
+
+def _write(task: Task, out: Path | None, figures: Path | None, apart: bool) -> list[Path]:
+    """The page and the figures of one task; of several, each has its name in theirs."""
+    written = []
+    if out is not None or figures is None:
+        path = out or Path("report.html")
+        written.append(page.write_runs(task.runs, path.with_stem(f"{path.stem}-{task.slug}") if apart else path))
+    if figures is not None:
+        from flrce.results.figures import draw
+
+        written += draw(tables.groups(task.runs), figures / task.slug if apart else figures)
+    return written
+
+
+def _show(task: Task, apart: bool) -> None:
+    groups = tables.groups(task.runs)
     heads, rows = tables.headline(groups)
     digits = [digits for _, _, digits in tables.columns(groups).values()]
     cells = [[row[0], str(row[1]), *(c.text(n) for c, n in zip(row[2:], digits, strict=True))] for row in rows]
     kept = [i for i, head in enumerate(heads) if not head.startswith(("Seeds", "Time", "Wasted"))]
     most = max(len(part.runs) for part in groups)
     spread = "mean ± 95 % interval" if most > 2 else "from least to most of two seeds" if most == 2 else "one seed"
-    table(spread, [heads[i] for i in kept], [[row[i] for i in kept] for row in cells])
-    for path in written:
-        print(f"wrote {path}")
+    title = f"{task.label}: {spread}" if apart else spread
+    table(title, [heads[i] for i in kept], [[row[i] for i in kept] for row in cells])

@@ -13,6 +13,7 @@ from flrce.recipes import threshold
 from flrce.results import tables
 from flrce.results.carbon import moved
 from flrce.results.price import prices, thinned
+from flrce.results.tasks import require_one_task
 from flrce.results.whatif import Outcome, caveats, grid, replay, rules
 from flrce.stops.worth import metric_scale
 from flrce.store import headline as words
@@ -42,6 +43,7 @@ def whatif(
     if len({each.name for each in runs}) > 1:
         raise BadInput(f"{run} holds several recipes; name the folder of one, such as {runs[0].folder.parent}")
     with read.careful(runs):
+        require_one_task(runs, "name the folder of one")
         if start:
             _moved(runs, start.split(","), as_json)
         else:

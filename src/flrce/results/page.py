@@ -18,6 +18,7 @@ from flrce.intervals import Interval
 from flrce.results import carbon, detail, tables
 from flrce.results.story import ended, story
 from flrce.results.tables import AXES, HEADLINE, Group
+from flrce.results.tasks import require_one_task
 from flrce.store import headline as words
 from flrce.store import read
 from flrce.store.disk import write_through
@@ -30,10 +31,16 @@ SCRIPTS = ("draw.js", "lines.js", "grids.js", "page.js")
 
 
 def write(folders: Sequence[Path | str], out: Path | str) -> Path:
-    """The report of every run in the folders."""
-    path = Path(out)
+    """The report of every run in the folders; BadInput where they are of several tasks."""
+    runs = read.find(folders)
+    require_one_task(runs, "write a report of each")
+    return write_runs(runs, Path(out))
+
+
+def write_runs(runs: Sequence[Run], path: Path) -> Path:
+    """The report of runs of one task."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_through(path, page(read.find(folders)).encode())
+    write_through(path, page(runs).encode())
     return path
 
 

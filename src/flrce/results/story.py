@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from flrce.errors import brief
 from flrce.intervals import Interval, interval
 from flrce.results.tables import Group, figures, metric, settings, units
+from flrce.results.tasks import split_key, task_key
 from flrce.stops.budget import Patience
 from flrce.stops.standstill import Standstill
 from flrce.store import headline as words
@@ -27,9 +28,18 @@ def story(groups: Sequence[Group]) -> list[str]:
     if not any(run.done for group in groups for run in group.runs):
         return ["No round is committed yet."]
     first = [f"{group.label} {alone(group, groups)}" for group in groups] if len(groups) <= MANY else []
-    against = baseline(groups)
-    others = [compared(group, against) for group in groups if group is not against]
+    others = []
+    for group in groups:
+        same = [each for each in groups if comparable(each, group)]
+        if (against := baseline(same)) is not group:
+            others.append(compared(group, against))
     return [*others, *first, *warned(groups)]
+
+
+def comparable(one: Group, other: Group) -> bool:
+    """Whether two recipes had the same data, metric and split: else a difference says nothing about them."""
+    mine, theirs = one.runs[0], other.runs[0]
+    return task_key(mine) == task_key(theirs) and split_key(mine) == split_key(theirs)
 
 
 def warned(groups: Sequence[Group]) -> list[str]:
