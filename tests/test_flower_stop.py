@@ -170,7 +170,7 @@ def test_a_price_and_a_target_end_any_strategy(percent):
     assert 12 <= priced.history[-1].t <= 32
     assert priced.reason.startswith("predicted gain from doubling the rounds: ")
     assert 7 <= aimed.history[-1].t <= 30
-    assert "the target of 0.7 is reached" in aimed.reason
+    assert "the target of 70.0 % is reached" in aimed.reason
 
 
 def test_a_price_in_joules_is_not_for_should_stop():

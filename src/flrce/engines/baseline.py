@@ -29,8 +29,9 @@ def constant_baseline(federation: Federation, objective: Objective) -> dict[str,
 
     `metrics` are means over clients and `pooled` is over all hold-out samples; {} for other objectives.
     """
-    if type(objective) not in (Classification, Regression):
+    if type(objective) not in (Classification, Regression):  # a subclass may want other outputs
         return {}
+    assert isinstance(objective, Classification | Regression)
     known = tuple(judge.name for judge in objective.judges if METRICS.get(judge.name) is judge)  # none of the user's
     return _baseline(federation, replace(objective, metrics=known)) if known else {}
 

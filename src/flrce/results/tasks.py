@@ -36,7 +36,7 @@ def tasks(runs: Sequence[Run]) -> list[Task]:
         labels.append(f"{label} #{again + 1}" if again else label)
     slugs = [re.sub(r"[^\w.]+", "-", label).strip("-.")[:LONGEST] or "task" for label in labels]
     slugs = [f"{slug}-{i + 1}" if slugs.count(slug) > 1 else slug for i, slug in enumerate(slugs)]
-    return [Task(*names, tuple(part)) for *names, part in zip(labels, slugs, found.values(), strict=True)]
+    return [Task(label, slug, tuple(part)) for label, slug, part in zip(labels, slugs, found.values(), strict=True)]
 
 
 def task_key(run: Run) -> tuple[str, ...]:
