@@ -12,10 +12,10 @@ import pytest
 from harness import in_child
 from numpy.lib import format as npy
 
+from flrce import reading
 from flrce.apps.cli import main
 from flrce.data.sources import source
 from flrce.errors import BadInput
-from flrce.formats import npz
 
 row33 = pytest.mark.row(33, "hostile .npz", "one line, < 2 s, < 500 MB")
 
@@ -139,7 +139,8 @@ def test_on_the_command_line(tmp_path, capsys):
 
 @row33
 def test_too_large_for_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "available", lambda: 1000.0)
+    monkeypatch.setattr(reading, "available", lambda: 1000.0)
+    monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     with pytest.raises(BadInput, match="give fewer samples"):
         source("digits", str(good(tmp_path / "mine.npz")))
 

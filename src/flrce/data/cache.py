@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flrce.data.readers import read
-from flrce.data.readers.files import read_bytes, shown
 from flrce.data.sources import IGNORED, Source
 from flrce.errors import BadInput
 from flrce.host import sync_folder
+from flrce.reading import open_regular, read_limited, shown, validate_regular
 
 VERSION = 1
 META = "meta.json"
@@ -137,7 +138,7 @@ def _meta(source: Source, files: dict[str, Entry]) -> Meta:
 
 def _read_meta(folder: Path) -> Meta:
     path = folder / META
-    raw = read_bytes(path, META_LIMIT, f"it is no prepared data set, or damaged: {REMEDY}")
+    raw = read_limited(path, META_LIMIT, f"it is no prepared data set, or damaged: {REMEDY}")
     try:
         meta = Meta.model_validate(json.loads(raw))
     except ValidationError as why:
@@ -199,12 +200,12 @@ def _within(y: NDArray[np.int64], classes: int, kind: str) -> bool:
 
 def _check_file(path: Path, entry: Entry, verify: bool) -> None:
     try:
-        size = path.stat().st_size
+        size = validate_regular(path, REMEDY)
         if size != entry.bytes:
             raise BadInput(f"{shown(path)} has {size:,} bytes instead of {entry.bytes:,}; {REMEDY}")
         if not verify:
             return
-        with path.open("rb") as file:
+        with open_regular(path, REMEDY) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as why:
         raise BadInput(f"{shown(path)} cannot be read ({why.strerror}); {REMEDY}") from why
@@ -214,8 +215,8 @@ def _check_file(path: Path, entry: Entry, verify: bool) -> None:
 
 def _map(path: Path) -> Any:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as why:
+        return npy.open_memmap(path, mode="r")  # np.load would take a zip file for arrays, too
+    except (ValueError, OSError, EOFError, OverflowError) as why:
         raise BadInput(f"{shown(path)} is no plain .npy; {REMEDY}") from why
 
 

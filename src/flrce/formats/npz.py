@@ -10,22 +10,20 @@ import numpy as np
 from numpy.lib import format as npy
 
 from flrce.errors import BadInput, brief
-from flrce.host import available
+from flrce.reading import open_regular, validate_memory, validate_ratio
 
 NPY = b"\x93NUMPY"
 HEADER = 10_000  # bytes of one array's description
 MEMBERS = 10_000  # entries in the zip's directory
 DIMENSIONS = 8
-BOMB = 2**28, 200  # more bytes than this, unpacked from so many times fewer, are refused
 KINDS = "biufUS"  # booleans, numbers, text
-SHARE = 0.5  # of the free memory that arrays may take
 
 
 def load(path: Path, names: Sequence[str] | None, where: str) -> dict[str, np.ndarray]:
     """Those of the named arrays that the file has (None: all); BadInput where it is damaged, hostile or too large."""
     remedy = "save with numpy.savez(x=..., y=...)" if names else "save it again with numpy.savez"
     try:
-        with open(path, "rb") as file:
+        with open_regular(path, remedy, where=where) as file:
             if file.read(len(NPY)) == NPY:
                 raise BadInput(f"{where} is a single array (.npy), not an .npz; {remedy}")
             file.seek(0)
@@ -49,10 +47,7 @@ def _arrays(archive: zipfile.ZipFile, names: Sequence[str] | None, where: str) -
     if len({member.filename for member in found}) < len(found):
         raise BadInput(f"{where} holds an array twice; save it again with numpy.savez")
     needed = sum(_weighed(archive, member, wanted[member.filename], where) for member in found)
-    have = available()
-    free = math.inf if have is None else SHARE * have
-    if needed > free:
-        raise BadInput(f"{where} needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB can be used here; give fewer samples")
+    validate_memory(needed, where, "give fewer samples")
     read = {}
     for member in found:
         with archive.open(member) as stream:
@@ -76,12 +71,8 @@ def _weighed(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, where
         raise BadInput(
             f"{where} {name} claims {brief(nbytes, 30)} bytes but holds {member.file_size - begin}; save it again"
         )
-    most, ratio = BOMB
-    if nbytes > most and nbytes > ratio * max(member.compress_size, 1):
-        raise BadInput(
-            f"{where} {name} would unpack to {nbytes / 1e9:.1f} GB from {member.compress_size / 1e6:.1f} MB; if that "
-            "is meant, save it uncompressed with numpy.savez"
-        )
+    remedy = "if that is meant, save it uncompressed with numpy.savez"
+    validate_ratio(nbytes, member.compress_size, f"{where} {name}", remedy)
     return nbytes
 
 

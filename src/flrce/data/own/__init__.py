@@ -11,9 +11,9 @@ from flrce.data.own.folders import FILES, form, from_folder, from_folders, from_
 from flrce.data.own.leaf import from_leaf
 from flrce.data.own.tables import from_columns, from_csv, from_jsonl, from_pandas, from_parquet
 from flrce.data.own.text import from_text
-from flrce.data.readers.files import shown
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.reading import shown
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FORMS = "an .npz, .csv, .parquet, .jsonl or LEAF .json file, a folder of images by class, or a folder by client"

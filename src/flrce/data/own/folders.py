@@ -20,11 +20,11 @@ from flrce.data.own.tables import GROUPS, _column, csv_cells, from_columns, from
 from flrce.data.own.tables import SPLITS as MARKS
 from flrce.data.pool import joined, owned
 from flrce.data.readers.columns import typed
-from flrce.data.readers.files import shown
 from flrce.data.readers.images import FORMATS, class_folders, load
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 from flrce.formats import npz
+from flrce.reading import shown
 
 FORMS = "one folder a class (FOLDER/CLASS/*.png), or one folder or file a client (FOLDER/CLIENT/..., FOLDER/CLIENT.csv)"
 SPLITS = {"train": False, "training": False, "test": True, "val": True, "valid": True, "validation": True}

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from flrce.data.own.arrays import from_arrays
-from flrce.data.readers.files import shown
 from flrce.data.readers.leaf import pooled
 from flrce.data.readers.text import windows_of
 from flrce.data.sources import Source
+from flrce.reading import shown
 
 
 def from_leaf(path: Path | str, **how: Any) -> Source:

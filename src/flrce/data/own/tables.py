@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from flrce.data.own.arrays import Layout, from_arrays
 from flrce.data.readers.columns import cells, typed
-from flrce.data.readers.files import read_bytes, shown
 from flrce.data.sources import Source
-from flrce.errors import BadInput, installs, nearest
+from flrce.errors import BadInput, brief, installs, nearest
+from flrce.reading import read_lines, read_text_limited, shown, validate_memory, validate_regular
 
 LIMIT = 4 << 30  # bytes of one text file
 MOST = 50  # distinct texts of a column that becomes one column each
@@ -93,11 +93,7 @@ def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 def csv_cells(path: Path) -> dict[str, list[Any]]:
     """The cells of a csv file's columns."""
-    try:
-        text = read_bytes(path, LIMIT, "give a csv file").decode("utf-8-sig")
-    except UnicodeDecodeError as why:
-        raise BadInput(f"{shown(path)} is no UTF-8 text; save it as UTF-8") from why
-    return cells(text, shown(path))
+    return cells(read_text_limited(path, LIMIT, "give a csv file", expansion=8), shown(path))
 
 
 def from_csv(path: Path | str, **how: Any) -> Source:
@@ -121,7 +117,7 @@ def from_jsonl(path: Path | str, **how: Any) -> Source:
 def jsonl_rows(path: Path) -> list[dict[str, Any]]:
     """The objects of a file, one a line."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(read_bytes(path, LIMIT, "give json lines").splitlines(), 1):
+    for number, line in read_lines(path, LIMIT, "give json lines", expansion=8):
         try:
             row = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError) as why:
@@ -141,14 +137,23 @@ def from_parquet(path: Path | str, **how: Any) -> Source:
     path = Path(path)
     if not path.exists():
         raise BadInput(f"{shown(path)} does not exist; give a parquet file")
+    validate_regular(path, "give a parquet file")
     try:
         import pandas as pd
+        from pyarrow import parquet
 
+        with parquet.ParquetFile(path) as opened:
+            told = opened.metadata
+            groups = [told.row_group(i).total_byte_size for i in range(told.num_row_groups)]
+        needed = max(sum(groups), 8 * told.num_rows * told.num_columns)
+        validate_memory(2 * needed, shown(path), "give fewer samples")
         frame = pd.read_parquet(path)
     except ImportError as why:
         raise BadInput(f"parquet files need pandas and pyarrow; {installs('tables')}") from why
-    except (OSError, ValueError) as why:
-        raise BadInput(f"{shown(path)} is no parquet file ({str(why).splitlines()[0]}); write it afresh") from why
+    except BadInput:
+        raise
+    except Exception as why:  # pyarrow has exceptions of its own
+        raise BadInput(f"{shown(path)} is no parquet file ({brief(why, 120)}); write it afresh") from why
     return from_pandas(frame, **{"name": path.stem, "where": shown(path), **how})
 
 

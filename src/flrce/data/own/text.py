@@ -4,12 +4,10 @@ Forms: lines of json (also .jsonl.gz) with `text`, or with `prompt` and `respons
 learnt, by these names or as Alpaca and Dolly have them; a folder of .txt files, one a client.
 """
 
-import gzip
 import hashlib
 import json
 import logging
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.readers.files import read_bytes, shown
 from flrce.data.sources import IGNORED, Source
-from flrce.errors import BadInput, brief
+from flrce.errors import BadInput
 from flrce.formats.bpe import Tokenizer
 from flrce.formats.language import opened
+from flrce.reading import read_lines, read_text_limited, shown
 
 log = logging.getLogger("flrce")
 Ids = NDArray[np.int64]
@@ -146,7 +144,8 @@ def _samples(
     """(client, whether for judging, ids and answers) of every sample."""
     if path.is_dir():
         for file in sorted(path.glob("*.txt")):
-            for pair in windows(tokens.encode(_decoded(read_bytes(file, LIMIT, REMEDY), file)), length, tokens.end):
+            text = read_text_limited(file, LIMIT, REMEDY, expansion=8).replace("\r\n", "\n")
+            for pair in windows(tokens.encode(text), length, tokens.end):
                 yield file.stem, False, pair
         return
     empty, cut, named = 0, 0, None
@@ -181,13 +180,8 @@ def _samples(
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    raw = read_bytes(path, LIMIT, REMEDY)
-    if path.suffix == ".gz":
-        try:
-            raw = _unpacked(raw)
-        except (OSError, EOFError, zlib.error) as why:
-            raise BadInput(f"{shown(path)} is no usable gzip file: {brief(why, 80)}; {REMEDY}") from why
-    for number, line in enumerate(_decoded(raw, path).split("\n"), 1):
+    for number, raw in read_lines(path, LIMIT, REMEDY):
+        line = _decode(raw, path, "utf-8-sig" if number == 1 else "utf-8")
         if not line.strip():
             continue
         try:
@@ -199,17 +193,9 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield number, row
 
 
-def _unpacked(raw: bytes) -> bytes:
-    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    found = unpacker.decompress(raw, LIMIT)
-    if unpacker.unconsumed_tail:
-        raise OSError(f"more than {LIMIT} bytes")
-    return found if unpacker.eof and not unpacker.unused_data else gzip.decompress(raw)
-
-
-def _decoded(raw: bytes, path: Path) -> str:
+def _decode(raw: bytes, path: Path, encoding: str) -> str:
     try:
-        return raw.decode("utf-8-sig").replace("\r\n", "\n")
+        return raw.decode(encoding)
     except UnicodeDecodeError as why:
         raise BadInput(f"{shown(path)} is no UTF-8 text; save it as UTF-8") from why
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flrce.data.readers import cifar, heart, idx, images, leaf, shakespeare, smartwatch, speech
-from flrce.data.readers.files import shown
 from flrce.data.sources import Source
 from flrce.errors import BadInput, nearest
+from flrce.reading import shown
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.readers import images, inert
-from flrce.data.readers.files import check_labels, read_bytes, shown, steps
+from flrce.data.readers.files import check_labels, steps
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.reading import read_limited, shown
 
 PIXELS = 3 * 32 * 32
 LIMIT = 512 << 20  # bytes of one file; CIFAR-100's training batch has 155 MB
@@ -115,7 +116,7 @@ def _source(layout: Layout, x: NDArray[np.uint8], y: NDArray[np.int64], names: t
 
 def _parsed(layout: Layout, path: Path) -> dict[str, object]:
     try:
-        return inert.parse(read_bytes(path, LIMIT, layout.remedy))
+        return inert.parse(read_limited(path, LIMIT, layout.remedy))
     except inert.Refused as why:
         raise BadInput(f"{shown(path)} is not a {layout.name} file: {why}; {layout.remedy}") from why
 
@@ -128,7 +129,7 @@ def _python_names(layout: Layout, root: Path) -> tuple[str, ...]:
 
 
 def _binary_names(layout: Layout, root: Path) -> tuple[str, ...]:
-    text = read_bytes(root / layout.names, 1 << 16, layout.remedy).decode("utf-8", "replace")
+    text = read_limited(root / layout.names, 1 << 16, layout.remedy).decode("utf-8", "replace")
     return _checked(layout, root / layout.names, text.split())
 
 
@@ -156,7 +157,7 @@ def _python_batch(layout: Layout, path: Path) -> Batch:
 
 
 def _binary_batch(layout: Layout, path: Path) -> Batch:
-    raw = np.frombuffer(read_bytes(path, LIMIT, layout.remedy), np.uint8)
+    raw = np.frombuffer(read_limited(path, LIMIT, layout.remedy), np.uint8)
     record = layout.label_bytes + PIXELS
     if not raw.size or raw.size % record:
         raise BadInput(f"{shown(path)} has {raw.size:,} bytes, no multiple of {record:,}; {layout.remedy}")

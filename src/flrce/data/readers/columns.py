@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.errors import BadInput
+from flrce.errors import BadInput, brief
+from flrce.reading import parse_csv
 
 DECIMAL = re.compile(r"[+-]?\d*,?\d+([eE][+-]?\d+)?")
 MISSING = ("", "na", "nan", "?", "null", "none")
@@ -24,20 +25,24 @@ def cells(text: str, where: str, header: Sequence[str] | None = None) -> dict[st
 
     Where that is no comma, numbers may have decimal commas.
     """
-    lines = text.splitlines()
-    if not lines:
+    separator = max(",;\t", key=re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0].count)
+    try:
+        rows = list(parse_csv(text, separator))
+    except csv.Error as why:
+        raise BadInput(
+            f"{where} is no csv that can be read: {brief(why, 80)}; is a quotation mark not closed?"
+        ) from why
+    if not rows:
         raise BadInput(f"{where} is empty; give a header line and one line a sample")
-    separator = max(",;\t", key=lines[0].count)
-    rows = [row for row in csv.reader(lines, delimiter=separator) if row]
-    names = list(header) if header is not None else [cell.strip() for cell in rows.pop(0)]
+    names = list(header) if header is not None else [cell.strip() for cell in rows.pop(0)[1]]
     if header is None and (all(map(_is_number, names)) or len(set(names)) < len(names)):
         raise BadInput(f"{where} has no header line with a different name for each column; add one")
-    for number, row in enumerate(rows, 1 if header is not None else 2):
+    for number, row in rows:
         if len(row) != len(names):
             raise BadInput(f"{where} line {number} has {len(row)} cells where {len(names)} are expected; mend it")
     if not rows:
         raise BadInput(f"{where} holds no samples below its header; add one line a sample")
-    found = {key: [row[i].strip() for row in rows] for i, key in enumerate(names)}
+    found = {key: [row[i].strip() for _, row in rows] for i, key in enumerate(names)}
     return found if separator == "," else {key: _points(values) for key, values in found.items()}
 
 

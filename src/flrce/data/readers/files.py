@@ -1,4 +1,4 @@
-"""Opening files that others made: bounded, and named in one line when they will not do."""
+"""Helpers of the readers of public data sets; files are opened by flrce.reading."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,27 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.errors import BadInput
+from flrce.reading import shown
 
 T = TypeVar("T")
-
-
-def shown(path: Path) -> str:
-    """A path fit for one line of a message; file names are untrusted text."""
-    text = str(path)
-    return text if text.isprintable() else ascii(text)
-
-
-def read_bytes(path: Path, limit: int, remedy: str) -> bytes:
-    """The whole file, refused before reading when it is missing or larger than `limit` bytes."""
-    try:
-        size = path.stat().st_size
-        if not path.is_file():
-            raise BadInput(f"{shown(path)} is not a plain file; {remedy}")
-        if size > limit:
-            raise BadInput(f"{shown(path)} has {size:,} bytes where at most {limit:,} are expected; {remedy}")
-        return path.read_bytes()
-    except OSError as why:
-        raise BadInput(f"{shown(path)} cannot be read ({why.strerror}); {remedy}") from why
 
 
 def locate(folder: Path, roots: Sequence[str], names: Sequence[str]) -> Path | None:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.readers.columns import read_csv
-from flrce.data.readers.files import read_bytes, shown
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.reading import read_text_limited, shown
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 COLUMNS = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak",
@@ -79,10 +79,7 @@ def _standardised(x: Table, test: NDArray[np.bool_]) -> Table:
 
 
 def _read(path: Path) -> Table:
-    try:
-        text = read_bytes(path, LIMIT, REMEDY).decode()
-    except UnicodeDecodeError as why:
-        raise BadInput(f"{shown(path)} is no text; {REMEDY}") from why
+    text = read_text_limited(path, LIMIT, REMEDY)
     columns = read_csv(text, shown(path), COLUMNS)
     for name, values in columns.items():
         if values.dtype.kind not in "iuf":

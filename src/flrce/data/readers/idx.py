@@ -13,12 +13,14 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.readers.files import check_labels, locate, shown
+from flrce.data.readers.files import check_labels, locate
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.reading import open_regular, shown, validate_memory
 
 TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
 LIMIT = 1 << 30  # bytes once unpacked; EMNIST by class, the largest, has 547 MB
+HEADER_BYTES = 20
 GZIP_RATIO = 1032  # deflate cannot pack tighter, so a larger claim is false
 DIGITS = tuple("0123456789")
 BY_CLASS = (*DIGITS, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ", *"abcdefghijklmnopqrstuvwxyz")
@@ -37,7 +39,8 @@ def read_idx(path: Path, dims: int, kind: int = 0x08) -> NDArray[Any]:
     remedy = "download or copy it afresh"
     try:
         packed = path.suffix == ".gz"
-        with cast("IO[bytes]", gzip.open(path, "rb") if packed else path.open("rb")) as file:
+        with open_regular(path, remedy, LIMIT + HEADER_BYTES) as opened:
+            file = cast("IO[bytes]", gzip.GzipFile(fileobj=opened)) if packed else opened
             header = np.frombuffer(file.read(4 + 4 * dims), np.uint8)
             if len(header) != 4 + 4 * dims or header[:4].tolist() != [0, 0, kind, dims]:
                 raise BadInput(f"{shown(path)} is no idx file of {dims} dimensions; {remedy}")
@@ -46,6 +49,7 @@ def read_idx(path: Path, dims: int, kind: int = 0x08) -> NDArray[Any]:
             room = min(LIMIT, path.stat().st_size * (GZIP_RATIO if packed else 1))
             if size > room:
                 raise BadInput(f"{shown(path)} claims {size:,} bytes of data but can hold at most {room:,}; {remedy}")
+            validate_memory(size, shown(path), remedy)
             content = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as why:
         raise BadInput(f"{shown(path)} cannot be read ({_reason(why)}); {remedy}") from why

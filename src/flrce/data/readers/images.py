@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.readers.files import read_bytes, shown, steps
+from flrce.data.readers.files import steps
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.reading import read_limited, shown, validate_memory
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
 FILE_LIMIT = 64 << 20  # bytes of one file
+MAX_PIXELS = 1 << 26  # of one image: its header says how many, and a small file may say any number
 POOL_LIMIT = 16 << 30  # bytes of all pixels
 GREY, COLOUR = {"1", "L"}, {"P", "LA", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 REMEDY = "give images of 8 bits a channel, in PNG, JPEG, BMP or WebP"
@@ -52,6 +54,8 @@ def load(
     shape = (shape[0], size, size) if size else shape
     if len(paths) * np.prod(shape, dtype=float) > POOL_LIMIT:
         raise BadInput(f"{len(paths):,} images of shape {shape} need over {POOL_LIMIT >> 30} GiB; make them smaller")
+    needed = int(len(paths) * np.prod(shape, dtype=float))
+    validate_memory(needed, f"{len(paths):,} images of shape {shape}", "make them smaller, with data.size")
     x = np.empty((len(paths), *shape), np.uint8)
     for row, path in enumerate(steps(paths, label, progress)):
         x[row] = _pixels(path, shape, bool(size))
@@ -98,7 +102,11 @@ def _opened(path: Path) -> Any:
     from io import BytesIO
 
     try:
-        return Image.open(BytesIO(read_bytes(path, FILE_LIMIT, REMEDY)), formats=[FORMATS[path.suffix.lower()]])
+        image = Image.open(BytesIO(read_limited(path, FILE_LIMIT, REMEDY)), formats=[FORMATS[path.suffix.lower()]])
+        if image.size[0] * image.size[1] > MAX_PIXELS:
+            got = f"{image.size[0]}x{image.size[1]}"
+            raise BadInput(f"{shown(path)} is {got}, more than {MAX_PIXELS:,} pixels; make it smaller")
+        return image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as why:
         if isinstance(why, BadInput):
             raise

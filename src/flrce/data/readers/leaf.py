@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.readers.files import check_labels, read_bytes, shown, steps
+from flrce.data.readers.files import check_labels, steps
 from flrce.data.readers.idx import BY_CLASS
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.reading import read_limited, shown
 
 LIMIT = 4 << 30  # bytes of one file; LEAF's own have some 100 MB
 REMEDY = "make it afresh with LEAF's preprocess.sh"
@@ -72,7 +73,7 @@ def pooled(path: Path) -> list[tuple[str, list[Any], list[Any], bool]]:
 def users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
     """Each user of one file, with x and y as they stand there."""
     try:
-        content = json.loads(read_bytes(path, LIMIT, REMEDY))
+        content = json.loads(read_limited(path, LIMIT, REMEDY, expansion=4))
     except BadInput:
         raise
     except (ValueError, RecursionError) as why:

@@ -14,11 +14,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from flrce.data.pool import joined, owned
-from flrce.data.readers.files import read_bytes, shown, steps
+from flrce.data.readers.files import steps
 from flrce.data.readers.leaf import files, pooled
 from flrce.data.readers.text import encoded, vocabulary, windows_of
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.reading import read_text_limited, shown
 
 LENGTH = 80  # characters of a window
 LINES = 3  # a role with fewer is left out
@@ -68,7 +69,7 @@ def by_role(
 def cleaned(lines: str) -> str:
     """A role's text as LEAF reads it, or "" where LEAF leaves the role out."""
     text = re.sub("  +", " ", lines.replace("\n", " "))
-    return text if len(lines.splitlines()) >= LINES and len(text) > LENGTH else ""
+    return text if len(lines.removesuffix("\n").split("\n")) >= LINES and len(text) > LENGTH else ""
 
 
 def windows(ids: NDArray[np.int64], stride: int, every: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -86,10 +87,7 @@ def _texts(folder: Path, progress: bool) -> dict[str, str]:
 
 
 def _read(path: Path) -> str:
-    try:
-        return read_bytes(path, LIMIT, REMEDY).decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as why:
-        raise BadInput(f"{shown(path)} is no UTF-8 text; {REMEDY}") from why
+    return read_text_limited(path, LIMIT, REMEDY).replace("\r\n", "\n")
 
 
 def _leaf(folder: Path, name: str) -> Source:

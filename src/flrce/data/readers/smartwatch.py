@@ -12,9 +12,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from flrce.data.readers.columns import read_csv
-from flrce.data.readers.files import read_bytes, shown, steps
+from flrce.data.readers.files import steps
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.reading import read_text_limited, shown
 
 LENGTH, STRIDE = 128, 64
 LIMIT = 256 << 20
@@ -64,10 +65,7 @@ def _series(path: Path, nested: bool) -> Series:
         raise BadInput(f"{shown(path)} names no subject and class; {REMEDY}")
     else:
         subject, label = path.stem.split("_")[:2]
-    try:
-        text = read_bytes(path, LIMIT, REMEDY).decode("utf-8-sig")
-    except UnicodeDecodeError as why:
-        raise BadInput(f"{shown(path)} is no text; {REMEDY}") from why
+    text = read_text_limited(path, LIMIT, REMEDY, expansion=8)
     columns = read_csv(text, shown(path))
     for name, values in columns.items():
         if values.dtype.kind not in "iuf" or not np.isfinite(values).all():

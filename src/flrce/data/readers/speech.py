@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.readers.files import read_bytes, shown, steps
+from flrce.data.readers.files import steps
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.reading import read_limited, shown
 
 RATE = 16_000  # one second, padded with silence or cut
 COEFFICIENTS = 32
@@ -77,7 +78,7 @@ def _speaker(path: Path) -> str:
 def clip(path: Path) -> NDArray[np.int16]:
     """One second of 16-bit samples (16000,)."""
     try:
-        with wave.open(BytesIO(read_bytes(path, FILE_LIMIT, REMEDY))) as file:
+        with wave.open(BytesIO(read_limited(path, FILE_LIMIT, REMEDY))) as file:
             form, frames = (file.getnchannels(), file.getsampwidth(), file.getframerate()), file.getnframes()
             content = file.readframes(frames)
     except (wave.Error, EOFError, RuntimeError) as why:  # the last: a chunk that claims more than the file has
