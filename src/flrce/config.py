@@ -16,6 +16,7 @@ from flrce.data.federation import Federation, federate
 from flrce.data.sources import Source
 from flrce.errors import BadInput, brief, nearest, raised, shortage
 from flrce.pieces import Recipe
+from flrce.reading import read_limited
 from flrce.sections import Data, EngineTable, Fleet, Model, Section, Stop, Train
 from flrce.written import tables_of
 
@@ -130,13 +131,7 @@ def _with_value(tables: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 def read_toml(path: Path, what: str = "give an experiment file (TOML)") -> dict[str, Any]:
     """A TOML file of moderate size as tables, or BadInput."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as why:
-        raise BadInput(f"{path} cannot be read: {getattr(why, 'strerror', None) or why}; {what}") from why
-    if len(data) > MOST_BYTES:
-        raise BadInput(f"{path} is larger than {MOST_BYTES} bytes; {what}")
+    data = read_limited(path, MOST_BYTES, what)
     return _parsed(data.decode(errors="surrogateescape"), str(path))
 
 

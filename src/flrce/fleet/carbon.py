@@ -7,7 +7,7 @@ with REGION_start.
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -20,9 +20,12 @@ from numpy.typing import NDArray
 from flrce.errors import BadInput, brief, nearest
 from flrce.fleet.presence import HOUR, Floats
 from flrce.formats import npz
+from flrce.reading import parse_csv, read_text_limited
 from flrce.rng import stream
 
 JOULES = 3.6e6  # a kWh
+MAX_BYTES, MAX_FILES = 64 << 20, 10_000  # of one csv file, of a folder; a year of hours has some 600 kB
+REMEDY = "give a csv file with a time (UTC) and a carbon intensity, a folder of such, or an .npz"
 #: hours that clocks are ahead of UTC, without summer time, by the beginning of a region's name
 AHEAD = {
     "AUS_QLD": 10, "AU-QLD": 10, "AU": 10, "BPAT": -8, "CISO": -8, "US-CAL": -8, "US-NW": -8, "DE": 1, "ERCO": -6,
@@ -131,10 +134,11 @@ def moment(text: str) -> float:
 @lru_cache(maxsize=8)
 def intensities(path: str) -> dict[str, Hours]:
     """Every region in a file, or in a folder of csv files."""
-    remedy = "give a csv file with a time (UTC) and a carbon intensity, a folder of such, or an .npz"
     try:
         where = Path(path)
         files = sorted(where.glob("*.csv")) if where.is_dir() else [where]
+        if len(files) > MAX_FILES:
+            raise ValueError(f"{len(files)} files, more than {MAX_FILES}")
         told: dict[str, dict[int, list[float]]] = {}
         if where.suffix == ".npz":
             return _npz(where)
@@ -144,9 +148,9 @@ def intensities(path: str) -> dict[str, Hours]:
     except BadInput:
         raise
     except (OSError, ValueError, LookupError, TypeError, OverflowError, csv.Error) as why:
-        raise BadInput(f"fleet.carbon {path!r} cannot be read: {brief(why, 120)}; {remedy}") from why
+        raise BadInput(f"fleet.carbon {path!r} cannot be read: {brief(why, 120)}; {REMEDY}") from why
     if not told:
-        raise BadInput(f"fleet.carbon {path!r} holds no figures; {remedy}")
+        raise BadInput(f"fleet.carbon {path!r} holds no figures; {REMEDY}")
     return {region: _filled(hours) for region, hours in told.items()}
 
 
@@ -161,29 +165,26 @@ def _filled(hours: Mapping[int, Sequence[float]]) -> Hours:
     return Hours(first * HOUR, values)
 
 
-def _rows(file: Path) -> list[tuple[str, int, float]]:
-    found = []
-    with open(file, newline="", encoding="utf-8-sig") as opened:
-        lines = csv.reader(opened)
-        header = [cell.strip().lower() for cell in next(lines, [])]
-        time = next((header.index(name) for name in TIMES if name in header), None)
-        value = _value(header)
-        zone = next((header.index(name) for name in ("zone id", "zone", "region") if name in header), None)
-        if time is None or value is None:
-            raise ValueError(f"{file.name} has no time or no carbon intensity among its columns")
-        for number, row in enumerate(lines, 2):
-            if not row or (len(row) > value and not row[value].strip()):
-                continue
-            try:
-                hour, grams = math.floor(moment(row[time].strip().replace("Z", "+00:00")) / HOUR), float(row[value])
-            except (BadInput, ValueError, IndexError):
-                raise ValueError(f"{file.name} line {number} has no time and number") from None
-            if not 0 <= grams < 1e5:
-                raise ValueError(f"{file.name} line {number}: {grams:g} g/kWh")
-            if zone is not None and len(row) <= zone:
-                raise ValueError(f"{file.name} line {number} has no region")
-            found.append((file.stem if zone is None else row[zone].strip(), hour, grams))
-    return found
+def _rows(file: Path) -> Iterator[tuple[str, int, float]]:
+    lines = parse_csv(read_text_limited(file, MAX_BYTES, REMEDY, where=f"fleet.carbon {str(file)!r}"))
+    header = [cell.strip().lower() for cell in next(lines, (1, []))[1]]
+    time = next((header.index(name) for name in TIMES if name in header), None)
+    value = _value(header)
+    zone = next((header.index(name) for name in ("zone id", "zone", "region") if name in header), None)
+    if time is None or value is None:
+        raise ValueError(f"{file.name} has no time or no carbon intensity among its columns")
+    for number, row in lines:
+        if len(row) > value and not row[value].strip():
+            continue
+        try:
+            hour, grams = math.floor(moment(row[time].strip().replace("Z", "+00:00")) / HOUR), float(row[value])
+        except (BadInput, ValueError, IndexError):
+            raise ValueError(f"{file.name} line {number} has no time and number") from None
+        if not 0 <= grams < 1e5:
+            raise ValueError(f"{file.name} line {number}: {grams:g} g/kWh")
+        if zone is not None and len(row) <= zone:
+            raise ValueError(f"{file.name} line {number} has no region")
+        yield file.stem if zone is None else row[zone].strip(), hour, grams
 
 
 def _value(header: Sequence[str]) -> int | None:

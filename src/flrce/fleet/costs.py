@@ -13,18 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flrce.errors import BadInput, nearest
+from flrce.errors import BadInput, brief, nearest
 from flrce.fleet.flops import MORE, counting, plain
 from flrce.host import aside
+from flrce.reading import parse_csv, read_text_limited
 from flrce.rng import stream
 from flrce.types import Spent
 
+MAX_PROFILE_BYTES, MAX_CLIENTS_BYTES = 1 << 20, 256 << 20
 log = logging.getLogger("flrce")
 
 
@@ -88,10 +89,8 @@ def profile_names() -> tuple[str, ...]:
 def profile(name: str, where: str = "fleet.profile") -> Profile:
     """A shipped profile by name, or a TOML file of one's own by path; `where` it is named, for complaints."""
     if name.endswith(".toml"):
-        try:
-            text = Path(name).read_text()
-        except (OSError, ValueError) as why:
-            raise BadInput(f"{where} {name!r} cannot be read: {why}; give a shipped name or a TOML file") from why
+        remedy = "give a shipped name or a TOML file"
+        text = read_text_limited(name, MAX_PROFILE_BYTES, remedy, where=f"{where} {name!r}")
         return _read(name, text, where)
     if name not in profile_names():
         raise BadInput(f"{where} {name!r} is unknown; {nearest(name, profile_names())}, or a file name.toml")
@@ -139,19 +138,17 @@ def assigned(by_client: str | Mapping[str, str]) -> dict[str, str]:
     if not isinstance(by_client, str):
         return dict(by_client)
     remedy = "give a csv file with a header line client,profile"
+    where = f"fleet.clients {by_client!r}"
     try:
-        with open(by_client, newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as why:
-        raise BadInput(f"fleet.clients {by_client!r} cannot be read: {why}; {remedy}") from why
-    if not rows or [cell.strip().lower() for cell in rows[0]] != ["client", "profile"]:
-        raise BadInput(f"fleet.clients {by_client!r} has no columns client and profile; {remedy}")
+        rows = list(parse_csv(read_text_limited(by_client, MAX_CLIENTS_BYTES, remedy, expansion=8, where=where)))
+    except csv.Error as why:
+        raise BadInput(f"{where} cannot be read: {brief(why, 120)}; {remedy}") from why
+    if not rows or [cell.strip().lower() for cell in rows[0][1]] != ["client", "profile"]:
+        raise BadInput(f"{where} has no columns client and profile; {remedy}")
     found: dict[str, str] = {}
-    for number, row in enumerate(rows[1:], 2):
-        if not row:
-            continue
+    for number, row in rows[1:]:
         if len(row) != 2 or row[0].strip() in found:
-            raise BadInput(f"fleet.clients {by_client!r} line {number} is no pair, or names a client twice; {remedy}")
+            raise BadInput(f"{where} line {number} is no pair, or names a client twice; {remedy}")
         found[row[0].strip()] = row[1].strip()
     return found
 

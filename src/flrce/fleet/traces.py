@@ -10,6 +10,7 @@ import csv
 import json
 import math
 import pickle
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,9 +24,13 @@ from numpy.typing import ArrayLike, NDArray
 from flrce.bounds import Text
 from flrce.errors import BadInput, brief
 from flrce.fleet.presence import DAY, Bools, Crowd, Floats
+from flrce.formats.plain_pickle import load_plain_pickle
+from flrce.reading import open_regular, parse_csv, read_limited, read_text_limited, validate_memory
 from flrce.rng import uniforms
 
 MOST = 2**30  # bytes of a trace file
+SESSION_BYTES = 128  # of memory that a session takes
+REMEDY = "give a csv file with the columns client,from,to, FedScale's pickle or FLASH's json"
 BAD = (
     OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError, OverflowError, MemoryError,
     csv.Error, pickle.PickleError,
@@ -100,14 +105,15 @@ class Trace:
 @lru_cache(maxsize=16)
 def sessions(path: str, needs: str = "both") -> Sessions:
     """The sessions in a file."""
-    remedy = "give a csv file with the columns client,from,to, FedScale's pickle or FLASH's json"
     try:
         form = _form(path)
         raw, lasts = {"csv": _csv, "fedscale": _fedscale, "flash": _flash}[form](Path(path), needs)
+    except BadInput:
+        raise
     except BAD as why:
-        raise BadInput(f"trace {path!r} cannot be read: {brief(why, 120)}; {remedy}") from why
+        raise BadInput(f"trace {path!r} cannot be read: {brief(why, 120)}; {REMEDY}") from why
     if not raw:
-        raise BadInput(f"trace {path!r} holds no clients; {remedy}")
+        raise BadInput(f"trace {path!r} holds no clients; {REMEDY}")
     merged = {name: _merged(parts) for name, parts in raw.items()}
     flat = [pair for parts in merged.values() for pair in parts]
     first = np.cumsum([0, *(len(parts) for parts in merged.values())])
@@ -128,9 +134,7 @@ def _merged(parts: Intervals) -> Intervals:
 
 
 def _form(path: str) -> str:
-    if Path(path).stat().st_size > MOST:
-        raise ValueError(f"larger than {MOST} bytes")
-    with open(path, "rb") as file:
+    with open_regular(path, REMEDY, MOST, f"trace {path!r}") as file:
         head = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
     if head.startswith((b"\x80", b"(dp")):
         return "fedscale"
@@ -139,13 +143,11 @@ def _form(path: str) -> str:
 
 def _csv(path: Path, needs: str) -> tuple[dict[str, Intervals], dict[str, float]]:
     found: dict[str, Intervals] = {}
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file)
-        if [cell.strip().lower() for cell in next(rows, [])] != ["client", "from", "to"]:
-            raise ValueError("it has no columns client, from, to")
-        for number, row in enumerate(rows, 2):
-            if row:
-                found.setdefault(row[0].strip(), []).append(_pair(row[1:], f"line {number}"))
+    rows = parse_csv(read_text_limited(path, MOST, REMEDY, where=f"trace {str(path)!r}"))
+    if [cell.strip().lower() for cell in next(rows, (1, []))[1]] != ["client", "from", "to"]:
+        raise ValueError("it has no columns client, from, to")
+    for number, row in rows:
+        found.setdefault(row[0].strip(), []).append(_pair(row[1:], f"line {number}"))
     last = max((end for parts in found.values() for _, end in parts), default=0.0)
     return found, dict.fromkeys(found, last)
 
@@ -160,18 +162,15 @@ def _pair(cells: Iterable[Any], where: str) -> tuple[float, float]:
     return start, end
 
 
-class _Plain(pickle.Unpickler):
-    """Numbers, text, lists and dicts; whatever would run code has to name a global first."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise ValueError(f"it names {module}.{name}; only plain numbers, lists and dicts are read")
-
-
 def _fedscale(path: Path, needs: str) -> tuple[dict[str, Intervals], dict[str, float]]:
     """Its simulator has a client active from active[i] to inactive[i], modulo finish_time."""
     found: dict[str, Intervals] = {}
     lasts: dict[str, float] = {}
-    for client, trace in _Plain(path.open("rb")).load().items():
+    raw = read_limited(path, MOST, REMEDY, expansion=4, where=f"trace {str(path)!r}")
+    table = load_plain_pickle(raw)
+    count = sum(len(trace["active"]) for trace in table.values())  # one list may be named by many clients
+    validate_memory(count * SESSION_BYTES, f"trace {str(path)!r}", "give fewer clients")
+    for client, trace in table.items():
         pairs = zip(trace["active"], trace["inactive"], strict=True)
         found[str(client)] = [_pair(pair, f"client {client}") for pair in pairs]
         lasts[str(client)] = float(trace["finish_time"])
@@ -182,7 +181,8 @@ def _fedscale(path: Path, needs: str) -> tuple[dict[str, Intervals], dict[str, f
 
 def _flash(path: Path, needs: str) -> tuple[dict[str, Intervals], dict[str, float]]:
     """Its second 0 is the midnight before the first event of all; a state is unknown, so off, before it is told."""
-    table = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    raw = read_limited(path, MOST, REMEDY, expansion=4, where=f"trace {str(path)!r}")
+    table = json.loads(raw.decode("utf-8", "replace"))
     events = {str(client): _events(phone["messages"]) for client, phone in table.items()}
     first = min((told[0][0] for told in events.values() if told), default=datetime(2020, 1, 1))
     zero = first.replace(hour=0, minute=0, second=0)
@@ -193,7 +193,7 @@ def _flash(path: Path, needs: str) -> tuple[dict[str, Intervals], dict[str, floa
 
 def _events(messages: str) -> list[tuple[datetime, str]]:
     found = []
-    for line in messages.replace("\0", "").splitlines():
+    for line in re.split("[\r\n]+", messages.replace("\0", "")):
         when, _, what = line.strip().partition("\t")
         if what.strip().lower() in ON:
             found.append((datetime.strptime(when.strip(), "%Y-%m-%d %H:%M:%S"), what.strip().lower()))
