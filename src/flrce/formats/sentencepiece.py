@@ -2,12 +2,14 @@
 
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from flrce.errors import BadInput, brief
 from flrce.formats.bpe import Tokenizer
-from flrce.formats.tokenizers import MOST, scored
+from flrce.formats.tokenizers import IDS, MOST, scored
+from flrce.reading import read_limited
 
 Value = int | bytes
 VARINT, EIGHT, SIZED, FOUR = 0, 1, 2, 5  # protobuf's kinds of values
@@ -18,10 +20,11 @@ CHARACTERS, PREFIX, SQUEEZED = 2, 3, 4  # of the normalizer: a map of characters
 
 def from_model(path: Path) -> Tokenizer:
     """The tokenizer of a file, or BadInput."""
+    raw = read_limited(path, MOST, "use another model", expansion=8)
     try:
-        if path.stat().st_size > MOST:
-            raise ValueError(f"more than {MOST} bytes")
-        model = list(fields(path.read_bytes()))
+        model = list(islice(fields(raw), IDS + 1))
+        if len(model) > IDS:
+            raise ValueError(f"more than {IDS} pieces")
         pieces = [dict(fields(_sized(value))) for field, value in model if field == PIECE]
         trainer, normalizer = (
             dict(pair for field, value in model if field == wanted for pair in fields(_sized(value)))
@@ -36,7 +39,7 @@ def from_model(path: Path) -> Tokenizer:
         kinds = [int(piece.get(3, 1)) for piece in pieces]
         first: Literal["always", "never"] = "always" if normalizer.get(PREFIX, 1) else "never"
         return scored(tokens, kinds, scores, int(trainer.get(END, 2)), first)
-    except (OSError, IndexError, KeyError, TypeError, ValueError, struct.error) as why:
+    except (IndexError, KeyError, TypeError, ValueError, struct.error) as why:
         raise BadInput(f"{path} is no BPE of SentencePiece that is read: {brief(why, 100)}; use another model") from why
 
 

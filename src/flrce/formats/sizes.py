@@ -8,6 +8,7 @@ from typing import Any
 from flrce.errors import BadInput, brief
 
 MOST = 1 << 40  # far above any number of a model
+MAX_HEAD = 1 << 16
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 PERCEPTRON = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
@@ -52,15 +53,24 @@ class Sizes:
 def checked(path: Path, head: Any = None, biases: tuple[str, ...] = (), **given: Any) -> Sizes:
     """The sizes, or BadInput; heads share the width unless they have a size of their own."""
     for name, value in (given if head is None else {**given, "head": head}).items():
-        whole = name not in ("theta", "eps")
+        whole = _is_whole(name)
         fine = isinstance(value, int | float) and 0 < value < MOST and (not whole or int(value) == value)
         if name != "tied" and (isinstance(value, bool) or not fine):
             raise BadInput(f"{path} says {name} = {brief(value, 30)}; it must be a number above 0")
+    given = {name: int(value) if _is_whole(name) else value for name, value in given.items()}
+    head = None if head is None else int(head)
     width, heads, kv_heads = given["width"], given["heads"], given["kv_heads"]
     own = width // heads if head is None else head
+    if own > MAX_HEAD:
+        raise BadInput(f"{path} has heads of {own} numbers; at most {MAX_HEAD} are read")
     if (head is None and width % heads) or heads % kv_heads or own % 2:
         raise BadInput(f"{path} has width {width}, {heads} heads and {kv_heads} for keys: no grouping")
     return Sizes(**given, head=own, biases=biases)
+
+
+def _is_whole(name: str) -> bool:
+    """Whether a setting is a whole number; JSON may write it as 2.0."""
+    return name not in ("theta", "eps", "tied")
 
 
 def complete(path: Path, sizes: Sizes, found: Mapping[str, tuple[int, ...]]) -> None:

@@ -8,9 +8,10 @@ from typing import Any, Literal
 from flrce.errors import BadInput, brief
 from flrce.formats.bpe import GPT2, PATTERNS, Tokenizer
 from flrce.formats.spelling import SPACE, Letters, Spaces, Spelling, cuts
+from flrce.reading import read_limited
 
 REMEDY = "give a GGUF file, or a folder with config.json, *.safetensors and tokenizer.json"
-MOST = 256 << 20  # bytes of a config or tokenizer file
+MOST = 64 << 20  # bytes of a config or tokenizer file: twice the largest in use
 IDS = 1 << 24  # far above any vocabulary
 EACH = f"{SPACE}[^{SPACE}]*|[^{SPACE}]+"  # a word begins with every space
 NORMAL, UNKNOWN, MARKS = 1, 2, (3, 4)  # kinds of tokens in a GGUF file and in SentencePiece's; 6 is a byte
@@ -144,11 +145,10 @@ def _cuts(step: Mapping[str, Any]) -> list[str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """An object from a JSON file, or BadInput."""
+    raw = read_limited(path, MOST, REMEDY, expansion=8)
     try:
-        if path.stat().st_size > MOST:
-            raise ValueError(f"more than {MOST} bytes")
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as why:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as why:
         raise BadInput(f"{path} cannot be read: {brief(why, 120)}; {REMEDY}") from why
     if not isinstance(found, dict):
         raise BadInput(f"{path} holds no object; {REMEDY}")
