@@ -40,6 +40,7 @@ BAD = [
     ("data.fill=median", "data.fill = 'median': should be"),
     ("data.standardise=3", "data.standardise = 3: should be a valid boolean"),
     ("data.ignore=3", "data.ignore = 3: should be a valid string"),
+    ("data.features=5", "data.features = 5"),
     ("recipe={name='fedit', points=0.1}", "recipe.fedit: points = 0.1 is the price of FLrce's stop: set guided = true"),
     ("recipe={name='flrce', psi=5.0, preset='frugal'}", "'frugal' changes nothing here: recipe.psi = 5.0 overrules it"),
     ("recipe={name='fedasync', b=3}", "recipe.b = 3 changes nothing here: it goes with recipe.staleness = 'hinge'"),

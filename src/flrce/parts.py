@@ -14,7 +14,7 @@ from flrce import loop
 from flrce.aggregators.products import Products
 from flrce.config import Experiment, build_net
 from flrce.data.federation import Federation
-from flrce.data.own import adopt
+from flrce.data.own import adopt, holds_clients
 from flrce.engines.baseline import describe_data
 from flrce.engines.seat import Decks, Seat
 from flrce.engines.simulator import Simulator
@@ -129,6 +129,15 @@ def placed(recipe: Recipe, d: int, D: int, decks: Decks, wanted: Wanted) -> Plac
     if why and wanted == "device":
         raise BadInput(f"engine.updates = 'device': {why}; leave it out, or set 'host'")
     return replace(found, near=False, why=why) if why else found
+
+
+def with_given_clients(experiment: Experiment, data: Any) -> Experiment:
+    """The experiment, with data.partition = "given" where data come by client and it says nothing else."""
+    d = experiment.data
+    if "partition" in d.model_fields_set or not holds_clients(data):
+        return experiment
+    log.info("data come by client: data.partition = 'given'; set another one to share the samples out anew")
+    return experiment.model_copy(update={"data": d.model_copy(update={"partition": "given"})})
 
 
 def materials(experiment: Experiment, data: Any = None, model: nn.Module | None = None) -> tuple[Federation, nn.Module]:

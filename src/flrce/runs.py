@@ -23,7 +23,7 @@ from flrce.host import require_gpu
 from flrce.models.flat import base_bytes, layout
 from flrce.models.slicing import suits
 from flrce.outcome import Result, intervals, require_training
-from flrce.parts import Parts, device_of, handed_back, materials, named, parts, personal, with_rest
+from flrce.parts import Parts, device_of, handed_back, materials, named, parts, personal, with_given_clients, with_rest
 from flrce.pieces import Recipe
 from flrce.store.checkpoint import write_through
 from flrce.store.ledger import Ledger, refuse_unless_new
@@ -49,6 +49,7 @@ def rounds(experiment: Experiment, data: Any = None, model: nn.Module | None = N
     """
     if experiment.engine.name == "flower":
         raise BadInput("engine.name = 'flower': rounds one by one are the simulator's; use flrce.run(..., watch=...)")
+    experiment = with_given_clients(experiment, data)
     built = parts(experiment, data, model)
     with closing(built.engine):
         yield from built.rounds(experiment)
@@ -63,7 +64,8 @@ def run(
     A recipe stands for the usual experiment with that recipe. Raises `flrce.Diverged`, whose `result` is the partial
     Result, where training diverged; with `allow_divergence` that Result is returned, and its `diverged` says why.
 
-    `data` replaces what the experiment names: a Source, (x, y), a torch or HuggingFace Dataset, a DataFrame, a path.
+    `data` replaces what the experiment names: a Source, (x, y), a list or dict of each client's (x, y), a torch
+    or HuggingFace Dataset, a DataFrame, a path.
 
     >>> result = run(Experiment(rounds=2, clients=10, per_round=2))
     >>> result.summary["rounds"]
@@ -73,6 +75,7 @@ def run(
         experiment = Experiment(recipe=experiment)
     experiment = experiment or Experiment()
     device_of(experiment)
+    experiment = with_given_clients(experiment, data)
     warn(experiment)
     if experiment.engine.name == "flower":
         result = _on_flower(experiment, out, resume, data, model, watch)

@@ -49,6 +49,7 @@ class Data(Section):
     least: Count | None = None  # of text: clients that have fewer are left out
     standardise: bool | None = None
     ignore: str | list[str] | None = None  # columns of a table that are no features
+    features: str | list[str] | None = None  # columns of a table that are features; none else are
     size: Annotated[int, Ge(1), Le(4096)] | None = None  # pixels: images of a folder are made that wide and high
     trouble: list[Any] | None = None  # what is wrong with some clients (data/trouble.py)
 
@@ -62,7 +63,7 @@ class Data(Section):
 
     def how(self) -> dict[str, Any]:
         """What the experiment says about data of one's own."""
-        keys = ("target", "group", "test", "ignore", "size", "kind", "layout", "fill", "standardise", *TEXT)
+        keys = ("target", "group", "test", "ignore", "features", "size", "kind", "layout", "fill", "standardise", *TEXT)
         return {key: value for key in keys if (value := getattr(self, key)) is not None}
 
     def read(self) -> Source:

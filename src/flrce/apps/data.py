@@ -1,5 +1,6 @@
 """flrce data list | info [NAME] [FILE] | prepare NAME --from DIR"""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flrce.apps.options import experiment
@@ -53,7 +54,7 @@ def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_jso
     if as_json:
         import json
 
-        print(json.dumps(described))
+        print(json.dumps({**described, "features": list(pool.features)} if pool.features else described))
         return
     if "labels" not in described:
         sizes = [
@@ -61,6 +62,7 @@ def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_jso
             for client, train, held in zip(described["clients"], described["train"], described["held"], strict=True)
         ]
         table(title, ("client", "train", "held out", "size"), sizes)
+        print_features(pool.features)
         return
     most, rows = max(described["train"]), []
     for client, train, held, labels in zip(
@@ -69,6 +71,15 @@ def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_jso
         rows.append([client, str(train), str(held), bar(train, most), heat(pooled(labels))])
     table(title, ("client", "train", "held out", "size", f"labels {labelled(len(pool.classes))}"), rows)
     print(skew(described["train"], described["labels"]))
+    print_features(pool.features)
+
+
+def print_features(features: Sequence[str]) -> None:
+    """The columns of a table that the model is given."""
+    if features:
+        named = ", ".join(ascii(name)[1:-1] for name in features[:MOST_NAMES])
+        more = f" and {len(features) - MOST_NAMES} more" if len(features) > MOST_NAMES else ""
+        print(f"features: {named}{more}")
 
 
 def prepare(name: str, folder: Path, own: str | None) -> None:
@@ -82,6 +93,7 @@ def prepare(name: str, folder: Path, own: str | None) -> None:
     print(f'use it with: data.name = "{called}"')
 
 
+MOST_NAMES = 40  # features that are listed
 WIDTH = 50  # characters for the labels; more of them are pooled
 
 

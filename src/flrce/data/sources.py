@@ -45,6 +45,7 @@ class Source:
     kind: Kind = "classes"
     held: NDArray[np.bool_] | None = None  # (N,) the data's own test split; None: each client holds some back
     ids: int = 0  # token ids that there are, where they have no names in `classes`
+    features: tuple[str, ...] = ()  # of a table: the columns that x was made of
 
     def __repr__(self) -> str:
         """One line: what it is, not its samples."""

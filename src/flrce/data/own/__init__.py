@@ -1,19 +1,22 @@
 """Data of one's own, whatever it comes as: a path, arrays, a table, another library's data set."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from flrce.data.own.arrays import from_arrays
+from flrce.data.own.arrays import COLUMNS, from_arrays, refuse_columns
+from flrce.data.own.clients import from_clients, from_split, holds_clients
 from flrce.data.own.datasets import from_dataset, from_huggingface, named_items
 from flrce.data.own.folders import FILES, form, from_folder, from_folders, from_npz
 from flrce.data.own.leaf import from_leaf
 from flrce.data.own.tables import from_columns, from_csv, from_jsonl, from_pandas, from_parquet
 from flrce.data.own.text import from_text
 from flrce.data.sources import Source
-from flrce.errors import BadInput
-from flrce.reading import shown
+from flrce.errors import BadInput, brief
+from flrce.reading import shown, validate_regular
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FORMS = "an .npz, .csv, .parquet, .jsonl or LEAF .json file, a folder of images by class, or a folder by client"
@@ -22,16 +25,25 @@ FORMS = "an .npz, .csv, .parquet, .jsonl or LEAF .json file, a folder of images 
 def from_path(path: Path | str, **how: Any) -> Source:
     """A file or folder of any known form; its suffix, or where its images lie, says which."""
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):
         raise BadInput(f"data.path {str(path)!r} does not exist; give {FORMS}")
+    try:
+        return _from_existing(path, how)
+    except OSError as why:
+        reason = why.strerror or brief(why, 80)
+        raise BadInput(f"data.path {str(path)!r} cannot be read ({reason}); give {FORMS}") from why
+
+
+def _from_existing(path: Path, how: dict[str, Any]) -> Source:
+    if not path.is_dir():
+        validate_regular(path, f"give {FORMS}", f"data.path {str(path)!r}")
     if "tokenizer" in how:
         return from_text(path, **how)
     for key in ("length", "most", "least"):
         if key in how:
             raise BadInput(f"data.{key} is about text; set data.tokenizer to a language model, or drop it")
-    for key in ("target", "ignore"):
-        if key in how and not (path.is_dir() or path.suffix.lower() in TABLES):
-            raise BadInput(f"data.{key} names a column of a table, data.path {shown(path)!r} is none; drop it")
+    if not (path.is_dir() or path.suffix.lower() in TABLES):
+        refuse_columns(how, f"data.path {shown(path)!r} is none")
     if "size" in how and path.is_file():
         raise BadInput(f"data.size is about folders of images, data.path {shown(path)!r} is none; drop it")
     if path.is_file():
@@ -44,6 +56,8 @@ def from_path(path: Path | str, **how: Any) -> Source:
     if (path / "meta.json").is_file():
         from flrce.data import cache
 
+        for key in how:
+            raise BadInput(f"data.{key} is not for a prepared data set, as data.path {shown(path)!r} is; drop it")
         return cache.load(path)
     if any(path.glob("*.json")) or any(path.glob("train/*.json")) or any(path.glob("all_data/*.json")):
         return from_leaf(path, **how)
@@ -58,19 +72,22 @@ def adopt(data: Any, **how: Any) -> Source:
         return from_path(data, **how)
     if "size" in how:
         raise BadInput("data.size is about folders of images; resize what you hand over, or drop it")
-    if hasattr(data, "column_names") or (isinstance(data, dict) and "train" in data):
+    if hasattr(data, "column_names"):
         return from_huggingface(data, **how)
+    if isinstance(data, dict) and "train" in data:
+        theirs = hasattr(data["train"], "column_names")
+        return from_huggingface(data, **how) if theirs else from_split(data, adopt, **how)
+    if holds_clients(data):
+        return from_clients(data, adopt, **how)
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return from_pandas(data, **how)
     if isinstance(data, dict) and not {"x", "y"} <= data.keys():
-        return from_columns({key: np.asarray(value) for key, value in data.items()}, **how)
+        return from_columns({str(key): column(value, str(key)) for key, value in data.items()}, **how)
     if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
         raise BadInput("data is a DataLoader; clients make their own batches: give its data set, data=loader.dataset")
     if hasattr(data, "__getitem__") and not isinstance(data, (dict, tuple, list)) and named_items(data):
         return from_dataset(data, **how)
-    for key in ("target", "group", "test", "ignore"):
-        if key in how:
-            raise BadInput(f"data.{key} names a column of a table, a {type(data).__name__} has none; drop it")
+    refuse_columns(how, f"a {type(data).__name__} has none")
     if isinstance(data, dict):
         return from_arrays(**{**data, **how})
     if isinstance(data, (tuple, list)) and 2 <= len(data) <= 4:
@@ -78,11 +95,21 @@ def adopt(data: Any, **how: Any) -> Source:
     if hasattr(data, "__getitem__"):
         return from_dataset(data, **how)
     raise BadInput(
-        f"data is a {type(data).__name__}; give (x, y), a torch or HuggingFace Dataset, a DataFrame, a path or a Source"
+        f"data is a {type(data).__name__}; give (x, y), a list or dict of each client's (x, y), a torch or "
+        "HuggingFace Dataset, a DataFrame, a path or a Source"
     )
 
 
+def column(value: Any, name: str) -> NDArray[Any]:
+    """One column of a dict of columns."""
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as why:
+        raise BadInput(f"data[{name!a}] is no column: {COLUMNS}") from why
+
+
 __all__ = [
-    "adopt", "from_arrays", "from_columns", "from_csv", "from_dataset", "from_folder", "from_folders",
+    "adopt", "from_arrays", "from_clients", "from_columns", "from_csv", "from_dataset", "from_folder", "from_folders",
     "from_huggingface", "from_jsonl", "from_leaf", "from_npz", "from_pandas", "from_parquet", "from_path", "from_text",
+    "holds_clients",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Arrays of one's own made a Source: what x holds, what y asks for, and a line wherever that had to be guessed."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,8 @@ from flrce.errors import BadInput
 Layout = Literal["auto", "images", "series", "table", "tokens"]
 Fill = float | int | str | None  # a number, "mean" (of a column), "drop" (the row), or nothing: refuse
 CHANNELS = (1, 3, 4)
+COLUMN_SETTINGS = ("target", "group", "test", "ignore", "features")
+COLUMNS = "give a dict of columns of one length, of {client: (x, y)}, or of x and y"
 FAR = 100.0  # features beyond it want scaling before gradient descent does well
 log = logging.getLogger("flrce")
 
@@ -56,6 +58,13 @@ def from_arrays(
         name, np.ascontiguousarray(x), y, named(names, classes, where), codes, groups, scale=scale, kind=told,
         held=held,
     )  # fmt: skip
+
+
+def refuse_columns(how: Mapping[str, Any], why: str) -> None:
+    """BadInput where settings name columns, and there are none."""
+    for key in COLUMN_SETTINGS:
+        if key in how:
+            raise BadInput(f"data.{key} names a column of a table, {why}; drop it")
 
 
 def shaped(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:

@@ -36,14 +36,14 @@ def from_dataset(data: Any, test: Any = None, group: Any = None, **how: Any) -> 
 
 def from_huggingface(
     data: Any, target: str = "", group: str = "", columns: Iterable[str] = (), ignore: str | Sequence[str] = (),
-    **how: Any,
+    features: str | Sequence[str] = (), **how: Any,
 ) -> Source:  # fmt: skip
     """A source from a HuggingFace Dataset, or a DatasetDict with train and test.
 
     One column of images, arrays or lists is x; several columns of numbers are a table's features.
     """
     if isinstance(data, dict):  # DatasetDict
-        return _splits(data, target, group, columns, {"ignore": ignore, **how})
+        return _splits(data, target, group, columns, {"ignore": ignore, "features": features, **how})
     where = how.pop("where", "Dataset")
     names = dict.fromkeys(data.column_names)
     label = _column(names, target, TARGETS, "target", where)  # type: ignore[arg-type]
@@ -52,7 +52,10 @@ def from_huggingface(
     if not label:
         raise BadInput(f"{where} has no label column; name it with target = one of {', '.join(names)}")
     left_out = [ignore] if isinstance(ignore, str) else list(ignore)
-    wanted = list(columns) or [key for key in names if key not in (label, owner, split, *left_out)]
+    chosen = list(columns) or ([features] if isinstance(features, str) and features else list(features))
+    for key in chosen:
+        _column(names, key, (), "features", where)  # type: ignore[arg-type]
+    wanted = chosen or [key for key in names if key not in (label, owner, split, *left_out)]
     feature: Any = getattr(data, "features", {}).get(label)
     how = {"name": "mine", "where": where, **({"classes": feature.names} if hasattr(feature, "names") else {}), **how}
     loose = data.with_format(None) if hasattr(data, "with_format") else data
@@ -68,7 +71,7 @@ def from_huggingface(
         what = f"{where} has lists or images ({deep[0]!a}) beside other columns ({_other(wanted, deep[0])!a})"
         raise BadInput(f"{what}; name those to leave out with ignore")
     table = {key: typed(list(loose[key])) for key in (*wanted, label, owner, split) if key}
-    return from_columns(table, label, owner, split, **how)
+    return from_columns(table, label, owner, split, features=chosen, **how)
 
 
 def named_items(data: Any) -> bool:

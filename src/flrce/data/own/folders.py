@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flrce.data.own.arrays import from_arrays
+from flrce.data.own.arrays import from_arrays, refuse_columns
 from flrce.data.own.tables import GROUPS, _column, csv_cells, from_columns, from_csv, from_jsonl, from_parquet
 from flrce.data.own.tables import SPLITS as MARKS
 from flrce.data.pool import joined, owned
@@ -33,6 +33,7 @@ SPLITS = {"train": False, "training": False, "test": True, "val": True, "valid":
 def from_folder(path: Path | str, **how: Any) -> Source:
     """Images, one folder a class; with train and test folders above, the data's own split. Needs Pillow."""
     folder = _folder(path)
+    _refuse_for_images(how, folder)
     parts = _by_split(folder, partial(_images, size=how.get("size")))
     source = joined([part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ())
     return replace(source, name=str(how.get("name", folder.name)))
@@ -102,6 +103,7 @@ def _client(folder: Path, how: Mapping[str, Any]) -> Source:
     """One client's folder: class folders of images, or tables, with or without a split."""
     files = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in FILES]
     if not files:
+        _refuse_for_images(how, folder)
         parts = _by_split(folder, partial(_images, size=how.get("size")))
         return joined([part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ())
     read = [FILES[entry.suffix.lower()](entry, how) for entry in files]
@@ -124,6 +126,12 @@ def _images(folder: Path, size: int | None = None) -> Source:
     return Source(folder.name, x, y, tuple(found), scale=1 / 255)
 
 
+def _refuse_for_images(how: Mapping[str, Any], folder: Path) -> None:
+    for key in how:
+        if key not in ("size", "name"):
+            raise BadInput(f"data.{key} is not for images, as {shown(folder)} holds; drop it")
+
+
 def _has_images(folder: Path) -> bool:
     return any(entry.suffix.lower() in FORMATS for entry in folder.iterdir())
 
@@ -139,8 +147,9 @@ def from_npz(path: Path | str, **how: Any) -> Source:
     """An .npz with x, y, and optionally group, test and classes."""
     path = Path(path)
     where = f"data.path {str(path)!r}"
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise BadInput(f"{where} does not exist; give an .npz with x, y and optional group")
+    refuse_columns(how, "an .npz has arrays called x, y, group and test instead")
     found = npz.load(path, ("x", "y", "group", "test", "classes"), where)
     more = {"classes": [str(name) for name in found["classes"]]} if "classes" in found else {}
     return from_arrays(

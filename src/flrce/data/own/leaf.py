@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flrce.data.own.arrays import from_arrays
+from flrce.data.own.arrays import from_arrays, refuse_columns
 from flrce.data.readers.leaf import pooled
 from flrce.data.readers.text import windows_of
 from flrce.data.sources import Source
@@ -19,6 +19,7 @@ from flrce.reading import shown
 def from_leaf(path: Path | str, **how: Any) -> Source:
     """A source from one LEAF file, or a folder of them."""
     path = Path(path)
+    refuse_columns(how, "LEAF's json names its users itself")
     rows = pooled(path)
     given = {"name": path.stem, "where": shown(path), **how}
     texts = [isinstance(x[0], str) for _, x, _, _ in rows]

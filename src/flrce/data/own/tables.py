@@ -3,13 +3,15 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.own.arrays import Layout, from_arrays
+from flrce.data.own.arrays import COLUMNS, Layout, from_arrays, refuse_columns
+from flrce.data.own.identifiers import find_identifiers
 from flrce.data.readers.columns import cells, typed
 from flrce.data.sources import Source
 from flrce.errors import BadInput, brief, installs, nearest
@@ -24,13 +26,16 @@ log = logging.getLogger("flrce")
 
 def from_columns(
     columns: Columns, target: str | Sequence[str] = "", group: str = "", test: str = "", *, name: str = "mine",
-    where: str = "table", layout: Layout = "table", ignore: str | Sequence[str] = (), **how: Any,
+    where: str = "table", layout: Layout = "table", ignore: str | Sequence[str] = (),
+    features: str | Sequence[str] = (), **how: Any,
 ) -> Source:  # fmt: skip
     """A source from named columns: `target` to be learnt (one column or several), `group` the client, `test` the split.
 
     Without a name, columns called y, label, target or class; group or client; split or test are taken for those. All
-    others but those to `ignore` are features; text with few values becomes one column of 0 and 1 a value.
+    others but those to `ignore` and those that only tell rows apart are features, unless `features` names them; text
+    with few values becomes one column of 0 and 1 a value.
     """
+    _validate_lengths(columns, where)
     columns = _without(columns, [ignore] if isinstance(ignore, str) else ignore, where)
     wanted = [target] if isinstance(target, str) else list(target)
     told = [found for one in wanted if (found := _column(columns, one, TARGETS, "target", where))]
@@ -40,8 +45,13 @@ def from_columns(
         raise BadInput(f"{where} has no label column; name it with target = one of {_listed(columns)}")
     columns = _complete(columns, [key for key in (*told, owner) if key], how.get("fill"), where)
     rest = {key: value for key, value in columns.items() if key not in {*told, owner, split}}
+    rest = _chosen(rest, [features] if isinstance(features, str) else list(features), where) if features else (
+        _without_identifiers(rest, columns[told[0]], columns[owner] if owner else None, where)
+    )  # fmt: skip
     if not rest:
-        raise BadInput(f"{where} has no column left for features besides {_listed([*told, owner, split])}")
+        raise BadInput(
+            f"{where} has no column left for features besides identifiers and {_listed([*told, owner, split])}"
+        )
     gaps = [key for key, value in rest.items() if _missing(value).any()] if how.get("fill") is None else []
     if gaps:
         count = int(np.any([_missing(rest[key]) for key in gaps], axis=0).sum())
@@ -54,10 +64,36 @@ def from_columns(
              f"; client {owner}" if owner else "", f"; split {split}" if split else "")  # fmt: skip
     y = columns[told[0]] if len(told) == 1 else np.stack([columns[key] for key in told], 1)
     names = {"classes": told} if how.get("kind") == "labels" and len(told) > 1 else {}
-    return from_arrays(
+    made = from_arrays(
         x, y, columns[owner] if owner else None, columns[split] if split else None, name=name, where=where,
         layout=layout, **{**names, **how},
     )  # fmt: skip
+    return replace(made, features=tuple(rest))
+
+
+def _validate_lengths(columns: Columns, where: str) -> None:
+    for key, values in columns.items():
+        if values.ndim != 1:
+            raise BadInput(f"{where} column {key!a} has shape {values.shape}; {COLUMNS}")
+    if len({len(values) for values in columns.values()}) > 1:
+        raise BadInput(f"{where} has columns of different lengths; {COLUMNS}")
+
+
+def _chosen(columns: Columns, features: Sequence[str], where: str) -> Columns:
+    """The columns that `features` names."""
+    for key in features:
+        if key not in columns:
+            raise BadInput(f"{where} has no column {key!a} for features; {nearest(key, columns)}")
+    return {key: columns[key] for key in features}
+
+
+def _without_identifiers(columns: Columns, label: NDArray[Any], owner: NDArray[Any] | None, where: str) -> Columns:
+    """The columns without those that only tell rows apart; each is told of."""
+    found = find_identifiers(columns, label, owner)
+    for key, why in found.items():
+        log.warning("%s: column %s is left out as an identifier (%s); name it in data.features to use it, or in "
+                    "data.ignore to drop it without this line", where, ascii(key), why)  # fmt: skip
+    return {key: values for key, values in columns.items() if key not in found}
 
 
 def _without(columns: Columns, ignored: Sequence[str], where: str) -> Columns:
@@ -109,6 +145,7 @@ def from_jsonl(path: Path | str, **how: Any) -> Source:
     rows = jsonl_rows(path)
     given = {"name": path.stem, "where": shown(path), **how}
     if {"x", "y"} <= rows[0].keys() and isinstance(rows[0]["x"], list):
+        refuse_columns(how, f"{shown(path)} has x, y, group and test instead")
         more: dict[str, Any] = {key: [row[key] for row in rows] for key in ("group", "test") if key in rows[0]}
         return from_arrays([row["x"] for row in rows], [row["y"] for row in rows], **more, **given)
     return from_columns({key: typed([row[key] for row in rows]) for key in rows[0]}, **given)
@@ -185,7 +222,8 @@ def _feature(key: str, values: NDArray[Any], where: str) -> list[NDArray[Any]]:
         return [values.astype(np.float32)]
     found = np.unique(values)
     if len(found) > MOST:
-        raise BadInput(f"{where} column {key!a} holds {len(found)} different texts; drop it, or turn it into numbers")
+        what = f"{where} column {key!a} holds {len(found)} different texts"
+        raise BadInput(f"{what}; name it in data.ignore, or turn it into numbers")
     log.info("%s: text column %s becomes %d columns of 0 and 1", where, ascii(key), len(found))
     return [(values == value).astype(np.float32) for value in (found[1:] if len(found) == 2 else found)]
 

@@ -1,0 +1,85 @@
+"""Columns of a table that only tell rows apart: numbers of patients, counters, names. They are no features.
+
+A model that is given such a column learns the order of the file: with rows sorted by label it is right about rows it
+has never seen, and about nothing else.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_ROWS, MIN_CLIENT_ROWS = 20, 8  # fewer say nothing
+STRONG = {"id", "ids", "uuid", "guid"}  # last words of a name
+WEAK = {*STRONG, "index", "idx", "row", "no", "nr", "number", "key", "code"}
+REPEATED_SHARE, REPEATED_VALUES = 0.1, 20  # a number of a patient with several rows
+
+
+def find_identifiers(
+    columns: Mapping[str, NDArray[Any]], label: NDArray[Any] | None, owner: NDArray[Any] | None
+) -> dict[str, str]:
+    """Name of a column -> why it is an identifier. `label` (N,) is what is learnt, `owner` (N,) each row's client."""
+    found = {name: _describe_identifier(name, values, label, owner) for name, values in columns.items()}
+    return {name: why for name, why in found.items() if why}
+
+
+def _describe_identifier(
+    name: str, values: NDArray[Any], label: NDArray[Any] | None, owner: NDArray[Any] | None
+) -> str:
+    rows = len(values)
+    if rows < MIN_ROWS or values.ndim != 1:
+        return ""
+    if values.dtype.kind in "OUS":
+        return "a different text in every row" if len(np.unique(values.astype(str))) == rows else ""
+    if not _is_whole(values):
+        return ""
+    word = _last_word(name)
+    distinct = len(np.unique(values))
+    if distinct == rows:
+        if _counts(values):
+            return "it counts the rows"
+        if word in WEAK:
+            return "a different whole number in every row"
+        if label is not None and _sorts_label(values, label):
+            return "a different whole number in every row, which sorts the labels"
+    elif owner is not None and _counts_by_client(values, owner):
+        return "it counts the rows of each client"
+    if word in STRONG and distinct >= max(REPEATED_VALUES, REPEATED_SHARE * rows):
+        return f"{distinct} different whole numbers"
+    return ""
+
+
+def _is_whole(values: NDArray[Any]) -> bool:
+    if values.dtype.kind in "iu":
+        return True
+    return values.dtype.kind == "f" and bool(np.isfinite(values).all() and (values == np.round(values)).all())
+
+
+def _counts(values: NDArray[Any]) -> bool:
+    """Whether different numbers are a range without gaps, in any order, or rise or fall from row to row."""
+    steps = np.diff(values.astype(np.float64))
+    return float(values.max()) - float(values.min()) == len(values) - 1 or bool((steps > 0).all() or (steps < 0).all())
+
+
+def _counts_by_client(values: NDArray[Any], owner: NDArray[Any]) -> bool:
+    order = np.argsort(owner, kind="stable")
+    parts = np.split(values[order], np.flatnonzero(owner[order][1:] != owner[order][:-1]) + 1)
+    large = [part for part in parts if len(part) >= MIN_CLIENT_ROWS]
+    return len(large) > 0 and all(len(np.unique(part)) == len(part) and _counts(part) for part in large)
+
+
+def _sorts_label(values: NDArray[Any], label: NDArray[Any]) -> bool:
+    """Whether rows in the order of the column have one label after the other, each in one run."""
+    if label.ndim != 1 or label.dtype.kind == "f" or len(label) < MIN_ROWS:
+        return False
+    ordered = label[np.argsort(values, kind="stable")]
+    runs = 1 + int((ordered[1:] != ordered[:-1]).sum())
+    return 1 < runs == len(np.unique(label)) <= len(label) // MIN_CLIENT_ROWS
+
+
+def _last_word(name: str) -> str:
+    """`patient_id`, `patientId` and `Patient ID` end with "id"."""
+    spaced = re.sub("([a-z])([A-Z])", r"\1 \2", name)
+    return next(reversed(re.findall("[a-z]+", spaced.lower())), "")
