@@ -2,7 +2,9 @@
 
 import json
 import math
+import signal
 import struct
+import time
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from flrce.errors import BadInput
+from flrce.formats import patterns
 from flrce.formats.bpe import GPT2, PATTERNS, Tokenizer, merged, words
 from flrce.formats.gguf import Gguf
 from flrce.formats.language import opened
@@ -456,3 +459,46 @@ def test_transformers_agrees(files):
     ids = torch.randint(0, SIZES["vocabulary"], (3, 20), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         torch.testing.assert_close(load(folder)(ids), theirs(ids).logits, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pattern", [
+    "(t+)+$", "(?:t|tt)*$", "(t|t)*$", "(t*)*$", r"(t+)\1+$", "(?P<a>t+)(?P=a)$", "(?=(t+)+$)", "(?i:t+)+$",
+    "([]t]+)*$",
+    "(t+){2,}$", "(?:t|tt){30}$", "t?" * 30 + "t" * 30, "t*" * 9 + "$", "(?:t|t)" * 30 + "$", "(?x)(t+) +$",
+    "(?#a)(t+)(?#b)+$", "t{1,999}" * 5 + "$", "t" * 20_000, r"(?>t|tt)+$", "((((t+))))*",
+])  # fmt: skip
+def test_patterns_of_exponential_time_are_refused(pattern):
+    with pytest.raises(BadInput, match=r"pattern .* is refused"):
+        words("t" * 5000 + "x", (pattern,))
+
+
+@pytest.mark.parametrize("pattern", [
+    GPT2, *PATTERNS["llama3"], r"\p{N}{1,3}", r"\s?[!-/:-~]+",
+    r"[^\r\n\p{L}\p{N}]?\p{L}*\p{L}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\s+$",
+    r"\(+|\++|[(+*]+", r"a{2}b{,3}|x{y}",
+])  # fmt: skip
+def test_patterns_of_tokenizers_in_use_stay(pattern):
+    text = "It's 12345 words,  or more: (a+b)* aab bbb.\n\n x"
+    assert "".join(words(text, (pattern,))) == text
+
+
+def test_patterns_of_polynomial_time_end(monkeypatch):
+    monkeypatch.setattr(patterns, "SECONDS", 0.2)
+    began = time.monotonic()
+    with pytest.raises(BadInput, match="for one text"):
+        words("t" * 200_000 + "x", ("t+$",))
+    assert time.monotonic() - began < 20
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_sizes_may_be_written_as_floats(tmp_path):
+    folder = write_folder(tmp_path / "hf", weights())
+    config = json.loads((folder / "config.json").read_text())
+    whole = {key: float(value) for key, value in config.items() if type(value) is int}
+    (folder / "config.json").write_text(json.dumps(config | whole))
+    assert type(opened(folder).sizes.layers) is int
+    assert load(folder) is not None
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2.5}))
+    with pytest.raises(BadInput, match=r"layers = 2\.5"):
+        opened(folder)

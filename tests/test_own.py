@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import flrce
+import flrce.data.cache
+import flrce.reading
 from flrce import Experiment, Source
 from flrce.apps.cli import main
 from flrce.data.federation import federate
@@ -482,3 +484,230 @@ def test_images_are_prepared_and_then_named(tmp_path, monkeypatch, capsys):
     assert "pets" in capsys.readouterr().out
     assert main(["data", "prepare", "images", "--from", str(tmp_path / "pets"), "--as", "../pets"]) == 2
     assert main(["data", "prepare", "images", "--from", str(tmp_path / "pets"), "--as", "cifar10"]) == 2
+
+
+# what is no table of plain columns
+
+
+def test_a_csv_is_cut_by_the_rules_of_csv(tmp_path):
+    """Not at U+2028, U+0085 or a form feed; a cell may hold line ends, or 131,073 characters and more."""
+    path = tmp_path / "a.csv"
+    odd = "\u2028\x85\x0c\u2029\x1c"
+    path.write_text(f'a,note,y\n1,"a{odd}b",0\n2,"two\nlines",1\n3,plain,0\n', encoding="utf-8", newline="")
+    source = from_path(path)
+    assert len(source.y) == 3
+    assert source.x.shape == (3, 4)  # a, and a column for each of three notes
+    path.write_text("a,note,y\n" + "".join(f"{i % 5},{'x' * 200_000},{i % 2}\n" for i in range(10)))
+    assert from_path(path, ignore="note").x.shape == (10, 1)
+    path.write_text("a,y\r1,0\r2,1\r")  # of an old Mac
+    assert from_path(path).y.tolist() == [0, 1]
+    path.write_text('a,b,y\n1,"2\n3",0\n1,2\n')
+    with pytest.raises(BadInput, match="line 4 has 2 cells"):
+        from_path(path)
+
+
+def test_a_cell_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(flrce.reading, "MAX_CELL_CHARACTERS", 1000)
+    (tmp_path / "a.csv").write_text('a,y\n1,"' + "2,3\n" * 999)
+    with pytest.raises(BadInput, match="is a quotation mark not closed"):
+        from_path(tmp_path / "a.csv")
+
+
+def test_json_lines_are_cut_at_line_feeds(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [
+        json.dumps({"a": i, "city": "x\u2028y" if i % 2 else "z", "y": i % 3}, ensure_ascii=False) for i in range(9)
+    ]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    assert len(from_path(path).y) == 9
+
+
+@pytest.mark.parametrize("key", ["target", "group", "test", "ignore", "features"])
+@pytest.mark.parametrize("form", ["npz", "leaf", "jsonl", "images", "prepared"])
+def test_columns_are_named_of_tables_only(form, key, tmp_path, capsys):
+    x, y = blobs(24)
+    path = tmp_path / f"a.{form}"
+    if form == "npz":
+        np.savez(path, x=x, y=y, group=y)
+    elif form == "leaf":
+        path = tmp_path / "a.json"
+        leaf(path, {"a": (x.tolist(), y.tolist())})
+    elif form == "jsonl":
+        path.write_text("".join(json.dumps({"x": a.tolist(), "y": int(b)}) + "\n" for a, b in zip(x, y, strict=True)))
+    elif form == "images":
+        picture(path / "cat" / "1.png", 3)
+        picture(path / "dog" / "1.png", 9)
+    else:
+        flrce.data.cache.write(from_arrays(x, y), path)
+    assert (
+        main(
+            [
+                "run",
+                "--set",
+                f"data.path={path}",
+                "--set",
+                f"data.{key}=y",
+                "--set",
+                "per_round=2",
+                "--set",
+                "clients=2",
+            ]
+        )
+        == 2
+    )
+    error = capsys.readouterr().err
+    assert f"data.{key}" in error
+    assert error.count("\n") == 1
+
+
+# one data set a client
+
+
+def clients(sizes=(30, 40, 50), K=3):
+    x, y = blobs(sum(sizes), K)
+    cuts = np.cumsum(sizes)[:-1]
+    return list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
+
+
+@pytest.mark.parametrize("sizes", [(30, 40, 50), (40, 40, 40), (40, 40, 40, 40, 40), (60, 60)])
+@pytest.mark.parametrize("form", ["list", "tuple", "dict", "tensors", "lists", "datasets"])
+def test_a_pair_for_each_client(form, sizes):
+    pairs = clients(sizes)
+    names = [f"clinic-{i}" for i in range(len(sizes))]
+    made = {
+        "list": lambda: pairs, "tuple": lambda: tuple(pairs),
+        "dict": lambda: dict(zip(names, pairs, strict=True)),
+        "tensors": lambda: [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in pairs],
+        "lists": lambda: [[x.tolist(), y.tolist()] for x, y in pairs],
+        "datasets": lambda: [TensorDataset(torch.as_tensor(x), torch.as_tensor(y)) for x, y in pairs],
+    }[form]()  # fmt: skip
+    source = adopt(made)
+    assert source.kind == "classes"
+    assert np.bincount(source.group).tolist() == list(sizes)
+    if form == "dict":
+        assert source.groups == tuple(names)
+    quick = {**QUICK, "clients": len(sizes)}
+    result = flrce.run(Experiment.of(quick), data=made)
+    assert result.summary["rounds"] == 2
+    federation = federate(source, "given", len(sizes), 0)
+    assert [len(a) + len(b) for a, b in zip(federation.train, federation.held, strict=True)] == list(sizes)
+
+
+def test_a_client_with_labels_of_its_own():
+    x = np.zeros((30, 4), np.float32)
+    source = adopt({"a": (x, np.full(30, 3)), "b": (x, np.full(30, 7)), "c": (x[:0], np.zeros(0, int))})
+    assert source.groups == ("a", "b")
+    assert source.classes == ("3", "7")
+
+
+def test_clients_as_they_were_given_or_shared_out_anew(caplog):
+    data = {"partition": "iid"}
+    assert flrce.run(Experiment.of({**QUICK, "clients": 2, "data": data}), data=clients()).summary["rounds"] == 2
+    with pytest.raises(BadInput, match="only 3 groups"):
+        flrce.run(Experiment.of({**QUICK, "clients": 9}), data=clients())
+
+
+def test_a_run_on_clients_data_is_resumed(tmp_path):
+    quick = Experiment.of({**QUICK, "clients": 3})
+    first = flrce.run(quick, tmp_path / "run", data=clients())
+    assert 'partition = "given"' in (tmp_path / "run" / "experiment.toml").read_text()
+    assert flrce.run(quick, tmp_path / "run", resume=True, data=clients()).summary == first.summary
+
+
+def test_samples_are_not_taken_for_clients():
+    ids = [(np.arange(6) + i, np.arange(6) + i + 1) for i in range(9)]
+    assert adopt(ids).kind == "tokens"
+    images = [(np.zeros((3, 8, 8), np.float32), np.array([0, 1, 1])) for _ in range(9)]
+    assert adopt(images).kind == "labels"
+    assert len(adopt([(np.zeros(4, np.float32), i % 2) for i in range(9)]).y) == 9
+    x, y = blobs(12)
+    assert adopt((x.tolist(), y.tolist())).group is None
+
+
+def test_training_and_test_pairs():
+    x, y = blobs(90)
+    source = adopt({"train": (x[:60], y[:60]), "test": (x[60:], y[60:])})
+    assert source.held.sum() == 30
+    with pytest.raises(BadInput, match="beside train"):
+        adopt({"train": (x, y), "extra": (x, y)})
+
+
+@pytest.mark.parametrize("data", [
+    {"a": (np.zeros((5, 3)), np.zeros(5, int)), "b": (np.zeros((6, 4)), np.zeros(6, int))},
+    {"a": [[1, 2], [3]], "y": [0, 1]}, {"a": [1, 2, 3], "y": [0, 1]}, {"a": np.zeros((3, 2)), "y": [0, 1, 0]},
+    {"a": 3, "y": [0, 1]}, [(np.zeros((5, 3)), np.zeros(5, int)), (np.zeros((6, 4)), np.zeros(6, int))],
+    {"a": (np.zeros((5, 3)), ["x"] * 5), "b": (np.zeros((6, 3)), np.zeros(6, int))},
+])  # fmt: skip
+def test_dicts_that_are_neither_clients_nor_columns(data):
+    with pytest.raises(BadInput, match=r"make them alike|give a dict of columns"):
+        adopt(data)
+
+
+# columns that only tell rows apart
+
+
+def noise(rows=300, **more):
+    """Two columns of noise, and labels in the order of the rows."""
+    rng = np.random.default_rng(0)
+    return {"a": rng.normal(size=rows), "b": rng.normal(size=rows), **more, "y": np.arange(rows) * 2 // rows}
+
+
+@pytest.mark.parametrize(("name", "make"), [
+    ("patient_id", lambda n: np.arange(n)), ("n", lambda n: np.arange(n) + 5000), ("n", lambda n: -np.arange(n)),
+    ("n", lambda n: np.sort(np.random.default_rng(1).choice(10**6, n, replace=False))),
+    ("n", lambda n: np.arange(n, dtype=float)), ("patientId", lambda n: np.arange(n) // 3),
+    ("Patient ID", lambda n: np.random.default_rng(1).choice(10**6, n, replace=False)),
+    ("name", lambda n: np.array([f"p{i:04d}" for i in range(n)])),
+])  # fmt: skip
+def test_identifiers_are_no_features(name, make, caplog):
+    source = adopt(noise(**{name: make(300)}))
+    assert source.features == ("a", "b")
+    assert f"column {name!r} is left out as an identifier" in caplog.text
+    assert "data.features" in caplog.text
+    if make(300).dtype.kind != "U":
+        assert adopt(noise(**{name: make(300)}), features=["a", "b", name]).x.shape[1] == 3
+    caplog.clear()
+    assert adopt(noise(**{name: make(300)}), ignore=name).features == ("a", "b")
+    assert "identifier" not in caplog.text
+
+
+def test_identifiers_of_shuffled_rows(caplog):
+    order = np.random.default_rng(2).permutation(300)
+    table = {key: values[order] for key, values in noise(n=np.arange(300) + 1).items()}
+    assert adopt(table).features == ("a", "b")
+    gaps = np.sort(np.random.default_rng(1).choice(10**6, 300, replace=False))
+    table = {key: values[order] for key, values in noise(n=gaps).items()}
+    assert adopt(table).features == ("a", "b")  # its name says nothing, but it sorts the labels
+    table = noise(n=np.arange(300) % 100, client=np.arange(300) // 100)
+    assert adopt(table, group="client").features == ("a", "b")  # counts each client's rows
+
+
+def test_numbers_that_tell_something_stay_features():
+    rng = np.random.default_rng(3)
+    table = noise(
+        age=rng.integers(20, 90, 300), income=rng.choice(10**6, 300, replace=False), city=["x", "y", "z"] * 100
+    )
+    table["y"] = rng.integers(0, 2, 300)
+    assert adopt({key: np.asarray(value) for key, value in table.items()}).features == (
+        "a",
+        "b",
+        "age",
+        "income",
+        "city",
+    )
+
+
+def test_info_lists_the_features(tmp_path, capsys):
+    table = noise(patient_id=np.arange(300))
+    lines = [",".join(table), *(",".join(map(str, row)) for row in zip(*table.values(), strict=True))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    words = ["data", "info", "--set", f"data.path={tmp_path / 'a.csv'}", "--set", "clients=4", "--set", "per_round=2"]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "features: a, b\n" in shown.out
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["features"] == ["a", "b"]
+    assert main([*words, "--set", "data.features=patient_id"]) == 0
+    assert "features: patient_id\n" in capsys.readouterr().out
+    assert main([*words, "--set", "data.features=nobody"]) == 2
+    assert "no column 'nobody' for features" in capsys.readouterr().err

@@ -54,6 +54,8 @@ def opened(path: Path | str) -> Language:
     where = located(path)
     if where.is_dir():
         return _folder(where)
+    if where.exists():
+        validate_regular(where, REMEDY, repr(str(where)))
     if where.is_file() and looks_like(where):
         return _gguf(where)
     what = "is no GGUF file" if where.exists() else "does not exist"
