@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from flrce.errors import BadInput, brief
 from flrce.host import available
@@ -49,7 +48,9 @@ def validate_regular(path: Path | str, remedy: str, where: str = "") -> int:
 
 
 @contextmanager
-def open_regular(path: Path | str, remedy: str, limit: int | None = None, where: str = "") -> Iterator[IO[bytes]]:
+def open_regular(
+    path: Path | str, remedy: str, limit: int | None = None, where: str = ""
+) -> Iterator[io.BufferedReader]:
     """A regular file of at most `limit` bytes, opened; errors while it is read are BadInput too."""
     where = where or shown(path)
     validate_regular(path, remedy, where)

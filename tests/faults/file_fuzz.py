@@ -1,24 +1,32 @@
-"""Files of traces, carbon intensities and profiles as users have them, and what may become of them."""
+"""Files of data, traces, carbon intensities and profiles as users have them, and what may become of them."""
 
+import gzip
 import io
 import json
+import os
 import pickle
 import random
+import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flrce.data.own import from_path
 from flrce.errors import BadInput
 from flrce.fleet import carbon, costs, traces
+from flrce.formats.tokenizers import from_json
+from flrce.reading import read_lines
 
 EVENTS = "2020-01-31 10:00:00\tbattery_charged_on\n2020-01-31 11:00:00\twifi\n2020-01-31 12:00:00\tbattery_charged_off"
 TRACE = {"active": [0, 100], "inactive": [50, 200], "finish_time": 300}
 HOURS = {"DE": np.arange(48.0), "DE_start": "2020-01-01T00:00"}
 WORDS = [
     b"[" * 3000, b"9" * 5000, b"\n", b"{", b"\xff", b"NaN", b"1e999", b"null", b",", b"-1", b"0001-01-01", b"inf", b'"',
-    b"9999-12-31 23:59:59+00:00", b"\x00" * 8, b"1e308", b"\xff\xff\xff\x7f", b"\x80\x04", b"Z",
+    b"9999-12-31 23:59:59+00:00", b"\x00" * 8, b"1e308", b"\xff\xff\xff\x7f", b"\x80\x04", b"Z", b"r\xff\xff\xff\x7f",
+    b"p2000000000\n", "\u2028".encode(), b"\r", b"x" * 140_000, b"(t+)+$", b"(?:a|aa)*$", b"\x85" * 60, b";", b"\t",
 ]  # fmt: skip
 
 
@@ -27,6 +35,28 @@ def archive(save: Callable[..., None]) -> bytes:
     save(file, **HOURS)
     return file.getvalue()
 
+
+def lines(packed: str) -> list[bytes]:
+    return [line for _, line in read_lines(Path(packed), 1 << 30, "give text")]
+
+
+def tokens(path: str) -> list[int]:
+    folder = Path(path).parent
+    return from_json(folder).encode("a text to be cut, t" + "t" * 300 + "x")
+
+
+TABLE = "a,city,y,client\n" + "".join(f"{i % 5}.5,{'xyz'[i % 3]},{i % 2},c{i % 4}\n" for i in range(24))
+ROWS = [{"a": i % 5, "city": "xyz"[i % 3], "y": i % 2} for i in range(24)]
+SYMBOLS = {letter: i for i, letter in enumerate([*map(chr, range(33, 127)), "\u0120", "te", "ex"])}
+PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|\s+(?!\S)|\s+"
+CUT = {"type": "Sequence", "pretokenizers": [
+    {"type": "Split", "behavior": "Isolated", "pattern": {"Regex": PATTERN}},
+    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+]}  # fmt: skip
+TOKENIZER = {"model": {"type": "BPE", "vocab": SYMBOLS, "merges": ["t e", "e x"]}, "pre_tokenizer": CUT}
+#: what may stand in the place of a file
+NO_FILES = ("/dev/zero", "/dev/full", "/dev/tty", "/proc/self/pagemap", "/proc/self/mem", "/", "/proc/self/fd")
+SECONDS, MEGABYTES = 20, 1000  # that a case may take
 
 #: name -> the file's name, what it holds, who reads it
 FILES: dict[str, tuple[str, bytes, Callable[[str], Any]]] = {
@@ -37,6 +67,12 @@ FILES: dict[str, tuple[str, bytes, Callable[[str], Any]]] = {
                carbon.intensities),
     "carbon npz": ("c.npz", archive(np.savez), carbon.intensities),
     "carbon npz, packed": ("c.npz", archive(np.savez_compressed), carbon.intensities),
+    "table": ("mine.csv", TABLE.encode(), from_path),
+    "semicolons": ("mine.csv", TABLE.replace(",", ";").replace(".", ",").encode(), from_path),
+    "json lines": ("mine.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS).encode(), from_path),
+    "clients": ("c.csv", b"client,profile\na,phone\nb*,laptop-cpu\n", costs.assigned),
+    "packed lines": ("t.jsonl.gz", gzip.compress(b'{"text": "one"}\n' * 40), lines),
+    "tokenizer": ("tokenizer.json", json.dumps(TOKENIZER).encode(), tokens),
     "profile": ("p.toml", (Path(costs.__file__).parent / "profiles" / "jetson-nano.toml").read_bytes(), costs.profile),
 }  # fmt: skip
 
@@ -62,7 +98,31 @@ def case(folder: Path, name: str, rng: random.Random) -> bool:
     """Whether a mutated file was read; else it was refused in one line."""
     file, data, read = FILES[name]
     path = folder / file
-    path.write_bytes(mutated(data, rng))
+    path.unlink(missing_ok=True)
+    place(path, data, rng)
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    fine = _reads(path, read)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert time.monotonic() - began < SECONDS, path
+    assert grown < MEGABYTES, (path, grown)
+    return fine
+
+
+def place(path: Path, data: bytes, rng: random.Random) -> None:
+    """A mutated file; now and then something else in its place, or one of terabytes that takes no room."""
+    what = rng.random()
+    if what < 0.03:
+        path.symlink_to(rng.choice(NO_FILES))
+    elif what < 0.05:
+        os.mkfifo(path)
+    elif what < 0.06:
+        path.write_bytes(data)
+        os.truncate(path, rng.choice([5 << 30, 1 << 42]))
+    else:
+        path.write_bytes(mutated(data, rng))
+
+
+def _reads(path: Path, read: Callable[[str], Any]) -> bool:
     traces.sessions.cache_clear()
     carbon.intensities.cache_clear()
     try:

@@ -146,7 +146,7 @@ def npz(folder: Path) -> Case:
 
 
 def beside(folder: Path) -> Case:
-    """Traces, carbon intensities and profiles."""
+    """Data, traces, carbon intensities, profiles and tokenizers; also what is no file in their place."""
 
     def case(rng: random.Random) -> None:
         file_case(folder, rng.choice(list(FILES)), rng)

@@ -125,7 +125,7 @@ def test_on_the_command_line(key, kind, tmp_path, capfd):
     path = put(tmp_path / "mine.csv", kind)
     values = [f"{key}={path}"]
     if key == "fleet.presence.path":
-        values = [f'fleet.presence={{name="trace", path="{path}"}}']
+        values = [f'fleet.presence={{piece="trace", path="{path}"}}']
     words = [word for value in values for word in ("--set", value)]
     assert in_child(lambda: os._exit(main(["run", "--set", "rounds=1", *words]))) == 2
     told = capfd.readouterr().err

@@ -1,5 +1,6 @@
 """Tables of one's own: csv, json lines, parquet, pandas. One row a sample; columns say label, client and split."""
 
+import importlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ def from_columns(
     if not told:
         raise BadInput(f"{where} has no label column; name it with target = one of {_listed(columns)}")
     columns = _complete(columns, [key for key in (*told, owner) if key], how.get("fill"), where)
-    rest = {key: value for key, value in columns.items() if key not in {*told, owner, split}}
+    rest: Columns = {key: value for key, value in columns.items() if key not in {*told, owner, split}}
     rest = _chosen(rest, [features] if isinstance(features, str) else list(features), where) if features else (
         _without_identifiers(rest, columns[told[0]], columns[owner] if owner else None, where)
     )  # fmt: skip
@@ -91,8 +92,8 @@ def _without_identifiers(columns: Columns, label: NDArray[Any], owner: NDArray[A
     """The columns without those that only tell rows apart; each is told of."""
     found = find_identifiers(columns, label, owner)
     for key, why in found.items():
-        log.warning("%s: column %s is left out as an identifier (%s); name it in data.features to use it, or in "
-                    "data.ignore to drop it without this line", where, ascii(key), why)  # fmt: skip
+        log.warning("%s: column %s is left out as an identifier (%s); list the features in data.features to use "
+                    "it, or name it in data.ignore to drop it without this line", where, ascii(key), why)  # fmt: skip
     return {key: values for key, values in columns.items() if key not in found}
 
 
@@ -177,8 +178,8 @@ def from_parquet(path: Path | str, **how: Any) -> Source:
     validate_regular(path, "give a parquet file")
     try:
         import pandas as pd
-        from pyarrow import parquet
 
+        parquet = importlib.import_module("pyarrow.parquet")
         with parquet.ParquetFile(path) as opened:
             told = opened.metadata
             groups = [told.row_group(i).total_byte_size for i in range(told.num_row_groups)]
