@@ -10,6 +10,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "flrce"
 LAYERS = {
     "version": 0, "errors": 0, "host": 0.1, "rng": 0, "reading": 0.3, "crossing": 0, "room": 0.1, "intervals": 0,
     "payload_bytes": 0, "state_values": 0.1, "compiling": 0, "passes": 0.2, "linalg": 0.4,
+    "lifetime": 0,
     "bounds": 0.5, "sketch": 0.6, "record": 0.6, "types": 0.7, "engine": 0.8, "traits": 0.8,
     "pieces": 1, "formats": 1,
     "data": 2, "models": 2, "relations": 2, "round": 2, "fleet": 2,

@@ -23,6 +23,7 @@ import torch
 from flrce.config import Experiment
 from flrce.errors import BadInput, Unfinished
 from flrce.host import begin
+from flrce.lifetime import Starter, describe_starter, end_with_parent
 from flrce.outcome import Result
 from flrce.types import Round
 
@@ -70,7 +71,7 @@ def run_shared(
             mine, theirs = context.Pipe(duplex=False)
             mates = (share % gpus, count // gpus or 1)
             told = pickle.dumps((work, list(jobs[share::count]), resume, data, device, watch is not None, *mates))
-            child = context.Process(target=_serve, args=(told, theirs, os.getpid()))
+            child = context.Process(target=_serve, args=(told, theirs, describe_starter()))
             begin(child, told)
             theirs.close()
             pipes[mine] = (share, child)
@@ -113,12 +114,12 @@ def _heard(
         del pipes[pipe]
 
 
-def _serve(told: bytes, pipe: Connection, parent: int) -> None:
+def _serve(told: bytes, pipe: Connection, parent: Starter) -> None:
     """A process's life: its share of the jobs, each round told, until it is done or nobody listens."""
+    end_with_parent(parent)
     work, jobs, resume, data, device, watched, gpu, beside = pickle.loads(told)
     if device == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
-    threading.Thread(target=with_parent, args=(parent,), daemon=True).start()
     lock = threading.Lock()
 
     def tell(what: str, value: Any) -> None:
@@ -142,13 +143,6 @@ def visible(gpu: int) -> str:
     """The GPU of this number among those that the user lets be seen."""
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return seen[gpu] if gpu < len(seen) else str(gpu)
-
-
-def with_parent(parent: int) -> None:
-    """Ends this process when its parent is gone."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)  # as if killed: the journal is made for that
 
 
 class Busy:

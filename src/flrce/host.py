@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from flrce.errors import BadInput
+from flrce.lifetime import Starter, describe_starter, end_with_parent
 
 T = TypeVar("T")
 TASKS = Path("/proc/self/task")
@@ -101,7 +102,7 @@ def aside(work: Callable[[], T]) -> T:
         return work()
     context = get_context("fork")
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_tell, args=(work, there), daemon=True)
+    child = context.Process(target=_tell, args=(work, there, here, describe_starter()), daemon=True)
     child.start()
     there.close()
     try:
@@ -139,7 +140,9 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _tell(work: Callable[[], T], pipe: Connection) -> None:
+def _tell(work: Callable[[], T], pipe: Connection, other: Connection, parent: Starter) -> None:
+    end_with_parent(parent)
+    other.close()  # the parent's end, which it was forked with
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)  # OpenMP's threads are the parent's: a child that waits for them waits for ever

@@ -7,7 +7,6 @@ cell cannot take others with it.
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from flrce.arena.plan import Cell
 from flrce.arena.records import Played, played
 from flrce.errors import brief
 from flrce.host import begin
+from flrce.lifetime import Starter, describe_starter, end_with_parent
 from flrce.local.workload import Alike
 from flrce.pieces import Full, Recipe, Synchronous
 from flrce.selectors.choice import PowerOfChoice
@@ -103,7 +103,7 @@ def shared(
     def start(device: str, number: int) -> None:
         mine, theirs = context.Pipe()
         gpu = number % gpus if gpus and device == "cuda" else None
-        told = (theirs, device, stack, seats[device], gpu, os.getpid(), str(work))
+        told = (theirs, device, stack, seats[device], gpu, describe_starter(), str(work))
         child = context.Process(target=_serve, args=told)
         begin(child)  # cells are plain data
         theirs.close()
@@ -164,13 +164,13 @@ def _ended(child: Any) -> int | None:
 
 
 def _serve(
-    pipe: Connection, device: str, stack: str, beside: int, gpu: int | None, parent: int, work: str
+    pipe: Connection, device: str, stack: str, beside: int, gpu: int | None, parent: Starter, work: str
 ) -> None:  # fmt: skip
     """A process's life: lots, until none is left or nobody listens."""
+    end_with_parent(parent)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = crowd.visible(gpu)
     torch.set_num_threads(1)
-    threading.Thread(target=crowd.with_parent, args=(parent,), daemon=True).start()
     read = runs.reader()
     while True:
         try:

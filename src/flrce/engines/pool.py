@@ -4,7 +4,6 @@ Jobs are independent and results come back in the order of the jobs, so their nu
 """
 
 import ctypes
-import os
 import pickle
 import signal
 import traceback
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from flrce.host import start
+from flrce.lifetime import Starter, describe_starter, end_with_parent
 
 Job = tuple[Any, ...]
 Work = Callable[..., Any]
@@ -49,7 +49,9 @@ class Processes:
     def __init__(self, work: Work, count: int) -> None:
         self.work, self.exit_code = work, 0
         self.context: Any = get_context(start())
-        self.workers = [self._start() for _ in range(count)]
+        self.workers: list[tuple[Any, Connection]] = []
+        for _ in range(count):
+            self.workers.append(self._start())
 
     def run(self, jobs: Sequence[Job], tries: int = 2) -> list[Any]:
         results: list[Any] = [None] * len(jobs)
@@ -96,7 +98,10 @@ class Processes:
 
     def _start(self) -> tuple[Any, Connection]:
         here, there = self.context.Pipe()
-        process = self.context.Process(target=_serve, args=(self.work, there, os.getpid()), daemon=True)
+        forked = self.context.get_start_method() == "fork"  # a forked child has the parent's ends of all pipes as well
+        inherited = [here, *(pipe for _, pipe in self.workers)] if forked else []
+        told = (self.work, there, describe_starter(), inherited)
+        process = self.context.Process(target=_serve, args=told, daemon=True)
         # a signal between the fork and _serve would raise in the child as if it were the parent: it waits
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -143,17 +148,21 @@ def _hoard() -> None:
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
-def _serve(work: Work, pipe: Connection, parent: int) -> None:
-    """A worker's life: one thread, one job at a time, until the parent goes away."""
+def _serve(work: Work, pipe: Connection, parent: Starter, inherited: Sequence[Connection]) -> None:
+    """A worker's life: one thread, one job at a time, until the parent goes away.
+
+    `inherited` are the parent's ends of pipes. A worker that kept its own would wait for ever for the rest of a job, or
+    for somebody to read its result, once the parent is dead.
+    """
+    end_with_parent(parent)
+    for other in inherited:
+        other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     torch.set_num_threads(1)
     _hoard()
     while True:
-        while not pipe.poll(1.0):
-            if os.getppid() != parent:
-                return
         try:
             job = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
