@@ -25,7 +25,7 @@ from flrce.models.slicing import suits
 from flrce.outcome import Result, intervals, require_training
 from flrce.parts import Parts, device_of, handed_back, materials, named, parts, personal, with_given_clients, with_rest
 from flrce.pieces import Recipe
-from flrce.store.checkpoint import write_through
+from flrce.store.disk import make_folder, write_through
 from flrce.store.ledger import Ledger, refuse_unless_new
 from flrce.store.notes import notes, sweep_of, unjudged, unreachable
 from flrce.store.summary import summarise
@@ -273,7 +273,7 @@ def run_seeds(
 
     `read` lends the data to several calls; `out/seeds.json` says which seeds were asked for, should it be resumed.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     write_through(out / SEEDS, json.dumps(list(seeds)).encode())
     read = read or reader()
     jobs: list[tuple[Experiment, Path | None]] = [(experiment.with_seed(s), out / f"seed-{s}") for s in seeds]

@@ -14,7 +14,7 @@ from harness import DATA, ENGINE, KILLED, contents, experiment, go, in_child, pl
 from flrce import runs
 from flrce.errors import BadInput
 from flrce.recipes import CATALOGUE
-from flrce.store import checkpoint
+from flrce.store import manifest
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def reference(tmp_path_factory):
 
 def found(folder):
     """The manifests, newest first."""
-    readable, problems = checkpoint.manifests(folder / "checkpoint")
+    readable, problems = manifest.manifests(folder / "checkpoint")
     assert not problems
     return readable
 
@@ -121,7 +121,7 @@ def test_damage_beyond_the_spare(reference, tmp_path, seen):
     folder, _, _ = reference
     shared = [name for name in found(folder)[1][1].files if "000001" in name]
     for names in [["checkpoint/" + shared[0]], ["rounds.jsonl"],
-                  [f"checkpoint/{name}" for name in checkpoint.SLOTS]]:  # fmt: skip
+                  [f"checkpoint/{name}" for name in manifest.SLOTS]]:  # fmt: skip
         copy = tmp_path / "run"
         shutil.copytree(folder, copy)
         for name in names:
@@ -307,7 +307,7 @@ def test_other_versions(reference, tmp_path, caplog):
     shutil.copytree(reference[0], copy)
     path, commit, _ = found(copy)[0]
     commit.versions["torch"] = "1.0.0"
-    path.write_bytes(checkpoint._sealed(commit))
+    path.write_bytes(manifest.serialize_commit(commit))
     go(copy, resume=True)
     assert "other versions (torch 1.0.0 -> " in caplog.text
 
@@ -318,7 +318,7 @@ def test_a_later_schema(reference, tmp_path):
     shutil.copytree(reference[0], copy)
     path = found(copy)[0][0]
     body = json.loads(path.read_text())["commit"] | {"schema": 3}
-    data = checkpoint._canonical(body)
+    data = manifest._canonical(body)
     import hashlib
 
     path.write_text(json.dumps({"sha256": hashlib.sha256(data).hexdigest(), "commit": body}))

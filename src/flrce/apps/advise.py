@@ -14,7 +14,7 @@ from flrce.errors import BadInput
 from flrce.intervals import Interval
 from flrce.parts import device_of
 from flrce.store import headline
-from flrce.store.disk import write_through
+from flrce.store.disk import BY_UMASK, write_through
 
 
 def advise(
@@ -36,7 +36,7 @@ def advise(
         found = search(asked, Budget(joules, nbytes, seconds), Path(folder), told, send=send)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_through(out, found.experiment.toml().encode())
+        write_through(out, found.experiment.toml().encode(), BY_UMASK)
     if as_json:
         answer = {key: value for key, value in asdict(found).items() if key != "experiment"}
         print(json.dumps({**answer, "enough": found.enough, "experiment": found.experiment.toml()}, indent=1))

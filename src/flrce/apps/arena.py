@@ -24,7 +24,7 @@ from flrce.arena.stops import endings
 from flrce.config import read_toml
 from flrce.errors import BadInput, nearest
 from flrce.store import headline
-from flrce.store.disk import write_through
+from flrce.store.disk import BY_UMASK, write_through
 
 PLAN = "plan.toml"  # of an arena that was run
 LEADERBOARD = "leaderboard.csv"
@@ -56,7 +56,7 @@ def arena(plan: Path, out: Path, against: Path | None, tasks: str | None, where:
         "about": about(asked),
     }
     write_through(out / PLAN, tomli_w.dumps(tables).encode())
-    write_through(out / LEADERBOARD, _listed(ranked).encode())
+    write_through(out / LEADERBOARD, _listed(ranked).encode(), BY_UMASK)
     write_through(out / "arena.json", json.dumps(told, indent=1).encode())
     path = page.write(every, ranked, told, out / "arena.html")
     if as_json:

@@ -16,7 +16,7 @@ from flrce.config import Experiment
 from flrce.errors import BadInput, nearest
 from flrce.recipes import CATALOGUE
 from flrce.results import page
-from flrce.store.checkpoint import write_through
+from flrce.store.disk import write_through
 from flrce.store.ledger import refuse_unless_new
 from flrce.tuning import TUNING
 from flrce.types import Round

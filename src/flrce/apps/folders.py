@@ -2,17 +2,19 @@
 
 import json
 import os
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from flrce.errors import BadInput
 from flrce.results.story import describe_state
 from flrce.runs import SEEDS
-from flrce.store.read import checked, parsed
+from flrce.store.disk import PRIVATE_FOLDER, make_folder
+from flrce.store.limited import read_limited
+from flrce.store.manifest import known_marks
+from flrce.store.read import checked, parsed, read_settings, run_folders
+from flrce.store.seal import Damaged, Marks, read_lines
 
 ROOT = Path("runs")
 DEEPEST = 3  # a folder of recipes, of seeds, of runs
@@ -28,7 +30,7 @@ class Found:
     seed: int
     rounds: int  # committed
     T: int
-    state: str  # "finished", "stopped early", "unfinished"
+    state: str  # "finished", "stopped early", "unfinished"; "damaged" where figures are not as they were written
     metric: str
     value: float | None
     changed: float  # seconds since 1970
@@ -40,7 +42,8 @@ def fresh(name: str, root: Path = ROOT, now: datetime | None = None) -> Path:
     for i in range(1000):
         folder = root / (f"{stem}-{i + 1}" if i else stem)
         try:
-            folder.mkdir(parents=True)
+            make_folder(root)
+            folder.mkdir(mode=PRIVATE_FOLDER)
             return folder
         except FileExistsError:
             continue
@@ -62,10 +65,10 @@ def stored(folder: Path) -> Path:
 def seeds_in(folder: Path) -> list[int]:
     """The seeds of a folder of seeds: those that were asked for, begun or not."""
     try:
-        asked = json.loads((folder / SEEDS).read_text())
+        asked = json.loads(read_limited(folder / SEEDS, 2**20))
         if isinstance(asked, list) and asked and all(isinstance(seed, int) and seed >= 0 for seed in asked):
             return asked
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         pass  # a folder of an earlier version
     names = [path.parent.name.removeprefix("seed-") for path in folder.glob("seed-*/experiment.toml")]
     return sorted(int(name) for name in names if name.isdigit())
@@ -75,19 +78,28 @@ def found(root: Path) -> Iterator[Found]:
     """Every run below a folder, the newest last."""
     if not root.is_dir():
         return
-    places = {path.parent for depth in range(DEEPEST + 1) for path in root.glob("*/" * depth + "rounds.jsonl")}
-    for folder in sorted(places, key=lambda place: ((place / "rounds.jsonl").stat().st_mtime, place)):
+    for folder in sorted(run_folders(root, DEEPEST), key=lambda place: (_changed(place), place)):
         try:
-            yield glance(folder)
+            marks, _ = known_marks(folder)
+            yield glance(folder, marks)
+        except Damaged:
+            yield Found(folder, "--", "--", 0, 0, 0, "damaged", "accuracy", None, _changed(folder))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            continue  # not ours, or damaged: `flrce report` says what is wrong with it
+            continue  # not ours, or no run: `flrce report` says what is wrong with it
 
 
-def glance(folder: Path) -> Found:
-    """What a run's experiment and records say, in short."""
-    experiment: dict[str, Any] = tomllib.loads((folder / "experiment.toml").read_text())
-    lines = (folder / "rounds.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
-    records = [checked(row) for row in parsed(b"\n".join(lines), "rounds.jsonl")]
+def _changed(folder: Path) -> float:
+    """When a run's last round was written."""
+    try:
+        return os.stat(folder / "rounds.jsonl").st_mtime
+    except OSError:
+        return 0.0
+
+
+def glance(folder: Path, marks: Marks) -> Found:
+    """What a run's experiment and records say, in short; `marks` are what is known of its files."""
+    experiment = read_settings(folder, marks)
+    records = [checked(row) for row in parsed(read_lines(folder / "rounds.jsonl", marks), "rounds.jsonl")]
     done = [r for r in records if r.outcome == "committed"]
     seen = [r for r in records if r.headline is not None]
     T = int(experiment.get("rounds", 100))
@@ -97,5 +109,5 @@ def glance(folder: Path) -> Found:
         int(experiment.get("seed", 0)), len(done), T,
         describe_state(records, T),
         seen[-1].metric if seen else "accuracy", seen[-1].handed if seen else None,
-        os.stat(folder / "rounds.jsonl").st_mtime,
+        _changed(folder),
     )  # fmt: skip

@@ -3,6 +3,8 @@
 Only light modules are imported here: help and completion must not wait for PyTorch.
 """
 
+import errno
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +13,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from flrce.apps import complete
-from flrce.errors import BadInput
+from flrce.errors import BadInput, brief
 
 if TYPE_CHECKING:
     from flrce.config import Experiment
 
 F = TypeVar("F", bound=Callable[..., Any])
-PATH = click.Path(path_type=Path)
+
+
+class PathName(click.Path):
+    """A path that the system can have a file at: no null characters, no name that is too long."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        try:
+            os.lstat(found)
+        except (OSError, ValueError) as why:
+            if isinstance(why, ValueError) or why.errno == errno.ENAMETOOLONG:
+                self.fail(
+                    f"{brief(value, 40)!r} can be no file or folder: {getattr(why, 'strerror', None) or why}",
+                    param,
+                    ctx,
+                )
+        return found
+
+
+PATH = PathName(path_type=Path)
 MOST = 10_000  # seeds of one command
 
 

@@ -22,7 +22,7 @@ from flrce.errors import BadInput, nearest
 from flrce.fleet.costs import Profile
 from flrce.fleet.energy import Meter
 from flrce.models.nets import CNNS
-from flrce.store.checkpoint import write_through
+from flrce.store.disk import BY_UMASK, write_through
 
 LASTS = 0.15  # seconds that one timing takes at least
 RADIO = ("up_bits", "down_bits", "up_joules", "down_joules")  # a link has two ends: not measured here
@@ -56,7 +56,7 @@ def profile(
     figures |= shipped("laptop-cpu", RADIO) | {"error": error(trials, fixed, flops)}
     figures = {f.name: figures[f.name] for f in fields(Profile)[1:]}
     if out is not None:
-        write_through(out, tomli_w.dumps(figures).encode())
+        write_through(out, tomli_w.dumps(figures).encode(), BY_UMASK)
     rows = [[name, f"{figure['value']:.4g}", figure["source"]] for name, figure in figures.items()]
     table("this machine", ("figure", "value", "source"), rows, as_json)
     if out is not None and not as_json:

@@ -16,7 +16,7 @@ def runs(folder: Path | None, as_json: bool) -> None:
         raise BadInput(f"{folder} is no folder; name one that holds runs")
     rows = [
         [
-            str(each.folder), each.recipe, each.data, str(each.seed), f"{each.rounds} of {each.T}", each.state,
+            str(each.folder), each.recipe, each.data, *counts(each), each.state,
             "--" if each.value is None else f"{each.metric} {words.shown(each.metric, each.value)}",
             f"{datetime.fromtimestamp(each.changed):%Y-%m-%d %H:%M}",
         ]
@@ -29,3 +29,10 @@ def runs(folder: Path | None, as_json: bool) -> None:
     table(f"runs in {root}", heads, rows, as_json, left=("folder", "recipe", "data", "state", "last round"))
     if not as_json and any(row[5] == "unfinished" for row in rows):
         print("an unfinished run goes on with: flrce run --out FOLDER --resume")
+    if not as_json and any(row[5] == "damaged" for row in rows):
+        print("files of a damaged run are not as they were written: flrce verify FOLDER names them")
+
+
+def counts(each: folders.Found) -> tuple[str, str]:
+    """A run's seed and how far it is; of a damaged one neither is known."""
+    return ("--", "--") if each.state == "damaged" else (str(each.seed), f"{each.rounds} of {each.T}")

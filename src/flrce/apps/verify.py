@@ -1,6 +1,7 @@
 """flrce verify runs/a, flrce verify runs/a runs/b"""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -12,12 +13,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from flrce.errors import BadInput, brief
-from flrce.store.checkpoint import manifests
+from flrce.store.disk import hashed
+from flrce.store.limited import MAX_DOCUMENT_BYTES, describe_error, open_regular, read_limited, split_lines
+from flrce.store.manifest import find_damage
 from flrce.store.seal import SEAL, damaged, sealed
 
 LEDGERS = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
 TENSORS = ("model.safetensors", "last.safetensors", "relations.safetensors")
 DOCUMENTS = ("partition.json", "final.json", "summary.json")
+COMPARED = (*DOCUMENTS[:1], *LEDGERS, *TENSORS, *DOCUMENTS[1:])
 MACHINE = ("versions", "hardware")  # of summary.json: where a run ran, not what came of it
 
 
@@ -51,23 +55,17 @@ def verify(a: Path, b: Path | None, as_json: bool) -> None:
 
 def check(folder: Path, as_json: bool) -> None:
     """Every file of one run against the hashes that were written with it, those of its checkpoint included."""
-    if not (folder / "rounds.jsonl").is_file():
-        raise BadInput(f"{folder} is no run directory: it has no rounds.jsonl; name a folder that `flrce run` wrote")
-    marks = sealed(folder)
-    if not marks:
+    _refuse_unless_run(folder)
+    if not sealed(folder):
         raise BadInput(
             f"{folder} has no {SEAL}: it has not ended yet, or an earlier version wrote it; end it with --resume"
         )
-    problems, count = damaged(folder, marks), len(marks)
-    found, unreadable = manifests(folder / "checkpoint")
-    problems += [f"checkpoint/{line}" for line in unreadable]
-    for path, commit, _ in found[:1]:
-        problems += [f"checkpoint/{line}" for line in damaged(path.parent, commit.files)]
-        count += len(commit.files)
+    count, problems = find_damage(folder)
     if as_json:
         print(json.dumps({"files": count, "problems": problems}, indent=1))
     else:
-        print("\n".join(problems) if problems else f"whole: {count} files are as they were written")
+        whole = f"whole: {count} files are as they were written"
+        print("\n".join(map(brief, problems)) if problems else whole)
     if problems:
         raise click.exceptions.Exit(1)
 
@@ -75,26 +73,41 @@ def check(folder: Path, as_json: bool) -> None:
 def compare(a: Path, b: Path) -> Iterator[Difference]:
     """The first difference in every file of two run directories."""
     for folder in (a, b):
-        if not (folder / "rounds.jsonl").exists():
-            raise BadInput(
-                f"{folder} is no run directory: it has no rounds.jsonl; name a folder that `flrce run` wrote"
-            )
+        _refuse_unless_run(folder)
     for name in _files(a) | dict.fromkeys(_files(b)):
         one, other = a / name, b / name
-        if not (one.exists() and other.exists()):
-            yield Difference(name, "file", *("present" if path.exists() else "missing" for path in (one, other)))
-        elif one.read_bytes() != other.read_bytes():
-            try:
-                first = next(_inside(one, other), None)
-            except (ValueError, RecursionError, SafetensorError) as why:
-                raise BadInput(f"{name} cannot be compared: {why}; is one of the runs damaged?") from why
-            if first is not None:
+        if not (os.path.lexists(one) and os.path.lexists(other)):
+            there = ["present" if os.path.lexists(path) else "missing" for path in (one, other)]
+            yield Difference(name, "file", *there)
+            continue
+        try:
+            if hashed(one) != hashed(other) and (first := next(_inside(one, other), None)) is not None:
                 yield first
+        except (OSError, ValueError, RecursionError, SafetensorError) as why:
+            raise BadInput(f"{name} cannot be compared: {describe_error(why)}; is one of the runs damaged?") from why
+    yield from _broken_seals(a, b)
+
+
+def _refuse_unless_run(folder: Path) -> None:
+    if not any(os.path.lexists(folder / name) for name in ("rounds.jsonl", SEAL)):
+        raise BadInput(f"{folder} is no run directory: it has no rounds.jsonl; name a folder that `flrce run` wrote")
+
+
+def _broken_seals(a: Path, b: Path) -> Iterator[Difference]:
+    """Files that are not as either run wrote them: equal bytes then say nothing about the runs."""
+    problems = [{line.partition(": ")[0]: line.partition(": ")[2] for line in _damage_of(each)} for each in (a, b)]
+    for name in problems[0] | problems[1]:
+        yield Difference(name, SEAL, *(each.get(name, "as written") for each in problems))
+
+
+def _damage_of(folder: Path) -> list[str]:
+    marks = sealed(folder)
+    return damaged(folder, {name: marks[name] for name in _files(folder) if name in marks})
 
 
 def _files(folder: Path) -> dict[str, None]:
     """What is compared, in the order in which a difference would arise."""
-    return {name: None for name in (*DOCUMENTS[:1], *LEDGERS, *TENSORS, *DOCUMENTS[1:]) if (folder / name).exists()}
+    return {name: None for name in COMPARED if os.path.lexists(folder / name)}
 
 
 def _inside(a: Path, b: Path) -> Iterator[Difference]:
@@ -103,26 +116,31 @@ def _inside(a: Path, b: Path) -> Iterator[Difference]:
     elif a.name in TENSORS:
         yield from _tensors(a, b)
     else:
-        one, other = json.loads(a.read_bytes()), json.loads(b.read_bytes())
+        one, other = (json.loads(read_limited(path, MAX_DOCUMENT_BYTES)) for path in (a, b))
         for where, x, y in _fields(one, other):
             if where.split(".")[0] not in MACHINE:
                 yield Difference(a.name, where, x, y)
 
 
 def _lines(a: Path, b: Path) -> Iterator[Difference]:
-    for line, (x, y) in enumerate(zip_longest(a.read_bytes().splitlines(), b.read_bytes().splitlines()), start=1):
-        if x == y:
-            continue
-        one, other = (json.loads(text) if text else None for text in (x, y))
-        if not all(row is None or isinstance(row, dict) for row in (one, other)):
-            raise ValueError(f"line {line} is no table")
-        known = one or other or {}
-        at = f"line {line}, round {known.get('t')}" + (f", client {known['client']}" if "client" in known else "")
-        if one is None or other is None:
-            yield Difference(a.name, at, "present" if one else "missing", "present" if other else "missing")
-        else:
-            for where, p, q in _fields(one, other):
-                yield Difference(a.name, f"{at}, {where}", p, q)
+    with open_regular(a) as left, open_regular(b) as right:
+        pairs = zip_longest(split_lines(left, half=True), split_lines(right, half=True))
+        for line, (x, y) in enumerate(pairs, start=1):
+            if x != y:
+                yield from _line(a.name, line, *(json.loads(text) if text else None for text in (x, y)))
+
+
+def _line(name: str, line: int, one: Any, other: Any) -> Iterator[Difference]:
+    """Where one line of two ledgers differs; None: the file has ended before."""
+    if not all(row is None or isinstance(row, dict) for row in (one, other)):
+        raise ValueError(f"line {line} is no table")
+    known = one or other or {}
+    at = f"line {line}, round {known.get('t')}" + (f", client {known['client']}" if "client" in known else "")
+    if one is None or other is None:
+        yield Difference(name, at, "present" if one else "missing", "present" if other else "missing")
+    else:
+        for where, p, q in _fields(one, other):
+            yield Difference(name, f"{at}, {where}", p, q)
 
 
 def _tensors(a: Path, b: Path) -> Iterator[Difference]:

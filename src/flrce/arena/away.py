@@ -17,6 +17,8 @@ import torch
 from flrce import runs
 from flrce.config import Experiment
 from flrce.errors import BadInput, brief, installs
+from flrce.lifetime import Starter, describe_starter, end_with_starter
+from flrce.store.disk import make_folder, refuse_writable_by_others, write_through
 from flrce.types import Record
 
 RETRIES = 3  # of a call whose worker was lost
@@ -59,8 +61,10 @@ def away(where: str, settings: Mapping[str, Any]) -> Away:
     raise BadInput(f"--on {where!r}: here, ray, slurm or processes")
 
 
-def made(call: Call) -> Outcome:
-    """A call's value, in a process of any kind, and the GPU memory that it took."""
+def made(call: Call, starter: Starter | None = None) -> Outcome:
+    """A call's value, in a process of any kind that ends with its starter, and the GPU memory that it took."""
+    if starter is not None:
+        end_with_starter(starter)
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -129,11 +133,12 @@ def on_jobs(cluster: str, settings: Mapping[str, Any]) -> Away:
     def execute(calls: Sequence[Call], folder: Path) -> Iterator[tuple[int, Any]]:
         submitit = _imported("submitit", "slurm")
         try:
-            executor = submitit.AutoExecutor(folder=folder / "jobs", cluster=cluster)
+            executor = submitit.AutoExecutor(folder=prepare_jobs_folder(folder), cluster=cluster)
             executor.update_parameters(**{"timeout_min": 240, **settings})
         except (RuntimeError, NameError, ValueError, TypeError) as odd:  # no srun here; a setting it does not know
             raise BadInput(f"--on {'processes' if cluster == 'local' else cluster}: {brief(odd, 200)}") from odd
-        pending = {executor.submit(made, call): (i, 0) for i, call in enumerate(calls)}
+        starter = describe_starter() if cluster == "local" else None  # Slurm's jobs are ended with scancel
+        pending = {executor.submit(made, call, starter): (i, 0) for i, call in enumerate(calls)}
         while pending:
             ended = [job for job in pending if job.done()]
             for job in ended:
@@ -143,11 +148,20 @@ def on_jobs(cluster: str, settings: Mapping[str, Any]) -> Away:
                 elif isinstance(why, submitit.core.utils.FailedJobError) or tries >= RETRIES:
                     yield i, Lost(brief(why, 200))
                 else:
-                    pending[executor.submit(made, calls[i])] = (i, tries + 1)
+                    pending[executor.submit(made, calls[i], starter)] = (i, tries + 1)
             if not ended:
                 time.sleep(POLL)
 
     return execute
+
+
+def prepare_jobs_folder(folder: Path) -> Path:
+    """Where jobs lie as pickles, which are code to whoever loads them: nobody else may put one there."""
+    jobs = folder / "jobs"
+    make_folder(jobs)
+    for place in (folder.parent, folder, jobs):
+        refuse_writable_by_others(place)
+    return jobs
 
 
 def _imported(name: str, extra: str) -> Any:
@@ -172,8 +186,8 @@ def run_all(
 
     What ended stays; if some did not, BadInput says why when all others have.
     """
-    shared.mkdir(parents=True, exist_ok=True)
-    (shared / MARK).write_text("the folder that a command with --on shares with other machines\n")
+    make_folder(shared)
+    write_through(shared / MARK, b"the folder that a command with --on shares with other machines\n")
     calls = [
         Call(run, (experiment, str(folder.resolve()), str(shared.resolve()), data[i] if data else None))
         for i, (experiment, folder) in enumerate(jobs)

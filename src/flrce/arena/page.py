@@ -20,7 +20,7 @@ from flrce.arena.board import Board
 from flrce.arena.records import Played, axes
 from flrce.results.page import embed
 from flrce.store import headline
-from flrce.store.disk import write_through
+from flrce.store.disk import BY_UMASK, write_through
 from flrce.version import __version__
 
 POINTS = 40  # of a curve
@@ -37,7 +37,7 @@ def write(found: Sequence[Played], ranked: Sequence[Board], told: Mapping[str, A
         story="".join(f"<p>{html.escape(line)}</p>" for line in story(found, ranked, told)),
     )  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_through(out, text.encode())
+    write_through(out, text.encode(), BY_UMASK)
     return out
 
 

@@ -3,12 +3,13 @@
 import gzip
 import io
 import json
+import os
 import types
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, BinaryIO, get_type_hints
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -18,11 +19,15 @@ from pydantic import ConfigDict, ValidationError, create_model
 from flrce.arena.plan import Cell
 from flrce.bounds import explained
 from flrce.errors import BadInput, brief
-from flrce.store.disk import write_through
+from flrce.store.disk import make_folder, write_through
+from flrce.store.limited import describe_error, open_regular, read_limited, split_lines
 from flrce.types import Record
 
 FILE = "records.jsonl.gz"
 SCHEMA = 2
+MAX_CELL_BYTES = 2**24  # of one cell: a hundred rounds have 17 kB
+MAX_RATIO = 20  # of unpacked to packed bytes: records have 6
+MIN_UNPACKED_BYTES = 2**26  # allowed however small the packed file is
 AXES = ("rounds", "joules", "bytes", "seconds", "grams")
 #: of a round's record: what replayed rules look at
 KEPT = (
@@ -132,7 +137,7 @@ def _short(value: Any) -> Any:
 
 def save(found: Played, path: Path) -> None:
     """One cell; whole, or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_through(path, json.dumps({"schema": SCHEMA, **asdict(found)}, separators=(",", ":")).encode())
 
 
@@ -142,31 +147,45 @@ def pack(found: Iterable[Played], path: Path) -> None:
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:
         file.write("".join(f"{line}\n" for line in sorted(lines)).encode())
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_through(path, buffer.getvalue())
 
 
 def load(path: Path) -> Played:
     """A cell's file."""
     try:
-        return _read(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as why:
-        raise BadInput(f"{path}: cannot be read ({why}); remove it, and the cell is run again") from why
+        return _read(read_limited(path, MAX_CELL_BYTES), str(path))
+    except OSError as why:
+        raise BadInput(f"{path}: cannot be read ({describe_error(why)}); remove it, and the cell is run again") from why
 
 
 def unpack(folder: Path) -> list[Played]:
     """Every cell of a packed arena."""
     path = folder / FILE if folder.is_dir() else folder
     try:
-        with gzip.open(path, "rt") as lines:
-            return [_read(line, str(path)) for line in lines]
+        with open_regular(path) as file:
+            return [_read(line, str(path)) for line in unpack_lines(file)]
     except FileNotFoundError as why:
         raise BadInput(f"{folder} holds no arena ({FILE}); give the folder of one that was run") from why
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as why:
-        raise BadInput(f"{path} is damaged ({why}); make it again with flrce arena") from why
+    except BadInput:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as why:
+        raise BadInput(f"{path} is damaged ({describe_error(why)}); make it again with flrce arena") from why
 
 
-def _read(text: str, where: str) -> Played:
+def unpack_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a packed file, unpacked as far as they are asked for; ValueError for more than records come to."""
+    limit = max(MIN_UNPACKED_BYTES, MAX_RATIO * os.fstat(file.fileno()).st_size)
+    total = 0
+    with gzip.open(file, "rb") as unpacked:
+        for line in split_lines(unpacked, limit=MAX_CELL_BYTES, half=True):
+            total += len(line)
+            if total > limit:
+                raise ValueError(f"it unpacks to more than {limit} bytes")
+            yield line
+
+
+def _read(text: bytes, where: str) -> Played:
     try:
         raw = json.loads(text)
         if raw.pop("schema") != SCHEMA:

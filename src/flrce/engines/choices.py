@@ -107,7 +107,10 @@ def keep_ways(folder: Path, ways: Mapping[str, str]) -> None:
     """Keep them with a run, before the round that went them is committed."""
     if ways and chosen(folder) != dict(ways):
         temporary = folder / f"{WAYS}.new"
-        temporary.write_text(json.dumps(dict(ways), indent=0))
+        temporary.unlink(missing_ok=True)  # whatever was left there, a link perhaps
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # its owner's alone
+        with os.fdopen(handle, "w") as out:
+            json.dump(dict(ways), out, indent=0)
         os.replace(temporary, folder / WAYS)
 
 

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import time
-import tomllib
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,48 +16,23 @@ from typing import Any
 
 from flrce.errors import BadInput, brief
 from flrce.results.story import about, describe_state, rounds_of
+from flrce.results.tail import Tail
 from flrce.stops.budget import Budget
 from flrce.store import headline as words
+from flrce.store.limited import describe_error, read_limited
+from flrce.store.manifest import known_marks
 from flrce.store.notes import diverged
-from flrce.store.read import Run, checked, parsed
-from flrce.store.seal import document
+from flrce.store.read import Run, read_settings
+from flrce.store.seal import MANIFESTS, SEAL, Damaged, Marks, contents, parse_document
 from flrce.types import Record
 
 DEEPEST = 3  # folders below a given one in which runs are looked for
 POINTS = 240  # of a curve
 RECENT = 10  # evaluations that say what a point costs now
 SHOWN = 40  # clients, and refused replies, that are listed
+WATCHED = ("rounds.jsonl", "experiment.toml", "partition.json", "lock", SEAL, *MANIFESTS)
+BEGUN = ("rounds.jsonl", "lock", SEAL)  # one of which a run directory holds
 PACE = 20  # rounds from whose times the end is estimated
-
-
-@dataclass
-class Tail:
-    """The lines of a file that grows, each read once; from the start again if what was read is not there any more."""
-
-    path: Path
-    at: int = 0
-    end: bytes = b""  # the line before `at`, by which the file is known again
-    records: list[Record] = field(default_factory=list)
-
-    def read(self) -> bool:
-        """Take in what is new; whether anything was."""
-        try:
-            with open(self.path, "rb") as file:
-                if self.at:
-                    file.seek(self.at - len(self.end))
-                    if file.read(len(self.end)) != self.end:
-                        self.at, self.end, self.records = 0, b"", []
-                        file.seek(0)
-                whole, newline, _ = file.read().rpartition(b"\n")  # a line may be half written
-        except FileNotFoundError:
-            was, self.at, self.end, self.records = self.at, 0, b"", []
-            return was > 0
-        if not newline:
-            return False
-        fresh = whole + newline
-        self.records += [checked(row) for row in parsed(fresh, self.path.name)]
-        self.at, self.end = self.at + len(fresh), fresh.splitlines(keepends=True)[-1]
-        return True
 
 
 @dataclass
@@ -75,12 +49,13 @@ class Watched:
     def look(self) -> dict[str, Any]:
         """What there is to say of it now."""
         try:
-            grown = self.tail.read()
-            stamps = tuple(_stamp(self.folder / name) for name in ("experiment.toml", "partition.json", "lock"))
+            stamps = tuple(_state_of(self.folder / name) for name in WATCHED)
             owner = holder(self.folder / "lock")
-            if grown or self.run is None or (*stamps, owner) != self.key:
+            if self.run is None or (*stamps, owner) != self.key:
+                marks, _ = known_marks(self.folder)
+                grown = self.tail.read(marks.get("rounds.jsonl"))
+                self.run = self._run(marks)
                 self.key = (*stamps, owner)
-                self.run = self._run()
                 done = len(self.run.done)
                 if grown and (not self.times or self.times[-1][1] != done):
                     if self.times and done < self.times[-1][1]:
@@ -89,13 +64,15 @@ class Watched:
                 self.shown = view(self.run, owner, self._ends(), _stamp(self.tail.path))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
             self.run, self.tail = None, Tail(self.tail.path)
-            self.shown = {"folder": str(self.folder), "state": f"unreadable: {brief(why, 120)}"}
+            word = "damaged" if isinstance(why, Damaged) else "unreadable"
+            self.shown = {"folder": str(self.folder), "state": f"{word}: {brief(describe_error(why), 120)}"}
         return self.shown
 
-    def _run(self) -> Run:
-        experiment = tomllib.loads((self.folder / "experiment.toml").read_text("utf-8"))
+    def _run(self, marks: Marks) -> Run:
+        experiment = read_settings(self.folder, marks)
         partition = self.folder / "partition.json"
-        told = document(partition) if partition.is_file() else {}
+        there = partition.name in marks or os.path.lexists(partition)
+        told = parse_document(contents(partition, marks), partition) if there else {}
         return Run(self.folder, experiment, tuple(self.tail.records), (), told, (), {})
 
     def _ends(self) -> float | None:
@@ -134,16 +111,17 @@ UNDER_WAY = ("running", "preparing")
 
 def folders(place: Path) -> set[Path]:
     """Run directories at or below a folder: whatever holds an experiment and a lock or rounds."""
-    if not place.is_dir():
+    if not os.path.isdir(place):
         raise BadInput(f"{place} is no folder; give a run directory, or one that holds some")
     inside = {path.parent for depth in range(DEEPEST + 1) for path in place.glob("*/" * depth + "experiment.toml")}
-    return {folder for folder in inside if (folder / "rounds.jsonl").is_file() or (folder / "lock").is_file()}
+    return {folder for folder in inside if any(os.path.lexists(folder / name) for name in BEGUN)}
 
 
 def holder(lock: Path) -> str:
     """Who trains in a folder now: "here", a machine's name, or "" for nobody."""
     try:
-        found = re.fullmatch(r"process (\d{1,10}) on (.*)", lock.read_text(errors="replace").strip())
+        text = read_limited(lock, 1000).decode(errors="replace").strip()
+        found = re.fullmatch(r"process (\d{1,10}) on (.*)", text)
     except OSError:
         return ""
     if not found:
@@ -258,6 +236,15 @@ def curve(records: Sequence[Record], value: Any) -> list[list[float]]:
     points = [[h.t, float(f"{found:.5g}")] for h in records if (found := value(h)) is not None]
     step = -(-len(points) // POINTS) or 1
     return points[:-1:step] + points[-1:]
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    """By which one can tell that a file was written anew."""
+    try:
+        found = os.stat(path)
+        return found.st_mtime_ns, found.st_size
+    except OSError:
+        return 0, -1
 
 
 def _stamp(path: Path) -> float:

@@ -21,7 +21,7 @@ from flrce.results.tables import AXES, HEADLINE, Group
 from flrce.results.tasks import require_one_task
 from flrce.store import headline as words
 from flrce.store import read
-from flrce.store.disk import write_through
+from flrce.store.disk import BY_UMASK, write_through
 from flrce.store.read import Run
 from flrce.version import __version__
 
@@ -40,7 +40,7 @@ def write(folders: Sequence[Path | str], out: Path | str) -> Path:
 def write_runs(runs: Sequence[Run], path: Path) -> Path:
     """The report of runs of one task."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_through(path, page(runs).encode())
+    write_through(path, page(runs).encode(), BY_UMASK)
     return path
 
 

@@ -1,12 +1,13 @@
 """A run's adapters as HuggingFace's peft reads them: adapter_config.json and adapter_model.safetensors."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from flrce.config import Experiment
@@ -14,7 +15,8 @@ from flrce.errors import BadInput, brief
 from flrce.models.adapters import DOWN, UP
 from flrce.models.nets import build
 from flrce.models.seeds import Seeded
-from flrce.store.checkpoint import write_through
+from flrce.store.disk import BY_UMASK, write_through
+from flrce.store.seal import MAX_SETTINGS_BYTES, SEAL, Marks, contents, refuse_unlisted, sealed
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PUBLIC = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # where a model that has a name here is published
@@ -24,15 +26,17 @@ BEFORE = "base_model.model."  # peft around a causal model
 
 def export(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
     """Write the adapters that a run handed back, or its `last` ones, into the folder `out`; the config is returned."""
-    if not (run / "experiment.toml").is_file():
+    if not os.path.lexists(run / "experiment.toml"):
         raise BadInput(f"{run} is no run directory; give the --out of a run")
+    marks = _marks(run, last)
+    contents(run / "experiment.toml", marks, MAX_SETTINGS_BYTES)  # rank and alpha stand there: as they were sealed
     experiment = Experiment.load(run / "experiment.toml")
     if kept := experiment.build_recipe().kept:
         raise BadInput(
             f"{run}: every client keeps {', '.join(kept)} of its own; flrce.run(experiment, {str(run)!r}, "
             "resume=True).personal has their models, and flrce.results.peft.write writes one"
         )
-    return write(_read(run, last), experiment, out)
+    return write(_read(run, last, marks), experiment, out)
 
 
 def write(model: Mapping[str, Tensor], experiment: Experiment, out: Path | str) -> dict[str, Any]:
@@ -60,8 +64,8 @@ def write(model: Mapping[str, Tensor], experiment: Experiment, out: Path | str) 
     named = {f"{BEFORE}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_through(out / WEIGHTS, save(named, {"format": "pt"}))
-        write_through(out / CONFIG, json.dumps(config, indent=1).encode())
+        write_through(out / WEIGHTS, save(named, {"format": "pt"}), BY_UMASK)
+        write_through(out / CONFIG, json.dumps(config, indent=1).encode(), BY_UMASK)
     except OSError as why:
         raise BadInput(f"{out} cannot be written: {why.strerror or why}; give a folder that can") from why
     return config
@@ -82,14 +86,24 @@ def adapters(tensors: Mapping[str, Tensor], experiment: Experiment) -> dict[str,
     return {name: x.detach() for name, x in tensors.items() if name.rpartition(".")[2] in (DOWN, UP)}
 
 
-def _read(run: Path, last: bool) -> dict[str, Tensor]:
-    path = run / "last.safetensors"
-    path = path if last and path.exists() else run / "model.safetensors"  # one file where both are the same
-    if not path.exists():
+def _marks(run: Path, last: bool) -> Marks:
+    """What the seal says of a run's files; BadInput where there is no model, or nothing to check it by."""
+    marks = sealed(run)
+    names = ("last.safetensors", "model.safetensors") if last else ("model.safetensors",)
+    if not any(os.path.lexists(run / name) or name in marks for name in names):
         raise BadInput(
             f"{run} has no model yet: one is written when the run ends or is interrupted; go on with --resume"
         )
+    if not marks:
+        raise BadInput(f"{run} has no {SEAL} to check its weights by; flrce run --out {run} --resume writes it")
+    refuse_unlisted(run, marks)
+    return marks
+
+
+def _read(run: Path, last: bool, marks: Marks) -> dict[str, Tensor]:
+    name = "last.safetensors" if last and "last.safetensors" in marks else "model.safetensors"  # often the same
+    path, size = run / name, marks.get(name, {"bytes": 0})["bytes"]
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as why:
+        return load(contents(path, marks, size))
+    except SafetensorError as why:
         raise BadInput(f"{path} cannot be read ({brief(why, 80)}); restore it (flrce verify {run} checks all)") from why

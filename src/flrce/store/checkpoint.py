@@ -5,7 +5,7 @@ touched, and what its clients keep) and, when clients have appeared, `N.roster`.
 needed and the ledger's length, each with its SHA-256, and bears its own; it is written aside, fsynced and renamed: that
 rename is the commit. Manifests take turns between two names, so the previous commit stays whole at every moment.
 
-Files are readable by their owner alone (mode 0600): clients' last updates lie in them as they came.
+Clients' last updates lie in these files as they came; like all of a run directory they are their owner's alone.
 
 What the pieces remember is described in snapshot.py; `N.I.rows` are the rows of a table that changed, where they are
 looked for.
@@ -19,7 +19,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,44 +27,28 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from flrce.errors import BadInput
-from flrce.host import sync_folder
+from flrce.errors import BadInput, brief
+from flrce.host import fits, sync_folder
 from flrce.store import snapshot
 from flrce.store.changed import Watch
-from flrce.store.disk import PRIVATE, write_pieces, write_through
+from flrce.store.disk import make_folder, write_pieces, write_through
 from flrce.store.failpoint import failpoint
+from flrce.store.limited import describe_error, read_limited
+from flrce.store.manifest import FORMER, SLOTS, Commit, manifests, serialize_commit
 from flrce.store.pages import Rows, pages
 from flrce.store.places import Places
+from flrce.store.seal import Marks
 from flrce.store.snapshot import ROWS_OF, Assembly, Snapshot, Tensors
 from flrce.types import Round, State
 
-SCHEMA = 3
-SIMPLER = 2  # the schema before: it described no values but plain ones, and wrote rows of the round's clients alone
-SLOTS = ("manifest.a.json", "manifest.b.json")
-FORMER = ("manifest.json", "manifest.previous.json")  # of schema 1
 OURS = (".state", ".rows", ".roster", ".part")
-Marks = Mapping[str, Mapping[str, Any]]  # ledger file -> bytes, sha256
+UNSOUND = (
+    ValueError, KeyError, IndexError, OSError, TypeError, AttributeError, OverflowError, RuntimeError, SafetensorError,
+)  # fmt: skip
 Tables = dict[str, Tensor | Rows]
 log = logging.getLogger("flrce")
 
-__all__ = ["Commit", "Journal", "write_through"]
-
-
-@dataclass(frozen=True)
-class Commit:
-    """What the manifest says."""
-
-    t: int
-    attempt: int
-    files: dict[str, dict[str, Any]]  # name -> sha256, bytes
-    latest: str  # stem of the newest state file
-    roster: str  # file with the clients' names
-    rounds: dict[str, str]  # "table/round" of tables by round -> file
-    scalars: dict[str, Any]  # what the pieces remember besides tensors
-    ledger: dict[str, dict[str, Any]]  # length and SHA-256 of each ledger file at the commit
-    experiment: str  # fingerprint of the configuration
-    versions: dict[str, str]
-    schema: int = SCHEMA
+__all__ = ["Commit", "Journal", "Marks", "manifests", "write_through"]
 
 
 class Journal:
@@ -86,7 +69,7 @@ class Journal:
 
     def save(self, done: Round, ledger: Marks, guard: Callable[[], None]) -> None:
         """Commit one round; `guard` raises if the folder is no longer this run's."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.folder)
         state, stem = done.state, f"{len(done.state.history):06d}"
         touched = sorted({*done.touched, *self.places.stragglers(set(done.touched))})
         shot = snapshot.take(state, touched)
@@ -99,7 +82,7 @@ class Journal:
         roster = self.last.roster if self.last else ""
         if state.roster != self.roster or not roster:
             roster = f"{stem}.roster"
-            files[roster] = write_pieces(self.folder / roster, [json.dumps(state.roster).encode()], PRIVATE)
+            files[roster] = write_pieces(self.folder / roster, [json.dumps(state.roster).encode()])
         needed = {*self.places.without(touched), *rounds.values(), roster}
         for key, rows in changed.items():
             needed |= self.changed.get(key, Places()).without(rows).keys()
@@ -130,14 +113,14 @@ class Journal:
     ) -> dict[str, dict[str, Any]]:
         """The files of a commit and their marks: the model and what is small; rows, and `new` entries by round."""
         whole = f"{stem}.state"
-        files = {whole: write_pieces(self.folder / whole, pages(shot.whole), PRIVATE)}
+        files = {whole: write_pieces(self.folder / whole, pages(shot.whole))}
         if touched or new:
             rows = f"{stem}.rows"
-            files[rows] = write_pieces(self.folder / rows, pages(shot.rows | new), PRIVATE)
+            files[rows] = write_pieces(self.folder / rows, pages(shot.rows | new))
         for (key, k), name in zip(changed.items(), _names(stem, changed), strict=True):
             if k:  # a file for each table: it is deleted when that table needs it no longer
                 own: Tables = {key: Rows(shot.tables[key], tuple(k)), ROWS_OF + key: torch.tensor(k)}
-                files[name] = write_pieces(self.folder / name, pages(own), PRIVATE)
+                files[name] = write_pieces(self.folder / name, pages(own))
         return files
 
     def restore(self, start: State, verify: Callable[[Marks], None]) -> State | None:
@@ -153,8 +136,8 @@ class Journal:
                 verify(commit.ledger)
             except BadInput:
                 raise
-            except (ValueError, KeyError, IndexError, OSError, TypeError, RuntimeError, SafetensorError) as why:
-                problems.append(f"{path.name}: {' '.join(str(why).split())[:200]}")
+            except UNSOUND as why:
+                problems.append(f"{path.name}: {brief(describe_error(why), 200)}")
                 continue
             if commit.experiment not in self.accepted:
                 raise BadInput(f"{self.folder.parent} was made by another experiment; use its own, or another --out")
@@ -188,8 +171,10 @@ class Journal:
         return state
 
     def _checked(self, name: str, commit: Commit) -> bytes:
-        data = (self.folder / name).read_bytes()
         entry = commit.files[name]
+        if (self.folder / name).lstat().st_size == entry["bytes"]:
+            fits(entry["bytes"], str(self.folder / name), "free some memory")
+        data = read_limited(self.folder / name, entry["bytes"])
         if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise ValueError(f"{name} is not as it was written")
         return data
@@ -202,7 +187,7 @@ class Journal:
         first, second = SLOTS
         spare = self.slot
         self.slot = second if spare == first else first
-        write_through(self.folder / self.slot, _sealed(commit), PRIVATE)
+        write_through(self.folder / self.slot, serialize_commit(commit))
         sync_folder(self.folder)
         failpoint("commit.done")
         self._sweep({*commit.files, *(self.last.files if self.last else ()), self.slot, spare})
@@ -225,49 +210,3 @@ class Journal:
 def _names(stem: str, tables: Collection[str]) -> list[str]:
     """Files of a commit for these tables' rows."""
     return [f"{stem}.{i}.rows" for i in range(len(tables))]
-
-
-def manifests(folder: Path) -> tuple[list[tuple[Path, Commit, tuple[str, ...]]], list[str]]:
-    """Every readable manifest, the newest first, with the names an old one lists; and what is wrong with the others."""
-    found, problems = [], []
-    for path in (folder / name for name in (*SLOTS, *FORMER)):
-        if not path.exists():
-            continue
-        try:
-            found.append((path, *read(path)))
-        except BadInput:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as why:
-            problems.append(f"{path.name}: {' '.join(str(why).split())[:200]}")
-    return sorted(found, key=lambda item: int(item[1].latest), reverse=True), problems
-
-
-def read(path: Path) -> tuple[Commit, tuple[str, ...]]:
-    """A manifest, and the clients' names where an old one lists them; ValueError if it is damaged."""
-    raw = json.loads(path.read_bytes())
-    if raw.get("schema") == 1 and "commit" not in raw:
-        return _from_first(raw), tuple(raw["roster"])
-    body = raw["commit"]
-    if hashlib.sha256(_canonical(body)).hexdigest() != raw["sha256"]:
-        raise ValueError("the manifest is not as it was written")
-    if body["schema"] not in (SIMPLER, SCHEMA):
-        raise BadInput(
-            f"{path} has schema {body['schema']}, this version reads {SCHEMA}; use the version that wrote it"
-        )
-    return Commit(**body), ()
-
-
-def _from_first(raw: Mapping[str, Any]) -> Commit:
-    """Schema 1: names and rows inside the manifest, no SHA-256 of the ledger or of the manifest itself."""
-    ledger = {name: {"bytes": length, "sha256": None} for name, length in raw["ledger"].items()}
-    same = ("t", "attempt", "files", "latest", "rounds", "scalars", "experiment")
-    return Commit(**{key: raw[key] for key in same}, roster="", ledger=ledger, versions={})
-
-
-def _canonical(body: Any) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _sealed(commit: Commit) -> bytes:
-    body = _canonical(asdict(commit))
-    return b'{"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'","commit":' + body + b"}"

@@ -1,28 +1,71 @@
 """Files that are there whole or not at all, and a folder that one process owns."""
 
+import errno
 import fcntl
 import hashlib
 import os
 import platform
+import stat
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from flrce.errors import BadInput
 from flrce.store.failpoint import failpoint
+from flrce.store.limited import hash_prefix, open_regular, read_limited
 
 CHUNK = 2**24  # bytes read at a time: one call of the system returns at most 2 GiB
-PRIVATE = 0o600  # of files with clients' updates in them
+PRIVATE = 0o600  # of every file in a run directory: names and losses of clients, their updates, models trained on them
+PRIVATE_FOLDER = 0o700
+BY_UMASK = 0o666  # of files that are made to be handed on: pages, figures, tables, exported adapters
 
 
-def write_through(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a file aside, make sure it is on disk, and rename it into place."""
+def make_folder(folder: Path) -> None:
+    """Make a folder of runs, and those above it that are missing, for its owner alone. One that exists stays as it is.
+
+    >>> import tempfile
+    >>> made = Path(tempfile.mkdtemp()) / "runs" / "a"
+    >>> make_folder(made)
+    >>> oct(made.parent.stat().st_mode & 0o777)
+    '0o700'
+    """
+    for path in (*reversed(folder.parents), folder):
+        if not path.exists():
+            path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
+def refuse_writable_by_others(folder: Path) -> None:
+    """BadInput if anybody but the user can put files into a folder from which code is loaded (pickled jobs).
+
+    The folder is the user's own and neither its group nor others may write to it; no folder above it lets everybody
+    rename what is in it.
+    """
+    if folder.is_symlink():
+        raise BadInput(f"{folder} is a symbolic link; jobs are read from it as code: name the folder itself")
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise BadInput(f"{folder} belongs to another user; jobs are read from it as code: name a folder of your own")
+    if found.st_mode & 0o022:
+        raise BadInput(f"{folder} can be written by others; jobs are read from it as code: chmod go-w {folder}")
+    for parent in folder.resolve().parents:
+        mode = parent.stat().st_mode
+        if mode & 0o002 and not mode & stat.S_ISVTX:
+            raise BadInput(f"{folder} lies in {parent}, which everybody can change; chmod o-w {parent}, or use another")
+
+
+def write_through(path: Path, data: bytes, mode: int = PRIVATE) -> None:
+    """Write a file aside, make sure it is on disk, and rename it into place; readable by its owner alone."""
     write_pieces(path, [data], mode)
 
 
-def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], mode: int = 0o666) -> dict[str, Any]:
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], mode: int = PRIVATE) -> dict[str, Any]:
     """The same for a file that comes piece by piece; returns its mark, the length and SHA-256."""
+    if not path.name or path.is_dir():  # "/" and "." have no name
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     aside, length, found = path.with_name(path.name + ".part"), 0, hashlib.sha256()
     try:
         aside.unlink(missing_ok=True)  # whatever was left there, a link perhaps
@@ -52,12 +95,15 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
 
 def hashed(path: Path, most: int | None = None) -> dict[str, Any]:
     """The length and SHA-256 of a file, or of its first `most` bytes; little of it is in memory at a time."""
-    found, length = hashlib.sha256(), 0
-    with open(path, "rb") as f:
-        while data := f.read(CHUNK if most is None else min(CHUNK, most - length)):
-            found.update(data)
-            length += len(data)
-    return {"sha256": found.hexdigest(), "bytes": length}
+    with open_regular(path) as file:
+        length, sha256 = hash_prefix(file, most)
+    return {"sha256": sha256, "bytes": length}
+
+
+def _make_private(handle: int) -> None:
+    """A file that an earlier version left readable by others."""
+    with suppress(PermissionError):  # another user's; it could be opened all the same
+        os.fchmod(handle, PRIVATE)
 
 
 class Lines:
@@ -79,7 +125,8 @@ class Lines:
     def open(self, mark: Mapping[str, Any] | None) -> None:
         """Cut to the mark, or to nothing, and make ready to append."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | os.O_NOFOLLOW
-        self.handle = os.open(self.path, flags, 0o644)
+        self.handle = os.open(self.path, flags, PRIVATE)
+        _make_private(self.handle)
         self.size = mark["bytes"] if mark else 0
         failpoint("lines.opened")
         os.ftruncate(self.handle, self.size)
@@ -116,13 +163,14 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.handle = path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        self.path, self.handle = path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(self.handle, 200, 0).decode(errors="replace").strip()
             self.close()
             raise BadInput(f"{path.parent} is in use by {owner or 'another run'}; wait, or stop it") from None
+        _make_private(self.handle)
         os.ftruncate(self.handle, 0)
         os.pwrite(self.handle, f"process {os.getpid()} on {platform.node()}".encode(), 0)
         _held.add(self)
@@ -134,8 +182,16 @@ class Lock:
         except FileNotFoundError:
             mine = False
         if not mine:
-            owner = self.path.read_text(errors="replace").strip() if self.path.exists() else "somebody"
-            raise BadInput(f"{self.path.parent} was taken over by {owner or 'another run'}; this run ends here")
+            raise BadInput(f"{self.path.parent} was taken over by {self._owner()}; this run ends here")
+
+    def _owner(self) -> str:
+        """Who has the folder now, by the file that lies there."""
+        try:
+            return read_limited(self.path, 1000).decode(errors="replace").strip() or "another run"
+        except FileNotFoundError:
+            return "somebody"
+        except OSError:
+            return "another run"
 
     def close(self) -> None:
         if self.handle >= 0:

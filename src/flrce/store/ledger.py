@@ -15,10 +15,11 @@ from flrce.errors import BadInput, brief
 from flrce.host import sync_folder
 from flrce.round.living import dated
 from flrce.store import checkpoint
-from flrce.store.disk import Lines, Lock, write_through
+from flrce.store.disk import Lines, Lock, make_folder, write_through
 from flrce.store.failpoint import failpoint
+from flrce.store.limited import open_regular, split_lines
 from flrce.store.lines import finite, jsonl, record, relations_of
-from flrce.store.seal import SEAL, SEALED, seal
+from flrce.store.seal import SEAL, SEALED, read_lines, seal
 from flrce.store.settings import fingerprint, former_fingerprint, same_data, same_experiment
 from flrce.store.summary import summarise, versions
 from flrce.traits import Maps
@@ -42,7 +43,7 @@ class Ledger:
         with _reported(folder):
             _named(folder)
             refuse_unless_new(folder, resume)
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             _own(folder)
             self.lock = Lock(folder / "lock")
             try:
@@ -77,8 +78,9 @@ class Ledger:
         found = self.journal.restore(start, self._verify)
         if found is not None and self.journal.last is not None:
             length = self.journal.last.ledger["rounds.jsonl"]["bytes"]
-            lines = (self.folder / "rounds.jsonl").read_bytes()[:length].splitlines()
-            found = replace(found, history=dated(record(json.loads(line)) for line in lines))
+            with open_regular(self.folder / "rounds.jsonl") as file:
+                records = [record(json.loads(line)) for line in split_lines(file, length)]
+            found = replace(found, history=dated(records))
         self.committed = found
         return found
 
@@ -143,7 +145,7 @@ class Ledger:
     def _nothing_lost(self) -> None:
         """A crash before the first commit leaves at most one round's line; more of them had a checkpoint once."""
         path = self.folder / "rounds.jsonl"
-        count = path.read_bytes().count(b"\n") if path.exists() else 0
+        count = sum(1 for _ in read_lines(path, {}))
         if count > 1:
             raise BadInput(f"{path} holds {count} rounds but checkpoint/ has none: put it back, or use another --out")
 
@@ -159,10 +161,14 @@ def _named(folder: Path) -> None:
 
 
 def _own(folder: Path) -> None:
-    """BadInput if anything that a run writes in its folder is a link to somewhere else."""
+    """BadInput if anything that a run writes in its folder is a link to somewhere else, a pipe or a device."""
     for name in (*SEALED, SEAL, "lock", "checkpoint"):
-        if (folder / name).is_symlink():
-            raise BadInput(f"{folder / name} is a symbolic link; a run writes only inside its folder: remove it")
+        path = folder / name
+        if path.is_symlink():
+            raise BadInput(f"{path} is a symbolic link; a run writes only inside its folder: remove it")
+        if path.exists() and not (path.is_dir() if name == "checkpoint" else path.is_file()):
+            kind = "folder" if name == "checkpoint" else "regular file"
+            raise BadInput(f"{path} is no {kind}; a run writes only files of its own: remove it")
 
 
 def refuse_unless_new(folder: Path, resume: bool) -> None:
@@ -188,7 +194,7 @@ def _reported(folder: Path) -> Iterator[None]:
 
 def keep(folder: Path, experiment: str, history: Sequence[Record], summary: Mapping[str, Any]) -> None:
     """A run directory of a finished run that was not journalled: enough for reports, nothing to resume."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     lines = [json.dumps(asdict(record), separators=(",", ":")) for record in history]
     write_through(folder / "experiment.toml", experiment.encode())
     write_through(folder / "rounds.jsonl", "".join(f"{line}\n" for line in lines).encode())

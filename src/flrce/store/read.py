@@ -2,8 +2,9 @@
 
 import base64
 import json
+import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Required
@@ -16,9 +17,10 @@ from typing_extensions import TypedDict
 from flrce.errors import BadInput, brief
 from flrce.round.living import dated
 from flrce.store.lines import MAPPED
+from flrce.store.manifest import known_marks
 from flrce.store.recorded import Relation as Relation
 from flrce.store.recorded import Run as Run
-from flrce.store.seal import Marks, contents, document, sealed
+from flrce.store.seal import MAX_SETTINGS_BYTES, SEAL, Marks, contents, parse_document, read_lines
 from flrce.types import Record
 
 MOST, MOST_ROUNDS = 1e30, 10**9  # of any figure, and of rounds: what is larger was not written by a run
@@ -58,14 +60,19 @@ def find(folders: Sequence[Path | str]) -> list[Run]:
     """Every run in the folders: each a run, a folder of seeds, or a folder of recipes with seeds."""
     found: dict[Path, Run] = {}
     for folder in map(Path, folders):
-        if not folder.exists():
+        if not os.path.exists(folder):
             raise BadInput(f"{folder} does not exist; give a run directory, as `flrce run --out` makes it")
-        paths = [folder / "rounds.jsonl", *folder.glob("*/rounds.jsonl"), *folder.glob("*/*/rounds.jsonl")]
-        inside = sorted((path.parent for path in paths if path.is_file()), key=_natural)
+        inside = sorted(run_folders(folder, 2), key=_natural)
         if not inside:
             raise BadInput(f"{folder} is no run: it holds no rounds.jsonl, nor do its folders; give what --out named")
         found |= {path.resolve(): read(path) for path in inside if path.resolve() not in found}
     return list(found.values())
+
+
+def run_folders(place: Path, depth: int) -> set[Path]:
+    """Folders at or below a place that hold a run's rounds, or the seal of one whose rounds are gone."""
+    names = [f"{'*/' * level}{name}" for level in range(depth + 1) for name in ("rounds.jsonl", SEAL)]
+    return {path.parent for name in names for path in place.glob(name)}
 
 
 def one(folder: Path | str) -> Run:
@@ -78,17 +85,15 @@ def one(folder: Path | str) -> Run:
 
 
 def read(folder: Path) -> Run:
-    """One run directory, checked against its seal where it has one; half a last line is left out."""
+    """One run directory, checked against its seal, or its last commit where it has none; half a line is left out."""
     try:
-        marks = sealed(folder)
-        if not (folder / "experiment.toml").is_file():
-            raise ValueError("it has no experiment.toml")
-        experiment = tomllib.loads(contents(folder / "experiment.toml", marks).decode())
+        marks, is_sealed = known_marks(folder)
+        experiment = read_settings(folder, marks)
         run = Run(
             folder, experiment, dated(map(checked, _lines(folder / "rounds.jsonl", marks))),
             tuple(map(_cost, _lines(folder / "clients.jsonl", marks))), _json(folder / "partition.json", marks),
             tuple(map(_relation, _lines(folder / "relations.jsonl", marks))), _json(folder / "summary.json", marks),
-            bool(marks), _json(folder / "final.json", marks),
+            is_sealed, _json(folder / "final.json", marks),
         )  # fmt: skip
         _plausible(run)
         return run
@@ -156,14 +161,21 @@ def _relation(row: Mapping[str, Any]) -> Relation:
     return Relation(found["t"], tuple(k), tuple(H), Omega)
 
 
+def read_settings(folder: Path, marks: Marks) -> dict[str, Any]:
+    """The tables of a run's experiment.toml."""
+    path = folder / "experiment.toml"
+    if not os.path.lexists(path) and path.name not in marks:
+        raise ValueError("it has no experiment.toml")
+    return tomllib.loads(contents(path, marks, MAX_SETTINGS_BYTES).decode())
+
+
 def _lines(path: Path, marks: Marks) -> Iterator[dict[str, Any]]:
-    whole, _, _ = contents(path, marks).rpartition(b"\n")  # a crash may leave half a line
-    return parsed(whole, path.name)
+    return parsed(read_lines(path, marks), path.name)
 
 
-def parsed(whole: bytes, name: str) -> Iterator[dict[str, Any]]:
+def parsed(lines: Iterable[bytes], name: str) -> Iterator[dict[str, Any]]:
     """Whole lines of a file as tables."""
-    for line in whole.splitlines():
+    for line in lines:
         if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
@@ -172,8 +184,8 @@ def parsed(whole: bytes, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _json(path: Path, marks: Marks) -> dict[str, Any]:
-    contents(path, marks)
-    return document(path) if path.exists() else {}
+    there = os.path.lexists(path) or path.name in marks
+    return parse_document(contents(path, marks), path) if there else {}
 
 
 def _natural(path: Path) -> tuple[Any, ...]:

@@ -2,48 +2,115 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from flrce.errors import BadInput, brief
+from flrce.host import fits
 from flrce.store.disk import hashed, write_through
+from flrce.store.limited import (
+    MAX_DOCUMENT_BYTES,
+    describe_error,
+    hash_prefix,
+    open_regular,
+    read_limited,
+    split_lines,
+)  # fmt: skip
 
 SEAL = "checksums.json"
 SEALED = (
     "experiment.toml", "partition.json", "rounds.jsonl", "clients.jsonl", "relations.jsonl", "model.safetensors",
     "last.safetensors", "relations.safetensors", "final.json", "summary.json",
 )  # fmt: skip
+MANIFESTS = tuple(f"checkpoint/manifest.{slot}.json" for slot in "ab")  # they vouch for the rest of the checkpoint
+MAX_SEAL_BYTES = 2**20
+MAX_SETTINGS_BYTES = 2**24  # of experiment.toml
+PARSED = 4  # times its size in memory, at least: a file that is read as a whole
+
+
+class Damaged(BadInput):
+    """A file of a run is not as it was written."""
+
+
 Marks = Mapping[str, Mapping[str, Any]]  # file -> bytes, sha256
 
 
 def seal(folder: Path, known: Marks) -> None:
     """Write the hashes of every file of a run; `known` are those of the ledgers, as far as they are committed."""
-    files = {name: dict(known.get(name) or hashed(folder / name)) for name in SEALED if (folder / name).is_file()}
+    names = [name for name in (*SEALED, *MANIFESTS) if (folder / name).is_file()]
+    files = {name: dict(known.get(name) or hashed(folder / name)) for name in names}
     write_through(folder / SEAL, json.dumps({"sha256": _digest(files), "files": files}, indent=1).encode())
 
 
 def sealed(folder: Path) -> Marks:
     """What the files of a finished run hashed to; nothing where it has not ended, or an earlier version wrote it."""
     path = folder / SEAL
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
-    found = document(path)
+    try:
+        found = document(path, MAX_SEAL_BYTES)
+    except BadInput as why:
+        raise Damaged(why) from why
     files = found.get("files")
-    if not isinstance(files, dict) or found.get("sha256") != _digest(files) or not all(map(_mark, files.values())):
-        raise BadInput(f"{path} is not as it was written; restore it, or delete it to read the run unchecked")
+    if not isinstance(files, dict) or found.get("sha256") != _digest(files) or not _plausible(files):
+        raise Damaged(f"{path} is not as it was written; restore it, or delete it to read the run unchecked")
     return files
 
 
-def contents(path: Path, marks: Marks) -> bytes:
-    """A file as it was sealed, BadInput if it is not; as it is, where nothing is known of it."""
-    mark, data = marks.get(path.name), path.read_bytes() if path.exists() else b""
+def unlisted(folder: Path, marks: Marks) -> list[str]:
+    """Files of a sealed run that its seal does not know: they were put there later."""
+    names = SEALED if set(marks).isdisjoint(MANIFESTS) else (*SEALED, *MANIFESTS)  # earlier versions left them out
+    return [name for name in names if name not in marks and os.path.lexists(folder / name)]
+
+
+def refuse_unlisted(folder: Path, marks: Marks) -> None:
+    """BadInput if a file was added to a sealed run."""
+    for name in unlisted(folder, marks):
+        raise Damaged(f"{folder / name} was added after the run ended ({SEAL} does not list it); remove it")
+
+
+def contents(path: Path, marks: Marks, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """A file as it was sealed, BadInput if it is not; as it is, where nothing is known of it; empty if not there."""
+    mark = marks.get(path.name)
+    try:
+        size = path.lstat().st_size
+        fits(PARSED * min(size, limit), str(path), "read it on a larger machine")
+        data = read_limited(path, limit)
+    except FileNotFoundError:
+        data = b""
+    except OSError as why:
+        raise BadInput(f"{path} cannot be read: {describe_error(why)}") from why
     if mark is None:
         return data
     data = data[: mark["bytes"]]  # what follows was never committed
-    if len(data) < mark["bytes"] or hashlib.sha256(data).hexdigest() != mark["sha256"]:
-        raise BadInput(f"{path} is not as it was written; restore it (flrce verify {path.parent} checks all files)")
+    if len(data) < mark["bytes"] or (mark["sha256"] and hashlib.sha256(data).hexdigest() != mark["sha256"]):
+        raise Damaged(_changed(path))
     return data
+
+
+def read_lines(path: Path, marks: Marks) -> Iterator[bytes]:
+    """Whole lines of a ledger as it was sealed or committed, BadInput if it is not; none if it is not there."""
+    mark = marks.get(path.name)
+    length = None if mark is None else mark["bytes"]
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        if length:
+            raise Damaged(_changed(path)) from None
+        return
+    except OSError as why:
+        raise BadInput(f"{path} cannot be read: {describe_error(why)}") from why
+    with file:
+        size = os.fstat(file.fileno()).st_size if length is None else length
+        if mark is not None:
+            count, sha256 = hash_prefix(file, length)
+            if count < mark["bytes"] or (mark["sha256"] and sha256 != mark["sha256"]):
+                raise Damaged(_changed(path))
+        fits(PARSED * size, str(path), "read it on a larger machine")
+        yield from split_lines(file, length)
 
 
 def damaged(folder: Path, marks: Marks) -> list[str]:
@@ -51,33 +118,59 @@ def damaged(folder: Path, marks: Marks) -> list[str]:
     found = []
     for name, mark in marks.items():
         path = folder / name
-        if not path.is_file():
+        try:
+            now, size = hashed(path, mark["bytes"]), path.stat().st_size
+        except FileNotFoundError:
             found.append(f"{name}: missing")
             continue
-        now = hashed(path, mark["bytes"])
+        except OSError as why:
+            found.append(f"{name}: {describe_error(why)}")
+            continue
         if now["bytes"] < mark["bytes"]:
             found.append(f"{name}: {now['bytes']} bytes, {mark['bytes']} were written")
         elif mark["sha256"] and now["sha256"] != mark["sha256"]:
             found.append(f"{name}: its SHA-256 is not that of what was written")
-        elif path.stat().st_size > mark["bytes"]:
-            found.append(f"{name}: {path.stat().st_size - mark['bytes']} bytes more than were committed")
+        elif size > mark["bytes"]:
+            found.append(f"{name}: {size - mark['bytes']} bytes more than were committed")
     return found
 
 
-def document(path: Path) -> dict[str, Any]:
+def document(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
     """A JSON file that holds a table, or BadInput."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as why:
+        data = read_limited(path, limit)
+    except OSError as why:
+        raise BadInput(f"{path} cannot be read ({describe_error(why)}); restore it, or use another --out") from why
+    return parse_document(data, path)
+
+
+def parse_document(data: bytes, path: Path) -> dict[str, Any]:
+    """The table in the bytes of a JSON file, or BadInput."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as why:
         raise BadInput(f"{path} cannot be read ({brief(why, 100)}); restore it, or use another --out") from why
     if not isinstance(found, dict):
         raise BadInput(f"{path} holds no table; restore it, or use another --out")
     return found
 
 
+def is_mark(value: Any) -> bool:
+    """Whether this is the length and the SHA-256 of a file; the first schema knew some lengths only."""
+    if not isinstance(value, dict) or type(value.get("bytes")) is not int or value["bytes"] < 0:
+        return False
+    sha256 = value.get("sha256", 0)
+    return sha256 is None or (isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) is not None)
+
+
+def _changed(path: Path) -> str:
+    return f"{path} is not as it was written; restore it (flrce verify {path.parent} checks all files)"
+
+
+def _plausible(files: Mapping[str, Any]) -> bool:
+    """Whether these are names of files in a run directory, each with its mark."""
+    return bool(files) and all(name in (*SEALED, *MANIFESTS) and is_mark(mark) for name, mark in files.items())
+
+
 def _digest(files: Any) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-
-def _mark(value: Any) -> bool:
-    return isinstance(value, dict) and type(value.get("bytes")) is int and value["bytes"] >= 0 and "sha256" in value

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flrce.errors import BadInput, brief
-from flrce.store.seal import document
+from flrce.store.seal import MAX_SETTINGS_BYTES, contents, document, read_lines
 
 FREE = ("engine.workers", "engine.device")  # settings that change no result
 LENGTH = "rounds"  # changes where a run ends, and no round before that
@@ -27,11 +28,13 @@ def deciding(found: Settings) -> Settings:
 
 def same_experiment(path: Path, experiment: str) -> str:
     """Refuses another experiment than the folder's, or a shorter one; returns the folder's own."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return experiment
     try:
-        before = path.read_text(encoding="utf-8")
+        before = contents(path, {}, MAX_SETTINGS_BYTES).decode()
         old, new = settings(before), settings(experiment)
+    except BadInput:
+        raise
     except (ValueError, RecursionError) as why:
         raise BadInput(f"{path} is damaged ({brief(why, 100)}); restore it, or use another --out") from why
     _same(path, deciding(old), deciding(new))
@@ -48,7 +51,7 @@ def _same(path: Path, old: Settings, new: Settings) -> None:
 
 def _long_enough(path: Path, new: Settings) -> None:
     rounds = path.with_name("rounds.jsonl")
-    done = rounds.read_bytes().count(b'"outcome":"committed"') if rounds.exists() else 0
+    done = sum(b'"outcome":"committed"' in line for line in read_lines(rounds, {}))
     if new.get(LENGTH, done) < done:
         raise BadInput(
             f"rounds = {new[LENGTH]}: {path.parent} holds {done} already; give at least that, or another --out"

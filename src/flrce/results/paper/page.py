@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flrce.errors import BadInput
 from flrce.results.paper.tables import ABSENT
-from flrce.store.checkpoint import write_through
+from flrce.store.disk import BY_UMASK, write_through
 
 MARK = re.compile(r"<!-- reproduce: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
@@ -32,5 +32,5 @@ def fill(path: Path, blocks: Mapping[str, str]) -> list[str]:
     changed = MARK.sub(body, text)
     if not MARK.search(text):
         raise BadInput(f"--page {path} has no mark such as <!-- reproduce: table3-dirichlet --> with <!-- end -->")
-    write_through(path, changed.encode())
+    write_through(path, changed.encode(), BY_UMASK)
     return filled

@@ -12,7 +12,10 @@ from flrce.config import Experiment
 from flrce.errors import BadInput
 from flrce.results.paper.plan import Cell, Facts
 from flrce.stops.conflict import Conflicts
-from flrce.store.checkpoint import write_through
+from flrce.store.disk import BY_UMASK, write_through
+from flrce.store.manifest import known_marks
+from flrce.store.read import parsed
+from flrce.store.seal import MAX_SETTINGS_BYTES, contents, parse_document, read_lines
 from flrce.store.settings import FREE, flat
 from flrce.store.summary import summarise
 from flrce.types import Record
@@ -71,13 +74,15 @@ def read(cell: Cell, out: Path) -> Run | None:
     folder = out / cell.folder
     if not (folder / "rounds.jsonl").is_file():
         return None
+    marks, _ = known_marks(folder)
+    contents(folder / "experiment.toml", marks, MAX_SETTINGS_BYTES)
     stored = Experiment.load(folder / "experiment.toml").model_dump()
     if why := same(stored, cell.experiment):
         raise BadInput(f"{folder} holds another experiment: {why}; name another --out, or run it anew with --again")
-    history = _history(folder / "rounds.jsonl")
+    history = tuple(_record(row) for row in parsed(read_lines(folder / "rounds.jsonl", marks), "rounds.jsonl"))
     if not ended(history, cell.experiment.rounds) or not (folder / "summary.json").is_file():
         return None
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = parse_document(contents(folder / "summary.json", marks), folder / "summary.json")
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return Run(
         cell.name, stored, tuple(_short(h) for h in history), summary["floats_on_the_wire"], summary["parameters"],
@@ -89,17 +94,6 @@ def ended(history: tuple[Record, ...], T: int) -> bool:
     """Whether a run reached T or was stopped; one that ran out of clients can go on."""
     last = history[-1] if history else Record(0)
     return last.outcome != "abandoned" and (bool(last.stop) or last.t >= T)
-
-
-def _history(path: Path) -> tuple[Record, ...]:
-    records = []
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # the line at which a run was killed
-            break
-        records.append(_record(row))
-    return tuple(records)
 
 
 def _record(row: Mapping[str, Any]) -> Record:
@@ -126,7 +120,7 @@ def write(runs: Iterable[Run], folder: Path) -> None:
         files.setdefault(f"{dataset}-{regime}.jsonl.gz", []).append(json.dumps(line, separators=(",", ":")))
     folder.mkdir(parents=True, exist_ok=True)
     for name, lines in files.items():
-        write_through(folder / name, gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
+        write_through(folder / name, gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0), BY_UMASK)
 
 
 def stored(folder: Path) -> dict[str, Run]:
@@ -148,7 +142,7 @@ def stored(folder: Path) -> dict[str, Run]:
 def write_facts(facts: Mapping[str, Facts], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     table = {name: asdict(found) for name, found in sorted({**read_facts(folder), **facts}.items())}
-    write_through(folder / "data.json", (json.dumps(table, indent=1) + "\n").encode())
+    write_through(folder / "data.json", (json.dumps(table, indent=1) + "\n").encode(), BY_UMASK)
 
 
 def read_facts(folder: Path) -> dict[str, Facts]:

@@ -14,7 +14,7 @@ from flrce.results.paper.grid import Grid, provenance
 from flrce.results.paper.plan import Cell, Facts, Request, cells
 from flrce.results.paper.records import Run
 from flrce.results.paper.tables import Provenance, Table
-from flrce.store.checkpoint import write_through
+from flrce.store.disk import BY_UMASK, write_through
 
 Draw = Callable[[Grid, Table, Path, Provenance], None]
 TABLES: dict[str, Callable[[Grid], Table]] = {
@@ -117,10 +117,10 @@ def _write(
         table = TABLES[target](grid)
         source = provenance(request.command(target, regime), mine)
         text = table.markdown(source)
-        write_through(out / f"{table.name}.md", text.encode())
-        write_through(out / f"{table.name}.csv", table.csv(source).encode())
+        write_through(out / f"{table.name}.md", text.encode(), BY_UMASK)
+        write_through(out / f"{table.name}.csv", table.csv(source).encode(), BY_UMASK)
         if table.long:
-            write_through(out / f"{table.name}-rounds.csv", table.csv(source, long=True).encode())
+            write_through(out / f"{table.name}-rounds.csv", table.csv(source, long=True).encode(), BY_UMASK)
         if target in FIGURES:
             FIGURES[target](grid, table, out / table.name, source)
         texts.append((table.name, text))
