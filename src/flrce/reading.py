@@ -95,6 +95,9 @@ def read_text_limited(path: Path | str, limit: int, remedy: str, expansion: floa
 def read_lines(path: Path, limit: int, remedy: str, expansion: float = 4.0) -> Iterator[tuple[int, bytes]]:
     """(number, line) of a file, also of a .gz, which is unpacked as it is read; lines end at line feeds only."""
     rest, number = b"", 1
+    if path.suffix.lower() == ".gz":  # once for nothing: one that grows too much is refused before work is done on it
+        for _ in _read_chunks(path, limit, remedy, expansion):
+            pass
     for chunk in _read_chunks(path, limit, remedy, expansion):
         if not rest and not chunk.strip(b"\n"):  # a bomb of line ends
             number += len(chunk)
