@@ -113,12 +113,35 @@ def mimic(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: in
     return honest[0]
 
 
+def drip(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+    """As long as honest ones are, and always the same way: nothing stands out in any one round."""
+    return honest.norm(dim=1).median() * fixed(len(u))
+
+
+def disguise(attack: Any) -> Any:
+    """The same behind as much noise of each attacker's own, so that colluders do not look alike."""
+
+    def sent(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
+        harm = attack(u, honest, rng, t, count)
+        noise = torch.from_numpy(rng.normal(size=len(u))).float()
+        return harm + float(harm.norm()) * noise / noise.norm()
+
+    return sent
+
+
 ATTACKS = {
     "sign-flip": flip, "scale x10": scale(10.0), "scale x1e6": scale(1e6), "noise": noise, "alie": alie,
     "ipm 0.5": ipm(0.5), "ipm 10": ipm(10.0), "backdoor": boost, "forced stop": force, "capture": capture,
 }  # fmt: skip
 #: at which single rules are weak
-SUBTLE = {"min-max": least, "ipm 0.1": ipm(0.1), "drift": drift, "inside": inside, "mimic": mimic}
+SUBTLE = {"min-max": least, "ipm 0.1": ipm(0.1), "drift": drift, "inside": inside, "mimic": mimic,
+          "-3u": scale(-3.0), "ipm 2": ipm(2.0), "drip": drip, "ipm 2, disguised": disguise(ipm(2.0))}  # fmt: skip
+#: what clients do that do not attack at all, or only with what they train on (data/trouble.py)
+TROUBLES: dict[str, dict[str, Any]] = {
+    "stale free-riders": {"piece": "free-riders", "sends": "stale"},
+    "idle free-riders": {"piece": "free-riders", "sends": "zero"},
+    "wrong labels": {"piece": "wrong-labels"},
+}
 
 
 def lying(attack: str) -> tuple[str, int]:

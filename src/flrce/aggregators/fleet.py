@@ -1,9 +1,12 @@
-"""Centred clipping with the fleet as its witness: a round in which liars are the majority is only one round.
+"""Clipping with the fleet as its witness: a round in which liars are the majority is only one round.
 
 Of P = 10 clients out of a fleet with 40 % attackers, one round in seven has more attackers than honest clients, and a
 rule that looks at that round alone must follow them. The server has met others before, and FLrce keeps what each sent
 last: so a reply is measured by what most of the *fleet* sent. How long it may be is the median distance of everybody's
-last update; how much it counts is whether most of the others' last updates go its way.
+last update; how much it counts is whether most of the others' last updates go its way, and how many send the same.
+
+Steps start from no step at all, not from the last one as in centred clipping (Karimireddy et al. 2021): clients that
+send the model's own way back (stale free-riders) and clients that send nothing would keep the last step going for ever.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,26 +28,29 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class Witnesses:
-    """The last step, and what is kept of each client. All but `v` is written in place."""
+    """What is kept of each client. Written in place."""
 
-    v: Tensor  # (D,) the last round's step, from which the next one's updates are measured
     V: Tensor = field(metadata={"rows": "trained"})  # (M, d or sketch) direction of a client's last update: length 1
     score: Tensor = field(metadata={"rows": "trained"})  # (M,) its median cosine with the others' last ones
-    far: Tensor = field(metadata={"rows": "trained"})  # (M, 2) its distances from v: trained part, statistics
+    far: Tensor = field(metadata={"rows": "trained"})  # (M, 2) its lengths: trained part, statistics
     R: Tensor = field(metadata={"rows": "trained", "fill": NEVER})  # (M,) round of that update
 
 
 @dataclass(frozen=True)
 class FleetClip:
-    """w + v + mean of t_k (u_k - v), each shortened to tau, `steps` times (Karimireddy et al. 2021); v: the last step.
+    """w + v, where v goes from 0 towards the mean of t_k (u_k - v), each shortened to tau, `steps` times.
 
-    tau is the median distance from v in this round, and no more than that of the `witnesses` who were heard last.
-    t_k compares the median cosine s_k between u_k and the witnesses' last updates with the median s of them all: 1 from
-    `level` times s on, 0 where s_k <= 0; and 1 for all where s <= 0, as then data differ too much to tell. Where nobody
-    is believed, the model stays.
+    tau is the median distance from v in this round, and no more than the median length of the `witnesses` who were
+    heard last. t_k compares the median cosine s_k between u_k and the witnesses' last updates with the median s of them
+    all: 1 from `level` times s on, 0 where s_k <= 0; and 1 for all where s <= 0, as then data differ too much to tell.
+    Where nobody is believed, the model stays.
 
-    Clients that hold no coordinate count as v there, and so does the part of a reply that is not believed: whatever a
-    reply holds, each step moves the model by at most tau / P towards it. A coordinate that nobody holds keeps its bits.
+    Replies that are alike share their weight: t_k is divided by the sum of max(cosine, 0)^`crowding` over the round's
+    replies, and multiplied by the least such sum (0: off). Honest clients differ from one another; clients that
+    work together and send one update count about as one. If they hide it by noise, tau shortens the rest.
+
+    The mean is over the sum of t_k, or P / 2 where that is more: whatever a reply holds, each step moves the model by
+    at most 2 tau / P towards it. Clients count as v where they hold nothing; what nobody holds keeps its bits.
 
     All directions are kept, M x d floats, as the published map does. `sketch` keeps so many floats of each (sketch.py),
     by the map that follows from `seed`: whoever knows that can send what it does not see, so tell nobody.
@@ -54,6 +60,7 @@ class FleetClip:
     steps: Annotated[int, Ge(1), Le(100)] = 3
     level: Part = 0.5
     witnesses: Count = 200
+    crowding: Annotated[float, Ge(0), Le(16)] = 2.0
     sketch: Whole = 0
     seed: Whole = 0
 
@@ -64,20 +71,21 @@ class FleetClip:
     def init(self, M: int, d: int, D: int) -> Witnesses:
         far = torch.zeros(M, 2, dtype=torch.float64)
         V = torch.zeros(M, min(self.sketch or d, d))
-        return Witnesses(torch.zeros(D), V, torch.zeros(M), far, torch.full((M,), NEVER))
+        return Witnesses(V, torch.zeros(M), far, torch.full((M,), NEVER))
 
     def __call__(self, w: Tensor, updates: Updates, memory: Witnesses) -> Tensor:
         _, trust = self.judged(updates, memory)
         if not bool((trust > 0).any()):
             return w
+        trust = share_weight(self._directions(updates, memory), trust, self.crowding)
         rows = self._recent(memory, updates.k)
         step = torch.zeros(len(w), dtype=torch.float64)
         for part, span in enumerate(_parts(updates, len(w))):
-            U, v = updates.U[:, span].double(), memory.v[span].double()
+            U, start = updates.U[:, span].double(), step[span]
             held = None if updates.covered is None else updates.covered[:, span]
-            far = torch.cat([memory.far[rows, part], _lengths(_away(U, v, held))])
-            if len(v):
-                step[span] = clipped(U, v, trust, held, float(far.median()), self.steps)
+            far = torch.cat([memory.far[rows, part], _lengths(_away(U, start, held))])
+            if len(start):
+                step[span] = clipped(U, start, trust, held, float(far.median()), self.steps)
         moved = (w.double() + step).to(w.dtype)
         return moved if updates.covered is None else torch.where(updates.covered.any(0), moved, w)
 
@@ -98,9 +106,10 @@ class FleetClip:
         m.score[updates.k] = self.judged(updates, m)[0]
         for part, span in enumerate(_parts(updates, len(event.w))):
             held = None if updates.covered is None else updates.covered[:, span]
-            m.far[updates.k, part] = _lengths(_away(updates.U[:, span].double(), m.v[span].double(), held))
+            U = updates.U[:, span].double()
+            m.far[updates.k, part] = _lengths(_away(U, torch.zeros_like(U[0]), held))
         m.V[updates.k], m.R[updates.k] = self._directions(updates, m), event.t
-        return Witnesses(event.w_next - event.w, m.V, m.score, m.far, m.R)
+        return m
 
     def _recent(self, m: Witnesses, k: Tensor) -> Tensor:
         """Rows of those who were heard last, without this round's; of equally recent ones the first."""
@@ -114,13 +123,26 @@ class FleetClip:
         return directions(sketch(u.shape[1], size, self.seed)(u) if size < u.shape[1] else u)
 
 
+def share_weight(directions: Tensor, trust: Tensor, crowding: float) -> Tensor:
+    """(P,) trust, divided among believed replies whose directions (P, d) are alike; the least crowded keeps its own.
+
+    Rows of zeros are alike to nothing, themselves included, and count as one.
+    """
+    if not crowding:
+        return trust
+    alike = (directions @ directions.T).clamp(0, 1).double() ** crowding
+    crowd = (alike @ (trust > 0).double()).clamp(min=1.0)
+    return trust * crowd[trust > 0].min() / crowd
+
+
 def clipped(U: Tensor, v: Tensor, trust: Tensor, held: Tensor | None, most: float, steps: int) -> Tensor:
-    """(d,) v moved towards the believed rows, by no more than their median distance, or `most`, over P for each."""
+    """(d,) v moved towards the believed rows, each shortened to their median distance, or `most` where that is less."""
+    total = max(float(trust.sum()), len(U) / 2)
     for _ in range(steps):
         away = _away(U, v, held)
         norms = _lengths(away)
         tau = norms[trust > 0].median().clamp(max=most)
-        v = v + (trust * (tau / norms.clamp(min=TINY)).clamp(max=1)) @ away / len(U)
+        v = v + (trust * (tau / norms.clamp(min=TINY)).clamp(max=1)) @ away / total
     return v
 
 
