@@ -5,6 +5,9 @@ compared with itself only, in a regression of their figures on log2 of the round
 client. Clients of one round judged the same model, so errors are counted by round. A hold-out counts by its size, up to
 a limit, and nobody is believed further than others vary. Or from evaluations of the model that is handed back: the same
 with one judge.
+
+What a client says is its own word. `trend` with a `liars` share bounds what so many clients can do together: their
+slopes and the scatter of their figures count as no more than those of honest clients (`bound_reports`).
 """
 
 from collections.abc import Sequence
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 
 from flrce.types import Record
 
+MAX_HOLDOUT_RATIO = 2.0  # times the median hold-out: samples that are believed
 CUT = 6.0  # times the usual deviation of a client's figures from its own mean: how far one is believed
 STRIKES = 2  # flags that silence a client: an update out of line (round/trust.py)
 FEWEST = 6  # rounds in a stretch: fewer have no error to speak of
@@ -85,8 +89,11 @@ def _reports(found: Sequence[tuple[int, int, float, int]], sweep: float) -> Repo
     return Reports(np.array(t, np.int64), np.array(k, np.int64), np.array(value, float), np.array(n, float), sweep)
 
 
-def trend(found: Reports, after: float) -> Trend | None:
-    """The slope over the rounds after `after`; None where too few rounds have a client that spoke twice."""
+def trend(found: Reports, after: float, liars: float = 0.0) -> Trend | None:
+    """The slope over the rounds after `after`; None where too few rounds have a client that spoke twice.
+
+    `liars`: the share of the clients that may say anything while the slope stays among those of the others.
+    """
     recent = found.t > after
     t, k, value, n = found.t[recent], found.k[recent], found.value[recent], found.n[recent]
     if not len(t):
@@ -96,14 +103,15 @@ def trend(found: Reports, after: float) -> Trend | None:
     rounds = np.unique(t)
     if len(rounds) < FEWEST:
         return None
-    many = np.maximum(np.bincount(k), 1)
-    weight = n / (n + np.median(n))  # beyond some samples a hold-out's own error is not what matters
-    total = np.maximum(np.bincount(k, weight), 1e-12)
+    k = np.unique(k, return_inverse=True)[1]
+    many = np.bincount(k)
+    weight = weigh_holdouts(n)
+    total = np.bincount(k, weight)
     x, y = np.log2(t), value
     x = x - (np.bincount(k, weight * x) / total)[k]
     y = y - (np.bincount(k, weight * y) / total)[k]
     most = CUT * _usual(y, k, many)
-    y = np.clip(y, -most, most)
+    y = bound_reports(x, np.clip(y, -most, most), k, weight, liars)
     spread = float(weight @ (x * x))
     if spread <= 0:
         return None
@@ -114,7 +122,39 @@ def trend(found: Reports, after: float) -> Trend | None:
     return Trend(slope, float(np.sqrt((scores @ scores) * m / (m - 1))) / spread, m)
 
 
+def weigh_holdouts(n: Floats) -> Floats:
+    """The weight of each report: beyond some samples a hold-out's own error is not what matters.
+
+    n is the client's own claim, so no more than MAX_HOLDOUT_RATIO times the median is believed: the largest weight is
+    4/3 of the median hold-out's.
+    """
+    usual = np.median(n)
+    believed = np.minimum(n, MAX_HOLDOUT_RATIO * usual)
+    weights: Floats = believed / (believed + usual)
+    return weights
+
+
+def bound_reports(x: Floats, y: Floats, k: Rows, weight: Floats, liars: float) -> Floats:
+    """The figures y with every client's slope and scatter drawn into the range of the middle clients.
+
+    Of m clients the floor(liars * m) largest and smallest slopes become the next one inwards, and the scatter about a
+    client's own line is at most what it is for all but that many. So that many clients, whatever they say, move the
+    pooled slope to no value outside the range of the honest clients' slopes.
+    """
+    many = np.bincount(k)
+    cut = int(liars * len(many) + 1e-9)
+    if not cut:
+        return y
+    slopes = np.bincount(k, weight * x * y) / np.maximum(np.bincount(k, weight * x * x), 1e-12)
+    ordered = np.sort(slopes)
+    bounded = np.clip(slopes, ordered[cut], ordered[-1 - cut])
+    rest = y - slopes[k] * x
+    scatter = np.sqrt(np.bincount(k, rest * rest) / many)
+    shrink = np.minimum(1.0, np.sort(scatter)[-1 - cut] / np.maximum(scatter, 1e-12))
+    return bounded[k] * x + shrink[k] * rest
+
+
 def _usual(y: Floats, k: Rows, many: Rows) -> float:
     """The deviation of the median client's figures from its mean, or half of everybody's where most never vary."""
     each = np.sqrt(np.bincount(k, y * y) / many)
-    return max(float(np.median(each[np.unique(k)])), float(np.sqrt(np.mean(y * y))) / 2)
+    return max(float(np.median(each)), float(np.sqrt(np.mean(y * y))) / 2)

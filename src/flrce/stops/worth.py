@@ -17,6 +17,8 @@ HEARD = 1.0  # doublings, or two sweeps if those are more, that a stretch of cli
 SAID = 0.7  # of its slope that the next doubling brings
 ALONE = 1.0  # errors that are added where nothing else is known
 DOUBT = 0.5  # errors that are taken off before clients contradict evaluations
+LIARS = 0.4  # of the clients: what so many say together is bounded (trend.py)
+PUT_OFF = 5  # times the rounds at which the bounded figures say enough: clients who say otherwise are heard no longer
 STEP = 1.05  # a look whenever the rounds have grown by this factor
 ALIVE = 3.0  # errors of the rise over the whole run that show that something was learnt
 BENT = 0.4  # of the steepest stretch so far: a slope above this may be a start, not an end
@@ -101,8 +103,12 @@ def judged(found: Seen, t: int, price: float, bent: float | None = BENT, waits: 
 
     Where a run evaluates, clients alone do not decide before evaluations can: unless those are so rare that there are
     too few after PATIENT sweeps. `bent` and `waits` are here to replay earlier rules.
+
+    Clients may lie. They contradict evaluations by bounded figures only. Where they decide alone, bounding costs
+    honest runs too much (few clients still gain, and look like liars), so all figures count as they are; but once the
+    bounded ones have said enough after t / PUT_OFF rounds and say so still, only those count.
     """
-    said = _stretch(found.clients, t, HEARD, found.unit)
+    said, bounded = (_stretch(found.clients, t, HEARD, found.unit, liars) for liars in (0.0, LIARS))
     bounds: list[tuple[float, Trend, str]] = []
     for doublings in EVALUATED:
         rise = _stretch(found.evaluations, t, doublings, found.unit)
@@ -110,17 +116,28 @@ def judged(found: Seen, t: int, price: float, bent: float | None = BENT, waits: 
             bounds.append((SHARE * rise.slope + SURE * rise.error, rise, "evaluations"))
     late = t >= PATIENT * max(found.clients.sweep, 2)
     if not bounds and said is not None and (late or not waits or not len(found.evaluations.t)):
-        bounds.append((SAID * said.slope + ALONE * said.error, said, "clients"))
+        bounds.append(_weigh_clients(found, t, price, said))
     if not bounds:
         return None
     gain, rise, by = min(bounds, key=lambda bound: bound[0])
-    least = -math.inf if said is None else SAID * said.slope - DOUBT * said.error
+    least = -math.inf if bounded is None else SAID * bounded.slope - DOUBT * bounded.error
     whole = trend(found.clients if len(found.clients.t) else found.evaluations, 0)
     alive = whole is not None and whole.slope > ALIVE * whole.error
     used = found.evaluations if by == "evaluations" else found.clients
     fallen = bent is None or rise.slope <= bent * steepest(used, t, found.unit)
     final = (alive and fallen) or late
     return Verdict(t, gain, price, rise, by, least, alive, final)
+
+
+def _weigh_clients(found: Seen, t: int, price: float, said: Trend) -> tuple[float, Trend, str]:
+    """At most what twice the rounds bring where clients decide alone, and the stretch that says so."""
+    bounds = [(SAID * said.slope + ALONE * said.error, said, "clients")]
+    for until in (t // PUT_OFF, t):
+        rise = _stretch(found.clients.until(until), until, HEARD, found.unit, LIARS)
+        if rise is not None:
+            bounds.append((SAID * rise.slope + ALONE * rise.error, rise, "clients"))
+    enough = len(bounds) == 3 and bounds[1][0] < price and bounds[2][0] < price
+    return bounds[2] if enough else bounds[0]
 
 
 def steepest(found: Reports, t: int, unit: float) -> float:
@@ -130,10 +147,10 @@ def steepest(found: Reports, t: int, unit: float) -> float:
     return max((rise.slope for rise in rises if rise is not None), default=0.0)
 
 
-def _stretch(found: Reports, t: int, doublings: float, unit: float) -> Trend | None:
+def _stretch(found: Reports, t: int, doublings: float, unit: float, liars: float = 0.0) -> Trend | None:
     """The trend over the last stretch, two sweeps at least, in points."""
     start = min(t * 2.0**-doublings, t - 2 * found.sweep)
-    rise = trend(found, start) if start >= 0 else None
+    rise = trend(found, start, liars) if start >= 0 else None
     return None if rise is None else rise.per(unit)
 
 
