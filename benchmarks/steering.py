@@ -1,7 +1,9 @@
-"""Who steers the stop: the round in which the default ends a run, with one bad client of 50, with five, and with none.
+"""Who steers the stop: the round in which a run ends, with one bad client of 50, with five, with ten, and with none.
 
-    python benchmarks/steering.py --raw results/attacks/steering.jsonl.gz --workers 2
-    python benchmarks/steering.py --preset hardened --raw results/attacks/steering-hardened.jsonl.gz
+    python benchmarks/steering.py --raw results/attacks/steering-bounded.jsonl --workers 1
+    python benchmarks/steering.py --preset hardened --raw results/attacks/steering-bounded-hardened.jsonl --workers 1
+
+The constants of the stop were chosen on seeds 0 to 5; results/attacks/steering.jsonl.gz are runs of before on those.
 
 Digits, Dirichlet 0.5, M = 50, P = 10, at most 300 rounds. Bad clients send an update that is too long, noise, or claim
 samples they do not have; or they train as they should and lie about how good the model is on their hold-out, and how
@@ -11,6 +13,7 @@ goes into the page.
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -22,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attacks import ATTACKS, Attacked
+from attacks import ATTACKS, SUBTLE, Attacked
 from robustness import ROOT, handed, opened, pool_of, read, write
 
 from flrce import runs
@@ -31,16 +34,18 @@ from flrce.rng import stream
 from flrce.types import Reply
 
 M, P, T = 50, 10, 300
-SEEDS = range(6)
+SEEDS = (6, 7)
+COUNTS = (1, M // 10, M // 5)
 LIES = {  # what is told after t of T rounds
     "tells a rise": lambda t, rng: min(t / 60, 1.0),
     "tells a fall": lambda t, rng: max(1 - t / 60, 0.0),
     "tells anything": lambda t, rng: float(rng.random()),
     "tells a rise of 1e7 samples": lambda t, rng: min(t / 60, 1.0),
-    "tells 1, then 0": lambda t, rng: float(t <= 20),
+    "tells 0.01 t of 1e7 samples": lambda t, rng: min(t / 100, 1.0),
+    "tells a slow rise of 1e7 samples": lambda t, rng: min(0.12 * math.log2(t + 1), 1.0),
 }
-SENT = {"norm x 10": "scale x10", "noise": "noise", "sign-flip": "sign-flip"}
-CLAIMED = {"n = 1e7": (None, 10**7), "sign-flip, n = 1e7": ("sign-flip", 10**7)}
+SENT = {"norm x 10": "scale x10", "sign-flip": "sign-flip", "-3u": "-3u"}
+CLAIMED = {"n = 1e7": (None, 10**7)}
 KINDS = (*SENT, *CLAIMED, *LIES)
 MODES = {"evaluated": 1, "clients alone": 10**6}  # eval_every
 Run = tuple[str, str, int, int]  # mode, attack, bad clients, seed
@@ -55,7 +60,7 @@ class Steered(Attacked):
     def _worse(
         self, w: torch.Tensor, reply: Reply, u: torch.Tensor, honest: torch.Tensor, task: Any, count: int
     ) -> Reply:
-        if self.kind in ATTACKS:
+        if self.kind in {**ATTACKS, **SUBTLE}:
             reply = super()._worse(w, reply, u, honest, task, count)
         if self.lie and reply.judged is not None:
             said = LIES[self.lie](task.t, stream(self.seed, "lie", task.t, task.client))
@@ -84,7 +89,7 @@ def one(run: Run, recipe: Mapping[str, Any] = MappingProxyType({"name": "flrce"}
 
 def wanted() -> list[Run]:
     """Seed after seed."""
-    cells = [("none", 0), *((kind, count) for kind in KINDS for count in (1, M // 10))]
+    cells = [("none", 0), *((kind, count) for kind in KINDS for count in COUNTS)]
     return [(mode, *cell, seed) for seed in SEEDS for mode in MODES for cell in cells]
 
 
@@ -93,7 +98,7 @@ def table(found: dict[Run, dict[str, Any]]) -> str:
         "| bad clients | " + " | ".join(f"{mode}: rounds | over the honest run's" for mode in MODES) + " |",
         "|---|" + "---|" * 2 * len(MODES),
     ]
-    for attack, count in [("none", 0), *((kind, count) for count in (1, M // 10) for kind in KINDS)]:
+    for attack, count in [("none", 0), *((kind, count) for count in COUNTS for kind in KINDS)]:
         cells = [f"{count} of {M}: {attack}" if count else "none"]
         for mode in MODES:
             pairs = [(found.get((mode, attack, count, s)), found.get((mode, "none", 0, s))) for s in SEEDS]
@@ -110,12 +115,12 @@ def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     ask.add_argument("--preset", default="default")
-    ask.add_argument("--raw", type=Path, default=ROOT / "results" / "attacks" / "steering.jsonl.gz")
+    ask.add_argument("--raw", type=Path, default=ROOT / "results" / "attacks" / "steering-bounded.jsonl")
     ask.add_argument("--out", type=Path, default=ROOT / "docs" / "robustness.md")
     ask.add_argument("--only", nargs="*", choices=KINDS, default=KINDS)
-    ask.add_argument("--seeds", type=int, default=len(SEEDS))
+    ask.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     given = ask.parse_args()
-    runs_ = [run for run in wanted() if run[1] in ("none", *given.only) and run[3] < given.seeds]
+    runs_ = [run for run in wanted() if run[1] in ("none", *given.only) and run[3] in given.seeds]
     found = {tuple(line["run"]): line for line in read(given.raw)}
     recipe = {"name": "flrce", "preset": given.preset}
     pool_of("digits")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flrce import Experiment
 from flrce.aggregators.defences import CentredClip
-from flrce.aggregators.fleet import FleetClip, clipped
+from flrce.aggregators.fleet import FleetClip, clipped, share_weight
 from flrce.errors import BadInput
 from flrce.relations import NEVER
 from flrce.sketch import sketch
@@ -70,6 +70,23 @@ def test_lengths_are_the_fleets():
     memory = after(piece, 7, ([0, 1, 2, 3], [[1.0, 0]] * 4))
     moved = piece(torch.zeros(2), updates([[1e6, 0]] * 3, [4, 5, 6]), memory)
     torch.testing.assert_close(moved, torch.tensor([1.0, 0]))
+
+
+def test_replies_that_are_alike_share_their_weight():
+    """Three send (1, 0), one (0, 1): crowds of 3 and 1, so each of the three counts a third."""
+    directions, ones = torch.tensor([[1.0, 0]] * 3 + [[0, 1]]), torch.ones(4, dtype=torch.float64)
+    assert share_weight(directions, ones, 2.0).tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1])
+    assert share_weight(directions, ones, 0.0).tolist() == [1] * 4
+    some = torch.tensor([0.0, 0, 1, 1], dtype=torch.float64)
+    assert share_weight(directions, some, 2.0).tolist() == [0, 0, 1, 1]
+    assert share_weight(torch.zeros(4, 2), ones, 2.0).tolist() == [1] * 4
+
+
+def test_the_last_step_does_not_go_on_by_itself():
+    """The fleet went (1, 0); now all send nothing, and the model stays where it is."""
+    piece, w = FleetClip(), torch.zeros(2)
+    memory = piece.observe(piece.init(8, 2, 2), Event(1, w, torch.tensor([1.0, 0]), updates([[1.0, 0]] * 4), 8))
+    assert torch.equal(piece(w, updates(torch.zeros(4, 2), [4, 5, 6, 7]), memory), w)
 
 
 def test_only_the_last_witnesses_are_heard():

@@ -13,8 +13,8 @@ from flrce import runs
 from flrce.config import Experiment
 from flrce.errors import BadInput
 from flrce.stops.target import Target
-from flrce.stops.trend import Reports, heard, trend
-from flrce.stops.worth import Worth, due, judged, point, seen
+from flrce.stops.trend import MAX_HOLDOUT_RATIO, Reports, heard, trend, weigh_holdouts
+from flrce.stops.worth import PUT_OFF, Worth, due, judged, point, seen
 from flrce.types import Record
 
 
@@ -162,6 +162,71 @@ def test_where_clients_alone_decide_liars_move_the_stop_by_a_bounded_factor(shar
     honest = [ends(Worth(), fleet(power, 300, seed=seed)) for seed in range(6)]
     moved = [ends(Worth(), lied(share, lie, seed)) for seed in range(6)]
     assert low <= math.exp(np.mean(np.log(moved) - np.log(honest))) <= high
+
+
+def test_a_claimed_hold_out_counts_up_to_twice_the_median():
+    """Weights n / (n + median): 1/2 at the median, 2/3 at twice that, and no more for ten million."""
+    weights = weigh_holdouts(np.array([10.0, 20, 20, 20, 40, 1e7]))
+    assert weights == pytest.approx([1 / 3, 1 / 2, 1 / 2, 1 / 2, 2 / 3, 2 / 3])
+    t, k = np.repeat(np.arange(1, 31), 4), np.tile(np.arange(8), 15)
+    value = np.random.default_rng(0).normal(size=120)
+    claims = [np.where(k < 2, n, 20.0) for n in (20 * MAX_HOLDOUT_RATIO, 1e7)]
+    one, two = (trend(Reports(t, k, value, n), 0) for n in claims)
+    assert one == two
+
+
+@given(st.integers(0, 10_000), st.floats(0, 0.4), st.sampled_from([1.0, 1e7]), st.floats(-1e3, 1e3))
+def test_liars_cannot_take_the_slope_out_of_the_honest_range(seed, share, n, steep):
+    """Whatever a share of the clients says, and claims to hold, the slope is between two honest clients' slopes."""
+    rng = np.random.default_rng(seed)
+    M, T = 20, 12
+    t, k = np.repeat(np.arange(1, T + 1), M), np.tile(np.arange(M), T)
+    bad = rng.permutation(M)[: int(share * M)]
+    lying = np.isin(k, bad)
+    value = np.where(lying, steep * np.log2(t) + rng.normal(0, 10, len(t)), rng.normal(size=len(t)))
+    found = Reports(t, k, value, np.where(lying, n, 1.0))
+    slopes = [np.polyfit(np.log2(np.arange(1, T + 1)), value[k == j], 1)[0] for j in range(M) if j not in bad]
+    assert min(slopes) - 1e-9 <= trend(found, 0, liars=0.4).slope <= max(slopes) + 1e-9
+
+
+def test_liars_cannot_take_the_error_beyond_the_honest_one():
+    """Eight of twenty that say 0 and 1 by turns: the error stays of the size of the honest fleet's."""
+    t, k = np.repeat(np.arange(1, 41), 20), np.tile(np.arange(20), 40)
+    value = np.random.default_rng(1).normal(0, 0.02, len(t))
+    spoilt = np.where(k < 8, t // 5 % 2, value)
+    honest, bounded, taken = (
+        trend(said(t, k, value), 0),
+        trend(said(t, k, spoilt), 0, 0.4),
+        trend(said(t, k, spoilt), 0),
+    )
+    assert bounded.error < 3 * honest.error < taken.error
+
+
+RISES = {  # of 10^7 samples each
+    "0.01 t": lambda t: min(0.01 * t, 1.0),
+    "0.13 log2 t": lambda t: min(0.13 * math.log2(t + 1), 1.0),
+}
+
+
+@pytest.mark.parametrize("lie", list(RISES))
+@pytest.mark.parametrize("share", [0.1, 0.2])
+def test_a_fifth_that_tells_a_rise_of_many_samples_does_not_keep_a_run_going(share, lie):
+    """Evaluated: at most twice the honest rounds. Clients alone: PUT_OFF times the round in which bounded figures say
+    enough, which liars put off to twice the honest one."""
+    for seed in range(3):
+        honest = fleet(power, 300, seed=seed)
+        bad = [str(k) for k in range(int(share * 50))]
+        spoilt = [
+            replace(
+                h,
+                holdouts=tuple(RISES[lie](h.t) if k in bad else v for k, v in zip(h.replied, h.holdouts, strict=True)),
+                held=tuple(10**7 if k in bad else 20 for k in h.replied),
+            )
+            for h in honest
+        ]
+        both, judged_too = ([replace(h, accuracy=power(h.t)) for h in history] for history in (honest, spoilt))
+        assert ends(Worth(), judged_too) <= 2 * ends(Worth(), both)
+        assert ends(Worth(), spoilt) <= 2 * PUT_OFF * ends(Worth(), honest)
 
 
 def test_the_flagged_have_no_say():

@@ -23,11 +23,12 @@ from flrce.stops.worth import Worth
 from flrce.types import Record, Spent, Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import quiet
 import robustness
 import steering
 from attacks import Attacked
 
-SEEDS = (10, 11, 12)  # fleet-clip was tried on 0 and 1, chosen on 20 to 24
+SEEDS = (10, 11, 12)  # fleet-clip was tried on 0 to 3, chosen on 20 to 24, confirmed on 60 to 62
 BOUNDED = {"name": "flrce", "preset": "hardened", "psi": "50%"}  # the paper's selection and stop, made safe
 HARDENED = {"name": "flrce", "preset": "hardened"}
 RECIPES = {**robustness.RECIPES, "bounded": BOUNDED, "flrce (hardened)": HARDENED}
@@ -63,6 +64,18 @@ def test_directions(clean, attack, seen):
     seen(f"{attack}: {100 * clean:.1f} -> {100 * hit:.1f} %")
 
 
+@pytest.mark.row(41, "quiet attackers, 40 %: stale free-riders, a slow drip", "hardened: at most 5 points below FedAvg")
+@pytest.mark.parametrize("attack", ["stale free-riders", "drip"])
+def test_quiet_attackers(attack, seen):
+    plain, hardened = (
+        mean([quiet.run_attack(("digits", recipe, attack, 0.4, seed)) for seed in SEEDS[:2]])
+        for recipe in ("fedavg", "hardened")
+    )
+    assert hardened > plain - 0.05
+    assert hardened > 0.9
+    seen(f"{attack}: FedAvg {100 * plain:.1f} %, hardened {100 * hardened:.1f} %")
+
+
 @pytest.mark.row(30, "sign-flip with false num_examples", "default: 2 points, 1 of 50; hardened: 3, 20 %")
 @pytest.mark.parametrize("attack", ["sign-flip, n = 3000", "sign-flip, n = 1e7"])
 def test_lies_about_samples(clean, attack, seen):
@@ -95,6 +108,23 @@ def test_one_client_does_not_steer_the_stop(attack, preset, seen):
     ]
     assert all(honest / 2 <= steered <= 2 * honest < steering.T for honest, steered in rounds)
     seen(f"{preset}, {attack}: {', '.join(f'{honest} -> {steered}' for honest, steered in rounds)}")
+
+
+@pytest.mark.row(
+    42,
+    "5 or 10 of 50 clients tell a rise of their hold-out of 1e7 samples",
+    "stops after half to four times the rounds",
+)
+@pytest.mark.parametrize("preset", ["default", "hardened"])
+@pytest.mark.parametrize("count", [5, 10])
+def test_a_fifth_does_not_keep_a_run_going(count, preset, seen):
+    recipe, lie = {"name": "flrce", "preset": preset}, "tells 0.01 t of 1e7 samples"
+    rounds = [
+        [steering.one(("evaluated", kind, many, seed), recipe)["rounds"] for kind, many in (("none", 0), (lie, count))]
+        for seed in (0, 1)
+    ]
+    assert all(honest / 2 <= steered <= 4 * honest < steering.T for honest, steered in rounds)
+    seen(f"{preset}, {count} of 50: {', '.join(f'{honest} -> {steered}' for honest, steered in rounds)}")
 
 
 class Follower(Attacked):
