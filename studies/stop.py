@@ -24,7 +24,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from flrce.stops.standstill import Standstill
-from flrce.stops.worth import BENT, Seen, Worth, due, judged, seen
+from flrce.stops.worth import BENT, LIARS, Seen, Worth, due, judged, seen
 from flrce.types import Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -181,11 +181,11 @@ class Priced:
     """`Worth` as it ships, looking only where it looks; `by`: all that is recorded, or only one kind of figures.
 
     Without `bent` it is the rule as it was first frozen, on the first part of the decision set; if it does not wait
-    for evaluations, as it was frozen for the confirming runs.
+    for evaluations, as it was frozen for the confirming runs; with `liars` = 0, as it was before figures were bounded.
     """
 
-    def __init__(self, points=PRICE, by="all", bent=BENT, waits=True):
-        self.rule, self.by, self.how = Worth(points), by, (bent, waits)
+    def __init__(self, points=PRICE, by="all", bent=BENT, waits=True, liars=LIARS):
+        self.rule, self.by, self.how = Worth(points), by, (bent, waits, liars)
 
     def __call__(self, run):
         looks = looked(run, self.by, *self.how)
@@ -193,7 +193,7 @@ class Priced:
 
 
 @cache
-def looked(run, by, bent, waits):
+def looked(run, by, bent, waits, liars):
     """Every verdict on a run."""
     found = seen(run.history)
     nothing = found.clients.until(0)
@@ -201,7 +201,7 @@ def looked(run, by, bent, waits):
         found = Seen(found.clients, nothing, found.unit)
     elif by == "evaluations":
         found = Seen(nothing, found.evaluations, found.unit)
-    every = (judged(found.until(t), t, PRICE, bent, waits) for t in range(1, run.T + 1) if due(t))
+    every = (judged(found.until(t), t, PRICE, bent, waits, liars) for t in range(1, run.T + 1) if due(t))
     return [verdict for verdict in every if verdict is not None]
 
 
@@ -236,8 +236,9 @@ def patience(run, many=10):
 SHARES = (0.03, 0.02, 0.015, 0.01, 0.007, 0.005, 0.003, 0.002, 0.001)
 PRICES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 RULES = {
-    "worth, as first frozen": Priced(bent=None, waits=False),
-    "worth, as frozen for the confirming runs": Priced(waits=False),
+    "worth, as first frozen": Priced(bent=None, waits=False, liars=0.0),
+    "worth, as frozen for the confirming runs": Priced(waits=False, liars=0.0),
+    "worth, before clients' figures were bounded": Priced(liars=0.0),
     "worth, as it ships": Priced(),
     "the same, clients alone": Priced(by="clients"),
     "the same, evaluations alone": Priced(by="evaluations"),

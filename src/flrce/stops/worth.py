@@ -98,17 +98,19 @@ def seen(history: Sequence[Record]) -> Seen:
     return Seen(heard(history), evaluated(history), point(history))
 
 
-def judged(found: Seen, t: int, price: float, bent: float | None = BENT, waits: bool = True) -> Verdict | None:
+def judged(
+    found: Seen, t: int, price: float, bent: float | None = BENT, waits: bool = True, liars: float = LIARS
+) -> Verdict | None:
     """A look after round t; None while neither clients nor evaluations say enough.
 
     Where a run evaluates, clients alone do not decide before evaluations can: unless those are so rare that there are
-    too few after PATIENT sweeps. `bent` and `waits` are here to replay earlier rules.
+    too few after PATIENT sweeps. `bent`, `waits` and `liars` are here to replay earlier rules.
 
     Clients may lie. They contradict evaluations by bounded figures only. Where they decide alone, bounding costs
     honest runs too much (few clients still gain, and look like liars), so all figures count as they are; but once the
     bounded ones have said enough after t / PUT_OFF rounds and say so still, only those count.
     """
-    said, bounded = (_stretch(found.clients, t, HEARD, found.unit, liars) for liars in (0.0, LIARS))
+    said, bounded = (_stretch(found.clients, t, HEARD, found.unit, share) for share in (0.0, liars))
     bounds: list[tuple[float, Trend, str]] = []
     for doublings in EVALUATED:
         rise = _stretch(found.evaluations, t, doublings, found.unit)
@@ -116,7 +118,7 @@ def judged(found: Seen, t: int, price: float, bent: float | None = BENT, waits: 
             bounds.append((SHARE * rise.slope + SURE * rise.error, rise, "evaluations"))
     late = t >= PATIENT * max(found.clients.sweep, 2)
     if not bounds and said is not None and (late or not waits or not len(found.evaluations.t)):
-        bounds.append(_weigh_clients(found, t, price, said))
+        bounds.append(_weigh_clients(found, t, price, said, liars))
     if not bounds:
         return None
     gain, rise, by = min(bounds, key=lambda bound: bound[0])
@@ -129,11 +131,11 @@ def judged(found: Seen, t: int, price: float, bent: float | None = BENT, waits: 
     return Verdict(t, gain, price, rise, by, least, alive, final)
 
 
-def _weigh_clients(found: Seen, t: int, price: float, said: Trend) -> tuple[float, Trend, str]:
+def _weigh_clients(found: Seen, t: int, price: float, said: Trend, liars: float) -> tuple[float, Trend, str]:
     """At most what twice the rounds bring where clients decide alone, and the stretch that says so."""
     bounds = [(SAID * said.slope + ALONE * said.error, said, "clients")]
     for until in (t // PUT_OFF, t):
-        rise = _stretch(found.clients.until(until), until, HEARD, found.unit, LIARS)
+        rise = _stretch(found.clients.until(until), until, HEARD, found.unit, liars)
         if rise is not None:
             bounds.append((SAID * rise.slope + ALONE * rise.error, rise, "clients"))
     enough = len(bounds) == 3 and bounds[1][0] < price and bounds[2][0] < price
