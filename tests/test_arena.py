@@ -545,3 +545,27 @@ def test_advice(tmp_path):
         advise.advise(experiment, advise.Budget(joules=1e-3), tmp_path / "poor", candidates=candidates)
     with pytest.raises(BadInput, match="must be above 0"):
         advise.advise(experiment, advise.Budget(bytes=-1.0), tmp_path / "negative", candidates=candidates)
+
+
+def many(keys, values, table="grid"):
+    tables = {f"train.k{i}": [0.1 * (1 + j) for j in range(values)] for i in range(keys)}
+    return {"tasks": {"d": {}}, "methods": {"fedavg": {}}, "seeds": [9], "tuning": {"seeds": [1], table: tables}}
+
+
+@pytest.mark.parametrize("tables", [many(5, 50), many(5, 50, "times"), many(400, 50), many(10, 2)])
+def test_settings_are_counted_before_they_are_expanded(tables):
+    with pytest.raises(BadInput, match=r"combinations of settings for each method and task, at most 1000"):
+        Plan.of(tables)
+
+
+def test_runs_are_counted_before_any_is_looked_at():
+    tasks = {f"t{i}": {} for i in range(20)}
+    with pytest.raises(BadInput, match=r"plan: 400000 runs, at most 100000"):
+        Plan.of({"tasks": tasks, "methods": {"fedavg": {}}, "seeds": list(range(20000))})
+
+
+def test_a_long_key_is_cut_in_the_line_about_it():
+    tables = {"tasks": {"d": {}}, "methods": {"fedavg": {}}, "tuning": {"times": {"a." * 3000 + "a": [1, 2]}}}
+    with pytest.raises(BadInput) as refused:
+        Plan.of(tables)
+    assert len(str(refused.value)) < 400

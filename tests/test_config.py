@@ -301,3 +301,69 @@ def test_settings_that_are_felt_are_taken(name):
             continue
         with pytest.raises(BadInput, match="changes nothing"):
             Experiment.of({"recipe": recipe}).build_recipe()
+
+
+OWN_TRAINER = """
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class T:
+    lr: float = 0.01
+    epochs: int = 3
+    batch: int = 4
+
+    def assign(self, tasks, memory, view):
+        return tasks
+"""
+
+
+def trained(trainer, **train):
+    recipe = {"name": "fedavg", "trainer": trainer}
+    return Experiment.of({"train": {"lr": 0.05, **train}, "recipe": recipe}).build_recipe()
+
+
+def test_a_trainer_of_one_s_own_keeps_its_settings(tmp_path, monkeypatch):
+    (tmp_path / "ownpace.py").write_text(OWN_TRAINER)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = trained({"piece": "ownpace:T", "lr": 0.7, "epochs": 9, "batch": 2}, epochs=2, batch=8)
+    assert (recipe.trainer.lr, recipe.trainer.epochs, recipe.trainer.batch) == (0.7, 9, 2)
+    assert (recipe.chain.lr, recipe.work.epochs, recipe.work.batch) == (0.05, 2, 8)
+
+
+def test_only_trainers_of_version_0_1_say_how_much_clients_train():
+    old = trained({"piece": "sgd", "lr": 0.7, "epochs": 9, "batch": 2})
+    assert (old.chain.lr, old.work.epochs, old.work.batch) == (0.7, 9, 2)
+    corrected = trained({"piece": "corrected", "lr": 0.05, "epochs": 9})  # has a rate of its own
+    assert (corrected.trainer.lr, corrected.chain.lr, corrected.work.epochs) == (0.05, 0.05, 9)
+    with pytest.raises(BadInput, match=r"trainer.lr = 0.7 must be the clients' rate 0.05"):
+        trained({"piece": "corrected", "lr": 0.7})
+    for piece in ("alike", "counting", "scaffold"):
+        with pytest.raises(BadInput, match="lr is no setting of it"):
+            trained({"piece": piece, "lr": 0.7})
+
+
+def test_a_recipe_with_a_trainer_of_one_s_own_is_written_and_read(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from flrce import recipes
+
+    (tmp_path / "ownpace.py").write_text(OWN_TRAINER)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("ownpace", None)
+    from ownpace import T
+
+    recipe = replace(recipes.fedavg(P=2), trainer=T(lr=0.7))
+    assert Experiment(recipe=recipe, clients=4).build_recipe().trainer.lr == 0.7
+
+
+@pytest.mark.parametrize(("setting", "line"), [
+    ("fleet.presence=[]", "fleet.presence = []: name at least one"),
+    ('fleet.presence=""', "fleet.presence = ''"),
+    ("fleet.presence={}", "fleet.presence = {}"),
+])  # fmt: skip
+def test_nobody_s_presence_is_refused(setting, line, capsys):
+    assert main(["run", "--no-save", "--set", setting]) == 2
+    told = capsys.readouterr().err
+    assert line in told
+    assert told.count("\n") == 1

@@ -1,15 +1,15 @@
 """From names to pieces: the catalogue's recipes with pieces exchanged or tuned, as an experiment file writes them."""
 
-import importlib
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from flrce import idle
 from flrce.bounds import Settings, settings, settings_of, shown
 from flrce.errors import BadInput, brief, nearest
+from flrce.local.metrics import Judges
 from flrce.local.objective import BY_KIND, OBJECTIVES, Objective
 from flrce.local.optimisers import SGD, Adam, Carried, Clip, Momentum, WeightDecay
 from flrce.local.updates import Chain
@@ -17,8 +17,11 @@ from flrce.names import PIECES
 from flrce.pieces import ROLES, Recipe
 from flrce.recipes import CATALOGUE
 from flrce.stops.budget import AnyOf, Budget
+from flrce.user_code import has_member, import_object, validate_factory
 
 LOCAL = ("epochs", "batch", "lr")
+#: trainers of version 0.1, whose tables could hold what [train] holds now
+OLD_TRAINERS = ("sgd", "fill-the-round", "fewer-epochs", "proximal", "freeze", "deadline", "corrected")
 FLAGS = ("holdouts", "sums")  # of any recipe: true or false
 SURFACE = {
     "selector": "select", "trainer": "assign", "submodel": "assign", "compressor": "encode",
@@ -46,10 +49,12 @@ def compose(
     if not isinstance(label, str) or not label or len(label) > 60:
         raise BadInput(f"recipe.name = {shown(label)}: give it a name of at most 60 characters")
     pieces = {role: chosen.pop(role) for role in ROLES if role in chosen}
-    trainer, local = pieces.get("trainer"), dict(local)
-    if isinstance(trainer, Mapping):  # files of version 0.1 may say there how much clients train
-        local |= {key: trainer[key] for key in LOCAL if key in trainer}
-        pieces["trainer"] = {key: value for key, value in trainer.items() if key not in LOCAL}
+    local = dict(local)
+    if "trainer" in pieces:
+        moved = _old_settings(pieces["trainer"])
+        local |= moved
+        if moved:
+            pieces["trainer"] = {key: value for key, value in pieces["trainer"].items() if key not in moved}
     steps = local.pop("steps", None)
     minimum = chosen.pop("minimum", None)
     flags = {key: chosen.pop(key) for key in FLAGS if key in chosen}
@@ -77,6 +82,18 @@ def compose(
     if "base" in table:
         recipe = replace(recipe, name=label)
     return replace(recipe, minimum=minimum, **flags)
+
+
+def _old_settings(trainer: Any) -> dict[str, Any]:
+    """How much clients train, where a file of version 0.1 says it in the trainer's table instead of in [train].
+
+    Only of trainers that version had, and only what is no field of theirs: a class of the user's keeps its own.
+    """
+    name = trainer.get("piece") if isinstance(trainer, Mapping) else None
+    if not isinstance(name, str) or name not in OLD_TRAINERS:
+        return {}
+    own = {f.name for f in _fields(PIECES["trainer"][name])}
+    return {key: trainer[key] for key in LOCAL if key in trainer and key not in own}
 
 
 def keys_of(make: Any) -> dict[str, inspect.Parameter]:
@@ -138,7 +155,9 @@ def objective_of(wanted: str | Mapping[str, Any] | None, kind: str) -> Any:
     elif isinstance(name, str) and name in OBJECTIVES:
         make = OBJECTIVES[name]
     elif isinstance(name, str) and ":" in name:
-        make = imported(name, "objective.name")
+        make = import_object(name, "objective.name")
+        lacks = "no losses(out, y) or no judges"
+        validate_factory(make, name, "objective.name", _judged, "objective", lacks)
     else:
         raise BadInput(f'objective.name = {name!r}: {nearest(str(name), OBJECTIVES)}, or "package.module:Class"')
     if "metrics" in table:
@@ -156,7 +175,18 @@ def _metrics(wanted: Any) -> tuple[Any, ...]:
     """An objective's metrics: names of ours, and what "package.module:Class" names."""
     if isinstance(wanted, str) or not isinstance(wanted, Iterable):
         raise BadInput(f'objective.metrics = {shown(wanted)}: give a list of them, such as ["accuracy"]')
-    return tuple(imported(m, "objective.metrics") if isinstance(m, str) and ":" in m else m for m in wanted)
+    return tuple(_metric(m) if isinstance(m, str) and ":" in m else m for m in wanted)
+
+
+def _metric(name: str) -> Any:
+    """The metric that "package.module:name" names; it is made already, and nothing is called."""
+    found = import_object(name, "objective.metrics")
+    if not isinstance(found, Judges):
+        raise BadInput(
+            f"objective.metrics: {shown(name)} is a {type(found).__name__}, no metric; it needs name, better, "
+            "of(out, y) and value(...)"
+        )
+    return found
 
 
 def piece(role: str, wanted: Any, where: str = "recipe") -> Any:
@@ -168,7 +198,8 @@ def piece(role: str, wanted: Any, where: str = "recipe") -> Any:
     if not isinstance(name, str):
         raise BadInput(f'{where}.{role} = {shown(wanted)}: give a name, or a table with piece = "name"')
     if ":" in name:
-        make = imported(name, f"{where}.{role}")
+        make = import_object(name, f"{where}.{role}")
+        validate_factory(make, name, f"{where}.{role}", partial(_plays, role), role, f"no {SURFACE[role]!r}")
     elif name in PIECES[role]:
         make = PIECES[role][name]
     else:
@@ -185,27 +216,24 @@ def piece(role: str, wanted: Any, where: str = "recipe") -> Any:
         raise BadInput(f"{where}.{role} = {name!r}: {problem or type(problem).__name__}") from problem
     if why:
         raise BadInput(f"{where}.{role} = {name!r}: {why}")
-    if not any(hasattr(made, method) for method in (SURFACE[role], *OTHERWISE.get(role, ()))):
+    if not any(hasattr(made, method) for method in _methods(role)):
         raise BadInput(f"{where}.{role} = {name!r} has no {SURFACE[role]!r}, so it is no {role}; see docs/extending.md")
     return made
 
 
-def imported(path: str, where: str) -> Any:
-    """The object that "package.module:name" names."""
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise BadInput(f'{where} = {shown(path)}: write "package.module:Class"')
-    if module.endswith(".py"):
-        meant = module.removesuffix(".py")
-        raise BadInput(f'{where} = {shown(path)}: a module is named, not a file: write "{meant}:{name}"')
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as why:
-        raise BadInput(f"{where} = {path!r} cannot be imported: {why}; is it installed, or on PYTHONPATH?") from why
-    except AttributeError as why:
-        raise BadInput(f"{where} = {path!r}: {module} has no {name!r}") from why
-    except Exception as why:  # a relative name, or a module that raises as it is read
-        raise BadInput(f"{where} = {path!r} cannot be imported: {type(why).__name__}: {why}") from why
+def _methods(role: str) -> tuple[str, ...]:
+    """What a piece of the role has, one of them at least."""
+    return (SURFACE[role], *OTHERWISE.get(role, ()))
+
+
+def _plays(role: str, kind: type) -> bool:
+    """Whether pieces of this class can have the role."""
+    return any(has_member(kind, method) for method in _methods(role))
+
+
+def _judged(kind: type) -> bool:
+    """Whether values of this class can be objectives."""
+    return has_member(kind, "losses", "judges")
 
 
 def _inner(role: str, f: Any) -> str:

@@ -2,22 +2,27 @@
 
 import tomllib
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
 from annotated_types import Ge, Le
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from flrce.bounds import Count, shown
 from flrce.compose import compose, local_of, objective_of
 from flrce.data.federation import Federation, federate
 from flrce.data.sources import Source
-from flrce.errors import BadInput, brief, nearest, raised, shortage
-from flrce.pieces import Recipe
+from flrce.errors import BadInput, brief, nearest
+from flrce.fleet.costs import Profile
+from flrce.fleet.life import Life
+from flrce.network import build_net
+from flrce.pieces import ROLES, Recipe
 from flrce.reading import read_limited
 from flrce.sections import Data, EngineTable, Fleet, Model, Section, Stop, Train
+from flrce.user_code import NOTHING, NotImported, Trust, apply_trust, current_trust, find_names, trust_file
 from flrce.written import tables_of
 
 MOST_SEED = 2**63 - 1  # what TOML can hold
@@ -43,6 +48,7 @@ class Experiment(Section):
     fleet: Fleet = Fleet()
     stop: Stop = Stop()
     objective: str | dict[str, Any] | None = None  # by default what the data's targets are
+    _trust: Trust = PrivateAttr(default_factory=current_trust)  # where modules that it names may be imported from
 
     def __init__(self, /, **tables: Any) -> None:  # a key may be called self
         if isinstance(tables.get("recipe"), Recipe):
@@ -58,29 +64,45 @@ class Experiment(Section):
             raise ValueError(f"per_round must be at most clients = {self.clients}, got {self.per_round}; lower it")
         if self.data.path is not None and self.data.name != "digits":
             raise ValueError(f"data.name {self.data.name!r} and data.path exclude each other; drop one")
-        self.build_recipe()
-        self.fleet.there(self.seed)
-        self.data.kinds()
-        self.fleet.live(self.seed, (), {})
-        if self.objective is not None:
-            self.build_objective("classes")
+        with suppress(NotImported):  # a command that only looks goes on without
+            self.build_recipe()
+        with suppress(NotImported):
+            self.build_availability()
+        with suppress(NotImported), apply_trust(self._trust):
+            self.data.kinds()
+        with suppress(NotImported):
+            self.build_life((), {})
+        with suppress(NotImported):
+            if self.objective is not None:
+                self.build_objective("classes")
         return self
 
     @classmethod
-    def load(cls, path: Path | str | None = None, overrides: tuple[str, ...] | list[str] = ()) -> "Experiment":
-        """An experiment file with `key=value` overrides; without a path, the defaults."""
+    def load(
+        cls, path: Path | str | None = None, overrides: tuple[str, ...] | list[str] = (), trust: Trust | bool = False
+    ) -> "Experiment":
+        """An experiment file with `key=value` overrides; without a path, the defaults.
+
+        A file that names code as "package.module:Class" is code. Modules are imported that lie beside the file, in the
+        working directory, or are loaded already; with `trust`, from anywhere (docs/extending.md).
+        """
         tables: dict[str, Any] = {}
         if path is not None:
             tables = read_toml(Path(path))
         for override in overrides:
             _set(tables, override)
-        return cls.of(tables, str(path) if path else "experiment")
+        if not isinstance(trust, Trust):
+            trust = trust_file(None if path is None else str(Path(path).parent.absolute()), everything=trust)
+        return cls.of(tables, str(path) if path else "experiment", trust)
 
     @classmethod
-    def of(cls, tables: dict[str, Any], where: str = "experiment") -> "Experiment":
-        """Checked settings, or BadInput with one line."""
+    def of(cls, tables: dict[str, Any], where: str = "experiment", trust: Trust | bool = False) -> "Experiment":
+        """Checked settings, or BadInput with one line; `trust`: import modules that they name from anywhere."""
+        if not isinstance(trust, Trust):
+            trust = trust_file(None, everything=True) if trust else current_trust()
         try:
-            return cls(**tables)
+            with apply_trust(trust):
+                return cls(**tables)
         except BadInput as why:
             raise BadInput(f"{where}: {str(why).removeprefix('experiment: ')}") from why
         except RecursionError as why:
@@ -95,19 +117,56 @@ class Experiment(Section):
         """The resolved experiment, as it is kept in the run directory."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
+    @property
+    def trust(self) -> Trust:
+        """Where modules that it names may be imported from."""
+        return self._trust
+
+    def changed(self, *tables: Mapping[str, Any]) -> "Experiment":
+        """The experiment with other tables in place of some; it may import what it could before."""
+        merged: dict[str, Any] = self.model_dump(exclude_none=True)
+        for table in tables:
+            merged |= table
+        return Experiment.of(merged, trust=self._trust)
+
     def build_recipe(self) -> Recipe:
-        local = {"P": self.per_round, **local_of(self.train.model_dump(exclude_none=True))}
-        kept, fixed = _several(self.model.kept), _several(self.model.fixed)
-        return compose(self.recipe, local, self.stop.model_dump(exclude_none=True), kept, fixed)
+        with apply_trust(self._trust):
+            local = {"P": self.per_round, **local_of(self.train.model_dump(exclude_none=True))}
+            kept, fixed = _several(self.model.kept), _several(self.model.fixed)
+            return compose(self.recipe, local, self.stop.model_dump(exclude_none=True), kept, fixed)
+
+    def kept_patterns(self) -> tuple[str, ...]:
+        """The parameters that stay with their client, by the recipe and by model.kept; nothing is imported for it."""
+        plain = {key: value for key, value in self.recipe.items() if key not in ROLES or not any(find_names(value))}
+        with apply_trust(NOTHING):
+            return compose(plain, {"P": self.per_round}, {}, _several(self.model.kept)).kept
+
+    def build_network(self, pool: Source) -> Any:
+        """The network that the experiment names, for these samples."""
+        with apply_trust(self._trust):
+            return build_net(self.model.name, pool, self.seed, self.model.options)
+
+    def build_availability(self) -> Callable[[str, int], bool] | None:
+        """(client, round) -> whether it can be reached; None: always."""
+        with apply_trust(self._trust):
+            return self.fleet.there(self.seed)
+
+    def build_life(self, clients: tuple[str, ...], devices: Mapping[str, Profile]) -> Life | None:
+        """The fleet by the clock; None: everyone is there all the time."""
+        with apply_trust(self._trust):
+            return self.fleet.live(self.seed, clients, devices)
 
     def federate(self, pool: Source) -> Federation:
         """These samples shared out among the clients, with what is wrong with some of them."""
         d = self.data
-        return federate(pool, d.partition, self.clients, self.seed, d.alpha, d.holdout, d.minimum, d.kinds())
+        with apply_trust(self._trust):
+            kinds = d.kinds()
+        return federate(pool, d.partition, self.clients, self.seed, d.alpha, d.holdout, d.minimum, kinds)
 
     def build_objective(self, kind: str) -> Any:
         """What the model is for; `kind` is that of the data's targets, which decides where the experiment does not."""
-        return objective_of(self.objective, kind)
+        with apply_trust(self._trust):
+            return objective_of(self.objective, kind)
 
 
 def _several(value: str | list[str] | None) -> tuple[str, ...]:
@@ -202,42 +261,3 @@ def _tables() -> Iterator[tuple[str, Any]]:
     for name, found in Experiment.model_fields.items():
         if hasattr(found.annotation, "model_fields"):
             yield name, found.annotation
-
-
-def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None = None) -> Any:
-    """The network an experiment names, for these samples.
-
-    A class of the user's gets, if it asks for them, `shape` (of one sample), `outputs` (how many numbers it is to
-    give; also as `classes`) and `vocabulary` (how many token ids there are), and the options of the experiment.
-    """
-    import inspect
-
-    import torch
-
-    from flrce.compose import imported
-    from flrce.models.nets import build
-
-    if ":" not in name:
-        return build(name, pool.shape, pool.outputs, seed, pool.vocabulary, pool.every, options, pool.shift < 0)
-    make = imported(name, "model.name")
-    wanted = inspect.signature(make).parameters
-    known = {"shape": pool.shape, "outputs": pool.outputs, "classes": pool.outputs, "vocabulary": pool.vocabulary}
-    given = {**{key: value for key, value in known.items() if key in wanted}, **(options or {})}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            net = make(**given)
-        except TypeError as why:
-            raise BadInput(
-                f"model.name {name!r} cannot be built: {why}; accept shape, outputs, vocabulary or nothing, and "
-                "give the rest in model.options"
-            ) from why
-        except BadInput:
-            raise
-        except Exception as why:  # whatever a network of the user's may raise
-            if shortage(why):
-                raise
-            raise BadInput(f"model.name {name!r} cannot be built with {brief(given, 160)}: {raised(why)}") from why
-    if not isinstance(net, torch.nn.Module):
-        raise BadInput(f"model.name {name!r} gives a {type(net).__name__}; it must be a torch.nn.Module")
-    return net

@@ -90,6 +90,16 @@ def installs(extra: str) -> str:
     return f"pip install {' '.join(wanted)}"
 
 
+def unusable_path(why: BaseException) -> str:
+    """Which path the system refused, and why; "" where the exception is about something else."""
+    wrong = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS)
+    if not isinstance(why, OSError) or why.errno not in wrong or why.filename is None:
+        return ""
+    name = os.fsdecode(why.filename) if isinstance(why.filename, bytes) else why.filename
+    notes = "; ".join(getattr(why, "__notes__", ()))
+    return f"{brief(name, 200)}: {why.strerror}; name another path{f' ({notes})' if notes else ''}"
+
+
 def shortage(why: BaseException) -> str:
     """What the machine has too little of, and what to do; "" where the exception is about something else."""
     text, kept = str(why).lower(), "what is committed is kept: then go on with --resume"

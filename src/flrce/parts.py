@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flrce import loop
 from flrce.aggregators.products import Products
-from flrce.config import Experiment, build_net
+from flrce.config import Experiment
 from flrce.data.federation import Federation
 from flrce.data.own import adopt, holds_clients
 from flrce.engines.baseline import describe_data
@@ -116,8 +116,8 @@ def parts(
         log.warning("engine.updates = 'device' is for a GPU: here clients train on the host, and sums are made there")
     engine = Simulator(
         federation, net, devices, seated if on_gpu else pooled, experiment.engine.eval_every,
-        experiment.build_objective(federation.source.kind), recipe.kept, experiment.fleet.there(experiment.seed),
-        experiment.fleet.live(experiment.seed, tuple(federation.clients), devices),
+        experiment.build_objective(federation.source.kind), recipe.kept, experiment.build_availability(),
+        experiment.build_life(tuple(federation.clients), devices),
     )  # fmt: skip
     return Parts(recipe, federation, net, engine)
 
@@ -151,7 +151,7 @@ def materials(experiment: Experiment, data: Any = None, model: nn.Module | None 
     named = experiment.model
     if model is None and named.name == "llama" and d.tokenizer is not None:
         _same_words(d.tokenizer, str((named.options or {}).get("path", "smollm2")))
-    net = build_net(named.name, pool, experiment.seed, named.options) if model is None else model
+    net = experiment.build_network(pool) if model is None else model
     net = accepted(net)
     few = inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
     recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)

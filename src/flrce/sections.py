@@ -1,6 +1,5 @@
 """The tables of an experiment file, each checked by itself: data, model, train, engine, fleet, stop."""
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -21,8 +20,8 @@ from flrce.fleet.life import Life, life
 from flrce.local.precision import Precision
 from flrce.models.nets import NAMES as MODELS
 from flrce.round.near import Wanted
+from flrce.user_code import NAME
 
-OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:Class
 TEXT = ("tokenizer", "length", "most", "least")  # what is said about text
 
 
@@ -95,7 +94,7 @@ class Model(Section):
     def _known(cls, value: str) -> str:
         if ":" not in value:
             return _one_of(value, MODELS, 'or "package.module:Class"')
-        if not OWN.fullmatch(value):
+        if not NAME.fullmatch(value):
             raise ValueError('write "package.module:Class"')
         return value
 
@@ -152,7 +151,10 @@ class Fleet(Section):
             return None
         if self.availability is not None:
             raise BadInput("fleet.availability goes by rounds, all else in [fleet] by seconds; take fleet.presence")
-        wanted = self.presence if isinstance(self.presence, list) else [self.presence or "always"]
+        presence = "always" if self.presence is None else self.presence
+        wanted = presence if isinstance(presence, list) else [presence]
+        if not wanted:
+            raise BadInput("fleet.presence = []: name at least one model of who is there, or leave it out")
         models = [piece("presence", each, "fleet") for each in wanted]
         battery = None if self.battery is None else piece("battery", self.battery, "fleet")
         grid = None if self.carbon is None else carbon.grid(self.carbon, self.regions, self.start, clients, seed)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flrce.apps.options import experiment, place
+from flrce.apps.targets import prepare_file, prepare_folder
 from flrce.arena.advise import PLAIN, Advice, Budget
 from flrce.arena.advise import advise as search
 from flrce.arena.away import away
@@ -19,23 +20,24 @@ from flrce.store.disk import BY_UMASK, write_through
 
 def advise(
     file: Path | None, overrides: tuple[str, ...], out: Path | None, joules: float | None, nbytes: float | None,
-    seconds: float | None, work: Path | None, device: str | None, where: str, as_json: bool,
+    seconds: float | None, work: Path | None, device: str | None, where: str, as_json: bool, trust: bool = False,
 ) -> None:  # fmt: skip
     """Say which recipe to run for an experiment and a budget."""
-    asked = experiment(file, overrides, device)
+    asked = experiment(file, overrides, device, trust)
     if where == "here":
         device_of(asked)
-    if out is not None and out.exists():
+    if out is not None and out.is_file():
         raise BadInput(f"--out {out} exists; name a file that does not")
+    if out is not None:
+        prepare_file(out, "--out")
     told = (lambda line: None) if as_json else (lambda line: print(line, flush=True))
     send = None if where == "here" else away(*place(where))
     near = None if send is None else Path.cwd()  # where other machines see it too
-    if work is not None and work.is_file():
-        raise BadInput(f"--work {work} is a file; name a folder to keep the search in")
+    if work is not None:
+        prepare_folder(work, "--work")
     with tempfile.TemporaryDirectory(prefix="flrce-advise-", dir=near) if work is None else nullcontext(work) as folder:
         found = search(asked, Budget(joules, nbytes, seconds), Path(folder), told, send=send)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_through(out, found.experiment.toml().encode(), BY_UMASK)
     if as_json:
         answer = {key: value for key, value in asdict(found).items() if key != "experiment"}

@@ -12,6 +12,7 @@ import tomli_w
 
 from flrce.apps.options import place
 from flrce.apps.show import table
+from flrce.apps.targets import prepare_folder
 from flrce.arena import job, page, records
 from flrce.arena.about import about
 from flrce.arena.board import Board, boards, fronts, without
@@ -21,19 +22,24 @@ from flrce.arena.plan import Plan
 from flrce.arena.reached import reach
 from flrce.arena.records import Played, axes
 from flrce.arena.stops import endings
+from flrce.bounds import shown
 from flrce.config import read_toml
-from flrce.errors import BadInput, nearest
+from flrce.errors import BadInput, brief, nearest
 from flrce.store import headline
 from flrce.store.disk import BY_UMASK, write_through
+from flrce.user_code import find_names, trust_file
 
 PLAN = "plan.toml"  # of an arena that was run
 LEADERBOARD = "leaderboard.csv"
 
 
-def arena(plan: Path, out: Path, against: Path | None, tasks: str | None, where: str, as_json: bool) -> None:
+def arena(
+    plan: Path, out: Path, against: Path | None, tasks: str | None, where: str, as_json: bool, trust: bool = False
+) -> None:
     """Run what is not recorded yet, then rank, draw and write."""
     tables = wanted(plan, against, tasks)
-    asked = Plan.of(tables, str(plan))
+    asked = Plan.of(tables, str(plan), trust_file(str(plan.parent.absolute()), everything=trust))
+    prepare_folder(out, "--out")
     known = records.unpack(against) if against else []
     name, settings = place(where)
     found = job.run(asked, out, executor(name, {**asked.cluster, **settings}), known, None if as_json else _told)
@@ -78,6 +84,7 @@ def wanted(plan: Path, against: Path | None, tasks: str | None) -> dict[str, Any
     there = against / PLAN if against else None
     if there is not None and there.is_file() and isinstance(own.get("methods"), dict):
         base = read_toml(there)
+        refuse_names(base, there)
         require_same_tasks(own, base, plan)
         reference = own.get("reference", base.get("reference", "fedavg"))
         rival = {reference: base["methods"][reference]} if reference in base["methods"] else {}
@@ -104,6 +111,15 @@ def require_same_tasks(own: Mapping[str, Any], base: Mapping[str, Any], plan: Pa
                     f"{plan}: task {name!r} has another {key} than the task of that name in --against; rename it, or "
                     "leave tasks out to take those of --against"
                 )
+
+
+def refuse_names(tables: dict[str, Any], path: Path) -> None:
+    """BadInput where an arena's plan names code: plans of others are data, and nothing in them is imported."""
+    for key, name in find_names(tables):
+        raise BadInput(
+            f"{path}: {brief(key, 60)} = {shown(name)} names code, and --against reads data alone; to run "
+            "it, copy what is yours into your own plan"
+        )
 
 
 def _with_rivals(judged: Sequence[Played], known: Sequence[Played], plan: Plan) -> list[Played]:

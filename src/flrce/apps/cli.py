@@ -1,22 +1,21 @@
 """The command line. Exit codes: 0 done, 2 bad input (one line), 130 interrupted and resumable, 1 a defect."""
 
-import os
 import signal
 import sys
 
 import click
 
 from flrce.apps.commands import app
-from flrce.errors import BadInput, Diverged, Interrupted, Unfinished, shortage
+from flrce.errors import BadInput, Diverged, Interrupted, Unfinished, shortage, unusable_path
+from flrce.user_code import apply_trust, trust_file
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for "module:Class"; last, so that nothing installed is hidden
     try:
-        code = app.main(arguments, prog_name="flrce", standalone_mode=False)
+        with apply_trust(trust_file(None)):
+            code = app.main(arguments, prog_name="flrce", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (BadInput, click.ClickException) as why:
         text = why.format_message() if isinstance(why, click.ClickException) else str(why)
@@ -34,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(" ".join(["terminated", *getattr(why, "__notes__", ())]), file=sys.stderr)
         return 143
     except Exception as why:
-        text = shortage(why)
+        text = shortage(why) or unusable_path(why)
         if not text:
             raise
         print(f"error: {text}", file=sys.stderr)

@@ -27,6 +27,7 @@ def app() -> None:
 @options.seed_list
 @options.resume
 @options.device
+@options.trust
 @options.as_json
 def run(**given: Any) -> None:
     """Run one experiment; several seeds give means with 95 % intervals.
@@ -52,6 +53,7 @@ def run(**given: Any) -> None:
 @options.resume
 @options.device
 @options.on
+@options.trust
 @options.as_json
 def compare(**given: Any) -> None:
     """Run several recipes on the same data, seeds and costs; one table, one report."""
@@ -192,6 +194,7 @@ def why(**given: Any) -> None:
         help="An arena that was run: its methods are not run again, and PLAN needs new methods only.")  # fmt: skip
 @option("--tasks", metavar=LIST, help="Of the plan's; all, unless given.")
 @options.on
+@options.trust
 @options.as_json
 def arena(**given: Any) -> None:
     """Run many methods on many tasks and rank them at equal joules, bytes, seconds and rounds.
@@ -214,6 +217,7 @@ def arena(**given: Any) -> None:
 @option("--work", type=PATH, help="Folder to keep the search in; the same command goes on there after an interruption.")
 @options.device
 @options.on
+@options.trust
 @options.as_json
 def advise(**given: Any) -> None:
     """Find the recipe for an experiment and a budget, by a race in two heats; say when plain FedAvg is enough."""
@@ -230,6 +234,7 @@ def advise(**given: Any) -> None:
 @option("--watts", type=float, help="Power while training, where none is measured.")
 @option("--idle-watts", type=float, help="Power while idle, likewise.")
 @option("--seconds", type=float, default=3.0, help="How long to measure power, each of idle and busy.")
+@options.trust
 @options.as_json
 def profile(**given: Any) -> None:
     """Measure how fast this machine trains and, where it can tell, what it draws."""
@@ -244,6 +249,7 @@ def profile(**given: Any) -> None:
 @options.out
 @option("--tls", type=PATH, help="Folder with a deployment's certificates and keys.")
 @option("--peer-clock", "peer", type=float, help="Seconds since 1970 on a node, now.")
+@options.trust
 @options.as_json
 def doctor(**given: Any) -> None:
     """Look at this machine before a run: versions, memory, disk, clock, certificates. Exit 2 if a run would fail."""

@@ -11,6 +11,7 @@ from flrce import runs
 from flrce.apps.options import experiment, place, seeds
 from flrce.apps.run import headline
 from flrce.apps.show import Progress, table
+from flrce.apps.targets import prepare_folder
 from flrce.arena.away import away, run_all
 from flrce.config import Experiment
 from flrce.errors import BadInput, nearest
@@ -24,10 +25,10 @@ from flrce.types import Round
 
 def compare(
     file: Path | None, overrides: tuple[str, ...], out: Path, names: str, seed_list: str | None, resume: bool,
-    device: str | None, where: str, as_json: bool,
+    device: str | None, where: str, as_json: bool, trust: bool = False,
 ) -> None:  # fmt: skip
     """Run several recipes on the same data, seeds and costs; one table, one report."""
-    exp = experiment(file, overrides, device)
+    exp = experiment(file, overrides, device, trust)
     if where == "here":
         runs.device_of(exp)
     every = [name for name in CATALOGUE if name not in TUNING]  # those want adapters
@@ -36,7 +37,8 @@ def compare(
         if name not in CATALOGUE:
             raise BadInput(f"--recipes {name!r} is unknown; {nearest(name, CATALOGUE)}")
     aggregates: dict[str, dict[str, Any]] = {}
-    experiments = {name: exp.__class__.of(exp.model_dump() | {"recipe": settings(exp.recipe, name)}) for name in wanted}
+    experiments = {name: exp.changed({"recipe": settings(exp.recipe, name)}) for name in wanted}
+    prepare_folder(out, "--out")
     read = runs.reader()
     if where != "here":
         _elsewhere(experiments, seeds(seed_list) or [0], out, resume, where)

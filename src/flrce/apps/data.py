@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from flrce.apps.options import experiment
+from flrce.apps.options import look_at
 from flrce.apps.show import table
+from flrce.apps.targets import prepare_file
 from flrce.data.sources import NAMES, prepared
 from flrce.errors import BadInput, nearest
 
@@ -26,7 +27,14 @@ def list_(as_json: bool) -> None:
     table("data sets", ("name", "state"), rows, as_json)
 
 
-def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_json: bool, svg: Path | None) -> None:
+def info(
+    name: str | None,
+    file: Path | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    svg: Path | None,
+    trust: bool = False,
+) -> None:
     """How an experiment shares its samples out: sizes and labels per client."""
 
     if name and not file and name.endswith(".toml"):
@@ -35,7 +43,7 @@ def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_jso
     if name and name not in NAMES and not prepared(name):
         hint = f"a file goes by --set data.path={name}" if Path(name).exists() else nearest(name, NAMES)
         raise BadInput(f"data set {name!r} is unknown; {hint}")
-    exp = experiment(file, [*overrides, *more])
+    exp = look_at(file, [*overrides, *more], trust)
     d = exp.data
     if name and d.path:
         raise BadInput(f"{name} and data.path = {str(d.path)!r}: leave one of them out")
@@ -48,6 +56,7 @@ def info(name: str | None, file: Path | None, overrides: tuple[str, ...], as_jso
     if svg and "labels" not in described:
         raise BadInput(f"--svg draws who holds which classes, {pool.name} has {pool.kind}; leave it out")
     if svg:
+        prepare_file(svg, "--svg")
         from flrce.results.paper.figures import partition
 
         partition(described, title, svg)

@@ -5,7 +5,8 @@ import re
 from importlib import resources
 from pathlib import Path
 
-from flrce.apps.options import experiment
+from flrce.apps.options import look_at
+from flrce.apps.targets import prepare_folder
 from flrce.errors import BadInput
 
 #: template -> path in the app
@@ -17,8 +18,10 @@ FILES = {
 
 def init(folder: Path, file: Path | None, overrides: tuple[str, ...], own: bool, publisher: str) -> None:
     """Write a Flower app (`flwr run` works) that trains an experiment's recipe, data and model."""
-    exp = experiment(file, [*overrides, 'engine.name="flower"'])
-    for path, text in render(folder.resolve().name, publisher, own).items():
+    exp = look_at(file, [*overrides, 'engine.name="flower"'])
+    files = render(folder.resolve().name, publisher, own)
+    prepare_folder(folder, "deploy init")
+    for path, text in files.items():
         _write(folder / path, text)
     _write(folder / package_of(folder.resolve().name) / "experiment.toml", exp.toml())
     print(f"wrote {folder}; next: see its README.md")

@@ -12,13 +12,14 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from flrce.apps.options import experiment
+from flrce.apps.options import look_at
 from flrce.apps.show import table
-from flrce.config import Experiment, build_net
+from flrce.config import Experiment
 from flrce.errors import BadInput, installs
 from flrce.host import available
 from flrce.parts import device_of
 from flrce.round.memory import needed
+from flrce.user_code import NotImported
 
 Line = tuple[str, str, str]  # what, "ok" | "warn" | "bad", finding
 EARLIEST, LATEST = -5, 305  # seconds that Flower lets a signed message's clock be behind or ahead
@@ -26,10 +27,11 @@ GIGABYTE = 1e9
 
 
 def doctor(
-    file: Path | None, overrides: tuple[str, ...], out: Path | None, tls: Path | None, peer: float | None, as_json: bool
-) -> None:
+    file: Path | None, overrides: tuple[str, ...], out: Path | None, tls: Path | None, peer: float | None,
+    as_json: bool, trust: bool = False,
+) -> None:  # fmt: skip
     """Look at this machine before a run: versions, memory, disk, clock, certificates. Exit 2 if a run would fail."""
-    exp = experiment(file, overrides)
+    exp = look_at(file, overrides, trust)
     lines = [
         *_versions(),
         *_device(exp),
@@ -70,8 +72,12 @@ def _memory(exp: Experiment) -> Iterator[Line]:
     from flrce.models.flat import layout
 
     pool = exp.data.read()
-    where = layout(build_net(exp.model.name, pool, exp.seed, exp.model.options))
-    want, have = needed(exp.build_recipe(), exp.clients, where.trainable, where.size), available()
+    try:
+        where, recipe = layout(exp.build_network(pool)), exp.build_recipe()
+    except NotImported as why:
+        yield "memory", "warn", f"unknown: {why}"
+        return
+    want, have = needed(recipe, exp.clients, where.trainable, where.size), available()
     text = f"M = {exp.clients}, d = {where.trainable}: about {want / GIGABYTE:.3g} GB"
     if have is None:
         yield "memory", "warn", f"{text}; how much is available is unknown here"

@@ -56,6 +56,7 @@ def data_list(**given: Any) -> None:
 @options.sets
 @options.as_json
 @option("--svg", type=PATH, help="Also draw it into this file (extra: report).")
+@options.trust
 def data_info(**given: Any) -> None:
     """How an experiment shares its samples out: sizes and labels per client.
 

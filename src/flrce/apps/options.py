@@ -105,15 +105,33 @@ on = option(
     shell_complete=complete.words("here", "ray", "slurm", "processes"),
     help="Where runs are made; settings of Ray's or submitit's own follow: slurm,slurm_partition=gpu.",
 )  # fmt: skip
+trust = option(
+    "--trust", is_flag=True,
+    help="Import code that the experiment names from anywhere; else only from its folder, from here, or as registered.",
+)  # fmt: skip
 as_json = option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
-def experiment(file: Path | None, overrides: tuple[str, ...] | list[str], device: str | None = None) -> "Experiment":
-    """The experiment that a command line names."""
+def experiment(
+    file: Path | None, overrides: tuple[str, ...] | list[str], device: str | None = None, trust: bool = False
+) -> "Experiment":
+    """The experiment that a command line names, to be run."""
     from flrce.config import Experiment
 
-    more = [f'engine.device="{device}"'] if device is not None else []
-    return Experiment.load(file, [*overrides, *more])
+    return Experiment.load(file, device_override(overrides, device), trust)
+
+
+def device_override(overrides: tuple[str, ...] | list[str], device: str | None) -> list[str]:
+    """The overrides, with --device among them."""
+    return [*overrides, *([f'engine.device="{device}"'] if device is not None else [])]
+
+
+def look_at(file: Path | None, overrides: tuple[str, ...] | list[str], trust: bool = False) -> "Experiment":
+    """The experiment that a command line names, for a command that runs nothing: it imports no code, unless trusted."""
+    from flrce.config import Experiment
+    from flrce.user_code import NOTHING
+
+    return Experiment.load(file, overrides, trust or NOTHING)
 
 
 def seeds(text: str | None) -> list[int] | None:

@@ -17,6 +17,7 @@ import tomli_w
 import torch
 
 from flrce.apps.show import table
+from flrce.apps.targets import prepare_file
 from flrce.apps.trial import Trial, by_name, of
 from flrce.errors import BadInput, nearest
 from flrce.fleet.costs import Profile
@@ -35,7 +36,7 @@ Figures = dict[str, dict[str, Any]]  # figure -> value, source
 
 def profile(
     out: Path | None, model: tuple[str, ...], experiment: Path | None, overrides: tuple[str, ...], watts: float | None,
-    idle_watts: float | None, seconds: float, as_json: bool,
+    idle_watts: float | None, seconds: float, as_json: bool, trust: bool = False,
 ) -> None:  # fmt: skip
     """Measure how fast this machine trains and, where it can tell, what it draws."""
     for name in model:
@@ -50,7 +51,9 @@ def profile(
             raise BadInput(f"{option} {value:g}: must be above 0")
     if out is not None and out.suffix != ".toml":
         raise BadInput(f"--out {out}: a profile's name ends in .toml")
-    trials = [by_name(name) for name in model or CNNS] if experiment is None else [of(experiment, overrides)]
+    if out is not None:
+        prepare_file(out, "--out")
+    trials = [by_name(name) for name in model or CNNS] if experiment is None else [of(experiment, overrides, trust)]
     fixed, flops = measured_speed(trials)
     figures = speed(fixed, flops, trials) | power(watts, idle_watts, trials[-1], seconds)
     figures |= shipped("laptop-cpu", RADIO) | {"error": error(trials, fixed, flops)}

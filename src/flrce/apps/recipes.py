@@ -3,7 +3,7 @@
 import inspect
 import json
 
-from flrce.apps.options import experiment
+from flrce.apps.options import look_at
 from flrce.apps.show import table
 from flrce.compose import keys_of
 from flrce.errors import BadInput, nearest
@@ -21,7 +21,7 @@ def show(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """One recipe's pieces, as `overrides` change them, what it says of itself, and its own settings."""
     if name not in CATALOGUE:
         raise BadInput(f"recipe {name!r} is unknown; {nearest(name, CATALOGUE)}")
-    recipe = experiment(None, [*overrides, f"recipe.name={name}"]).build_recipe() if overrides else CATALOGUE[name]()
+    recipe = look_at(None, [*overrides, f"recipe.name={name}"]).build_recipe() if overrides else CATALOGUE[name]()
     pieces = {role: describe(piece) for role, piece in recipe.pieces()}
     if as_json:
         print(json.dumps(pieces, indent=1, default=str))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from flrce.apps.show import table
+from flrce.apps.targets import prepare_file, prepare_folder
 from flrce.errors import BadInput
 from flrce.results import page, tables
 from flrce.results.tasks import Task, tasks
@@ -13,6 +14,10 @@ from flrce.store import read
 def report(runs: list[Path], out: Path | None, figures: Path | None, as_json: bool) -> None:
     """Write one self-contained page about any number of runs; with --figures, static figures too."""
     found = read.find(runs)
+    if out is not None:
+        prepare_file(out, "--out")
+    if figures is not None:
+        prepare_folder(figures, "--figures")
     with read.careful(found):
         _report(found, out, figures, as_json)
 

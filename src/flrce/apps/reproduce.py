@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TimeRemainingColumn
 
 from flrce.apps.options import place, seeds
+from flrce.apps.targets import prepare_file, prepare_folder
 from flrce.config import Experiment
 from flrce.errors import BadInput, nearest
 from flrce.results.paper import paper, plan
@@ -45,6 +46,9 @@ def reproduce(
         plan.QUICK if quick else plan.PAPER, _pairs(lr), _search(rates, target), device or "auto",
         1 if quick else "auto", _networks(network),
     )  # fmt: skip
+    prepare_folder(out, "--out")
+    if page:
+        prepare_file(page, "--page")
     if absent := plan.missing():
         print(f"not in the catalogue, left out: {', '.join(absent)}", file=sys.stderr)
     try:

@@ -8,12 +8,13 @@ from typing import Any
 
 from flrce import runs
 from flrce.apps import folders
-from flrce.apps.options import experiment, seeds
+from flrce.apps.options import device_override, experiment, seeds
 from flrce.apps.show import Progress, figure, table
 from flrce.config import Experiment
 from flrce.errors import BadInput, Diverged, Unfinished
 from flrce.results import tables
 from flrce.store import headline as words
+from flrce.user_code import trust_record
 
 COLUMNS = ("rounds", "MB", "joules")
 
@@ -42,7 +43,7 @@ def suited(key: str, aggregates: Iterable[Mapping[str, Any]]) -> tuple[float, st
 
 def run(
     file: Path | None, overrides: tuple[str, ...], out: Path | None, seed_list: str | None, resume: bool,
-    device: str | None, as_json: bool, no_save: bool = False,
+    device: str | None, as_json: bool, no_save: bool = False, trust: bool = False,
 ) -> None:  # fmt: skip
     """Run one experiment; several seeds give means with 95 % intervals."""
     if resume and out is None:
@@ -53,7 +54,9 @@ def run(
     if resume and out is not None and file is None:
         file = folders.stored(out)
         many = folders.seeds_in(out) if many is None and file.parent != out else many
-    exp = experiment(file, overrides, device)
+        exp = Experiment.load(file, device_override(overrides, device), trust_record(str(out.absolute()), trust))
+    else:
+        exp = experiment(file, overrides, device, trust)
     runs.device_of(exp)  # before a folder is made
     name = str(exp.recipe.get("name", "flrce"))
     if many is not None and no_save:

@@ -48,12 +48,12 @@ def by_name(name: str) -> Trial:
     return Trial(name, training_flops(net, shape), lambda size: steps(trainer, x, y, 1.0, 0.0, size, chain))
 
 
-def of(file: Path, overrides: Sequence[str]) -> Trial:
+def of(file: Path, overrides: Sequence[str], trust: bool = False) -> Trial:
     """An experiment's own network, objective, optimiser and samples, on the device that it would run on.
 
     Two sizes are fitted, the experiment's own batch and an eighth of it: clients' last batches are smaller.
     """
-    experiment = Experiment.load(file, list(overrides))
+    experiment = Experiment.load(file, list(overrides), trust)
     federation, net = materials(experiment)
     source, recipe, device = federation.source, experiment.build_recipe(), device_of(experiment)
     precision: Any = experiment.engine.precision or "float32"

@@ -39,7 +39,7 @@ def _row(values: Sequence[Any]) -> str:
 
 
 def _task(plan: Plan, task: str) -> list[str]:
-    e = Experiment.of(plan.tasks[task])
+    e = Experiment.of(plan.tasks[task], trust=plan.trust)
     data = e.data.name if e.data.path is None else e.data.path.rpartition("/")[2]
     alpha = f"({e.data.alpha:g})" if e.data.partition in ("dirichlet", "by-group") else ""
     work = f"{e.train.steps} steps" if e.train.steps else f"{e.train.epochs} epoch{'s' * (e.train.epochs != 1)}"

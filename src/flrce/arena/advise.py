@@ -177,7 +177,7 @@ def _at_rates(c: Candidate, lr: float, work: Path) -> list[Candidate]:
     for i, rate in enumerate(RATES):
         other = float(f"{rate * lr:.3g}")
         tables = c.experiment.model_dump(exclude_none=True)
-        each = Experiment.of(merged(tables, {"train": {"lr": other}}))
+        each = c.experiment.changed(merged(tables, {"train": {"lr": other}}))
         found.append(Candidate(f"{c.label.rpartition(', lr ')[0]}, lr {other:g}", c.plain, each, work / f"rate-{i}"))
     return found
 
@@ -185,7 +185,7 @@ def _at_rates(c: Candidate, lr: float, work: Path) -> list[Candidate]:
 def _with(experiment: Experiment, tables: Mapping[str, Any], lr: float) -> Experiment:
     base = experiment.model_dump(exclude_none=True)
     base.pop("recipe", None)
-    return Experiment.of(merged(base, tables, {"train": {"lr": lr}}))
+    return Experiment.of(merged(base, tables, {"train": {"lr": lr}}), trust=experiment.trust)
 
 
 def _climbed(climbing: Sequence[Candidate], rounds: int, run: Runs) -> list[Candidate]:
@@ -194,7 +194,7 @@ def _climbed(climbing: Sequence[Candidate], rounds: int, run: Runs) -> list[Cand
     heats: list[tuple[Candidate, Cell, Path]] = []
     for c in climbing:
         often = {"engine": {"eval_every": min(OFTEN, c.experiment.engine.eval_every)}, "rounds": rounds}
-        experiment = Experiment.of(merged(c.experiment.model_dump(exclude_none=True), often))
+        experiment = c.experiment.changed(merged(c.experiment.model_dump(exclude_none=True), often))
         kept = c.folder.with_name(f"{c.folder.name}-{rounds}.json")
         heats.append((c, Cell("", c.label, experiment.seed, {}, experiment), kept))
     missing = [heat for heat in heats if not _recorded(heat[2], heat[1])]
@@ -293,4 +293,4 @@ def _answer(
 
 
 def _whole(experiment: Experiment, rounds: int) -> Experiment:
-    return Experiment.of(experiment.model_dump(exclude_none=True) | {"rounds": rounds})
+    return experiment.changed({"rounds": rounds})

@@ -9,18 +9,20 @@ run, and why.
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from flrce.bounds import shown
 from flrce.config import Experiment, read_toml
-from flrce.errors import BadInput, nearest
+from flrce.errors import BadInput, brief, nearest
 from flrce.pieces import Never, StopRule
 from flrce.recipes import CATALOGUE
+from flrce.user_code import Trust, apply_trust, current_trust, trust_file
 
 CALLED = {"methods": "fedavg", "tasks": "digits"}  # an example of what is in a table
 ELSEWHERE = ("workers", "device", "kernel", "updates")  # engine settings in which the machines of one arena may differ
@@ -29,6 +31,8 @@ Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Multiple = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Tried = dict[str, Any]  # "train.lr" -> 0.1
+MAX_SETTINGS = 1000  # combinations that a method may try on a task
+MAX_CELLS = 100_000  # runs of one arena
 
 
 class Tuning(BaseModel):
@@ -50,9 +54,25 @@ class Tuning(BaseModel):
         for key, multiples in self.times.items():
             value = _found(own, key)
             if not isinstance(value, int | float) or isinstance(value, bool):
-                raise BadInput(f"tuning.times: {key} is no number here ({value!r}); use tuning.grid, or set it")
+                raise BadInput(
+                    f"tuning.times: {brief(key, 60)} is no number here ({shown(value)}); use tuning.grid, or set it"
+                )
             tried[key] = [float(f"{multiple * value:.3g}") for multiple in multiples]
         return [dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())]
+
+    @property
+    def combinations(self) -> int:
+        """How many settings a method tries; nothing is expanded to count them."""
+        return math.prod(len(values) for values in {**self.grid, **self.times}.values())
+
+    @model_validator(mode="after")
+    def _few_combinations(self) -> "Tuning":
+        if self.combinations > MAX_SETTINGS:
+            raise ValueError(
+                f"{brief(self.combinations, 40)} combinations of settings for each method and task, at most "
+                f"{MAX_SETTINGS} are tried; give fewer keys or values"
+            )
+        return self
 
     @property
     def chooses(self) -> bool:
@@ -73,16 +93,25 @@ class Plan(BaseModel):
     tasks: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
     methods: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
     without: dict[Name, dict[Name, str]] = Field(default_factory=dict)  # method -> task -> why it is not run there
+    _trust: Trust = PrivateAttr(default_factory=current_trust)
+
+    @property
+    def trust(self) -> Trust:
+        """Where modules that it names may be imported from."""
+        return self._trust
 
     @staticmethod
     def load(path: Path) -> "Plan":
-        return Plan.of(read_toml(path, "give an arena's plan (TOML)"), str(path))
+        return Plan.of(
+            read_toml(path, "give an arena's plan (TOML)"), str(path), trust_file(str(path.parent.absolute()))
+        )
 
     @staticmethod
-    def of(tables: Mapping[str, Any], where: str = "plan") -> "Plan":
+    def of(tables: Mapping[str, Any], where: str = "plan", trust: Trust | None = None) -> "Plan":
         """BadInput naming the entry where something is wrong, before anything runs."""
         try:
-            plan = Plan.model_validate(dict(tables))
+            with apply_trust(trust or current_trust()):
+                plan = Plan.model_validate(dict(tables))
         except ValidationError as why:
             first = why.errors()[0]
             place = ".".join(map(str, first["loc"])) or "plan"
@@ -96,6 +125,7 @@ class Plan(BaseModel):
         if common := set(plan.seeds) & set(plan.tuning.seeds) if plan.tuning.chooses else set():
             raise BadInput(f"{where}: seed {min(common)} is used for tuning and for judging; keep them apart")
         plan.check_without(where)
+        plan.check_size(where)
         for task, method in pairs(plan):
             try:
                 for tried in plan.settings(task, method):
@@ -104,6 +134,13 @@ class Plan(BaseModel):
                 raise BadInput(f"{where}: methods.{method} on tasks.{task}: {why}") from why
         plan.rules(where)
         return plan
+
+    def check_size(self, where: str) -> None:
+        """BadInput where the plan has more runs than anybody can make, before any is looked at."""
+        trials = self.tuning.combinations * len(self.tuning.seeds) if self.tuning.chooses else 0
+        cells = len(self.tasks) * len(self.methods) * (len(self.seeds) + trials)
+        if cells > MAX_CELLS:
+            raise BadInput(f"{where}: {cells} runs, at most {MAX_CELLS}; name fewer tasks, methods, seeds or settings")
 
     def check_without(self, where: str) -> None:
         for method, tasks in self.without.items():
@@ -120,7 +157,7 @@ class Plan(BaseModel):
         found: dict[str, StopRule] = {}
         for name, tables in self.stops.items():
             try:
-                found[name] = Experiment.of(tables).build_recipe().stop
+                found[name] = Experiment.of(tables, trust=self._trust).build_recipe().stop
             except BadInput as why:
                 raise BadInput(f"{where}: stops.{name}: {why}") from why
             if isinstance(found[name], Never):
@@ -129,7 +166,7 @@ class Plan(BaseModel):
 
     def settings(self, task: str, method: str) -> list[Tried]:
         """What a method may be judged with on a task."""
-        return self.tuning.settings(Experiment.of(self._tables(task, method)).model_dump())
+        return self.tuning.settings(Experiment.of(self._tables(task, method), trust=self._trust).model_dump())
 
     def trials(self, task: str, method: str) -> list["Cell"]:
         """What is run to choose a method's settings; nothing where there is no choice."""
@@ -146,10 +183,9 @@ class Plan(BaseModel):
 
     def cell(self, task: str, method: str, seed: int, tried: Tried, share: float = 1.0) -> "Cell":
         tables = merged(self._tables(task, method), *(_nested(key, value) for key, value in tried.items()))
-        experiment = Experiment.of(tables).with_seed(seed)
+        experiment = Experiment.of(tables, trust=self._trust).with_seed(seed)
         if share < 1:
-            rounds = max(1, round(share * experiment.rounds))
-            experiment = Experiment.of(experiment.model_dump() | {"rounds": rounds})
+            experiment = experiment.changed({"rounds": max(1, round(share * experiment.rounds))})
         return Cell(task, method, seed, tried, experiment)
 
     def _tables(self, task: str, method: str) -> dict[str, Any]:

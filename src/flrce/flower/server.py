@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from flrce.config import Experiment, build_net
+from flrce.config import Experiment
 from flrce.data.federation import Federation
 from flrce.engines.baseline import describe_data
 from flrce.engines.simulator import Simulator
@@ -27,6 +27,7 @@ from flrce.flower.strategies import RecipeStrategy
 from flrce.host import find_device
 from flrce.models.flat import fix, layout, pack
 from flrce.types import Reply, Round, Spent, Task
+from flrce.user_code import Trust
 
 Built = tuple[Federation, Any]  # samples and network
 _loading = threading.Lock()
@@ -42,7 +43,7 @@ def serve(
     `built` takes the place of the experiment's own samples and network; `watch` is shown every round.
     """
     find_device(experiment.engine.device, "flower")
-    federation, net = built or _built(experiment.toml())
+    federation, net = built or _built(experiment)
     costs = _Modelled(experiment, federation, net) if settings.pop("modelled", False) else None
     given = {
         "seed": experiment.seed, "eval_every": experiment.engine.eval_every, "min_train_nodes": 1,
@@ -60,13 +61,13 @@ def serve(
 
 def arrays(experiment: Experiment) -> ArrayRecord:
     """The experiment's first model."""
-    _, net = _built(experiment.toml())
+    _, net = _built(experiment)
     return record(layout(net).views(pack(net)))
 
 
 def local_of(experiment: Experiment, context: Context, built: Built | None = None) -> Local:
     """What the node with partition-id k trains with: the samples of client k of the experiment."""
-    federation, net = built or _built(experiment.toml())
+    federation, net = built or _built(experiment)
     k = context.node_config.get("partition-id")
     if type(k) is not int or not 0 <= k < len(federation.clients):
         raise BadInput(f"partition-id {k!r}: set it with --node-config, from 0 to {len(federation.clients) - 1}")
@@ -115,19 +116,19 @@ class _Modelled:
         return self.simulator.inquiry(client, down)
 
 
-def _built(text: str) -> Built:
+def _built(experiment: Experiment) -> Built:
     """Samples and network of an experiment, made once per process."""
     with _loading:
-        return _build(text)
+        return _build(experiment.toml(), experiment.trust)
 
 
 @lru_cache(maxsize=2)
-def _build(text: str) -> Built:
-    experiment = Experiment.of(tomllib.loads(text))
+def _build(text: str, trust: Trust) -> Built:
+    experiment = Experiment.of(tomllib.loads(text), trust=trust)
     d = experiment.data
     pool = d.read()
     federation = experiment.federate(pool)
-    net = build_net(experiment.model.name, pool, experiment.seed, experiment.model.options)
+    net = experiment.build_network(pool)
     return federation, fix(net, experiment.build_recipe().fixed)
 
 

@@ -17,6 +17,7 @@ from flrce.models.nets import build
 from flrce.models.seeds import Seeded
 from flrce.store.disk import BY_UMASK, write_through
 from flrce.store.seal import MAX_SETTINGS_BYTES, SEAL, Marks, contents, refuse_unlisted, sealed
+from flrce.user_code import NOTHING
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PUBLIC = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # where a model that has a name here is published
@@ -30,8 +31,8 @@ def export(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
         raise BadInput(f"{run} is no run directory; give the --out of a run")
     marks = _marks(run, last)
     contents(run / "experiment.toml", marks, MAX_SETTINGS_BYTES)  # rank and alpha stand there: as they were sealed
-    experiment = Experiment.load(run / "experiment.toml")
-    if kept := experiment.build_recipe().kept:
+    experiment = Experiment.load(run / "experiment.toml", trust=NOTHING)  # a record is data
+    if kept := experiment.kept_patterns():
         raise BadInput(
             f"{run}: every client keeps {', '.join(kept)} of its own; flrce.run(experiment, {str(run)!r}, "
             "resume=True).personal has their models, and flrce.results.peft.write writes one"

@@ -19,6 +19,7 @@ from flrce.store.seal import MAX_SETTINGS_BYTES, contents, parse_document, read_
 from flrce.store.settings import FREE, flat
 from flrce.store.summary import summarise
 from flrce.types import Record
+from flrce.user_code import NOTHING
 
 #: fields of a round that are kept, and the digits after the point of those that are not exact
 KEPT = {
@@ -62,7 +63,7 @@ class Run:
 def same(stored: Mapping[str, Any], wanted: Experiment) -> str:
     """How a stored experiment differs from the wanted one in what decides its result; "" if it does not."""
     try:
-        found, asked = flat(Experiment.of(dict(stored)).model_dump()), flat(wanted.model_dump())
+        found, asked = flat(Experiment.of(dict(stored), trust=NOTHING).model_dump()), flat(wanted.model_dump())
     except BadInput as why:
         return str(why)
     changed = [key for key in sorted({*found, *asked} - {*FREE}) if found.get(key) != asked.get(key)]
@@ -76,7 +77,7 @@ def read(cell: Cell, out: Path) -> Run | None:
         return None
     marks, _ = known_marks(folder)
     contents(folder / "experiment.toml", marks, MAX_SETTINGS_BYTES)
-    stored = Experiment.load(folder / "experiment.toml").model_dump()
+    stored = Experiment.load(folder / "experiment.toml", trust=NOTHING).model_dump()
     if why := same(stored, cell.experiment):
         raise BadInput(f"{folder} holds another experiment: {why}; name another --out, or run it anew with --again")
     history = tuple(_record(row) for row in parsed(read_lines(folder / "rounds.jsonl", marks), "rounds.jsonl"))

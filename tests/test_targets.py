@@ -1,0 +1,71 @@
+"""Where commands write: a file for a folder, a folder for a file, no place at all. One line, before any work."""
+
+import pytest
+
+from flrce import runs
+from flrce.apps.cli import main
+from flrce.config import Experiment
+
+SETS = [w for key in ("rounds=1", "clients=6", "per_round=2", "engine.workers=1") for w in ("--set", key)]
+PLAN = "seeds = [1]\n[tasks.d]\nrounds = 1\nclients = 6\nper_round = 2\n[methods.fedavg]\n"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    runs.run(Experiment(rounds=1, clients=6, per_round=2, engine={"workers": 1}), folder)
+    return str(folder)
+
+
+def folders(run, plan):
+    """Commands that write into a folder, which comes last."""
+    return [
+        ["run", *SETS, "--out"], ["compare", *SETS, "--out"], ["deploy", "init"], ["arena", plan, "--out"],
+        ["advise", *SETS, "--work"], ["reproduce", "table3", "--quick", "--out"], ["report", run, "--figures"],
+        ["export", run, "--out"],
+    ]  # fmt: skip
+
+
+def files(run):
+    return [
+        ["report", run, "--out"], ["advise", *SETS, "--out"], ["data", "info", "digits", "--svg"],
+        ["reproduce", "table3", "--quick", "--tables-only", "--out", "cells", "--page"],
+    ]  # fmt: skip
+
+
+def refused(words, capsys):
+    code, told = main(words), capsys.readouterr()
+    assert code == 2, words
+    assert told.err.startswith("error: "), told.err
+    assert told.err.count("\n") == 1, told.err
+
+
+@pytest.mark.parametrize("i", range(8))
+def test_a_folder_that_cannot_be_one(i, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    (tmp_path / "taken").write_text("mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "taken")
+    for place in ("taken", "taken/below", "nowhere", "x" * 300, f"new/{'x' * 300}", "/proc/none/here", "/dev/null"):
+        refused([*folders(run, "plan.toml")[i], place], capsys)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("i", range(4))
+def test_a_file_that_cannot_be_one(i, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for place in ("folder", "/", "taken/below", "x" * 300, "x" * 252, "/proc/none/here.html"):
+        refused([*files(run)[i], place], capsys)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("words", [
+    ["doctor", "--out"], ["runs"], ["doctor", "--tls"], ["run"], ["verify"], ["arena", "p", "--out", "o", "--against"],
+    ["data", "prepare", "cifar10", "--from"], ["profile", "--model", "mlp", "--out"],
+])  # fmt: skip
+def test_names_that_are_too_long(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").write_text("[methods.fedavg]\n")
+    refused([*words, "x" * 300], capsys)
