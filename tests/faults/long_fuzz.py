@@ -63,6 +63,16 @@ def files(folder: Path) -> Case:
     return case
 
 
+def names(folder: Path) -> Case:
+    """Experiments that name code of all kinds."""
+    from name_fuzz import case as run
+
+    def case(rng: random.Random) -> None:
+        run(folder, rng)
+
+    return case
+
+
 def run_directories(folder: Path) -> Case:
     whole = folder / "whole"
     runs.run(Experiment.of({"rounds": 4, "clients": 8, "per_round": 3, "recipe": {"name": "flrce"}}), whole)
@@ -183,8 +193,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         targets: dict[str, Case] = {
-            "experiments": experiments, "files": files(folder), "runs": run_directories(folder), "payloads": payloads,
-            "npz": npz(folder), "beside": beside(folder),
+            "experiments": experiments, "files": files(folder), "names": names(folder),
+            "runs": run_directories(folder), "payloads": payloads, "npz": npz(folder), "beside": beside(folder),
         }  # fmt: skip
         if importlib.util.find_spec("flwr"):
             targets |= {"flower": flower(folder), "served": served(folder)}

@@ -84,19 +84,27 @@ def wanted(plan: Path, against: Path | None, tasks: str | None) -> dict[str, Any
     there = against / PLAN if against else None
     if there is not None and there.is_file() and isinstance(own.get("methods"), dict):
         base = read_toml(there)
-        refuse_names(base, there)
         require_same_tasks(own, base, plan)
-        reference = own.get("reference", base.get("reference", "fedavg"))
-        rival = {reference: base["methods"][reference]} if reference in base["methods"] else {}
-        own = {**base, "without": {}, **own, "methods": {**rival, **own["methods"]}}
+        reference, methods = own.get("reference", base.get("reference", "fedavg")), base.get("methods")
+        known = isinstance(methods, dict) and isinstance(reference, str) and reference in methods
+        rival = {reference: methods[reference]} if known else {}  # type: ignore[index]
+        taken = {key: value for key, value in base.items() if key not in (*own, "methods", "without")}
+        refuse_names({**taken, "methods": rival}, there)
+        own = {**taken, "without": {}, **own, "methods": {**rival, **own["methods"]}}
     if tasks is not None and isinstance(own.get("tasks"), dict):
         some = [name.strip() for name in tasks.split(",")]
         for name in some:
             if name not in own["tasks"]:
                 raise BadInput(f"--tasks {name!r} is no task of {plan}; {nearest(name, own['tasks'])}")
-        left = {m: {t: why for t, why in each.items() if t in some} for m, each in own.get("without", {}).items()}
-        own = {**own, "tasks": {name: own["tasks"][name] for name in some}, "without": left}
+        own = {**own, "tasks": {name: own["tasks"][name] for name in some}}
+        if isinstance(own.get("without"), dict):
+            own["without"] = {method: _among(some, each) for method, each in own["without"].items()}
     return own
+
+
+def _among(tasks: Sequence[str], reasons: Any) -> Any:
+    """Of a method's reasons not to be run on tasks, those about these tasks."""
+    return {task: why for task, why in reasons.items() if task in tasks} if isinstance(reasons, dict) else reasons
 
 
 def require_same_tasks(own: Mapping[str, Any], base: Mapping[str, Any], plan: Path) -> None:
@@ -105,6 +113,8 @@ def require_same_tasks(own: Mapping[str, Any], base: Mapping[str, Any], plan: Pa
     if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
         return
     for name in mine.keys() & theirs.keys():
+        if not isinstance(mine[name], Mapping) or not isinstance(theirs[name], Mapping):
+            continue  # the plan's own check says so
         for key in ("data", "clients", "objective", "model"):
             if mine[name].get(key) != theirs[name].get(key):
                 raise BadInput(
