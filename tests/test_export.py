@@ -178,3 +178,43 @@ def test_a_place_that_cannot_be_written_is_one_line(place, tmp_path, capsys):
         assert main(["export", *map(str, args)]) == 2
         assert told in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_damaged_weights_and_settings_are_not_exported(place, tmp_path, capsys):
+    """Every file that an export reads is as the run sealed it, or nothing is written."""
+    trained(place, tmp_path / "run", {"name": "fedit"})
+    run, rng = tmp_path / "run", np.random.default_rng(0)
+    asked = ["export", str(run), "--out", str(tmp_path / "peft")]
+
+    def refused(*more):
+        code = main([*asked, *more])
+        error = capsys.readouterr().err
+        assert (code, error.count("\n"), (tmp_path / "peft").exists()) == (2, 1, False), error
+        return error
+
+    for name in ("model.safetensors", "experiment.toml"):
+        whole = (run / name).read_bytes()
+        for at in [*range(64), *rng.integers(8 * len(whole), size=150).tolist()]:  # the header's length is at the front
+            data = bytearray(whole)
+            data[at // 8] ^= 1 << at % 8
+            (run / name).write_bytes(data)
+            assert name in refused()
+        (run / name).write_bytes(whole)
+    text = (run / "experiment.toml").read_text()
+    (run / "experiment.toml").write_text(text.replace("alpha = 6.0", "alpha = 60.0"))
+    assert "experiment.toml is not as it was written" in refused()
+    (run / "experiment.toml").write_text(text)
+    if not (run / "last.safetensors").exists():
+        (run / "last.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+        assert "last.safetensors was added" in refused("--last")
+        (run / "last.safetensors").unlink()
+    seal = (run / "checksums.json").read_bytes()
+    (run / "checksums.json").unlink()
+    assert "has no checksums.json" in refused()
+    (run / "checksums.json").write_bytes(seal)
+    (run / "model.safetensors").rename(tmp_path / "aside")
+    (run / "model.safetensors").symlink_to("/dev/zero")
+    assert "symbolic link" in refused()
+    (run / "model.safetensors").unlink()
+    (tmp_path / "aside").rename(run / "model.safetensors")
+    assert main(asked) == 0

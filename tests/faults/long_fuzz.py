@@ -28,6 +28,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from file_fuzz import FILES  # noqa: E402
 from file_fuzz import case as file_case  # noqa: E402
+from run_fuzz import damaged as damaged_run  # noqa: E402
 from run_fuzz import mutated as mutated_run  # noqa: E402
 
 from experiment_fuzz import bytes_of, mutated, outcome  # noqa: E402
@@ -87,6 +88,35 @@ def run_directories(folder: Path) -> Case:
             code = command(words)
         assert code in (0, 2), (words, code)
         assert told.getvalue().count("\n") == (1 if code else 0), told.getvalue()
+
+    return case
+
+
+def sealed_runs(folder: Path) -> Case:
+    """Damage to a run that has ended: `verify` finds it, and whoever shows figures shows those that were written."""
+    whole = folder / "sealed"
+    runs.run(Experiment.of({"rounds": 4, "clients": 8, "per_round": 3, "recipe": {"name": "flrce"}}), whole)
+    asked = [["why", "RUN", "--stop"], ["whatif", "RUN", "--json"], ["reach", "RUN", "--target", "0.3", "--json"],
+             ["watch", "RUN", "--once"]]  # fmt: skip
+
+    def answer(words: list[str], run: Path) -> tuple[int, str, str]:
+        told, shown = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stderr(told), contextlib.redirect_stdout(shown):
+            code = command([str(run) if word == "RUN" else word for word in words])
+        return code, shown.getvalue().replace(str(run), ""), told.getvalue()
+
+    expected = {words[0]: answer(words, whole)[1] for words in asked}
+
+    def case(rng: random.Random) -> None:
+        run, what = damaged_run(whole, folder / "spoilt", rng)
+        if what:
+            assert answer(["verify", "RUN"], run)[0] in (1, 2), what
+        words = rng.choice(asked)
+        code, shown, told = answer(words, run)
+        assert code in (0, 2), (what, code)
+        assert told.count("\n") == (1 if code else 0), told
+        if code == 0 and words[0] != "watch":
+            assert shown == expected[words[0]], (what, words)
 
     return case
 
@@ -194,7 +224,8 @@ def main() -> int:
         folder = Path(scratch)
         targets: dict[str, Case] = {
             "experiments": experiments, "files": files(folder), "names": names(folder),
-            "runs": run_directories(folder), "payloads": payloads, "npz": npz(folder), "beside": beside(folder),
+            "runs": run_directories(folder), "sealed": sealed_runs(folder), "payloads": payloads, "npz": npz(folder),
+            "beside": beside(folder),
         }  # fmt: skip
         if importlib.util.find_spec("flwr"):
             targets |= {"flower": flower(folder), "served": served(folder)}

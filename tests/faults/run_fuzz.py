@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -32,6 +33,42 @@ def mutated(whole: Path, target: Path, rng: random.Random) -> Path:
         else:
             _cut(path, rng)
     return target
+
+
+#: of a sealed run: what a command may be led to read
+WHOLE = (*FILES, "final.json", "model.safetensors", "relations.safetensors", "checksums.json", "lock", "checkpoint")
+PRESENT = ("flip", "cut", "delete", "swap", "link", "device", "pipe", "folder", "more")
+
+
+def damaged(whole: Path, target: Path, rng: random.Random) -> tuple[Path, str]:
+    """A copy of a sealed run with one thing done to one of its files, and what; "" where nothing was changed."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(whole, target)
+    path = target / rng.choice(WHOLE)
+    if path.name == "checkpoint" and rng.random() < 0.9:
+        path = rng.choice(sorted(path.iterdir()))
+    what = rng.choice(PRESENT)
+    data = b"" if path.is_dir() else path.read_bytes()
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if what == "flip" and data:
+        at = rng.randrange(8 * len(data))
+        path.write_bytes(data[: at // 8] + bytes([data[at // 8] ^ 1 << at % 8]) + data[at // 8 + 1 :])
+    elif what == "cut" and data:
+        path.write_bytes(data[: rng.randrange(len(data))])
+    elif what == "more":
+        path.write_bytes(data + rng.choice([b"\n", b"{}\n", b"[" * 5000]))
+    elif what == "swap":
+        other = target / rng.choice([name for name in WHOLE[:-1] if name != path.name])
+        path.write_bytes(other.read_bytes() if other.exists() else b"")
+    elif what == "link":
+        path.symlink_to(whole / path.relative_to(target))
+    elif what == "device":
+        path.symlink_to(rng.choice(["/dev/zero", "/dev/full", "/dev/tty"]))
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    return target, "" if path.name == "lock" else f"{what} {path.relative_to(target)}"
 
 
 def _table(text: str) -> bool:

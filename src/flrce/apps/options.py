@@ -25,9 +25,8 @@ class PathName(click.Path):
     """A path that the system can have a file at: no null characters, no name that is too long."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
         try:
-            os.lstat(found)
+            os.lstat(value)
         except (OSError, ValueError) as why:
             if isinstance(why, ValueError) or why.errno == errno.ENAMETOOLONG:
                 self.fail(
@@ -35,7 +34,7 @@ class PathName(click.Path):
                     param,
                     ctx,
                 )
-        return found
+        return super().convert(value, param, ctx)
 
 
 PATH = PathName(path_type=Path)

@@ -16,7 +16,7 @@ from flrce.errors import BadInput, brief
 from flrce.store.disk import hashed
 from flrce.store.limited import MAX_DOCUMENT_BYTES, describe_error, open_regular, read_limited, split_lines
 from flrce.store.manifest import find_damage
-from flrce.store.seal import SEAL, damaged, sealed
+from flrce.store.seal import SEAL, SEALED, damaged, sealed
 
 LEDGERS = ("rounds.jsonl", "clients.jsonl", "relations.jsonl")
 TENSORS = ("model.safetensors", "last.safetensors", "relations.safetensors")
@@ -102,7 +102,7 @@ def _broken_seals(a: Path, b: Path) -> Iterator[Difference]:
 
 def _damage_of(folder: Path) -> list[str]:
     marks = sealed(folder)
-    return damaged(folder, {name: marks[name] for name in _files(folder) if name in marks})
+    return damaged(folder, {name: mark for name, mark in marks.items() if name in SEALED})
 
 
 def _files(folder: Path) -> dict[str, None]:

@@ -62,6 +62,7 @@ class Journal:
         self.accepted = {experiment, *former}
         self.last: Commit | None = None
         self.slot = ""  # the name of the last commit's manifest
+        self.unusable: list[Path] = []  # manifests of newer commits that could not be restored
         self.roster: tuple[str, ...] = ()
         self.places = Places()
         self.changed: dict[str, Places] = {}  # table of which all that changed is written -> where its rows lie
@@ -130,6 +131,7 @@ class Journal:
         manifest says. None: nothing was committed.
         """
         found, problems = manifests(self.folder)
+        self.unusable = []
         for path, commit, roster in found:
             try:
                 state = self._load(commit, roster, start)
@@ -138,6 +140,7 @@ class Journal:
                 raise
             except UNSOUND as why:
                 problems.append(f"{path.name}: {brief(describe_error(why), 200)}")
+                self.unusable.append(path)
                 continue
             if commit.experiment not in self.accepted:
                 raise BadInput(f"{self.folder.parent} was made by another experiment; use its own, or another --out")
@@ -149,6 +152,14 @@ class Journal:
         if problems:
             raise BadInput(f"{self.folder} is damaged beyond its spare ({'; '.join(problems)}); use another --out")
         return None
+
+    def drop_unusable(self) -> None:
+        """Delete manifests of commits that the run does not go on from: the ledger is about to be cut to another's."""
+        for path in self.unusable:
+            path.unlink()
+        if self.unusable:
+            sync_folder(self.folder)
+        self.unusable = []
 
     def _load(self, commit: Commit, roster: tuple[str, ...], start: State) -> State:
         """The state that a manifest describes, one file in memory at a time."""

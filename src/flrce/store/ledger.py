@@ -68,6 +68,7 @@ class Ledger:
                 self._nothing_lost()
             marks = self.journal.last.ledger if self.journal.last else {}
             (self.folder / SEAL).unlink(missing_ok=True)  # what it describes may change now
+            self.journal.drop_unusable()
             for name, lines in self.files.items():
                 lines.open(marks.get(name))
             sync_folder(self.folder)

@@ -74,10 +74,11 @@ def validate_commit(commit: Commit) -> Commit:
     """ValueError unless every field is of its kind and every file a plain name: somebody else may have written it."""
     tables = (commit.files, commit.rounds, commit.scalars, commit.ledger, commit.versions)
     names = [*commit.files, *commit.rounds.values(), f"{commit.latest}.state", *filter(None, [commit.roster])]
+    texts = (commit.experiment, commit.latest, commit.roster)
     sound = (
         type(commit.t) is int and type(commit.attempt) is int and min(commit.t, commit.attempt) >= 0
-        and all(isinstance(table, dict) for table in tables) and isinstance(commit.experiment, str)
-        and isinstance(commit.latest, str) and re.fullmatch("[0-9]{1,18}", commit.latest) is not None
+        and all(isinstance(table, dict) for table in tables) and all(isinstance(text, str) for text in texts)
+        and re.fullmatch("[0-9]{1,18}", commit.latest) is not None
         and all(map(is_mark, (*commit.files.values(), *commit.ledger.values())))
         and all(mark["sha256"] for mark in commit.files.values())
         and all(isinstance(name, str) and name == os.path.basename(name) for name in names)
@@ -95,18 +96,10 @@ def serialize_commit(commit: Commit) -> bytes:
 
 
 def committed_marks(folder: Path) -> Marks:
-    """How long the ledgers of a run were at its last commit, and their hashes; nothing before the first one.
-
-    A resume that falls back on the spare cuts the ledgers first: what is shorter than the newest commit says is
-    measured by the one before.
-    """
+    """How long the ledgers of a run were at its last commit, and their hashes; nothing before the first one."""
     found, problems = manifests(folder / "checkpoint")
     if problems and not found:
         raise Damaged(f"{folder}/checkpoint/{problems[0]}; restore it, or delete checkpoint/ to read the run unchecked")
-    sizes = {name: os.path.getsize(folder / name) if (folder / name).is_file() else 0 for name in LEDGERS}
-    for _, commit, _ in found:
-        if all(sizes[name] >= mark["bytes"] for name, mark in commit.ledger.items()):
-            return commit.ledger
     return found[0][1].ledger if found else {}
 
 

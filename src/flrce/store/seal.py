@@ -42,7 +42,12 @@ def seal(folder: Path, known: Marks) -> None:
     """Write the hashes of every file of a run; `known` are those of the ledgers, as far as they are committed."""
     names = [name for name in (*SEALED, *MANIFESTS) if (folder / name).is_file()]
     files = {name: dict(known.get(name) or hashed(folder / name)) for name in names}
-    write_through(folder / SEAL, json.dumps({"sha256": _digest(files), "files": files}, indent=1).encode())
+    write_through(folder / SEAL, serialize_marks(files))
+
+
+def serialize_marks(files: Marks) -> bytes:
+    """The seal's bytes, its own hash included."""
+    return json.dumps({"sha256": _digest(files), "files": files}, indent=1).encode()
 
 
 def sealed(folder: Path) -> Marks:
@@ -51,11 +56,13 @@ def sealed(folder: Path) -> Marks:
     if not os.path.lexists(path):
         return {}
     try:
-        found = document(path, MAX_SEAL_BYTES)
+        data = read_limited(path, MAX_SEAL_BYTES)
+        files = parse_document(data, path).get("files")
+    except OSError as why:
+        raise Damaged(f"{path} cannot be read ({describe_error(why)}); restore it, or use another --out") from why
     except BadInput as why:
         raise Damaged(why) from why
-    files = found.get("files")
-    if not isinstance(files, dict) or found.get("sha256") != _digest(files) or not _plausible(files):
+    if not isinstance(files, dict) or not _plausible(files) or data != serialize_marks(files):
         raise Damaged(f"{path} is not as it was written; restore it, or delete it to read the run unchecked")
     return files
 
