@@ -151,7 +151,8 @@ def bound_reports(x: Floats, y: Floats, k: Rows, weight: Floats, liars: float) -
     rest = y - slopes[k] * x
     scatter = np.sqrt(np.bincount(k, rest * rest) / many)
     shrink = np.minimum(1.0, np.sort(scatter)[-1 - cut] / np.maximum(scatter, 1e-12))
-    return bounded[k] * x + shrink[k] * rest
+    figures: Floats = bounded[k] * x + shrink[k] * rest
+    return figures
 
 
 def _usual(y: Floats, k: Rows, many: Rows) -> float:
