@@ -9,12 +9,12 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-SVG = ROOT / "docs" / "img" / "target-cost.svg"
-sys.path.insert(0, str(ROOT / "studies"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "studies"))
 
 import headline_tables as study
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+SVG = ROOT / "docs" / "img" / "target-cost.svg"
 Interval = tuple[float, float, float]
 COSTS = {"joules": "Modelled energy until the target", "bytes": "Traffic until the target"}
 CAPTION = "relative to FedAvg + averaged model + 4-bit uploads; lines are 95 % intervals over data sets; less is better"
