@@ -1,6 +1,7 @@
 """What bad clients send, and an engine that has some.
 
-They see every honest update of their round, collude, and know the gate: variances that it would refuse, they cut at 0.
+They see every honest update of their round, collude, and know the gate: variances that it would
+refuse, they cut at 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flrce import runs
+from flrce.core.payloads import VARIANCE_SUFFIX
+from flrce.core.types import Payload, Reply, Task
 from flrce.data.federation import Federation
 from flrce.data.sources import Source
-from flrce.engines.simulator import Simulator
-from flrce.models.flat import unpack
-from flrce.rng import stream
-from flrce.round.payloads import VARIANCE
-from flrce.types import Payload, Reply, Task
+from flrce.models.flat import unpack_model
+from flrce.rng import make_stream
+from flrce.simulation import runs
+from flrce.simulation.simulator import Simulator
 
 TARGET, BOOST = 0, 5.0  # the backdoor's label, and how much its senders amplify it
 SLEEP = 8  # rounds for which those who force a stop behave
@@ -41,7 +42,8 @@ def noise(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: in
 def alie(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
     """A little is enough (Baruch et al. 2019): as far from the mean as the honest spread hides.
 
-    Their z grows with the number of attackers; for as few as here it is nearly 0, so it is at least 1.
+    Their z grows with the number of attackers; for as few as here it is nearly 0, so it is at least
+    1.
     """
     supporters = (len(honest) + count) // 2 + 1 - count
     share = (len(honest) - supporters) / max(len(honest), 1)
@@ -50,12 +52,16 @@ def alie(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int
 
 
 def ipm(factor: float) -> Any:
-    """Inner product manipulation (Xie et al. 2020): the honest mean, turned round and `factor` times as long."""
+    """Inner product manipulation (Xie et al. 2020): the honest mean, turned round and `factor`
+    times as long.
+    """
     return lambda u, honest, rng, t, count: -factor * honest.mean(0)
 
 
 def capture(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
-    """What everybody agrees with most: the honest mean, so that colluders' relationships outgrow all others'."""
+    """What everybody agrees with most: the honest mean, so that colluders' relationships outgrow
+    all others'.
+    """
     return honest.mean(0)
 
 
@@ -71,8 +77,9 @@ def boost(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: in
 
 
 def least(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
-    """Min-max (Shejwalkar and Houmansadr 2021): as far against the mean as no farther from anyone than honest ones are
-    from one another; the largest such factor by bisection."""
+    """Min-max (Shejwalkar and Houmansadr 2021): as far against the mean as no farther from anyone
+    than honest ones are from one another; the largest such factor by bisection.
+    """
     honest = honest.double()
     mean = honest.mean(0)
     against = -mean / mean.norm().clamp(min=1e-12)
@@ -80,7 +87,9 @@ def least(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: in
     low, high = 0.0, float(most) + 1e-12
     for _ in range(30):
         middle = (low + high) / 2
-        fits = bool(torch.linalg.vector_norm(honest - (mean + middle * against), dim=1).max() <= most)
+        fits = bool(
+            torch.linalg.vector_norm(honest - (mean + middle * against), dim=1).max() <= most
+        )
         low, high = (middle, high) if fits else (low, middle)
     return (mean + low * against).float()
 
@@ -92,12 +101,15 @@ def fixed(size: int) -> Tensor:
 
 
 def drift(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
-    """Coupled over time (Karimireddy et al. 2021): the honest mean and always the same bit of one direction."""
+    """Coupled over time (Karimireddy et al. 2021): the honest mean and always the same bit of one
+    direction.
+    """
     return honest.mean(0) + honest.norm(dim=1).median() * fixed(len(u))
 
 
 def inside(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
-    """As long as honest ones are, and just so much their way as to have most cosines above 0: the rest is harm.
+    """As long as honest ones are, and just so much their way as to have most cosines above 0: the
+    rest is harm.
 
     The harm is the part of the sign-flipped spread that the mean does not see; colluders share it.
     """
@@ -109,7 +121,9 @@ def inside(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: i
 
 
 def mimic(u: Tensor, honest: Tensor, rng: np.random.Generator, t: int, count: int) -> Tensor:
-    """All send what the first honest client sent (Karimireddy et al. 2022): it counts for many, others for less."""
+    """All send what the first honest client sent (Karimireddy et al. 2022): it counts for many,
+    others for less.
+    """
     return honest[0]
 
 
@@ -130,12 +144,29 @@ def disguise(attack: Any) -> Any:
 
 
 ATTACKS = {
-    "sign-flip": flip, "scale x10": scale(10.0), "scale x1e6": scale(1e6), "noise": noise, "alie": alie,
-    "ipm 0.5": ipm(0.5), "ipm 10": ipm(10.0), "backdoor": boost, "forced stop": force, "capture": capture,
-}  # fmt: skip
+    "sign-flip": flip,
+    "scale x10": scale(10.0),
+    "scale x1e6": scale(1e6),
+    "noise": noise,
+    "alie": alie,
+    "ipm 0.5": ipm(0.5),
+    "ipm 10": ipm(10.0),
+    "backdoor": boost,
+    "forced stop": force,
+    "capture": capture,
+}
 #: at which single rules are weak
-SUBTLE = {"min-max": least, "ipm 0.1": ipm(0.1), "drift": drift, "inside": inside, "mimic": mimic,
-          "-3u": scale(-3.0), "ipm 2": ipm(2.0), "drip": drip, "ipm 2, disguised": disguise(ipm(2.0))}  # fmt: skip
+SUBTLE = {
+    "min-max": least,
+    "ipm 0.1": ipm(0.1),
+    "drift": drift,
+    "inside": inside,
+    "mimic": mimic,
+    "-3u": scale(-3.0),
+    "ipm 2": ipm(2.0),
+    "drip": drip,
+    "ipm 2, disguised": disguise(ipm(2.0)),
+}
 #: what clients do that do not attack at all, or only with what they train on (data/trouble.py)
 TROUBLES: dict[str, dict[str, Any]] = {
     "stale free-riders": {"piece": "free-riders", "sends": "stale"},
@@ -151,8 +182,10 @@ def lying(attack: str) -> tuple[str, int]:
 
 
 def attackers(clients: Sequence[str], share: float, seed: int) -> set[str]:
-    """A share of the clients, but never the first: where the server has a sample of its own, that is it."""
-    order = stream(seed, "attackers").permutation(len(clients))
+    """A share of the clients, but never the first: where the server has a sample of its own, that
+    is it.
+    """
+    order = make_stream(seed, "attackers").permutation(len(clients))
     return {clients[i] for i in order[order != 0][: round(share * len(clients))]}
 
 
@@ -160,7 +193,8 @@ def attackers(clients: Sequence[str], share: float, seed: int) -> set[str]:
 class Attacked:
     """An engine whose attackers' replies are replaced; everything else is the engine's own.
 
-    With `n` they claim so many samples, from the first round on: the server never knew their true number.
+    With `n` they claim so many samples, from the first round on: the server never knew their true
+    number.
     """
 
     engine: Simulator
@@ -172,11 +206,17 @@ class Attacked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def samples(self, client: str) -> int:
-        return 0 if self.n and client in self.bad else self.engine.samples(client)  # unknown until they say so
+    def count_samples(self, client: str) -> int:
+        return (
+            0 if self.n and client in self.bad else self.engine.count_samples(client)
+        )  # unknown until they say so
 
     def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: Mapping[str, Mapping[str, Tensor]], keep: int | None = None
+        self,
+        w: Tensor,
+        tasks: Sequence[Task],
+        carry: Mapping[str, Mapping[str, Tensor]],
+        keep: int | None = None,
     ) -> list[Reply]:
         replies = list(self.engine.train(w, tasks, carry))
         updates = [r.payload.buffers["u"] if r.payload else torch.zeros_like(w) for r in replies]
@@ -185,15 +225,19 @@ class Attacked:
             return replies
         honest = torch.stack(good or updates)
         return [
-            self._worse(w, reply, u, honest, task, len(tasks) - len(good)) if task.client in self.bad else reply
+            self._worse(w, reply, u, honest, task, len(tasks) - len(good))
+            if task.client in self.bad
+            else reply
             for reply, u, task in zip(replies, updates, tasks, strict=True)
         ]
 
-    def _worse(self, w: Tensor, reply: Reply, u: Tensor, honest: Tensor, task: Task, count: int) -> Reply:
-        rng = stream(self.seed, self.kind, task.t, task.client)
+    def _worse(
+        self, w: Tensor, reply: Reply, u: Tensor, honest: Tensor, task: Task, count: int
+    ) -> Reply:
+        rng = make_stream(self.seed, self.kind, task.t, task.client)
         u = {**ATTACKS, **SUBTLE}[self.kind](u, honest, rng, task.t, count).clone()
         for slot in self.engine.runner.layout.slots:
-            if slot.name.endswith(VARIANCE):
+            if slot.name.endswith(VARIANCE_SUFFIX):
                 u[slot.span] = torch.maximum(u[slot.span], -w[slot.span])
         return replace(reply, payload=Payload({"u": u}), n=self.n or reply.n)
 
@@ -206,19 +250,21 @@ def triggered(x: np.ndarray) -> np.ndarray:
 
 
 def poisoned(pool: Source, federation: Federation, bad: set[str]) -> Source:
-    """The pool with half of the attackers' training samples marked and relabelled; hold-outs stay clean."""
+    """The pool with half of the attackers' training samples marked and relabelled; hold-outs stay
+    clean.
+    """
     x, y = pool.x.copy(), pool.y.copy()
     for client in sorted(bad):
-        index = federation.train[federation.row[client]][::2]
+        index = federation.train[federation.client_indices[client]][::2]
         x[index], y[index] = triggered(x[index]), TARGET
     return replace(pool, x=x, y=y)
 
 
-def success(built: runs.Parts, clean: Source, w: Tensor) -> float:
+def success(built: runs.Simulation, clean: Source, w: Tensor) -> float:
     """Share of marked hold-out samples of other classes that the model takes for the target."""
-    index, _ = built.federation.judges
+    index, _ = built.federation.holdout_index
     index = index[clean.y[index] != TARGET]
     x = torch.from_numpy(triggered(clean.x[index])).float() * clean.scale + clean.shift
-    net = unpack(built.net, w).eval()
+    net = unpack_model(built.net, w).eval()
     with torch.inference_mode():
         return float((net(x).argmax(1) == TARGET).float().mean())

@@ -1,4 +1,5 @@
-"""Rounds of flrce's simulator against its peers', all doing the same work: python benchmarks/bench.py
+"""Rounds of flrce's simulator against its peers', all doing the same work: python
+benchmarks/bench.py
 
     --passes 2 --rounds 3     each pass runs every peer for so many rounds, the first of them a warm-up
     --cores 1,2               one thread (compare CPU seconds) and both cores (compare wall time)
@@ -6,10 +7,11 @@
     --networks cnn,lstm       some of the networks (names in peers/work.py): the paper's, a residual, a recurrent one
     --report                  no runs: write the results again from what was measured last
 
-Makes the peers' environments under .bench/, interleaves the runs, checks that all do the same work (data, steps,
-samples, accuracy), and writes results/peers.{json,md,svg}, and for the other networks results/peers-networks.{json,md}:
-one thread and CPU seconds only. Peers that cannot be installed or run are listed with the
-reason. Real CIFAR-10 where it is prepared (`flrce data prepare cifar10`), else random samples of its shape.
+Makes the peers' environments under .bench/, interleaves the runs, checks that all do the same work
+(data, steps, samples, accuracy), and writes results/peers.{json,md,svg}, and for the other networks
+results/peers-networks.{json,md}: one thread and CPU seconds only. Peers that cannot be installed or
+run are listed with the reason. Real CIFAR-10 where it is prepared (`flrce data prepare cifar10`),
+else random samples of its shape.
 """
 
 import argparse
@@ -25,7 +27,7 @@ import numpy as np
 import torch
 
 from flrce.data.federation import federate
-from flrce.data.sources import Source, source
+from flrce.data.sources import Source, load_source
 from flrce.errors import BadInput
 
 HERE = Path(__file__).resolve().parent
@@ -41,7 +43,9 @@ PATIENCE = 600  # seconds that one run may take
 
 
 def prepare(folder: Path, network: str) -> str:
-    """Samples, shares and starting weights on disk, the same for everyone; returns the data's name."""
+    """Samples, shares and starting weights on disk, the same for everyone; returns the data's
+    name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     setting, mark = SETTINGS[network], folder / "data"
     data = characters() if setting.tokens else samples()
@@ -49,9 +53,18 @@ def prepare(folder: Path, network: str) -> str:
         return data.name
     few = setting.clients * (setting.train + setting.held)
     if few < len(data.y):  # the first samples are as good as any
-        data = replace(data, x=np.asarray(data.x)[:few], y=data.y[:few], group=None, groups=(), held=None)
-    shared = federate(data, "iid", setting.clients, seed=0, holdout=setting.held / (setting.train + setting.held))
-    arrays = {"x": np.asarray(data.x), "y": data.y, "train": np.stack(shared.train), "held": np.stack(shared.held)}
+        data = replace(
+            data, x=np.asarray(data.x)[:few], y=data.y[:few], group=None, groups=(), held=None
+        )
+    shared = federate(
+        data, "iid", setting.clients, seed=0, holdout=setting.held / (setting.train + setting.held)
+    )
+    arrays = {
+        "x": np.asarray(data.x),
+        "y": data.y,
+        "train": np.stack(shared.train),
+        "held": np.stack(shared.held),
+    }
     for name, value in arrays.items():
         np.save(folder / f"{name}.npy", value)
     start = build(network, setting.classes, 0).state_dict()
@@ -65,12 +78,17 @@ def characters() -> Source:
     rng = np.random.default_rng(0)
     few = rng.integers(0, TOKENS, (4000, 8))
     x = np.tile(few, (1, LENGTH // 8 + 1))[:, : LENGTH + 1]
-    return Source("repeated characters", x[:, :LENGTH].copy(), x[:, LENGTH].copy(), tuple(map(str, range(TOKENS))))
+    return Source(
+        "repeated characters",
+        x[:, :LENGTH].copy(),
+        x[:, LENGTH].copy(),
+        tuple(map(str, range(TOKENS))),
+    )
 
 
 def samples() -> Source:
     try:
-        return source("cifar10")
+        return load_source("cifar10")
     except BadInput:
         rng = np.random.default_rng(0)
         y = rng.integers(0, 10, 50_000)
@@ -101,19 +119,40 @@ def copying() -> float:
     return 2 * a.nbytes / best / 1e9
 
 
-def measure(peer: Peer, python: Path, cores: int, seed: int, options: argparse.Namespace, network: str) -> list[dict]:
+def measure(
+    peer: Peer, python: Path, cores: int, seed: int, options: argparse.Namespace, network: str
+) -> list[dict]:
     """One run of one peer: a dictionary per round."""
     rounds = options.rounds
-    command = [*options.under.split(), python, HERE / "peers" / peer.script, "--rounds", rounds, "--cores", cores,
-               "--seed", seed, "--data", _work(network), *peer.args]  # fmt: skip
+    command = [
+        *options.under.split(),
+        python,
+        HERE / "peers" / peer.script,
+        "--rounds",
+        rounds,
+        "--cores",
+        cores,
+        "--seed",
+        seed,
+        "--data",
+        _work(network),
+        *peer.args,
+    ]
     threads = str(cores)
     environment = {
-        **os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE",
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",
         "FLRCE_BENCH_NETWORK": network,
-    }  # fmt: skip
+    }
     try:
         done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE, env=environment
+            list(map(str, command)),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         raise CannotRun(f"{rounds} rounds were not done after {PATIENCE} s") from None
@@ -150,8 +189,14 @@ def collect(options: argparse.Namespace, log: Path, network: str) -> None:
             for peer, python, version in ready[turn:] + ready[:turn]:  # nobody always runs first
                 if peer.name in absent or cores not in peer.cores:
                     continue
-                common = {"peer": peer.name, "version": version, "cores": cores, "pass": number, "data": data,
-                          "network": network}  # fmt: skip
+                common = {
+                    "peer": peer.name,
+                    "version": version,
+                    "cores": cores,
+                    "pass": number,
+                    "data": data,
+                    "network": network,
+                }
                 try:
                     lines = measure(peer, python, cores, number, options, network)
                 except CannotRun as why:
@@ -159,13 +204,17 @@ def collect(options: argparse.Namespace, log: Path, network: str) -> None:
                     continue
                 ceilings = {"sgemm": sgemm(), "copy": copying()}
                 with log.open("a") as out:
-                    out.writelines(json.dumps({**common, **line, **ceilings}) + "\n" for line in lines)
+                    out.writelines(
+                        json.dumps({**common, **line, **ceilings}) + "\n" for line in lines
+                    )
                 print(
                     f"{network}  pass {number}  {cores} cores  {peer.name:8s}",
                     *(f"{x['cpu_seconds']:.2f}" for x in lines[1:]),
                 )
     with log.open("a") as out:
-        out.writelines(json.dumps({"peer": name, "absent": why}) + "\n" for name, why in absent.items())
+        out.writelines(
+            json.dumps({"peer": name, "absent": why}) + "\n" for name, why in absent.items()
+        )
 
 
 def main() -> None:
@@ -175,7 +224,9 @@ def main() -> None:
     ask.add_argument("--cores", default="1,2")
     ask.add_argument("--only", default="")
     ask.add_argument("--networks", default="cnn,resnet-8,lstm,gpt")
-    ask.add_argument("--under", default="", help="a command to run each peer under, such as nice or taskset")
+    ask.add_argument(
+        "--under", default="", help="a command to run each peer under, such as nice or taskset"
+    )
     ask.add_argument("--report", action="store_true")
     options = ask.parse_args()
     HOME.mkdir(exist_ok=True)
@@ -186,7 +237,11 @@ def main() -> None:
         collect(options, log, network)
     if "cnn" in wanted:
         print(write(_log("cnn"), HERE / "results"))
-    others = {network: _log(network) for network in SETTINGS if network != "cnn" and _log(network).exists()}
+    others = {
+        network: _log(network)
+        for network in SETTINGS
+        if network != "cnn" and _log(network).exists()
+    }
     if others:
         print(write_networks(others, HERE / "results"))
 

@@ -1,10 +1,11 @@
-"""Recurrent and other sequence networks on a CPU: a step by torch beside its products, and beside compiled GRU steps.
+"""Recurrent and other sequence networks on a CPU: a step by torch beside its products, and beside
+compiled GRU steps.
 
     python benchmarks/cells.py [--repeats 7] [--avx2]
 
-CPU seconds of one thread, everything in turn, ratios of the same repeat; workers' way with freed memory (see
-engines/pool.py). "over products": a step's seconds over those of its products at the speed of torch's own float32
-product, of 1500 x 1500 matrices, in the same repeat.
+CPU seconds of one thread, everything in turn, ratios of the same repeat; workers' way with freed
+memory (see engines/pool.py). "over products": a step's seconds over those of its products at the
+speed of torch's own float32 product, of 1500 x 1500 matrices, in the same repeat.
 """
 
 import argparse
@@ -20,21 +21,23 @@ from narrow import narrow
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flrce.engines.pool import _hoard
-from flrce.local.native.cells import hasten
-from flrce.models.sequences import Recurrent
+from flrce.models.sequences import RecurrentNetwork
+from flrce.simulation.worker_pool import _retain_freed_memory
+from flrce.training.cpu.cells import hasten
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network of this project and its batch; a sequence has 80 ids of 90, and an answer after each."""
+    """A network of this project and its batch; a sequence has 80 ids of 90, and an answer after
+    each.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     batch: int = 16
 
-    def net(self) -> Recurrent:
-        return Recurrent(90, 90, True, **self.options)
+    def net(self) -> RecurrentNetwork:
+        return RecurrentNetwork(90, 90, True, **self.options)
 
     @property
     def work(self) -> float:
@@ -48,7 +51,10 @@ class Case:
 CASES = [
     Case("char LSTM 2 x 256 (LEAF), batch 16"),
     Case("LSTM 128, batch 16", {"width": 128, "layers": 1}),
-    Case("GRU 128, embedding 16, batch 16", {"cell": "gru", "embedding": 16, "width": 128, "layers": 1}),
+    Case(
+        "GRU 128, embedding 16, batch 16",
+        {"cell": "gru", "embedding": 16, "width": 128, "layers": 1},
+    ),
     Case("the same, batch 64", {"cell": "gru", "embedding": 16, "width": 128, "layers": 1}, 64),
     Case("GRU 32, batch 16", {"cell": "gru", "width": 32, "layers": 1}),
     Case("GRU 2 x 256, batch 16", {"cell": "gru"}),
@@ -77,7 +83,8 @@ def said(values: list[float]) -> str:
 
 
 def ratios(found: list[list[float]], work: float) -> list[str]:
-    """A table's cells, of repeats of (torch, compiled, evaluation by torch, by compiled, product) in CPU seconds.
+    """A table's cells, of repeats of (torch, compiled, evaluation by torch, by compiled, product)
+    in CPU seconds.
 
     `work`: GFLOP of a step's products. The last is 1500 x 1500 x 1500.
     """
@@ -92,7 +99,9 @@ def ratios(found: list[list[float]], work: float) -> list[str]:
 
 
 def row(case: Case, repeats: int) -> str:
-    """Two steps to warm up, then torch, compiled steps, evaluations by both, and the product, in turn."""
+    """Two steps to warm up, then torch, compiled steps, evaluations by both, and the product, in
+    turn.
+    """
     torch.manual_seed(0)
     plain = case.net()
     fast = hasten(copy.deepcopy(plain))
@@ -115,7 +124,9 @@ def row(case: Case, repeats: int) -> str:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ask.add_argument("--repeats", type=int, default=7)
     ask.add_argument("--avx2", action="store_true", help="torch and compiled steps held to AVX2")
     args = ask.parse_args()
@@ -123,8 +134,11 @@ def main() -> None:
         narrow()
     repeats = args.repeats
     torch.set_num_threads(1)
-    _hoard()
-    print("| network | torch, ms a step | over products | by compiled steps | torch / compiled | evaluation |")
+    _retain_freed_memory()
+    print(
+        "| network | torch, ms a step | over products | by compiled steps | torch / compiled |"
+        " evaluation |"
+    )
     print("|---|---|---|---|---|---|")
     for case in CASES:
         print(row(case, repeats), flush=True)

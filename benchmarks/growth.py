@@ -1,10 +1,12 @@
-"""How rounds of the simulator grow with M, P, model size, workers and seeds: python benchmarks/growth.py [--rounds 7]
+"""How rounds of the simulator grow with M, P, model size, workers and seeds: python
+benchmarks/growth.py [--rounds 7]
 
-FLrce on random images of CIFAR-10's shape, 35 training samples a client, batches of 16, one epoch, fused kernels;
-evaluation off, so that what grows is selection, training, the relationship map and the loop. One thing varies at a time
-around M = 100, P = 10, the paper's CIFAR CNN, one worker, one seed; for the workers, who share out the training alone,
-clients train 20 epochs. Medians of warm rounds, with quartiles, in CPU seconds (steadier on a busy machine) and in wall
-seconds. Writes results/growth.{json,md,svg}.
+FLrce on random images of CIFAR-10's shape, 35 training samples a client, batches of 16, one epoch,
+fused kernels; evaluation off, so that what grows is selection, training, the relationship map and
+the loop. One thing varies at a time around M = 100, P = 10, the paper's CIFAR CNN, one worker, one
+seed; for the workers, who share out the training alone, clients train 20 epochs. Medians of warm
+rounds, with quartiles, in CPU seconds (steadier on a busy machine) and in wall seconds. Writes
+results/growth.{json,md,svg}.
 """
 
 import argparse
@@ -22,11 +24,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
 from flrce.data.sources import Source
-from flrce.models.flat import layout
-from flrce.models.nets import build
-from flrce.runs import Parts, parts
+from flrce.models.flat import make_layout
+from flrce.models.nets import build_network
+from flrce.simulation.runs import Simulation, build_simulation
 
 SHAPE, EACH = (3, 32, 32), 50
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -38,8 +40,13 @@ CURVES = {
     "workers": [1, 2, 4],
     "seeds": [1, 2, 4],
 }
-TITLES = {"M": "clients M", "P": "clients a round P", "hidden": "floats in the model d",
-          "workers": "workers, 20 epochs", "seeds": "seeds, one after another"}  # fmt: skip
+TITLES = {
+    "M": "clients M",
+    "P": "clients a round P",
+    "hidden": "floats in the model d",
+    "workers": "workers, 20 epochs",
+    "seeds": "seeds, one after another",
+}
 
 
 @lru_cache(maxsize=1)
@@ -52,19 +59,23 @@ def images(M: int) -> Source:
 def network(hidden: int) -> nn.Module:
     """The paper's CNN, or a two-layer perceptron of this width."""
     if not hidden:
-        return build("cnn-cifar", SHAPE, 10, 0)
+        return build_network("cnn-cifar", SHAPE, 10, 0)
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
 def experiment(point: dict[str, int], seed: int, rounds: int) -> Experiment:
-    return Experiment.of(
+    return Experiment.from_tables(
         {
-            "seed": seed, "rounds": rounds, "clients": point["M"], "per_round": point["P"],
-            "data": {"partition": "iid", "holdout": 0.3}, "train": {"batch": 16, "epochs": point["epochs"], "lr": 0.05},
+            "seed": seed,
+            "rounds": rounds,
+            "clients": point["M"],
+            "per_round": point["P"],
+            "data": {"partition": "iid", "holdout": 0.3},
+            "train": {"batch": 16, "epochs": point["epochs"], "lr": 0.05},
             "recipe": {"name": "flrce", "psi": float(point["P"] - 1)},
             "engine": {"workers": point["workers"], "device": "cpu", "eval_every": 10_000},
         }
-    )  # fmt: skip
+    )
 
 
 def timed(runs: list[Iterator[object]]) -> Iterator[tuple[float, float]]:
@@ -77,16 +88,22 @@ def timed(runs: list[Iterator[object]]) -> Iterator[tuple[float, float]]:
 
 
 def measure(point: dict[str, int], rounds: int) -> dict[str, object]:
-    """One point of a curve; the first round of each run is a warm-up, and the last one is judged."""
+    """One point of a curve; the first round of each run is a warm-up, and the last one is
+    judged.
+    """
     plans = [experiment(point, seed, rounds + 2) for seed in range(point["seeds"])]
-    built: list[Parts] = [parts(plan, images(point["M"]), network(point["hidden"])) for plan in plans]
-    found = list(timed([one.rounds(plan) for one, plan in zip(built, plans, strict=True)]))[1:-1]
+    built: list[Simulation] = [
+        build_simulation(plan, images(point["M"]), network(point["hidden"])) for plan in plans
+    ]
+    found = list(timed([one.iterate_rounds(plan) for one, plan in zip(built, plans, strict=True)]))[
+        1:-1
+    ]
     for one in built:
         with closing(one.engine):
             pass
     cpu, wall = (statistics.quantiles(values, n=4) for values in zip(*found, strict=True))
     return {
-        "d": layout(network(point["hidden"])).size,
+        "d": make_layout(network(point["hidden"])).size,
         "kernel": built[0].engine.workers.name,
         "cpu": cpu,
         "wall": wall,
@@ -94,13 +111,22 @@ def measure(point: dict[str, int], rounds: int) -> dict[str, object]:
 
 
 def write(result: dict[str, list[dict]], rounds: int) -> str:
-    head = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; {rounds} warm rounds a point, "
+    head = (
+        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; {rounds} warm"
+        " rounds a point, "
+    )
     head += f"load average {os.getloadavg()[0]:.1f} at the end (1 of it is ours)."
     text = ["# Growth of the simulator", "", head, "Milliseconds a round, median (quartiles).", ""]
     for axis, points in result.items():
-        text += [f"| {TITLES[axis]} | CPU ms | wall ms | rounds a CPU second |", "|---|---|---|---|"]
+        text += [
+            f"| {TITLES[axis]} | CPU ms | wall ms | rounds a CPU second |",
+            "|---|---|---|---|",
+        ]
         for p in points:
-            cpu, wall = (f"{1e3 * v[1]:.1f} ({1e3 * v[0]:.1f}-{1e3 * v[2]:.1f})" for v in (p["cpu"], p["wall"]))
+            cpu, wall = (
+                f"{1e3 * v[1]:.1f} ({1e3 * v[0]:.1f}-{1e3 * v[2]:.1f})"
+                for v in (p["cpu"], p["wall"])
+            )
             text.append(f"| {p['x']:,} | {cpu} | {wall} | {1 / p['cpu'][1]:.1f} |")
         text.append("")
     RESULTS.mkdir(exist_ok=True)
@@ -115,10 +141,16 @@ def plot(result: dict[str, list[dict]]) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(result), figsize=(3 * len(result), 2.8), layout="constrained")
+    figure, panels = pyplot.subplots(
+        1, len(result), figsize=(3 * len(result), 2.8), layout="constrained"
+    )
     for axes, (axis, points) in zip(np.atleast_1d(panels), result.items(), strict=True):
-        axes.loglog([p["x"] for p in points], [1 / p["cpu"][1] for p in points], "o-", label="a CPU second")
-        axes.loglog([p["x"] for p in points], [1 / p["wall"][1] for p in points], "s--", label="a second")
+        axes.loglog(
+            [p["x"] for p in points], [1 / p["cpu"][1] for p in points], "o-", label="a CPU second"
+        )
+        axes.loglog(
+            [p["x"] for p in points], [1 / p["wall"][1] for p in points], "s--", label="a second"
+        )
         axes.set(xlabel=TITLES[axis])
         axes.spines[["top", "right"]].set_visible(False)
     np.atleast_1d(panels)[0].set_ylabel("rounds")
@@ -135,7 +167,9 @@ def main() -> None:
     for axis, values in CURVES.items():
         for value in values:
             point = measure({**BASE, "epochs": 20 if axis == "workers" else 1, axis: value}, rounds)
-            result.setdefault(axis, []).append({"x": point["d"] if axis == "hidden" else value, **point})
+            result.setdefault(axis, []).append(
+                {"x": point["d"] if axis == "hidden" else value, **point}
+            )
     print(write(result, rounds))
     plot(result)
 

@@ -1,4 +1,6 @@
-"""The networks of "your network" in docs/performance.md: random samples, an objective and a batch for each."""
+"""The networks of "your network" in docs/performance.md: random samples, an objective and a batch
+for each.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +9,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from flrce.local.objective import Classification, NextToken, Objective, Regression
 from flrce.models.gpt import GPT
 from flrce.models.resnet import ResNet
-from flrce.models.sequences import Recurrent
+from flrce.models.sequences import RecurrentNetwork
+from flrce.training.objectives import Classification, NextToken, Objective, Regression
 
 TOKENS, LENGTH = 80, 80  # characters there are, and in a sample
 
@@ -19,7 +21,8 @@ TOKENS, LENGTH = 80, 80  # characters there are, and in a sample
 class Case:
     """One network. `shape` None: token ids, `every`: with a target after each.
 
-    `values`: that many numbers to come near instead of classes. `draw`: N samples of its own, as the network sees them.
+    `values`: that many numbers to come near instead of classes. `draw`: N samples of its own, as
+    the network sees them.
     """
 
     name: str
@@ -64,7 +67,9 @@ def mlp() -> nn.Module:
 
 
 def vgg() -> nn.Module:
-    """Six 3x3 convolutions with BatchNorm (64, 128 and 256 channels), two linear layers: 2.2 million floats."""
+    """Six 3x3 convolutions with BatchNorm (64, 128 and 256 channels), two linear layers: 2.2
+    million floats.
+    """
     layers: list[nn.Module] = []
     before = 3
     for width in (64, 128, 256):
@@ -94,7 +99,9 @@ def gpt() -> nn.Module:
 
 
 def lora(rank: int = 8) -> nn.Module:
-    """The GPT with every parameter fixed but the head's, and an adapter beside every other linear layer."""
+    """The GPT with every parameter fixed but the head's, and an adapter beside every other linear
+    layer.
+    """
     net = gpt().requires_grad_(False)
     net.head.requires_grad_(True)
     for parent in list(net.modules()):
@@ -109,7 +116,7 @@ CASES = (
     Case("VGG-like, BatchNorm, 2.2 M", vgg, 32),
     Case("ResNet-8, GroupNorm", lambda: ResNet(3, 10), 32),
     Case("ResNet-18, GroupNorm, 11 M", lambda: ResNet(3, 10, (64, 128, 256, 512), 2), 32),
-    Case("char LSTM 2 x 256", lambda: Recurrent(TOKENS, TOKENS), 16, None),
+    Case("char LSTM 2 x 256", lambda: RecurrentNetwork(TOKENS, TOKENS), 16, None),
     Case("GPT, 4 layers of 128", gpt, 16, None, every=True),
     Case("GPT with LoRA, shared base", lora, 16, None, every=True),
 )

@@ -9,20 +9,30 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 CHANNELS, TIMES = 9, 64  # of an inertial series
-KINDS, NUMBERS = (12, 7, 31, 4), 10  # values of each category of a table, and its columns of numbers
+KINDS, NUMBERS = (
+    (12, 7, 31, 4),
+    10,
+)  # values of each category of a table, and its columns of numbers
 
 
 class Inverted(nn.Module):
-    """MobileNetV2's block: wide, by depthwise convolution, narrow again, and the input beside it."""
+    """MobileNetV2's block: wide, by depthwise convolution, narrow again, and the input beside
+    it.
+    """
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
         inner, self.adds = 4 * before, stride == 1 and before == width
         self.body = nn.Sequential(
-            nn.Conv2d(before, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU6(inplace=True),
-            nn.Conv2d(inner, inner, 3, stride, 1, groups=inner, bias=False), nn.BatchNorm2d(inner),
-            nn.ReLU6(inplace=True), nn.Conv2d(inner, width, 1, bias=False), nn.BatchNorm2d(width),
-        )  # fmt: skip
+            nn.Conv2d(before, inner, 1, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(inner, inner, 3, stride, 1, groups=inner, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(inner, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.body(x)
@@ -31,14 +41,23 @@ class Inverted(nn.Module):
 
 def mobile(width: int = 16) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU6(inplace=True),
-        Inverted(width, width, 1), Inverted(width, 2 * width, 2), Inverted(2 * width, 2 * width, 1),
-        Inverted(2 * width, 4 * width, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, width, 3, 1, 1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU6(inplace=True),
+        Inverted(width, width, 1),
+        Inverted(width, 2 * width, 2),
+        Inverted(2 * width, 2 * width, 1),
+        Inverted(2 * width, 4 * width, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * width, 10),
+    )
 
 
 class ViT(nn.Module):
-    """Patches behind a learnt class token, with learnt positions; torch's own encoder with its usual dropout."""
+    """Patches behind a learnt class token, with learnt positions; torch's own encoder with its
+    usual dropout.
+    """
 
     def __init__(self, width: int = 96, layers: int = 4, heads: int = 4, patch: int = 4) -> None:
         super().__init__()
@@ -46,7 +65,13 @@ class ViT(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.places = nn.Parameter(0.02 * torch.randn(1, (32 // patch) ** 2 + 1, width))
         layer = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, dropout=0.1, activation="gelu", batch_first=True, norm_first=True
+            width,
+            heads,
+            4 * width,
+            dropout=0.1,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         )
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
@@ -76,10 +101,16 @@ class ConvNeXtBlock(nn.Module):
 
 def convnext(width: int = 32) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, width, 2, 2), ConvNeXtBlock(width), ConvNeXtBlock(width), nn.Conv2d(width, 2 * width, 2, 2),
-        ConvNeXtBlock(2 * width), ConvNeXtBlock(2 * width), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Conv2d(3, width, 2, 2),
+        ConvNeXtBlock(width),
+        ConvNeXtBlock(width),
+        nn.Conv2d(width, 2 * width, 2, 2),
+        ConvNeXtBlock(2 * width),
+        ConvNeXtBlock(2 * width),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
         nn.Linear(2 * width, 10),
-    )  # fmt: skip
+    )
 
 
 class SqueezeExcite(nn.Module):
@@ -87,13 +118,21 @@ class SqueezeExcite(nn.Module):
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
-        self.first, self.one = nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.first, self.one = (
+            nn.Conv2d(before, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+        )
         self.second, self.two = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
         self.weigh = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, width // 4, 1), nn.SiLU(), nn.Conv2d(width // 4, width, 1),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(width, width // 4, 1),
+            nn.SiLU(),
+            nn.Conv2d(width // 4, width, 1),
             nn.Sigmoid(),
-        )  # fmt: skip
-        self.short = nn.Conv2d(before, width, 1, stride) if stride > 1 or before != width else nn.Identity()
+        )
+        self.short = (
+            nn.Conv2d(before, width, 1, stride) if stride > 1 or before != width else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.two(self.second(F.silu(self.one(self.first(x)))))
@@ -102,9 +141,13 @@ class SqueezeExcite(nn.Module):
 
 def squeeze(width: int = 16) -> nn.Module:
     return nn.Sequential(
-        SqueezeExcite(3, width, 1), SqueezeExcite(width, 2 * width, 2), SqueezeExcite(2 * width, 4 * width, 2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10),
-    )  # fmt: skip
+        SqueezeExcite(3, width, 1),
+        SqueezeExcite(width, 2 * width, 2),
+        SqueezeExcite(2 * width, 4 * width, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * width, 10),
+    )
 
 
 class DenseBlock(nn.Module):
@@ -126,10 +169,19 @@ class DenseBlock(nn.Module):
 def dense(growth: int = 12) -> nn.Module:
     first, second = 2 * growth + 4 * growth, 3 * growth + 4 * growth
     return nn.Sequential(
-        nn.Conv2d(3, 2 * growth, 3, 2, 1), DenseBlock(2 * growth, growth, 4), nn.BatchNorm2d(first), nn.ReLU(),
-        nn.Conv2d(first, 3 * growth, 1), nn.AvgPool2d(2), DenseBlock(3 * growth, growth, 4), nn.BatchNorm2d(second),
-        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(second, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 2 * growth, 3, 2, 1),
+        DenseBlock(2 * growth, growth, 4),
+        nn.BatchNorm2d(first),
+        nn.ReLU(),
+        nn.Conv2d(first, 3 * growth, 1),
+        nn.AvgPool2d(2),
+        DenseBlock(3 * growth, growth, 4),
+        nn.BatchNorm2d(second),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(second, 10),
+    )
 
 
 class WideBlock(nn.Module):
@@ -137,7 +189,10 @@ class WideBlock(nn.Module):
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
-        self.norm1, self.conv1 = nn.BatchNorm2d(before), nn.Conv2d(before, width, 3, stride, 1, bias=False)
+        self.norm1, self.conv1 = (
+            nn.BatchNorm2d(before),
+            nn.Conv2d(before, width, 3, stride, 1, bias=False),
+        )
         self.norm2, self.conv2 = nn.BatchNorm2d(width), nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.dropout = nn.Dropout(0.3)
         self.short = nn.Conv2d(before, width, 1, stride, bias=False)
@@ -151,10 +206,16 @@ class WideBlock(nn.Module):
 def wide(width: int = 32) -> nn.Module:
     """WideResNet-10-2."""
     return nn.Sequential(
-        nn.Conv2d(3, width // 2, 3, 1, 1, bias=False), WideBlock(width // 2, width, 1), WideBlock(width, 2 * width, 2),
-        WideBlock(2 * width, 4 * width, 2), nn.BatchNorm2d(4 * width), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(4 * width, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, width // 2, 3, 1, 1, bias=False),
+        WideBlock(width // 2, width, 1),
+        WideBlock(width, 2 * width, 2),
+        WideBlock(2 * width, 4 * width, 2),
+        nn.BatchNorm2d(4 * width),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * width, 10),
+    )
 
 
 def inertial(width: int = 64) -> nn.Module:
@@ -165,7 +226,9 @@ def inertial(width: int = 64) -> nn.Module:
         same = nn.Conv1d(before, width, 5, padding="same", dilation=dilation)
         layers += [same, nn.BatchNorm1d(width), nn.LeakyReLU(0.1)]
         before = width
-    return nn.Sequential(*layers, nn.MaxPool1d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(width * TIMES // 4, 10))
+    return nn.Sequential(
+        *layers, nn.MaxPool1d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(width * TIMES // 4, 10)
+    )
 
 
 class GRUSeries(nn.Module):
@@ -187,7 +250,9 @@ class BiLSTM(nn.Module):
     def __init__(self, width: int = 96) -> None:
         super().__init__()
         self.words = nn.Embedding(TOKENS, 32, padding_idx=0)
-        self.cells = nn.LSTM(32, width, num_layers=2, batch_first=True, bidirectional=True, dropout=0.2)
+        self.cells = nn.LSTM(
+            32, width, num_layers=2, batch_first=True, bidirectional=True, dropout=0.2
+        )
         self.dropout, self.head = nn.Dropout(0.3), nn.Linear(2 * width, TOKENS)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -199,7 +264,10 @@ class BiLSTM(nn.Module):
 def bag(width: int = 64) -> nn.Module:
     """A text by the mean of its words."""
     return nn.Sequential(
-        nn.EmbeddingBag(TOKENS, width, mode="mean"), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, TOKENS)
+        nn.EmbeddingBag(TOKENS, width, mode="mean"),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, TOKENS),
     )
 
 
@@ -207,8 +275,12 @@ class MixerBlock(nn.Module):
     def __init__(self, patches: int, width: int) -> None:
         super().__init__()
         self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.tokens = nn.Sequential(nn.Linear(patches, 2 * patches), nn.GELU(), nn.Linear(2 * patches, patches))
-        self.channels = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.tokens = nn.Sequential(
+            nn.Linear(patches, 2 * patches), nn.GELU(), nn.Linear(2 * patches, patches)
+        )
+        self.channels = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.tokens(self.one(x).transpose(1, 2)).transpose(1, 2)
@@ -232,11 +304,21 @@ class Mixer(nn.Module):
 def autoencoder(width: int = 16) -> nn.Module:
     """A picture to 64 numbers and back; what it is compared with are values."""
     return nn.Sequential(
-        nn.Conv2d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.ReLU(), nn.Flatten(),
-        nn.Linear(128 * width, 64), nn.ReLU(), nn.Linear(64, 128 * width), nn.ReLU(),
-        nn.Unflatten(1, (2 * width, 8, 8)), nn.ConvTranspose2d(2 * width, width, 4, 2, 1), nn.ReLU(),
-        nn.ConvTranspose2d(width, 3, 3, 2, 1, output_padding=1), nn.Flatten(),
-    )  # fmt: skip
+        nn.Conv2d(3, width, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(128 * width, 64),
+        nn.ReLU(),
+        nn.Linear(64, 128 * width),
+        nn.ReLU(),
+        nn.Unflatten(1, (2 * width, 8, 8)),
+        nn.ConvTranspose2d(2 * width, width, 4, 2, 1),
+        nn.ReLU(),
+        nn.ConvTranspose2d(width, 3, 3, 2, 1, output_padding=1),
+        nn.Flatten(),
+    )
 
 
 class LlamaBlock(nn.Module):
@@ -250,7 +332,9 @@ class LlamaBlock(nn.Module):
         self.k, self.v = (nn.Linear(width, width // 2, bias=False) for _ in range(2))
         self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
         self.down = nn.Linear(2 * width, width, bias=False)
-        angles = torch.outer(torch.arange(LENGTH), 10000.0 ** -(torch.arange(0, self.size, 2) / self.size))
+        angles = torch.outer(
+            torch.arange(LENGTH), 10000.0 ** -(torch.arange(0, self.size, 2) / self.size)
+        )
         self.register_buffer("cos", angles.cos(), persistent=False)  # (L, size / 2)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -263,7 +347,9 @@ class LlamaBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         B, L, _ = x.shape
         y = self.norm1(x)
-        q, k, v = (layer(y).view(B, L, -1, self.size).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (
+            layer(y).view(B, L, -1, self.size).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
         k, v = (each.repeat_interleave(2, 1) for each in (self.turned(k), v))
         seen = F.scaled_dot_product_attention(self.turned(q), k, v, is_causal=True)
         x = x + self.o(seen.transpose(1, 2).reshape(B, L, -1))
@@ -273,9 +359,11 @@ class LlamaBlock(nn.Module):
 
 def llama(width: int = 96, layers: int = 3) -> nn.Module:
     return nn.Sequential(
-        nn.Embedding(TOKENS, width), *(LlamaBlock(width, 4) for _ in range(layers)), nn.RMSNorm(width),
+        nn.Embedding(TOKENS, width),
+        *(LlamaBlock(width, 4) for _ in range(layers)),
+        nn.RMSNorm(width),
         nn.Linear(width, TOKENS, bias=False),
-    )  # fmt: skip
+    )
 
 
 class TiedBlock(nn.Module):
@@ -283,7 +371,9 @@ class TiedBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, 4, dropout=0.1, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         L, y = x.shape[1], self.norm1(x)
@@ -313,11 +403,20 @@ class TiedGPT(nn.Module):
 def instance(width: int = 24) -> nn.Module:
     """Each picture by its own statistics, slopes that are learnt."""
     return nn.Sequential(
-        nn.Conv2d(3, width, 3, 1, 1), nn.InstanceNorm2d(width, affine=True), nn.PReLU(width),
-        nn.Conv2d(width, 2 * width, 3, 2, 1), nn.InstanceNorm2d(2 * width, affine=True), nn.LeakyReLU(0.2),
-        nn.Conv2d(2 * width, 2 * width, 3, 2, 1), nn.InstanceNorm2d(2 * width), nn.SiLU(), nn.Flatten(),
-        nn.Linear(128 * width, 64), nn.PReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, width, 3, 1, 1),
+        nn.InstanceNorm2d(width, affine=True),
+        nn.PReLU(width),
+        nn.Conv2d(width, 2 * width, 3, 2, 1),
+        nn.InstanceNorm2d(2 * width, affine=True),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(2 * width, 2 * width, 3, 2, 1),
+        nn.InstanceNorm2d(2 * width),
+        nn.SiLU(),
+        nn.Flatten(),
+        nn.Linear(128 * width, 64),
+        nn.PReLU(),
+        nn.Linear(64, 10),
+    )
 
 
 class Twice(nn.Module):
@@ -338,10 +437,16 @@ class Twice(nn.Module):
 def strided(width: int = 24) -> nn.Module:
     """5x5 convolutions with strides, no pool but the last."""
     return nn.Sequential(
-        nn.Conv2d(3, width, 5, 2, 2), nn.ELU(), nn.Conv2d(width, 2 * width, 5, 2, 2), nn.Hardswish(),
-        nn.Conv2d(2 * width, 2 * width, 5, 2, 2), nn.Softplus(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Conv2d(3, width, 5, 2, 2),
+        nn.ELU(),
+        nn.Conv2d(width, 2 * width, 5, 2, 2),
+        nn.Hardswish(),
+        nn.Conv2d(2 * width, 2 * width, 5, 2, 2),
+        nn.Softplus(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
         nn.Linear(8 * width, 10),
-    )  # fmt: skip
+    )
 
 
 class Tabular(nn.Module):
@@ -350,12 +455,19 @@ class Tabular(nn.Module):
     def __init__(self, width: int = 128) -> None:
         super().__init__()
         sizes = [min(16, (n + 1) // 2) for n in KINDS]
-        self.kinds = nn.ModuleList(nn.Embedding(n, size) for n, size in zip(KINDS, sizes, strict=True))
+        self.kinds = nn.ModuleList(
+            nn.Embedding(n, size) for n, size in zip(KINDS, sizes, strict=True)
+        )
         self.numbers = nn.BatchNorm1d(NUMBERS)
         self.body = nn.Sequential(
-            nn.Linear(sum(sizes) + NUMBERS, width), nn.ReLU(), nn.BatchNorm1d(width), nn.Dropout(0.1),
-            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10),
-        )  # fmt: skip
+            nn.Linear(sum(sizes) + NUMBERS, width),
+            nn.ReLU(),
+            nn.BatchNorm1d(width),
+            nn.Dropout(0.1),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         kinds = [layer(x[:, i].long()) for i, layer in enumerate(self.kinds)]

@@ -1,4 +1,6 @@
-"""Set what the benchmarks measured into docs/performance.md, between its markers: python benchmarks/page.py"""
+"""Set what the benchmarks measured into docs/performance.md, between its markers: python
+benchmarks/page.py
+"""
 
 import json
 import re
@@ -19,10 +21,18 @@ def relations() -> str:
     rows = [f"{found['hardware']}.", "", "| ratio | median | quartiles |", "|---|---|---|"]
     for name, value in found.items():
         if isinstance(value, dict):
-            rows.append(f"| {name} | {value['median']:.2f} | {value['low']:.2f}-{value['high']:.2f} |")
-    rows += ["", "| M | d | update / torch's product | update / by slices | ns per M d |", "|---|---|---|---|---|"]
+            rows.append(
+                f"| {name} | {value['median']:.2f} | {value['low']:.2f}-{value['high']:.2f} |"
+            )
+    rows += [
+        "",
+        "| M | d | update / torch's product | update / by slices | ns per M d |",
+        "|---|---|---|---|---|",
+    ]
     for p in found["growth"]:
-        ratios = (f"{p[name]:.2f}" for name in ("update / product", "update / by slices", "ns per M d"))
+        ratios = (
+            f"{p[name]:.2f}" for name in ("update / product", "update / by slices", "ns per M d")
+        )
         rows.append(f"| {p['M']:,} | {p['d']:,} | {' | '.join(ratios)} |")
     return "\n".join(rows)
 
@@ -37,14 +47,25 @@ def others() -> str:
     """Networks of other kinds; floors say nothing of a GPU that others share."""
     found = json.loads((RESULTS / "others.json").read_text())
     rows = [
-        "| network | floats | batch | plain us | us | times plain | way | error | plain float32's |",
+        (
+            "| network | floats | batch | plain us | us | times plain | way | error | plain"
+            " float32's |"
+        ),
         "|---" * 9 + "|",
     ]
     for r in found["rows"]:
         low, high = r["us_range"]
         error = [f"{r['error'][name]:.0e}" for name in ("way", "plain")]
-        cells = [r["network"], f"{r['floats']:,}", r["batch"], f"{r['plain_us']:.0f}",
-                 f"{r['us']:.0f} ({low:.0f}-{high:.0f})", f"**{r['times']:.1f}**", r["way"], *error]  # fmt: skip
+        cells = [
+            r["network"],
+            f"{r['floats']:,}",
+            r["batch"],
+            f"{r['plain_us']:.0f}",
+            f"{r['us']:.0f} ({low:.0f}-{high:.0f})",
+            f"**{r['times']:.1f}**",
+            r["way"],
+            *error,
+        ]
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([f"{found['device']}, torch {found['torch']}.", "", *rows])
 
@@ -53,14 +74,18 @@ def embed(page: str, name: str, text: str) -> str:
     """The page with `text` between `<!-- name -->` and `<!-- /name -->`."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(page):
-        raise SystemExit(f"docs/performance.md has no <!-- {name} --> and <!-- /{name} -->; put them back")
+        raise SystemExit(
+            f"docs/performance.md has no <!-- {name} --> and <!-- /{name} -->; put them back"
+        )
     return pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
 
 
 def main() -> None:
     place = DOCS / "performance.md"
     page = place.read_text()
-    texts = {name: body(name) for name in ("peers", "native", "growth", "h200", "networks", "precision")}
+    texts = {
+        name: body(name) for name in ("peers", "native", "growth", "h200", "networks", "precision")
+    }
     texts |= {"relations": relations(), "million": million(), "others": others()}
     if (RESULTS / "peers-networks.md").exists():
         texts["peers-networks"] = body("peers-networks")

@@ -1,10 +1,12 @@
-"""Is `preset = "hardened"` ever far below plain FedAvg? Loud and quiet attacks, by a plan and its rule.
+"""Is `preset = "hardened"` ever far below plain FedAvg? Loud and quiet attacks, by a plan and its
+rule.
 
     python benchmarks/quiet.py --data digits --raw results/attacks/quiet.jsonl
     python benchmarks/quiet.py --raw results/attacks/quiet.jsonl --table
 
-The plan is studies/plans/quiet.json; studies/plans/README.md says what was decided before its runs. They are as
-robustness.py's, but none is stopped early. "hardened before" was run with the sources of commit 9269ab4.
+The plan is studies/plans/quiet.json; studies/plans/README.md says what was decided before its runs.
+They are as robustness.py's, but none is stopped early. "hardened before" was run with the sources
+of commit 9269ab4.
 """
 
 import argparse
@@ -21,8 +23,8 @@ import torch
 from attacks import TROUBLES, Attacked, attackers
 from robustness import ROOT, Run, handed, opened, pool_of, read, settings, write
 
-from flrce import runs
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
+from flrce.simulation import runs
 
 PLAN: dict[str, Any] = json.loads((ROOT / "studies" / "plans" / "quiet.json").read_text())
 
@@ -34,20 +36,29 @@ def run_attack(run: Run) -> dict[str, Any]:
     if attack in TROUBLES:
         tables = experiment.model_dump(exclude_none=True)
         tables["data"]["trouble"] = [{**TROUBLES[attack], "share": share}]
-        experiment = Experiment.of(tables)
-    built = runs.parts(experiment, pool_of(data))
+        experiment = Experiment.from_tables(tables)
+    built = runs.build_simulation(experiment, pool_of(data))
     bad = set() if attack in TROUBLES else attackers(built.federation.clients, share, seed)
     with closing(built.engine):
         engine = Attacked(built.engine, bad, attack, seed) if bad else built.engine
-        history = [done.record for done in replace(built, engine=engine).rounds(experiment)]
+        history = [done.record for done in replace(built, engine=engine).iterate_rounds(experiment)]
     host = f"{platform.machine()}, torch {torch.__version__}"
     return {"run": run, "accuracy": handed(history), "rounds": history[-1].t, "host": host}
 
 
 def list_runs(data: Sequence[str], recipes: Sequence[str]) -> list[Run]:
     """Seed after seed, so that whoever is cut short has whole tables of fewer seeds."""
-    cells = [("none", 0.0), *((a, s) for a in (*PLAN["loud"], *PLAN["quiet"]) for s in PLAN["shares"])]
-    return [(d, recipe, *cell, seed) for d in data for seed in PLAN["seeds"][d] for cell in cells for recipe in recipes]
+    cells = [
+        ("none", 0.0),
+        *((a, s) for a in (*PLAN["loud"], *PLAN["quiet"]) for s in PLAN["shares"]),
+    ]
+    return [
+        (d, recipe, *cell, seed)
+        for d in data
+        for seed in PLAN["seeds"][d]
+        for cell in cells
+        for recipe in recipes
+    ]
 
 
 def format_tables(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -56,7 +67,9 @@ def format_tables(lines: Sequence[Mapping[str, Any]]) -> str:
     reference, below = PLAN["rule"]["reference"], PLAN["rule"]["below"]
     pages = []
     for data, seeds in PLAN["seeds"].items():
-        heads = [f"{recipe}, {share:.0%}" for share in PLAN["shares"] for recipe in PLAN["candidates"]]
+        heads = [
+            f"{recipe}, {share:.0%}" for share in PLAN["shares"] for recipe in PLAN["candidates"]
+        ]
         pages += [
             f"| {data}, seeds {', '.join(map(str, seeds))} | {' | '.join(heads)} |",
             "|---|" + "---|" * len(heads),
@@ -65,18 +78,32 @@ def format_tables(lines: Sequence[Mapping[str, Any]]) -> str:
             cells = []
             for share in PLAN["shares"]:
                 at = 0.0 if attack == "none" else share
-                means = {r: np.mean([accuracy[data, r, attack, at, s] for s in seeds]) for r in PLAN["candidates"]}
-                cells += [f"{m:.1f}{'*' if m < means[reference] - below else ''}" for m in means.values()]
+                means = {
+                    r: np.mean([accuracy[data, r, attack, at, s] for s in seeds])
+                    for r in PLAN["candidates"]
+                }
+                cells += [
+                    f"{m:.1f}{'*' if m < means[reference] - below else ''}" for m in means.values()
+                ]
             pages.append(f"| {attack} | {' | '.join(cells)} |")
         pages.append("")
     return "\n".join(pages)
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ask.add_argument("--data", nargs="+", choices=tuple(PLAN["seeds"]), default=list(PLAN["seeds"]))
-    ask.add_argument("--recipes", nargs="+", choices=tuple(PLAN["candidates"]), default=list(PLAN["candidates"]))
-    ask.add_argument("--raw", type=Path, required=True, help="One JSON line per run; those in it are not repeated.")
+    ask.add_argument(
+        "--recipes", nargs="+", choices=tuple(PLAN["candidates"]), default=list(PLAN["candidates"])
+    )
+    ask.add_argument(
+        "--raw",
+        type=Path,
+        required=True,
+        help="One JSON line per run; those in it are not repeated.",
+    )
     ask.add_argument("--table", action="store_true", help="Run nothing; write the page's section.")
     ask.add_argument("--out", type=Path, default=ROOT / "docs" / "robustness.md")
     given = ask.parse_args()

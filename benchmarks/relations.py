@@ -1,10 +1,12 @@
-"""The relationship update against a plain double loop and against its one matrix product, as ratios.
+"""The relationship update against a plain double loop and against its one matrix product, as
+ratios.
 
     python benchmarks/relations.py [--out benchmarks/results/relations.json]
 
-Rounds of all variants are interleaved; each ratio is a median over repeats with its quartiles. Times themselves are not
-comparable between machines, the ratios are. The update multiplies a slice of coordinates at a time, which is faster
-than torch's product of the same long skinny matrices in one call: it is compared with both.
+Rounds of all variants are interleaved; each ratio is a median over repeats with its quartiles.
+Times themselves are not comparable between machines, the ratios are. The update multiplies a slice
+of coordinates at a time, which is faster than torch's product of the same long skinny matrices in
+one call: it is compared with both.
 """
 
 import argparse
@@ -17,25 +19,30 @@ from pathlib import Path
 
 import torch
 
-from flrce import relations
+from flrce.core import relations
 
 
 def setting(M, d, P=10, seed=0):
     """A map that knows everyone, and one round's updates; half of the clients are stale."""
     g = torch.Generator().manual_seed(seed)
-    m = relations.empty(M, d)
+    m = relations.init_relationships(M, d)
     for start in range(0, M, 100):
         rows = torch.arange(start, min(start + 100, M))
-        m = relations.remember(
-            m, 1 if start % 200 else 50, torch.zeros(d), rows, torch.randn(len(rows), d, generator=g), False
+        m = relations.record_updates(
+            m,
+            1 if start % 200 else 50,
+            torch.zeros(d),
+            rows,
+            torch.randn(len(rows), d, generator=g),
+            False,
         )
     k = torch.randperm(M, generator=g)[:P]
     return m, torch.randn(d, generator=g), k, torch.randn(P, d, generator=g)
 
 
 def update(m, w, k, U):
-    m = relations.remember(m, 51, w, k, U, False)
-    rows, H = relations.relate(m, 51, w, k, U)
+    m = relations.record_updates(m, 51, w, k, U, False)
+    rows, H = relations.compute_relationships(m, 51, w, k, U)
     m.Omega[k], m.H[k] = rows, H
 
 
@@ -45,8 +52,8 @@ def product(m, w, k, U):
 
 def sliced(m, w, k, U):
     """The same product as the update takes it."""
-    for V in m.V.split(relations.BLOCK):
-        relations._products(U, w, V)
+    for V in m.V.split(relations.CLIENTS_PER_BLOCK):
+        relations._multiply_with_map(U, w, V)
 
 
 def double_loop(m, w, k, U, pairs):
@@ -61,7 +68,9 @@ def double_loop(m, w, k, U, pairs):
 
 
 def elements(m, w, k, U, pairs, count):
-    """A cosine over Python floats, element by element, for the first `count` elements of `pairs` pairs."""
+    """A cosine over Python floats, element by element, for the first `count` elements of `pairs`
+    pairs.
+    """
     for i in range(pairs):
         u, v = U[i % len(U)][:count].tolist(), m.V[i % len(m.V)][:count].tolist()
         dot = uu = vv = 0.0
@@ -109,7 +118,13 @@ def main():
         "Python loops over elements / update": spread(to_elements),
         "growth": [],
     }
-    for M, d in [(100, 26_285), (100, 134_902), (100, 1_000_000), (1000, 134_902), (options.largest, 134_902)]:
+    for M, d in [
+        (100, 26_285),
+        (100, 134_902),
+        (100, 1_000_000),
+        (1000, 134_902),
+        (options.largest, 134_902),
+    ]:
         if 4 * M * (d + M) > 0.8 * available():
             print(f"M = {M:,}, d = {d:,} left out: V and Omega need {4e-9 * M * (d + M):.1f} GB")
             continue
@@ -120,13 +135,20 @@ def main():
         ratios = (statistics.median(row[0] / row[i] for row in times) for i in (1, 2))
         per = statistics.median(row[0] for row in times) / (M * d)
         names = ("update / product", "update / by slices", "ns per M d")
-        result["growth"].append({"M": M, "d": d, **dict(zip(names, (*ratios, 1e9 * per), strict=True))})
-    result["hardware"] = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread"
+        result["growth"].append(
+            {"M": M, "d": d, **dict(zip(names, (*ratios, 1e9 * per), strict=True))}
+        )
+    result["hardware"] = (
+        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread"
+    )
     for name, value in result.items():
         if name == "growth":
             for row in value:
-                print(f"  M {row['M']:>6}  d {row['d']:>8}  update/product {row['update / product']:.2f}  "
-                      f"by slices {row['update / by slices']:.2f}  {row['ns per M d']:.3f} ns per M d")  # fmt: skip
+                print(
+                    f"  M {row['M']:>6}  d {row['d']:>8}  update/product"
+                    f" {row['update / product']:.2f}  by slices {row['update / by slices']:.2f} "
+                    f" {row['ns per M d']:.3f} ns per M d"
+                )
         elif isinstance(value, dict):
             print(f"{name}: {value['median']:.2f} ({value['low']:.2f}-{value['high']:.2f})")
         else:

@@ -1,10 +1,12 @@
-"""Attack tables: what a share of bad clients does to FedAvg, to defences of the literature and to FLrce's presets.
+"""Attack tables: what a share of bad clients does to FedAvg, to defences of the literature and to
+FLrce's presets.
 
-    python benchmarks/robustness.py --data digits --seeds 10-13 --raw results/attacks/attacks-digits.jsonl.gz
+    python benchmarks/robustness.py --data digits --seeds 10-13 --raw
+    results/attacks/attacks-digits.jsonl.gz
 
-Attackers (`attacks.py`) are a fixed share of the clients and send what the attack says through the ordinary gate. Each
-data set's section of the page is rewritten in place. Flags were tuned on the digits' seeds 0 to 4: those are no
-evidence for them.
+Attackers (`attacks.py`) are a fixed share of the clients and send what the attack says through the
+ordinary gate. Each data set's section of the page is rewritten in place. Flags were tuned on the
+digits' seeds 0 to 4: those are no evidence for them.
 """
 
 import argparse
@@ -26,21 +28,35 @@ import numpy as np
 import torch
 from attacks import ATTACKS, Attacked, attackers, lying, poisoned, success
 
-from flrce import runs
-from flrce.apps import options
-from flrce.config import Experiment
+from flrce.cli import options
+from flrce.config.experiment import Experiment
+from flrce.core.types import RoundRecord
 from flrce.data import cache
-from flrce.data.sources import Source, source
-from flrce.types import Record
+from flrce.data.sources import Source, load_source
+from flrce.simulation import runs
 
 ROOT = Path(__file__).resolve().parent.parent
 M, P, T = 50, 10, 30
-ROOTED = {"name": "fedavg", "selector": "rooted", "aggregator": "root-trust"}  # with a sample of the server's own
+ROOTED = {
+    "name": "fedavg",
+    "selector": "rooted",
+    "aggregator": "root-trust",
+}  # with a sample of the server's own
 FORMER = {  # what `preset = "hardened"` was until fleet-clip; hardened.py measures what it is now
-    "name": "flrce", "preset": "paper", "selector": {"piece": "relationship", "floor": 0.2, "most": 1.5, "window": 10},
+    "name": "flrce",
+    "preset": "paper",
+    "selector": {"piece": "relationship", "floor": 0.2, "most": 1.5, "window": 10},
     "aggregator": {"piece": "clipped", "by": "equal"},
-    "stop": {"piece": "conflicts", "psi": 5.0, "r": 3, "n": 5, "after": 10, "trusted": True, "confirmed": True},
-}  # fmt: skip
+    "stop": {
+        "piece": "conflicts",
+        "psi": 5.0,
+        "r": 3,
+        "n": 5,
+        "after": 10,
+        "trusted": True,
+        "confirmed": True,
+    },
+}
 RECIPES: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},
     "trimmed-mean": {"name": "trimmed-mean", "share": 0.4},
@@ -48,8 +64,14 @@ RECIPES: dict[str, dict[str, Any]] = {
     "clipped-mean": {"name": "clipped-mean", "aggregator": {"piece": "clipped", "by": "equal"}},
     "centred-clip": {"name": "fedavg", "aggregator": "centred-clip"},
     "geometric-median": {"name": "fedavg", "aggregator": "geometric-median"},
-    "bucketed": {"name": "fedavg", "aggregator": {"piece": "bucketed", "inner": "geometric-median"}},
-    "mixed": {"name": "fedavg", "aggregator": {"piece": "mixed", "inner": "median", "attackers": 4}},
+    "bucketed": {
+        "name": "fedavg",
+        "aggregator": {"piece": "bucketed", "inner": "geometric-median"},
+    },
+    "mixed": {
+        "name": "fedavg",
+        "aggregator": {"piece": "mixed", "inner": "median", "attackers": 4},
+    },
     "root-trust": ROOTED,
     "flrce (default)": {"name": "flrce"},
     "flrce (wary)": {"name": "flrce", "preset": "wary"},
@@ -62,9 +84,11 @@ Run = tuple[str, str, str, float, int]  # data, recipe, attack, share, seed
 
 @lru_cache
 def pool_of(name: str) -> Source:
-    """The digits; at half resolution MNIST of 50 writers, or half of EMNIST: as prepared, or from the real data."""
+    """The digits; at half resolution MNIST of 50 writers, or half of EMNIST: as prepared, or from
+    the real data.
+    """
     if name == "digits":
-        return source("digits", None)
+        return load_source("digits", None)
     x, y, group, classes = images("femnist" if name == "emnist" else "mnist-writers")
     half = x.reshape(len(x), 1, 14, 2, 14, 2).mean((3, 5)).astype(np.uint8)
     if name == "emnist":
@@ -72,7 +96,13 @@ def pool_of(name: str) -> Source:
     some = np.unique(group)[:: max(1, len(np.unique(group)) // M)][:M]
     keep = np.isin(group, some)
     return Source(
-        name, half[keep], y[keep], classes, np.searchsorted(some, group[keep]), tuple(map(str, some)), 1 / 255
+        name,
+        half[keep],
+        y[keep],
+        classes,
+        np.searchsorted(some, group[keep]),
+        tuple(map(str, some)),
+        1 / 255,
     )
 
 
@@ -80,22 +110,37 @@ def images(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ..
     """(N, 28, 28) bytes, labels, groups and the names of the classes."""
     prepared = Path(os.environ.get("FLRCE_CACHE", "")) / name
     if (prepared / "meta.json").exists():
-        found = cache.load(prepared)
+        found = cache.load_prepared(prepared)
         assert found.group is not None
         return np.asarray(found.x).reshape(-1, 28, 28), found.y, found.group, found.classes
     folder = Path(os.environ.get("FLRCE_TEST_DATA", ROOT.parent / "shared" / "data"))
     with np.load(folder / f"{name.replace('-', '_')}.npz", allow_pickle=False) as z:
-        x, y, group = z["x"], z["y"].astype(np.int64), z["writer" if name == "mnist-writers" else "client"]
+        x, y, group = (
+            z["x"],
+            z["y"].astype(np.int64),
+            z["writer" if name == "mnist-writers" else "client"],
+        )
     x = 255 - x if name == "femnist" else x  # black on white
-    return x.reshape(-1, 28, 28), y, np.unique(group, return_inverse=True)[1], tuple(map(str, range(y.max() + 1)))
+    return (
+        x.reshape(-1, 28, 28),
+        y,
+        np.unique(group, return_inverse=True)[1],
+        tuple(map(str, range(y.max() + 1))),
+    )
 
 
 #: data set -> how it is shared out, and what the page calls it
 DATA: dict[str, tuple[dict[str, Any], str]] = {
     "digits": ({"partition": "dirichlet", "alpha": 0.5}, "digits, Dirichlet 0.5"),
     "mnist-writers": ({"partition": "natural"}, "MNIST by 50 of its writers, 14x14"),
-    "mnist-labels": ({"partition": "dirichlet", "alpha": 0.1}, "the same MNIST by labels, Dirichlet 0.1"),
-    "emnist": ({"partition": "dirichlet", "alpha": 0.5}, "EMNIST, 62 classes, 7,824 samples, Dirichlet 0.5, 14x14"),
+    "mnist-labels": (
+        {"partition": "dirichlet", "alpha": 0.1},
+        "the same MNIST by labels, Dirichlet 0.1",
+    ),
+    "emnist": (
+        {"partition": "dirichlet", "alpha": 0.5},
+        "EMNIST, 62 classes, 7,824 samples, Dirichlet 0.5, 14x14",
+    ),
 }
 
 
@@ -103,10 +148,18 @@ def settings(data: str, recipe: Mapping[str, Any], seed: int) -> Experiment:
     partition = dict(DATA[data][0])
     if recipe is ROOTED:
         partition["trouble"] = [{"piece": "server-sample", "samples": 100}]
-    return Experiment.of({
-        "seed": seed, "rounds": T, "clients": M, "per_round": P, "data": partition, "recipe": dict(recipe),
-        "model": {"name": "mlp" if data != "digits" else "auto"}, "engine": {"workers": 1},
-    })  # fmt: skip
+    return Experiment.from_tables(
+        {
+            "seed": seed,
+            "rounds": T,
+            "clients": M,
+            "per_round": P,
+            "data": partition,
+            "recipe": dict(recipe),
+            "model": {"name": "mlp" if data != "digits" else "auto"},
+            "engine": {"workers": 1},
+        }
+    )
 
 
 def one(run: Run, recipes: Mapping[str, Mapping[str, Any]] = RECIPES) -> dict[str, Any]:
@@ -114,34 +167,44 @@ def one(run: Run, recipes: Mapping[str, Mapping[str, Any]] = RECIPES) -> dict[st
     data, recipe, attack, share, seed = run
     torch.set_num_threads(1)
     began, clean, exp = time.monotonic(), pool_of(data), settings(data, recipes[recipe], seed)
-    built = runs.parts(exp, clean)
+    built = runs.build_simulation(exp, clean)
     bad, (kind, n) = attackers(built.federation.clients, share, seed), lying(attack)
     if attack == "backdoor" and bad:
         built.engine.close()
-        built = runs.parts(exp, poisoned(clean, built.federation, bad))
+        built = runs.build_simulation(exp, poisoned(clean, built.federation, bad))
     with closing(built.engine):
         engine = Attacked(built.engine, bad, kind, seed, n) if bad else built.engine
-        done = list(replace(built, engine=engine).rounds(exp))
+        done = list(replace(built, engine=engine).iterate_rounds(exp))
     last, exploits = done[-1].state, [r.record for r in done if r.record.exploit]
     slots = [client in bad for record in exploits for client in record.chosen]
     return {
-        "run": run, "accuracy": handed([r.record for r in done]),
-        "rounds": last.t, "stop": done[-1].record.stop, "captured": float(np.mean(slots)) if slots else None,
+        "run": run,
+        "accuracy": handed([r.record for r in done]),
+        "rounds": last.t,
+        "stop": done[-1].record.stop,
+        "captured": float(np.mean(slots)) if slots else None,
         "success": success(built, clean, last.w) if attack == "backdoor" else None,
         "flagged": sum(client in bad for r in done for client in r.record.flagged),
         "wrongly": sum(client not in bad for r in done for client in r.record.flagged),
-        "seconds": time.monotonic() - began, "host": f"{platform.machine()}, torch {torch.__version__}",
-    }  # fmt: skip
+        "seconds": time.monotonic() - began,
+        "host": f"{platform.machine()}, torch {torch.__version__}",
+    }
 
 
-def handed(history: Sequence[Record]) -> float:
+def handed(history: Sequence[RoundRecord]) -> float:
     """Accuracy of the model handed back."""
-    last = next((r for r in reversed(history) if r.accuracy is not None), Record(0, accuracy=0.0))
+    last = next(
+        (r for r in reversed(history) if r.accuracy is not None), RoundRecord(0, accuracy=0.0)
+    )
     return float(last.accuracy or 0.0) if last.averaged is None else last.averaged
 
 
 def grid(
-    data: str, seeds: Sequence[int], attacks: Sequence[str], shares: Sequence[float], recipes: Sequence[str]
+    data: str,
+    seeds: Sequence[int],
+    attacks: Sequence[str],
+    shares: Sequence[float],
+    recipes: Sequence[str],
 ) -> list[Run]:
     """Seed after seed, so that whoever is cut short has whole tables of fewer seeds."""
     cells = [("none", 0.0), *((attack, share) for attack in attacks for share in shares)]
@@ -159,25 +222,38 @@ def cell(values: Sequence[float], factor: float = 100, digits: int = 1) -> str:
     return f"{x.mean():.{digits}f} ± {half:.{digits}f}"
 
 
-def table(found: Sequence[dict[str, Any]], rows: Sequence[tuple[str, float]], field: str, **shown: Any) -> list[str]:
+def table(
+    found: Sequence[dict[str, Any]], rows: Sequence[tuple[str, float]], field: str, **shown: Any
+) -> list[str]:
     recipes = [recipe for recipe in RECIPES if any(r["run"][1] == recipe for r in found)]
-    lines = ["| attack | attackers | " + " | ".join(recipes) + " |", "|---|---|" + "---|" * len(recipes)]
+    lines = [
+        "| attack | attackers | " + " | ".join(recipes) + " |",
+        "|---|---|" + "---|" * len(recipes),
+    ]
     for attack, share in rows:
         cells = []
         for recipe in recipes:
-            mine = [r[field] for r in found if tuple(r["run"][1:4]) == (recipe, attack, share) and r[field] is not None]
+            mine = [
+                r[field]
+                for r in found
+                if tuple(r["run"][1:4]) == (recipe, attack, share) and r[field] is not None
+            ]
             cells.append(cell(mine, **shown))
         lines.append(f"| {attack} | {share:.0%} | " + " | ".join(cells) + " |")
     return lines
 
 
 def overall(found: Sequence[dict[str, Any]]) -> list[str]:
-    """Of every rule and share of attackers: the mean over all attacks, and the mean under the worst of them."""
+    """Of every rule and share of attackers: the mean over all attacks, and the mean under the worst
+    of them.
+    """
     shares = sorted({r["run"][3] for r in found} - {0.0})
     heads = "".join(f" {share:.0%} attackers |" for share in shares)
     lines = [f"| rule | none |{heads}", "|---|---|" + "---|" * len(shares)]
     for recipe in [recipe for recipe in RECIPES if any(r["run"][1] == recipe for r in found)]:
-        cells = [cell([r["accuracy"] for r in found if tuple(r["run"][1:4]) == (recipe, "none", 0.0)])]
+        cells = [
+            cell([r["accuracy"] for r in found if tuple(r["run"][1:4]) == (recipe, "none", 0.0)])
+        ]
         for share in shares:
             under: dict[str, list[float]] = {}
             for r in found:
@@ -190,9 +266,14 @@ def overall(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def flagged(found: Sequence[dict[str, Any]], rows: Sequence[tuple[str, float]]) -> list[str]:
-    lines = ["| attack | attackers | flags on attackers | flags on honest clients |", "|---|---|---|---|"]
+    lines = [
+        "| attack | attackers | flags on attackers | flags on honest clients |",
+        "|---|---|---|---|",
+    ]
     for attack, share in rows:
-        mine = [r for r in found if tuple(r["run"][1:4]) == ("flrce (hardened before)", attack, share)]
+        mine = [
+            r for r in found if tuple(r["run"][1:4]) == ("flrce (hardened before)", attack, share)
+        ]
         cells = [cell([r[field] for r in mine], factor=1) for field in ("flagged", "wrongly")]
         lines.append(f"| {attack} | {share:.0%} | {' | '.join(cells)} |")
     return lines
@@ -201,26 +282,69 @@ def flagged(found: Sequence[dict[str, Any]], rows: Sequence[tuple[str, float]]) 
 def section(data: str, found: Sequence[dict[str, Any]], seeds: str) -> str:
     """One data set's tables."""
     every = sorted(
-        {tuple(r["run"][2:4]) for r in found}, key=lambda row: (["none", *ATTACKS, *LIES].index(row[0]), row[1])
+        {tuple(r["run"][2:4]) for r in found},
+        key=lambda row: (["none", *ATTACKS, *LIES].index(row[0]), row[1]),
     )
     some = lambda *names: [row for row in every if row[0] in names]  # noqa: E731
     what = DATA[data][1]
     stops = some("none", "sign-flip", "forced stop")
-    return "\n".join([
-        f"## {what}", "",
-        f"M = {M} clients, P = {P} a round, T = {T}, seeds {seeds}, 95 % intervals; {len(found)} runs, "
-        f"{' and '.join(sorted({r.get('host', 'x86_64, torch 2.11') for r in found}))}.", "",
-        "Accuracy of the model handed back, mean over clients, %; here the mean over all attacks, and the worst's:", "",
-        *overall(found), "", "By attack:", "", *table(found, every, "accuracy"), "",
-        f"Rounds until the end (T = {T}; fewer: stopped early, or given up for lack of usable replies):", "",
-        *table(found, stops, "rounds", factor=1), "",
-        *(["Attackers' share of the places in exploit rounds, %:", "",
-           *table(found, some("capture", "forced stop"), "captured"), ""] if some("capture", "forced stop") else []),
-        *(["Backdoor: marked samples taken for the target, %:", "", *table(found, some("backdoor"), "success"), ""]
-          if some("backdoor") else []),
-        "Flags in a run of FLrce (hardened before), on attackers and on honest clients, of 300 updates:", "",
-        *flagged(found, every), "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"## {what}",
+            "",
+            (
+                f"M = {M} clients, P = {P} a round, T = {T}, seeds {seeds}, 95 % intervals;"
+                f" {len(found)} runs,"
+                f" {' and '.join(sorted({r.get('host', 'x86_64, torch 2.11') for r in found}))}."
+            ),
+            "",
+            (
+                "Accuracy of the model handed back, mean over clients, %; here the mean over all"
+                " attacks, and the worst's:"
+            ),
+            "",
+            *overall(found),
+            "",
+            "By attack:",
+            "",
+            *table(found, every, "accuracy"),
+            "",
+            (
+                f"Rounds until the end (T = {T}; fewer: stopped early, or given up for lack of"
+                " usable replies):"
+            ),
+            "",
+            *table(found, stops, "rounds", factor=1),
+            "",
+            *(
+                [
+                    "Attackers' share of the places in exploit rounds, %:",
+                    "",
+                    *table(found, some("capture", "forced stop"), "captured"),
+                    "",
+                ]
+                if some("capture", "forced stop")
+                else []
+            ),
+            *(
+                [
+                    "Backdoor: marked samples taken for the target, %:",
+                    "",
+                    *table(found, some("backdoor"), "success"),
+                    "",
+                ]
+                if some("backdoor")
+                else []
+            ),
+            (
+                "Flags in a run of FLrce (hardened before), on attackers and on honest clients, of"
+                " 300 updates:"
+            ),
+            "",
+            *flagged(found, every),
+            "",
+        ]
+    )
 
 
 def write(page: Path, name: str, text: str) -> None:
@@ -228,7 +352,9 @@ def write(page: Path, name: str, text: str) -> None:
     begin, end = f"<!-- {name} begins -->", f"<!-- {name} ends -->"
     old = page.read_text() if page.exists() else f"# Robustness\n\n{begin}\n{end}\n"
     old = old if begin in old else f"{old.rstrip()}\n\n{begin}\n{end}\n"
-    page.write_text(re.sub(f"{begin}.*{end}", lambda _: f"{begin}\n{text}\n{end}", old, flags=re.DOTALL))
+    page.write_text(
+        re.sub(f"{begin}.*{end}", lambda _: f"{begin}\n{text}\n{end}", old, flags=re.DOTALL)
+    )
 
 
 def opened(path: Path, how: str) -> Any:
@@ -244,7 +370,9 @@ def read(path: Path | None) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ask.add_argument("--data", choices=tuple(DATA), default="digits")
     ask.add_argument("--seeds", help="Such as 0-4 (default: 10-14 for the digits, else 0-4).")
     ask.add_argument("--attacks", nargs="+", choices=(*ATTACKS, *LIES), default=[*ATTACKS, *LIES])
@@ -252,10 +380,16 @@ def main() -> None:
     ask.add_argument("--recipes", nargs="+", choices=tuple(RECIPES), default=list(RECIPES))
     ask.add_argument("--workers", type=int, default=2)
     ask.add_argument("--out", type=Path, default=ROOT / "docs" / "robustness.md")
-    ask.add_argument("--raw", type=Path, help="Keep one JSON line per run here; runs found in it are not repeated.")
+    ask.add_argument(
+        "--raw",
+        type=Path,
+        help="Keep one JSON line per run here; runs found in it are not repeated.",
+    )
     given = ask.parse_args()
     seeds = given.seeds or ("10-14" if given.data == "digits" else "0-4")
-    wanted = grid(given.data, options.seeds(seeds) or [], given.attacks, given.shares, given.recipes)
+    wanted = grid(
+        given.data, options.parse_seeds(seeds) or [], given.attacks, given.shares, given.recipes
+    )
     pool_of(given.data)  # before the workers are made, which then have it
     found = {tuple(line["run"]): line for line in read(given.raw)}
     with ProcessPoolExecutor(given.workers) as pool:

@@ -1,14 +1,17 @@
-"""Who steers the stop: the round in which a run ends, with one bad client of 50, with five, with ten, and with none.
+"""Who steers the stop: the round in which a run ends, with one bad client of 50, with five, with
+ten, and with none.
 
-    python benchmarks/steering.py --raw results/attacks/steering-bounded.jsonl --workers 1
-    python benchmarks/steering.py --preset hardened --raw results/attacks/steering-bounded-hardened.jsonl --workers 1
+    python benchmarks/steering.py --raw results/attacks/steering-bounded.jsonl --workers 1 python
+    benchmarks/steering.py --preset hardened --raw results/attacks/steering-bounded-hardened.jsonl
+    --workers 1
 
-The constants of the stop were chosen on seeds 0 to 5; results/attacks/steering.jsonl.gz are runs of before on those.
+The constants of the stop were chosen on seeds 0 to 5; results/attacks/steering.jsonl.gz are runs of
+before on those.
 
-Digits, Dirichlet 0.5, M = 50, P = 10, at most 300 rounds. Bad clients send an update that is too long, noise, or claim
-samples they do not have; or they train as they should and lie about how good the model is on their hold-out, and how
-large that is. Twice each: where the server evaluates the model it hands back, and where clients alone decide. The table
-goes into the page.
+Digits, Dirichlet 0.5, M = 50, P = 10, at most 300 rounds. Bad clients send an update that is too
+long, noise, or claim samples they do not have; or they train as they should and lie about how good
+the model is on their hold-out, and how large that is. Twice each: where the server evaluates the
+model it hands back, and where clients alone decide. The table goes into the page.
 """
 
 import argparse
@@ -28,10 +31,10 @@ import torch
 from attacks import ATTACKS, SUBTLE, Attacked
 from robustness import ROOT, handed, opened, pool_of, read, write
 
-from flrce import runs
-from flrce.config import Experiment
-from flrce.rng import stream
-from flrce.types import Reply
+from flrce.config.experiment import Experiment
+from flrce.core.types import Reply
+from flrce.rng import make_stream
+from flrce.simulation import runs
 
 M, P, T = 50, 10, 300
 SEEDS = (6, 7)
@@ -53,37 +56,54 @@ Run = tuple[str, str, int, int]  # mode, attack, bad clients, seed
 
 @dataclass
 class Steered(Attacked):
-    """An engine some of whose clients also lie about their hold-outs, or only about their samples."""
+    """An engine some of whose clients also lie about their hold-outs, or only about their
+    samples.
+    """
 
     lie: str = ""
 
     def _worse(
-        self, w: torch.Tensor, reply: Reply, u: torch.Tensor, honest: torch.Tensor, task: Any, count: int
+        self,
+        w: torch.Tensor,
+        reply: Reply,
+        u: torch.Tensor,
+        honest: torch.Tensor,
+        task: Any,
+        count: int,
     ) -> Reply:
         if self.kind in {**ATTACKS, **SUBTLE}:
             reply = super()._worse(w, reply, u, honest, task, count)
         if self.lie and reply.judged is not None:
-            said = LIES[self.lie](task.t, stream(self.seed, "lie", task.t, task.client))
+            said = LIES[self.lie](task.t, make_stream(self.seed, "lie", task.t, task.client))
             held = 10**7 if self.lie.endswith("1e7 samples") else reply.judged.n
             reply = replace(reply, judged=replace(reply.judged, value=said, n=held))
         return replace(reply, n=self.n or reply.n)
 
 
-def one(run: Run, recipe: Mapping[str, Any] = MappingProxyType({"name": "flrce"})) -> dict[str, Any]:
+def one(
+    run: Run, recipe: Mapping[str, Any] = MappingProxyType({"name": "flrce"})
+) -> dict[str, Any]:
     mode, attack, count, seed = run
     torch.set_num_threads(1)
-    exp = Experiment.of({
-        "seed": seed, "rounds": T, "clients": M, "per_round": P, "recipe": dict(recipe),
-        "data": {"partition": "dirichlet", "alpha": 0.5}, "engine": {"workers": 1, "eval_every": MODES[mode]},
-    })  # fmt: skip
-    built = runs.parts(exp, pool_of("digits"))
+    exp = Experiment.from_tables(
+        {
+            "seed": seed,
+            "rounds": T,
+            "clients": M,
+            "per_round": P,
+            "recipe": dict(recipe),
+            "data": {"partition": "dirichlet", "alpha": 0.5},
+            "engine": {"workers": 1, "eval_every": MODES[mode]},
+        }
+    )
+    built = runs.build_simulation(exp, pool_of("digits"))
     clients = built.federation.clients
-    bad = {clients[i] for i in stream(seed, "steering").permutation(M)[:count]}
+    bad = {clients[i] for i in make_stream(seed, "steering").permutation(M)[:count]}
     kind, n = CLAIMED.get(attack, (SENT.get(attack), 0))
     lie = attack if attack in LIES else ""
     with closing(built.engine):
         engine = Steered(built.engine, bad, kind or "", seed, n, lie) if bad else built.engine
-        done = [r.record for r in replace(built, engine=engine).rounds(exp)]
+        done = [r.record for r in replace(built, engine=engine).iterate_rounds(exp)]
     return {"run": run, "rounds": done[-1].t, "stop": done[-1].stop, "accuracy": handed(done)}
 
 
@@ -95,27 +115,40 @@ def wanted() -> list[Run]:
 
 def table(found: dict[Run, dict[str, Any]]) -> str:
     lines = [
-        "| bad clients | " + " | ".join(f"{mode}: rounds | over the honest run's" for mode in MODES) + " |",
+        "| bad clients | "
+        + " | ".join(f"{mode}: rounds | over the honest run's" for mode in MODES)
+        + " |",
         "|---|" + "---|" * 2 * len(MODES),
     ]
     for attack, count in [("none", 0), *((kind, count) for count in COUNTS for kind in KINDS)]:
         cells = [f"{count} of {M}: {attack}" if count else "none"]
         for mode in MODES:
-            pairs = [(found.get((mode, attack, count, s)), found.get((mode, "none", 0, s))) for s in SEEDS]
+            pairs = [
+                (found.get((mode, attack, count, s)), found.get((mode, "none", 0, s)))
+                for s in SEEDS
+            ]
             known = [(one["rounds"], other["rounds"]) for one, other in pairs if one and other]
             ratios = [a / b for a, b in known]
             ends = ", ".join(f"{a}" if a < T else f"{T}*" for a, _ in known)
-            mean = f"{np.exp(np.mean(np.log(ratios))):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+            mean = (
+                f"{np.exp(np.mean(np.log(ratios))):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                if ratios
+                else ""
+            )
             cells += [ends, mean if count else ""]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ask.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     ask.add_argument("--preset", default="default")
-    ask.add_argument("--raw", type=Path, default=ROOT / "results" / "attacks" / "steering-bounded.jsonl")
+    ask.add_argument(
+        "--raw", type=Path, default=ROOT / "results" / "attacks" / "steering-bounded.jsonl"
+    )
     ask.add_argument("--out", type=Path, default=ROOT / "docs" / "robustness.md")
     ask.add_argument("--only", nargs="*", choices=KINDS, default=KINDS)
     ask.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
@@ -125,7 +158,9 @@ def main() -> None:
     recipe = {"name": "flrce", "preset": given.preset}
     pool_of("digits")
     with ProcessPoolExecutor(given.workers) as pool:
-        for future in as_completed([pool.submit(one, run, recipe) for run in runs_ if run not in found]):
+        for future in as_completed(
+            [pool.submit(one, run, recipe) for run in runs_ if run not in found]
+        ):
             result = future.result()
             found[tuple(result["run"])] = result
             with opened(given.raw, "at") as f:

@@ -1,12 +1,15 @@
-"""What crosses between host and GPU in a round of a large model, and what the round takes: updates kept there or not.
+"""What crosses between host and GPU in a round of a large model, and what the round takes: updates
+kept there or not.
 
-    PYTHONPATH=src python3 benchmarks/traffic.py [--before OTHER_SRC] [--floats 107] [--rounds 3] [--seconds 80]
+    PYTHONPATH=src python3 benchmarks/traffic.py [--before OTHER_SRC] [--floats 107] [--rounds 3]
+    [--seconds 80]
 
-Arms take turns, each in a process of its own: `device` and `host` (engine.updates), and with --before the package in
-another folder as it is. Each runs FedAvg and FLrce with its sketched map: an MLP on random samples, 10 of 20 clients a
-round, two steps each, an evaluation after every round, no run directory. The first round is not counted; of the last
-the profiler sums the copies. Then small runs: same bits twice, and as with updates on the host; a run cut and resumed.
-Writes traffic.json and traffic.md to $OUT, or to benchmarks/results.
+Arms take turns, each in a process of its own: `device` and `host` (engine.updates), and with
+--before the package in another folder as it is. Each runs FedAvg and FLrce with its sketched map:
+an MLP on random samples, 10 of 20 clients a round, two steps each, an evaluation after every round,
+no run directory. The first round is not counted; of the last the profiler sums the copies. Then
+small runs: same bits twice, and as with updates on the host; a run cut and resumed. Writes
+traffic.json and traffic.md to $OUT, or to benchmarks/results.
 """
 
 import argparse
@@ -31,7 +34,14 @@ from torch import nn
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLIENTS, P, SAMPLES, BATCH = 20, 10, 64, 32
 RECIPES = ("fedavg", "flrce")
-COLUMNS = ("to the host GB, profiled", "counted", "to the GPU GB, profiled", "counted", "host peak GB", "GPU peak GB")
+COLUMNS = (
+    "to the host GB, profiled",
+    "counted",
+    "to the GPU GB, profiled",
+    "counted",
+    "host peak GB",
+    "GPU peak GB",
+)
 HERE = Path(__file__).resolve().parent
 
 
@@ -53,19 +63,25 @@ def samples(count: int) -> tuple[Any, Any]:
 
 def built(recipe: str, arm: str, net: nn.Module, rounds: int) -> Any:
     """(experiment, its parts)."""
-    from flrce.config import Experiment
-    from flrce.engines.seat import Decks
-    from flrce.parts import parts
+    from flrce.config.experiment import Experiment
+    from flrce.simulation.build import build_simulation
+    from flrce.simulation.run_slot import DeviceSchedulers
 
     engine = {} if arm == "before" else {"updates": arm}
-    exp = Experiment.of({
-        "rounds": rounds, "clients": CLIENTS, "per_round": P, "recipe": {"name": recipe}, "engine": engine,
-        "train": {"epochs": 1, "batch": BATCH, "lr": 0.01},
-    })  # fmt: skip
+    exp = Experiment.from_tables(
+        {
+            "rounds": rounds,
+            "clients": CLIENTS,
+            "per_round": P,
+            "recipe": {"name": recipe},
+            "engine": engine,
+            "train": {"epochs": 1, "batch": BATCH, "lr": 0.01},
+        }
+    )
     decks = None
     if DEVICE == "cpu":
-        decks = Decks("cpu") if arm == "before" else Decks("cpu", single=True)
-    return exp, parts(exp, samples(CLIENTS * SAMPLES * 4 // 3), net, decks=decks)
+        decks = DeviceSchedulers("cpu") if arm == "before" else DeviceSchedulers("cpu", single=True)
+    return exp, build_simulation(exp, samples(CLIENTS * SAMPLES * 4 // 3), net, decks=decks)
 
 
 def status(name: str) -> float:
@@ -104,7 +120,7 @@ def measured(recipe: str, arm: str, floats: float, rounds: int) -> dict[str, Any
     fresh()
     before = status("VmRSS")
     seconds, found, seen = [], {}, []
-    steps = made.rounds(exp)
+    steps = made.iterate_rounds(exp)
     state = None
     for t in range(rounds + 2):
         profile = None
@@ -127,35 +143,52 @@ def measured(recipe: str, arm: str, floats: float, rounds: int) -> dict[str, Any
     made.engine.close()
     peak = {"peak_gpu_gb": torch.cuda.max_memory_allocated() / 1e9} if DEVICE == "cuda" else {}
     return {
-        "recipe": recipe, "arm": arm, "floats": len(state.w), "seconds": [round(x, 3) for x in seconds[1:-1]],
-        "first_seconds": round(seconds[0], 2), "counted_gb": {k: v / 1e9 for k, v in seen[-1].items()}, **found, **peak,
-        "host_before_gb": before, "host_peak_gb": status("VmHWM"), "digest": digest,
-        "chosen": [list(h.chosen) for h in state.history], "conflicts": [h.conflicts for h in state.history],
-    }  # fmt: skip
+        "recipe": recipe,
+        "arm": arm,
+        "floats": len(state.w),
+        "seconds": [round(x, 3) for x in seconds[1:-1]],
+        "first_seconds": round(seconds[0], 2),
+        "counted_gb": {k: v / 1e9 for k, v in seen[-1].items()},
+        **found,
+        **peak,
+        "host_before_gb": before,
+        "host_peak_gb": status("VmHWM"),
+        "digest": digest,
+        "chosen": [list(h.chosen) for h in state.history],
+        "conflicts": [h.conflicts for h in state.history],
+    }
 
 
 def _crossed() -> dict[str, int]:
     try:
-        from flrce.crossing import crossed
+        from flrce.core.device_transfer import transferred_bytes
     except ImportError:  # the package before
         return {}
-    return {"up": crossed.up, "down": crossed.down}
+    return {"up": transferred_bytes.up, "down": transferred_bytes.down}
 
 
 def checks() -> dict[str, bool]:
     """Small runs on the device: what was promised of bits."""
-    from flrce import runs
-    from flrce.config import Experiment
-    from flrce.data.own import adopt
+    from flrce.config.experiment import Experiment
+    from flrce.data.own import to_source
+    from flrce.simulation import runs
 
-    source = adopt(samples(800))
+    source = to_source(samples(800))
 
-    def run(recipe: str, where: str, out: Path | None = None, rounds: int = 4, resume: bool = False) -> str:
-        exp = Experiment.of({
-            "rounds": rounds, "clients": 10, "per_round": 4, "recipe": {"name": recipe}, "engine": {"updates": where},
-            "train": {"epochs": 1, "batch": 32},
-        })  # fmt: skip
-        result = runs.run_here([(exp, out)], resume, lambda name: source, device=DEVICE)[0]
+    def run(
+        recipe: str, where: str, out: Path | None = None, rounds: int = 4, resume: bool = False
+    ) -> str:
+        exp = Experiment.from_tables(
+            {
+                "rounds": rounds,
+                "clients": 10,
+                "per_round": 4,
+                "recipe": {"name": recipe},
+                "engine": {"updates": where},
+                "train": {"epochs": 1, "batch": 32},
+            }
+        )
+        result = runs.run_in_process([(exp, out)], resume, lambda name: source, device=DEVICE)[0]
         flat = torch.cat([x.flatten().float() for x in result.model.values()])
         return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
@@ -167,7 +200,9 @@ def checks() -> dict[str, bool]:
     with tempfile.TemporaryDirectory() as folder:
         straight = run("flrce", "device", Path(folder) / "a")
         run("flrce", "device", Path(folder) / "b", rounds=2)
-        found["flrce: cut and resumed"] = straight == run("flrce", "device", Path(folder) / "b", resume=True)
+        found["flrce: cut and resumed"] = straight == run(
+            "flrce", "device", Path(folder) / "b", resume=True
+        )
     return found
 
 
@@ -203,7 +238,16 @@ def main() -> None:
 
 def _asked(arm: str, args: argparse.Namespace, left: float) -> list[dict[str, Any]]:
     """The lines of one arm's process, as far as it came."""
-    command = [sys.executable, __file__, "--arm", arm, "--floats", str(args.floats), "--rounds", str(args.rounds)]
+    command = [
+        sys.executable,
+        __file__,
+        "--arm",
+        arm,
+        "--floats",
+        str(args.floats),
+        "--rounds",
+        str(args.rounds),
+    ]
     path = os.environ.get("PYTHONPATH", "")
     env = os.environ | ({"PYTHONPATH": f"{args.before}:{path}"} if arm == "before" else {})
     worker = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
@@ -212,7 +256,11 @@ def _asked(arm: str, args: argparse.Namespace, left: float) -> list[dict[str, An
     except subprocess.TimeoutExpired:
         worker.kill()
         text, _ = worker.communicate()
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+    return [
+        json.loads(line)
+        for line in text.splitlines()
+        if line.startswith("{") and line.endswith("}")
+    ]
 
 
 def _machine() -> str:
@@ -222,7 +270,10 @@ def _machine() -> str:
 def table(report: dict[str, Any]) -> str:
     """The same for readers."""
     lines = [
-        f"{report['device']}, torch {report['torch']}; {P} of {CLIENTS} clients a round, batches of {BATCH}.",
+        (
+            f"{report['device']}, torch {report['torch']}; {P} of {CLIENTS} clients a round,"
+            f" batches of {BATCH}."
+        ),
         "",
         f"| recipe | updates | floats | s a round | {' | '.join(COLUMNS)} |",
         f"|---|---|---|---|{'---|' * len(COLUMNS)}",
@@ -233,9 +284,19 @@ def table(report: dict[str, Any]) -> str:
         peaks = (row["host_peak_gb"] - row["host_before_gb"], row.get("peak_gpu_gb"))
         figures = ["-" if x is None else f"{x:.2f}" for x in (*crossed, *peaks)]
         told = f"{statistics.median(s):.2f} ({min(s):.2f}-{max(s):.2f})"
-        lines.append(f"| {row['recipe']} | {row['arm']} | {row['floats']:,} | {told} | {' | '.join(figures)} |")
-    digests = {recipe: {row["digest"] for row in report["rows"] if row["recipe"] == recipe} for recipe in RECIPES}
-    same = ", ".join(f"{recipe} {'yes' if len(found) == 1 else 'no'}" for recipe, found in digests.items() if found)
+        lines.append(
+            f"| {row['recipe']} | {row['arm']} | {row['floats']:,} | {told} |"
+            f" {' | '.join(figures)} |"
+        )
+    digests = {
+        recipe: {row["digest"] for row in report["rows"] if row["recipe"] == recipe}
+        for recipe in RECIPES
+    }
+    same = ", ".join(
+        f"{recipe} {'yes' if len(found) == 1 else 'no'}"
+        for recipe, found in digests.items()
+        if found
+    )
     lines += ["", "Seconds: median (least-most). Host peak: beyond what the process held before."]
     lines += ["", f"Same model to the bit in all arms: {same}."]
     lines += [f"- {name}: {'yes' if fine else 'NO'}" for name, fine in report["checks"].items()]

@@ -1,8 +1,10 @@
-"""Transformers and wide perceptrons on a CPU: a step by torch beside its products, and beside compiled layers.
+"""Transformers and wide perceptrons on a CPU: a step by torch beside its products, and beside
+compiled layers.
 
     python benchmarks/wide.py [--repeats 7] [--avx2]
 
-CPU seconds of one thread, everything in turn, ratios of the same repeat; "over products" as in cells.py.
+CPU seconds of one thread, everything in turn, ratios of the same repeat; "over products" as in
+cells.py.
 """
 
 import argparse
@@ -19,9 +21,9 @@ from narrow import narrow
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flrce.engines.pool import _hoard
-from flrce.local.native.shortcuts import Shortcuts
 from flrce.models.gpt import GPT
+from flrce.simulation.worker_pool import _retain_freed_memory
+from flrce.training.cpu.shortcuts import Shortcuts
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,26 @@ class Case:
 
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(256, 8, 1024, 0.0, "gelu", batch_first=True, norm_first=True)
-    return nn.Sequential(nn.Linear(48, 256), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
-                         nn.Flatten(), nn.Linear(64 * 256, 10))  # fmt: skip
+    return nn.Sequential(
+        nn.Linear(48, 256),
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+        nn.Flatten(),
+        nn.Linear(64 * 256, 10),
+    )
 
 
 def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 10))
+    return nn.Sequential(
+        nn.Linear(784, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 10)
+    )
 
 
 CASES = [
-    Case("GPT 4 x 128, 80 tokens, last answers, batch 16", lambda: GPT(80, 80, 80, False, 4, 128), (16, 80)),
+    Case(
+        "GPT 4 x 128, 80 tokens, last answers, batch 16",
+        lambda: GPT(80, 80, 80, False, 4, 128),
+        (16, 80),
+    ),
     Case("the same, an answer after each token", lambda: GPT(80, 80, 80, True, 4, 128), (16, 80)),
     Case("GPT 2 x 64, 80 tokens, batch 16", lambda: GPT(80, 80, 80, True, 2, 64), (16, 80)),
     Case("encoder 2 x 256, 64 patches, batch 32", encoder, (32, 64, 48), False, 10),
@@ -59,7 +71,9 @@ CASES = [
 
 
 def row(case: Case, repeats: int) -> str:
-    """Two steps to warm up, then torch, compiled layers, evaluations by both, and the product, in turn."""
+    """Two steps to warm up, then torch, compiled layers, evaluations by both, and the product, in
+    turn.
+    """
     torch.manual_seed(0)
     nets = [case.make()]
     nets.append(copy.deepcopy(nets[0]))
@@ -86,15 +100,20 @@ def row(case: Case, repeats: int) -> str:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ask.add_argument("--repeats", type=int, default=7)
     ask.add_argument("--avx2", action="store_true", help="torch and compiled layers held to AVX2")
     args = ask.parse_args()
     if args.avx2:
         narrow()
     torch.set_num_threads(1)
-    _hoard()
-    print("| network | torch, ms a step | over products | by compiled layers | torch / compiled | evaluation |")
+    _retain_freed_memory()
+    print(
+        "| network | torch, ms a step | over products | by compiled layers | torch / compiled |"
+        " evaluation |"
+    )
     print("|---|---|---|---|---|---|")
     for case in CASES:
         print(row(case, args.repeats), flush=True)

@@ -1,6 +1,8 @@
-"""FLrce in plain loops, as close to the paper's four algorithms as Python gets. Slow on purpose: the tests' oracle.
+"""FLrce in plain loops, as close to the paper's four algorithms as Python gets. Slow on purpose:
+the tests' oracle.
 
-Run it: `python examples/by_the_book.py` trains logistic regression on the digits with 20 clients, 4 a round.
+Run it: `python examples/by_the_book.py` trains logistic regression on the digits with 20 clients, 4
+a round.
 """
 
 import math
@@ -31,16 +33,20 @@ def cossim(a: Vector, b: Vector) -> float:
 
 
 def orthdist(x: Vector, v: Vector, origin: Vector) -> float:
-    """Distance of the point x from the line through `origin` along v: what is left of x - origin besides v."""
+    """Distance of the point x from the line through `origin` along v: what is left of x - origin
+    besides v.
+    """
     a = minus(x, origin)
     along = dot(a, v) / dot(v, v)
     return norm([ai - along * vi for ai, vi in zip(a, v, strict=True)])
 
 
 def g(k, t, w, V, R, A=None):
-    """Algorithm 1: client k's relationships after round t. V[j] is None for clients never heard from.
+    """Algorithm 1: client k's relationships after round t. V[j] is None for clients never heard
+    from.
 
-    A[j] is the model that j started from, for lines through it; None for lines through the origin, as eq. 6 prints.
+    A[j] is the model that j started from, for lines through it; None for lines through the origin,
+    as eq. 6 prints.
     """
     row = [0.0] * len(V)
     for j in range(len(V)):
@@ -51,12 +57,16 @@ def g(k, t, w, V, R, A=None):
         else:
             origin = A[j] if A else [0.0] * len(w)
             before, after = orthdist(w, V[j], origin), orthdist(plus(w, V[k]), V[j], origin)
-            row[j] = max(1 - after / before, -1) if before > 1e-12 else (0.0 if after < 1e-12 else -1.0)
+            row[j] = (
+                max(1 - after / before, -1) if before > 1e-12 else (0.0 if after < 1e-12 else -1.0)
+            )
     return row
 
 
 def h(H, phi, P, clients, draw, shuffled):
-    """Algorithm 2: the chosen clients, and whether the round exploits. `draw` is uniform, `shuffled` a permutation."""
+    """Algorithm 2: the chosen clients, and whether the round exploits. `draw` is uniform,
+    `shuffled` a permutation.
+    """
     if draw < phi:
         return [clients[i] for i in shuffled[:P]], False
     return sorted(clients, key=lambda k: (-H[k], k))[:P], True
@@ -82,7 +92,9 @@ def aggregate(w, updates, n):
 
 
 def flrce(train, w, n, M, P, T, psi, rng, decay=0.98):
-    """Algorithm 4. `train(k, w, t)` returns u_k. Yields (t, chosen, exploit, conflicts, w, Omega, H)."""
+    """Algorithm 4. `train(k, w, t)` returns u_k. Yields (t, chosen, exploit, conflicts, w, Omega,
+    H).
+    """
     V, R = [None] * M, [-math.inf] * M
     Omega, H = [[0.0] * M for _ in range(M)], [0.0] * M
     for t in range(1, T + 1):
@@ -105,7 +117,9 @@ def main():
     from sklearn.datasets import load_digits
 
     digits, rng = load_digits(), random.Random(0)
-    order = sorted(range(len(digits.target)), key=lambda i: digits.target[i] * 10 + rng.random() * 40)
+    order = sorted(
+        range(len(digits.target)), key=lambda i: digits.target[i] * 10 + rng.random() * 40
+    )
     parts = [order[k::20] if k < 4 else order[k * 90 - 360 : k * 90 - 270] for k in range(20)]
     parts = [[i for i in part if i < len(order)] or order[:20] for part in parts]
 
@@ -124,14 +138,23 @@ def main():
         return minus(local, w)
 
     start = [rng.gauss(0, 0.01) for _ in range(650)]
-    for t, chosen, exploit, conflicts, w, _, H in flrce(train, start, [len(p) for p in parts], 20, 4, 8, 2.0, rng):
+    for t, chosen, exploit, conflicts, w, _, H in flrce(
+        train, start, [len(p) for p in parts], 20, 4, 8, 2.0, rng
+    ):
         right = sum(
-            max(range(10), key=lambda c: dot(w[65 * c : 65 * c + 65], [p / 16 for p in digits.data[i]] + [1.0]))
+            max(
+                range(10),
+                key=lambda c: dot(
+                    w[65 * c : 65 * c + 65], [p / 16 for p in digits.data[i]] + [1.0]
+                ),
+            )
             == digits.target[i]
             for i in range(0, 1797, 9)
         )
-        print(f"round {t}: clients {chosen}, {'exploit' if exploit else 'explore'}, conflicts {conflicts:.1f}, "
-              f"accuracy {right / 200:.2f}, best H {max(H):.2f}")  # fmt: skip
+        print(
+            f"round {t}: clients {chosen}, {'exploit' if exploit else 'explore'}, conflicts"
+            f" {conflicts:.1f}, accuracy {right / 200:.2f}, best H {max(H):.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python studies/advise.py run   --out DIR [--data CACHE] [--tasks fed-heart] [--share 0/4] [--seconds 300]
     python studies/advise.py table --out studies/lines
 
-plans/advise.json holds tasks, budget and rule. Fixed recipes are the candidates at the task's own rate, trained
-until the budget's joules are spent; advice searches on one seed, and what it advises is run on another one, that of the
-fixed runs, with the joules that the search has left. Every run is a line of DIR/advise-SHARE.jsonl; what is there is
-not run again.
+plans/advise.json holds tasks, budget and rule. Fixed recipes are the candidates at the task's own
+rate, trained until the budget's joules are spent; advice searches on one seed, and what it advises
+is run on another one, that of the fixed runs, with the joules that the search has left. Every run
+is a line of DIR/advise-SHARE.jsonl; what is there is not run again.
 """
 
 import argparse
@@ -17,11 +17,11 @@ import time
 from functools import cache
 from pathlib import Path
 
-from flrce import runs
 from flrce.arena import advise
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
 from flrce.errors import BadInput
-from flrce.results.paper.execute import load
+from flrce.reproduction.execute import load_dataset
+from flrce.simulation import runs
 
 PLAN = Path(__file__).parent / "plans" / "advise.json"
 ADVICE = "advise"
@@ -29,13 +29,15 @@ ADVICE = "advise"
 
 def experiment(plan, task, seed):
     tables = plan["tasks"][task]
-    return Experiment.of(tables | {"seed": seed, "engine": {"device": "cpu", "workers": 1, **tables["engine"]}})
+    return Experiment.from_tables(
+        tables | {"seed": seed, "engine": {"device": "cpu", "workers": 1, **tables["engine"]}}
+    )
 
 
 def fixed(plan, task, seed):
     """Label -> experiment, of every candidate."""
     base = experiment(plan, task, seed)
-    return {c.label: c.experiment for c in advise.field_of(base, advise.CANDIDATES, Path())}
+    return {c.label: c.experiment for c in advise.build_candidates(base, advise.CANDIDATES, Path())}
 
 
 def length(plan, task):
@@ -46,7 +48,10 @@ def length(plan, task):
 def budget(plan, task, seed, data):
     """Joules that FedAvg spends in the plan's number of rounds."""
     base = experiment(plan, task, seed)
-    few = Experiment.of(base.model_dump(exclude_none=True) | {"recipe": {"name": "fedavg"}, "rounds": plan["sample"]})
+    few = Experiment.from_tables(
+        base.model_dump(exclude_none=True)
+        | {"recipe": {"name": "fedavg"}, "rounds": plan["sample"]}
+    )
     history = runs.run(few, data=data, allow_divergence=True).history
     return length(plan, task) * sum(h.joules for h in history) / len(history)
 
@@ -58,7 +63,7 @@ def within(history, joules):
         total += h.joules
         if total > joules:
             break
-        best = h.handed if h.handed is not None else best
+        best = h.final_model_metric if h.final_model_metric is not None else best
     return best
 
 
@@ -67,16 +72,32 @@ def one(plan, task, label, seed, data):
     if label != ADVICE:
         each = fixed(plan, task, seed)[label]
         stop = {"joules": joules}
-        whole = Experiment.of(each.model_dump(exclude_none=True) | {"rounds": most, "stop": stop})
-        return {"joules": joules, "value": within(runs.run(whole, data=data, allow_divergence=True).history, joules)}
+        whole = Experiment.from_tables(
+            each.model_dump(exclude_none=True) | {"rounds": most, "stop": stop}
+        )
+        return {
+            "joules": joules,
+            "value": within(runs.run(whole, data=data, allow_divergence=True).history, joules),
+        }
     base = experiment(plan, task, seed + plan["apart"])
-    asked = Experiment.of(base.model_dump(exclude_none=True) | {"rounds": most})
+    asked = Experiment.from_tables(base.model_dump(exclude_none=True) | {"rounds": most})
     with tempfile.TemporaryDirectory() as work:
-        found = advise.advise(asked, advise.Budget(joules=joules), Path(work), data=data, seeds=1)
+        found = advise.advise_recipe(
+            asked, advise.SearchBudget(joules=joules), Path(work), data=data, seeds=1
+        )
     left = joules - found.spent["joules"]
     history = runs.run(found.experiment.with_seed(seed), data=data, allow_divergence=True).history
-    told = {"advised": found.label, "rounds": found.experiment.rounds, "searched": found.spent["joules"]}
-    return {"joules": joules, "value": history[-1].handed, "within": within(history, left), **told}
+    told = {
+        "advised": found.label,
+        "rounds": found.experiment.rounds,
+        "searched": found.spent["joules"],
+    }
+    return {
+        "joules": joules,
+        "value": history[-1].final_model_metric,
+        "within": within(history, left),
+        **told,
+    }
 
 
 def wanted(plan, tasks):
@@ -95,7 +116,9 @@ def lines(folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("phase", choices=["run", "table"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path)
@@ -112,7 +135,7 @@ def main():
     options.out.mkdir(parents=True, exist_ok=True)
     began, (part, parts) = time.monotonic(), map(int, options.share.split("/"))
     done = {(r["task"], r["label"], r["seed"]) for r in lines(options.out)}
-    find = cache(lambda name: load(name, options.data, verify=False))
+    find = cache(lambda name: load_dataset(name, options.data, verify=False))
     for key in list(wanted(plan, tasks))[part::parts]:
         if key in done or time.monotonic() - began > options.seconds:
             continue
@@ -125,18 +148,25 @@ def main():
         row = {"task": task, "label": label, "seed": seed, **found}
         with open(options.out / f"advise-{part}.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
-        print(f"{time.monotonic() - began:.0f} s: {task}, {label}, seed {seed}: {row['value']}", flush=True)
+        print(
+            f"{time.monotonic() - began:.0f} s: {task}, {label}, seed {seed}: {row['value']}",
+            flush=True,
+        )
 
 
 def table(plan, rows):
-    """Advice, now and as it first was, beside every fixed recipe; the best of these in hindsight is marked."""
+    """Advice, now and as it first was, beside every fixed recipe; the best of these in hindsight is
+    marked.
+    """
     text = []
     for task in plan["tasks"]:
         mine = [r for r in rows if r["task"] == task]
         values = {}
         for r in mine:
             values.setdefault(r["label"], {})[r["seed"]] = r["value"]
-        whole = {label: found for label, found in values.items() if set(found) == set(plan["seeds"])}
+        whole = {
+            label: found for label, found in values.items() if set(found) == set(plan["seeds"])
+        }
         if ADVICE not in whole:
             continue
         recipes = [label for label in whole if not label.startswith(ADVICE)]
@@ -147,7 +177,10 @@ def table(plan, rows):
             found = [whole[label][s] for s in plan["seeds"]]
             minus = [whole[label][s] - whole[best][s] for s in plan["seeds"]]
             name = f"**{label}, search included**" if label.startswith(ADVICE) else label
-            text.append(f"| {name} | {shown(found)} | {'the best fixed' if label == best else shown(minus)} |")
+            text.append(
+                f"| {name} | {shown(found)} |"
+                f" {'the best fixed' if label == best else shown(minus)} |"
+            )
         told = [r for r in mine if r["label"] == ADVICE]
         share = sum(r["searched"] / r["joules"] for r in told) / len(told)
         names = "; ".join(r["advised"] for r in told)

@@ -1,12 +1,15 @@
-"""The field's baselines beside FLrce: settings searched by one rule with one budget for all, then five other seeds.
+"""The field's baselines beside FLrce: settings searched by one rule with one budget for all, then
+five other seeds.
 
-    python studies/baselines.py search  --out DIR [--tasks fed-heart] [--data CACHE] [--device cuda] [--share 0/4]
+    python studies/baselines.py search  --out DIR [--tasks fed-heart] [--data CACHE] [--device cuda]
+    [--share 0/4]
     python studies/baselines.py confirm --out DIR ...       the settings that the search's lines in DIR speak for
     python studies/baselines.py table   --out DIR           docs/baselines.md's tables, from the lines alone
 
-plans/baselines.json holds tasks, methods, settings and the rule. Every run is a line of DIR/PHASE-TASK[-SHARE].jsonl;
-one that is there is not run again, so that several processes may share the work and a killed one goes on. On a GPU,
-runs that stack are trained together; `--stacked` takes only those, `--alone` the others.
+plans/baselines.json holds tasks, methods, settings and the rule. Every run is a line of
+DIR/PHASE-TASK[-SHARE].jsonl; one that is there is not run again, so that several processes may
+share the work and a killed one goes on. On a GPU, runs that stack are trained together; `--stacked`
+takes only those, `--alone` the others.
 """
 
 import argparse
@@ -20,9 +23,9 @@ from statistics import mean
 
 import numpy as np
 
-from flrce import runs
-from flrce.config import Experiment
-from flrce.results.paper.execute import load
+from flrce.config.experiment import Experiment
+from flrce.reproduction.execute import load_dataset
+from flrce.simulation import runs
 
 PLAN = Path(__file__).parent / "plans" / "baselines.json"
 FIGURES = ("value", "metric", "rounds", "bytes_up", "bytes_down", "joules", "stopped")
@@ -30,7 +33,9 @@ ALONE = ("moon",)  # what a stack leaves to torch, one client after another
 
 
 def settings(plan, task, method):
-    """The four settings of a method on a task: rates of clients, or two of them by two of its own knob."""
+    """The four settings of a method on a task: rates of clients, or two of them by two of its own
+    knob.
+    """
     found, table = plan["methods"][method], plan["tasks"][task]
     rates, two = (table.get(key, plan[key]) for key in ("rates", "two_rates"))
     if "knob" not in found:
@@ -43,12 +48,19 @@ def experiment(plan, task, method, setting, seed, device):
     lr, knobs = setting
     tables, found = plan["tasks"][task]["tables"], plan["methods"][method]
     engine = {"device": device, "workers": 1, "eval_every": tables["rounds"] // 5}
-    given = {"seed": seed, "recipe": found["recipe"] | knobs, "train": tables["train"] | {"lr": lr}, "engine": engine}
-    return Experiment.of(tables | given)
+    given = {
+        "seed": seed,
+        "recipe": found["recipe"] | knobs,
+        "train": tables["train"] | {"lr": lr},
+        "engine": engine,
+    }
+    return Experiment.from_tables(tables | given)
 
 
 def methods(plan, task):
-    return [method for method in plan["methods"] if method not in plan["tasks"][task].get("without", {})]
+    return [
+        method for method in plan["methods"] if method not in plan["tasks"][task].get("without", {})
+    ]
 
 
 def large(source, least):
@@ -74,7 +86,9 @@ def best(plan, task, method, searched):
     task = plan["tasks"][task].get("settings_of", task)
     tried = settings(plan, task, method)
     values = {
-        json.dumps(row["setting"]): row["value"] for row in searched if (row["task"], row["method"]) == (task, method)
+        json.dumps(row["setting"]): row["value"]
+        for row in searched
+        if (row["task"], row["method"]) == (task, method)
     }
     known = [values.get(json.dumps(setting)) for setting in json.loads(json.dumps(tried))]
     if None in known:
@@ -103,13 +117,25 @@ def row(key, result):
     figures = {name: result.summary[name] for name in FIGURES}
     if not math.isfinite(figures["value"] or math.nan):  # a run that diverged is the worst there is
         figures["value"] = 0.0
-    told = {"task": task, "method": method, "setting": setting, "seed": seed, "last": result.summary["value_last"]}
-    curve = [[h.t, round(h.handed, 5)] for h in result.history if h.handed is not None]
+    told = {
+        "task": task,
+        "method": method,
+        "setting": setting,
+        "seed": seed,
+        "last": result.summary["value_last"],
+    }
+    curve = [
+        [h.t, round(h.final_model_metric, 5)]
+        for h in result.history
+        if h.final_model_metric is not None
+    ]
     return told | figures | {"pooled": dict(last.pooled), "curve": curve}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("phase", choices=["search", "confirm", "table"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tasks", default="")
@@ -131,15 +157,24 @@ def main():
         return
     options.out.mkdir(parents=True, exist_ok=True)
     began, (part, parts) = time.monotonic(), map(int, options.share.split("/"))
-    done = {json.dumps([r["task"], r["method"], r["setting"], r["seed"]]) for r in lines(options.out, options.phase)}
-    keys = [key for key in wanted(plan, options.phase, tasks, options.out) if json.dumps(key) not in done]
+    done = {
+        json.dumps([r["task"], r["method"], r["setting"], r["seed"]])
+        for r in lines(options.out, options.phase)
+    }
+    keys = [
+        key
+        for key in wanted(plan, options.phase, tasks, options.out)
+        if json.dumps(key) not in done
+    ]
     keys.sort(key=lambda key: key[3])  # a run that is cut off leaves whole seeds
     if options.methods:
         keys = [key for key in keys if key[1] in options.methods.split(";")]
     if options.stacked or options.alone:
         keys = [key for key in keys if (key[1] in ALONE) == options.alone]
-    least = {table["tables"]["data"]["name"]: table.get("least", 1) for table in plan["tasks"].values()}
-    find = cache(lambda name: large(load(name, options.data, verify=False), least[name]))
+    least = {
+        table["tables"]["data"]["name"]: table.get("least", 1) for table in plan["tasks"].values()
+    }
+    find = cache(lambda name: large(load_dataset(name, options.data, verify=False), least[name]))
 
     def job(key):
         found = experiment(plan, *key, options.device)
@@ -152,12 +187,18 @@ def main():
 
     for task in tasks:
         mine = [key for key in keys if key[0] == task][part::parts]
-        together = [key for key in mine if options.stacked or (options.device == "cuda" and key[1] not in ALONE)]
+        together = [
+            key
+            for key in mine
+            if options.stacked or (options.device == "cuda" and key[1] not in ALONE)
+        ]
         for first in range(0, len(together), options.stack):
             some = together[first : first + options.stack]
             if time.monotonic() - began < options.seconds:
                 jobs = [(job(key), None) for key in some]
-                found = runs.run_here(jobs, data=find, device=options.device, beside=max(1, parts // 2))
+                found = runs.run_in_process(
+                    jobs, data=find, device=options.device, beside=max(1, parts // 2)
+                )
                 for key, result in zip(some, found, strict=True):
                     keep(key, result)
         for key in mine:
@@ -167,19 +208,28 @@ def main():
 
 
 def search_table(plan, tasks, rows):
-    """What every setting reached on the search's one seed; the one that the rule takes is marked."""
+    """What every setting reached on the search's one seed; the one that the rule takes is
+    marked.
+    """
     text = []
     for task in tasks:
         mine = [r for r in rows if r["task"] == task]
         if not mine:
             continue
-        text += ["", f"### {task}: search, seed 0, {mine[0]['metric']} in %", "", "| method | four settings | taken |"]
+        text += [
+            "",
+            f"### {task}: search, seed 0, {mine[0]['metric']} in %",
+            "",
+            "| method | four settings | taken |",
+        ]
         text += ["|---|---|---|"]
         for method in methods(plan, task):
             tried = [r for r in mine if r["method"] == method]
             taken = best(plan, task, method, rows)
             told = [f"{shown(r['setting'])}: {100 * r['value']:.1f}" for r in tried]
-            text.append(f"| {method} | {'; '.join(told) or 'not run'} | {shown(taken) if taken else ''} |")
+            text.append(
+                f"| {method} | {'; '.join(told) or 'not run'} | {shown(taken) if taken else ''} |"
+            )
     return "\n".join(text)
 
 
@@ -189,7 +239,9 @@ def shown(setting):
 
 
 def table(plan, tasks, rows):
-    """One table a task: mean and 95 % interval over seeds, and the difference to FedAvg, paired by seed."""
+    """One table a task: mean and 95 % interval over seeds, and the difference to FedAvg, paired by
+    seed.
+    """
     from scipy.stats import t as student
 
     def interval(values):
@@ -197,14 +249,19 @@ def table(plan, tasks, rows):
             return f"{100 * mean(values):.1f}"
         centre = mean(values)
         spread = (sum((v - centre) ** 2 for v in values) / (len(values) - 1)) ** 0.5
-        return f"{100 * centre:.1f} ± {100 * student.ppf(0.975, len(values) - 1) * spread / len(values) ** 0.5:.1f}"
+        return (
+            f"{100 * centre:.1f} ±"
+            f" {100 * student.ppf(0.975, len(values) - 1) * spread / len(values) ** 0.5:.1f}"
+        )
 
     text = []
     for task in tasks:
         mine = [r for r in rows if r["task"] == task]
         if not mine:
             continue
-        values = {m: {r["seed"]: r["value"] for r in mine if r["method"] == m} for m in plan["methods"]}
+        values = {
+            m: {r["seed"]: r["value"] for r in mine if r["method"] == m} for m in plan["methods"]
+        }
         text += [
             "",
             f"### {task}",
@@ -219,9 +276,13 @@ def table(plan, tasks, rows):
                 continue
             one = next(r for r in mine if r["method"] == method)
             told = shown(one["setting"])
-            paired = [found[s] - values["fedavg"][s] for s in sorted(found) if s in values["fedavg"]]
+            paired = [
+                found[s] - values["fedavg"][s] for s in sorted(found) if s in values["fedavg"]
+            ]
             minus = "" if method == "fedavg" or not paired else interval(paired)
-            text.append(f"| {method} | {told} | {interval(list(found.values()))} | {minus} | {len(found)} |")
+            text.append(
+                f"| {method} | {told} | {interval(list(found.values()))} | {minus} | {len(found)} |"
+            )
     return "\n".join(text)
 
 

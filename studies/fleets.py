@@ -1,11 +1,13 @@
-"""Paces on a fleet that lives: what a target costs in seconds, joules and grams when phones sleep and differ tenfold.
+"""Paces on a fleet that lives: what a target costs in seconds, joules and grams when phones sleep
+and differ tenfold.
 
-    PYTHONPATH=src python studies/fleets.py [--plan P] run --carbon FILE --out DIR [--share 0/16] [--seconds 170]
-    PYTHONPATH=src python studies/fleets.py [--plan P] tables DIR
+    PYTHONPATH=src python studies/fleets.py [--plan P] run --carbon FILE --out DIR [--share 0/16]
+    [--seconds 170] PYTHONPATH=src python studies/fleets.py [--plan P] tables DIR
 
-The plans, `fleets.json` and `fleets-carbon.json` in `studies/plans` (`--plan`), were committed before the first of
-their runs was looked at: arms, seeds, target and what would confirm or refute each claim. Digits, 100 clients; devices
-are as slow as if the network were some thousand times as large, so that a task takes minutes, and nights matter.
+The plans, `fleets.json` and `fleets-carbon.json` in `studies/plans` (`--plan`), were committed
+before the first of their runs was looked at: arms, seeds, target and what would confirm or refute
+each claim. Digits, 100 clients; devices are as slow as if the network were some thousand times as
+large, so that a task takes minutes, and nights matter.
 """
 
 import argparse
@@ -32,7 +34,7 @@ down_joules = {{ value = 1.1e-4, source = "phone, a hundred times" }}
 
 def experiment(plan, arm, seed, carbon, folder):
     """One run of an arm."""
-    from flrce.config import Experiment
+    from flrce.config.experiment import Experiment
 
     folder.mkdir(parents=True, exist_ok=True)
     mix = {}
@@ -53,26 +55,33 @@ def experiment(plan, arm, seed, carbon, folder):
 
 def one(plan, arm, seed, carbon, folder):
     """Rounds until the target, and what they took."""
-    from flrce import runs
-    from flrce.results.reach import reached
+    from flrce.report.target_costs import find_cost_to_target
+    from flrce.simulation import runs
 
     history, began = [], time.monotonic()
     for done in runs.rounds(experiment(plan, arm, seed, carbon, folder)):
         history.append(done.record)
-        if done.record.handed is not None and done.record.handed >= plan["target"]:
+        if (
+            done.record.final_model_metric is not None
+            and done.record.final_model_metric >= plan["target"]
+        ):
             break
-    got = reached(history, plan["target"])
+    got = find_cost_to_target(history, plan["target"])
     last = history[-1]
     return {
-        "arm": arm, "seed": seed, "reached": None if got is None else vars(got),
-        "best": max(h.handed or 0 for h in history),
-        "rounds": sum(h.outcome == "committed" for h in history), "seconds": last.began + last.seconds,
-        "joules": sum(h.joules for h in history), "joules_wasted": sum(h.joules_wasted for h in history),
-        "grams": sum(h.grams for h in history), "stop": last.stop, "left": sum(
-            why.startswith("left") for h in history for why in h.rejected.values()
-        ),
+        "arm": arm,
+        "seed": seed,
+        "reached": None if got is None else vars(got),
+        "best": max(h.final_model_metric or 0 for h in history),
+        "rounds": sum(h.outcome == "committed" for h in history),
+        "seconds": last.began + last.seconds,
+        "joules": sum(h.joules for h in history),
+        "joules_wasted": sum(h.joules_wasted for h in history),
+        "grams": sum(h.grams for h in history),
+        "stop": last.stop,
+        "left": sum(why.startswith("left") for h in history for why in h.rejected.values()),
         "took": round(time.monotonic() - began, 2),
-    }  # fmt: skip
+    }
 
 
 def run(options):
@@ -95,7 +104,9 @@ def run(options):
 
 
 def ratios(a, b, cost):
-    """Geometric mean of a's cost over b's, seed by seed, with its 95 % interval; only seeds in which both reached."""
+    """Geometric mean of a's cost over b's, seed by seed, with its 95 % interval; only seeds in
+    which both reached.
+    """
     both = sorted(set(a) & set(b))
     logs = np.array([math.log(a[s]["reached"][cost] / b[s]["reached"][cost]) for s in both])
     if len(logs) < 2:
@@ -107,15 +118,25 @@ def ratios(a, b, cost):
 def tables(options):
     """The tables of the page, and the verdicts by the plan's rule."""
     plan = json.loads((PLANS / f"{options.plan}.json").read_text())
-    rows = [json.loads(line) for path in sorted(options.folder.glob("**/*.jsonl")) for line in path.open()]
-    arms = {arm: {r["seed"]: r for r in rows if r["arm"] == arm and r["reached"]} for arm in plan["arms"]}
+    rows = [
+        json.loads(line)
+        for path in sorted(options.folder.glob("**/*.jsonl"))
+        for line in path.open()
+    ]
+    arms = {
+        arm: {r["seed"]: r for r in rows if r["arm"] == arm and r["reached"]}
+        for arm in plan["arms"]
+    }
     lines = [
-        f"Digits, 100 clients, {plan['seeds']} seeds, target {100 * plan['target']:g} %. "
-        f"Ratios: cost to the target over that of the baseline, {plan['baseline']} unless the plan says otherwise, "
-        "seed by seed, geometric mean and 95 % interval.", "",
+        (
+            f"Digits, 100 clients, {plan['seeds']} seeds, target {100 * plan['target']:g} %."
+            f" Ratios: cost to the target over that of the baseline, {plan['baseline']} unless the"
+            " plan says otherwise, seed by seed, geometric mean and 95 % interval."
+        ),
+        "",
         "| arm | reached | hours | kJ | g CO2 | wasted % | time | energy | CO2 |",
         "|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for arm, settings in plan["arms"].items():
         mine, base = arms[arm], arms[settings.get("against", plan["baseline"])]
         ran = [r for r in rows if r["arm"] == arm]
@@ -127,7 +148,13 @@ def tables(options):
         cells.append(f"{100 * wasted / all_:.0f}" if all_ else "--")
         for cost in ("seconds", "joules", "grams"):
             found = ratios(mine, base, cost) if mine is not base else None
-            cells.append("{1:.2f} ({2:.2f} to {3:.2f})".format(*found) if found else "1" if mine is base else "--")
+            cells.append(
+                "{1:.2f} ({2:.2f} to {3:.2f})".format(*found)
+                if found
+                else "1"
+                if mine is base
+                else "--"
+            )
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     lines += ["", *verdicts(plan, arms)]
     text = "\n".join(lines) + "\n"
@@ -136,25 +163,40 @@ def tables(options):
 
 
 def verdicts(plan, arms):
-    """Each claim, a ratio of costs at most `below`: holds where the whole interval is, refuted where none of it."""
+    """Each claim, a ratio of costs at most `below`: holds where the whole interval is, refuted
+    where none of it.
+    """
     for claim in plan["claims"]:
         found = ratios(arms[claim["arm"]], arms[claim["of"]], claim["cost"])
         if found is None:
             yield f"- {claim['says']}: not decided, too few seeds reached the target."
             continue
         _, mean, low, high = found
-        word = "holds" if high <= claim["below"] else "refuted" if low > claim["below"] else "undecided"
-        yield f"- {claim['says']}: {word} ({mean:.2f}, {low:.2f} to {high:.2f}; at most {claim['below']:.3g} claimed)."
+        word = (
+            "holds"
+            if high <= claim["below"]
+            else "refuted"
+            if low > claim["below"]
+            else "undecided"
+        )
+        yield (
+            f"- {claim['says']}: {word} ({mean:.2f}, {low:.2f} to {high:.2f}; at most"
+            f" {claim['below']:.3g} claimed)."
+        )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plan", default="fleets", help="fleets, or fleets-carbon")
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
     running.add_argument("--carbon", type=Path, required=True)
     running.add_argument("--out", type=Path, required=True)
-    running.add_argument("--share", default="0/1", help="I/N: every N-th job, from the I-th, as one of N processes")
+    running.add_argument(
+        "--share", default="0/1", help="I/N: every N-th job, from the I-th, as one of N processes"
+    )
     running.add_argument("--seconds", type=float, default=1e9)
     told = commands.add_parser("tables")
     told.add_argument("folder", type=Path)

@@ -3,8 +3,8 @@
     python studies/headline.py run --plan studies/plans/frontier-average.json --data CACHE --out DIR
     python studies/frontier.py results/frontier [docs/beyond.md]     tables, into the page too, and DIR/frontier.svg
 
-The plan's rule: curves are means over seeds; the front has the points that no cheaper point of another curve reaches;
-budgets are compared by rows that other seeds chose.
+The plan's rule: curves are means over seeds; the front has the points that no cheaper point of
+another curve reaches; budgets are compared by rows that other seeds chose.
 """
 
 import json
@@ -73,16 +73,29 @@ def at(points, column, budget):
 
 
 def budgets(found, column):
-    """(share, budget, by seed: our best row minus the others' best, which rows): rows chosen on the other seeds."""
+    """(share, budget, by seed: our best row minus the others' best, which rows): rows chosen on the
+    other seeds.
+    """
     seeds = list(next(iter(found.values())))
     halves = [seeds[::2], seeds[1::2]]
     for share in SHARES:
-        budget = share * float(np.mean([points[-1, column] for points in found[PLAN["base"]].values()]))
+        budget = share * float(
+            np.mean([points[-1, column] for points in found[PLAN["base"]].values()])
+        )
         gaps, rows = [], []
         for chosen_on, judged_on in (halves, halves[::-1]):
-            score = {row: np.mean([at(each[s], column, budget) for s in chosen_on]) for row, each in found.items()}
-            best = [max(filter(which, score), key=score.get) for which in (ours, lambda row: not ours(row))]
-            gaps += [at(found[best[0]][s], column, budget) - at(found[best[1]][s], column, budget) for s in judged_on]
+            score = {
+                row: np.mean([at(each[s], column, budget) for s in chosen_on])
+                for row, each in found.items()
+            }
+            best = [
+                max(filter(which, score), key=score.get)
+                for which in (ours, lambda row: not ours(row))
+            ]
+            gaps += [
+                at(found[best[0]][s], column, budget) - at(found[best[1]][s], column, budget)
+                for s in judged_on
+            ]
             rows.append(best)
         yield share, budget, gaps, rows
 
@@ -111,8 +124,18 @@ def rows_of(task, mine):
     whole = mean(mine, seeds)
     shares = {cost: often(mine, i, rng) for i, cost in enumerate(COSTS, 1)}
     points = {cost: [row for row, *_ in front(whole, i)] for i, cost in enumerate(COSTS, 1)}
-    lines = [[f"{task}, {len(seeds)} seeds", "level at the end, % ± 95 %", "kJ", "MB", "points on the front, energy",
-              "traffic", "on it in resamplings, energy", "traffic"]]  # fmt: skip
+    lines = [
+        [
+            f"{task}, {len(seeds)} seeds",
+            "level at the end, % ± 95 %",
+            "kJ",
+            "MB",
+            "points on the front, energy",
+            "traffic",
+            "on it in resamplings, energy",
+            "traffic",
+        ]
+    ]
     for row, each in sorted(mine.items(), key=lambda item: -whole[item[0]][-1, 0]):
         level, half = interval([points[-1, 0] for points in each.values()])
         spent = [f"{whole[row][-1, i] / UNITS[cost][1]:.3g}" for i, cost in enumerate(COSTS, 1)]
@@ -123,13 +146,19 @@ def rows_of(task, mine):
 
 
 def budgets_of(task, mine):
-    lines = [[f"{task}, budget", "ours, chosen on other seeds", "the others' best", "points", "whose"]]
+    lines = [
+        [f"{task}, budget", "ours, chosen on other seeds", "the others' best", "points", "whose"]
+    ]
     for i, cost in enumerate(COSTS, 1):
         for share, budget, gaps, rows in budgets(mine, i):
             middle, half = interval(gaps)
             unit, per = UNITS[cost]
             names = [" / ".join(dict.fromkeys(pair[k] for pair in rows)) for k in (0, 1)]
-            told = [f"{share:g} x: {budget / per:.3g} {unit}", *names, f"{middle:+.2f} ± {half:.2f}"]
+            told = [
+                f"{share:g} x: {budget / per:.3g} {unit}",
+                *names,
+                f"{middle:+.2f} ± {half:.2f}",
+            ]
             lines.append([*told, verdict(middle, half)])
     return lines
 
@@ -143,7 +172,9 @@ def picture(folder):
 
     found = even(read(folder))
     tasks = list(dict.fromkeys(key[0] for key in found))
-    figure, axes = plt.subplots(len(tasks), 2, figsize=(12, 4.5 * len(tasks)), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(tasks), 2, figsize=(12, 4.5 * len(tasks)), squeeze=False, layout="constrained"
+    )
     for line, task in zip(axes, tasks, strict=True):
         mine = curves(found, task)
         whole = mean(mine, list(next(iter(mine.values()))))
@@ -154,10 +185,18 @@ def picture(folder):
                 axis.plot(points[:, i] / per, points[:, 0], color=colour, alpha=0.45, lw=1)
                 axis.plot(points[-1, i] / per, points[-1, 0], "o", ms=4, color=colour)
             kept = front(whole, i)
-            axis.step([p[2] / per for p in kept], [p[1] for p in kept], where="post", color="black", lw=1.4)
+            axis.step(
+                [p[2] / per for p in kept],
+                [p[1] for p in kept],
+                where="post",
+                color="black",
+                lw=1.4,
+            )
             axis.set(xlabel=f"{unit} spent by all clients", xscale="log", title=f"{task}")
         line[0].set_ylabel("model handed back, last sweep, %")
-    axes[0][0].set_title(f"{tasks[0]}; orange: FLrce's rows, grey: others, black: the front", fontsize=10)
+    axes[0][0].set_title(
+        f"{tasks[0]}; orange: FLrce's rows, grey: others, black: the front", fontsize=10
+    )
     figure.savefig(folder / "frontier.svg", metadata={"Date": None})
 
 

@@ -1,4 +1,6 @@
-"""What `headline.py run` left, read and compared: the tables of the headline (see headline.py for the commands)."""
+"""What `headline.py run` left, read and compared: the tables of the headline (see headline.py for
+the commands).
+"""
 
 import gzip
 import json
@@ -18,15 +20,31 @@ COSTS = {
     "rounds": "rounds",
 }
 GOAL = 0.80
-LAST = {"uniform": "FedAvg: uniform, no average"}  # runs that are shown a second time, by their last model
+LAST = {
+    "uniform": "FedAvg: uniform, no average"
+}  # runs that are shown a second time, by their last model
 NAMES = {
-    LAST["uniform"]: "FedAvg: no average, 32 bits", "uniform": "+ average", PLAN["base"]: "+ 4 bits: the base",
-    "chance, 4 bits": "+ turns by chance", "default": "FLrce's default, 4 bits",
-}  # fmt: skip
-REST = ["task", "rounds, over those of turns by chance", "joules of a round, over the base's",
-        "model after all rounds, minus the base's, points"]  # fmt: skip
-STOP = ["task", "runs that the stop ends", "mean round", "before the target", "joules of those of all rounds",
-        "points below the end", "most"]  # fmt: skip
+    LAST["uniform"]: "FedAvg: no average, 32 bits",
+    "uniform": "+ average",
+    PLAN["base"]: "+ 4 bits: the base",
+    "chance, 4 bits": "+ turns by chance",
+    "default": "FLrce's default, 4 bits",
+}
+REST = [
+    "task",
+    "rounds, over those of turns by chance",
+    "joules of a round, over the base's",
+    "model after all rounds, minus the base's, points",
+]
+STOP = [
+    "task",
+    "runs that the stop ends",
+    "mean round",
+    "before the target",
+    "joules of those of all rounds",
+    "points below the end",
+    "most",
+]
 
 
 def read(folder):
@@ -41,15 +59,28 @@ def read(folder):
 
 
 def even(found):
-    """Runs of a task cut to the rounds that all of them have; seeds of which a run has fewer than half are left out."""
+    """Runs of a task cut to the rounds that all of them have; seeds of which a run has fewer than
+    half are left out.
+    """
     T, kept = PLAN["all"]["rounds"], {}
     short = {(key[0], key[2]) for key, line in found.items() if len(line["last"]) < T / 2}
     found = {key: line for key, line in found.items() if (key[0], key[2]) not in short}
-    least = {task: min(len(line["last"]) for key, line in found.items() if key[0] == task) for task, *_ in found}
+    least = {
+        task: min(len(line["last"]) for key, line in found.items() if key[0] == task)
+        for task, *_ in found
+    }
     for key, line in found.items():
         n = least[key[0]]
-        series = {name: values[:n] for name, values in line.items() if isinstance(values, list) and name != "key"}
-        kept[key] = line | series | {"stopped": line["stopped"] if (line["stopped"] or T + 1) <= n else None}
+        series = {
+            name: values[:n]
+            for name, values in line.items()
+            if isinstance(values, list) and name != "key"
+        }
+        kept[key] = (
+            line
+            | series
+            | {"stopped": line["stopped"] if (line["stopped"] or T + 1) <= n else None}
+        )
     return kept
 
 
@@ -59,7 +90,10 @@ def levels(line, what="handed"):
     seen = ~np.isnan(values)
     sums, counts = np.cumsum(np.where(seen, values, 0.0)), np.cumsum(seen)
     sweep = line["sweep"]
-    sums[sweep:], counts[sweep:] = sums[sweep:] - sums[:-sweep].copy(), counts[sweep:] - counts[:-sweep].copy()
+    sums[sweep:], counts[sweep:] = (
+        sums[sweep:] - sums[:-sweep].copy(),
+        counts[sweep:] - counts[:-sweep].copy(),
+    )
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
@@ -85,13 +119,23 @@ def interval(values):
 
 
 def compared(found, task):
-    """Target, and of every row: (how many reached it, of how many, cost -> logarithms of ratios by seed)."""
+    """Target, and of every row: (how many reached it, of how many, cost -> logarithms of ratios by
+    seed).
+    """
     base = PLAN["base"]
-    ends = [levels(found[task, base, seed])[-1] for seed in PLAN["targets"] if (task, base, seed) in found]
+    ends = [
+        levels(found[task, base, seed])[-1]
+        for seed in PLAN["targets"]
+        if (task, base, seed) in found
+    ]
     target, rows = 0.95 * float(np.mean(ends)), {}
-    shown = [(row, row, "handed") for row in PLAN["rows"]] + [(name, row, "last") for row, name in LAST.items()]
+    shown = [(row, row, "handed") for row in PLAN["rows"]] + [
+        (name, row, "last") for row, name in LAST.items()
+    ]
     for name, row, what in shown:
-        mine = {seed: found[task, row, seed] for seed in PLAN["seeds"] if (task, row, seed) in found}
+        mine = {
+            seed: found[task, row, seed] for seed in PLAN["seeds"] if (task, row, seed) in found
+        }
         ratios, got = defaultdict(dict), 0
         for seed, line in mine.items():
             t, other = reached(line, target, what), found.get((task, base, seed))
@@ -106,7 +150,9 @@ def compared(found, task):
 
 
 def tables(folder):
-    """Name -> Markdown: every row's joules, bytes and rounds, all costs of the default, where its stop ends runs."""
+    """Name -> Markdown: every row's joules, bytes and rounds, all costs of the default, where its
+    stop ends runs.
+    """
     found = even(read(folder))
     tasks = [task for task in PLAN["tasks"] if any(key[0] == task for key in found)]
     known, made = {task: compared(found, task) for task in tasks}, {}
@@ -116,7 +162,14 @@ def tables(folder):
             lines.append([task, f"{100 * target:.1f}", *(cell(rows[name], cost) for name in NAMES)])
         means = [overall(over(known, name, cost), len(tasks)) for name in NAMES]
         made[f"headline-{cost}"] = [*lines, [f"all {len(tasks)}", "", *means]]
-    lines = [["FLrce's default, 4 bits", "rounds run", *COSTS.values(), f"upper limit of joules below {GOAL:.2f}"]]
+    lines = [
+        [
+            "FLrce's default, 4 bits",
+            "rounds run",
+            *COSTS.values(),
+            f"upper limit of joules below {GOAL:.2f}",
+        ]
+    ]
     for task, (_, rows) in known.items():
         T = len(found[task, PLAN["base"], PLAN["targets"][0]]["last"])
         met = holds(list(rows["default"][2]["joules"].values()))
@@ -130,13 +183,22 @@ def tables(folder):
 
 
 def rest(found, task, rows):
-    """What relations and judging change: the default beside turns by chance, a round of it, its model at the end."""
+    """What relations and judging change: the default beside turns by chance, a round of it, its
+    model at the end.
+    """
     mine, turns = rows["default"][2], rows["chance, 4 bits"][2]
     both = [seed for seed in mine["rounds"] if seed in turns["rounds"]]
     order = interval([mine["rounds"][seed] - turns["rounds"][seed] for seed in both])
     round_of = interval([mine["joules"][seed] - mine["rounds"][seed] for seed in mine["rounds"]])
-    seeds = [seed for seed in PLAN["seeds"] if (task, "default", seed) in found and (task, PLAN["base"], seed) in found]
-    ends = [[100 * levels(found[task, row, seed])[-1] for seed in seeds] for row in ("default", PLAN["base"])]
+    seeds = [
+        seed
+        for seed in PLAN["seeds"]
+        if (task, "default", seed) in found and (task, PLAN["base"], seed) in found
+    ]
+    ends = [
+        [100 * levels(found[task, row, seed])[-1] for seed in seeds]
+        for row in ("default", PLAN["base"])
+    ]
     gaps = np.subtract(*ends)
     return [task, order, round_of, f"{np.mean(gaps):+.2f} ± {spread(gaps):.2f}"]
 
@@ -149,13 +211,19 @@ def spread(values):
 
 
 def over(known, name, cost):
-    """The mean logarithm of each task in which every run got there: leaving out those that did not would flatter."""
+    """The mean logarithm of each task in which every run got there: leaving out those that did not
+    would flatter.
+    """
     each = [rows[name] for _, rows in known.values()]
     return [float(np.mean(list(ratios[cost].values()))) for got, of, ratios in each if got == of]
 
 
 def overall(values, tasks):
-    return interval(values) if len(values) == tasks else f"{interval(values)} ({len(values)} of {tasks} tasks)"
+    return (
+        interval(values)
+        if len(values) == tasks
+        else f"{interval(values)} ({len(values)} of {tasks} tasks)"
+    )
 
 
 def holds(values):
@@ -163,7 +231,9 @@ def holds(values):
 
 
 def cell(row, cost):
-    """A ratio with its interval; where not all runs reached the target, how many did, and their ratio if most."""
+    """A ratio with its interval; where not all runs reached the target, how many did, and their
+    ratio if most.
+    """
     got, of, ratios = row
     told = interval(list(ratios[cost].values())) if len(ratios[cost]) > of / 2 else ""
     return told if got == of else f"{told} ({got} of {of} got there)".strip()
@@ -185,7 +255,9 @@ def embed(made, page):
 
 def stops(found, task, target):
     """Where the default's stop ends the runs."""
-    mine = [found[task, "default", seed] for seed in PLAN["seeds"] if (task, "default", seed) in found]
+    mine = [
+        found[task, "default", seed] for seed in PLAN["seeds"] if (task, "default", seed) in found
+    ]
     ended = [(line, line["stopped"]) for line in mine if line["stopped"]]
     told = [task, f"{len(ended)} of {len(mine)}"]
     if not ended:
@@ -194,4 +266,11 @@ def stops(found, task, target):
     lost = [100 * (levels(line)[-1] - levels(line)[t - 1]) for line, t in ended]
     share = [sum(line["joules"][:t]) / sum(line["joules"]) for line, t in ended]
     mean = np.mean([t for _, t in ended])
-    return [*told, f"{mean:.0f}", early, f"{100 * np.mean(share):.0f} %", f"{np.mean(lost):.1f}", f"{np.max(lost):.1f}"]
+    return [
+        *told,
+        f"{mean:.0f}",
+        early,
+        f"{100 * np.mean(share):.0f} %",
+        f"{np.mean(lost):.1f}",
+        f"{np.max(lost):.1f}",
+    ]

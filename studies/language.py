@@ -1,13 +1,14 @@
-"""Adapters of SmolLM2-135M on Shakespeare's roles: perplexity against bytes and joules, with and without FLrce's lead.
+"""Adapters of SmolLM2-135M on Shakespeare's roles: perplexity against bytes and joules, with and
+without FLrce's lead.
 
     python studies/language.py METHOD --text shakespeare.jsonl.gz --out DIR    a method's rate, then the plan's runs
     python studies/language.py central ...        the untouched base, and LoRA on everyone's samples together
     python studies/language.py speed ...          tokens a second and memory, against plain loops
 
-plans/language.json holds settings, cells and rules; language_tables.py makes docs/language.md's tables of the lines. A
-run is a file DIR/NAME.json, written anew at every evaluation; one that is complete, there or among the lines of
-earlier occasions, is not run again. Without a model
-and a text of one's own, `--model FOLDER --text FILE --rounds 2` try it on a CPU with any small one.
+plans/language.json holds settings, cells and rules; language_tables.py makes docs/language.md's
+tables of the lines. A run is a file DIR/NAME.json, written anew at every evaluation; one that is
+complete, there or among the lines of earlier occasions, is not run again. Without a model and a
+text of one's own, `--model FOLDER --text FILE --rounds 2` try it on a CPU with any small one.
 """
 
 import argparse
@@ -24,36 +25,45 @@ import numpy as np
 import torch
 
 import flrce
-from flrce import loop
+from flrce.core import loop
 from flrce.data.own.text import from_text
 from flrce.data.sources import Source
-from flrce.engines import simulator
-from flrce.engines.choices import Choices
-from flrce.engines.judging import evaluation
-from flrce.engines.seat import Decks
-from flrce.fleet.costs import inference_flops, training_flops
-from flrce.local.objective import NextToken
-from flrce.models.adapters import adapt
-from flrce.models.flat import pack
-from flrce.runs import parts, run_here
+from flrce.devices.costs import inference_flops, training_flops
+from flrce.models.adapters import add_lora_adapters
+from flrce.models.flat import pack_model
+from flrce.simulation import simulator
+from flrce.simulation.evaluation import build_evaluation
+from flrce.simulation.run_slot import DeviceSchedulers
+from flrce.simulation.runs import build_simulation, run_in_process
+from flrce.simulation.variant_choice import VariantCache
+from flrce.training.objectives import NextToken
 
 PLAN = json.loads((Path(__file__).parent / "plans" / "language.json").read_text())
 ARMS = PLAN["arms"]
 RUN = ("-averaged", "-guided")  # a plain run is an averaged one, judged by its last model
 
 
-def experiment(method: str, arm: str, lr: float, seed: int, args: Any, rounds: int | None = None) -> Any:
+def experiment(
+    method: str, arm: str, lr: float, seed: int, args: Any, rounds: int | None = None
+) -> Any:
     """One cell of the plan."""
     how, task = PLAN["methods"][method], PLAN["task"]
     recipe = {"name": method, **how.get("recipe", {}), **ARMS[arm]}
     return flrce.Experiment(
-        seed=seed, rounds=rounds or args.rounds or task["rounds"], clients=task["clients"], per_round=task["per_round"],
-        recipe=recipe, data={"partition": "natural"},  # of the samples that are handed over
-        model={"name": "llama", "options": {"path": args.model, "dtype": args.dtype, **PLAN["model"], **how["model"]}},
+        seed=seed,
+        rounds=rounds or args.rounds or task["rounds"],
+        clients=task["clients"],
+        per_round=task["per_round"],
+        recipe=recipe,
+        data={"partition": "natural"},  # of the samples that are handed over
+        model={
+            "name": "llama",
+            "options": {"path": args.model, "dtype": args.dtype, **PLAN["model"], **how["model"]},
+        },
         objective={"name": "next-token", "metrics": ["perplexity", "accuracy"]},
         train={**PLAN["train"], **how["train"], "lr": lr},
         engine={"device": args.device, "eval_every": task["eval_every"], "workers": 1},
-    )  # fmt: skip
+    )
 
 
 def roles(args: Any) -> Source:
@@ -69,19 +79,25 @@ def roles(args: Any) -> Source:
 def run(jobs: Sequence[tuple[str, Any]], source: Source, args: Any) -> dict[str, float]:
     """Runs together on one device, each kept in its file; the last perplexity of each."""
     start = time.time()
-    lines: list[dict[str, Any]] = [{"name": name, "rounds": [], "complete": False} for name, _ in jobs]
+    lines: list[dict[str, Any]] = [
+        {"name": name, "rounds": [], "complete": False} for name, _ in jobs
+    ]
 
     def watch(i: int, done: Any) -> None:
         r, line = done.record, lines[i]
         keys = ("t", "bytes_up", "bytes_down", "joules", "seconds", "averaged", "stop")
         figures = {"perplexity": r.metrics.get("perplexity"), "pooled": r.pooled.get("perplexity")}
-        line["rounds"].append({key: getattr(r, key) for key in keys} | figures | {"clock": time.time() - start})
+        line["rounds"].append(
+            {key: getattr(r, key) for key in keys} | figures | {"clock": time.time() - start}
+        )
         line["complete"] = bool(r.stop) or r.t == jobs[i][1].rounds
-        if r.headline is not None or line["complete"]:
+        if r.last_model_metric is not None or line["complete"]:
             (args.out / f"{line['name']}.json").write_text(json.dumps(line))
 
     decks = [(exp, None) for _, exp in jobs]
-    run_here(decks, data=lambda _: source, watch=watch, device=args.device, beside=args.beside)
+    run_in_process(
+        decks, data=lambda _: source, watch=watch, device=args.device, beside=args.beside
+    )
     return {line["name"]: _last(line) for line in lines}
 
 
@@ -90,11 +106,15 @@ def _last(line: dict[str, Any]) -> float:
     judged = [r for r in line["rounds"] if r["perplexity"] is not None]
     if not judged:
         return math.inf
-    return float(judged[-1]["perplexity"] if judged[-1]["averaged"] is None else judged[-1]["averaged"])
+    return float(
+        judged[-1]["perplexity"] if judged[-1]["averaged"] is None else judged[-1]["averaged"]
+    )
 
 
 def chosen(method: str, source: Source, args: Any) -> float:
-    """The method's rate: the one with the least perplexity after a few rounds on a seed of its own."""
+    """The method's rate: the one with the least perplexity after a few rounds on a seed of its
+    own.
+    """
     rates, search = PLAN["methods"][method]["rates"], PLAN["search"]
     if len(rates) == 1:
         return float(rates[0])
@@ -102,25 +122,42 @@ def chosen(method: str, source: Source, args: Any) -> float:
     if all(math.isfinite(value) for value in before.values()):
         return float(min(rates, key=lambda lr: before[lr]))
     jobs = [
-        (f"search-{method}-{lr:g}", experiment(method, "", lr, search["seed"], args, search["rounds"])) for lr in rates
+        (
+            f"search-{method}-{lr:g}",
+            experiment(method, "", lr, search["seed"], args, search["rounds"]),
+        )
+        for lr in rates
     ]
     found = run([(name, exp) for name, exp in jobs], source, args)
     return float(min(rates, key=lambda lr: found[f"search-{method}-{lr:g}"]))
 
 
 def confirm(method: str, source: Source, args: Any) -> None:
-    """The method with an average and under FLrce's lead, a seed at a time: what a cut leaves are whole seeds."""
+    """The method with an average and under FLrce's lead, a seed at a time: what a cut leaves are
+    whole seeds.
+    """
     lr, arms, also = args.rate or chosen(method, source, args), RUN, ""
     if args.rate:  # beside the plan: what another rate would have done
         arms, also = RUN[:1], f"-rate{args.rate:g}"
     print(method, "rate", lr, round(time.time() - args.start, 1), flush=True)
     for seed in args.seeds or (*PLAN["seeds"], *PLAN["more"]):
-        while seed in PLAN["more"] and not first_seeds(args) and time.time() - args.start < args.seconds:
+        while (
+            seed in PLAN["more"]
+            and not first_seeds(args)
+            and time.time() - args.start < args.seconds
+        ):
             time.sleep(1)  # the device is for those that have not had their first seeds
         if time.time() - args.start > args.seconds:
             return
-        jobs = [(f"{method}{also}{arm}-s{seed}", experiment(method, arm, lr, seed, args)) for arm in arms]
-        left = [(name, exp) for name, exp in jobs if name not in args.known and not _complete(args.out, name)]
+        jobs = [
+            (f"{method}{also}{arm}-s{seed}", experiment(method, arm, lr, seed, args))
+            for arm in arms
+        ]
+        left = [
+            (name, exp)
+            for name, exp in jobs
+            if name not in args.known and not _complete(args.out, name)
+        ]
         if left:
             run(left, source, args)
         print(method, seed, round(time.time() - args.start, 1), flush=True)
@@ -128,7 +165,12 @@ def confirm(method: str, source: Source, args: Any) -> None:
 
 def first_seeds(args: Any) -> bool:
     """Whether every method has had the seeds that come first."""
-    names = [f"{method}{arm}-s{seed}" for method in PLAN["methods"] for arm in RUN for seed in PLAN["seeds"]]
+    names = [
+        f"{method}{arm}-s{seed}"
+        for method in PLAN["methods"]
+        for arm in RUN
+        for seed in PLAN["seeds"]
+    ]
     return all(name in args.known or _complete(args.out, name) for name in names)
 
 
@@ -144,17 +186,27 @@ def known(lines: Path) -> dict[str, float]:
 
 
 def central(source: Source, args: Any) -> None:
-    """All clients' samples in one place, Adam throughout, as many steps a round as its P clients have together."""
-    task, train, own = PLAN["task"], {**PLAN["train"], **PLAN["methods"]["fedit"]["train"]}, PLAN["central"]
+    """All clients' samples in one place, Adam throughout, as many steps a round as its P clients
+    have together.
+    """
+    task, train, own = (
+        PLAN["task"],
+        {**PLAN["train"], **PLAN["methods"]["fedit"]["train"]},
+        PLAN["central"],
+    )
     for seed in PLAN["seeds"]:
         if f"central-s{seed}" in args.known or _complete(args.out, f"central-s{seed}"):
             continue
         if time.time() - args.start > args.seconds:
             return
-        built = parts(experiment("fedit", "", own["rate"], seed, args), source, decks=Decks(args.device))
-        runner = built.engine.runner.on(args.device)
-        trainer, rows = runner._torch(runner.all), built.federation.judges
-        w = pack(built.net, runner.layout).to(args.device)
+        built = build_simulation(
+            experiment("fedit", "", own["rate"], seed, args),
+            source,
+            decks=DeviceSchedulers(args.device),
+        )
+        runner = built.engine.runner.to_device(args.device)
+        trainer, rows = runner._build_torch_trainer(runner.all), built.federation.holdout_index
+        w = pack_model(built.net, runner.layout).to(args.device)
         line: dict[str, Any] = {
             "name": f"central-s{seed}",
             "rounds": [{"t": 0, "perplexity": judged(trainer, w, rows, runner)}],
@@ -168,13 +220,17 @@ def central(source: Source, args: Any) -> None:
             trainer.w.copy_(w)
             trainer.net.train()
             for _ in range(train["steps"] * task["per_round"]):
-                some = torch.from_numpy(rng.choice(everyone, train["batch"], replace=False)).to(args.device)
+                some = torch.from_numpy(rng.choice(everyone, train["batch"], replace=False)).to(
+                    args.device
+                )
                 trainer.g.zero_()
                 NextToken().losses(trainer.net(runner.x[some]), runner.y[some]).mean().backward()
                 step += 1
                 m.lerp_(trainer.g, 0.1)
                 v.lerp_(trainer.g.square(), 0.001)
-                trainer.w.sub_(m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8), alpha=own["rate"])
+                trainer.w.sub_(
+                    m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8), alpha=own["rate"]
+                )
             w = trainer.w.clone()
             if t % task["eval_every"] == 0:
                 line["rounds"].append({"t": t, "perplexity": judged(trainer, w, rows, runner)})
@@ -187,11 +243,12 @@ def judged(trainer: Any, w: torch.Tensor, rows: Any, runner: Any) -> float:
     index = torch.from_numpy(rows[0]).to(w.device)
     found = trainer.evaluate(w, runner.x[index], runner.y[index], 1.0, 0.0)
     numbers = {name: each.cpu().double().numpy() for name, each in found.items()}
-    return float(evaluation(runner.objective, numbers, rows[1], 0).value)
+    return float(build_evaluation(runner.objective, numbers, rows[1], 0).value)
 
 
 def speed(source: Source, args: Any) -> Iterator[dict[str, Any]]:
-    """Tokens a second and memory for 10, 5 and 1 clients of one round: flrce's engine and two plain loops, in turn.
+    """Tokens a second and memory for 10, 5 and 1 clients of one round: flrce's engine and two plain
+    loops, in turn.
 
     A plain loop takes its clients one after another, so that two of them tell its speed.
     """
@@ -201,10 +258,10 @@ def speed(source: Source, args: Any) -> Iterator[dict[str, Any]]:
         args.dtype = dtype
         before = clean(args.device)
         exp = experiment("fedit", "", 1e-3, 0, args).model_copy(update={"per_round": 10})
-        built = parts(exp, source, decks=Decks(args.device))
+        built = build_simulation(exp, source, decks=DeviceSchedulers(args.device))
         told("built", args)
-        state = built.initial()
-        tasks = loop.begin(built.recipe, built.engine, state, 0, 60).tasks
+        state = built.initial_state()
+        tasks = loop.plan_round(built.recipe, built.engine, state, 0, 60).tasks
         base = clean(args.device) - before  # the engine's own copy of base and samples
         memory: dict[str, dict[str, int]] = {}
         calls: dict[str, Any] = {}
@@ -251,25 +308,35 @@ def ours(built: Any, state: Any, device: str, dtype: str) -> Any:
     """A loop over clients with the same module that the engine trains."""
     net = copy.deepcopy(built.net).to(device).train()
     names = {name: p for name, p in net.named_parameters() if p.requires_grad}
-    views = built.engine.runner.layout.views(state.w.to(device))
-    return lambda tasks: plain(net, lambda: {names[name]: views[name] for name in names}, built, state.w, tasks, device)
+    views = built.engine.runner.layout.view_tensors(state.w.to(device))
+    return lambda tasks: plain(
+        net, lambda: {names[name]: views[name] for name in names}, built, state.w, tasks, device
+    )
 
 
 def theirs(built: Any, state: Any, device: str, dtype: str) -> Any:
-    """The same loop with transformers' Llama of the same sizes (weights at random), adapters as peft's."""
+    """The same loop with transformers' Llama of the same sizes (weights at random), adapters as
+    peft's.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     inner = next(module for module in built.net.modules() if hasattr(module, "sizes"))
     sizes, options = inner.sizes, PLAN["model"]
     config = LlamaConfig(
-        vocab_size=sizes.vocabulary, hidden_size=sizes.width, intermediate_size=sizes.hidden,
-        num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads, num_key_value_heads=sizes.kv_heads,
-        tie_word_embeddings=sizes.tied, rms_norm_eps=sizes.eps, use_cache=False,
-    )  # fmt: skip
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        tie_word_embeddings=sizes.tied,
+        rms_norm_eps=sizes.eps,
+        use_cache=False,
+    )
     torch.manual_seed(0)
     with torch.device(device):
         net = LlamaForCausalLM(config).to(getattr(torch, dtype))
-    adapt(net, options["rank"], options["alpha"], options["targets"])
+    add_lora_adapters(net, options["rank"], options["alpha"], options["targets"])
     net.train()
     trained = [p for p in net.parameters() if p.requires_grad]
     first = {p: p.detach().clone() for p in trained}
@@ -281,7 +348,7 @@ class _Scores:
         self.net, self.parameters = net, net.parameters
 
     def __call__(self, ids: torch.Tensor) -> Any:
-        return self.net(input_ids=ids, use_cache=False).logits.float()
+        return self.net(input_ids=ids, use_cache=False).compute_logits.float()
 
 
 def plain(net: Any, first: Any, built: Any, w: torch.Tensor, tasks: Any, device: str) -> None:
@@ -294,7 +361,9 @@ def plain(net: Any, first: Any, built: Any, w: torch.Tensor, tasks: Any, device:
             for p, value in first().items():
                 p.copy_(value)
         optimiser = torch.optim.Adam(trained, 1e-3)
-        job = runner.job(w, task, built.federation.train[built.federation.row[task.client]], {})
+        job = runner.prepare_task(
+            w, task, built.federation.train[built.federation.row[task.client]], {}
+        )
         for some in torch.from_numpy(job.order).to(device).split(job.sizes.tolist()):
             optimiser.zero_grad(set_to_none=True)
             NextToken().losses(net(x[some]), y[some]).mean().backward()
@@ -327,11 +396,17 @@ def peak(device: str, before: int) -> dict[str, int]:
 
 
 def once(count: Any) -> Any:
-    """Counted once for each shape: all networks here are of one architecture, and a count takes seconds."""
+    """Counted once for each shape: all networks here are of one architecture, and a count takes
+    seconds.
+    """
     known: dict[Any, float] = {}
 
-    def call(net: torch.nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False) -> float:
-        tensors = tuple((name, tuple(p.shape), p.requires_grad) for name, p in net.named_parameters())
+    def call(
+        net: torch.nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False
+    ) -> float:
+        tensors = tuple(
+            (name, tuple(p.shape), p.requires_grad) for name, p in net.named_parameters()
+        )
         key = (tensors, shape, samples, tokens)
         if key not in known:
             known[key] = count(net, shape, samples, tokens)
@@ -357,22 +432,35 @@ def main() -> None:
         default=[],
         help="these only, where several processes share a method; all of the plan's unless given",
     )
-    ask.add_argument("--rate", type=float, default=0.0, help="this one instead, without FLrce's lead, beside the plan")
-    ask.add_argument("--anew", action="store_true", help="also what lines/language.jsonl holds already")
-    ask.add_argument("--beside", type=int, default=1, help="processes that share the device's memory")
+    ask.add_argument(
+        "--rate",
+        type=float,
+        default=0.0,
+        help="this one instead, without FLrce's lead, beside the plan",
+    )
+    ask.add_argument(
+        "--anew", action="store_true", help="also what lines/language.jsonl holds already"
+    )
+    ask.add_argument(
+        "--beside", type=int, default=1, help="processes that share the device's memory"
+    )
     ask.add_argument("--way", default="", help="how a GPU trains lanes; measured unless given")
     args = ask.parse_args()
     args.start = time.time()
     args.known = {} if args.anew else known(Path(__file__).parent / "lines" / "language.jsonl")
     if args.way:
-        Choices.find = lambda self, key: args.way  # type: ignore[method-assign]
-    simulator.training_flops, simulator.inference_flops = map(once, (training_flops, inference_flops))
+        VariantCache.find_variant = lambda self, key: args.way  # type: ignore[method-assign]
+    simulator.training_flops, simulator.inference_flops = map(
+        once, (training_flops, inference_flops)
+    )
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     source = roles(args)
     told("data", args)
     if args.phase == "speed":
-        simulator.training_flops = simulator.inference_flops = lambda *_, **__: 1.0  # nobody asks for joules here
+        simulator.training_flops = simulator.inference_flops = lambda *_, **__: (
+            1.0
+        )  # nobody asks for joules here
         with open(args.out / "speed.jsonl", "a") as file:
             for row in speed(source, args):
                 file.write(json.dumps(row) + "\n")

@@ -20,12 +20,22 @@ HERE = Path(__file__).parent
 PLAN = json.loads((HERE / "plans" / "language.json").read_text())
 LINES, SPEED = HERE / "lines" / "language.jsonl", HERE / "lines" / "language-speed.jsonl"
 ARMS = {"": "", "-averaged": " + average", "-guided": " + FLrce"}  # and how tables name them
-KEYS = ("t", "up", "down", "joules", "perplexity", "averaged", "pooled")  # of an evaluation; costs since round 1
+KEYS = (
+    "t",
+    "up",
+    "down",
+    "joules",
+    "perplexity",
+    "averaged",
+    "pooled",
+)  # of an evaluation; costs since round 1
 Lines = dict[str, dict[str, Any]]
 
 
 def gather(folder: Path) -> None:
-    """One line a run: its evaluations with what had been spent by then. What other occasions completed is kept."""
+    """One line a run: its evaluations with what had been spent by then. What other occasions
+    completed is kept.
+    """
     rows = {row["name"]: row for row in _rows()}
     for path in sorted(folder.glob("*-s*.json")) + sorted(folder.glob("search-*.json")):
         line = json.loads(path.read_text())
@@ -45,7 +55,10 @@ def gather(folder: Path) -> None:
 def _plain(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The plain run that an averaged one is, judged by its last model."""
     if "-averaged" in row["name"]:
-        seen = [[None if key == "averaged" else each[i] for i, key in enumerate(KEYS)] for each in row["seen"]]
+        seen = [
+            [None if key == "averaged" else each[i] for i, key in enumerate(KEYS)]
+            for each in row["seen"]
+        ]
         yield {**row, "name": row["name"].replace("-averaged", ""), "seen": seen}
 
 
@@ -90,7 +103,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """(mean, half of the 95 % interval by Student's t)."""
     if len(values) < 2:
         return mean(values) if values else math.nan, math.inf
-    return mean(values), float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return mean(values), float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(
+        len(values)
+    )
 
 
 def shown(values: Sequence[float], digits: int = 4) -> str:
@@ -105,38 +120,63 @@ def verdict(values: Sequence[float], limit: float) -> str:
     if len(values) < 2:
         return f"undecided ({len(values)})"
     middle, half = interval(values)
-    found = "holds" if middle + half < limit else "refuted" if middle - half > limit else "undecided"
+    found = (
+        "holds" if middle + half < limit else "refuted" if middle - half > limit else "undecided"
+    )
     return f"{found} ({len(values)})"
 
 
 def table(lines: Lines) -> None:
-    print("| | seeds | rounds | perplexity | of the last model | MB up | MB down | kJ | bytes a reply |")
+    print(
+        "| | seeds | rounds | perplexity | of the last model | MB up | MB down | kJ | bytes a"
+        " reply |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     central = [line["seen"] for name, line in lines.items() if name.startswith("central-")]
     n = len(central)
-    print(f"| untouched base | {n} | 0 | {shown([s[0]['perplexity'] for s in central])} | | 0 | 0 | 0 | |")
+    print(
+        f"| untouched base | {n} | 0 | {shown([s[0]['perplexity'] for s in central])} | | 0 | 0 |"
+        " 0 | |"
+    )
     best = [min(s, key=lambda x: x["perplexity"]) for s in central]
     rounds = shown([s["t"] for s in best], 3)
-    print(f"| centralised LoRA, at its best | {n} | {rounds} | {shown([s['perplexity'] for s in best])} | | | | | |")
-    print(f"| centralised LoRA, at its end | {n} | {PLAN['central']['rounds']} | "
-          f"{shown([s[-1]['perplexity'] for s in central])} | | | | | |")  # fmt: skip
+    print(
+        f"| centralised LoRA, at its best | {n} | {rounds} |"
+        f" {shown([s['perplexity'] for s in best])} | | | | | |"
+    )
+    print(
+        f"| centralised LoRA, at its end | {n} | {PLAN['central']['rounds']} | "
+        f"{shown([s[-1]['perplexity'] for s in central])} | | | | | |"
+    )
     for method in PLAN["methods"]:
         for arm, named in ARMS.items():
-            last = [lines[f"{method}{arm}-s{seed}"]["seen"][-1] for seed in seeds(lines, method, (arm, "-guided"))]
+            last = [
+                lines[f"{method}{arm}-s{seed}"]["seen"][-1]
+                for seed in seeds(lines, method, (arm, "-guided"))
+            ]
             if not last:
                 continue
             cells = [
-                shown([each["t"] for each in last], 3), shown([handed(each) for each in last]),
-                shown([each["perplexity"] for each in last]), shown([each["up"] / 1e6 for each in last]),
-                shown([each["down"] / 1e6 for each in last]), shown([each["joules"] / 1e3 for each in last]),
+                shown([each["t"] for each in last], 3),
+                shown([handed(each) for each in last]),
+                shown([each["perplexity"] for each in last]),
+                shown([each["up"] / 1e6 for each in last]),
+                shown([each["down"] / 1e6 for each in last]),
+                shown([each["joules"] / 1e3 for each in last]),
                 f"{mean(each['up'] / each['t'] / PLAN['task']['per_round'] for each in last):,.0f}",
-            ]  # fmt: skip
+            ]
             print(f"| {method}{named} | {len(last)} | " + " | ".join(cells) + " |")
 
 
 def runs(lines: Lines) -> None:
-    """Where every run ended, seed by seed; the round in brackets where that is not the plan's last."""
-    asked = [seed for seed in (*PLAN["seeds"], *PLAN["more"]) if any(name.endswith(f"-s{seed}") for name in lines)]
+    """Where every run ended, seed by seed; the round in brackets where that is not the plan's
+    last.
+    """
+    asked = [
+        seed
+        for seed in (*PLAN["seeds"], *PLAN["more"])
+        if any(name.endswith(f"-s{seed}") for name in lines)
+    ]
     print("\n| seed | " + " | ".join(map(str, asked)) + " |\n" + "|---" * (len(asked) + 1) + "|")
     for method, arm in product(PLAN["methods"], ARMS):
         cells = [_end(lines.get(f"{method}{arm}-s{seed}")) for seed in asked]
@@ -149,22 +189,34 @@ def _end(line: dict[str, Any] | None) -> str:
         return ""
     end = line["seen"][-1]
     cut = "" if line["complete"] else ", cut short"
-    return f"{handed(end):.1f}" + (f" ({end['t']}{cut})" if end["t"] != PLAN["task"]["rounds"] else "")
+    return f"{handed(end):.1f}" + (
+        f" ({end['t']}{cut})" if end["t"] != PLAN["task"]["rounds"] else ""
+    )
 
 
 def rates(lines: Lines) -> None:
     """What rates beside the plan's did: best and last evaluation of the last model."""
-    print("\n| run beside the plan | perplexity at its best | round | after 40 rounds |\n|---|---|---|---|")
+    print(
+        "\n| run beside the plan | perplexity at its best | round | after 40 rounds"
+        " |\n|---|---|---|---|"
+    )
     for name, line in sorted(lines.items()):
         if "-rate" in name and "-averaged" not in name:
             best = min(line["seen"], key=lambda each: each["perplexity"])
-            print(f"| {name} | {best['perplexity']:.1f} | {best['t']} | {line['seen'][-1]['perplexity']:.1f} |")
+            print(
+                f"| {name} | {best['perplexity']:.1f} | {best['t']} |"
+                f" {line['seen'][-1]['perplexity']:.1f} |"
+            )
 
 
 def lead(lines: Lines) -> None:
-    """Guided runs against others of their seed: at their ends, and at the round where the guided one ended."""
-    print("\n| against | seeds | ended by the stop | after rounds | joules | bytes | perplexity at the end | "
-          "after as many |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
+    """Guided runs against others of their seed: at their ends, and at the round where the guided
+    one ended.
+    """
+    print(
+        "\n| against | seeds | ended by the stop | after rounds | joules | bytes | perplexity at"
+        " the end | after as many |\n|---|---|---|---|---|---|---|---|"
+    )
     for method, arm in product(PLAN["methods"], ("", "-averaged")):
         found = list(_pairs(lines, method, arm))
         if not found:
@@ -172,13 +224,24 @@ def lead(lines: Lines) -> None:
         stops = [guided for _, guided in found if guided["stop"]]
         ends = sorted(int(guided["seen"][-1]["t"]) for guided in stops)
         rows = [_against(plain, guided) for plain, guided in found]
-        cells = [shown([row[key] for row in rows], 3) for key in ("joules", "bytes", "loss", "same")]
+        cells = [
+            shown([row[key] for row in rows], 3) for key in ("joules", "bytes", "loss", "same")
+        ]
         span = f"{ends[0]} to {ends[-1]}" if ends else ""
-        told = [f"{method}{ARMS[arm]}", len(found), len(stops), span, f"x {cells[0]}", f"x {cells[1]}"]
+        told = [
+            f"{method}{ARMS[arm]}",
+            len(found),
+            len(stops),
+            span,
+            f"x {cells[0]}",
+            f"x {cells[1]}",
+        ]
         print("| " + " | ".join(map(str, told)) + f" | {cells[2]} % | {cells[3]} % |")
 
 
-def _pairs(lines: Lines, method: str, arm: str = "") -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _pairs(
+    lines: Lines, method: str, arm: str = ""
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     for seed in seeds(lines, method, (arm, "-guided")):
         yield lines[f"{method}{arm}-s{seed}"], lines[f"{method}-guided-s{seed}"]
 
@@ -187,9 +250,11 @@ def _against(plain: dict[str, Any], guided: dict[str, Any]) -> dict[str, float]:
     p, g = plain["seen"][-1], guided["seen"][-1]
     then = max((s for s in plain["seen"] if s["t"] <= g["t"]), key=lambda s: s["t"])
     return {
-        "joules": g["joules"] / p["joules"], "bytes": (g["up"] + g["down"]) / (p["up"] + p["down"]),
-        "loss": 100 * (handed(g) / handed(p) - 1), "same": 100 * (handed(g) / handed(then) - 1),
-    }  # fmt: skip
+        "joules": g["joules"] / p["joules"],
+        "bytes": (g["up"] + g["down"]) / (p["up"] + p["down"]),
+        "loss": 100 * (handed(g) / handed(p) - 1),
+        "same": 100 * (handed(g) / handed(then) - 1),
+    }
 
 
 def claims(lines: Lines) -> None:
@@ -209,17 +274,24 @@ def claims(lines: Lines) -> None:
             print(f"- 3 {method}{name}: {shown(gaps)}, {verdict(gaps, 0.0)}")
     for number, method, limit in ((4, "ffa-lora", 0.5), (5, "flora", 1.0)):
         both = [seed for seed in seeds(lines, method) if seed in seeds(lines, "fedit")]
-        ends = [(lines[f"{method}-s{s}"]["seen"][-1], lines[f"fedit-s{s}"]["seen"][-1]) for s in both]
+        ends = [
+            (lines[f"{method}-s{s}"]["seen"][-1], lines[f"fedit-s{s}"]["seen"][-1]) for s in both
+        ]
         gap = [100 * (handed(a) / handed(b) - 1) for a, b in ends]
         size = [(a["up"] + a["down"]) / (b["up"] + b["down"]) for a, b in ends]
-        print(f"- {number}: {shown(gap)} % ({verdict(gap, 2.0)}), bytes x {shown(size)} ({verdict(size, limit)})")
+        print(
+            f"- {number}: {shown(gap)} % ({verdict(gap, 2.0)}), bytes x {shown(size)}"
+            f" ({verdict(size, limit)})"
+        )
 
 
 def speed() -> None:
     if not SPEED.exists():
         return
-    print("\n| base | clients | engine | plain loop | transformers loop | engine / plain | engine / transformers |"
-          "\n|---|---|---|---|---|---|---|")  # fmt: skip
+    print(
+        "\n| base | clients | engine | plain loop | transformers loop | engine / plain | engine /"
+        " transformers |\n|---|---|---|---|---|---|---|"
+    )
     rows = [json.loads(text) for text in SPEED.read_text().splitlines()]
     for dtype, clients in dict.fromkeys((row["dtype"], row["clients"]) for row in rows):
         rates = [row["rates"] for row in rows if (row["dtype"], row["clients"]) == (dtype, clients)]
@@ -229,10 +301,15 @@ def speed() -> None:
         print(f"| {dtype} | {clients} | " + " | ".join(cells) + " |")
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         memory = next(row["memory"] for row in rows if row["dtype"] == dtype)
-        told = {how: {key: round(n / 1e9, 2) for key, n in each.items()} for how, each in memory.items()}
+        told = {
+            how: {key: round(n / 1e9, 2) for key, n in each.items()} for how, each in memory.items()
+        }
         print(dtype, "GB:", told)
-    goal = [r["rates"]["transformers"] / r["rates"]["engine"] for r in rows if "transformers" in r["rates"]
-            and (r["dtype"], r["clients"]) == ("bfloat16", 10)]  # fmt: skip
+    goal = [
+        r["rates"]["transformers"] / r["rates"]["engine"]
+        for r in rows
+        if "transformers" in r["rates"] and (r["dtype"], r["clients"]) == ("bfloat16", 10)
+    ]
     print(f"- 7: {verdict(goal, 0.1)}")
 
 
@@ -248,16 +325,25 @@ def figure(lines: Lines, out: Path) -> None:
     for i, method in enumerate(PLAN["methods"]):
         place = left if method == "fedkseed" else right
         for arm, style in (("", "-"), ("-averaged", ":"), ("-guided", "--")):
-            all_seen = [lines[f"{method}{arm}-s{seed}"]["seen"] for seed in seeds(lines, method, (arm,))]
+            all_seen = [
+                lines[f"{method}{arm}-s{seed}"]["seen"] for seed in seeds(lines, method, (arm,))
+            ]
             if not all_seen:
                 continue
             together = list(zip(*all_seen, strict=False))  # evaluations that all seeds have
             x = [mean((each["up"] + each["down"]) / 1e6 for each in seen) for seen in together]
             y = [mean(map(handed, seen)) for seen in together]
             place.plot(x, y, f"C{i}", ls=style, lw=1.4, label=method + ARMS[arm])
-    central = [line["seen"] for name, line in lines.items() if name.startswith("central-") and line["complete"]]
+    central = [
+        line["seen"]
+        for name, line in lines.items()
+        if name.startswith("central-") and line["complete"]
+    ]
     if central:
-        base, best = mean(s[0]["perplexity"] for s in central), mean(min(x["perplexity"] for x in s) for s in central)
+        base, best = (
+            mean(s[0]["perplexity"] for s in central),
+            mean(min(x["perplexity"] for x in s) for s in central),
+        )
         left.axhline(base, c="0.45", ls=":", lw=1, label="untouched base")
         right.axhline(best, c="0.45", ls="-.", lw=1, label="centralised LoRA at its best")
     left.set(xlabel="MB up and down, all clients", ylabel="perplexity of the model handed back")

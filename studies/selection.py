@@ -1,20 +1,23 @@
-"""Where does a selection help? Candidates against turns by chance, on healthy fleets and on fleets with trouble.
+"""Where does a selection help? Candidates against turns by chance, on healthy fleets and on fleets
+with trouble.
 
-    PYTHONPATH=src python studies/selection.py run studies/plans/selection-decide.json --data CACHE --out DIR \
+    PYTHONPATH=src python studies/selection.py run studies/plans/selection-decide.json --data CACHE
+    --out DIR \
         [--device cuda] [--seconds 110] [--share 0/4]
     python studies/selection.py table DIR
 
-A plan names data sets, cells, candidates and seeds, and which comparisons count (`primary`). The endpoint of a run is
-the averaged model's accuracy, mean over clients' hold-outs (which are clean), in the last full sweep (ceil(M/P)
-rounds); candidates are compared with "chance"
-by paired differences over seeds, Student's 95 % intervals, and p-values by Holm over a data set's primary comparisons.
-Where a plan says "stack", the runs of all its cells, for so many seeds at a time, go through a GPU as one.
+A plan names data sets, cells, candidates and seeds, and which comparisons count (`primary`). The
+endpoint of a run is the averaged model's accuracy, mean over clients' hold-outs (which are clean),
+in the last full sweep (ceil(M/P) rounds); candidates are compared with "chance" by paired
+differences over seeds, Student's 95 % intervals, and p-values by Holm over a data set's primary
+comparisons. Where a plan says "stack", the runs of all its cells, for so many seeds at a time, go
+through a GPU as one.
 
     python studies/selection.py headline DIR --target cifar10=0.545
 
-is the price of a target that was fixed on other seeds: joules (with and without waiting) and bytes until the averaged
-model reaches it, as ratios to uniform sampling with the same average and the same bits, by seed; censored runs count as
-never, and are counted.
+is the price of a target that was fixed on other seeds: joules (with and without waiting) and bytes
+until the averaged model reaches it, as ratios to uniform sampling with the same average and the
+same bits, by seed; censored runs count as never, and are counted.
 """
 
 import argparse
@@ -30,10 +33,10 @@ from pathlib import Path
 import candidates
 import numpy as np
 
-from flrce import runs
-from flrce.config import Experiment
-from flrce.results.paper import plan as paper
-from flrce.results.paper.execute import facts_of, load
+from flrce.config.experiment import Experiment
+from flrce.reproduction import plan as paper
+from flrce.reproduction.execute import load_dataset, read_dataset_sizes
+from flrce.simulation import runs
 
 TURNS = {"piece": "in-turn", "by": "chance"}
 WRONG = {"piece": "wrong-labels", "share": 0.2, "wrong": 0.4}
@@ -44,14 +47,17 @@ CELLS = {
     "sizes, P=10": {"regime": "quantity"},
     "wrong labels": {"trouble": [WRONG]},
     "rare classes": {"trouble": [{"piece": "rare-classes", "share": 0.05, "classes": 2}]},
-    "wrong labels and rare classes": {"trouble": [WRONG, {"piece": "rare-classes", "share": 0.05, "classes": 2}]},
+    "wrong labels and rare classes": {
+        "trouble": [WRONG, {"piece": "rare-classes", "share": 0.05, "classes": 2}]
+    },
     "free-riders, stale": {"trouble": [{"piece": "free-riders", "share": 0.2, "sends": "stale"}]},
     "free-riders, noise": {"trouble": [{"piece": "free-riders", "share": 0.2, "sends": "noise"}]},
     "slow devices, other labels": {"trouble": [{"piece": "slow-labels", "share": 0.3}]},
 }
 CAPPED = {"piece": "mean", "cap": 5.0}
 BITS = {"piece": "error-feedback", "inner": {"piece": "quantize", "bits": 4}}
-#: candidate -> [recipe]; all hand back the same average, and but for those named by their rule have the same mean
+#: candidate -> [recipe]; all hand back the same average, and but for those named by their rule have
+#: the same mean
 CANDIDATES = {
     "uniform": {"selector": "uniform"},
     "chance": {"selector": TURNS},
@@ -69,7 +75,10 @@ CANDIDATES = {
     "related": {"selector": TURNS, "aggregator": "related"},
     "related, power 2": {"selector": TURNS, "aggregator": {"piece": "related", "power": 2.0}},
     "related, level .6": {"selector": TURNS, "aggregator": {"piece": "related", "level": 0.6}},
-    "related and balance": {"selector": {"piece": "in-turn", "by": "balance"}, "aggregator": "related"},
+    "related and balance": {
+        "selector": {"piece": "in-turn", "by": "balance"},
+        "aggregator": "related",
+    },
     "trimmed mean": {"selector": TURNS, "aggregator": "trimmed"},
     "krum": {"selector": TURNS, "aggregator": {"piece": "krum", "attackers": 2}},
     "clipped mean": {"selector": TURNS, "aggregator": "clipped"},
@@ -83,11 +92,15 @@ CANDIDATES = {
 
 
 def experiment(dataset, cell, candidate, seed, facts, rounds, device, rates, every=1):
-    """One run: the reproduction's setting for this data set, with what the cell and the candidate change."""
+    """One run: the reproduction's setting for this data set, with what the cell and the candidate
+    change.
+    """
     changed = CELLS[cell]
     regime = changed.get("regime", "dirichlet")
-    request = paper.Request(("table3",), (dataset,), (regime,), (seed,), rates=rates)
-    usual = request.cell(dataset, regime, "fedavg", seed, facts).experiment.model_dump(exclude_none=True)
+    request = paper.ReproductionRequest(("table3",), (dataset,), (regime,), (seed,), rates=rates)
+    usual = request.build_cell(dataset, regime, "fedavg", seed, facts).experiment.model_dump(
+        exclude_none=True
+    )
     P = changed.get("per_round", usual["per_round"])
     recipe = {"name": "fedavg", **CANDIDATES[candidate]}
     if recipe["name"] != "flrce":
@@ -101,8 +114,16 @@ def experiment(dataset, cell, candidate, seed, facts, rounds, device, rates, eve
     data = {**usual["data"], **({"trouble": changed["trouble"]} if "trouble" in changed else {})}
     engine = {"eval_every": every, "device": device.removeprefix("stack-"), "workers": 1}
     T = -(-rounds // sweep) * sweep
-    return Experiment.of(
-        {**usual, "per_round": P, "rounds": T, "data": data, "recipe": recipe, "engine": engine, "stop": {}}
+    return Experiment.from_tables(
+        {
+            **usual,
+            "per_round": P,
+            "rounds": T,
+            "data": data,
+            "recipe": recipe,
+            "engine": engine,
+            "stop": {},
+        }
     )
 
 
@@ -110,14 +131,18 @@ def tell(key, exp, pool):
     """What the oracle is told: true labels, and who harms."""
     federation = exp.federate(pool)
     classes = len(pool.classes)
-    candidates.LABELS[key] = np.array([np.bincount(pool.y[own], minlength=classes) for own in federation.train])
+    candidates.LABELS[key] = np.array(
+        [np.bincount(pool.y[own], minlength=classes) for own in federation.train]
+    )
     who = federation.trouble.who
     bad = {*who.get("wrong-labels", ()), *who.get("free-riders", ())}
     candidates.TROUBLED[key] = {federation.row[client] for client in bad}
 
 
 def endpoint(values, sweep):
-    """Mean over the last full sweep, of the rounds in it that were judged; of a run that was given up, the last one."""
+    """Mean over the last full sweep, of the rounds in it that were judged; of a run that was given
+    up, the last one.
+    """
     last = [value for value in values[-sweep:] if value is not None]
     known = [value for value in values if value is not None]
     return float(np.mean(last or known[-1:] or [0.0]))
@@ -130,9 +155,15 @@ def wanted(plan):
         for dataset in batch["datasets"]:
             seeds, many = batch["seeds"], batch.get("stack", 1)
             for group in [seeds[i : i + many] for i in range(0, len(seeds), many)]:
-                each = {(cell, seed): [(dataset, cell, name, seed) for name in batch["candidates"]
-                                       if name not in only or cell in only[name]]
-                        for cell in batch["cells"] for seed in group}  # fmt: skip
+                each = {
+                    (cell, seed): [
+                        (dataset, cell, name, seed)
+                        for name in batch["candidates"]
+                        if name not in only or cell in only[name]
+                    ]
+                    for cell in batch["cells"]
+                    for seed in group
+                }
                 if "stack" in batch:
                     yield batch, [key for keys in each.values() for key in keys]
                 else:
@@ -148,16 +179,25 @@ def run(options):
             break
         dataset = keys[0][0]
         if dataset not in pools:
-            pools[dataset] = load(dataset, options.data, verify=False)
-        facts = facts_of(dataset, options.data)
-        how = (batch.get("rounds", 100), options.device, batch.get("rates", {}), batch.get("every", 1))
+            pools[dataset] = load_dataset(dataset, options.data, verify=False)
+        facts = read_dataset_sizes(dataset, options.data)
+        how = (
+            batch.get("rounds", 100),
+            options.device,
+            batch.get("rates", {}),
+            batch.get("every", 1),
+        )
         jobs = {key: experiment(*key, facts, *how) for key in keys}
         for (_, cell, _, seed), job in jobs.items():
             tell(f"{dataset}/{cell}/{seed}", job, pools[dataset])
         start = time.monotonic()
-        for key, result, active in together(jobs, pools[dataset], options.device, max(1, parts // 2)):
+        for key, result, active in together(
+            jobs, pools[dataset], options.device, max(1, parts // 2)
+        ):
             with gzip.open(options.out / f"selection-{part}.jsonl.gz", "at") as f:
-                f.write(json.dumps(row(key, jobs[key], result, active), separators=(",", ":")) + "\n")
+                f.write(
+                    json.dumps(row(key, jobs[key], result, active), separators=(",", ":")) + "\n"
+                )
         took, at = time.monotonic() - start, time.monotonic() - began
         print(f"{keys[0]} and so on: {len(keys)} runs in {took:.1f} s, at {at:.0f} s", flush=True)
 
@@ -167,30 +207,43 @@ def together(jobs, pool, device, beside=1):
     active = {key: [] for key in jobs}
 
     def watch(key, done):
-        waits = [c.spent.idle_watts * max(done.record.seconds - c.spent.seconds, 0.0) for c in done.clients]
+        waits = [
+            c.spent.idle_watts * max(done.record.seconds - c.spent.seconds, 0.0)
+            for c in done.clients
+        ]
         active[key].append(sum(client.spent.joules for client in done.clients) - sum(waits))
 
     if device == "cpu":
         for key, job in jobs.items():
             try:
-                result = runs.run(job, data=pool, watch=lambda done, key=key: watch(key, done), allow_divergence=True)
+                result = runs.run(
+                    job,
+                    data=pool,
+                    watch=lambda done, key=key: watch(key, done),
+                    allow_divergence=True,
+                )
                 yield key, result, active[key]
             except Exception:
                 traceback.print_exc(limit=4)
         return
     keys = list(jobs)
     with one_pool(jobs, pool) as shared:
-        found = runs.run_here(
-            [(job, None) for job in jobs.values()], data=lambda _: shared, watch=lambda i, done: watch(keys[i], done),
-            device=device.removeprefix("stack-"), beside=beside,
-        )  # fmt: skip
+        found = runs.run_in_process(
+            [(job, None) for job in jobs.values()],
+            data=lambda _: shared,
+            watch=lambda i, done: watch(keys[i], done),
+            device=device.removeprefix("stack-"),
+            beside=beside,
+        )
     for key, result in zip(keys, found, strict=True):
         yield key, result, active[key]
 
 
 @contextmanager
 def one_pool(jobs, pool):
-    """All fleets on one pool of samples, so that they make one stack; those with other labels on copies of it."""
+    """All fleets on one pool of samples, so that they make one stack; those with other labels on
+    copies of it.
+    """
     fleets, copies, N = {}, [np.asarray(pool.y)], len(pool.y)
     for job in jobs.values():
         mark = (job.seed, repr(job.data), job.clients)
@@ -206,10 +259,14 @@ def one_pool(jobs, pool):
     x = np.concatenate([np.asarray(pool.x)] * len(copies)) if len(copies) > 1 else pool.x
     shared = replace(pool, x=x, y=np.concatenate(copies), group=None, groups=())
     ready = {
-        mark: replace(made, source=shared, train=tuple(part + shift for part in made.train),
-                      held=tuple(part + shift for part in made.held))
+        mark: replace(
+            made,
+            source=shared,
+            train=tuple(part + shift for part in made.train),
+            held=tuple(part + shift for part in made.held),
+        )
         for mark, (made, shift) in fleets.items()
-    }  # fmt: skip
+    }
     usual = Experiment.federate
     Experiment.federate = lambda self, _: ready[self.seed, repr(self.data), self.clients]
     try:
@@ -223,13 +280,22 @@ def row(key, exp, result, active):
     sweep, history = -(-exp.clients // exp.per_round), result.history
     short = lambda values: [None if v is None else float(f"{v:.5g}") for v in values]  # noqa: E731
     return {
-        "dataset": dataset, "cell": cell, "seed": seed, "candidate": name, "rounds": len(history), "sweep": sweep,
-        "end": endpoint([h.handed for h in history], sweep), "last": endpoint([h.headline for h in history], sweep),
-        "averaged": short([h.handed for h in history]), "accuracy": short([h.headline for h in history]),
-        "joules": short([h.joules for h in history]), "active": short(active),
-        "bytes_up": [h.bytes_up for h in history], "bytes_down": [h.bytes_down for h in history],
+        "dataset": dataset,
+        "cell": cell,
+        "seed": seed,
+        "candidate": name,
+        "rounds": len(history),
+        "sweep": sweep,
+        "end": endpoint([h.final_model_metric for h in history], sweep),
+        "last": endpoint([h.last_model_metric for h in history], sweep),
+        "averaged": short([h.final_model_metric for h in history]),
+        "accuracy": short([h.last_model_metric for h in history]),
+        "joules": short([h.joules for h in history]),
+        "active": short(active),
+        "bytes_up": [h.bytes_up for h in history],
+        "bytes_down": [h.bytes_down for h in history],
         "seconds": short([h.seconds for h in history]),
-    }  # fmt: skip
+    }
 
 
 def read(folder):
@@ -269,21 +335,34 @@ def interval(d):
     from scipy.stats import t as student
 
     d = np.array(d)
-    return d.mean(), student.ppf(0.975, len(d) - 1) * d.std(ddof=1) / len(d) ** 0.5 if len(d) > 1 else np.nan
+    return d.mean(), (
+        student.ppf(0.975, len(d) - 1) * d.std(ddof=1) / len(d) ** 0.5 if len(d) > 1 else np.nan
+    )
 
 
 def table(folder, against="chance", primary=()):
-    """Every candidate of every cell; Holm's p over the `primary` comparisons (cell, candidate), or over all."""
+    """Every candidate of every cell; Holm's p over the `primary` comparisons (cell, candidate), or
+    over all.
+    """
     from scipy.stats import ttest_1samp
 
     rows, lines = read(folder), []
     for dataset in sorted({key[0] for key in rows}):
         found = compared(rows, dataset, against)
-        counts = [key for key, d in found.items() if len(d) > 1 and np.std(d) > 0 and (not primary or key in primary)]
+        counts = [
+            key
+            for key, d in found.items()
+            if len(d) > 1 and np.std(d) > 0 and (not primary or key in primary)
+        ]
         p = holm(np.array([float(ttest_1samp(found[key], 0).pvalue) for key in counts]))
         adjusted = dict(zip(counts, p, strict=True))
-        lines += [f"| {dataset}: cell | candidate | seeds | end, % | minus {against}, points | Holm's p |",
-                  "|---|---|---|---|---|---|"]  # fmt: skip
+        lines += [
+            (
+                f"| {dataset}: cell | candidate | seeds | end, % | minus {against}, points |"
+                " Holm's p |"
+            ),
+            "|---|---|---|---|---|---|",
+        ]
         for cell in CELLS:
             ends = defaultdict(list)
             for (d, c, _, name), r in rows.items():
@@ -293,24 +372,36 @@ def table(folder, against="chance", primary=()):
                 d = found.get((cell, name), [])
                 told = "{:+.2f} ± {:.2f}".format(*interval(d)) if d else "--"
                 p = f"{adjusted[cell, name]:.3f}" if (cell, name) in adjusted else "--"
-                lines.append(f"| {cell} | {name} | {len(ends[name])} | {np.mean(ends[name]):.1f} | {told} | {p} |")
+                lines.append(
+                    f"| {cell} | {name} | {len(ends[name])} | {np.mean(ends[name]):.1f} | {told} |"
+                    f" {p} |"
+                )
         lines.append("")
     return "\n".join(lines)
 
 
 def reached(r, target):
     """The first round whose averaged model has the target; None: never."""
-    return next((t for t, value in enumerate(r["averaged"]) if value is not None and value >= target), None)
+    return next(
+        (t for t, value in enumerate(r["averaged"]) if value is not None and value >= target), None
+    )
 
 
 def headline(folder, targets, cell="labels, P=10", against="uniform, 4 bits"):
     """Cost to the target over that of `against`, seed by seed: geometric mean and 95 % interval."""
     rows, lines = read(folder), []
     for dataset, target in targets.items():
-        lines += [f"| {dataset}, target {100 * target:g} % | reached | rounds | joules | joules without waiting | "
-                  "bytes up | bytes |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+        lines += [
+            (
+                f"| {dataset}, target {100 * target:g} % | reached | rounds | joules | joules"
+                " without waiting | bytes up | bytes |"
+            ),
+            "|---|---|---|---|---|---|---|",
+        ]
         for name in CANDIDATES:
-            mine = {seed: r for (d, c, seed, n), r in rows.items() if (d, c, n) == (dataset, cell, name)}
+            mine = {
+                seed: r for (d, c, seed, n), r in rows.items() if (d, c, n) == (dataset, cell, name)
+            }
             if not mine:
                 continue
             ratios, got = defaultdict(list), 0
@@ -320,21 +411,29 @@ def headline(folder, targets, cell="labels, P=10", against="uniform, 4 bits"):
                 if base is None or t is None or (b := reached(base, target)) is None:
                     continue
                 bytes_of = lambda r: np.add(r["bytes_up"], r["bytes_down"])  # noqa: E731
-                for what, of in (("rounds", lambda r: np.ones(len(r["joules"]))), ("joules", lambda r: r["joules"]),
-                                 ("active", lambda r: r["active"]), ("up", lambda r: r["bytes_up"]),
-                                 ("bytes", bytes_of)):  # fmt: skip
+                for what, of in (
+                    ("rounds", lambda r: np.ones(len(r["joules"]))),
+                    ("joules", lambda r: r["joules"]),
+                    ("active", lambda r: r["active"]),
+                    ("up", lambda r: r["bytes_up"]),
+                    ("bytes", bytes_of),
+                ):
                     ratios[what].append(np.log(np.sum(of(r)[: t + 1]) / np.sum(of(base)[: b + 1])))
             cells = []
             for what in ("rounds", "joules", "active", "up", "bytes"):
                 mean, half = interval(ratios[what]) if ratios[what] else (np.nan, np.nan)
-                cells.append(f"{np.exp(mean):.2f} [{np.exp(mean - half):.2f}, {np.exp(mean + half):.2f}]")
+                cells.append(
+                    f"{np.exp(mean):.2f} [{np.exp(mean - half):.2f}, {np.exp(mean + half):.2f}]"
+                )
             lines.append(f"| {name} | {got} of {len(mine)} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     does = parser.add_subparsers(dest="does", required=True)
     trains = does.add_parser("run")
     trains.add_argument("plan", type=Path)

@@ -1,14 +1,17 @@
-"""The tables of docs/beyond.md on stopping, from recorded runs: `python studies/stop.py [OUT [PAGE]]`.
+"""The tables of docs/beyond.md on stopping, from recorded runs: `python studies/stop.py [OUT
+[PAGE]]`.
 
-Runs were made by `studies/stop_traces.py` without a stop; every rule is a pure function of the record and is replayed
-on them, with the pieces that ship. A(t) is the metric of the model handed back, on all hold-outs, averaged over the
-last sweep, in points; G(t) = A(2t) - A(t); t* the first round from which G stays below 2.
+Runs were made by `studies/stop_traces.py` without a stop; every rule is a pure function of the
+record and is replayed on them, with the pieces that ship. A(t) is the metric of the model handed
+back, on all hold-outs, averaged over the last sweep, in points; G(t) = A(2t) - A(t); t* the first
+round from which G stays below 2.
 
-Trust: G < 2 where the rule stops; a stop after the middle of a recorded run cannot be judged, unless 2 points were
-gained by its end already, and is left out. Thrift: it stops by 1.5 t*; a run that is too short to have a t* has one
-beyond its middle at least, and counts where that decides. Regret: what the best round would be worth, A(t) - 2 log2 t,
-less what the rule's round is worth; beside it a clock that stops all runs of a cell in the rule's own mean round. Runs
-that end near chance are dead and reported apart. Confirming runs count if they went on for 3 t* or 240 rounds.
+Trust: G < 2 where the rule stops; a stop after the middle of a recorded run cannot be judged,
+unless 2 points were gained by its end already, and is left out. Thrift: it stops by 1.5 t*; a run
+that is too short to have a t* has one beyond its middle at least, and counts where that decides.
+Regret: what the best round would be worth, A(t) - 2 log2 t, less what the rule's round is worth;
+beside it a clock that stops all runs of a cell in the rule's own mean round. Runs that end near
+chance are dead and reported apart. Confirming runs count if they went on for 3 t* or 240 rounds.
 """
 
 import gzip
@@ -23,15 +26,23 @@ import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from flrce.stops.standstill import Standstill
-from flrce.stops.worth import BENT, LIARS, Seen, Worth, due, judged, seen
-from flrce.types import Record
+from flrce.core.types import RoundRecord
+from flrce.methods.stopping.marginal_gain import (
+    MAX_LIAR_SHARE,
+    MAX_SLOPE_RATIO,
+    MarginalGain,
+    ProgressReports,
+    collect_reports,
+    estimate_gain,
+    is_check_due,
+)
+from flrce.methods.stopping.no_headway import NoHeadway
 
 ROOT = Path(__file__).resolve().parent.parent
 PRICE = 2.0  # points a doubling
 LATE = 1.5  # times t*
 ENOUGH = 240  # rounds
-OLD = Standstill()  # the default's stop of version 0.1
+OLD = NoHeadway()  # the default's stop of version 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +93,9 @@ class Run:
         return -100 * values / np.mean([x for x in first if x is not None])
 
     def gain(self, t):
-        """G(t), or as much of it as the run goes on for; everything where nothing was judged by then."""
+        """G(t), or as much of it as the run goes on for; everything where nothing was judged by
+        then.
+        """
         start = self.A[t] if np.isfinite(self.A[t]) else -np.inf
         return self.A[min(2 * t, self.T)] - start
 
@@ -100,7 +113,10 @@ class Run:
     @property
     def dead(self):
         """Below 3 times chance; where there are two or three classes, 1.2 times."""
-        return self.metric == "accuracy" and self.A[self.T] < (300 if self.classes > 3 else 120) / self.classes
+        return (
+            self.metric == "accuracy"
+            and self.A[self.T] < (300 if self.classes > 3 else 120) / self.classes
+        )
 
     @cached_property
     def value(self):
@@ -116,16 +132,28 @@ class Run:
     def history(self):
         s, flagged = self.series, self.series["flagged"]
         return [
-            Record(
-                t + 1, exploit=True, replied=tuple(map(str, s["chosen"][t])), holdouts=tuple(s["holdouts"][t]),
-                clients=self.M, flagged={str(k): "" for k in flagged[t]}, conflicts=s["conflicts"][t],
-                headway=s["headway"][t], joules=s["joules"][t], bytes_up=s["bytes"][t], seconds=s["seconds"][t],
-                metric=self.metric, lower=self.lower, accuracy=s["raw"][t] if self.metric == "accuracy" else None,
-                metrics={} if self.metric == "accuracy" or s["raw"][t] is None else {self.metric: s["raw"][t]},
+            RoundRecord(
+                t + 1,
+                exploit=True,
+                replied=tuple(map(str, s["chosen"][t])),
+                holdouts=tuple(s["holdouts"][t]),
+                clients=self.M,
+                flagged={str(k): "" for k in flagged[t]},
+                conflicts=s["conflicts"][t],
+                headway=s["headway"][t],
+                joules=s["joules"][t],
+                bytes_up=s["bytes"][t],
+                seconds=s["seconds"][t],
+                metric=self.metric,
+                lower=self.lower,
+                accuracy=s["raw"][t] if self.metric == "accuracy" else None,
+                metrics={}
+                if self.metric == "accuracy" or s["raw"][t] is None
+                else {self.metric: s["raw"][t]},
                 averaged=s["averaged"][t],
             )
             for t in range(self.T)
-        ]  # fmt: skip
+        ]
 
     def stops(self, rule):
         """The round in which a rule ends the run; T where it never does."""
@@ -141,7 +169,9 @@ def load(paths):
 
 
 class Since:
-    """The metric, averaged over the last sweep, has gained less than so many points since half the rounds."""
+    """The metric, averaged over the last sweep, has gained less than so many points since half the
+    rounds.
+    """
 
     def __init__(self, points=2.5):
         self.points = points
@@ -152,10 +182,11 @@ class Since:
 
 
 class Growth:
-    """The way from the first model grows by less than a share of itself a round, over the last `rounds`.
+    """The way from the first model grows by less than a share of itself a round, over the last
+    `rounds`.
 
-    After Lee et al., arXiv 2601.22669, of which the abstract was read: the growth rate of the task vector. Its
-    constants are not told there; `share` is the one that does best on the decision set.
+    After Lee et al., arXiv 2601.22669, of which the abstract was read: the growth rate of the task
+    vector. Its constants are not told there; `share` is the one that does best on the decision set.
     """
 
     def __init__(self, share, rounds=10):
@@ -178,36 +209,49 @@ class Clock:
 
 
 class Priced:
-    """`Worth` as it ships, looking only where it looks; `by`: all that is recorded, or only one kind of figures.
+    """`MarginalGain` as it ships, looking only where it looks; `by`: all that is recorded, or only
+    one kind of figures.
 
-    Without `bent` it is the rule as it was first frozen, on the first part of the decision set; if it does not wait
-    for evaluations, as it was frozen for the confirming runs; with `liars` = 0, as it was before figures were bounded.
+    Without `bent` it is the rule as it was first frozen, on the first part of the decision set; if
+    it does not wait for evaluations, as it was frozen for the confirming runs; with `liars` = 0, as
+    it was before figures were bounded.
     """
 
-    def __init__(self, points=PRICE, by="all", bent=BENT, waits=True, liars=LIARS):
-        self.rule, self.by, self.how = Worth(points), by, (bent, waits, liars)
+    def __init__(
+        self, points=PRICE, by="all", bent=MAX_SLOPE_RATIO, waits=True, liars=MAX_LIAR_SHARE
+    ):
+        self.rule, self.by, self.how = MarginalGain(points), by, (bent, waits, liars)
 
     def __call__(self, run):
         looks = looked(run, self.by, *self.how)
-        return next((v.t for v in looks if max(v.gain, v.least) < self.rule.points and v.final), None)
+        return next(
+            (v.t for v in looks if max(v.gain, v.least) < self.rule.points and v.final), None
+        )
 
 
 @cache
 def looked(run, by, bent, waits, liars):
     """Every verdict on a run."""
-    found = seen(run.history)
-    nothing = found.clients.until(0)
+    found = collect_reports(run.history)
+    nothing = found.clients.truncate_after(0)
     if by == "clients":
-        found = Seen(found.clients, nothing, found.unit)
+        found = ProgressReports(found.clients, nothing, found.unit)
     elif by == "evaluations":
-        found = Seen(nothing, found.evaluations, found.unit)
-    every = (judged(found.until(t), t, PRICE, bent, waits, liars) for t in range(1, run.T + 1) if due(t))
+        found = ProgressReports(nothing, found.evaluations, found.unit)
+    every = (
+        estimate_gain(found.truncate_after(t), t, PRICE, bent, waits, liars)
+        for t in range(1, run.T + 1)
+        if is_check_due(t)
+    )
     return [verdict for verdict in every if verdict is not None]
 
 
 def headway(run, rule=OLD):
     """As `run.stops(Standstill())`, in one pass."""
-    values, early = run.series["headway"], [x for x in run.series["headway"][: rule.first] if x is not None]
+    values, early = (
+        run.series["headway"],
+        [x for x in run.series["headway"][: rule.first] if x is not None],
+    )
     known = []
     for t, value in enumerate(values, 1):
         known += [] if value is None else [value]
@@ -220,7 +264,9 @@ def headway(run, rule=OLD):
 
 def conflicts(run, share=0.5):
     """As `run.stops(Conflicts(share * run.P))`."""
-    return next((t for t, count in enumerate(run.series["conflicts"], 1) if count >= share * run.P), None)
+    return next(
+        (t for t, count in enumerate(run.series["conflicts"], 1) if count >= share * run.P), None
+    )
 
 
 def patience(run, many=10):
@@ -228,7 +274,9 @@ def patience(run, many=10):
     sign = -1.0 if run.lower else 1.0
     seen_ = [(t, sign * x) for t, x in enumerate(run.series["averaged"], 1) if x is not None]
     for i in range(many, len(seen_)):
-        if max(x for _, x in seen_[i - many + 1 : i + 1]) <= max(x for _, x in seen_[: i - many + 1]):
+        if max(x for _, x in seen_[i - many + 1 : i + 1]) <= max(
+            x for _, x in seen_[: i - many + 1]
+        ):
             return seen_[i][0]
     return None
 
@@ -251,18 +299,29 @@ RULES = {
 
 FAMILIES = {  # every rule with its constant from early to late
     "worth": {f"{points:g} points": Priced(points) for points in reversed(PRICES)},
-    "worth, clients alone": {f"{points:g} points": Priced(points, "clients") for points in reversed(PRICES)},
-    "points since t / 2": {f"{points:g} points": Since(points) for points in (8, 6, 5, 4, 3, 2.5, 2, 1)},
-    "headway": {f"after {after}": partial(headway, rule=replace(OLD, after=after)) for after in (20, 40, 70, 100, 150)},
+    "worth, clients alone": {
+        f"{points:g} points": Priced(points, "clients") for points in reversed(PRICES)
+    },
+    "points since t / 2": {
+        f"{points:g} points": Since(points) for points in (8, 6, 5, 4, 3, 2.5, 2, 1)
+    },
+    "headway": {
+        f"after {after}": partial(headway, rule=replace(OLD, after=after))
+        for after in (20, 40, 70, 100, 150)
+    },
     "psi": {f"{share:g} P": partial(conflicts, share=share) for share in (0.4, 0.5, 0.6, 0.7, 0.8)},
-    "no best in n evaluations": {f"n = {many}": partial(patience, many=many) for many in (2, 3, 5, 7, 10)},
+    "no best in n evaluations": {
+        f"n = {many}": partial(patience, many=many) for many in (2, 3, 5, 7, 10)
+    },
     "growth rate": {f"{share:g} a round": Growth(share) for share in SHARES},
     "a clock": {f"round {at}": Clock(at) for at in (30, 50, 70, 100, 150, 200, 300)},
 }
 
 
 def trusted(run, t):
-    """Whether twice the rounds bring less than 2 points; None where the run is too short to tell."""
+    """Whether twice the rounds bring less than 2 points; None where the run is too short to
+    tell.
+    """
     if run.gain(t) >= PRICE:
         return False
     return True if 2 * t <= run.T else None
@@ -299,9 +358,12 @@ class Judged:
 
     @property
     def both(self):
-        """Whether a run was ended neither too early nor too late, of those where that can be told."""
+        """Whether a run was ended neither too early nor too late, of those where that can be
+        told.
+        """
         pairs = [
-            (t is not None and trusted(run, t), thrifty(run, t)) for run, t in zip(self.runs, self.stops, strict=True)
+            (t is not None and trusted(run, t), thrifty(run, t))
+            for run, t in zip(self.runs, self.stops, strict=True)
         ]
         return [bool(trust and thrift) for trust, thrift in pairs if None not in (trust, thrift)]
 
@@ -312,12 +374,18 @@ class Judged:
         cells = {}
         for run in self.runs:
             cells.setdefault(run.cell, []).append(ends[id(run)])
-        return np.array([[run.regret(ends[id(run)]), run.regret(np.mean(cells[run.cell]))] for run in self.runs])
+        return np.array(
+            [[run.regret(ends[id(run)]), run.regret(np.mean(cells[run.cell]))] for run in self.runs]
+        )
 
     @property
     def clock(self):
-        """(runs,) the regret of one clock for all runs, at the geometric mean of the rule's rounds."""
-        mean = np.exp(np.mean([np.log(t or run.T) for run, t in zip(self.runs, self.stops, strict=True)]))
+        """(runs,) the regret of one clock for all runs, at the geometric mean of the rule's
+        rounds.
+        """
+        mean = np.exp(
+            np.mean([np.log(t or run.T) for run, t in zip(self.runs, self.stops, strict=True)])
+        )
         return np.array([run.regret(mean) for run in self.runs])
 
     def part(self, wanted):
@@ -362,9 +430,19 @@ def interval(values):
 
 def summary(results):
     """One row a rule."""
-    head = ["rule", "stopped", "too early, of all", "trust", "cells with trust >= 90 %", "thrift", "both",
-            "median round / t*", "regret, points", "minus a clock of its own in each cell",
-            "minus one clock for all"]  # fmt: skip
+    head = [
+        "rule",
+        "stopped",
+        "too early, of all",
+        "trust",
+        "cells with trust >= 90 %",
+        "thrift",
+        "both",
+        "median round / t*",
+        "regret, points",
+        "minus a clock of its own in each cell",
+        "minus one clock for all",
+    ]
     rows = []
     for name, found in results.items():
         cells = {}
@@ -372,29 +450,59 @@ def summary(results):
             cells.setdefault(run.cell, []).append(trusted(run, t))
         known = [[x for x in cell if x is not None] for cell in cells.values()]
         sure = [np.mean(cell) >= 0.9 for cell in known if cell]
-        early = [t is not None and trusted(run, t) is False for run, t in zip(found.runs, found.stops, strict=True)]
-        ratio = [(t or run.T) / run.star for run, t in zip(found.runs, found.stops, strict=True) if run.star]
+        early = [
+            t is not None and trusted(run, t) is False
+            for run, t in zip(found.runs, found.stops, strict=True)
+        ]
+        ratio = [
+            (t or run.T) / run.star
+            for run, t in zip(found.runs, found.stops, strict=True)
+            if run.star
+        ]
         regret = found.regret
-        rows.append([
-            name, of([t is not None for t in found.stops]), percent(early), rate(found.trust), of(sure),
-            rate(found.thrift), percent(found.both), f"{np.median(ratio):.2f}", f"{regret[:, 0].mean():.2f}",
-            interval(regret[:, 0] - regret[:, 1]), interval(regret[:, 0] - found.clock),
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                of([t is not None for t in found.stops]),
+                percent(early),
+                rate(found.trust),
+                of(sure),
+                rate(found.thrift),
+                percent(found.both),
+                f"{np.median(ratio):.2f}",
+                f"{regret[:, 0].mean():.2f}",
+                interval(regret[:, 0] - regret[:, 1]),
+                interval(regret[:, 0] - found.clock),
+            ]
+        )
     return head, rows
 
 
 def by_cell(found):
     """One row a cell."""
-    head = ["data set", "regime", "setting", "M / P", "t*", "stops in round", "G there", "trust", "thrift"]
+    head = [
+        "data set",
+        "regime",
+        "setting",
+        "M / P",
+        "t*",
+        "stops in round",
+        "G there",
+        "trust",
+        "thrift",
+    ]
     rows = []
     for cell in sorted({run.cell for run in found.runs}):
         mine = found.part(lambda run, cell=cell: run.cell == cell)
         stars = ", ".join("late" if run.star is None else str(run.star) for run in mine.runs)
         ends = ", ".join("--" if t is None else str(t) for t in mine.stops)
         gains = ", ".join(
-            "--" if t is None else f"{run.gain(t):.1f}" for run, t in zip(mine.runs, mine.stops, strict=True)
+            "--" if t is None else f"{run.gain(t):.1f}"
+            for run, t in zip(mine.runs, mine.stops, strict=True)
         )
-        rows.append([*cell, mine.runs[0].sweep, stars, ends, gains, of(mine.trust), of(mine.thrift)])
+        rows.append(
+            [*cell, mine.runs[0].sweep, stars, ends, gains, of(mine.trust), of(mine.thrift)]
+        )
     return head, rows
 
 
@@ -402,27 +510,60 @@ def by_group(found):
     """One row for every size of a sweep, regime and data set."""
     head = ["", "runs", "stopped", "trust", "thrift", "both", "regret, points"]
     sweeps = {"M / P = 1 to 4": (0, 4), "M / P = 10": (5, 19), "M / P = 20 to 50": (20, 1000)}
-    groups = {name: (lambda run, low=low, high=high: low <= run.sweep <= high) for name, (low, high) in sweeps.items()}
-    groups |= {name: (lambda run, name=name: run.regime == name) for name in sorted({r.regime for r in found.runs})}
-    groups |= {name: (lambda run, name=name: run.dataset == name) for name in sorted({r.dataset for r in found.runs})}
+    groups = {
+        name: (lambda run, low=low, high=high: low <= run.sweep <= high)
+        for name, (low, high) in sweeps.items()
+    }
+    groups |= {
+        name: (lambda run, name=name: run.regime == name)
+        for name in sorted({r.regime for r in found.runs})
+    }
+    groups |= {
+        name: (lambda run, name=name: run.dataset == name)
+        for name in sorted({r.dataset for r in found.runs})
+    }
     rows = []
     for name, wanted in groups.items():
         mine = found.part(wanted)
-        rows.append([name, len(mine.runs), of([t is not None for t in mine.stops]), rate(mine.trust), rate(mine.thrift),
-                     percent(mine.both), f"{mine.regret[:, 0].mean():.2f}"])  # fmt: skip
+        rows.append(
+            [
+                name,
+                len(mine.runs),
+                of([t is not None for t in mine.stops]),
+                rate(mine.trust),
+                rate(mine.thrift),
+                percent(mine.both),
+                f"{mine.regret[:, 0].mean():.2f}",
+            ]
+        )
     return head, rows
 
 
 def families(runs):
-    """Every rule with its constant from early to late: trust and thrift are always those of 2 points."""
+    """Every rule with its constant from early to late: trust and thrift are always those of 2
+    points.
+    """
     head = ["rule", "constant", "stopped", "trust", "thrift", "both", "median round / t*"]
     rows = []
     for family, rules in FAMILIES.items():
         for constant, rule in rules.items():
             found = judge(rule, runs)
-            ratio = [(t or run.T) / run.star for run, t in zip(runs, found.stops, strict=True) if run.star]
-            rows.append([family, constant, of([t is not None for t in found.stops]), percent(found.trust),
-                         percent(found.thrift), percent(found.both), f"{np.median(ratio):.2f}"])  # fmt: skip
+            ratio = [
+                (t or run.T) / run.star
+                for run, t in zip(runs, found.stops, strict=True)
+                if run.star
+            ]
+            rows.append(
+                [
+                    family,
+                    constant,
+                    of([t is not None for t in found.stops]),
+                    percent(found.trust),
+                    percent(found.thrift),
+                    percent(found.both),
+                    f"{np.median(ratio):.2f}",
+                ]
+            )
     return head, rows
 
 
@@ -439,10 +580,18 @@ def draw(out, name, rows):
     for i, family in enumerate(FAMILIES):
         found = [row for row in rows if row[0] == family and "--" not in row[3:5]]
         at = [(float(row[4][:-2]), float(row[3][:-2]), row[1]) for row in found]
-        axis.plot(*zip(*[(x, y) for x, y, _ in at], strict=True), "o-", ms=4, lw=2 if i == 0 else 1, label=family)
+        axis.plot(
+            *zip(*[(x, y) for x, y, _ in at], strict=True),
+            "o-",
+            ms=4,
+            lw=2 if i == 0 else 1,
+            label=family,
+        )
         if i == 0:
             for x, y, constant in at:
-                axis.annotate(constant.split()[0], (x, y), (4, 4), textcoords="offset points", fontsize=8)
+                axis.annotate(
+                    constant.split()[0], (x, y), (4, 4), textcoords="offset points", fontsize=8
+                )
     axis.set(
         xlim=(0, 104),
         ylim=(0, 102),
@@ -455,7 +604,9 @@ def draw(out, name, rows):
 
 
 def horizons(found, lengths=(50, 100, 400)):
-    """What the rule does in runs of T rounds, which it does not know: what it would end later goes on to T."""
+    """What the rule does in runs of T rounds, which it does not know: what it would end later goes
+    on to T.
+    """
     head = ["T", "runs that long", "ended before T", "of these trusted, where it can be told"]
     rows = []
     for T in lengths:
@@ -468,7 +619,9 @@ def horizons(found, lengths=(50, 100, 400)):
 
 def write(out, name, head, rows):
     lines = [head, ["---"] * len(head), *rows]
-    (out / f"{name}.md").write_text("".join("| " + " | ".join(map(str, row)) + " |\n" for row in lines))
+    (out / f"{name}.md").write_text(
+        "".join("| " + " | ".join(map(str, row)) + " |\n" for row in lines)
+    )
 
 
 def embed(out, page):
@@ -494,8 +647,17 @@ def tables(out, name, runs, share):
     write(out, f"{name}-families", *curves)
     draw(out, f"{name}-families", curves[1])
     write(out, f"{name}-horizons", *horizons(ours))
-    dead = [[*run.cell, run.seed, f"{run.A[run.T]:.1f}", Priced()(run) or "--"] for run in runs if run.dead]
-    write(out, f"{name}-dead", ["data set", "regime", "setting", "seed", "% at the end", "stops in round"], dead)
+    dead = [
+        [*run.cell, run.seed, f"{run.A[run.T]:.1f}", Priced()(run) or "--"]
+        for run in runs
+        if run.dead
+    ]
+    write(
+        out,
+        f"{name}-dead",
+        ["data set", "regime", "setting", "seed", "% at the end", "stops in round"],
+        dead,
+    )
 
 
 def main(out, page, traces=ROOT / "results" / "stop"):

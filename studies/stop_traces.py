@@ -1,12 +1,14 @@
 """Runs without a stop, with every signal that a stop could look at: the ground of docs/beyond.md.
 
-    python studies/stop_traces.py PLAN.json --data CACHE --out DIR [--device cuda] [--seconds 300] [--share 0/4]
+    python studies/stop_traces.py PLAN.json --data CACHE --out DIR [--device cuda] [--seconds 300]
+    [--share 0/4]
 
-A plan holds tables of experiments: "all", then by data set, regime and setting, each laid over the one before; and
-`runs`, [data set, regime, setting] of every cell. Seeds come in groups, and a group goes through all cells before the
-next begins, so that a plan that is cut short leaves a balanced set. Runs of one data set and setting are trained
-together, `--stack` at most. `--share I/N`: N processes with the same `--out` each take the next stack that nobody has
-taken. What is done is written at once, and what is not when time is up is written as far as it got.
+A plan holds tables of experiments: "all", then by data set, regime and setting, each laid over the
+one before; and `runs`, [data set, regime, setting] of every cell. Seeds come in groups, and a group
+goes through all cells before the next begins, so that a plan that is cut short leaves a balanced
+set. Runs of one data set and setting are trained together, `--stack` at most. `--share I/N`: N
+processes with the same `--out` each take the next stack that nobody has taken. What is done is
+written at once, and what is not when time is up is written as far as it got.
 """
 
 import argparse
@@ -20,18 +22,20 @@ from pathlib import Path
 
 import torch
 
-from flrce import runs
-from flrce.config import Experiment, build_net
-from flrce.data.cache import load as prepared
-from flrce.data.sources import source
-from flrce.models.flat import layout, pack
+from flrce.config.experiment import Experiment, build_net
+from flrce.data.cache import load_prepared as prepared
+from flrce.data.sources import load_source
+from flrce.models.flat import make_layout, pack_model
+from flrce.simulation import runs
 
 EVERY = ("headway", "conflicts", "joules", "seconds")
 JUDGED = {"averaged": "handed", "raw": "headline"}
 
 
 def cells(plan):
-    """(group of seeds, cell, tables, seed) of every run; a group goes through all cells before the next begins."""
+    """(group of seeds, cell, tables, seed) of every run; a group goes through all cells before the
+    next begins.
+    """
     for group, seeds in enumerate(plan["seeds"]):
         for name in plan["runs"]:
             tables = {**plan["all"], "lr_times": 1}
@@ -47,7 +51,11 @@ def merged(one, two):
     """Tables laid over tables."""
     both = dict(one)
     for key, value in two.items():
-        both[key] = merged(one[key], value) if isinstance(value, dict) and isinstance(one.get(key), dict) else value
+        both[key] = (
+            merged(one[key], value)
+            if isinstance(value, dict) and isinstance(one.get(key), dict)
+            else value
+        )
     return both
 
 
@@ -57,10 +65,12 @@ class Trace:
     def __init__(self, name, tables, seed, device, pool):
         self.name, self.seed = name, seed
         engine = {**tables.get("engine", {}), "device": "cpu" if device == "cpu" else "auto"}
-        self.experiment = Experiment.of({**tables, "seed": seed, "engine": engine})
+        self.experiment = Experiment.from_tables({**tables, "seed": seed, "engine": engine})
         net = build_net(self.experiment.model.name, pool, seed, self.experiment.model.options)
-        self.first = pack(net, layout(net)).float()
-        self.series = {key: [] for key in (*EVERY, *JUDGED, "bytes", "way", "chosen", "holdouts", "flagged")}
+        self.first = pack_model(net, make_layout(net)).float()
+        self.series = {
+            key: [] for key in (*EVERY, *JUDGED, "bytes", "way", "chosen", "holdouts", "flagged")
+        }
         self.rows, self.held, self.told = {}, [], {}
 
     def __call__(self, done):
@@ -80,7 +90,12 @@ class Trace:
         s["chosen"].append([self.rows[c] for c in h.replied])
         s["holdouts"].append([short(x, 3) for x in h.holdouts])
         s["flagged"].append([self.rows[c] for c in h.flagged])
-        self.told = {"metric": h.metric, "lower": h.lower, "M": h.clients, "P": self.experiment.per_round}
+        self.told = {
+            "metric": h.metric,
+            "lower": h.lower,
+            "M": h.clients,
+            "P": self.experiment.per_round,
+        }
 
     def line(self, classes):
         """What is known so far: whole rounds only."""
@@ -96,14 +111,24 @@ def short(value, digits=4):
 
 
 def together(traces, samples, beside):
-    """All of them as one stack, on the GPU where there is one; `beside`: processes that share its memory."""
+    """All of them as one stack, on the GPU where there is one; `beside`: processes that share its
+    memory.
+    """
     jobs = [(trace.experiment, None) for trace in traces]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    runs.run_here(jobs, data=lambda _: samples, watch=lambda i, done: traces[i](done), device=device, beside=beside)
+    runs.run_in_process(
+        jobs,
+        data=lambda _: samples,
+        watch=lambda i, done: traces[i](done),
+        device=device,
+        beside=beside,
+    )
 
 
 def stacked(wanted, most):
-    """Runs in the plan's order, those of one data set and setting and one group of seeds together, `most` at most."""
+    """Runs in the plan's order, those of one data set and setting and one group of seeds together,
+    `most` at most.
+    """
     groups = {}
     for group, name, tables, seed in wanted:
         groups.setdefault((group, name[0], name[2]), []).append((name, tables, seed))
@@ -140,7 +165,9 @@ def main():
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--share", default="0/1")
     parser.add_argument("--stack", type=int, default=9, help="runs trained together")
-    parser.add_argument("--beside", type=int, default=1, help="processes that share the GPU's memory")
+    parser.add_argument(
+        "--beside", type=int, default=1, help="processes that share the GPU's memory"
+    )
     parser.add_argument("--only", default="", help="these data sets, a,b")
     parser.add_argument("--rounds", type=int, help="fewer than planned, for a trial")
     options = parser.parse_args()
@@ -149,10 +176,16 @@ def main():
 
     @cache
     def pool(name):
-        return source(name) if options.data is None or name == "digits" else prepared(options.data / name)
+        return (
+            load_source(name)
+            if options.data is None or name == "digits"
+            else prepared(options.data / name)
+        )
 
     plan = json.loads(options.plan.read_text())
-    wanted = [run for run in cells(plan) if not options.only or run[1][0] in options.only.split(",")]
+    wanted = [
+        run for run in cells(plan) if not options.only or run[1][0] in options.only.split(",")
+    ]
     if options.seconds < 1e6:
         signal.setitimer(signal.ITIMER_REAL, options.seconds)
     with (options.out / f"{options.plan.stem}-{part}.jsonl").open("a") as f:
@@ -161,13 +194,19 @@ def main():
                 continue
             start = time.monotonic()
             if options.rounds:
-                stack = [(name, {**tables, "rounds": options.rounds}, seed) for name, tables, seed in stack]
+                stack = [
+                    (name, {**tables, "rounds": options.rounds}, seed)
+                    for name, tables, seed in stack
+                ]
             told = ", ".join(f"{'/'.join(name)}/{seed}" for name, _, seed in stack)
             try:
                 traced(stack, pool(stack[0][1]["data"]["name"]), f, options)
             except Exception:  # one stack that fails is not the end of the others
                 traceback.print_exc()
-            print(f"{time.monotonic() - began:.0f} s: {time.monotonic() - start:.1f} s for {told}", flush=True)
+            print(
+                f"{time.monotonic() - began:.0f} s: {time.monotonic() - start:.1f} s for {told}",
+                flush=True,
+            )
 
 
 def traced(stack, samples, f, options):

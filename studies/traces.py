@@ -1,11 +1,13 @@
-"""Runs without a stop, and what every stop rule could have looked at: the ground on which rules are replayed.
+"""Runs without a stop, and what every stop rule could have looked at: the ground on which rules are
+replayed.
 
     python studies/traces.py PLAN.json --data CACHE --out DIR [--device cuda] [--seconds 500]
 
-A plan is a list of batches; each names data sets, regimes, recipes (name -> [recipe] table), seeds and rounds, and
-becomes DIR/NAME.jsonl.gz, written before the next batch begins. Finished batches are not run again. With "products" a
-line also holds the products of all server steps, from which the movement of any average of models follows. One process
-keeps a large GPU waiting for its Python: `--share 0/5` to `--share 4/5` are five that divide the runs among them.
+A plan is a list of batches; each names data sets, regimes, recipes (name -> [recipe] table), seeds
+and rounds, and becomes DIR/NAME.jsonl.gz, written before the next batch begins. Finished batches
+are not run again. With "products" a line also holds the products of all server steps, from which
+the movement of any average of models follows. One process keeps a large GPU waiting for its Python:
+`--share 0/5` to `--share 4/5` are five that divide the runs among them.
 """
 
 import argparse
@@ -17,14 +19,22 @@ from pathlib import Path
 import candidates  # noqa: F401 (names the pieces that were tried)
 import torch
 
-from flrce import runs
-from flrce.config import Experiment
-from flrce.results.paper import plan
-from flrce.results.paper.execute import facts_of, load
+from flrce.config.experiment import Experiment
+from flrce.reproduction import plan
+from flrce.reproduction.execute import load_dataset, read_dataset_sizes
+from flrce.simulation import runs
 
 FIELDS = (
-    "accuracy", "averaged", "conflicts", "consensus", "headway", "exploit", "bytes_up", "bytes_down", "joules",
-)  # fmt: skip
+    "accuracy",
+    "averaged",
+    "conflicts",
+    "consensus",
+    "headway",
+    "exploit",
+    "bytes_up",
+    "bytes_down",
+    "joules",
+)
 
 
 class Steps:
@@ -53,10 +63,20 @@ def cells(batch):
 
 
 def experiment(batch, facts, dataset, regime, recipe, seed, device):
-    request = plan.Request(("table3",), (dataset,), (regime,), (seed,), rates=batch.get("rates", {}))
-    usual = request.cell(dataset, regime, "fedavg", seed, facts).experiment.model_dump(exclude_none=True)
-    engine = {"eval_every": batch.get("eval_every", 1), "device": device, "workers": batch.get("workers", "auto")}
-    return Experiment.of({**usual, "rounds": batch.get("rounds", 100), "recipe": recipe, "engine": engine})
+    request = plan.ReproductionRequest(
+        ("table3",), (dataset,), (regime,), (seed,), rates=batch.get("rates", {})
+    )
+    usual = request.build_cell(dataset, regime, "fedavg", seed, facts).experiment.model_dump(
+        exclude_none=True
+    )
+    engine = {
+        "eval_every": batch.get("eval_every", 1),
+        "device": device,
+        "workers": batch.get("workers", "auto"),
+    }
+    return Experiment.from_tables(
+        {**usual, "rounds": batch.get("rounds", 100), "recipe": recipe, "engine": engine}
+    )
 
 
 def trace(key, result):
@@ -109,7 +129,7 @@ def main():
 
     def sources(name):
         if name not in loaded:
-            loaded[name] = load(name, options.data, verify=False)
+            loaded[name] = load_dataset(name, options.data, verify=False)
         return loaded[name]
 
     part, parts = map(int, options.share.split("/"))
@@ -118,7 +138,12 @@ def main():
         if path.exists() or time.monotonic() - began + batch.get("expected", 0) > options.seconds:
             continue
         start, keys = time.monotonic(), list(cells(batch))[part::parts]
-        jobs = [experiment(batch, facts_of(k[0], options.data), *k[:2], *k[3:], options.device) for k in keys]
+        jobs = [
+            experiment(
+                batch, read_dataset_sizes(k[0], options.data), *k[:2], *k[3:], options.device
+            )
+            for k in keys
+        ]
         run = together if options.device == "cuda" else one_by_one
         with gzip.open(path.with_suffix(".part"), "wt") as f:
             for row in run(keys, jobs, sources, batch.get("products", False)):

@@ -1,4 +1,6 @@
-"""Shared by all tests: hypothesis without deadlines (first torch calls are slow), the oracle on the path."""
+"""Shared by all tests: hypothesis without deadlines (first torch calls are slow), the oracle on the
+path.
+"""
 
 import os
 import sys
@@ -10,18 +12,46 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 settings.register_profile(
-    "flrce", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "flrce",
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("flrce")
 
 #: begun first, so that of two workers none is left with a long file at the end
 LONGEST = (
-    "test_recipes", "test_flower", "test_reproduce", "test_deck", "test_native", "test_extensions", "test_browser",
-    "test_arena", "test_methods", "test_flower_app", "test_tasks", "test_report", "test_tuning", "test_simulator",
-    "test_fleet", "test_nets", "test_away", "test_updates", "test_worth", "test_living", "test_whatif",
-    "test_server_memory", "test_ways", "test_flower_secure", "test_flights", "test_battery", "test_sampling",
-    "test_selectors", "test_holdouts", "test_watch_page",
-)  # fmt: skip
+    "test_recipes",
+    "test_flower",
+    "test_reproduce",
+    "test_deck",
+    "test_native",
+    "test_extensions",
+    "test_browser",
+    "test_arena",
+    "test_methods",
+    "test_flower_app",
+    "test_tasks",
+    "test_report",
+    "test_tuning",
+    "test_simulator",
+    "test_fleet",
+    "test_nets",
+    "test_away",
+    "test_updates",
+    "test_worth",
+    "test_living",
+    "test_whatif",
+    "test_server_memory",
+    "test_ways",
+    "test_flower_secure",
+    "test_flights",
+    "test_battery",
+    "test_sampling",
+    "test_selectors",
+    "test_holdouts",
+    "test_watch_page",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,9 @@
-"""A device that is not there: tensors of the host that count as a device's, for machines without a GPU.
+"""A device that is not there: tensors of the host that count as a device's, for machines without a
+GPU.
 
-While it lasts, an operation that mixes them with the host's own raises, as it would on a GPU, and what crosses through
-`flrce.crossing` is counted. What they are computed with is the host's arithmetic.
+While it lasts, an operation that mixes them with the host's own raises, as it would on a GPU, and
+what crosses through `flrce.core.device_transfer` is counted. What they are computed with is the
+host's arithmetic.
 """
 
 from contextlib import contextmanager
@@ -11,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from flrce import crossing
-from flrce.sketch import sketch
+from flrce.core import device_transfer
+from flrce.core.sketch import make_sketch
 
 COPIES = ("copy_",)  # between devices
 LOOKS = ("index", "index_put_", "index_put", "_index_put_impl_")  # whose indices may lie anywhere
@@ -55,7 +57,11 @@ class Elsewhere(TorchDispatchMode):
             tensors = [args[0], *(x for x in args[2:] if isinstance(x, torch.Tensor))]
         far = [self.is_far(x) for x in tensors]
         if any(far) and name not in COPIES:
-            mixed = [tuple(x.shape) for x, there in zip(tensors, far, strict=True) if not there and x.dim()]
+            mixed = [
+                tuple(x.shape)
+                for x, there in zip(tensors, far, strict=True)
+                if not there and x.dim()
+            ]
             written = name.endswith("_") and not far[0]
             if mixed or written:
                 raise Mixed(f"{name} of tensors on the device with those of the host: {mixed}")
@@ -70,14 +76,20 @@ class Elsewhere(TorchDispatchMode):
 
 @contextmanager
 def elsewhere(monkeypatch):
-    """Tensors that `crossing.there` sent are far until `crossing.home` brings them back."""
+    """Tensors that `device_transfer.there` sent are far until `device_transfer.home` brings them
+    back.
+    """
     mode = Elsewhere()
-    sketch.cache_clear()  # maps remember what they sent to a device
+    make_sketch.cache_clear()  # maps remember what they sent to a device
     with monkeypatch.context() as patch:
-        patch.setattr(crossing, "local", lambda x: not mode.is_far(x))
-        patch.setattr(crossing, "there", mode.there)
-        patch.setattr(crossing, "beside", lambda x, y: mode.there(x) if mode.is_far(y) else mode.home(x))
-        patch.setattr(crossing, "home", mode.home)
+        patch.setattr(device_transfer, "is_on_host", lambda x: not mode.is_far(x))
+        patch.setattr(device_transfer, "to_device", mode.there)
+        patch.setattr(
+            device_transfer,
+            "to_device_of",
+            lambda x, y: mode.there(x) if mode.is_far(y) else mode.home(x),
+        )
+        patch.setattr(device_transfer, "to_host", mode.home)
         with mode:
             yield mode
-    sketch.cache_clear()
+    make_sketch.cache_clear()

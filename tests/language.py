@@ -13,10 +13,16 @@ THETA, EPS = 10000.0, 1e-5
 MERGES = ("t h", "th e", "Ġ the", "Ġ a", "i n", "o n", "e r", "a n")
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 GGUF_NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 
 
 def alphabet() -> list[str]:
@@ -39,15 +45,22 @@ def tokens() -> list[str]:
 def weights(seed: int = 0, **sizes: int) -> dict[str, torch.Tensor]:
     s, rng = {**SIZES, **sizes}, torch.Generator().manual_seed(seed)
     head = s["width"] // s["heads"]
-    shapes = {"model.embed_tokens.weight": (s["vocabulary"], s["width"]), "model.norm.weight": (s["width"],)}
+    shapes = {
+        "model.embed_tokens.weight": (s["vocabulary"], s["width"]),
+        "model.norm.weight": (s["width"],),
+    }
     for i in range(s["layers"]):
         block = {
-            "input_layernorm": (s["width"],), "post_attention_layernorm": (s["width"],),
-            "self_attn.q_proj": (s["width"], s["width"]), "self_attn.k_proj": (s["kv_heads"] * head, s["width"]),
-            "self_attn.v_proj": (s["kv_heads"] * head, s["width"]), "self_attn.o_proj": (s["width"], s["width"]),
-            "mlp.gate_proj": (s["hidden"], s["width"]), "mlp.up_proj": (s["hidden"], s["width"]),
+            "input_layernorm": (s["width"],),
+            "post_attention_layernorm": (s["width"],),
+            "self_attn.q_proj": (s["width"], s["width"]),
+            "self_attn.k_proj": (s["kv_heads"] * head, s["width"]),
+            "self_attn.v_proj": (s["kv_heads"] * head, s["width"]),
+            "self_attn.o_proj": (s["width"], s["width"]),
+            "mlp.gate_proj": (s["hidden"], s["width"]),
+            "mlp.up_proj": (s["hidden"], s["width"]),
             "mlp.down_proj": (s["width"], s["hidden"]),
-        }  # fmt: skip
+        }
         shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in block.items()}
     return {
         name: 1 + 0.1 * torch.randn(shape, generator=rng)
@@ -61,11 +74,18 @@ def write_folder(folder: Path, w: dict[str, torch.Tensor]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(w, folder / "model.safetensors")
     config = {
-        "model_type": "llama", "vocab_size": SIZES["vocabulary"], "hidden_size": SIZES["width"],
-        "num_hidden_layers": SIZES["layers"], "num_attention_heads": SIZES["heads"],
-        "num_key_value_heads": SIZES["kv_heads"], "intermediate_size": SIZES["hidden"], "rope_theta": THETA,
-        "rms_norm_eps": EPS, "tie_word_embeddings": True, "max_position_embeddings": 128,
-    }  # fmt: skip
+        "model_type": "llama",
+        "vocab_size": SIZES["vocabulary"],
+        "hidden_size": SIZES["width"],
+        "num_hidden_layers": SIZES["layers"],
+        "num_attention_heads": SIZES["heads"],
+        "num_key_value_heads": SIZES["kv_heads"],
+        "intermediate_size": SIZES["hidden"],
+        "rope_theta": THETA,
+        "rms_norm_eps": EPS,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 128,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     vocabulary = {token: i for i, token in enumerate(tokens()) if token not in MARKS}
     tokenizer = {
@@ -84,15 +104,25 @@ def write_folder(folder: Path, w: dict[str, torch.Tensor]) -> Path:
 
 
 def relative(
-    folder: Path, w: dict[str, torch.Tensor], biased: tuple[str, ...] = (), head: int = 16, **config: object
+    folder: Path,
+    w: dict[str, torch.Tensor],
+    biased: tuple[str, ...] = (),
+    head: int = 16,
+    **config: object,
 ) -> dict[str, torch.Tensor]:
-    """A folder of a related family: biases, heads of another size than width / heads, other keys in its config."""
+    """A folder of a related family: biases, heads of another size than width / heads, other keys in
+    its config.
+    """
     rng, w = torch.Generator().manual_seed(7), dict(w)
     for i in range(SIZES["layers"]):
         for name, heads in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads")):
             rows = SIZES[heads] * head
-            w[f"model.layers.{i}.self_attn.{name}_proj.weight"] = 0.2 * torch.randn(rows, 64, generator=rng)
-        w[f"model.layers.{i}.self_attn.o_proj.weight"] = 0.2 * torch.randn(64, SIZES["heads"] * head, generator=rng)
+            w[f"model.layers.{i}.self_attn.{name}_proj.weight"] = 0.2 * torch.randn(
+                rows, 64, generator=rng
+            )
+        w[f"model.layers.{i}.self_attn.o_proj.weight"] = 0.2 * torch.randn(
+            64, SIZES["heads"] * head, generator=rng
+        )
         for name in biased:
             rows = len(w[f"model.layers.{i}.{name}.weight"])
             w[f"model.layers.{i}.{name}.bias"] = torch.randn(rows, generator=rng)
@@ -105,14 +135,23 @@ def relative(
 def write_gguf(path: Path, w: dict[str, torch.Tensor], **more: object) -> Path:
     """Matrices of attention in Q8_0, of the perceptron in Q4_1, the rest in float32."""
     values = {
-        "general.architecture": "llama", "llama.block_count": SIZES["layers"],
-        "llama.embedding_length": SIZES["width"], "llama.feed_forward_length": SIZES["hidden"],
-        "llama.attention.head_count": SIZES["heads"], "llama.attention.head_count_kv": SIZES["kv_heads"],
-        "llama.rope.freq_base": THETA, "llama.attention.layer_norm_rms_epsilon": EPS, "llama.context_length": 128,
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": tokens(),
+        "general.architecture": "llama",
+        "llama.block_count": SIZES["layers"],
+        "llama.embedding_length": SIZES["width"],
+        "llama.feed_forward_length": SIZES["hidden"],
+        "llama.attention.head_count": SIZES["heads"],
+        "llama.attention.head_count_kv": SIZES["kv_heads"],
+        "llama.rope.freq_base": THETA,
+        "llama.attention.layer_norm_rms_epsilon": EPS,
+        "llama.context_length": 128,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens(),
         "tokenizer.ggml.token_type": [3] * len(MARKS) + [1] * (SIZES["vocabulary"] - len(MARKS)),
-        "tokenizer.ggml.merges": list(MERGES), "tokenizer.ggml.eos_token_id": 0, **more,
-    }  # fmt: skip
+        "tokenizer.ggml.merges": list(MERGES),
+        "tokenizer.ggml.eos_token_id": 0,
+        **more,
+    }
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(w), len(values))
     for name, value in values.items():
         head += _text(name) + _value(value)
@@ -120,14 +159,19 @@ def write_gguf(path: Path, w: dict[str, torch.Tensor], **more: object) -> Path:
     for name, tensor in w.items():
         kind, raw = _tensor(name, tensor)
         head += _text(_renamed(name)) + struct.pack("<I", tensor.dim())
-        head += struct.pack(f"<{tensor.dim()}Q", *reversed(tensor.shape)) + struct.pack("<IQ", kind, len(data))
+        head += struct.pack(f"<{tensor.dim()}Q", *reversed(tensor.shape)) + struct.pack(
+            "<IQ", kind, len(data)
+        )
         data += raw + bytes(-len(raw) % 32)
     path.write_bytes(head + bytes(-len(head) % 32) + data)
     return path
 
 
 def _renamed(name: str) -> str:
-    outside = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    outside = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+    }
     if name in outside or name == "rope_freqs.weight":
         return outside.get(name, name)
     _, _, i, rest = name.split(".", 3)
@@ -148,7 +192,9 @@ def _q8_0(x: np.ndarray) -> bytes:
     out = b""
     for block in x.reshape(-1, 32):
         d = np.float16(np.abs(block).max() / 127)
-        out += d.tobytes() + np.round(block / np.float32(d)).clip(-127, 127).astype(np.int8).tobytes()
+        out += (
+            d.tobytes() + np.round(block / np.float32(d)).clip(-127, 127).astype(np.int8).tobytes()
+        )
     return out
 
 

@@ -11,9 +11,14 @@ class Smooth(nn.Sequential):
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         channels, *plane = shape
         super().__init__(
-            nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Tanh(),
-            nn.Flatten(), nn.Linear(6 * prod(plane), 16), nn.Tanh(), nn.Linear(16, classes),
-        )  # fmt: skip
+            nn.Conv2d(channels, 6, 3, padding=1),
+            nn.BatchNorm2d(6),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(6 * prod(plane), 16),
+            nn.Tanh(),
+            nn.Linear(16, classes),
+        )
 
 
 class Layered(nn.Sequential):
@@ -21,20 +26,34 @@ class Layered(nn.Sequential):
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(
-            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes),
-        )  # fmt: skip
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64, 16),
+            nn.ReLU(),
+            nn.Linear(16, classes),
+        )
 
 
 class Dropped(nn.Sequential):
     """A network with a random layer."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(prod(shape), 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, classes))
+        super().__init__(
+            nn.Flatten(),
+            nn.Linear(prod(shape), 16),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(16, classes),
+        )
 
 
 class Asking(Smooth):
-    """A network that asks its device for a number, which cannot be done while a step is recorded."""
+    """A network that asks its device for a number, which cannot be done while a step is
+    recorded.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = super().forward(x)

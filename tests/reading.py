@@ -1,8 +1,10 @@
-"""Reads the documentation as a user does: a page's blocks, the commands in them, and all of them run.
+"""Reads the documentation as a user does: a page's blocks, the commands in them, and all of them
+run.
 
-A page's blocks run in order in one folder and one namespace. A block whose first line is `# name.ext` is also written
-to that file. Console lines starting with flrce run in this process, with few rounds. Blocks marked text, sh or diff
-are not run; the options of the flrce commands in them are checked (test_docs.py).
+A page's blocks run in order in one folder and one namespace. A block whose first line is `#
+name.ext` is also written to that file. Console lines starting with flrce run in this process, with
+few rounds. Blocks marked text, sh or diff are not run; the options of the flrce commands in them
+are checked (test_docs.py).
 """
 
 import importlib.util
@@ -18,11 +20,11 @@ from types import ModuleType
 
 import pytest
 
-from flrce.apps import cli
-from flrce.arena.plan import Plan
-from flrce.config import Experiment
-from flrce.fleet.costs import profile
-from flrce.names import PIECES
+from flrce.arena.plan import ArenaPlan
+from flrce.cli import cli
+from flrce.config.experiment import Experiment
+from flrce.devices.costs import load_profile
+from flrce.methods.registry import PIECES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -58,7 +60,9 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(text[: found.start()].count("\n") + 1, kind, found[3])
 
 
-def run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def run(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     """All blocks of a page, in an empty folder."""
     if page.name in NEEDS:
         pytest.importorskip(NEEDS[page.name])
@@ -73,7 +77,9 @@ def run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         for block in blocks(page):
             if block.file and block.kind in RUN:
                 Path(block.file).write_text(block.text)
-                monkeypatch.delitem(sys.modules, Path(block.file).stem, raising=False)  # a namesake of another test
+                monkeypatch.delitem(
+                    sys.modules, Path(block.file).stem, raising=False
+                )  # a namesake of another test
             if block.kind == "python":
                 text = block.text
                 if page.name == "gallery.md":  # its script runs it in full
@@ -84,11 +90,15 @@ def run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
             elif block.kind == "console":
                 for number, line in enumerate(block.text.splitlines(), block.line + 1):
                     capsys.readouterr()
-                    assert command(line) == 0, f"{page.name}:{number} {line}: {capsys.readouterr().err}"
+                    assert command(line) == 0, (
+                        f"{page.name}:{number} {line}: {capsys.readouterr().err}"
+                    )
                     if "--json" in line:
                         json.loads(capsys.readouterr().out)
     finally:
-        for name in set(sys.modules) - before:  # the page's own modules; another page may have its namesakes
+        for name in (
+            set(sys.modules) - before
+        ):  # the page's own modules; another page may have its namesakes
             if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
                 del sys.modules[name]
 
@@ -97,19 +107,21 @@ def check(block: Block, path: Path) -> None:
     """An experiment, an arena's plan, or a device profile."""
     tables = tomllib.loads(block.text)
     if "methods" in tables:
-        Plan.of(tables)
+        ArenaPlan.from_tables(tables)
     elif set(tables) & set(Experiment.model_fields):
-        Experiment.of(tables)
+        Experiment.from_tables(tables)
     else:
         path.write_text(block.text)
-        profile(str(path))
+        load_profile(str(path))
 
 
 def command(line: str) -> int:
     """One line of a console block, in this process; runs are cut short."""
     prompt, *words = shlex.split(line, comments=True)
     while "=" in words[0]:
-        assert words.pop(0) == "PYTHONPATH=.", "the folder is on the path; other variables are not set here"
+        assert words.pop(0) == "PYTHONPATH=.", (
+            "the folder is on the path; other variables are not set here"
+        )
     assert prompt == "$"
     assert words[0] == "flrce", f"only flrce is run here, mark the block text: {line}"
     if words[1] in ("run", "compare"):

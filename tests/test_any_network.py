@@ -1,4 +1,6 @@
-"""Networks that a user may bring, whatever their code does: on every trainer what a plain loop of PyTorch gives."""
+"""Networks that a user may bring, whatever their code does: on every trainer what a plain loop of
+PyTorch gives.
+"""
 
 import copy
 import random
@@ -10,25 +12,31 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flrce import Experiment, runs
+from flrce import Experiment
+from flrce.core.types import LocalWork, Task
 from flrce.data.sources import Source
-from flrce.engines.choices import Choices
-from flrce.engines.seat import Decks, beyond
 from flrce.errors import BadInput
-from flrce.local.batches import batches
-from flrce.local.stacked.stack import Stack
-from flrce.local.trainer import Trainer, layer_seed
-from flrce.models.flat import layout, pack, tensors
-from flrce.models.nets import build
-from flrce.types import Task, Work
+from flrce.models.flat import list_model_tensors, make_layout, pack_model
+from flrce.models.nets import build_network
+from flrce.simulation import runs
+from flrce.simulation.run_slot import DeviceSchedulers, fingerprint_network
+from flrce.simulation.variant_choice import VariantCache
+from flrce.training.batches import draw_batches
+from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.trainer import TorchTrainer, derive_layer_seed
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(72, 1, 4, 4)).astype(np.float32)
 DATA = Source("made", X, (X[:, 0, 0, 0] > 0).astype(np.int64) + (X[:, 0, 1, 1] > 0), tuple("abc"))
 EXPERIMENT = Experiment(
-    rounds=2, clients=4, per_round=2, recipe={"name": "fedavg"}, data={"partition": "iid"},
-    train={"epochs": 2, "batch": 5, "lr": 0.2}, engine={"workers": 1},
-)  # fmt: skip
+    rounds=2,
+    clients=4,
+    per_round=2,
+    recipe={"name": "fedavg"},
+    data={"partition": "iid"},
+    train={"epochs": 2, "batch": 5, "lr": 0.2},
+    engine={"workers": 1},
+)
 
 
 class Net(nn.Module):
@@ -45,27 +53,38 @@ class Net(nn.Module):
 
 
 def plain_loop(net, federation, chosen):
-    """FedAvg by torch's own optimiser, on the same batches; the model by name, and its mean loss on every hold-out."""
+    """FedAvg by torch's own optimiser, on the same batches; the model by name, and its mean loss on
+    every hold-out.
+    """
     experiment, source = EXPERIMENT, federation.source
     x, y = torch.from_numpy(source.x), torch.from_numpy(source.y)
-    w = {name: value.clone() for name, value, _ in tensors(net)}
+    w = {name: value.clone() for name, value, _ in list_model_tensors(net)}
     for t, clients in enumerate(chosen, 1):
         sums, total = dict.fromkeys(w, 0), 0
         for client in clients:
             own = copy.deepcopy(net).train()
-            for name, value, _ in tensors(own):
+            for name, value, _ in list_model_tensors(own):
                 value.copy_(w[name])
-            task = Task(client, 0, t, experiment.seed, Work(experiment.train.epochs, experiment.train.batch))
-            index = federation.samples(client, t)
+            task = Task(
+                client,
+                0,
+                t,
+                experiment.seed,
+                LocalWork(experiment.train.epochs, experiment.train.batch),
+            )
+            index = federation.get_client_samples(client, t)
             normalised = any(isinstance(layer, nn.BatchNorm2d) for layer in net.modules())
-            order, sizes = batches(task, len(index), normalised)
-            seed(layer_seed(task))
+            order, sizes = draw_batches(task, len(index), normalised)
+            seed(derive_layer_seed(task))
             step = torch.optim.SGD(own.parameters(), experiment.train.lr)
             for here in np.split(index[order], np.cumsum(sizes)[:-1]):
                 step.zero_grad()
                 F.cross_entropy(own(x[here]), y[here]).backward()
                 step.step()
-            sums = {name: sums[name] + len(index) * value.double() for name, value, _ in tensors(own)}
+            sums = {
+                name: sums[name] + len(index) * value.double()
+                for name, value, _ in list_model_tensors(own)
+            }
             total += len(index)
         w = {name: (value / total).float() for name, value in sums.items()}
     return w
@@ -81,11 +100,11 @@ def trained(net, kernel, decks=None):
     """(the model by name, the mean losses of its rounds' evaluations, who trained)."""
     engine = {**EXPERIMENT.engine.model_dump(exclude_none=True), "kernel": kernel}
     experiment = Experiment(**{**EXPERIMENT.model_dump(exclude_none=True), "engine": engine})
-    built = runs.parts(experiment, DATA, net, decks)
+    built = runs.build_simulation(experiment, DATA, net, decks)
     with closing(built.engine):
-        done = list(built.rounds(experiment))
+        done = list(built.iterate_rounds(experiment))
     losses = [round.record.loss for round in done]
-    views = built.engine.runner.layout.views(done[-1].state.w)
+    views = built.engine.runner.layout.view_tensors(done[-1].state.w)
     return views, losses, built.federation, [round.record.chosen for round in done]
 
 
@@ -142,8 +161,12 @@ def counted():
 
 
 def stands():
-    net = Frozen(lambda net, x: net.out(torch.relu(net.norm(net.c(x))).flatten(1)), c=nn.Conv2d(1, 3, 3),
-                 norm=nn.BatchNorm2d(3), out=nn.Linear(12, 3))  # fmt: skip
+    net = Frozen(
+        lambda net, x: net.out(torch.relu(net.norm(net.c(x))).flatten(1)),
+        c=nn.Conv2d(1, 3, 3),
+        norm=nn.BatchNorm2d(3),
+        out=nn.Linear(12, 3),
+    )
     net.norm.running_mean.fill_(0.3)
     return net
 
@@ -163,17 +186,28 @@ def chance(draw):
 NETS = {
     "Python's chance": lambda: Net(chance(random.random), **two()),
     "numpy's chance": lambda: Net(chance(np.random.rand), **two()),
-    "plane again": lambda: Net(lambda net, x: net.out(torch.relu(net.c(x.view(-1, 1, 4, 4))).flatten(1)),
-                               c=nn.Conv2d(1, 2, 3), out=nn.Linear(8, 3)),
+    "plane again": lambda: Net(
+        lambda net, x: net.out(torch.relu(net.c(x.view(-1, 1, 4, 4))).flatten(1)),
+        c=nn.Conv2d(1, 2, 3),
+        out=nn.Linear(8, 3),
+    ),
     "rows": lambda: Net(lambda net, x: net.out(x.view(-1, 2, 8)).sum(1), out=nn.Linear(8, 3)),
-    "mean of all": lambda: Net(lambda net, x: net.out((x + 0 * x.mean()).flatten(1)), out=nn.Linear(16, 3)),
-    "mean of pixels": lambda: Net(lambda net, x: net.out(torch.relu(net.c(x)).flatten(2).mean(2)),
-                                  c=nn.Conv2d(1, 4, 3), out=nn.Linear(4, 3)),
+    "mean of all": lambda: Net(
+        lambda net, x: net.out((x + 0 * x.mean()).flatten(1)), out=nn.Linear(16, 3)
+    ),
+    "mean of pixels": lambda: Net(
+        lambda net, x: net.out(torch.relu(net.c(x)).flatten(2).mean(2)),
+        c=nn.Conv2d(1, 4, 3),
+        out=nn.Linear(4, 3),
+    ),
     "other in training": lambda: Net(only_training, **two()),
     "the same, tied": lambda: Net(tied_only_training, a=nn.Linear(16, 6), last=nn.Linear(16, 3)),
     "without gradient": lambda: Net(still, **two()),
-    "frozen norm": stands, "counts": counted, "notes": noted, "decides": lambda: Net(deciding, **two()),
-}  # fmt: skip
+    "frozen norm": stands,
+    "counts": counted,
+    "notes": noted,
+    "decides": lambda: Net(deciding, **two()),
+}
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -181,7 +215,7 @@ def test_every_trainer_gives_what_a_plain_loop_gives(name):
     torch.manual_seed(0)
     net = NETS[name]()
     losses = None
-    for kernel, decks in (("torch", None), ("auto", None), ("auto", Decks("cpu"))):
+    for kernel, decks in (("torch", None), ("auto", None), ("auto", DeviceSchedulers("cpu"))):
         found, judged, federation, chosen = trained(net, kernel, decks)
         expected = plain_loop(net, federation, chosen)
         for key, value in found.items():
@@ -192,38 +226,53 @@ def test_every_trainer_gives_what_a_plain_loop_gives(name):
 
 @pytest.mark.parametrize(
     "flatten",
-    [lambda x: x.view(x.size(0), -1), lambda x: x.reshape(x.shape[0], -1), lambda x: x.view(-1, 8),
-     lambda x: torch.reshape(x, (-1, 8)), lambda x: x.flatten(start_dim=1)],
-)  # fmt: skip
+    [
+        lambda x: x.view(x.size(0), -1),
+        lambda x: x.reshape(x.shape[0], -1),
+        lambda x: x.view(-1, 8),
+        lambda x: torch.reshape(x, (-1, 8)),
+        lambda x: x.flatten(start_dim=1),
+    ],
+)
 def test_usual_ways_to_flatten_have_fused_kernels(flatten):
     torch.manual_seed(0)
-    net = Net(lambda net, x: net.out(flatten(torch.relu(net.c(x)))), c=nn.Conv2d(1, 2, 3), out=nn.Linear(8, 3))
-    built = runs.parts(EXPERIMENT, DATA, net)
+    net = Net(
+        lambda net, x: net.out(flatten(torch.relu(net.c(x)))),
+        c=nn.Conv2d(1, 2, 3),
+        out=nn.Linear(8, 3),
+    )
+    built = runs.build_simulation(EXPERIMENT, DATA, net)
     with closing(built.engine):
         assert built.engine.workers.name == "native"
 
 
 def test_draws_while_judging_hang_on_nothing(caplog):
-    """F.dropout drops in evaluation too unless it is told: the same figures each time, and one line."""
+    """F.dropout drops in evaluation too unless it is told: the same figures each time, and one
+    line.
+    """
     torch.manual_seed(0)
     net = Net(lambda net, x: net.out(F.dropout(torch.relu(net.a(x.flatten(1))), 0.5)), **two())
-    first, again, stacked = (trained(net, "torch", decks)[1] for decks in (None, None, Decks("cpu")))
+    first, again, stacked = (
+        trained(net, "torch", decks)[1] for decks in (None, None, DeviceSchedulers("cpu"))
+    )
     assert first == again == pytest.approx(stacked, rel=1e-3)
     assert "Net draws at random while it judges" in caplog.text
 
 
 @pytest.mark.parametrize("make", [counted, noted])
 def test_the_first_look_at_a_model_is_as_the_second(make):
-    """A worker's first batch tells whether a network draws; what it counts on the way is forgotten."""
+    """A worker's first batch tells whether a network draws; what it counts on the way is
+    forgotten.
+    """
     net = make()
-    trainer, w, y = Trainer(net, (1, 4, 4)), pack(net), torch.from_numpy(DATA.y)
+    trainer, w, y = TorchTrainer(net, (1, 4, 4)), pack_model(net), torch.from_numpy(DATA.y)
     first, again = (trainer.evaluate(w, torch.from_numpy(X), y, 1.0, 0.0)["loss"] for _ in range(2))
     assert torch.equal(first, again)
 
 
 def test_lazy_norms_begin_with_fresh_statistics():
     net = nn.Sequential(nn.LazyConv2d(3, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(3))
-    built = runs.parts(EXPERIMENT, DATA, net)
+    built = runs.build_simulation(EXPERIMENT, DATA, net)
     built.engine.close()
     assert built.net[1].running_mean.tolist() == [0.0] * 3
     assert built.net[1].running_var.tolist() == [1.0] * 3
@@ -251,12 +300,27 @@ def overwrites(net, x):
     return net.out(x.mul_(0.5))
 
 
-@pytest.mark.parametrize(("net", "line"), [
-    (lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), "torch.jit, whose copies do not train"),
-    (lambda: Net(lambda net, x: net.out(net.a(x.flatten(1).double())).float(), a=nn.Linear(16, 6).double(),
-                 out=nn.Linear(6, 3).double()), "cast to a layer's own dtype, as in x.to"),
-    (lambda: Net(overwrites, **two()), r"Net cannot be trained on a batch of shape \(5, 1, 4, 4\): .*inplace"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("net", "line"),
+    [
+        (
+            lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(16, 3))),
+            "torch.jit, whose copies do not train",
+        ),
+        (
+            lambda: Net(
+                lambda net, x: net.out(net.a(x.flatten(1).double())).float(),
+                a=nn.Linear(16, 6).double(),
+                out=nn.Linear(6, 3).double(),
+            ),
+            "cast to a layer's own dtype, as in x.to",
+        ),
+        (
+            lambda: Net(overwrites, **two()),
+            r"Net cannot be trained on a batch of shape \(5, 1, 4, 4\): .*inplace",
+        ),
+    ],
+)
 def test_what_cannot_train_is_told_in_one_line(net, line):
     with pytest.raises(BadInput, match=line):
         trained(net(), "torch")
@@ -275,12 +339,20 @@ class Leaning(nn.Sequential):
 
 def test_networks_of_one_printed_form_have_a_deck_each():
     exps = [
-        Experiment(rounds=1, clients=4, per_round=2, recipe={"name": "fedavg"}, train={"epochs": 1},
-                   engine={"workers": 1, "kernel": "torch"},
-                   model={"name": "test_any_network:Leaning", "options": {"factor": factor}})
+        Experiment(
+            rounds=1,
+            clients=4,
+            per_round=2,
+            recipe={"name": "fedavg"},
+            train={"epochs": 1},
+            engine={"workers": 1, "kernel": "torch"},
+            model={"name": "test_any_network:Leaning", "options": {"factor": factor}},
+        )
         for factor in (1.0, 3.0)
-    ]  # fmt: skip
-    for exp, found in zip(exps, runs.run_together([(exp, None) for exp in exps], device="cpu"), strict=True):
+    ]
+    for exp, found in zip(
+        exps, runs.run_together([(exp, None) for exp in exps], device="cpu"), strict=True
+    ):
         expected = runs.run(exp).model
         for name, tensor in found.model.items():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
@@ -288,34 +360,41 @@ def test_networks_of_one_printed_form_have_a_deck_each():
 
 def test_seeds_of_a_network_share_a_deck():
     nets = [nn.Sequential(nn.Flatten(1, 2), nn.LSTM(4, 3)) for _ in range(2)]
-    assert beyond(nets[0], ()) == beyond(nets[1], ())
-    assert beyond(nn.TransformerEncoderLayer(4, 1), ()) != beyond(nn.TransformerEncoderLayer(4, 1, norm_first=True), ())
+    assert fingerprint_network(nets[0], ()) == fingerprint_network(nets[1], ())
+    assert fingerprint_network(nn.TransformerEncoderLayer(4, 1), ()) != fingerprint_network(
+        nn.TransformerEncoderLayer(4, 1, norm_first=True), ()
+    )
 
 
 @pytest.mark.parametrize("name", ["cnn-cifar", "resnet-8", "resnet-18", "lstm", "gru", "gpt"])
 def test_seeds_of_a_shipped_network_share_a_deck(name):
     """Buffers such as BatchNorm's count are told apart by what they hold, not by where they lie."""
     shape, words = ((3, 32, 32), 0) if name.startswith(("cnn", "res")) else ((16,), 20)
-    first, second = (build(name, shape, 20, seed, vocabulary=words) for seed in (0, 1))
-    own = {slot.name for slot in layout(first).slots}
-    assert beyond(first, own) == beyond(second, own)
+    first, second = (build_network(name, shape, 20, seed, vocabulary=words) for seed in (0, 1))
+    own = {slot.name for slot in make_layout(first).slots}
+    assert fingerprint_network(first, own) == fingerprint_network(second, own)
 
 
 def test_a_dict_of_other_keys_is_another_network():
     nets = [nn.Linear(2, 2), nn.Linear(2, 2)]
     nets[0].scales, nets[1].scales = {"a": 1.0}, {"b": 1.0}
-    assert beyond(nets[0], ()) != beyond(nets[1], ())
+    assert fingerprint_network(nets[0], ()) != fingerprint_network(nets[1], ())
 
 
 def test_a_way_that_cannot_be_gone_any_more_is_measured_anew(tmp_path, monkeypatch):
     """The cache knows a network by its layers; its code may have changed since."""
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path))
-    monkeypatch.setattr(Stack, "settled", None)
+    monkeypatch.setattr(ClientBatchTrainer, "fixed_variant", None)
     torch.manual_seed(0)
-    net = Net(lambda net, x: net.last(F.linear(torch.tanh(net.a(x.flatten(1))), net.a.weight.t())), a=nn.Linear(16, 6),
-              last=nn.Linear(16, 3))  # fmt: skip
-    monkeypatch.setattr(Choices, "find", lambda self, key: self.fixed.get(key, "chain"))
-    found, _, federation, chosen = trained(net, "auto", Decks("cpu"))
+    net = Net(
+        lambda net, x: net.last(F.linear(torch.tanh(net.a(x.flatten(1))), net.a.weight.t())),
+        a=nn.Linear(16, 6),
+        last=nn.Linear(16, 3),
+    )
+    monkeypatch.setattr(
+        VariantCache, "find_variant", lambda self, key: self.fixed.get(key, "chain")
+    )
+    found, _, federation, chosen = trained(net, "auto", DeviceSchedulers("cpu"))
     expected = plain_loop(net, federation, chosen)
     for key, value in found.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-4)

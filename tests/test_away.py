@@ -7,30 +7,45 @@ from pathlib import Path
 
 import pytest
 
-from flrce.apps import cli, options
-from flrce.apps import reproduce as app
-from flrce.arena import advise, away
-from flrce.config import Experiment
+from flrce.arena import advise, executors
+from flrce.cli import cli, options
+from flrce.cli import reproduce as app
+from flrce.config.experiment import Experiment
 from flrce.errors import BadInput
-from flrce.results.paper import plan, records
-from flrce.results.paper.execute import execute, facts_of, load
+from flrce.reproduction import plan, records
+from flrce.reproduction.execute import execute_cells, load_dataset, read_dataset_sizes
 
-SMALL = ["--set", "rounds=3", "--set", "clients=4", "--set", "per_round=2", "--set", "train.epochs=1"]
+SMALL = [
+    "--set",
+    "rounds=3",
+    "--set",
+    "clients=4",
+    "--set",
+    "per_round=2",
+    "--set",
+    "train.epochs=1",
+]
 
 
 def posted(calls, folder):
-    """As other machines do it: what is sent and what comes back is bytes, and the last comes first."""
+    """As other machines do it: what is sent and what comes back is bytes, and the last comes
+    first.
+    """
     for i, call in reversed(list(enumerate(pickle.loads(pickle.dumps(list(calls)))))):
         try:
-            found = pickle.loads(pickle.dumps(away.made(call).value))
+            found = pickle.loads(pickle.dumps(executors.run_call(call).value))
         except BadInput as why:
-            found = away.Lost(str(why))
+            found = executors.LostCall(str(why))
         yield i, found
 
 
 def rounds_of(folder: Path) -> dict[str, bytes]:
     names = ("rounds.jsonl", "clients.jsonl", "final.json")
-    return {str(p.relative_to(folder)): p.read_bytes() for name in names for p in sorted(folder.rglob(name))}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for name in names
+        for p in sorted(folder.rglob(name))
+    }
 
 
 def test_compare_elsewhere_is_compare(tmp_path, capsys):
@@ -51,26 +66,48 @@ def test_compare_elsewhere_is_compare(tmp_path, capsys):
 
 
 def test_reproduce_elsewhere_fills_the_same_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(away, "away", lambda where, settings: posted)
-    request = plan.Request(("table3",), ("digits",), ("quantity",), (0,), plan.QUICK, {}, (), "cpu", 1)
-    cells = [c for c in plan.cells(request, {"digits": facts_of("digits", None)}) if c.method in ("fedavg", "flrce")]
-    short = [c.__class__(**{**vars(c), "experiment": c.experiment.model_copy(update={"rounds": 2})}) for c in cells]
+    monkeypatch.setattr(executors, "get_remote_executor", lambda where, settings: posted)
+    request = plan.ReproductionRequest(
+        ("table3",), ("digits",), ("quantity",), (0,), plan.QUICK, {}, (), "cpu", 1
+    )
+    cells = [
+        c
+        for c in plan.plan_cells(request, {"digits": read_dataset_sizes("digits", None)})
+        if c.method in ("fedavg", "flrce")
+    ]
+    short = [
+        c.__class__(**{**vars(c), "experiment": c.experiment.model_copy(update={"rounds": 2})})
+        for c in cells
+    ]
     assert short
     seen = []
-    for out, run in ((tmp_path / "near", execute), (tmp_path / "far", app._elsewhere("ray", None))):
-        run(short, out, lambda name: load(name, None), lambda cell, done: seen.append((cell.name, done.record.t)))
+    for out, run in (
+        (tmp_path / "near", execute_cells),
+        (tmp_path / "far", app._build_remote_executor("ray", None)),
+    ):
+        run(
+            short,
+            out,
+            lambda name: load_dataset(name, None),
+            lambda cell, done: seen.append((cell.name, done.record.t)),
+        )
     assert rounds_of(tmp_path / "near") == rounds_of(tmp_path / "far")
     assert {(cell.name, 2) for cell in short} <= set(seen)
-    assert all(records.read(cell, tmp_path / "far") for cell in short)
-    assert not (tmp_path / "far" / away.MARK).exists()
+    assert all(records.read_cell_run(cell, tmp_path / "far") for cell in short)
+    assert not (tmp_path / "far" / executors.SHARED_FOLDER_MARK).exists()
 
 
 def test_advice_from_elsewhere_is_the_same(tmp_path):
     experiment = Experiment(rounds=8, clients=4, per_round=2, train={"epochs": 1})
-    some = {advise.PLAIN: advise.CANDIDATES[advise.PLAIN], "flrce": advise.CANDIDATES["flrce"]}
-    budget = advise.Budget(joules=200.0)
-    near = advise.advise(experiment, budget, tmp_path / "near", candidates=some, seeds=2)
-    far = advise.advise(experiment, budget, tmp_path / "far", candidates=some, seeds=2, send=posted)
+    some = {
+        advise.PLAIN_LABEL: advise.CANDIDATES[advise.PLAIN_LABEL],
+        "flrce": advise.CANDIDATES["flrce"],
+    }
+    budget = advise.SearchBudget(joules=200.0)
+    near = advise.advise_recipe(experiment, budget, tmp_path / "near", candidates=some, seeds=2)
+    far = advise.advise_recipe(
+        experiment, budget, tmp_path / "far", candidates=some, seeds=2, send=posted
+    )
     assert far == near
 
 
@@ -80,10 +117,10 @@ def test_what_fails_elsewhere_is_told_and_the_others_are_kept(tmp_path):
     jobs = [(bad, tmp_path / "bad"), (good, tmp_path / "good")]
     ended = []
     with pytest.raises(BadInput, match=r"1 of 2 runs failed; first: .*bad: clients = 5000"):
-        ended.extend(i for i, _ in away.run_all(posted, jobs, tmp_path))
+        ended.extend(i for i, _ in executors.run_experiments_remotely(posted, jobs, tmp_path))
     assert (tmp_path / "good" / "rounds.jsonl").exists()
     with pytest.raises(BadInput, match="on a disk that all machines see"):
-        away.run(good, str(tmp_path / "x"), str(tmp_path / "elsewhere"))
+        executors.run_in_shared_folder(good, str(tmp_path / "x"), str(tmp_path / "elsewhere"))
 
 
 @pytest.mark.parametrize("where", ["moon", "slurm,partition", "here,num_cpus=2", "ray,=1"])
@@ -106,5 +143,5 @@ def test_places_that_cannot_be_used_are_one_line(where, said, tmp_path, capsys):
 
 
 def test_settings_of_a_place():
-    assert options.place("ray,num_cpus=4") == ("ray", {"num_cpus": 4})
-    assert options.place("here") == ("here", {})
+    assert options.parse_on_option("ray,num_cpus=4") == ("ray", {"num_cpus": 4})
+    assert options.parse_on_option("here") == ("here", {})

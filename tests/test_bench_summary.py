@@ -23,22 +23,40 @@ def summary():
 
 
 def row(peer, t, cpu, number=0, **more):
-    usual = {"cores": 1, "foreign": 0.0, "accuracy": 0.3, "steps": 150, "trained": 17_500, "evaluated": 15_000}
+    usual = {
+        "cores": 1,
+        "foreign": 0.0,
+        "accuracy": 0.3,
+        "steps": 150,
+        "trained": 17_500,
+        "evaluated": 15_000,
+    }
     return {"peer": peer, "pass": number, "round": t, "cpu_seconds": cpu, **usual, **more}
 
 
 def test_ratios_pair_the_same_pass_and_round_and_leave_the_warm_up_out(summary):
-    rows = [row("native", 1, 9.0), row("native", 2, 2.0), row("native", 2, 4.0, number=1),
-            row("pfl", 1, 9.0), row("pfl", 2, 6.0), row("pfl", 2, 8.0, number=1)]  # fmt: skip
+    rows = [
+        row("native", 1, 9.0),
+        row("native", 2, 2.0),
+        row("native", 2, 4.0, number=1),
+        row("pfl", 1, 9.0),
+        row("pfl", 2, 6.0),
+        row("pfl", 2, 8.0, number=1),
+    ]
     # 6 / 2 and 8 / 4; pairing across passes would give 6 / 4 or 8 / 2
-    assert summary.compared(rows, 1, "cpu_seconds")["pfl"] == {"values": [6.0, 8.0], "ratios": [3.0, 2.0]}
+    assert summary.compared(rows, 1, "cpu_seconds")["pfl"] == {
+        "values": [6.0, 8.0],
+        "ratios": [3.0, 2.0],
+    }
 
 
 def test_the_fastest_of_the_others_is_set_against_both_of_ours(summary):
     rows = [row("native", 2, 1.0), row("torch", 2, 4.0), row("plain", 2, 7.0), row("pfl", 2, 6.0)]
-    assert summary.best(rows, 1, "cpu_seconds")[0] == (
-        "The fastest of the others in CPU seconds, pfl-research (processes): 6.00 (6.00-6.00) times what flrce, fused "
-        "kernels (threads) takes, 1.50 (1.50-1.50) times what flrce, torch (processes) takes."
+    assert (
+        summary.best(rows, 1, "cpu_seconds")[0]
+        == "The fastest of the others in CPU seconds, pfl-research (processes): 6.00 (6.00-6.00)"
+        " times what flrce, fused kernels (threads) takes, 1.50 (1.50-1.50) times what flrce,"
+        " torch (processes) takes."
     )
     assert summary.best(rows[:2], 1, "cpu_seconds") == []
 
@@ -57,7 +75,10 @@ def test_less_work_and_another_accuracy_are_told(summary):
 
 
 def test_a_step_of_the_next_round_counts_for_the_run(summary):
-    early = [row("pfl", 2, 1.0, steps=151, trained=17_628), row("pfl", 3, 1.0, steps=149, trained=17_372)]
+    early = [
+        row("pfl", 2, 1.0, steps=151, trained=17_628),
+        row("pfl", 3, 1.0, steps=149, trained=17_372),
+    ]
     assert summary.work_checked(early) == {"pfl": ""}
 
 
@@ -78,7 +99,8 @@ def test_rounds_under_foreign_load_are_left_out_where_others_remain(summary):
 
 def test_work_of_a_round_is_counted(summary):
     train, evaluate = summary.gflop()
-    # convolutions 2*32*32*6*27 and 2*16*16*16*54, products 2*(1024*120 + 120*84 + 84*10): 1,041,744 FLOP a sample
+    # convolutions 2*32*32*6*27 and 2*16*16*16*54, products 2*(1024*120 + 120*84 + 84*10): 1,041,744
+    # FLOP a sample
     forward = 331_776 + 442_368 + 267_600
     # two products more in training, but no gradient for the samples themselves
     assert train == pytest.approx(17_500 * (3 * forward - 331_776) / 1e9)
@@ -94,12 +116,29 @@ def joules():
 
 
 def test_a_model_of_joules_is_tried_on_what_it_was_not_fitted_to(joules):
-    """Joules that are 100 W of time and 2 nJ a byte but for one network, which nobody else can tell of."""
-    sizes = {"a": (1e-3, 1e6), "b": (2e-3, 9e6), "c": (5e-3, 4e6), "d": (8e-3, 8e7), "e": (9e-3, 2e6)}
+    """Joules that are 100 W of time and 2 nJ a byte but for one network, which nobody else can tell
+    of.
+    """
+    sizes = {
+        "a": (1e-3, 1e6),
+        "b": (2e-3, 9e6),
+        "c": (5e-3, 4e6),
+        "d": (8e-3, 8e7),
+        "e": (9e-3, 2e6),
+    }
     rows = [
-        {"net": net, "size": 16, "seconds": s, "bytes": b, "joules": 100 * s + 2e-9 * b, "flops": b**0.5, "tensors": 9,
-         "operations": 30} for net, (s, b) in sizes.items()
-    ]  # fmt: skip
+        {
+            "net": net,
+            "size": 16,
+            "seconds": s,
+            "bytes": b,
+            "joules": 100 * s + 2e-9 * b,
+            "flops": b**0.5,
+            "tensors": 9,
+            "operations": 30,
+        }
+        for net, (s, b) in sizes.items()
+    ]
     assert max(abs(e) for _, e in joules.errors(("seconds", "bytes"), rows, "net")) < 1e-6
     found, won = joules.searched(rows, "net", joules.QUANTITIES)
     assert max(abs(e) for _, e in found) < 1e-6
@@ -107,7 +146,9 @@ def test_a_model_of_joules_is_tried_on_what_it_was_not_fitted_to(joules):
     rows[3]["joules"] *= 2
     off = {row["net"]: e for row, e in joules.errors(("seconds", "bytes"), rows, "net")}
     assert off["d"] == pytest.approx(-0.5)  # as predicted by the others, which are right
-    assert "| traffic | a network |" in joules.page({"rows": rows, "hardware": "none", "idle_watts": 1.0, "lasts": 1})
+    assert "| traffic | a network |" in joules.page(
+        {"rows": rows, "hardware": "none", "idle_watts": 1.0, "lasts": 1}
+    )
 
 
 def test_a_steps_operations_and_bytes(joules):

@@ -1,4 +1,6 @@
-"""The study's tables follow from the committed runs by the committed script, and the page shows them."""
+"""The study's tables follow from the committed runs by the committed script, and the page shows
+them.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -18,5 +20,7 @@ def test_tables_and_page_are_what_the_runs_say(tmp_path):
     assert made == sorted([*(path.name for path in TABLES.glob("*.md")), "beyond.md"])
     for table in TABLES.glob("*.md"):
         assert (tmp_path / table.name).read_text() == table.read_text()
-        assert (tmp_path / table.name).with_suffix(".csv").read_text() == table.with_suffix(".csv").read_text()
+        assert (tmp_path / table.name).with_suffix(".csv").read_text() == table.with_suffix(
+            ".csv"
+        ).read_text()
     assert page.read_text() == (ROOT / "docs" / "first-study.md").read_text()

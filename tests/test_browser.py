@@ -1,4 +1,6 @@
-"""The report in a real browser: it stays silent and offline, its controls change the picture, names stay text."""
+"""The report in a real browser: it stays silent and offline, its controls change the picture, names
+stay text.
+"""
 
 import csv
 import io
@@ -11,9 +13,9 @@ import numpy as np
 import pytest
 
 import flrce
-from flrce.apps import cli
-from flrce.results import page
-from flrce.store import read
+from flrce.cli import cli
+from flrce.report import page
+from flrce.storage import read
 from report_helpers import HOSTILE, compared, hostile
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -25,14 +27,25 @@ try:
 except ImportError:
     webdriver = None
 MISSING = [
-    name for name, found in {"chromium": CHROMIUM, "chromedriver": DRIVER, "selenium": webdriver}.items() if not found
+    name
+    for name, found in {"chromium": CHROMIUM, "chromedriver": DRIVER, "selenium": webdriver}.items()
+    if not found
 ]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"no browser to test with: {', '.join(MISSING)} not found")
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"no browser to test with: {', '.join(MISSING)} not found"
+)
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
     "--window-size=1200,1000",
-)  # fmt: skip
+)
 
 
 class Page:
@@ -62,10 +75,14 @@ class Page:
         self.run("arguments[0].click()", self.find(selector))
 
     def picture(self, chart: str) -> str:
-        return self.run("return document.querySelector(arguments[0]).outerHTML", f"#{chart} .canvas svg")
+        return self.run(
+            "return document.querySelector(arguments[0]).outerHTML", f"#{chart} .canvas svg"
+        )
 
     def media(self, **features: str) -> None:
-        wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        wanted = [
+            {"name": name.replace("_", "-"), "value": value} for name, value in features.items()
+        ]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
 
     def size(self, width: int, height: int = 900) -> None:
@@ -85,8 +102,14 @@ class Page:
 
     def requests(self) -> list[str]:
         """Addresses asked for since the page was opened."""
-        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        events = [
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        ]
+        return [
+            e["params"]["request"]["url"]
+            for e in events
+            if e["method"] == "Network.requestWillBeSent"
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -96,16 +119,20 @@ def browser(tmp_path_factory):
     for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    driver = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(executable_path=DRIVER)
+    )
     downloads = tmp_path_factory.mktemp("downloads")
-    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)})
+    driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)}
+    )
     yield Page(driver, downloads)
     driver.quit()
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    return page.write([compared()], tmp_path_factory.mktemp("report") / "report.html")
+    return page.write_report([compared()], tmp_path_factory.mktemp("report") / "report.html")
 
 
 @pytest.fixture
@@ -126,17 +153,24 @@ def test_no_error_and_no_request(shown, report):
         'input[name="order"][value="label"]',
     ):
         shown.click(selector)
-    outside = [url for url in shown.requests() if not url.startswith(("data:", "blob:")) and url != report.as_uri()]
+    outside = [
+        url
+        for url in shown.requests()
+        if not url.startswith(("data:", "blob:")) and url != report.as_uri()
+    ]
     assert outside == []
     assert shown.driver.get_log("browser") == []
 
 
 def test_the_page_may_not_ask_the_network_even_if_it_wanted_to(shown):
     refused = shown.driver.execute_async_script(
-        "const done = arguments[0]; fetch('http://127.0.0.1:9/x').then(() => done('sent'), (e) => done(String(e)))"
+        "const done = arguments[0]; fetch('http://127.0.0.1:9/x').then(() => done('sent'), (e) =>"
+        " done(String(e)))"
     )
     assert "TypeError" in refused
-    assert any("Content Security Policy" in entry["message"] for entry in shown.driver.get_log("browser"))
+    assert any(
+        "Content Security Policy" in entry["message"] for entry in shown.driver.get_log("browser")
+    )
 
 
 def test_every_chart_is_drawn_and_labelled(shown):
@@ -147,7 +181,9 @@ def test_every_chart_is_drawn_and_labelled(shown):
     ]  # this run has none
     for chart in drawn:
         svg = chart.find_element(By.CSS_SELECTOR, ".canvas svg")
-        assert svg.get_attribute("aria-label").startswith(chart.find_element(By.CSS_SELECTOR, "figcaption").text)
+        assert svg.get_attribute("aria-label").startswith(
+            chart.find_element(By.CSS_SELECTOR, "figcaption").text
+        )
         assert svg.get_attribute("tabindex") == "0"
 
 
@@ -179,26 +215,36 @@ def test_slider_goes_through_the_rounds(shown):
 
 
 def test_the_map_shows_what_was_recorded(shown):
-    run = next(r for r in read.find([compared()]) if r.name == "flrce")
+    run = next(r for r in read.read_runs([compared()]) if r.name == "flrce")
     name = shown.run("return document.getElementById('run').selectedOptions[0].textContent")
     assert name.startswith("flrce")
     rows = list(
-        csv.reader(io.StringIO(shown.download("relations.csv", "#relations .tools button:nth-child(3)").decode()))
+        csv.reader(
+            io.StringIO(
+                shown.download("relations.csv", "#relations .tools button:nth-child(3)").decode()
+            )
+        )
     )
-    from flrce.results.detail import clustered, final_map
+    from flrce.report.run_detail import order_by_relationship, rebuild_relationship_map
 
-    order, Omega = clustered(run), final_map(run)
+    order, Omega = order_by_relationship(run), rebuild_relationship_map(run)
     assert rows[0][1:] == [run.roster[k] for k in order]
     for row, k in zip(rows[1:], order, strict=True):
-        assert [float(v) for v in row[1:]] == pytest.approx([round(Omega[k, j], 3) for j in order], abs=1e-3)
+        assert [float(v) for v in row[1:]] == pytest.approx(
+            [round(Omega[k, j], 3) for j in order], abs=1e-3
+        )
 
 
 def test_toggles_change_the_picture(shown):
     pictures = [shown.picture("accuracy")]
     for selector in (
-        'input[value="joules"]', 'input[name="axis"][value="bytes"]', 'input[value="seconds"]', 'input[value="smooth"]',
-        'input[value="averaged"]', "#seeds",
-    ):  # fmt: skip
+        'input[value="joules"]',
+        'input[name="axis"][value="bytes"]',
+        'input[value="seconds"]',
+        'input[value="smooth"]',
+        'input[value="averaged"]',
+        "#seeds",
+    ):
         shown.click(selector)
         pictures.append(shown.picture("accuracy"))
     assert len(set(pictures)) == len(pictures)
@@ -217,18 +263,21 @@ def test_legend_hides_a_recipe_everywhere(shown):
 
 
 def test_the_stop_and_psi_are_marked_only_where_there_are_any(shown):
-    runs, picker = read.find([compared()]), Select(shown.find("#run"))
+    runs, picker = read.read_runs([compared()]), Select(shown.find("#run"))
     for i, run in enumerate(runs):
         picker.select_by_value(str(i))
         assert len(shown.all("#conflicts .psi")) == (run.psi is not None)
         assert len(shown.all("#conflicts .stop")) == bool(run.rounds[-1].stop)
-        expected = f"This run {'stopped after round' if run.rounds[-1].stop else 'ran all'} {len(run.done)}"
+        expected = (
+            f"This run {'stopped after round' if run.rounds[-1].stop else 'ran all'}"
+            f" {len(run.committed_rounds)}"
+        )
         assert shown.find("#ended").text.startswith(expected)
     assert any(run.rounds[-1].stop for run in runs)
 
 
 def test_headway_is_drawn_where_an_average_was_kept(shown):
-    runs, picker = read.find([compared()]), Select(shown.find("#run"))
+    runs, picker = read.read_runs([compared()]), Select(shown.find("#run"))
     for i, run in enumerate(runs):
         picker.select_by_value(str(i))
         seen = [h for h in run.rounds if h.headway is not None]
@@ -252,30 +301,47 @@ def test_hover_and_keys_read_the_same_values(shown):
     assert shown.run("return document.getElementById('spoken').textContent") == text
     chart.send_keys(Keys.ARROW_RIGHT)
     assert shown.find("#tip").text.startswith("round 2,")
-    run = next(r for r in read.find([compared()]) if r.name == "flrce")
+    run = next(r for r in read.read_runs([compared()]) if r.name == "flrce")
     assert f"Accuracy % {100 * run.rounds[1].accuracy:.1f}" in shown.find("#tip").text
     chart.send_keys(Keys.ESCAPE)
     assert not shown.find("#tip").is_displayed()
-    box = shown.run("const b = arguments[0].getBoundingClientRect(); return [b.left, b.top, b.width, b.height]", chart)
+    box = shown.run(
+        "const b = arguments[0].getBoundingClientRect(); return [b.left, b.top, b.width, b.height]",
+        chart,
+    )
     shown.run(
         "const [svg, clientX, clientY] = arguments;"
         "svg.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX, clientY}))",
-        chart, box[0] + 53, box[1] + box[3] / 2,
-    )  # fmt: skip
+        chart,
+        box[0] + 53,
+        box[1] + box[3] / 2,
+    )
     assert shown.find("#tip").text.startswith("round ")
 
 
 def test_tables_and_charts_download_as_csv(shown):
-    rows = list(csv.reader(io.StringIO(shown.download("headline.csv", '[data-table="headline"]').decode())))
-    assert [row[0].split(" ")[0] for row in rows] == ["Recipe", "fedavg", "flrce", "flrce-no-stop"]
-    rows = list(csv.reader(io.StringIO(shown.download("clients.csv", '[data-table="clients"]').decode())))
-    assert rows[0][:2] == ["client", "rounds"]
-    run = next(r for r in read.find([compared()]) if r.name == "flrce")
-    assert sum(float(row[2]) + float(row[3]) for row in rows[1:]) == pytest.approx(run.summary["joules"], rel=1e-6)
     rows = list(
-        csv.reader(io.StringIO(shown.download("conflicts.csv", "#conflicts .tools button:nth-child(3)").decode()))
+        csv.reader(io.StringIO(shown.download("headline.csv", '[data-table="headline"]').decode()))
     )
-    assert [float(row[3]) for row in rows[1:]] == pytest.approx([h.conflicts for h in run.rounds], abs=1e-3)
+    assert [row[0].split(" ")[0] for row in rows] == ["Recipe", "fedavg", "flrce", "flrce-no-stop"]
+    rows = list(
+        csv.reader(io.StringIO(shown.download("clients.csv", '[data-table="clients"]').decode()))
+    )
+    assert rows[0][:2] == ["client", "rounds"]
+    run = next(r for r in read.read_runs([compared()]) if r.name == "flrce")
+    assert sum(float(row[2]) + float(row[3]) for row in rows[1:]) == pytest.approx(
+        run.summary["joules"], rel=1e-6
+    )
+    rows = list(
+        csv.reader(
+            io.StringIO(
+                shown.download("conflicts.csv", "#conflicts .tools button:nth-child(3)").decode()
+            )
+        )
+    )
+    assert [float(row[3]) for row in rows[1:]] == pytest.approx(
+        [h.conflicts for h in run.rounds], abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("chart", ["accuracy", "energy", "relations", "selections"])
@@ -294,7 +360,7 @@ def test_pictures_download_as_svg_and_png(shown, chart):
 
 def test_hostile_names_stay_text(browser, tmp_path):
     browser.size(1200)
-    browser.open(page.write([hostile()], tmp_path / "r.html"))
+    browser.open(page.write_report([hostile()], tmp_path / "r.html"))
     for chart in ("selections", "relations", "partition", "costs"):
         svg = browser.find(f"#{chart} .canvas svg")
         for _ in range(12):
@@ -302,10 +368,18 @@ def test_hostile_names_stay_text(browser, tmp_path):
     time.sleep(0.2)
     assert browser.driver.title.startswith("flrce report: digits, natural partition")
     assert browser.all("img, figure svg script, body > b") == []
-    names = browser.run("return [...document.querySelectorAll('#clients tbody th')].map((cell) => cell.textContent)")
+    names = browser.run(
+        "return [...document.querySelectorAll('#clients tbody th')].map((cell) => cell.textContent)"
+    )
     assert set(names) == set(HOSTILE)
     assert browser.driver.get_log("browser") == []
-    rows = list(csv.reader(io.StringIO(browser.download("clients.csv", '[data-table="clients"]').decode(), newline="")))
+    rows = list(
+        csv.reader(
+            io.StringIO(
+                browser.download("clients.csv", '[data-table="clients"]').decode(), newline=""
+            )
+        )
+    )
     cells = {row[0] for row in rows[1:]}
     assert not any(cell.startswith("=") for cell in cells)
     assert {"plain", 'new\nline, "quoted"', "'" + HOSTILE[2]} <= cells
@@ -317,8 +391,8 @@ def test_tab_goes_through_the_controls_in_the_order_of_the_page(shown):
     for _ in range(90):
         shown.driver.switch_to.active_element.send_keys(Keys.TAB)
         here = shown.run(
-            "const a = document.activeElement, r = a.getBoundingClientRect();"
-            "return [a.id || a.name || a.textContent.slice(0, 20) || a.tagName, r.top + scrollY, r.width > 0]"
+            "const a = document.activeElement, r = a.getBoundingClientRect();return [a.id || a.name"
+            " || a.textContent.slice(0, 20) || a.tagName, r.top + scrollY, r.width > 0]"
         )
         seen.append(here)
         if here[0] == "slider":
@@ -328,7 +402,9 @@ def test_tab_goes_through_the_controls_in_the_order_of_the_page(shown):
     wanted = ["theme", "axis", "kind", "seeds", "run", "order", "slider"]
     assert [name for name in names if name in wanted] == wanted
     assert all(visible for _, _, visible in seen)
-    place = "return [...document.querySelectorAll('*')].indexOf(document.getElementById(arguments[0]))"
+    place = (
+        "return [...document.querySelectorAll('*')].indexOf(document.getElementById(arguments[0]))"
+    )
     order = [shown.run(place, name) for name in ("theme", "seeds", "run", "slider")]
     assert order == sorted(order)
 
@@ -344,7 +420,10 @@ def test_dark_mode_follows_the_system_and_the_button(shown):
         red, green, blue = shown.run(script)
         return red + green + blue
 
-    body = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
+    body = (
+        "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0,"
+        " 3).map(Number)"
+    )
     paper = (
         "const c = document.querySelector('#accuracy rect').getAttribute('fill');"
         "return [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16))"
@@ -368,7 +447,9 @@ def test_text_stands_out_from_its_ground(shown, scheme):
     shown.media(prefers_color_scheme=scheme)
 
     def luminance(name):
-        hexes = shown.run(f"return getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()")
+        hexes = shown.run(
+            f"return getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()"
+        )
         parts = [int(hexes[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -393,12 +474,14 @@ def test_a_phone_shows_it_without_scrolling_sideways(shown):
 
 def test_controls_have_names(shown):
     nameless = shown.run(
-        "const named = (c) => c.textContent.trim() || c.ariaLabel || c.labels?.length;"
-        "return [...document.querySelectorAll('button, select, input')].filter((c) => !named(c)).length"
+        "const named = (c) => c.textContent.trim() || c.ariaLabel || c.labels?.length;return"
+        " [...document.querySelectorAll('button, select, input')].filter((c) => !named(c)).length"
     )
     assert nameless == 0
     assert shown.run("return document.documentElement.lang") == "en"
-    levels = shown.run("return [...document.querySelectorAll('h1, h2, h3')].map((h) => Number(h.tagName[1]))")
+    levels = shown.run(
+        "return [...document.querySelectorAll('h1, h2, h3')].map((h) => Number(h.tagName[1]))"
+    )
     assert levels[0] == 1
     assert set(levels[1:]) == {2}
 
@@ -412,14 +495,17 @@ def test_the_page_opens_with_sentences(shown):
 
 def test_a_page_of_one_run_compares_nothing(browser, tmp_path):
     browser.size(1200)
-    browser.open(page.write([compared() / "fedavg" / "seed-0"], tmp_path / "r.html"))
+    browser.open(page.write_report([compared() / "fedavg" / "seed-0"], tmp_path / "r.html"))
     assert browser.find("#h-compare").text == "Accuracy"
     assert not browser.find("#energy").is_displayed()
     assert browser.find("#story p").text.startswith("fedavg reached ")
 
 
 def test_the_axis_zooms(shown):
-    ticks = "return [...document.querySelectorAll('#accuracy svg text')].map((t) => parseFloat(t.textContent))"
+    ticks = (
+        "return [...document.querySelectorAll('#accuracy svg text')].map((t) =>"
+        " parseFloat(t.textContent))"
+    )
     near = [v for v in shown.run(ticks) if v is not None and v == v]
     shown.click("#zoom")
     whole = [v for v in shown.run(ticks) if v is not None and v == v]
@@ -430,7 +516,10 @@ def test_the_axis_zooms(shown):
 @pytest.mark.parametrize("table", ["headline", "clients"])
 def test_tables_sort(shown, table):
     shown.run("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    cells = f"return [...document.querySelectorAll('#{table} tbody tr')].map((r) => parseFloat(r.cells[2].textContent))"
+    cells = (
+        f"return [...document.querySelectorAll('#{table} tbody tr')].map((r) =>"
+        " parseFloat(r.cells[2].textContent))"
+    )
     shown.click(f"#{table} thead th:nth-child(3)")
     down = shown.run(cells)
     shown.click(f"#{table} thead th:nth-child(3)")
@@ -441,13 +530,15 @@ def test_tables_sort(shown, table):
 
 
 def test_it_prints_on_a4_without_cutting(shown):
-    """186 mm between the margins are 703 CSS pixels: nothing is wider, neither the page nor a table nor a picture."""
+    """186 mm between the margins are 703 CSS pixels: nothing is wider, neither the page nor a table
+    nor a picture.
+    """
     shown.size(703)
     shown.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
         wide = (
-            "return [...document.querySelectorAll('table, svg, figure, p, pre')].map((e) => e.getBoundingClientRect())"
-            ".filter((b) => b.width && b.right > 704).length"
+            "return [...document.querySelectorAll('table, svg, figure, p, pre')].map((e) =>"
+            " e.getBoundingClientRect()).filter((b) => b.width && b.right > 704).length"
         )
         assert shown.run("return document.documentElement.scrollWidth") <= 703
         assert shown.run(wide) == 0
@@ -458,13 +549,25 @@ def test_it_prints_on_a4_without_cutting(shown):
 
 def test_a_regression_has_its_own_metric_and_no_empty_cards(browser, tmp_path):
     x = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)
-    asked = {"rounds": 3, "clients": 6, "per_round": 3, "engine": {"workers": 1}, "data": {"partition": "iid"}}
-    flrce.run(flrce.Experiment(**asked, model={"name": "linear"}), tmp_path / "run", data=(x, x.sum(1)))
+    asked = {
+        "rounds": 3,
+        "clients": 6,
+        "per_round": 3,
+        "engine": {"workers": 1},
+        "data": {"partition": "iid"},
+    }
+    flrce.run(
+        flrce.Experiment(**asked, model={"name": "linear"}), tmp_path / "run", data=(x, x.sum(1))
+    )
     browser.size(1200)
-    browser.open(page.write([tmp_path / "run"], tmp_path / "page.html"))
+    browser.open(page.write_report([tmp_path / "run"], tmp_path / "page.html"))
     assert browser.find("#by-client figcaption").text.startswith("MAE of the model handed back")
     assert len(browser.all("#by-client rect.served")) == 6
-    shown = [figure.get_attribute("id") for figure in browser.all("figure.chart") if figure.is_displayed()]
+    shown = [
+        figure.get_attribute("id")
+        for figure in browser.all("figure.chart")
+        if figure.is_displayed()
+    ]
     assert not {"by-class", "worth", "point", "partition"} & set(shown)  # three rounds, no classes
     assert {"loss", "by-client", "conflicts", "selections", "costs"} <= set(shown)
     rounds = browser.run(
@@ -479,7 +582,15 @@ def arena(tmp_path_factory):
     """The committed arena's page, made anew of two of its tasks' records."""
     out = tmp_path_factory.mktemp("arena")
     committed = Path(__file__).parent.parent / "results" / "arena"
-    asked = ["arena", str(committed / "plan.toml"), "--against", str(committed), "--out", str(out), "--json"]
+    asked = [
+        "arena",
+        str(committed / "plan.toml"),
+        "--against",
+        str(committed),
+        "--out",
+        str(out),
+        "--json",
+    ]
     assert cli.main([*asked, "--tasks", "cifar10-sizes,fed-heart"]) == 0
     return out / "arena.html"
 
@@ -488,7 +599,9 @@ def test_the_arena_is_offline_and_its_controls_work(browser, arena):
     browser.size(1200)
     browser.driver.get_log("browser")
     browser.open(arena)
-    assert [url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert [
+        url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:"))
+    ] == []
     first = browser.find("#board tbody").text
     Select(browser.find("#axis")).select_by_value("bytes")
     assert browser.find("#board tbody").text != first
@@ -515,4 +628,6 @@ def test_the_arena_fits_phones_and_the_dark(browser, arena, width, scheme):
     browser.media(prefers_color_scheme=scheme)
     browser.open(arena)
     assert browser.run("return document.documentElement.scrollWidth") <= width
-    assert browser.run("return matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
+    assert browser.run("return matchMedia('(prefers-color-scheme: dark)').matches") == (
+        scheme == "dark"
+    )

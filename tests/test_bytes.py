@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from flrce import recipes
-from flrce.compressors.sparsify import TopK
-from flrce.compressors.tensors import DropTensors
-from flrce.fleet.costs import training_flops
-from flrce.local.client import Runner
-from flrce.models.flat import pack
-from flrce.models.nets import build
-from flrce.models.part import trainee
-from flrce.pieces import View
-from flrce.rng import stream
-from flrce.types import Selection, Task, Work
+from flrce.core.pieces import RoundView
+from flrce.core.types import LocalWork, Selection, Task
+from flrce.devices.costs import training_flops
+from flrce.methods.catalogue import recipes
+from flrce.methods.compression.sparsify import TopK
+from flrce.methods.compression.tensors import TensorDropout
+from flrce.models.flat import pack_model
+from flrce.models.nets import build_network
+from flrce.models.part import copy_for_training
+from flrce.rng import make_stream
+from flrce.training.client import ClientRunner
 
 NETS = {
     "cifar10": ("cnn-cifar", (3, 32, 32), 10),
@@ -47,17 +47,21 @@ def shop(name):
     kind, shape, classes = NETS[name]
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 255, (4, *shape)).astype(np.uint8))
-    return Runner(build(kind, shape, classes, 0), shape, x, torch.arange(4), 1 / 255, 0.0)
+    return ClientRunner(
+        build_network(kind, shape, classes, 0), shape, x, torch.arange(4), 1 / 255, 0.0
+    )
 
 
 def exchange(name, recipe):
     """(bytes down, the reply's payload) of one client's round under this recipe."""
     s = shop(name)
-    w = pack(s.net).clone()
-    view = View(1, 10, (0,), torch.ones(1), None, lambda k: Task("a", 0, 1, 0, Work(1, 4)), None)
-    memory = recipe.init(1, s.layout.trainable, s.layout.size)
-    task = recipe.tasks(Selection((0,)), memory, view)[0]
-    part = s.part(task)
+    w = pack_model(s.net).clone()
+    view = RoundView(
+        1, 10, (0,), torch.ones(1), None, lambda k: Task("a", 0, 1, 0, LocalWork(1, 4)), None
+    )
+    memory = recipe.initial_state(1, s.layout.trainable, s.layout.size)
+    task = recipe.build_tasks(Selection((0,)), memory, view)[0]
+    part = s.get_part(task)
     reply = s.train(w, task, np.arange(4), {})
     assert reply.error == ""
     return 4 * (len(w) if part.held is None else len(part.held)), reply.payload
@@ -67,14 +71,16 @@ def exchange(name, recipe):
 def test_sizes_of_the_papers_networks(at):
     name = list(NETS)[at]
     s, shape = shop(name), NETS[name][1]
-    flops = training_flops(trainee(s.all, shape), shape)
+    flops = training_flops(copy_for_training(s.all, shape), shape)
     assert (s.layout.trainable, s.layout.size, len(s.layout.slots), flops) == SIZES[name]
 
 
 @cases
 @pytest.mark.parametrize("method", TOTALS)
 def test_traffic_of_a_hundred_rounds(method, at):
-    recipe = recipes.CATALOGUE[method](epochs=1) if method == "fedprox" else recipes.CATALOGUE[method]()
+    recipe = (
+        recipes.CATALOGUE[method](epochs=1) if method == "fedprox" else recipes.CATALOGUE[method]()
+    )
     down, payload = exchange(list(NETS)[at], recipe)
     assert (down + payload.nbytes) * 10 * 100 == TOTALS[method][at]
 
@@ -87,11 +93,14 @@ def test_sparse_codings(at):
     indices = (1_187_520_000, 1_254_840_000, 570_256_000, 233_068_000)[at]
     u, layout = torch.randn(d), [("w", d)]
     for coding, total in (("bitmap", values_only), ("indices", indices)):
-        payload, _ = TopK(0.6, coding).encode(u, layout, stream(0, "encode"), {})
+        payload, _ = TopK(0.6, coding).encode(u, layout, make_stream(0, "encode"), {})
         sent = payload.buffers["values"].numel() * 4 if coding == "bitmap" else payload.nbytes
         assert (4 * d + sent) * 1000 == total
-    chosen, _ = TopK(0.6).encode(u, layout, stream(0, "encode"), {})
-    assert set(chosen.buffers) == {"bitmap", "values"}  # the shortest: with indices it would outweigh the dense update
+    chosen, _ = TopK(0.6).encode(u, layout, make_stream(0, "encode"), {})
+    assert set(chosen.buffers) == {
+        "bitmap",
+        "values",
+    }  # the shortest: with indices it would outweigh the dense update
 
 
 @cases
@@ -99,17 +108,26 @@ def test_expected_traffic_of_upload_dropout(at):
     name = list(NETS)[at]
     expected = (904_138_000, 955_393_000, 434_173_000, 177_450_000)[at]
     d, names = SIZES[name][1], shop(name).all.names
-    rates = [0.1 + rank * (0.6 - 0.1) / 10 for rank in range(10)]  # by rank among ten clients, .325 on average
+    rates = [
+        0.1 + rank * (0.6 - 0.1) / 10 for rank in range(10)
+    ]  # by rank among ten clients, .325 on average
     u, draws = torch.zeros(d), 25
-    sent = np.array([
-        [DropTensors(rate).encode(u, names, stream(seed, "encode", 1, str(rate)), {})[0].nbytes for rate in rates]
-        for seed in range(draws)
-    ]).sum(1)  # fmt: skip
+    sent = np.array(
+        [
+            [
+                TensorDropout(rate)
+                .encode(u, names, make_stream(seed, "encode", 1, str(rate)), {})[0]
+                .nbytes
+                for rate in rates
+            ]
+            for seed in range(draws)
+        ]
+    ).sum(1)
     round_ = 10 * 4 * d + sent.mean()
     assert abs(100 * round_ - expected) < 4 * 100 * sent.std() / draws**0.5 + 1_000
-    assert round(100 * (10 * 4 * d + sum(4 * d * (1 - rate) for rate in rates)), -3) == pytest.approx(
-        expected, abs=1_000
-    )
+    assert round(
+        100 * (10 * 4 * d + sum(4 * d * (1 - rate) for rate in rates)), -3
+    ) == pytest.approx(expected, abs=1_000)
 
 
 @cases
@@ -124,7 +142,7 @@ def test_traffic_up_to_the_papers_stop(at):
 def test_a_correction_costs_a_second_vector_down(at):
     name = list(NETS)[at]
     recipe = recipes.fedcomgate()
-    memory = recipe.init(1, SIZES[name][0], SIZES[name][1])["trainer"]
+    memory = recipe.initial_state(1, SIZES[name][0], SIZES[name][1])["trainer"]
     memory.last[0], memory.means[1] = 1, torch.zeros(SIZES[name][0])
     told = recipe.trainer.assign([Task("a", 0, 2, 0)], memory, None)[0]
     assert sum(4 * x.numel() for x in told.tensors.values()) == 4 * SIZES[name][0] + 4

@@ -1,4 +1,6 @@
-"""The prepared cache: the same bytes back, and every fault named; and the adapter that fills it from packed data."""
+"""The prepared cache: the same bytes back, and every fault named; and the adapter that fills it
+from packed data.
+"""
 
 import hashlib
 import importlib.util
@@ -17,35 +19,46 @@ from flrce.data import cache
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
-quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def example(**changes) -> Source:
     x = np.arange(6 * 1 * 2 * 3, dtype=np.uint8).reshape(6, 1, 2, 3)
     y, group = np.array([0, 1, 1, 2, 1, 0]), np.array([0, 0, 1, 1, 0, 1])
     names = ("zéro", "one\n", "\x1b[2Jtwo")
-    return replace(Source("mine", x, y, names, group, ("w1", "../w2"), scale=1 / 255, shift=-0.1), **changes)
+    return replace(
+        Source("mine", x, y, names, group, ("w1", "../w2"), scale=1 / 255, shift=-0.1), **changes
+    )
 
 
 def same(a: Source, b: Source) -> bool:
     fields = ("name", "classes", "groups", "scale", "shift")
-    groups = (a.group is None) == (b.group is None) and (a.group is None or np.array_equal(a.group, b.group))
+    groups = (a.group is None) == (b.group is None) and (
+        a.group is None or np.array_equal(a.group, b.group)
+    )
     exact = a.x.dtype == b.x.dtype and a.x.tobytes() == b.x.tobytes() and a.x.shape == b.x.shape
-    return exact and groups and np.array_equal(a.y, b.y) and all(getattr(a, f) == getattr(b, f) for f in fields)
+    return (
+        exact
+        and groups
+        and np.array_equal(a.y, b.y)
+        and all(getattr(a, f) == getattr(b, f) for f in fields)
+    )
 
 
 def refused(folder: Path, *words: str, verify: bool = True) -> None:
     with pytest.raises(BadInput) as caught:
-        cache.load(folder, verify)
+        cache.load_prepared(folder, verify)
     message = str(caught.value)
     assert "\n" not in message
     assert all(word in message for word in words), message
 
 
 def test_round_trip(tmp_path):
-    folder = cache.write(example(), tmp_path / "new" / "mine")
+    folder = cache.write_prepared(example(), tmp_path / "new" / "mine")
     for verify in (True, False):
-        loaded = cache.load(folder, verify)
+        loaded = cache.load_prepared(folder, verify)
         assert same(loaded, example())
         assert isinstance(loaded.x, np.memmap)
         assert not loaded.x.flags.writeable
@@ -71,14 +84,14 @@ def test_any_source_comes_back_bit_for_bit(tmp_path_factory, x, names, scale, gr
     codes = np.arange(len(x)) % len(names)
     group, groups = (codes, tuple(names)) if grouped else (None, ())
     source = Source("any", x, codes, tuple(names), group, groups, scale=scale)
-    folder = cache.write(source, tmp_path_factory.mktemp("any") / "c")
-    assert same(cache.load(folder), source)
+    folder = cache.write_prepared(source, tmp_path_factory.mktemp("any") / "c")
+    assert same(cache.load_prepared(folder), source)
 
 
 @quick
 @given(st.sampled_from(["x.npy", "y.npy", "group.npy", "meta.json"]), st.data())
 def test_any_flipped_bit_is_found(tmp_path_factory, name, data):
-    folder = cache.write(example(), tmp_path_factory.mktemp("flip") / "c")
+    folder = cache.write_prepared(example(), tmp_path_factory.mktemp("flip") / "c")
     content = bytearray((folder / name).read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     (folder / name).write_bytes(content)
@@ -88,7 +101,7 @@ def test_any_flipped_bit_is_found(tmp_path_factory, name, data):
 @pytest.mark.parametrize("name", ["x.npy", "y.npy", "group.npy", "meta.json"])
 @pytest.mark.parametrize("verify", [True, False])
 def test_missing_and_truncated_files_are_named(tmp_path, name, verify):
-    folder = cache.write(example(), tmp_path / "c")
+    folder = cache.write_prepared(example(), tmp_path / "c")
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[:-1])
     refused(folder, name, "prepare", verify=verify)
@@ -113,7 +126,7 @@ def reseal(folder: Path, **changes: object) -> None:
 
 
 def test_forged_descriptions_are_refused(tmp_path):
-    folder = cache.write(example(), tmp_path / "c")
+    folder = cache.write_prepared(example(), tmp_path / "c")
     files = json.loads((folder / "meta.json").read_text())["files"]
     forged = {
         "schema version 2": {"version": 2},
@@ -124,25 +137,28 @@ def test_forged_descriptions_are_refused(tmp_path):
         "x.npy": {"files": {"y.npy": files["y.npy"]}},
     }
     for word, changes in forged.items():
-        cache.write(example(), folder)
+        cache.write_prepared(example(), folder)
         reseal(folder, **changes)
         refused(folder, word)
 
 
 def test_an_array_of_objects_is_never_unpickled(tmp_path):
-    folder = cache.write(example(), tmp_path / "c")
+    folder = cache.write_prepared(example(), tmp_path / "c")
     np.save(folder / "y.npy", np.array([print] * 6, object), allow_pickle=True)
     raw = (folder / "y.npy").read_bytes()
     files = json.loads((folder / "meta.json").read_text())["files"]
-    reseal(folder, files={**files, "y.npy": {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}})
+    reseal(
+        folder,
+        files={**files, "y.npy": {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}},
+    )
     refused(folder, "y.npy", "no plain .npy")
 
 
 def test_writing_again_replaces_and_open_maps_stay(tmp_path):
-    folder = cache.write(example(), tmp_path / "c")
-    before = cache.load(folder)
-    cache.write(example(x=example().x + 1, group=None, groups=()), folder)
-    after = cache.load(folder)
+    folder = cache.write_prepared(example(), tmp_path / "c")
+    before = cache.load_prepared(folder)
+    cache.write_prepared(example(x=example().x + 1, group=None, groups=()), folder)
+    after = cache.load_prepared(folder)
     assert after.x[0, 0, 0, 0] == 1
     assert after.group is None
     assert before.x[0, 0, 0, 0] == 0
@@ -150,7 +166,7 @@ def test_writing_again_replaces_and_open_maps_stay(tmp_path):
 
 
 def test_a_failed_write_leaves_the_old_cache(tmp_path, monkeypatch):
-    folder = cache.write(example(), tmp_path / "c")
+    folder = cache.write_prepared(example(), tmp_path / "c")
     real, calls = os.rename, []
 
     def failing(source, target):
@@ -161,24 +177,24 @@ def test_a_failed_write_leaves_the_old_cache(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "rename", failing)
     with pytest.raises(OSError, match="disk gone"):
-        cache.write(example(name="other"), folder)
-    assert same(cache.load(folder), example())
+        cache.write_prepared(example(name="other"), folder)
+    assert same(cache.load_prepared(folder), example())
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
 def test_a_folder_of_something_else_is_kept(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(BadInput, match="no prepared data set"):
-        cache.write(example(), tmp_path)
+        cache.write_prepared(example(), tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 def test_a_link_to_the_cache_stays_a_link(tmp_path):
     (tmp_path / "big-disk").mkdir()
     (tmp_path / "c").symlink_to(tmp_path / "big-disk")
-    cache.write(example(), tmp_path / "c")
+    cache.write_prepared(example(), tmp_path / "c")
     assert (tmp_path / "c").is_symlink()
-    assert same(cache.load(tmp_path / "c"), example())
+    assert same(cache.load_prepared(tmp_path / "c"), example())
 
 
 @pytest.mark.parametrize(
@@ -196,18 +212,18 @@ def test_a_link_to_the_cache_stays_a_link(tmp_path):
 )
 def test_sources_that_would_not_load_are_not_written(tmp_path, changes):
     with pytest.raises(BadInput):
-        cache.write(example(**changes), tmp_path / "c")
+        cache.write_prepared(example(**changes), tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_home_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("FLRCE_DATA", str(tmp_path / "a"))
-    assert cache.home() == tmp_path / "a"
+    assert cache.get_data_folder() == tmp_path / "a"
     monkeypatch.delenv("FLRCE_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.home() == tmp_path / "flrce" / "data"
+    assert cache.get_data_folder() == tmp_path / "flrce" / "data"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.home() == Path.home() / ".cache" / "flrce" / "data"
+    assert cache.get_data_folder() == Path.home() / ".cache" / "flrce" / "data"
 
 
 def test_prepare_reads_and_writes(tmp_path, monkeypatch):
@@ -216,12 +232,12 @@ def test_prepare_reads_and_writes(tmp_path, monkeypatch):
     for value, name in enumerate(["ant", "cat"]):
         (tmp_path / "in" / name).mkdir(parents=True)
         image.fromarray(np.full((2, 2), value, np.uint8)).save(tmp_path / "in" / name / "1.png")
-    assert cache.prepare("images", tmp_path / "in") == tmp_path / "home" / "images"
-    loaded = cache.load(tmp_path / "home" / "images")
+    assert cache.prepare_dataset("images", tmp_path / "in") == tmp_path / "home" / "images"
+    loaded = cache.load_prepared(tmp_path / "home" / "images")
     assert loaded.x.reshape(2, 4).tolist() == [[0] * 4, [1] * 4]
     assert loaded.classes == ("ant", "cat")
     with pytest.raises(BadInput, match="no reader"):
-        cache.prepare("../images", tmp_path / "in")
+        cache.prepare_dataset("../images", tmp_path / "in")
 
 
 # The adapter for packed data
@@ -262,7 +278,12 @@ def test_packed_speech(tmp_path):
 def test_packed_characters_have_bright_ink(tmp_path):
     x = np.full((2, 1, 28, 28), 255, np.uint8)
     x[0, 0, 5, 5] = 0
-    np.savez(tmp_path / "femnist.npz", x=x, y=np.array([61, 10], np.uint8), client=np.array([40, 7], np.int16))
+    np.savez(
+        tmp_path / "femnist.npz",
+        x=x,
+        y=np.array([61, 10], np.uint8),
+        client=np.array([40, 7], np.int16),
+    )
     source = packed().femnist(tmp_path / "femnist.npz")
     assert source.x.sum() == source.x[0, 0, 5, 5] == 255
     assert [source.classes[k] for k in source.y] == ["z", "A"]

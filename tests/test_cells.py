@@ -12,21 +12,24 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from flrce.compiling import Machine, Unsupported
-from flrce.local.native import build, cells
-from flrce.local.native.cells import Gru, hasten
+from flrce.core import c_compiler
+from flrce.core.c_compiler import KernelUnavailable, Processor
+from flrce.training.cpu import cells
+from flrce.training.cpu.cells import Gru, hasten
 from training import like_torchs
 
 
 @pytest.fixture(autouse=True)
 def _cells(tmp_path_factory, monkeypatch):
     """Builds of their own, made quickly; skipped where there is no compiler."""
-    monkeypatch.setattr(build, "FLAGS", ("-O1", *build.FLAGS[1:]))
-    monkeypatch.setenv("FLRCE_CACHE", os.environ.get("FLRCE_CACHE") or str(tmp_path_factory.getbasetemp()))
+    monkeypatch.setattr(c_compiler, "COMPILER_FLAGS", ("-O1", *c_compiler.COMPILER_FLAGS[1:]))
+    monkeypatch.setenv(
+        "FLRCE_CACHE", os.environ.get("FLRCE_CACHE") or str(tmp_path_factory.getbasetemp())
+    )
     cells.compiled.cache_clear()
     try:
         cells.compiled(3)
-    except Unsupported as why:
+    except KernelUnavailable as why:
         pytest.skip(str(why))
     yield
     cells.compiled.cache_clear()
@@ -53,11 +56,22 @@ def assert_like_torch(gru: nn.GRU, x: torch.Tensor, seed: int = 0) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found(fast, x, seed), got, strict=True))
 
 
-@settings(max_examples=8, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=8,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 @given(
-    st.integers(1, 21), st.integers(1, 5), st.integers(1, 3), st.integers(1, 40), st.integers(1, 9), st.booleans(),
-    st.booleans(), st.floats(0.1, 3.0),
-)  # fmt: skip
+    st.integers(1, 21),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.booleans(),
+    st.booleans(),
+    st.floats(0.1, 3.0),
+)
 def test_random_layers_are_torchs(units, inputs, layers, n, steps, first, bias, scale):
     gru = nn.GRU(inputs, units, layers, bias=bias, batch_first=first)
     x = scale * torch.randn((n, steps, inputs) if first else (steps, n, inputs))
@@ -65,10 +79,14 @@ def test_random_layers_are_torchs(units, inputs, layers, n, steps, first, bias, 
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 flags")
-@pytest.mark.parametrize(("flags", "machine"), [("-mno-avx512f", Machine(8, 16)), ("-mno-avx", Machine(4, 16))])
+@pytest.mark.parametrize(
+    ("flags", "machine"), [("-mno-avx512f", Processor(8, 16)), ("-mno-avx", Processor(4, 16))]
+)
 def test_narrower_vectors_give_the_same(monkeypatch, flags, machine):
-    known = build.target
-    monkeypatch.setattr(build, "target", lambda *a: (("-march=native", flags), known(*a)[1], machine))
+    known = c_compiler.detect_target
+    monkeypatch.setattr(
+        c_compiler, "detect_target", lambda *a: (("-march=native", flags), known(*a)[1], machine)
+    )
     assert_like_torch(nn.GRU(3, 10, batch_first=True), torch.randn(19, 5, 3))
 
 
@@ -103,14 +121,22 @@ def test_other_calls_are_torchs():
 def test_what_has_no_steps_stays_as_it_is():
     net = nn.ModuleList([nn.GRU(2, 3, bidirectional=True), nn.LSTM(2, 3), nn.GRU(2, 3)])
     assert [type(layer) for layer in hasten(net)] == [nn.GRU, nn.LSTM, Gru]
-    assert [name for name, _ in net[2].named_parameters()] == ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0",
-                                                               "bias_hh_l0"]  # fmt: skip
+    assert [name for name, _ in net[2].named_parameters()] == [
+        "weight_ih_l0",
+        "weight_hh_l0",
+        "bias_ih_l0",
+        "bias_hh_l0",
+    ]
 
 
 def test_a_network_learns_with_any_loss_around_it():
     torch.manual_seed(0)
-    net = nn.ModuleDict({"look": nn.Embedding(6, 4), "gru": nn.GRU(4, 9, batch_first=True), "say": nn.Linear(9, 6)})
-    ids = torch.arange(8)[None, :].add(torch.arange(12)[:, None]) % 6  # each id is the last plus one
+    net = nn.ModuleDict(
+        {"look": nn.Embedding(6, 4), "gru": nn.GRU(4, 9, batch_first=True), "say": nn.Linear(9, 6)}
+    )
+    ids = (
+        torch.arange(8)[None, :].add(torch.arange(12)[:, None]) % 6
+    )  # each id is the last plus one
     hasten(net)
     steps = torch.optim.Adam(net.parameters(), 0.05)
     for _ in range(40):

@@ -1,4 +1,6 @@
-"""State on disk and back: every kind of memory, cost per round, compaction, and the schema before this one."""
+"""State on disk and back: every kind of memory, cost per round, compaction, and the schema before
+this one.
+"""
 
 import hashlib
 import json
@@ -12,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from flrce.core.types import Round, RoundRecord, State
 from flrce.errors import BadInput
-from flrce.store.checkpoint import Journal, manifests
-from flrce.store.ledger import Ledger
-from flrce.store.lines import finite
-from flrce.types import Record, Round, State
+from flrce.storage.checkpoint import Journal, read_manifests
+from flrce.storage.ledger import Ledger
+from flrce.storage.ledger_lines import replace_non_finite
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,25 @@ def step(state, touched, t, grow=0):
         V[k], R[k], Omega[k] = t + k / 10, t, (t * k) % 7
     past = {**m.past, t: torch.full((d,), float(t))}
     past.pop(t - 3, None)
-    memory = Memory(V, R, Omega, m.total + t, past, m.weight + 0.1, (*m.names, str(t))[-3:], t / 3 if t % 2 else None)
+    memory = Memory(
+        V,
+        R,
+        Omega,
+        m.total + t,
+        past,
+        m.weight + 0.1,
+        (*m.names, str(t))[-3:],
+        t / 3 if t % 2 else None,
+    )
     roster = state.roster + tuple(f"new{t}-{i}" for i in range(grow))
-    carry = {**state.carry, **{roster[k]: {"residual": torch.full((d,), t + k / 7)} for k in touched}}
-    after = State(t, state.w + t, {"selector": memory}, roster, carry, (*state.history, Record(t)))
-    return Round(after, Record(t), (), tuple(touched))
+    carry = {
+        **state.carry,
+        **{roster[k]: {"residual": torch.full((d,), t + k / 7)} for k in touched},
+    }
+    after = State(
+        t, state.w + t, {"selector": memory}, roster, carry, (*state.history, RoundRecord(t))
+    )
+    return Round(after, RoundRecord(t), (), tuple(touched))
 
 
 def alike(a, b):
@@ -78,7 +94,11 @@ def restored(folder, M, d):
 
 @settings(max_examples=12)
 @given(
-    st.lists(st.tuples(st.sets(st.integers(0, 6), max_size=4), st.sampled_from([0, 0, 0, 1])), min_size=1, max_size=9)
+    st.lists(
+        st.tuples(st.sets(st.integers(0, 6), max_size=4), st.sampled_from([0, 0, 0, 1])),
+        min_size=1,
+        max_size=9,
+    )
 )
 def test_saved_and_restored(tmp_path_factory, history):
     folder, state = tmp_path_factory.mktemp("checkpoint"), start(7, 3)
@@ -101,13 +121,17 @@ def test_an_abandoned_round_is_kept_too(tmp_path):
     first = step(start(4, 3), [1], 1)
     kept = journal(tmp_path)
     kept.save(first, {}, lambda: None)
-    tried = replace(first.state, attempt=2, history=(*first.state.history, Record(2, "abandoned")))
-    kept.save(Round(tried, Record(2, "abandoned"), ()), {}, lambda: None)
+    tried = replace(
+        first.state, attempt=2, history=(*first.state.history, RoundRecord(2, "abandoned"))
+    )
+    kept.save(Round(tried, RoundRecord(2, "abandoned"), ()), {}, lambda: None)
     alike(restored(tmp_path, 4, 3), tried)
 
 
 def test_disk_use_stays_within_twice_the_tables(tmp_path):
-    """One client in each round is never asked again, the worst case for files of rows: without compaction all stay."""
+    """One client in each round is never asked again, the worst case for files of rows: without
+    compaction all stay.
+    """
     M, P, d, state = 60, 6, 500, start(60, 500)
     kept, largest = journal(tmp_path), 0
     for t in range(1, 121):
@@ -132,13 +156,15 @@ def written(M, P, d, tmp_path):
         kept.save(done, {}, lambda: None)
         seconds = time.perf_counter() - began
         state = done.state
-    path, commit, _ = manifests(tmp_path / f"{M}")[0][0]
+    path, commit, _ = read_manifests(tmp_path / f"{M}")[0][0]
     new = sum(e["bytes"] for name, e in commit.files.items() if name.startswith(commit.latest))
     return new + path.stat().st_size, seconds
 
 
 def test_a_round_costs_its_own_clients_not_everybody(tmp_path):
-    """A hundred times the clients: the same V rows; only Omega's rows (P x M) and nothing of size M x d grow."""
+    """A hundred times the clients: the same V rows; only Omega's rows (P x M) and nothing of size M
+    x d grow.
+    """
     few, _ = written(20, 4, 2000, tmp_path)
     many, _ = written(2000, 4, 2000, tmp_path)
     assert few < 4 * (4 * 2 * 2000 + 3 * 2000) * 1.3 + 20_000
@@ -155,30 +181,60 @@ def test_guard_is_asked_before_the_commit(tmp_path):
 
     with pytest.raises(BadInput):
         kept.save(done, {}, refuse)
-    assert manifests(tmp_path) == ([], [])
+    assert read_manifests(tmp_path) == ([], [])
     assert restored(tmp_path, 4, 3) is None
 
 
 def first_schema(folder: Path, experiment: str) -> State:
-    """A checkpoint as version 1 wrote it, made by hand: two rounds, three clients, rows 0 and 2 heard from."""
+    """A checkpoint as version 1 wrote it, made by hand: two rounds, three clients, rows 0 and 2
+    heard from.
+    """
     folder.mkdir(parents=True)
-    rows1 = {"selector.V": torch.tensor([[1.0, 2.0], [5.0, 6.0]]), "selector.R": torch.tensor([1, 1]),
-             "selector.Omega": torch.ones(2, 3), "k": torch.tensor([0, 2])}  # fmt: skip
-    rows2 = {"selector.V": torch.tensor([[3.0, 4.0]]), "selector.R": torch.tensor([2]),
-             "selector.Omega": torch.full((1, 3), 2.0), "k": torch.tensor([2]), "selector.past/2": torch.ones(2),
-             "carry/2/residual": torch.full((2,), 0.5)}  # fmt: skip
+    rows1 = {
+        "selector.V": torch.tensor([[1.0, 2.0], [5.0, 6.0]]),
+        "selector.R": torch.tensor([1, 1]),
+        "selector.Omega": torch.ones(2, 3),
+        "k": torch.tensor([0, 2]),
+    }
+    rows2 = {
+        "selector.V": torch.tensor([[3.0, 4.0]]),
+        "selector.R": torch.tensor([2]),
+        "selector.Omega": torch.full((1, 3), 2.0),
+        "k": torch.tensor([2]),
+        "selector.past/2": torch.ones(2),
+        "carry/2/residual": torch.full((2,), 0.5),
+    }
     whole = {"w": torch.tensor([7.0, 8.0]), "selector.total": torch.tensor([3.0, 3.0])}
     files = {}
-    for name, tensors in {"000001.rows": rows1, "000002.rows": rows2, "000002.state": whole}.items():
+    for name, tensors in {
+        "000001.rows": rows1,
+        "000002.rows": rows2,
+        "000002.state": whole,
+    }.items():
         data = save(tensors)
         (folder / name).write_bytes(data)
         files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    (folder / "manifest.json").write_text(json.dumps({
-        "t": 2, "attempt": 0, "roster": ["c0", "c1", "c2"], "files": files, "latest": "000002",
-        "rows": {"0": "000001.rows", "2": "000002.rows"}, "rounds": {"selector.past/2": "000002.rows"},
-        "scalars": {"selector.weight": 0.2, "selector.names": ["1", "2"], "selector.limit": None},
-        "ledger": {"rounds.jsonl": 0}, "experiment": experiment, "schema": 1,
-    }))  # fmt: skip
+    (folder / "manifest.json").write_text(
+        json.dumps(
+            {
+                "t": 2,
+                "attempt": 0,
+                "roster": ["c0", "c1", "c2"],
+                "files": files,
+                "latest": "000002",
+                "rows": {"0": "000001.rows", "2": "000002.rows"},
+                "rounds": {"selector.past/2": "000002.rows"},
+                "scalars": {
+                    "selector.weight": 0.2,
+                    "selector.names": ["1", "2"],
+                    "selector.limit": None,
+                },
+                "ledger": {"rounds.jsonl": 0},
+                "experiment": experiment,
+                "schema": 1,
+            }
+        )
+    )
     memory = Memory(torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0]]), torch.tensor([1, -9, 2]),
                     torch.tensor([[1.0] * 3, [0.0] * 3, [2.0] * 3]), torch.tensor([3.0, 3.0]), {2: torch.ones(2)},
                     0.2, ("1", "2"))  # fmt: skip
@@ -191,17 +247,22 @@ def test_the_first_schema_is_migrated(tmp_path):
     kept = journal(tmp_path / "checkpoint")
     found = kept.restore(start(3, 2), lambda marks: None)
     alike(found, wanted)
-    done = step(replace(found, history=(Record(1), Record(2))), [1], 3)
+    done = step(replace(found, history=(RoundRecord(1), RoundRecord(2))), [1], 3)
     kept.save(done, {}, lambda: None)
     alike(restored(tmp_path / "checkpoint", 3, 2), done.state)
-    assert [commit.t for _, commit, _ in manifests(tmp_path / "checkpoint")[0]] == [3, 2]
-    assert json.loads((tmp_path / "checkpoint" / "manifest.a.json").read_text())["commit"]["schema"] == 3
+    assert [commit.t for _, commit, _ in read_manifests(tmp_path / "checkpoint")[0]] == [3, 2]
+    assert (
+        json.loads((tmp_path / "checkpoint" / "manifest.a.json").read_text())["commit"]["schema"]
+        == 3
+    )
     (tmp_path / "checkpoint" / "000003.state").unlink()  # its spare is the old manifest as it was
     alike(restored(tmp_path / "checkpoint", 3, 2), wanted)
 
 
 def test_the_schema_before_is_gone_on_with(tmp_path):
-    """It has the rows of the round's clients alone, and lists where there were tuples; the next commit has all."""
+    """It has the rows of the round's clients alone, and lists where there were tuples; the next
+    commit has all.
+    """
     folder = tmp_path / "checkpoint"
     wanted = first_schema(folder, "same")
     old = json.loads((folder / "manifest.json").read_text())
@@ -218,7 +279,7 @@ def test_the_schema_before_is_gone_on_with(tmp_path):
     found = kept.restore(start(3, 2), lambda marks: None)
     alike(found, wanted)
     for t in (3, 4):
-        done = step(replace(found, history=tuple(map(Record, range(1, t)))), [1], t)
+        done = step(replace(found, history=tuple(map(RoundRecord, range(1, t)))), [1], t)
         kept.save(done, {}, lambda: None)
         found = restored(folder, 3, 2)
         alike(found, done.state)
@@ -231,17 +292,24 @@ def test_another_experiment_is_refused(tmp_path):
 
 
 def test_a_recipe_of_other_pieces_is_not_damage(tmp_path):
-    """A preset that a later version makes of other pieces: the line names the table that is not there."""
+    """A preset that a later version makes of other pieces: the line names the table that is not
+    there.
+    """
     journal(tmp_path).save(step(start(3, 2), [0, 2], 1), {}, lambda: None)
     other = replace(start(3, 2), memory={"aggregator": start(3, 2).memory["selector"]})
-    with pytest.raises(BadInput, match=r"no table 'aggregator\.V': another version made this recipe of other pieces"):
+    with pytest.raises(
+        BadInput,
+        match=r"no table 'aggregator\.V': another version made this recipe of other pieces",
+    ):
         journal(tmp_path).restore(other, lambda marks: None)
 
 
 def test_a_ledger_line_holds_no_nan():
-    assert finite({"a": float("nan"), "b": [float("inf"), 1.5], "c": ("x", None)}) == {
-        "a": None, "b": [None, 1.5], "c": ["x", None],
-    }  # fmt: skip
+    assert replace_non_finite({"a": float("nan"), "b": [float("inf"), 1.5], "c": ("x", None)}) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": ["x", None],
+    }
 
 
 def test_a_ledger_goes_on_where_it_was(tmp_path):
@@ -256,7 +324,7 @@ def test_a_ledger_goes_on_where_it_was(tmp_path):
     found = again.restore(start(4, 3))
     again.close()
     alike(found, first.state)
-    assert found.history == (Record(1),)
+    assert found.history == (RoundRecord(1),)
     assert (tmp_path / "run" / "rounds.jsonl").read_bytes().count(b"\n") == 1
     assert (tmp_path / "run" / "rounds.jsonl").read_bytes().endswith(b"\n")
 
@@ -274,6 +342,6 @@ def test_the_commit_before_is_whole_at_every_moment(tmp_path):
 
     with pytest.raises(BadInput):
         kept.save(step(state, [3], 3), {}, die)
-    assert [commit.t for _, commit, _ in manifests(tmp_path)[0]] == [2, 1]
+    assert [commit.t for _, commit, _ in read_manifests(tmp_path)[0]] == [2, 1]
     (tmp_path / "000002.state").unlink()
     assert restored(tmp_path, 4, 3).t == 1

@@ -1,4 +1,6 @@
-"""Every key of the experiment file refuses bad values: exit code 2, one line that names key, value, rule, remedy."""
+"""Every key of the experiment file refuses bad values: exit code 2, one line that names key, value,
+rule, remedy.
+"""
 
 import importlib.metadata
 import re
@@ -9,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from flrce.apps.cli import main
-from flrce.compose import keys_of
-from flrce.config import Experiment
-from flrce.errors import BadInput, installs
-from flrce.recipes import CATALOGUE
+from flrce.cli.cli import main
+from flrce.config.compose import list_recipe_settings
+from flrce.config.experiment import Experiment
+from flrce.errors import BadInput, format_install_command
+from flrce.methods.catalogue.recipes import CATALOGUE
 
 #: key=value, and what the one line must say
 BAD = [
@@ -35,17 +37,35 @@ BAD = [
     ("data.target=y", "data.target is about data of your own; give data.path, or drop it"),
     ("data.group=3", "data.group = 3: should be a valid string"),
     ("data.test=3", "data.test = 3: should be a valid string"),
-    ("data.kind=numbers", "data.kind = 'numbers': should be 'classes', 'values', 'tokens' or 'labels'"),
+    (
+        "data.kind=numbers",
+        "data.kind = 'numbers': should be 'classes', 'values', 'tokens' or 'labels'",
+    ),
     ("data.layout=hwc", "data.layout = 'hwc': should be 'images', 'series', 'table' or 'tokens'"),
     ("data.fill=median", "data.fill = 'median': should be"),
     ("data.standardise=3", "data.standardise = 3: should be a valid boolean"),
     ("data.ignore=3", "data.ignore = 3: should be a valid string"),
     ("data.features=5", "data.features = 5"),
-    ("recipe={name='fedit', points=0.1}", "recipe.fedit: points = 0.1 is the price of FLrce's stop: set guided = true"),
-    ("recipe={name='flrce', psi=5.0, preset='frugal'}", "'frugal' changes nothing here: recipe.psi = 5.0 overrules it"),
-    ("recipe={name='fedasync', b=3}", "recipe.b = 3 changes nothing here: it goes with recipe.staleness = 'hinge'"),
-    ("recipe={name='tifl', every=5}", "recipe.every = 5 changes nothing here; drop it, or see what it goes with:"),
-    ("recipe={name='fedcom', keep=0.3, compressor='quantize'}", "compressor takes the place of what it is about"),
+    (
+        "recipe={name='fedit', points=0.1}",
+        "recipe.fedit: points = 0.1 is the price of FLrce's stop: set guided = true",
+    ),
+    (
+        "recipe={name='flrce', psi=5.0, preset='frugal'}",
+        "'frugal' changes nothing here: recipe.psi = 5.0 overrules it",
+    ),
+    (
+        "recipe={name='fedasync', b=3}",
+        "recipe.b = 3 changes nothing here: it goes with recipe.staleness = 'hinge'",
+    ),
+    (
+        "recipe={name='tifl', every=5}",
+        "recipe.every = 5 changes nothing here; drop it, or see what it goes with:",
+    ),
+    (
+        "recipe={name='fedcom', keep=0.3, compressor='quantize'}",
+        "compressor takes the place of what it is about",
+    ),
     ("recipe={name='flora', rates=0.5}", "recipe.rates = 0.5: should be a list"),
     ("train={nesterov=true}", "train.nesterov = true is about momentum"),
     ("train={carry=true}", "train.carry = true keeps momentum or Adam's state, plain SGD has none"),
@@ -54,8 +74,14 @@ BAD = [
     ("model.name=cnn-cifra", "model.name = 'cnn-cifra': did you mean 'cnn-cifar'?"),
     ("model.name=':'", "model.name = ':': write"),
     ("model.options=3", "model.options = 3: should be a valid dictionary"),
-    ("model.options={alpha=nan}", "model.options.alpha = nan: should be a valid boolean or a valid integer or a"),
-    ("seed=18446744073709551616", "seed = an integer of 65 bits: should be less than or equal to 9223372036854775807"),
+    (
+        "model.options={alpha=nan}",
+        "model.options.alpha = nan: should be a valid boolean or a valid integer or a",
+    ),
+    (
+        "seed=18446744073709551616",
+        "seed = an integer of 65 bits: should be less than or equal to 9223372036854775807",
+    ),
     ("train.epochs=1000000000", "train.epochs = 1000000000: should be less than or equal to 10000"),
     ("engine.workers=1000000", "engine.workers = 1000000: should be less than or equal to 1024"),
     ("recipe.name=[1]", "recipe.name = [1]: use one of"),
@@ -63,7 +89,10 @@ BAD = [
     ("recipe.psi=" + "9" * 5000, "--set recipe.psi: Exceeds the limit"),
     ("recipe.psi=" + "[" * 3000, "--set recipe.psi: maximum recursion depth"),
     ("model.name=no.such:Net", "model.name = 'no.such:Net' cannot be imported"),
-    ("model.name=cnn-cifar", "model.name 'cnn-cifar' wants samples of shape (3, 32, 32), the data has (1, 8, 8)"),
+    (
+        "model.name=cnn-cifar",
+        "model.name 'cnn-cifar' wants samples of shape (3, 32, 32), the data has (1, 8, 8)",
+    ),
     ("model.options=3", "model.options = 3: should be a valid dictionary"),
     ("model.options={hidden=3}", "model.options.hidden is no option of cnn-digits; it has none"),
     ("train.batch=0", "train.batch = 0: should be"),
@@ -71,7 +100,10 @@ BAD = [
     ("train.lr=0", "train.lr = 0: should be greater than 0"),
     ("train.lr=inf", "train.lr = inf: should be a finite number"),
     ("recipe.name=flcre", "recipe.name = 'flcre': did you mean 'flrce'?"),
-    ("recipe.psi=12", "psi must be above 0 and at most P - 1 = 9, got 12: a client has only 9 peers"),
+    (
+        "recipe.psi=12",
+        "psi must be above 0 and at most P - 1 = 9, got 12: a client has only 9 peers",
+    ),
     ("recipe.psi=0", "psi must be above 0"),
     ("recipe.psi='half'", "psi must be a number or a percentage of P such as '50%', got 'half'"),
     ("recipe.psi=true", "recipe.psi = True: should be a valid number or a valid string"),
@@ -98,7 +130,10 @@ BAD = [
     ("fleet.clients=none.csv", "fleet.clients 'none.csv' cannot be read"),
     ('fleet.availability="dayly"', "did you mean 'daily'"),
     ('data.trouble=["wrong-label"]', "did you mean 'wrong-labels'"),
-    ("data.tokenizer=none.gguf", "data.tokenizer is about data of your own; give data.path, or drop it"),
+    (
+        "data.tokenizer=none.gguf",
+        "data.tokenizer is about data of your own; give data.path, or drop it",
+    ),
     ("data.length=1", "data.length = 1: should be greater than or equal to 2"),
     ("data.most=0", "data.most = 0: should be greater than or equal to 1"),
     ("data.least=0", "data.least = 0: should be greater than or equal to 1"),
@@ -182,17 +217,19 @@ def test_malformed_files(tmp_path, capsys):
 
 
 def test_overrides_and_round_trip(tmp_path):
-    exp = Experiment.load(None, ['recipe.psi="40%"', "fleet.profile={jetson-nano=0.7}", "data.name=digits"])
+    exp = Experiment.load(
+        None, ['recipe.psi="40%"', "fleet.profile={jetson-nano=0.7}", "data.name=digits"]
+    )
     assert exp.build_recipe().stop.psi == 4.0
-    (tmp_path / "again.toml").write_text(exp.toml())
+    (tmp_path / "again.toml").write_text(exp.to_toml())
     assert Experiment.load(tmp_path / "again.toml") == exp
-    assert tomllib.loads(exp.toml())["recipe"]["psi"] == "40%"
+    assert tomllib.loads(exp.to_toml())["recipe"]["psi"] == "40%"
 
 
 def test_a_piece_of_one_s_own(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
-        "from flrce.types import Selection\n"
+        "from flrce.core.types import Selection\n"
         "@dataclass(frozen=True)\n"
         "class FirstComers:\n"
         "    skip: int = 0\n"
@@ -200,7 +237,7 @@ def test_a_piece_of_one_s_own(tmp_path, monkeypatch):
         "        return Selection(view.pool[self.skip : self.skip + view.P])\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    exp = Experiment.of(
+    exp = Experiment.from_tables(
         {
             "rounds": 1,
             "clients": 8,
@@ -208,13 +245,22 @@ def test_a_piece_of_one_s_own(tmp_path, monkeypatch):
             "recipe": {"name": "fedavg", "selector": {"piece": "mine:FirstComers", "skip": 3}},
         }
     )
-    from flrce import runs
+    from flrce.simulation import runs
 
     assert runs.run(exp).history[0].chosen == ("3", "4")
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path, capsys):
-    small = ["--set", "rounds=1", "--set", "clients=6", "--set", "per_round=2", "--out", str(tmp_path / "a")]
+    small = [
+        "--set",
+        "rounds=1",
+        "--set",
+        "clients=6",
+        "--set",
+        "per_round=2",
+        "--out",
+        str(tmp_path / "a"),
+    ]
     assert main(["run", *small]) == 0
     before = (tmp_path / "a" / "rounds.jsonl").read_bytes()
     assert main(["run", *small]) == 2
@@ -226,34 +272,56 @@ def test_an_existing_run_is_not_overwritten(tmp_path, capsys):
 
 
 def test_seed_lists():
-    from flrce.apps.options import seeds
+    from flrce.cli.options import parse_seeds
 
-    assert seeds("0,1,2") == [0, 1, 2]
-    assert seeds("3-5,9") == [3, 4, 5, 9]
-    for bad in ("", "a", "1,1", "3-1", "²", "0-9999999999", "9" * 30, "1" + ",1" * 9, "-1", "1-", "٣"):
+    assert parse_seeds("0,1,2") == [0, 1, 2]
+    assert parse_seeds("3-5,9") == [3, 4, 5, 9]
+    for bad in (
+        "",
+        "a",
+        "1,1",
+        "3-1",
+        "²",
+        "0-9999999999",
+        "9" * 30,
+        "1" + ",1" * 9,
+        "-1",
+        "1-",
+        "٣",
+    ):
         with pytest.raises(BadInput):
-            seeds(bad)
+            parse_seeds(bad)
 
 
 def test_commands_print_json(capsys):
     import json
 
-    for command in (["recipes", "list"], ["recipes", "show", "flrce"], ["data", "list"], ["data", "info", "digits"]):
+    for command in (
+        ["recipes", "list"],
+        ["recipes", "show", "flrce"],
+        ["data", "list"],
+        ["data", "info", "digits"],
+    ):
         assert main([*command, "--json"]) == 0
         json.loads(capsys.readouterr().out)
 
 
 def test_importing_flrce_stays_light():
     """Half a second beyond torch at most, and nothing heavy that a corner does not need."""
-    code = "import torch, time; t = time.perf_counter(); import flrce; print(time.perf_counter() - t)"
+    code = (
+        "import torch, time; t = time.perf_counter(); import flrce; print(time.perf_counter() - t)"
+    )
     taken = (
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) for _ in range(3)
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+        for _ in range(3)
     )
     assert any(seconds < 0.5 for seconds in taken)  # a busy machine may need a second try
 
 
 def test_a_run_loads_neither_torch_s_compiler_nor_scikit_learn():
-    """Each takes a second or two: of every start of flrce, and of every process that shares many runs."""
+    """Each takes a second or two: of every start of flrce, and of every process that shares many
+    runs.
+    """
     code = """if True:
         import sys, flrce
         flrce.run(flrce.Experiment(rounds=1, clients=4, per_round=2, engine={"workers": 1}))
@@ -264,22 +332,31 @@ def test_a_run_loads_neither_torch_s_compiler_nor_scikit_learn():
 
 
 def test_the_command_for_an_extra_names_its_packages(monkeypatch):
-    """An extra could only be asked for where the package came from; what it wants can be had anywhere."""
-    lines = ["torch>=2", "flwr<2,>=1.38; extra == 'flower'", 'pandas>=2; extra == "tables"', "a; extra == 'tables'"]
+    """An extra could only be asked for where the package came from; what it wants can be had
+    anywhere.
+    """
+    lines = [
+        "torch>=2",
+        "flwr<2,>=1.38; extra == 'flower'",
+        'pandas>=2; extra == "tables"',
+        "a; extra == 'tables'",
+    ]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
-    assert installs("flower") == "pip install 'flwr<2,>=1.38'"
-    assert installs("tables") == "pip install 'pandas>=2' a"
+    assert format_install_command("flower") == "pip install 'flwr<2,>=1.38'"
+    assert format_install_command("tables") == "pip install 'pandas>=2' a"
 
     def absent(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", absent)
-    assert installs("report") == "pip install '.[report]' in its checkout"
+    assert format_install_command("report") == "pip install '.[report]' in its checkout"
 
 
 def test_every_extra_that_messages_speak_of_is_declared():
     root = Path(__file__).resolve().parent.parent
-    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     text = "\n".join(path.read_text() for path in (root / "src").rglob("*.py"))
     assert set(re.findall(r"installs\('(\w+)'\)", text)) <= set(declared)
     assert "pip install 'flrce[" not in text
@@ -289,7 +366,7 @@ def test_every_extra_that_messages_speak_of_is_declared():
 def test_settings_that_are_felt_are_taken(name):
     """Each setting at another value: refused only where the recipe is the same as without it."""
     make = CATALOGUE[name]
-    for key, p in keys_of(make).items():
+    for key, p in list_recipe_settings(make).items():
         if type(p.default) is not float:
             continue
         value = p.default / 2 or 0.5
@@ -297,10 +374,10 @@ def test_settings_that_are_felt_are_taken(name):
             value = p.default + 0.5
         recipe = {"name": name, key: value}
         if make(**{key: value}) != make():
-            Experiment.of({"recipe": recipe}).build_recipe()
+            Experiment.from_tables({"recipe": recipe}).build_recipe()
             continue
         with pytest.raises(BadInput, match="changes nothing"):
-            Experiment.of({"recipe": recipe}).build_recipe()
+            Experiment.from_tables({"recipe": recipe}).build_recipe()
 
 
 OWN_TRAINER = """
@@ -320,7 +397,7 @@ class T:
 
 def trained(trainer, **train):
     recipe = {"name": "fedavg", "trainer": trainer}
-    return Experiment.of({"train": {"lr": 0.05, **train}, "recipe": recipe}).build_recipe()
+    return Experiment.from_tables({"train": {"lr": 0.05, **train}, "recipe": recipe}).build_recipe()
 
 
 def test_a_trainer_of_one_s_own_keeps_its_settings(tmp_path, monkeypatch):
@@ -346,7 +423,7 @@ def test_only_trainers_of_version_0_1_say_how_much_clients_train():
 def test_a_recipe_with_a_trainer_of_one_s_own_is_written_and_read(tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from flrce import recipes
+    from flrce.methods.catalogue import recipes
 
     (tmp_path / "ownpace.py").write_text(OWN_TRAINER)
     monkeypatch.syspath_prepend(tmp_path)
@@ -357,11 +434,14 @@ def test_a_recipe_with_a_trainer_of_one_s_own_is_written_and_read(tmp_path, monk
     assert Experiment(recipe=recipe, clients=4).build_recipe().trainer.lr == 0.7
 
 
-@pytest.mark.parametrize(("setting", "line"), [
-    ("fleet.presence=[]", "fleet.presence = []: name at least one"),
-    ('fleet.presence=""', "fleet.presence = ''"),
-    ("fleet.presence={}", "fleet.presence = {}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("fleet.presence=[]", "fleet.presence = []: name at least one"),
+        ('fleet.presence=""', "fleet.presence = ''"),
+        ("fleet.presence={}", "fleet.presence = {}"),
+    ],
+)
 def test_nobody_s_presence_is_refused(setting, line, capsys):
     assert main(["run", "--no-save", "--set", setting]) == 2
     told = capsys.readouterr().err

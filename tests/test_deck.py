@@ -1,4 +1,6 @@
-"""Several runs at one deck: the same choices as the CPU engine, weights within tolerance, same bits each time."""
+"""Several runs at one deck: the same choices as the CPU engine, weights within tolerance, same bits
+each time.
+"""
 
 import subprocess
 import sys
@@ -7,20 +9,23 @@ from threading import RLock, Thread, get_ident
 import pytest
 import torch
 
-from flrce import crowd, loop, runs
-from flrce.config import Experiment
-from flrce.engines import deck, pool
-from flrce.engines.deck import TURN, Deck
-from flrce.engines.seat import Seat
+from flrce.config.experiment import Experiment
+from flrce.core import loop
 from flrce.errors import BadInput
-from flrce.local.client import Runner
-from flrce.local.stacked.stack import Stack
-from flrce.models.flat import pack
+from flrce.models.flat import pack_model
+from flrce.simulation import gpu_scheduler, multiprocess, runs, worker_pool
+from flrce.simulation.gpu_scheduler import DEVICE_LOCK, GpuScheduler
+from flrce.simulation.run_slot import RunSlot
+from flrce.training.client import ClientRunner
+from flrce.training.gpu.stack import ClientBatchTrainer
 
 BASE = {
-    "rounds": 3, "clients": 12, "per_round": 4, "train": {"epochs": 1, "batch": 32},
+    "rounds": 3,
+    "clients": 12,
+    "per_round": 4,
+    "train": {"epochs": 1, "batch": 32},
     "engine": {"kernel": "torch", "workers": 1},
-}  # fmt: skip
+}
 
 
 def together(experiments):
@@ -33,7 +38,11 @@ def weights(result):
 
 
 def experiments(names, seeds):
-    return [Experiment.of(BASE | {"seed": s, "recipe": {"name": name}}) for name in names for s in seeds]
+    return [
+        Experiment.from_tables(BASE | {"seed": s, "recipe": {"name": name}})
+        for name in names
+        for s in seeds
+    ]
 
 
 NAMES = [("fedavg", "flrce"), ("fedprox", "dropout", "fedcom"), ("timelyfl", "pyramidfl")]
@@ -51,12 +60,18 @@ def test_a_deck_asks_and_pays_as_the_cpu_engine_does(names):
 
 @pytest.mark.parametrize("names", NAMES)
 def test_a_deck_takes_the_cpu_engine_s_step(names):
-    """One local step on a smooth network: longer runs through pools and ReLUs let a last bit grow without bound."""
-    short = {"rounds": 1, "model": {"name": "own_nets:Smooth"}, "train": {"batch": 4096, "epochs": 1, "lr": 0.1}}
+    """One local step on a smooth network: longer runs through pools and ReLUs let a last bit grow
+    without bound.
+    """
+    short = {
+        "rounds": 1,
+        "model": {"name": "own_nets:Smooth"},
+        "train": {"batch": 4096, "epochs": 1, "lr": 0.1},
+    }
     for exp in experiments(names, (0,)):
-        exp = Experiment.of(exp.model_dump(exclude_none=True) | short)
-        moved = weights(runs.run(exp)) - pack(runs.parts(exp).net)
-        found = weights(together([exp])[0]) - pack(runs.parts(exp).net)
+        exp = Experiment.from_tables(exp.model_dump(exclude_none=True) | short)
+        moved = weights(runs.run(exp)) - pack_model(runs.build_simulation(exp).net)
+        found = weights(together([exp])[0]) - pack_model(runs.build_simulation(exp).net)
         error = (found - moved).norm() / moved.norm()
         assert error < 1e-4, (exp.recipe, float(error))
 
@@ -68,7 +83,7 @@ def test_the_same_runs_together_give_the_same_bits():
 
 
 def test_runs_of_different_length_share_a_deck():
-    exps = [Experiment.of(BASE | {"rounds": T, "seed": T}) for T in (1, 2, 4)]
+    exps = [Experiment.from_tables(BASE | {"rounds": T, "seed": T}) for T in (1, 2, 4)]
     assert [len(found.history) for found in together(exps)] == [1, 2, 4]
 
 
@@ -88,9 +103,11 @@ class Turn:
 
 
 def test_decks_of_one_gpu_take_turns(monkeypatch):
-    """Kept parameters make a deck of their own, MOON trains apart: whoever works on the device has it to himself."""
+    """Kept parameters make a deck of their own, MOON trains apart: whoever works on the device has
+    it to himself.
+    """
     turn, worked = Turn(), set()
-    monkeypatch.setattr(deck, "TURN", turn)
+    monkeypatch.setattr(gpu_scheduler, "DEVICE_LOCK", turn)
 
     def watch(owner, name):
         whole = getattr(owner, name)
@@ -102,7 +119,12 @@ def test_decks_of_one_gpu_take_turns(monkeypatch):
 
         monkeypatch.setattr(owner, name, watched)
 
-    for owner, name in ((Stack, "train"), (Stack, "evaluate"), (Runner, "finish"), (Runner, "evaluate")):
+    for owner, name in (
+        (ClientBatchTrainer, "train"),
+        (ClientBatchTrainer, "evaluate"),
+        (ClientRunner, "train_and_reply"),
+        (ClientRunner, "evaluate"),
+    ):
         watch(owner, name)
     found = together(experiments(("fedavg", "fedper", "moon"), (0,)))
     assert len(found) == 3
@@ -110,17 +132,19 @@ def test_decks_of_one_gpu_take_turns(monkeypatch):
 
 
 def test_networks_are_taken_apart_one_at_a_time(monkeypatch):
-    """torch.fx takes a module that another thread calls meanwhile for one of the network's own, and fails."""
+    """torch.fx takes a module that another thread calls meanwhile for one of the network's own, and
+    fails.
+    """
     held = []
-    whole = Stack.__init__
+    whole = ClientBatchTrainer.__init__
 
     def watched(*args, **options):
-        threads = [Thread(target=lambda: held.append(TURN.acquire(blocking=False)))]
+        threads = [Thread(target=lambda: held.append(DEVICE_LOCK.acquire(blocking=False)))]
         threads[0].start()
         threads[0].join()
         whole(*args, **options)
 
-    monkeypatch.setattr(Stack, "__init__", watched)
+    monkeypatch.setattr(ClientBatchTrainer, "__init__", watched)
     together(experiments(("fedavg", "fedper"), (0,)))
     assert held
     assert not any(held)
@@ -129,10 +153,10 @@ def test_networks_are_taken_apart_one_at_a_time(monkeypatch):
 def test_a_failure_reaches_every_run():
     """What breaks the device ends each run with the reason; none hangs."""
     exps = experiments(("fedavg",), (0, 1))
-    built = [runs.parts(exp) for exp in exps]
-    deck = Deck(built[0].engine.runner, "cpu")
-    deck._train = lambda requests: 1 / 0
-    seats = [Seat(deck, each.engine.runner) for each in built]
+    built = [runs.build_simulation(exp) for exp in exps]
+    deck = GpuScheduler(built[0].engine.runner, "cpu")
+    deck._train_requests = lambda requests: 1 / 0
+    seats = [RunSlot(deck, each.engine.runner) for each in built]
     failures = []
 
     def drive(i):
@@ -140,8 +164,8 @@ def test_a_failure_reaches_every_run():
         each.engine.workers.close()
         each.engine.workers = seats[i]
         try:
-            state = loop.initial(each.recipe, each.engine, pack(each.net))
-            list(each.rounds(exps[i], state))
+            state = loop.make_initial_state(each.recipe, each.engine, pack_model(each.net))
+            list(each.iterate_rounds(exps[i], state))
         except ZeroDivisionError as why:
             failures.append(why)
         finally:
@@ -167,22 +191,32 @@ EXTENDED = {
 
 @pytest.mark.parametrize("name", EXTENDED)
 def test_states_and_kept_parameters_go_with_a_lane(name, caplog):
-    """Three rounds, so that what clients keep comes back; whole batches on a smooth network keep rounding small."""
+    """Three rounds, so that what clients keep comes back; whole batches on a smooth network keep
+    rounding small.
+    """
     more = EXTENDED[name]
-    base = {"rounds": 3, "clients": 6, "per_round": 4, "engine": {"kernel": "torch"}, "recipe": {"name": "fedavg"}}
+    base = {
+        "rounds": 3,
+        "clients": 6,
+        "per_round": 4,
+        "engine": {"kernel": "torch"},
+        "recipe": {"name": "fedavg"},
+    }
     table = base | {"model": {"name": "own_nets:Smooth"}} | more
     table["train"] = {"batch": 4096, "epochs": 2, "lr": 0.05} | more.get("train", {})
-    exp = Experiment.of(table)
+    exp = Experiment.from_tables(table)
     found, expected = together([exp])[0], runs.run(exp)
     assert "one after another" not in caplog.text
-    moved = weights(expected) - pack(runs.parts(exp).net)[: len(weights(expected))]
+    moved = weights(expected) - pack_model(runs.build_simulation(exp).net)[: len(weights(expected))]
     assert (weights(found) - weights(expected)).norm() < 2e-3 * moved.norm()
-    assert [h.accuracy for h in found.history] == pytest.approx([h.accuracy for h in expected.history], abs=0.03)
+    assert [h.accuracy for h in found.history] == pytest.approx(
+        [h.accuracy for h in expected.history], abs=0.03
+    )
 
 
 @pytest.mark.parametrize("name", ["own_nets:Dropped"])
 def test_random_layers_train_in_a_stack(name, caplog):
-    exps = [Experiment.of(BASE | {"seed": s, "model": {"name": name}}) for s in (0, 1)]
+    exps = [Experiment.from_tables(BASE | {"seed": s, "model": {"name": name}}) for s in (0, 1)]
     one, two = together(exps), together(exps)
     assert "one after another" not in caplog.text
     assert all(torch.equal(weights(a), weights(b)) for a, b in zip(one, two, strict=True))
@@ -190,12 +224,16 @@ def test_random_layers_train_in_a_stack(name, caplog):
 
 
 def test_processes_share_many_runs(tmp_path):
-    """Two processes with every other job each: what each gives is what its share gives in one process."""
+    """Two processes with every other job each: what each gives is what its share gives in one
+    process.
+    """
     few = BASE | {"rounds": 2, "clients": 6, "per_round": 2, "engine": {"workers": 2}}
-    jobs = [(Experiment.of(few | {"seed": s}), tmp_path / str(s)) for s in range(3)]
+    jobs = [(Experiment.from_tables(few | {"seed": s}), tmp_path / str(s)) for s in range(3)]
     seen = []
-    found = runs.run_together(jobs, watch=lambda i, done: seen.append((i, done.record.t)), device="cpu")
-    alone = runs.run_here([(exp, None) for exp, _ in jobs[::2]], device="cpu")
+    found = runs.run_together(
+        jobs, watch=lambda i, done: seen.append((i, done.record.t)), device="cpu"
+    )
+    alone = runs.run_in_process([(exp, None) for exp, _ in jobs[::2]], device="cpu")
     assert all(torch.equal(weights(a), weights(b)) for a, b in zip(found[::2], alone, strict=True))
     assert [result.folder.name for result in found] == ["0", "1", "2"]
     assert sorted(seen) == [(i, t) for i in range(3) for t in (1, 2)]
@@ -204,26 +242,28 @@ def test_processes_share_many_runs(tmp_path):
 
 
 def test_how_many_processes_depends_on_jobs_and_wishes():
-    exp = Experiment.of(BASE | {"engine": {}})
-    one = Experiment.of(BASE | {"engine": {"workers": 3}})
-    assert crowd.processes([(exp, None)] * 40, "cpu") == 1
-    assert crowd.processes([(one, None)] * 2, "cpu") == 2
-    assert crowd.processes([(one, None)] * 40, "cpu") == 3
-    assert not crowd.portable(lambda: 0)
+    exp = Experiment.from_tables(BASE | {"engine": {}})
+    one = Experiment.from_tables(BASE | {"engine": {"workers": 3}})
+    assert multiprocess.count_processes([(exp, None)] * 40, "cpu") == 1
+    assert multiprocess.count_processes([(one, None)] * 2, "cpu") == 2
+    assert multiprocess.count_processes([(one, None)] * 40, "cpu") == 3
+    assert not multiprocess.is_picklable(lambda: 0)
 
 
 def test_short_memory_costs_speed_and_nothing_else(monkeypatch, caplog):
-    """The stack halves what it asks for until lanes fit; where none does, clients train one after another."""
-    exp = Experiment.of(BASE | {"rounds": 1, "model": {"name": "own_nets:Smooth"}})
+    """The stack halves what it asks for until lanes fit; where none does, clients train one after
+    another.
+    """
+    exp = Experiment.from_tables(BASE | {"rounds": 1, "model": {"name": "own_nets:Smooth"}})
     plain = together([exp])[0]
-    train, room = Stack.train, [3]
+    train, room = ClientBatchTrainer.train, [3]
 
     def short(self, *args, **more):
         if self.memory > room[0]:
             raise torch.OutOfMemoryError("out of memory")
         return train(self, *args, **more)
 
-    monkeypatch.setattr(Stack, "train", short)
+    monkeypatch.setattr(ClientBatchTrainer, "train", short)
     room[0] = (4 << 30) // 4 // 4  # fits after two halvings
     assert torch.allclose(weights(together([exp])[0]), weights(plain), atol=1e-5)
     assert "memory is short" in caplog.text
@@ -235,13 +275,13 @@ def test_short_memory_costs_speed_and_nothing_else(monkeypatch, caplog):
 
 def test_memory_too_short_to_try_a_stack(monkeypatch, caplog):
     """Then clients train one after another, and a line says why."""
-    exp = Experiment.of(BASE | {"rounds": 1, "model": {"name": "own_nets:Smooth"}})
+    exp = Experiment.from_tables(BASE | {"rounds": 1, "model": {"name": "own_nets:Smooth"}})
     plain = weights(together([exp])[0])
 
     def short(self, way):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(Stack, "network", short)
+    monkeypatch.setattr(ClientBatchTrainer, "get_network", short)
     found = weights(together([exp])[0])
     assert "memory is short" in caplog.text
     assert (found - plain).norm() < 0.05 * plain.norm()
@@ -249,30 +289,45 @@ def test_memory_too_short_to_try_a_stack(monkeypatch, caplog):
 
 def test_workers_need_not_be_forked(monkeypatch):
     """A process that has used a GPU cannot fork its workers; spawned ones give the same bits."""
-    exp = Experiment.of(BASE | {"rounds": 1, "clients": 4, "per_round": 2, "engine": {"kernel": "torch", "workers": 1}})
+    exp = Experiment.from_tables(
+        BASE
+        | {"rounds": 1, "clients": 4, "per_round": 2, "engine": {"kernel": "torch", "workers": 1}}
+    )
     forked = weights(runs.run(exp))
-    monkeypatch.setattr(pool, "start", lambda: "spawn")
+    monkeypatch.setattr(worker_pool, "choose_start_method", lambda: "spawn")
     assert torch.equal(weights(runs.run(exp)), forked)
 
 
 def test_the_last_to_leave_a_deck_gives_its_memory_back():
-    built = runs.parts(Experiment.of(BASE))
-    at = Deck(Runner(built.net, built.federation.source.shape, built.federation.x, built.federation.y, 1.0, 0.0), "cpu")
-    first, second = at.seat(), at.seat()
-    at.stack(at.runner.all)
-    at.leave(first)
+    built = runs.build_simulation(Experiment.from_tables(BASE))
+    at = GpuScheduler(
+        ClientRunner(
+            built.net,
+            built.federation.source.shape,
+            built.federation.x,
+            built.federation.y,
+            1.0,
+            0.0,
+        ),
+        "cpu",
+    )
+    first, second = at.add_slot(), at.add_slot()
+    at.get_batch_trainer(at.runner.all)
+    at.release_slot(first)
     assert at.stacks
-    at.leave(second)
+    at.release_slot(second)
     assert not at.stacks
 
 
 def test_processes_need_no_guard_in_a_script():
     """A script that comes from standard input and guards nothing: no process reads it again."""
     script = (
-        "from flrce import Experiment, runs\n"
-        "few = [Experiment.of({'rounds': 1, 'clients': 4, 'per_round': 2, 'seed': s, 'engine': {'workers': 2}})"
-        " for s in range(2)]\n"
-        "print([len(r.history) for r in runs.run_together([(exp, None) for exp in few], device='cpu')])\n"
+        "from flrce import Experiment\nfrom flrce.simulation import runs\nfew = [Experiment.from_tables({'rounds': 1, 'clients': 4,"
+        " 'per_round': 2, 'seed': s, 'engine': {'workers': 2}}) for s in"
+        " range(2)]\nprint([len(r.history) for r in runs.run_together([(exp, None) for exp in few],"
+        " device='cpu')])\n"
     )
-    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=300
+    )
     assert done.stdout.strip() == "[1, 1]", done.stderr

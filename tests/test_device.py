@@ -1,4 +1,6 @@
-"""An explicit device is a requirement: without a GPU `cuda` ends in one line, and nothing is made."""
+"""An explicit device is a requirement: without a GPU `cuda` ends in one line, and nothing is
+made.
+"""
 
 from pathlib import Path
 
@@ -6,10 +8,10 @@ import pytest
 import torch
 
 import flrce
-from flrce import runs
-from flrce.apps.cli import main
+from flrce.cli.cli import main
 from flrce.errors import BadInput
-from flrce.parts import device_of
+from flrce.simulation import runs
+from flrce.simulation.build import choose_device
 
 Capture = pytest.CaptureFixture[str]
 SMALL = {"rounds": 2, "clients": 10, "per_round": 2}
@@ -38,7 +40,9 @@ def test_a_stack_refuses_a_gpu_that_is_not_there() -> None:
         runs.run_together([(flrce.Experiment(**SMALL), None)])
 
 
-@pytest.mark.parametrize("words", [("run",), ("compare", "--recipes=fedavg", "--out=c"), ("advise", "--joules=9")])
+@pytest.mark.parametrize(
+    "words", [("run",), ("compare", "--recipes=fedavg", "--out=c"), ("advise", "--joules=9")]
+)
 def test_commands_refuse_a_gpu_that_is_not_there(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -57,8 +61,10 @@ def test_unknown_devices_are_named(device: str, tmp_path: Path, capsys: Capture)
     assert f"engine.device = {device!r}" in capsys.readouterr().err
 
 
-def test_auto_chooses_and_a_run_goes_on_elsewhere_by_another_device(tmp_path: Path, capsys: Capture) -> None:
-    assert device_of(flrce.Experiment(**SMALL)) == "cpu"
+def test_auto_chooses_and_a_run_goes_on_elsewhere_by_another_device(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    assert choose_device(flrce.Experiment(**SMALL)) == "cpu"
     flrce.run(flrce.Experiment(**SMALL), tmp_path)
     file = tmp_path / "experiment.toml"
     file.write_text(file.read_text().replace('device = "auto"', 'device = "cuda"'))

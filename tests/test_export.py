@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import flrce
-from flrce.apps.cli import main
-from flrce.data.sources import IGNORED
-from flrce.models.adapters import adapt
-from flrce.models.llama import load
-from flrce.models.nets import build
-from flrce.results import peft
-from flrce.runs import parts
+from flrce.cli.cli import main
+from flrce.data.sources import IGNORED_TARGET
+from flrce.models.adapters import add_lora_adapters
+from flrce.models.llama import load_llama
+from flrce.models.nets import build_network
+from flrce.report import peft
+from flrce.simulation.runs import build_simulation
 from language import weights, write_folder
 
 RANK, ALPHA = 3, 6.0
@@ -34,14 +34,25 @@ def place(tmp_path_factory):
 
 def trained(place, out, recipe, more=None, **options):
     experiment = flrce.Experiment(
-        rounds=2, clients=3, per_round=2, recipe=recipe,
-        data={"path": str(place / "text.jsonl"), "tokenizer": str(place / "model"), "length": 12,
-              "partition": "natural"},
-        model={"name": "llama", "options": {"path": str(place / "model"), "rank": RANK, "alpha": ALPHA, **options},
-               **(more or {})},
+        rounds=2,
+        clients=3,
+        per_round=2,
+        recipe=recipe,
+        data={
+            "path": str(place / "text.jsonl"),
+            "tokenizer": str(place / "model"),
+            "length": 12,
+            "partition": "natural",
+        },
+        model={
+            "name": "llama",
+            "options": {"path": str(place / "model"), "rank": RANK, "alpha": ALPHA, **options},
+            **(more or {}),
+        },
         objective={"name": "next-token", "metrics": ["perplexity"]},
-        train={"lr": 0.3, "steps": 2, "batch": 4}, engine={"workers": 1, "device": "cpu"},
-    )  # fmt: skip
+        train={"lr": 0.3, "steps": 2, "batch": 4},
+        engine={"workers": 1, "device": "cpu"},
+    )
     return experiment, flrce.run(experiment, out)
 
 
@@ -51,8 +62,10 @@ def scores(place, folder, ids=IDS):
     for name, tensor in load_file(folder / "adapter_model.safetensors").items():
         assert name.startswith("base_model.model.model.layers.")
         held[name.removeprefix("base_model.model.model.").removesuffix(".weight")] = tensor
-    there = [name.removeprefix("model.") for name in config["target_modules"]]  # layers lie below it in transformers
-    net = adapt(load(place / "model"), config["r"], config["lora_alpha"], there)
+    there = [
+        name.removeprefix("model.") for name in config["target_modules"]
+    ]  # layers lie below it in transformers
+    net = add_lora_adapters(load_llama(place / "model"), config["r"], config["lora_alpha"], there)
     net.load_state_dict(held, strict=False)
     return net(ids)
 
@@ -62,19 +75,21 @@ def test_what_is_exported_is_what_was_trained(place, tmp_path, recipe):
     options = {"seeds": 20} if recipe == "fedkseed" else {}
     experiment, result = trained(place, tmp_path / "run", {"name": recipe}, **options)
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "peft")]) == 0
-    net = build("llama", (12,), 1, experiment.seed, 1, True, experiment.model.options)
+    net = build_network("llama", (12,), 1, experiment.seed, 1, True, experiment.model.options)
     net.load_state_dict(result.model, strict=False)
     config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (RANK, ALPHA, "LORA")
     assert config["target_modules"][0] == "model.layers.0.self_attn.q_proj"
     found = scores(place, tmp_path / "peft")
     torch.testing.assert_close(found, net(IDS), atol=1e-5, rtol=1e-4)
-    assert float((found - load(place / "model")(IDS)).detach().abs().max()) > 1e-4
+    assert float((found - load_llama(place / "model")(IDS)).detach().abs().max()) > 1e-4
 
 
 def untied(folder):
     """The tiny model with an output layer of its own."""
-    more = {"lm_head.weight": 0.2 * torch.randn(288, 64, generator=torch.Generator().manual_seed(5))}
+    more = {
+        "lm_head.weight": 0.2 * torch.randn(288, 64, generator=torch.Generator().manual_seed(5))
+    }
     write_folder(folder, weights() | more)
     told = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**told, "tie_word_embeddings": False}))
@@ -82,18 +97,30 @@ def untied(folder):
 
 
 def test_an_adapter_of_the_output_layer_goes_by_its_public_name(place, tmp_path):
-    """It lies beside the layers in transformers, not below them: peft passes over names that it does not find."""
+    """It lies beside the layers in transformers, not below them: peft passes over names that it
+    does not find.
+    """
     base = untied(tmp_path / "base")
-    trained(place, tmp_path / "run", {"name": "fedit"}, path=str(base), targets="head,layers.1.mlp.up_proj")
+    trained(
+        place,
+        tmp_path / "run",
+        {"name": "fedit"},
+        path=str(base),
+        targets="head,layers.1.mlp.up_proj",
+    )
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "peft")]) == 0
     config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert config["target_modules"] == ["lm_head", "model.layers.1.mlp.up_proj"]
-    shapes = {n: tuple(x.shape) for n, x in load_file(tmp_path / "peft" / "adapter_model.safetensors").items()}
+    shapes = {
+        n: tuple(x.shape)
+        for n, x in load_file(tmp_path / "peft" / "adapter_model.safetensors").items()
+    }
     assert shapes == {
-        "base_model.model.lm_head.lora_A.weight": (RANK, 64), "base_model.model.lm_head.lora_B.weight": (288, RANK),
+        "base_model.model.lm_head.lora_A.weight": (RANK, 64),
+        "base_model.model.lm_head.lora_B.weight": (288, RANK),
         "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": (RANK, 64),
         "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight": (96, RANK),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("layers", ["some", "all"])
@@ -102,33 +129,50 @@ def test_peft_loads_it(place, tmp_path, layers):
     theirs = pytest.importorskip("peft", reason="peft is not installed")
     where = place / "model" if layers == "some" else untied(tmp_path / "base")
     options = {} if layers == "some" else {"targets": "*", "path": str(where)}
-    experiment, result = trained(place, tmp_path / "run", {"name": "flora", "rates": [1.0, 0.34]}, **options)
+    experiment, result = trained(
+        place, tmp_path / "run", {"name": "flora", "rates": [1.0, 0.34]}, **options
+    )
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "peft")]) == 0
     base = transformers.LlamaForCausalLM.from_pretrained(where, dtype=torch.float32)
     adapted = theirs.PeftModel.from_pretrained(base, tmp_path / "peft")
-    net = build("llama", (12,), 1, experiment.seed, 1, True, experiment.model.options)
+    net = build_network("llama", (12,), 1, experiment.seed, 1, True, experiment.model.options)
     net.load_state_dict(result.model, strict=False)
-    torch.testing.assert_close(adapted(IDS).logits, net(IDS), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(adapted(IDS).compute_logits, net(IDS), atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("how", ["ditto", "kept"])
 def test_a_client_takes_its_own_adapters_along(place, tmp_path, how):
-    """What is exported gives the client's hold-out the perplexity that the run's own judgement found."""
+    """What is exported gives the client's hold-out the perplexity that the run's own judgement
+    found.
+    """
     more = {"kept": "*.lora_B"} if how == "kept" else {}
-    experiment, result = trained(place, tmp_path / "run", {"name": "ditto" if how == "ditto" else "fedit"}, more)
+    experiment, result = trained(
+        place, tmp_path / "run", {"name": "ditto" if how == "ditto" else "fedit"}, more
+    )
     found = json.loads((tmp_path / "run" / "final.json").read_text())
-    federation = parts(experiment).federation
-    assert set(result.personal) == {client for record in result.history for client in record.replied}
+    federation = build_simulation(experiment).federation
+    assert set(result.personal) == {
+        client for record in result.history for client in record.replied
+    }
     for client in result.personal:
-        peft.write(result.personal[client], experiment, tmp_path / client)
-        row = federation.row[client]
+        peft.write_adapters(result.personal[client], experiment, tmp_path / client)
+        row = federation.client_indices[client]
         index = federation.held[row]
-        x, y = (torch.from_numpy(np.array(each)[index]) for each in (federation.source.x, federation.source.y))
-        loss = F.cross_entropy(scores(place, tmp_path / client, x).flatten(0, 1), y.flatten(), ignore_index=IGNORED)
+        x, y = (
+            torch.from_numpy(np.array(each)[index])
+            for each in (federation.source.x, federation.source.y)
+        )
+        loss = F.cross_entropy(
+            scores(place, tmp_path / client, x).flatten(0, 1),
+            y.flatten(),
+            ignore_index=IGNORED_TARGET,
+        )
         assert float(loss.detach().exp()) == pytest.approx(found["clients"][row], rel=1e-4)
     again = flrce.run(experiment, tmp_path / "run", resume=True)
     one = next(iter(result.personal))
-    assert all(torch.equal(again.personal[one][name], x) for name, x in result.personal[one].items())
+    assert all(
+        torch.equal(again.personal[one][name], x) for name, x in result.personal[one].items()
+    )
     if how == "kept":
         assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "none")]) == 2
 
@@ -158,11 +202,16 @@ def test_what_has_no_adapters_is_told_so(tmp_path, capsys):
 
 def test_a_network_handed_over_in_python_is_not_exported_as_nothing(place, tmp_path, capsys):
     experiment, _ = trained(place, tmp_path / "own", {"name": "fedit"})
-    net = nn.Sequential(nn.Embedding(288, 8), nn.Linear(8, 288))  # the experiment's own llama stands aside
+    net = nn.Sequential(
+        nn.Embedding(288, 8), nn.Linear(8, 288)
+    )  # the experiment's own llama stands aside
     flrce.run(experiment, tmp_path / "run", model=net)
     capsys.readouterr()
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "peft")]) == 2
-    assert "no adapters of 'llama' but 0.weight, 1.bias: a network that was handed over" in capsys.readouterr().err
+    assert (
+        "no adapters of 'llama' but 0.weight, 1.bias: a network that was handed over"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "peft").exists()
 
 
@@ -194,7 +243,10 @@ def test_damaged_weights_and_settings_are_not_exported(place, tmp_path, capsys):
 
     for name in ("model.safetensors", "experiment.toml"):
         whole = (run / name).read_bytes()
-        for at in [*range(64), *rng.integers(8 * len(whole), size=150).tolist()]:  # the header's length is at the front
+        for at in [
+            *range(64),
+            *rng.integers(8 * len(whole), size=150).tolist(),
+        ]:  # the header's length is at the front
             data = bytearray(whole)
             data[at // 8] ^= 1 << at % 8
             (run / name).write_bytes(data)

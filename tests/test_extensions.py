@@ -1,4 +1,6 @@
-"""The examples of docs/extending.md: each learns, resumes to the same bits and costs what its lines say, everywhere."""
+"""The examples of docs/extending.md: each learns, resumes to the same bits and costs what its lines
+say, everywhere.
+"""
 
 import importlib
 import json
@@ -11,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from flrce import names, runs
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
 from flrce.errors import BadInput
-from flrce.models.flat import layout, pack
+from flrce.methods import registry
+from flrce.models.flat import make_layout, pack_model
+from flrce.simulation import runs
 from training import cut_and_resumed
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples" / "extensions"
@@ -22,7 +25,15 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 #: the least that the headline improves on the network as it was made
 GAINS = {"regression": 0.1, "lora": 0.1, "fedbuff": 0.15}
 #: rounds after which it is looked at, where the example's own are more than that takes
-ENOUGH = {"class_weights_f1": 3, "client_adam_cosine": 3, "ditto": 3, "fedbn": 2, "feddyn": 4, "scaffold": 4, "lora": 3}
+ENOUGH = {
+    "class_weights_f1": 3,
+    "client_adam_cosine": 3,
+    "ditto": 3,
+    "fedbn": 2,
+    "feddyn": 4,
+    "scaffold": 4,
+    "lora": 3,
+}
 #: what an example adds to the links that both sides of a deployment know
 LINKS = {"scaffold": "Control", "feddyn": "Regulariser", "ditto": "Pull"}
 
@@ -35,12 +46,16 @@ def _on_the_path(monkeypatch):
 def tables(name, **changes):
     """The experiment in an example's docstring."""
     lines = importlib.import_module(name).__doc__.splitlines()
-    found = tomllib.loads("\n".join(line for line in lines if line.startswith("    ") and line[4] != "$"))
+    found = tomllib.loads(
+        "\n".join(line for line in lines if line.startswith("    ") and line[4] != "$")
+    )
     return found | changes
 
 
 def short(name, rounds=3):
-    """The same with one epoch a round, in few batches: for what does not depend on how much is learnt."""
+    """The same with one epoch a round, in few batches: for what does not depend on how much is
+    learnt.
+    """
     found = tables(name, rounds=rounds)
     train = {**found.get("train", {}), "epochs": 1, "batch": 32}
     return found | {"train": train, "engine": {"workers": 1, "kernel": "torch"}}
@@ -53,7 +68,9 @@ def given(name):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The short run of an example, left alone, with its folder: resumed runs, the stack and Flower repeat it."""
+    """The short run of an example, left alone, with its folder: resumed runs, the stack and Flower
+    repeat it.
+    """
     folder = tmp_path_factory.mktemp("plain")
 
     @cache
@@ -65,8 +82,8 @@ def plain(tmp_path_factory):
 
 def start(experiment, more):
     """The headline before the first round."""
-    built = runs.parts(experiment, **more)
-    judged = built.engine.evaluate(pack(built.net, built.engine.runner.layout), 1, True, {})
+    built = runs.build_simulation(experiment, **more)
+    judged = built.engine.evaluate(pack_model(built.net, built.engine.runner.layout), 1, True, {})
     built.engine.close()
     return judged.value
 
@@ -100,7 +117,7 @@ def test_learns_and_adds_up(name, tmp_path):
     setting["rounds"] = ENOUGH.get(name, setting["rounds"])
     experiment = Experiment(**setting, engine={"workers": 1})
     found = runs.run(experiment, tmp_path / "learns", **more)
-    gain = found.history[-1].headline - start(experiment, more)
+    gain = found.history[-1].last_model_metric - start(experiment, more)
     assert (-gain if found.history[-1].lower else gain) > GAINS.get(name, 0.3)
     adds_up(tmp_path / "learns")
 
@@ -116,12 +133,21 @@ def test_the_stack_gives_the_same(name, plain):
     """Fused where the stack knows the chain, by torch on its device where it does not."""
     more, experiment = given(name), Experiment(**short(name))
     here, _ = plain(name)
-    found = runs.run_together([(experiment, None)], data=(lambda _: more["data"]) if more else None, device="cpu")
+    found = runs.run_together(
+        [(experiment, None)], data=(lambda _: more["data"]) if more else None, device="cpu"
+    )
     for one, two in zip(here.history, found[0].history, strict=True):
-        assert (one.bytes_up, one.bytes_down, one.replied) == (two.bytes_up, two.bytes_down, two.replied)
+        assert (one.bytes_up, one.bytes_down, one.replied) == (
+            two.bytes_up,
+            two.bytes_down,
+            two.replied,
+        )
     if "optimizer" in experiment.train.model_dump(exclude_none=True):
-        # Adam goes full steps along a gradient that is 0 but for rounding: that of a bias before BatchNorm
-        assert found[0].history[-1].headline == pytest.approx(here.history[-1].headline, abs=0.05)
+        # Adam goes full steps along a gradient that is 0 but for rounding: that of a bias before
+        # BatchNorm
+        assert found[0].history[-1].last_model_metric == pytest.approx(
+            here.history[-1].last_model_metric, abs=0.05
+        )
         return
     for key, tensor in here.model.items():
         torch.testing.assert_close(found[0].model[key], tensor, rtol=1e-3, atol=1e-4)
@@ -132,7 +158,7 @@ def test_over_flower(name, plain, tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     if name in LINKS:
         link = getattr(importlib.import_module(name), LINKS[name])
-        monkeypatch.setitem(names.PIECES["link"], f"example-{name}", link)
+        monkeypatch.setitem(registry.PIECES["link"], f"example-{name}", link)
     more, over = given(name), short(name) | {"engine": {"name": "flower"}}
     if name == "fedbuff":
         with pytest.raises(BadInput, match="availability"):
@@ -144,40 +170,50 @@ def test_over_flower(name, plain, tmp_path, monkeypatch):
     found = runs.run(Experiment(**over), tmp_path / "run", **more)
     for one, two in zip(here.history, found.history, strict=True):
         assert (one.bytes_up, one.bytes_down) == (two.bytes_up, two.bytes_down)
-        assert (two.metric, two.lower, set(two.metrics)) == (one.metric, one.lower, set(one.metrics))
-        assert two.headline == pytest.approx(one.headline, abs=0.02)
+        assert (two.metric, two.lower, set(two.metrics)) == (
+            one.metric,
+            one.lower,
+            set(one.metrics),
+        )
+        assert two.last_model_metric == pytest.approx(one.last_model_metric, abs=0.02)
     assert set(found.model) == set(here.model)
 
 
 def sizes(name, more):
-    built = runs.parts(Experiment(**tables(name)), **more)
+    built = runs.build_simulation(Experiment(**tables(name)), **more)
     built.engine.close()
     return built.engine.trainable, built.engine.size, built.net
 
 
 def test_scaffold_s_bytes(plain):
-    """Each way the model, and the trained floats once more: c down, what changed of c_k up; P = 4."""
+    """Each way the model, and the trained floats once more: c down, what changed of c_k up; P =
+    4.
+    """
     trained, size, _ = sizes("scaffold", {})
     found, _ = plain("scaffold")
-    assert [(h.bytes_up, h.bytes_down) for h in found.history] == [(4 * 4 * (size + trained),) * 2] * 3
+    assert [(h.bytes_up, h.bytes_down) for h in found.history] == [
+        (4 * 4 * (size + trained),) * 2
+    ] * 3
 
 
 def test_scaffold_s_c_is_the_mean_of_its_clients():
     """With M clients, c = (1/M) sum c_k after every round, whoever took part."""
     experiment = Experiment(**short("scaffold"))
-    built = runs.parts(experiment)
-    for done in built.rounds(experiment):
+    built = runs.build_simulation(experiment)
+    for done in built.iterate_rounds(experiment):
         kept = [carry["update.0.c"] for carry in done.state.carry.values()]
-        torch.testing.assert_close(done.state.memory["trainer"].c, sum(kept) / 8, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            done.state.memory["trainer"].c, sum(kept) / 8, rtol=1e-4, atol=1e-6
+        )
     built.engine.close()
 
 
 def test_ditto_sends_one_model_and_keeps_the_other():
     experiment = Experiment(**tables("ditto", rounds=2))
-    built = runs.parts(experiment)
-    found = list(built.rounds(experiment))[-1]
+    built = runs.build_simulation(experiment)
+    found = list(built.iterate_rounds(experiment))[-1]
     built.engine.close()
-    one = layout(built.net.shared).size
+    one = make_layout(built.net.shared).size
     assert found.record.bytes_up == found.record.bytes_down == 4 * 4 * one
     personal = [carry["kept"] for carry in found.state.carry.values()]
     assert all(len(each) == one for each in personal)
@@ -196,9 +232,12 @@ def test_ditto_s_personal_model_by_hand():
 
 
 def test_feddyn_s_server_by_hand():
-    feddyn, updates = importlib.import_module("feddyn"), importlib.import_module("flrce.types").Updates
+    feddyn, updates = (
+        importlib.import_module("feddyn"),
+        importlib.import_module("flrce.core.types").Updates,
+    )
     server = feddyn.Server(0.5)
-    memory = server.init(4, 2, 3)  # four clients; two trained floats and a statistic
+    memory = server.initial_state(4, 2, 3)  # four clients; two trained floats and a statistic
     U = torch.tensor([[1.0, 0.0, 9.0], [3.0, 2.0, 9.0]])
     w, target = torch.zeros(3), U.mean(0)
     made, memory = server.step(w, target, updates(torch.arange(2), U, torch.ones(2), 2), memory)
@@ -209,19 +248,30 @@ def test_feddyn_s_server_by_hand():
 def test_fedbn_keeps_its_norms(plain):
     module = importlib.import_module("fedbn")
     trained, size, net = sizes("fedbn", {"data": module.data()})
-    assert trained == size == sum(p.numel() for n, p in net.named_parameters() if not n.startswith("1."))
+    assert (
+        trained
+        == size
+        == sum(p.numel() for n, p in net.named_parameters() if not n.startswith("1."))
+    )
     found, _ = plain("fedbn")
     assert [h.bytes_up for h in found.history] == [4 * 4 * size] * 3
 
 
 def test_fedbuff_meets_only_who_is_there_and_discounts_the_old():
-    fedbuff, updates = importlib.import_module("fedbuff"), importlib.import_module("flrce.types").Updates
+    fedbuff, updates = (
+        importlib.import_module("fedbuff"),
+        importlib.import_module("flrce.core.types").Updates,
+    )
     found = runs.run(Experiment(**tables("fedbuff")))
     there = fedbuff.Shifts(3)
     assert all(there(0, client, h.t) for h in found.history for client in h.chosen)
-    assert any(set(h.replied) - set(h.chosen) for h in found.history)  # a reply to an earlier round's task
+    assert any(
+        set(h.replied) - set(h.chosen) for h in found.history
+    )  # a reply to an earlier round's task
     U, n = torch.tensor([[1.0], [4.0]]), torch.ones(2).double()
-    made = fedbuff.Discounted(0.5)(torch.zeros(1), updates(torch.arange(2), U, n, 1, age=torch.tensor([0, 3])), None)
+    made = fedbuff.Discounted(0.5)(
+        torch.zeros(1), updates(torch.arange(2), U, n, 1, age=torch.tensor([0, 3])), None
+    )
     assert made.tolist() == [2.0]  # weights 1 and 1/2: (1 + 2) / 1.5
 
 
@@ -234,7 +284,9 @@ def test_lora_s_base_stays_where_it_is(plain):
     found, _ = plain("lora")
     assert [(h.bytes_up, h.bytes_down) for h in found.history] == [(4 * 4 * size,) * 2] * 3
     assert all(torch.equal(found.model[name], p) for name, p in fixed.items())
-    assert any(not torch.equal(found.model[n], p) for n, p in net.named_parameters() if p.requires_grad)
+    assert any(
+        not torch.equal(found.model[n], p) for n, p in net.named_parameters() if p.requires_grad
+    )
 
 
 def test_the_stop_reads_the_metric():

@@ -1,4 +1,6 @@
-"""Fleets of several devices, budgets that hold, energy that is measured where it can be, and this machine's profile."""
+"""Fleets of several devices, budgets that hold, energy that is measured where it can be, and this
+machine's profile.
+"""
 
 import json
 from collections import Counter
@@ -11,17 +13,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce import Experiment, runs
-from flrce.apps.cli import main
-from flrce.apps.profile import fit, off
+from flrce import Experiment
+from flrce.cli.cli import main
+from flrce.cli.profile import fit_speed, prediction_error
+from flrce.core.types import ClientCost
+from flrce.devices.costs import assign_devices, load_profile
+from flrce.devices.energy import EnergyMeter, EnergyReading, extract_counters, with_measured_cost
+from flrce.devices.round_availability import DailyRoundAvailability, RandomRoundAvailability
 from flrce.errors import BadInput
-from flrce.fleet.availability import ByChance, Daily
-from flrce.fleet.costs import fleet, profile
-from flrce.fleet.energy import Meter, Reading, counters, measured
-from flrce.models.flat import pack
-from flrce.results.page import page
-from flrce.store.read import one
-from flrce.types import Spent
+from flrce.models.flat import pack_model
+from flrce.report.page import render_report
+from flrce.simulation import runs
+from flrce.storage.read import read_single_run
 
 NAMES = ("jetson-nano", "raspberry-pi-4", "phone")
 
@@ -30,9 +33,9 @@ NAMES = ("jetson-nano", "raspberry-pi-4", "phone")
 def test_a_mix_gives_every_client_one_device_in_its_shares(M, shares, seed):
     clients = [f"c{i}" for i in range(M)]
     mix = dict(zip(NAMES, shares, strict=False))
-    devices = fleet(mix, clients, seed)
+    devices = assign_devices(mix, clients, seed)
     assert set(devices) == set(clients)
-    assert devices == fleet(mix, clients, seed)
+    assert devices == assign_devices(mix, clients, seed)
     count = Counter(device.name for device in devices.values())
     for name, share in mix.items():
         assert abs(count[name] - M * share / sum(shares)) <= 1
@@ -41,7 +44,7 @@ def test_a_mix_gives_every_client_one_device_in_its_shares(M, shares, seed):
 def test_the_seed_decides_who_has_what():
     clients = [f"c{i}" for i in range(40)]
     mix = {"jetson-nano": 0.7, "raspberry-pi-4": 0.3}
-    first, second = fleet(mix, clients, 0), fleet(mix, clients, 1)
+    first, second = assign_devices(mix, clients, 0), assign_devices(mix, clients, 1)
     assert Counter(d.name for d in first.values()) == {"jetson-nano": 28, "raspberry-pi-4": 12}
     assert first != second
 
@@ -53,20 +56,27 @@ def test_devices_by_client(tmp_path, caplog):
         "phone-2": "jetson-nano",
         "shed": "raspberry-pi-4",
     }  # a name beats a pattern
-    devices = fleet("laptop-cpu", clients, 0, named)
-    assert [devices[c].name for c in clients] == ["phone", "jetson-nano", "laptop-cpu", "raspberry-pi-4"]
+    devices = assign_devices("laptop-cpu", clients, 0, named)
+    assert [devices[c].name for c in clients] == [
+        "phone",
+        "jetson-nano",
+        "laptop-cpu",
+        "raspberry-pi-4",
+    ]
     path = tmp_path / "devices.csv"
-    path.write_text("client,profile\nphone-*,phone\nphone-2,jetson-nano\nshed,raspberry-pi-4\nelsewhere,phone\n\n")
-    assert fleet("laptop-cpu", clients, 0, str(path)) == devices
+    path.write_text(
+        "client,profile\nphone-*,phone\nphone-2,jetson-nano\nshed,raspberry-pi-4\nelsewhere,phone\n\n"
+    )
+    assert assign_devices("laptop-cpu", clients, 0, str(path)) == devices
     assert not caplog.text
-    fleet("laptop-cpu", clients, 0, {"tablet-*": "phone"})
+    assign_devices("laptop-cpu", clients, 0, {"tablet-*": "phone"})
     assert "'tablet-*' fits no client" in caplog.text
 
 
 def test_the_rest_of_a_fleet_stays_what_it_was():
     clients = [f"c{i}" for i in range(40)]
     mix = {"jetson-nano": 0.7, "raspberry-pi-4": 0.3}
-    plain, named = fleet(mix, clients, 0), fleet(mix, clients, 0, {"c7": "phone"})
+    plain, named = assign_devices(mix, clients, 0), assign_devices(mix, clients, 0, {"c7": "phone"})
     assert {c for c in clients if plain[c] != named[c]} == {"c7"}
 
 
@@ -83,12 +93,18 @@ def test_the_rest_of_a_fleet_stays_what_it_was():
 def test_malformed_lists_of_devices(tmp_path, text, match):
     (tmp_path / "devices.csv").write_text(text)
     with pytest.raises(BadInput, match=match):
-        fleet("phone", ["a"], 0, str(tmp_path / "devices.csv"))
+        assign_devices("phone", ["a"], 0, str(tmp_path / "devices.csv"))
 
 
 def test_a_slower_device_takes_longer():
     def seconds(kind):
-        exp = Experiment(rounds=1, clients=4, per_round=4, recipe={"name": "fedavg"}, fleet={"clients": {"2": kind}})
+        exp = Experiment(
+            rounds=1,
+            clients=4,
+            per_round=4,
+            recipe={"name": "fedavg"},
+            fleet={"clients": {"2": kind}},
+        )
         return next(runs.rounds(exp)).record.seconds
 
     assert seconds("raspberry-pi-4") != seconds("laptop-cpu")
@@ -97,13 +113,18 @@ def test_a_slower_device_takes_longer():
 def test_oort_prefers_the_fast_half_of_a_fleet():
     mix = {"laptop-cpu": 0.5, "raspberry-pi-4": 0.5}
     shared = {
-        "rounds": 25, "clients": 30, "per_round": 6, "data": {"partition": "iid"}, "train": {"epochs": 1},
-        "fleet": {"profile": mix}, "engine": {"workers": 1, "eval_every": 25},
-    }  # fmt: skip
+        "rounds": 25,
+        "clients": 30,
+        "per_round": 6,
+        "data": {"partition": "iid"},
+        "train": {"epochs": 1},
+        "fleet": {"profile": mix},
+        "engine": {"workers": 1, "eval_every": 25},
+    }
     slow = {}
     for name in ("fedavg", "oort"):
         exp = Experiment(**shared, recipe={"name": name})
-        devices = fleet(mix, clients_of(exp), exp.seed)
+        devices = assign_devices(mix, clients_of(exp), exp.seed)
         picks = [c for h in runs.run(exp).history[5:] for c in h.replied]
         slow[name] = sum(devices[c].name == "raspberry-pi-4" for c in picks) / len(picks)
     assert slow["fedavg"] > 0.35
@@ -111,19 +132,24 @@ def test_oort_prefers_the_fast_half_of_a_fleet():
 
 
 def clients_of(exp):
-    built = runs.parts(exp)
+    built = runs.build_simulation(exp)
     built.engine.close()
     return built.federation.clients
 
 
-# --- budgets -------------------------------------------------------------------------------------------------------
+# --- budgets ------------------------------------------------------------------------------------
 
 
 def limited(recipe="fedavg", **stop):
     return Experiment(
-        rounds=30, clients=10, per_round=3, recipe={"name": recipe}, stop=stop, train={"epochs": 1},
+        rounds=30,
+        clients=10,
+        per_round=3,
+        recipe={"name": recipe},
+        stop=stop,
+        train={"epochs": 1},
         engine={"workers": 1, "eval_every": 30},
-    )  # fmt: skip
+    )
 
 
 def spent_by(history):
@@ -149,9 +175,13 @@ def test_a_budget_is_never_passed(recipe, kind, unlimited):
     assert "budget" in history[-1].stop
     assert kind in history[-1].stop
     assert len(history) < len(free)
-    assert spent_by(history)[kind] <= limit  # what a refused round would have asked or sent included
+    assert (
+        spent_by(history)[kind] <= limit
+    )  # what a refused round would have asked or sent included
     done = [h for h in history if h.outcome == "committed"]
-    for h, same in zip(done, free, strict=False):  # the budget changes nothing before it ends the run
+    for h, same in zip(
+        done, free, strict=False
+    ):  # the budget changes nothing before it ends the run
         assert (h.chosen, h.joules) == (same.chosen, same.joules)
 
 
@@ -182,9 +212,9 @@ def test_a_round_that_cannot_be_paid_for_is_not_started():
     assert only.outcome == "not started"
     assert only.stop.startswith("next round would pass budget of 1e-06 joules")
     assert spent_by(result.history) == {"joules": 0, "bytes": 0, "seconds": 0}
-    built = runs.parts(exp)
+    built = runs.build_simulation(exp)
     built.engine.close()
-    start = pack(built.net)
+    start = pack_model(built.net)
     assert torch.equal(torch.cat([x.flatten() for x in result.model.values()]), start)
 
 
@@ -200,11 +230,11 @@ def test_a_finished_budget_stays_finished(tmp_path):
     assert first == again
 
 
-# --- measured energy -----------------------------------------------------------------------------------------------
+# --- measured energy ----------------------------------------------------------------------------
 
 
 def test_a_meter_says_what_it_measures_or_why_not():
-    meter = Meter()
+    meter = EnergyMeter()
     result, reading = meter.measure(lambda: sum(range(200_000)))
     assert result == sum(range(200_000))
     assert reading.seconds > 0
@@ -218,7 +248,7 @@ def test_a_meter_says_what_it_measures_or_why_not():
 
 
 def test_a_failed_piece_of_work_leaves_the_meter_usable():
-    meter = Meter()
+    meter = EnergyMeter()
     with pytest.raises(ZeroDivisionError):
         meter.measure(lambda: 1 / 0)
     assert meter.measure(lambda: 7)[0] == 7
@@ -229,12 +259,16 @@ def test_a_processors_counter_is_read_through_zeus(tmp_path, monkeypatch):
     rapl = pytest.importorskip("zeus.device.cpu.rapl", reason="extra energy")
     zone = tmp_path / "intel-rapl" / "intel-rapl:0"
     zone.mkdir(parents=True)
-    for name, text in {"name": "package-0", "energy_uj": "1000000", "max_energy_range_uj": "262143328850"}.items():
+    for name, text in {
+        "name": "package-0",
+        "energy_uj": "1000000",
+        "max_energy_range_uj": "262143328850",
+    }.items():
         (zone / name).write_text(text)
     monkeypatch.setattr(rapl, "RAPL_DIR", str(tmp_path / "intel-rapl"))
     monkeypatch.setattr("zeus.device.cpu._cpus", None)
     rapl.rapl_is_available.cache_clear()
-    meter = Meter()
+    meter = EnergyMeter()
     rapl.rapl_is_available.cache_clear()
     assert (meter.why, meter.seen) == ("", ("cpu 0",))
     _, reading = meter.measure(lambda: (zone / "energy_uj").write_text("6000000"))
@@ -244,7 +278,7 @@ def test_a_processors_counter_is_read_through_zeus(tmp_path, monkeypatch):
 def test_counters_of_processors_add_up():
     Measurement = pytest.importorskip("zeus.monitor.energy", reason="extra energy").Measurement
     window = Measurement(time=2.0, gpu_energy={0: 30.0}, cpu_energy={0: 8.0}, dram_energy={0: 2.0})
-    reading = Reading(window.time, counters(window))
+    reading = EnergyReading(window.time, extract_counters(window))
     assert reading.counters == (("gpu 0", 30.0), ("cpu 0", 8.0), ("dram 0", 2.0))
     assert reading.joules == 40
     assert reading.watts == 20
@@ -255,7 +289,9 @@ def test_a_jetsons_total_is_never_added_to_its_rails():
     from zeus.device.soc.jetson import JetsonMeasurement
 
     soc = JetsonMeasurement(cpu_energy_mj=4000.0, gpu_energy_mj=3000.0, total_energy_mj=9000.0)
-    assert counters(Measurement(time=1.0, gpu_energy={}, soc_energy=soc)) == (("board", 9.0),)
+    assert extract_counters(Measurement(time=1.0, gpu_energy={}, soc_energy=soc)) == (
+        ("board", 9.0),
+    )
 
 
 def test_apples_parts_are_joules():
@@ -263,30 +299,33 @@ def test_apples_parts_are_joules():
     from zeus.device.soc.apple import AppleSiliconMeasurement
 
     soc = AppleSiliconMeasurement(cpu_total_mj=1500, gpu_mj=500)
-    assert counters(Measurement(time=1.0, gpu_energy={}, soc_energy=soc)) == (("cpu_total", 1.5), ("gpu", 0.5))
+    assert extract_counters(Measurement(time=1.0, gpu_energy={}, soc_energy=soc)) == (
+        ("cpu_total", 1.5),
+        ("gpu", 0.5),
+    )
 
 
 def test_a_reading_replaces_the_model_and_is_marked():
-    modelled = Spent(100, 50, compute_seconds=9.0, transfer_seconds=1.0, joules=99.0)
-    assert measured(modelled, Reading(2.0)) is modelled
-    real = measured(modelled, Reading(2.0, (("cpu 0", 5.0),)))
+    modelled = ClientCost(100, 50, compute_seconds=9.0, transfer_seconds=1.0, joules=99.0)
+    assert with_measured_cost(modelled, EnergyReading(2.0)) is modelled
+    real = with_measured_cost(modelled, EnergyReading(2.0, (("cpu 0", 5.0),)))
     assert (real.compute_seconds, real.joules, real.measured) == (2.0, 5.0, True)
     assert (real.bytes_down, real.transfer_seconds) == (100, 1.0)
 
 
-# --- this machine's profile ----------------------------------------------------------------------------------------
+# --- this machine's profile ---------------------------------------------------------------------
 
 
 @given(st.floats(1e-5, 1e-1), st.floats(1e8, 1e12))
 def test_the_fit_finds_the_line_that_the_timings_lie_on(fixed, rate):
     points = [(flops, fixed + flops / rate) for flops in (1e6, 1e7, 1e8, 1e9)]
-    a, R = fit(points)
+    a, R = fit_speed(points)
     for flops, seconds in points:
         assert a + flops / R == pytest.approx(seconds, rel=1e-6)
 
 
 def test_a_fixed_cost_is_never_negative():
-    a, R = fit([(1e6, 1e-9), (1e8, 1.0), (2e8, 2.1)])
+    a, R = fit_speed([(1e6, 1e-9), (1e8, 1.0), (2e8, 2.1)])
     assert a >= 0
     assert R > 0
 
@@ -294,11 +333,24 @@ def test_a_fixed_cost_is_never_negative():
 def test_flrce_profile_makes_a_fleet_of_this_machine(tmp_path, capsys):
     mine = tmp_path / "mine.toml"
     assert (
-        main(["profile", "--model", "cnn-digits", "--out", str(mine), "--watts", "30", "--idle-watts", "5", "--json"])
+        main(
+            [
+                "profile",
+                "--model",
+                "cnn-digits",
+                "--out",
+                str(mine),
+                "--watts",
+                "30",
+                "--idle-watts",
+                "5",
+                "--json",
+            ]
+        )
         == 0
     )
     rows = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
-    device = profile(str(mine))
+    device = load_profile(str(mine))
     assert (device.active_watts, device.idle_watts) == (30, 5)
     assert "told to flrce profile" in rows["active_watts"]["source"]
     assert "measured by flrce profile" in rows["flops"]["source"]
@@ -306,16 +358,25 @@ def test_flrce_profile_makes_a_fleet_of_this_machine(tmp_path, capsys):
     assert device.error > 0
     assert 1e6 < device.flops < 1e15
     assert 0 <= device.batch_seconds < 1
-    exp = Experiment(rounds=1, clients=5, per_round=2, fleet={"profile": str(mine)}, engine={"workers": 1})
+    exp = Experiment(
+        rounds=1, clients=5, per_round=2, fleet={"profile": str(mine)}, engine={"workers": 1}
+    )
     assert runs.run(exp).summary["joules"] > 0
 
 
 def test_a_profile_of_an_experiments_own_network(tmp_path, capsys):
-    """Its network, optimiser and batch: 3 of 24 samples are fitted and 24, tried are 6, 12 and 48."""
+    """Its network, optimiser and batch: 3 of 24 samples are fitted and 24, tried are 6, 12 and
+    48.
+    """
     mine, file = tmp_path / "mine.toml", tmp_path / "own.toml"
-    file.write_text('clients = 6\nper_round = 2\nmodel.name = "mlp"\n[train]\nbatch = 24\noptimizer = "adam"\n')
+    file.write_text(
+        'clients = 6\nper_round = 2\nmodel.name = "mlp"\n[train]\nbatch = 24\noptimizer = "adam"\n'
+    )
     told = ["--watts", "30", "--idle-watts", "5", "--json"]
-    assert main(["profile", "--for", str(file), "--set", "train.lr=0.01", "--out", str(mine), *told]) == 0
+    assert (
+        main(["profile", "--for", str(file), "--set", "train.lr=0.01", "--out", str(mine), *told])
+        == 0
+    )
     rows = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
     assert "the network of own.toml, batches of 6, 12, 48" in rows["error"]["source"]
     assert "training the network of own.toml" in rows["flops"]["source"]
@@ -344,13 +405,13 @@ def test_bad_input_of_flrce_profile_is_one_line(arguments, why, capsys):
 
 def test_clients_come_and_go_by_seed_and_round():
     some = [f"c{k}" for k in range(200)]
-    half = [client for client in some if ByChance(0.5)(0, client, 3)]
+    half = [client for client in some if RandomRoundAvailability(0.5)(0, client, 3)]
     assert 70 < len(half) < 130
-    assert half == [client for client in some if ByChance(0.5)(0, client, 3)]
-    assert half != [client for client in some if ByChance(0.5)(0, client, 4)]
-    assert half != [client for client in some if ByChance(0.5)(1, client, 3)]
+    assert half == [client for client in some if RandomRoundAvailability(0.5)(0, client, 3)]
+    assert half != [client for client in some if RandomRoundAvailability(0.5)(0, client, 4)]
+    assert half != [client for client in some if RandomRoundAvailability(0.5)(1, client, 3)]
     for client in some[:5]:  # 3 of every 6 rounds, one after the other
-        there = [Daily(6, 3)(0, client, t) for t in range(1, 25)]
+        there = [DailyRoundAvailability(6, 3)(0, client, t) for t in range(1, 25)]
         assert sum(there) == 12
         assert sum(a != b for a, b in pairwise(there)) <= 8
         assert there[:6] == there[6:12]
@@ -358,8 +419,10 @@ def test_clients_come_and_go_by_seed_and_round():
 
 def test_the_experiment_says_who_can_be_reached():
     tables = {"rounds": 6, "clients": 10, "per_round": 4, "recipe": {"name": "fedavg"}}
-    found = runs.run(Experiment(**tables, fleet={"availability": {"piece": "by-chance", "share": 0.4}}))
-    there = ByChance(0.4)
+    found = runs.run(
+        Experiment(**tables, fleet={"availability": {"piece": "by-chance", "share": 0.4}})
+    )
+    there = RandomRoundAvailability(0.4)
     for record in found.history:
         assert 0 < len(record.chosen) <= 4
         assert all(there(0, client, record.t) for client in record.chosen)
@@ -376,10 +439,10 @@ def test_a_profile_s_error_reaches_the_books(tmp_path):
     assert s["joules_low"] == pytest.approx(s["joules"] / 1.5)  # its error is 0.5
     assert s["joules_high"] == pytest.approx(s["joules"] * 1.5)
     assert f"({s['joules_low']:.4g} to {s['joules_high']:.4g})" in repr(found)
-    assert "0.67 to 1.50 times as much" in page([one(tmp_path / "run")])
+    assert "0.67 to 1.50 times as much" in render_report([read_single_run(tmp_path / "run")])
 
 
 def test_errors_of_what_was_not_fitted():
-    assert off(1.0, 1e9, (1e9, 2.0)) == 0  # 1 s and 1 s
-    assert off(1.0, 1e9, (1e9, 4.0)) == 1  # half of what it takes
-    assert off(1.0, 1e9, (1e9, 1.0)) == 1  # twice as much
+    assert prediction_error(1.0, 1e9, (1e9, 2.0)) == 0  # 1 s and 1 s
+    assert prediction_error(1.0, 1e9, (1e9, 4.0)) == 1  # half of what it takes
+    assert prediction_error(1.0, 1e9, (1e9, 1.0)) == 1  # twice as much

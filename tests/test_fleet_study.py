@@ -16,14 +16,20 @@ def test_the_page_has_the_study_s_ratios(plan, tmp_path, capsys):
     spec = importlib.util.spec_from_file_location("fleets", HOME / "studies/fleets.py")
     study = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(study)
-    (tmp_path / "rows.jsonl").write_bytes((HOME / f"benchmarks/results/{plan}/rows.jsonl").read_bytes())
+    (tmp_path / "rows.jsonl").write_bytes(
+        (HOME / f"benchmarks/results/{plan}/rows.jsonl").read_bytes()
+    )
     study.tables(types.SimpleNamespace(plan=plan, folder=tmp_path))
     told = capsys.readouterr().out
     assert told == (HOME / f"benchmarks/results/{plan}/fleets.md").read_text()
     page = (HOME / "docs/fleet.md").read_text()
     ratios = set(re.findall(r"\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", told.partition("\n- ")[0]))
     assert len(ratios) > 15
-    left = {"1.00 (1.00 to 1.00)", "1.47 (1.04 to 2.08)", "1.47 (1.09 to 2.00)"}  # clean hours within one night
+    left = {
+        "1.00 (1.00 to 1.00)",
+        "1.47 (1.04 to 2.08)",
+        "1.47 (1.09 to 2.00)",
+    }  # clean hours within one night
     assert {ratio for ratio in ratios if ratio not in page} <= left
 
 
@@ -40,7 +46,11 @@ def test_the_page_has_the_meter_s_errors():
         "| launches | a network | 16%",
     ):
         assert row in told
-    rows = [{"net": n, "size": 1, "flops": f, "tensors": k, "seconds": 1.0, "joules": 2 * k + f / 1e12}
-            for n, f, k in (("a", 1e12, 1), ("b", 3e12, 5), ("c", 9e12, 2))]  # fmt: skip
-    assert max(abs(e) for _, e in bench.errors(bench.MODELS["launches"], rows, "net")) < 1e-9  # it is that model
+    rows = [
+        {"net": n, "size": 1, "flops": f, "tensors": k, "seconds": 1.0, "joules": 2 * k + f / 1e12}
+        for n, f, k in (("a", 1e12, 1), ("b", 3e12, 5), ("c", 9e12, 2))
+    ]
+    assert (
+        max(abs(e) for _, e in bench.errors(bench.MODELS["launches"], rows, "net")) < 1e-9
+    )  # it is that model
     assert max(abs(e) for _, e in bench.errors(bench.MODELS["linear"], rows, "net")) > 0.1

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flrce.fleet.costs import inference_flops, training_flops
-from flrce.fleet.flops import plain
-from flrce.models.nets import build
+from flrce.devices.costs import inference_flops, training_flops
+from flrce.devices.flops import unroll_lstms
+from flrce.models.nets import build_network
 
 V, E, H, L = 10, 8, 16, 5  # symbols, embedding, width, steps
 
@@ -25,10 +25,12 @@ class Read(nn.Module):
 
 @pytest.mark.parametrize(("cell", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
 def test_a_recurrent_layer(cell, gates):
-    """A step multiplies E + H numbers with gates * H columns: 2 (8 + 16) 16 = 768 per gate, forward.
+    """A step multiplies E + H numbers with gates * H columns: 2 (8 + 16) 16 = 768 per gate,
+    forward.
 
-    Backward costs it twice more, for the inputs and for the weights, but there is nothing before the first step's state
-    to send a gradient to: 2 * 16 * 16 = 512 a gate less. Each of E numbers of a symbol adds once to the table.
+    Backward costs it twice more, for the inputs and for the weights, but there is nothing before
+    the first step's state to send a gradient to: 2 * 16 * 16 = 512 a gate less. Each of E numbers
+    of a symbol adds once to the table.
     """
     forward = gates * 768 * L
     assert inference_flops(Read(cell), (L,), tokens=True) == forward
@@ -36,20 +38,26 @@ def test_a_recurrent_layer(cell, gates):
 
 
 def test_leafs_network_is_counted():
-    # layer 1: 2 (8 + 256) 1024, layer 2: 2 (256 + 256) 1024 a step, 80 steps; 2 * 256 * 90 for the scores
+    # layer 1: 2 (8 + 256) 1024, layer 2: 2 (256 + 256) 1024 a step, 80 steps; 2 * 256 * 90 for the
+    # scores
     forward = 80 * (2 * 264 * 1024 + 2 * 512 * 1024) + 2 * 256 * 90
-    assert inference_flops(build("lstm", (80,), 90, 0, vocabulary=90), (80,), tokens=True) == forward
+    assert (
+        inference_flops(build_network("lstm", (80,), 90, 0, vocabulary=90), (80,), tokens=True)
+        == forward
+    )
 
 
-@pytest.mark.parametrize("more", [{}, {"num_layers": 2, "bidirectional": True}, {"proj_size": 4}, {"bias": False}])
+@pytest.mark.parametrize(
+    "more", [{}, {"num_layers": 2, "bidirectional": True}, {"proj_size": 4}, {"bias": False}]
+)
 def test_the_plain_lstm_is_the_lstm(more):
     torch.manual_seed(0)
     net = Read(nn.LSTM, **more)
     ids = torch.randint(0, V, (3, L))
-    torch.testing.assert_close(plain(net)(ids), net(ids))
+    torch.testing.assert_close(unroll_lstms(net)(ids), net(ids))
     time_first = nn.LSTM(E, H, **more)
     x = torch.randn(L, 3, E)
-    for got, wanted in zip(plain(time_first)(x)[1], time_first(x)[1], strict=True):
+    for got, wanted in zip(unroll_lstms(time_first)(x)[1], time_first(x)[1], strict=True):
         torch.testing.assert_close(got, wanted)
 
 
@@ -73,7 +81,8 @@ def test_attention():
 
 def test_torchs_own_encoder_is_counted_when_judging():
     layer = nn.TransformerEncoderLayer(E, 2, 2 * H, batch_first=True)
-    # q, k, v, and mixing: 8 * 32 products a step; scores and values: 2 * 5 * 8; the perceptron: 2 * 8 * 32
+    # q, k, v, and mixing: 8 * 32 products a step; scores and values: 2 * 5 * 8; the perceptron: 2 *
+    # 8 * 32
     assert inference_flops(layer, (L, E)) == 2 * L * (E * 4 * E + 2 * L * E + 2 * E * 2 * H)
 
 

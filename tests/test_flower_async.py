@@ -1,4 +1,6 @@
-"""A buffered pace on Flower: tasks go out as messages, replies count as they come, and the slow are not asked again."""
+"""A buffered pace on Flower: tasks go out as messages, replies count as they come, and the slow are
+not asked again.
+"""
 
 import json
 import threading
@@ -10,18 +12,20 @@ import pytest
 pytest.importorskip("flwr", reason="needs flrce[flower]")
 
 from flower_helpers import TARGET, plain_app, start
-from flrce import recipes
 from flrce.errors import BadInput
 from flrce.flower import LocalGrid, RecipeStrategy
-from flrce.flower.engine import GONE_BEFORE
-from flrce.flower.options import Known
+from flrce.flower.engine import DISCONNECTED_ERROR
+from flrce.flower.options import ServerContext
+from flrce.methods.catalogue import recipes
 
 NAMES = {"wait_for_nodes": 5.0, "ask_names": False}
 SLOW = 3  # the partition that takes its time
 
 
 class Hold:
-    """Client 3 answers its first task only when it is let go; the others at once. Notes who was asked when."""
+    """Client 3 answers its first task only when it is let go; the others at once. Notes who was
+    asked when.
+    """
 
     def __init__(self) -> None:
         self.free, self.calls = threading.Event(), []
@@ -44,7 +48,7 @@ def fedbuff(**changes):
 
 def strategy(recipe, watch=None, **settings):
     made = RecipeStrategy(recipe, **{**NAMES, "fraction_evaluate": 0.0, **settings})
-    made.told(Known(watch=watch))
+    made.set_server_context(ServerContext(watch=watch))
     return made
 
 
@@ -53,7 +57,9 @@ def bits(result):
 
 
 def test_the_slow_are_not_asked_again_and_count_when_they_come(tmp_path):
-    """Client 3 is sent its model in round 1 and answers after round 3: its reply is as many rounds old as it took."""
+    """Client 3 is sent its model in round 1 and answers after round 3: its reply is as many rounds
+    old as it took.
+    """
     hold = Hold()
     made = strategy(fedbuff(), hold.when(3), state=tmp_path, min_available_nodes=4)
     result = made.start(hold.grid(), start(), 9)
@@ -67,7 +73,9 @@ def test_the_slow_are_not_asked_again_and_count_when_they_come(tmp_path):
     assert asked[0] == 1
     assert all(t > landed.t for t in asked[1:])  # busy until then
     lines = [json.loads(line) for line in (tmp_path / "clients.jsonl").read_text().splitlines()]
-    assert [line["age"] for line in lines if line["client"] == "node-1003" and line["t"] == landed.t] == [landed.t - 1]
+    assert [
+        line["age"] for line in lines if line["client"] == "node-1003" and line["t"] == landed.t
+    ] == [landed.t - 1]
     kept = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert kept[landed.t - 1]["ages"] == dict(landed.ages)
     for record in history:  # each round's lines add up to it
@@ -79,10 +87,14 @@ def test_the_slow_are_not_asked_again_and_count_when_they_come(tmp_path):
 
 
 def test_a_reply_counts_by_its_age():
-    """Worked by hand: one client a round, w + u / sqrt(1 + age); its update is of the model that it was sent."""
+    """Worked by hand: one client a round, w + u / sqrt(1 + age); its update is of the model that it
+    was sent.
+    """
     hold = Hold()
     alone = strategy(recipes.fedbuff(size=1, P=2), hold.when(3), min_available_nodes=2)
-    app = plain_app(lambda content, partition, t: hold(content, SLOW if partition else 0, t), hold.calls)
+    app = plain_app(
+        lambda content, partition, t: hold(content, SLOW if partition else 0, t), hold.calls
+    )
     result = alone.start(LocalGrid(app, 2, threads=2), start(), 5)
     bias, way = 0.0, 0.1  # each client adds 0.1 to the bias it was sent
     for record in result.history:
@@ -93,7 +105,9 @@ def test_a_reply_counts_by_its_age():
 
 
 def test_a_client_that_never_answers_is_given_up_and_free_again():
-    """No reply within the timeout closes its task: it is booked, and the client may be asked again."""
+    """No reply within the timeout closes its task: it is booked, and the client may be asked
+    again.
+    """
     hold = Hold()
     everyone = replace(recipes.fedbuff(size=4, P=4), minimum=1)
     result = strategy(everyone, min_available_nodes=4).start(hold.grid(), start(), 3, timeout=0.4)
@@ -113,7 +127,7 @@ def test_a_node_that_goes_away_closes_its_task():
 
     def watch(done):
         if done.record.t == 1:
-            grid.drop(1000)
+            grid.drop_node(1000)
 
     result = strategy(everyone, watch, min_available_nodes=1).start(grid, start(), 4, timeout=2)
     hold.free.set()
@@ -131,7 +145,9 @@ def killed(hold, folder, t):
             raise Killed
 
     with pytest.raises(Killed):
-        strategy(fedbuff(), watch, state=folder, min_available_nodes=4).start(hold.grid(), start(), 8)
+        strategy(fedbuff(), watch, state=folder, min_available_nodes=4).start(
+            hold.grid(), start(), 8
+        )
     hold.free.set()
 
 
@@ -142,7 +158,9 @@ def test_a_killed_server_sends_what_was_under_way_again(tmp_path):
     assert len(before) == 3
     again = Hold()
     again.free.set()
-    result = strategy(fedbuff(), state=tmp_path, min_available_nodes=4).start(again.grid(), start(), 8)
+    result = strategy(fedbuff(), state=tmp_path, min_available_nodes=4).start(
+        again.grid(), start(), 8
+    )
     assert (tmp_path / "rounds.jsonl").read_text().splitlines()[:3] == before
     assert [record.t for record in result.history] == list(range(1, 9))
     assert (1, SLOW) in again.calls  # from the model of round 1
@@ -155,16 +173,22 @@ def test_what_was_under_way_with_a_client_that_is_gone_is_dropped(tmp_path):
     killed(hold, tmp_path, 3)
     again = Hold()
     again.free.set()
-    result = strategy(fedbuff(), state=tmp_path, min_available_nodes=3).start(again.grid(3), start(), 8)
+    result = strategy(fedbuff(), state=tmp_path, min_available_nodes=3).start(
+        again.grid(3), start(), 8
+    )
     told = [record.rejected.get("node-1003") for record in result.history]
-    assert told.count(GONE_BEFORE) == 1
+    assert told.count(DISCONNECTED_ERROR) == 1
     assert all(record.outcome == "committed" for record in result.history)
 
 
 def test_who_trains_is_not_asked_to_judge():
-    """An evaluation must not wait for a straggler, or the round would not be over with the first replies."""
+    """An evaluation must not wait for a straggler, or the round would not be over with the first
+    replies.
+    """
     judged, hold = [], Hold()
-    app = plain_app(hold, hold.calls, misjudge=lambda metrics: judged.append(metrics["num-examples"]) or metrics)
+    app = plain_app(
+        hold, hold.calls, misjudge=lambda metrics: judged.append(metrics["num-examples"]) or metrics
+    )
     grid = LocalGrid(app, 4, threads=4)
     made = strategy(fedbuff(), hold.when(3), min_available_nodes=4, fraction_evaluate=1.0)
     result = made.start(grid, start(), 3, timeout=10)

@@ -1,4 +1,6 @@
-"""Figures by class over Flower: asked for, counted, checked, kept and shown; and never sent where nobody asked."""
+"""Figures by class over Flower: asked for, counted, checked, kept and shown; and never sent where
+nobody asked.
+"""
 
 import json
 
@@ -11,13 +13,13 @@ pytest.importorskip("flwr", reason="needs flrce[flower]")
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp.strategy import FedAvg
 
+from flrce.core.types import PrimaryMetric
 from flrce.errors import BadInput
 from flrce.flower import FLrce, Guarded, Local, LocalGrid, client_app
-from flrce.flower.classes import HELD, MOST, SUMS, TOLD, wrong
-from flrce.local.objective import Classification
-from flrce.results import page, tables
-from flrce.store import read
-from flrce.types import Yardstick
+from flrce.flower.classes import BY_CLASS_RECORD, HELD, MAX_CLASSES, SUMS, explain_invalid_totals
+from flrce.report import page, tables
+from flrce.storage import read
+from flrce.training.objectives import Classification
 
 HELDS = ([0, 0, 1], [0, 2])  # labels that each client holds back
 QUICK = {"wait_for_nodes": 5.0, "lr": 1e-9, "epochs": 1}
@@ -35,7 +37,14 @@ def first_class() -> torch.nn.Linear:
 def load(context, objective=Classification()):
     held = HELDS[int(context.node_config["partition-id"])]
     y = torch.tensor([0, 1, *held])
-    return Local(first_class(), torch.ones(len(y), 2), y, np.arange(2), np.arange(2, len(y)), objective=objective)
+    return Local(
+        first_class(),
+        torch.ones(len(y), 2),
+        y,
+        np.arange(2),
+        np.arange(2, len(y)),
+        objective=objective,
+    )
 
 
 class Spied(LocalGrid):
@@ -45,8 +54,8 @@ class Spied(LocalGrid):
         super().__init__(*args)
         self.spoil, self.seen = spoil, []
 
-    def _handle(self, message):
-        reply = super()._handle(message)
+    def _handle_message(self, message):
+        reply = super()._handle_message(message)
         if message.metadata.message_type == "evaluate":
             self.spoil(reply)
             self.seen.append((message, reply))
@@ -68,8 +77,11 @@ def test_by_class_worked_by_hand(tmp_path, guarded):
     _, _, final = ran(strategy, tmp_path)
     # class 0: 2 of 2 and 1 of 1 right; of classes 1 and 2 nobody's
     assert final == {
-        "metric": "accuracy", "clients": pytest.approx([2 / 3, 1 / 2]), "classes": [1.0, 0.0, 0.0], "held": [3, 1, 1],
-    }  # fmt: skip
+        "metric": "accuracy",
+        "clients": pytest.approx([2 / 3, 1 / 2]),
+        "classes": [1.0, 0.0, 0.0],
+        "held": [3, 1, 1],
+    }
 
 
 def test_nobody_tells_label_counts_unless_asked(tmp_path):
@@ -90,7 +102,12 @@ def test_who_is_not_asked_for_classes_has_the_same_metrics(tmp_path):
 def test_the_report_shows_classes_by_name_or_number(tmp_path):
     for name, by_class in {"a": ("cat", "dog", "owl"), "b": True}.items():
         ran(FLrce(state=tmp_path / name, by_class=by_class, **QUICK), tmp_path / name)
-    shown = [page.payload(tables.groups([read.one(tmp_path / name)]))["runs"][0] for name in ("a", "b")]
+    shown = [
+        page.build_report_payload(tables.group_runs([read.read_single_run(tmp_path / name)]))[
+            "runs"
+        ][0]
+        for name in ("a", "b")
+    ]
     assert [run["classes"] for run in shown] == [["cat", "dog", "owl"], ["0", "1", "2"]]
     assert [run["byClass"] for run in shown] == [[1.0, 0.0, 0.0]] * 2
 
@@ -107,25 +124,30 @@ LIES = {
     "negative samples": {SUMS: [0.0, 0.0], HELD: [-4, 1]},
     "not a number": {SUMS: [float("nan"), 0.0], HELD: [2, 1]},
     "right without samples": {SUMS: [1.0, 0.0], HELD: [0, 1]},
-    "too many classes": {SUMS: [0.0] * (MOST + 1), HELD: [0] * (MOST + 1)},
+    "too many classes": {SUMS: [0.0] * (MAX_CLASSES + 1), HELD: [0] * (MAX_CLASSES + 1)},
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_figures_that_cannot_be_do_not_count(lie):
-    assert wrong(ConfigRecord(LIES[lie]), 3, Yardstick())
-    assert not wrong(ConfigRecord({SUMS: [2.0, 0.0], HELD: [2, 1]}), 3, Yardstick())
+    assert explain_invalid_totals(ConfigRecord(LIES[lie]), 3, PrimaryMetric())
+    assert not explain_invalid_totals(
+        ConfigRecord({SUMS: [2.0, 0.0], HELD: [2, 1]}), 3, PrimaryMetric()
+    )
 
 
 def test_a_liar_s_classes_are_left_out_and_its_accuracy_counts(tmp_path, caplog):
     def spoil(reply: Message):
         if reply.metadata.src_node_id == 1000:
-            reply.content[TOLD] = ConfigRecord({SUMS: [9.0], HELD: [3]})
+            reply.content[BY_CLASS_RECORD] = ConfigRecord({SUMS: [9.0], HELD: [3]})
 
     _, _, final = ran(FLrce(state=tmp_path, by_class=True, **QUICK), tmp_path, spoil=spoil)
     assert final["clients"] == pytest.approx([2 / 3, 1 / 2])
     assert (final["classes"], final["held"]) == ([1.0, None, 0.0], [1, 0, 1])
-    assert "node 1000: a sum of 9.0 over 3 samples of a class; its figures by class do not count" in caplog.text
+    assert (
+        "node 1000: a sum of 9.0 over 3 samples of a class; its figures by class do not count"
+        in caplog.text
+    )
 
 
 def test_other_clients_and_other_targets_tell_nothing(tmp_path):

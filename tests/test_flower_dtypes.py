@@ -1,4 +1,6 @@
-"""Any model of floats: scalars, float64 and float16 arrays, clients that widen or narrow; FedAvg is the oracle."""
+"""Any model of floats: scalars, float64 and float16 arrays, clients that widen or narrow; FedAvg is
+the oracle.
+"""
 
 import json
 
@@ -13,9 +15,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from safetensors.torch import load_file
 
-from flrce import recipes
 from flrce.flower import FLrce, Guarded, RecipeStrategy, compressing, introduce
 from flrce.flower.grid import LocalGrid
+from flrce.methods.catalogue import recipes
 
 QUIET = {"wait_for_nodes": 5.0, "fraction_evaluate": 0.0}
 STRATEGIES = {
@@ -44,7 +46,9 @@ def app(width=None, **options) -> ClientApp:
                 value = np.asarray(value + step).astype(width or value.dtype)
             reply[name] = Array(value)
         metrics = MetricRecord({"num-examples": 3 + context.node_config["partition-id"]})
-        return Message(RecordDict({"arrays": ArrayRecord(reply), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(reply), "metrics": metrics}), reply_to=message
+        )
 
     return made
 
@@ -59,7 +63,9 @@ def values(result):
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_scalars_train(name, tmp_path):
-    """nn.Parameter(torch.tensor(2.65)) has no dimension; with a folder, so that it is written and read back too."""
+    """nn.Parameter(torch.tensor(2.65)) has no dimension; with a folder, so that it is written and
+    read back too.
+    """
     arrays = model(scale=np.float32(2.65), bias=np.ones(2, np.float32))
     strategy = STRATEGIES[name]()
     strategy.folder = tmp_path / "run"
@@ -71,7 +77,9 @@ def test_scalars_train(name, tmp_path):
     assert kept["scale"].shape == ()
     again = STRATEGIES[name]()
     again.folder = tmp_path / "run"
-    assert np.array_equal(values(again.start(LocalGrid(app(), 3), arrays, 2))["scale"], found["scale"])
+    assert np.array_equal(
+        values(again.start(LocalGrid(app(), 3), arrays, 2))["scale"], found["scale"]
+    )
 
 
 @pytest.mark.parametrize("name", ["recipe", "guarded"])
@@ -79,12 +87,20 @@ def test_scalars_train(name, tmp_path):
 def test_float64_keeps_its_digits(name, case):
     """Against FedAvg alone, to 1e-15; 1 + 1e-12 would be 1 in float32."""
     other = np.float64 if case == "all" else np.float32
-    arrays = model(a=np.array([1 + 1e-12, 1e9 / 3, -1e-300]), b=np.array([0.5, 1 / 3], other), c=np.float64(np.pi))
-    alone = values(FedAvg(fraction_evaluate=0.0, min_available_nodes=3).start(LocalGrid(app(), 3), arrays, 3))
+    arrays = model(
+        a=np.array([1 + 1e-12, 1e9 / 3, -1e-300]),
+        b=np.array([0.5, 1 / 3], other),
+        c=np.float64(np.pi),
+    )
+    alone = values(
+        FedAvg(fraction_evaluate=0.0, min_available_nodes=3).start(LocalGrid(app(), 3), arrays, 3)
+    )
     ours = values(STRATEGIES[name]().start(LocalGrid(app(), 3), arrays, 3))
     for key, value in alone.items():
         assert ours[key].dtype == value.dtype
-        np.testing.assert_allclose(ours[key], value, rtol=1e-15 if value.dtype == np.float64 else 1e-6)
+        np.testing.assert_allclose(
+            ours[key], value, rtol=1e-15 if value.dtype == np.float64 else 1e-6
+        )
 
 
 @pytest.mark.parametrize("name", ["recipe", "guarded", "flrce", "hardened", "authors", "median"])
@@ -121,10 +137,14 @@ def test_clients_may_answer_in_another_width(name, width, own):
 
 
 def test_a_float64_model_survives_the_mod():
-    """Dense through `compressing`: the update travels as float64, so the run equals that of whole models."""
+    """Dense through `compressing`: the update travels as float64, so the run equals that of whole
+    models.
+    """
     arrays = model(a=np.array([1 + 1e-12, 1 / 3]))
     plain = STRATEGIES["recipe"]().start(LocalGrid(app(), 3), arrays, 2)
-    encoded = STRATEGIES["recipe"]().start(LocalGrid(introduce(app(mods=[compressing])), 3), arrays, 2)
+    encoded = STRATEGIES["recipe"]().start(
+        LocalGrid(introduce(app(mods=[compressing])), 3), arrays, 2
+    )
     assert np.array_equal(values(plain)["a"], values(encoded)["a"])
     assert encoded.history[0].bytes_up == 3 * 2 * 8
 

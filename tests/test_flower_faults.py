@@ -1,4 +1,6 @@
-"""What single nodes do to a Flower run: bad evaluations, hanging ones, damaged introductions, nobody who trains."""
+"""What single nodes do to a Flower run: bad evaluations, hanging ones, damaged introductions,
+nobody who trains.
+"""
 
 import logging
 import math
@@ -17,27 +19,34 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
 from flower_helpers import plain_app, start
-from flrce import recipes, runs
-from flrce.apps.cli import main
-from flrce.compressors.sparsify import TopK
-from flrce.config import Experiment
-from flrce.errors import BadInput, Unfinished
+from flrce.cli.cli import main
+from flrce.config.experiment import Experiment
+from flrce.core.pieces import NoCompression
+from flrce.core.types import Payload, Reply, Task
+from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower import FLrce, Guarded, RecipeStrategy, compressing, engine, introduce, server
-from flrce.flower.arrays import Template
+from flrce.flower.arrays import ArrayTemplate
 from flrce.flower.grid import LocalGrid
-from flrce.flower.measured import Measured
+from flrce.flower.measured_costs import MeasuredCosts
 from flrce.flower.wire import read_reply, write_reply
-from flrce.local.client import Runner
-from flrce.pieces import Dense
-from flrce.selectors.choice import PowerOfChoice
-from flrce.types import Payload, Reply, Task
+from flrce.methods.catalogue import recipes
+from flrce.methods.compression.sparsify import TopK
+from flrce.methods.selection.power_of_choice import PowerOfChoice
+from flrce.simulation import runs
+from flrce.training.client import ClientRunner
 
 NAMES = {"wait_for_nodes": 5.0}
-FEW = {"rounds": 2, "clients": 4, "per_round": 2, "train": {"epochs": 1}, "engine": {"kernel": "torch", "workers": 1}}
+FEW = {
+    "rounds": 2,
+    "clients": 4,
+    "per_round": 2,
+    "train": {"epochs": 1},
+    "engine": {"kernel": "torch", "workers": 1},
+}
 
 
 def on_flower(**more):
-    return Experiment.of(FEW | {"engine": FEW["engine"] | {"name": "flower"}} | more)
+    return Experiment.from_tables(FEW | {"engine": FEW["engine"] | {"name": "flower"}} | more)
 
 
 def mean_by_samples(replies, key):
@@ -55,14 +64,16 @@ STRATEGIES = {
 }
 
 
-# --- evaluations ---
+# --- evaluations --------------------------------------------------------------------------------
 
 BAD = {
     "NaN": lambda metrics: metrics | {"eval_acc": math.nan},
     "all NaN": lambda metrics: metrics | {"eval_acc": math.nan, "eval_loss": math.nan},
     "infinite": lambda metrics: metrics | {"eval_acc": math.inf},
     "missing": lambda metrics: {key: value for key, value in metrics.items() if key != "eval_acc"},
-    "no weight": lambda metrics: {key: value for key, value in metrics.items() if key != "num-examples"},
+    "no weight": lambda metrics: {
+        key: value for key, value in metrics.items() if key != "num-examples"
+    },
     "weight NaN": lambda metrics: metrics | {"num-examples": math.nan},
     "list": lambda metrics: metrics | {"eval_acc": [0.5, 0.5]},
     "empty": lambda metrics: {},
@@ -82,7 +93,9 @@ def test_one_bad_evaluation_is_left_out_alone(name, case, caplog):
         return result, result.evaluate_metrics_clientapp[1]["eval_acc"]
 
     result, accuracy = evaluations(misjudge=misjudge)
-    _, expected = evaluations(misjudge=lambda m: m | ({"num-examples": 0} if m["num-examples"] == 10 else {}))
+    _, expected = evaluations(
+        misjudge=lambda m: m | ({"num-examples": 0} if m["num-examples"] == 10 else {})
+    )
     assert accuracy == pytest.approx(expected, abs=1e-9)
     assert result.history[0].accuracy == pytest.approx(accuracy, abs=0.01)
     if case not in ("missing", "list", "empty"):
@@ -120,7 +133,12 @@ def test_a_node_that_hangs_in_its_evaluation_costs_one_timeout(name, caplog):
     assert time.monotonic() - begun < 6  # and not 10
     assert len(asked) == 1
     assert len(result.evaluate_metrics_clientapp) == 5
-    assert caplog.text.count("node 1000: no evaluation within 2 s, 1 in a row; it is not asked again until") == 1
+    assert (
+        caplog.text.count(
+            "node 1000: no evaluation within 2 s, 1 in a row; it is not asked again until"
+        )
+        == 1
+    )
 
 
 def test_a_node_that_answers_late_is_asked_again_but_not_for_ever(caplog):
@@ -138,7 +156,13 @@ def test_a_node_that_answers_late_is_asked_again_but_not_for_ever(caplog):
         time.sleep(0.2)
 
     strategy = FLrce(**NAMES, preset="paper", psi=1)
-    strategy.start(LocalGrid(plain_app(misjudge=slow), 2, threads=4), start(), 12, timeout=0.3, evaluate_fn=judge)
+    strategy.start(
+        LocalGrid(plain_app(misjudge=slow), 2, threads=4),
+        start(),
+        12,
+        timeout=0.3,
+        evaluate_fn=judge,
+    )
     assert len(asked) == 3
     assert "3 in a row; it is not asked again in this run" in caplog.text
 
@@ -152,9 +176,15 @@ def test_a_node_that_hangs_when_asked_for_its_loss_costs_one_timeout():
         if context.node_config["partition-id"] == 1:
             asked.append(1)
             release.wait(30)
-        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 9, "loss": 1.0})}), reply_to=message)
+        return Message(
+            RecordDict({"metrics": MetricRecord({"num-examples": 9, "loss": 1.0})}),
+            reply_to=message,
+        )
 
-    begun, choice = time.monotonic(), replace(recipes.fedavg(2), selector=PowerOfChoice(candidates=4))
+    begun, choice = (
+        time.monotonic(),
+        replace(recipes.fedavg(2), selector=PowerOfChoice(candidates=4)),
+    )
     strategy = RecipeStrategy(choice, fraction_evaluate=0.0, min_available_nodes=4, **NAMES)
     try:
         result = strategy.start(LocalGrid(app, 4, threads=4), start(), 5, timeout=2.0)
@@ -183,7 +213,7 @@ def test_log_and_result_name_the_same_figure(caplog):
         assert "accuracy 0.8910 over all samples (0.4500 is the mean over clients)" in line
 
 
-# --- nobody trains ---
+# --- nobody trains ------------------------------------------------------------------------------
 
 
 def fails(content, partition, t):
@@ -193,9 +223,13 @@ def fails(content, partition, t):
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_a_run_without_a_trained_model_fails(name, rounds, tmp_path):
-    with pytest.raises(Unfinished, match=r"the model is still the initial one: abandoned 3 times.*no data"):
+    with pytest.raises(
+        UnfinishedRun, match=r"the model is still the initial one: abandoned 3 times.*no data"
+    ):
         STRATEGIES[name](state=tmp_path).start(LocalGrid(plain_app(fails), 3), start(), rounds)
-    result = STRATEGIES[name](state=tmp_path).start(LocalGrid(plain_app(), 3), start(), rounds)  # they are back
+    result = STRATEGIES[name](state=tmp_path).start(
+        LocalGrid(plain_app(), 3), start(), rounds
+    )  # they are back
     assert sum(record.outcome == "committed" for record in result.history) == rounds
 
 
@@ -204,12 +238,14 @@ def test_a_subclass_and_flowers_own_loop_fail_too(tmp_path):
         def aggregate_train(self, server_round, replies):
             return super().aggregate_train(server_round, replies)
 
-    with pytest.raises(Unfinished, match="still the initial one"):
+    with pytest.raises(UnfinishedRun, match="still the initial one"):
         Own(state=tmp_path, **NAMES).start(LocalGrid(plain_app(fails), 3), start(), 2)
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 3
-    with pytest.raises(Unfinished, match="still the initial one"):
+    with pytest.raises(UnfinishedRun, match="still the initial one"):
         flower.Strategy.start(FLrce(**NAMES), LocalGrid(plain_app(fails), 3), start(), 5)
-    few = flower.Strategy.start(FLrce(**NAMES), LocalGrid(plain_app(fails), 3), start(), 2)  # too short to give up
+    few = flower.Strategy.start(
+        FLrce(**NAMES), LocalGrid(plain_app(fails), 3), start(), 2
+    )  # too short to give up
     assert not few.arrays
 
 
@@ -219,7 +255,7 @@ def test_a_guarded_strategy_that_never_makes_a_model_fails(tmp_path):
             raise ValueError("too few")
 
     for _ in range(2):  # and again when it is resumed
-        with pytest.raises(Unfinished, match="no round changed the model"):
+        with pytest.raises(UnfinishedRun, match="no round changed the model"):
             Guarded(Broken(), state=tmp_path, **NAMES).start(LocalGrid(plain_app(), 3), start(), 2)
 
 
@@ -232,18 +268,18 @@ def test_the_command_line_and_python_fail_where_nobody_trains(tmp_path, monkeypa
     def broken(self, *args, **kwargs):
         raise RuntimeError("no data")
 
-    monkeypatch.setattr(Runner, "train", broken)
+    monkeypatch.setattr(ClientRunner, "train", broken)
     small = ("rounds=2", "clients=4", "per_round=2", "engine.name=flower", "engine.kernel=torch")
     sets = [word for setting in small for word in ("--set", setting)]
     assert main(["run", *sets, "--out", str(tmp_path / "a")]) == 130
     error = capsys.readouterr().err
     assert "the model is still the initial one" in error
     assert "Traceback" not in error
-    with pytest.raises(Unfinished, match="still the initial one"):
+    with pytest.raises(UnfinishedRun, match="still the initial one"):
         runs.run(on_flower())
 
 
-# --- introductions ---
+# --- introductions ------------------------------------------------------------------------------
 
 HELLOS = {
     "no name": lambda told: told.pop("flrce.client"),
@@ -258,7 +294,7 @@ HELLOS = {
     "n text": lambda told: told.update({"flrce.n": "many"}),
     "n below 0": lambda told: told.update({"flrce.n": -5}),
     "no n": lambda told: told.pop("flrce.n"),
-    "skills": lambda told: told.update({"flrce.parts": "yes", "flrce.compresses": 7}),
+    "skills": lambda told: told.update({"flrce.simulation.build": "yes", "flrce.compresses": 7}),
     "duplicate": lambda told: told.update({"flrce.client": "0"}),
     "raises": None,
 }
@@ -282,12 +318,17 @@ def hostile_app(app, spoil, partition=1):
 @pytest.mark.parametrize("modelled", [True, False])
 @pytest.mark.parametrize("case", sorted(HELLOS))
 def test_a_damaged_introduction_ends_no_server(case, modelled, monkeypatch, tmp_path):
-    monkeypatch.setattr(engine, "PATIENCE", 0.3)
+    monkeypatch.setattr(engine, "NODE_WAIT_SECONDS", 0.3)
     experiment = on_flower()
-    app = hostile_app(server.experiment_client(experiment), HELLOS[case])
+    app = hostile_app(server.build_experiment_client(experiment), HELLOS[case])
     begun = time.monotonic()
     result = server.serve(
-        LocalGrid(app, 4), experiment, tmp_path, modelled=modelled, min_available_nodes=4, wait_for_nodes=30.0
+        LocalGrid(app, 4),
+        experiment,
+        tmp_path,
+        modelled=modelled,
+        min_available_nodes=4,
+        wait_for_nodes=30.0,
     )
     assert time.monotonic() - begun < 25  # nobody waits for the one that stays out
     assert [record.outcome for record in result.history] == ["committed"] * 2
@@ -296,20 +337,22 @@ def test_a_damaged_introduction_ends_no_server(case, modelled, monkeypatch, tmp_
 
 
 def test_a_node_that_never_introduces_itself_is_not_waited_for_in_every_round(monkeypatch):
-    monkeypatch.setattr(engine, "PATIENCE", 0.3)
-    monkeypatch.setattr("flrce.flower.nodes.GRACE", 0.2)
+    monkeypatch.setattr(engine, "NODE_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("flrce.flower.nodes.NEWCOMER_WAIT_SECONDS", 0.2)
     release, experiment = threading.Event(), on_flower()
-    app = hostile_app(server.experiment_client(experiment), lambda told: release.wait(30))
+    app = hostile_app(server.build_experiment_client(experiment), lambda told: release.wait(30))
     begun = time.monotonic()
     try:
-        result = server.serve(LocalGrid(app, 4, threads=4), experiment, modelled=True, min_available_nodes=4)
+        result = server.serve(
+            LocalGrid(app, 4, threads=4), experiment, modelled=True, min_available_nodes=4
+        )
     finally:
         release.set()
     assert time.monotonic() - begun < 25
     assert len(result.history) == 2
 
 
-# --- bytes, metrics, settings ---
+# --- bytes, metrics, settings -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("float16", 2), ("float32", 4), ("float64", 8)])
@@ -318,7 +361,9 @@ def test_asking_for_a_loss_is_booked_by_the_models_element_size(dtype, width):
 
     def train(message, context):
         metrics = MetricRecord({"num-examples": 9, "train_loss": 1.0})
-        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message
+        )
 
     app = ClientApp()
     app.train()(train)
@@ -331,9 +376,16 @@ def test_asking_for_a_loss_is_booked_by_the_models_element_size(dtype, width):
 
 
 def test_tensors_and_extras_are_booked_by_their_own_types():
-    template = Template.of(start())
-    task = Task("a", 0, 1, 0, tensors={"x": torch.zeros(10, dtype=torch.float64)}, compressor=Dense())
-    assert Measured(template).down(task) == template.nbytes + 80
+    template = ArrayTemplate.from_arrays(start())
+    task = Task(
+        "a",
+        0,
+        1,
+        0,
+        tensors={"x": torch.zeros(10, dtype=torch.float64)},
+        compressor=NoCompression(),
+    )
+    assert MeasuredCosts(template).count_downlink_bytes(task) == template.nbytes + 80
     extras = {"c": torch.zeros(6, dtype=torch.float64), "d": torch.zeros(3, dtype=torch.int8)}
     u = torch.zeros(template.layout.size)
     content = write_reply(Reply("a", 1, Payload({"u": u}), n=3, extras=extras), 1.0, None)
@@ -343,7 +395,7 @@ def test_tensors_and_extras_are_booked_by_their_own_types():
 OWN_METRICS = '''
 from dataclasses import dataclass
 
-from flrce.local.metrics import Metric
+from flrce.training.metrics import Metric
 
 
 @dataclass(frozen=True)
@@ -374,20 +426,40 @@ def test_metrics_of_ones_own_are_pooled_as_in_the_simulator(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(str(tmp_path))
     metrics = ["accuracy", "macro-f1", "own_pooled:SURE", "own_pooled:PLAIN"]
     objective = {"name": "classification", "metrics": metrics}
-    there, here = runs.run(on_flower(objective=objective)), runs.run(Experiment.of(FEW | {"objective": objective}))
+    there, here = (
+        runs.run(on_flower(objective=objective)),
+        runs.run(Experiment.from_tables(FEW | {"objective": objective})),
+    )
     for over, simulated in zip(there.history, here.history, strict=True):
         assert set(over.pooled) == {"accuracy", "sure", "plain"}  # macro-f1 is no mean
-        assert dict(over.pooled) == pytest.approx({name: simulated.pooled[name] for name in over.pooled}, abs=1e-6)
+        assert dict(over.pooled) == pytest.approx(
+            {name: simulated.pooled[name] for name in over.pooled}, abs=1e-6
+        )
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"psi": "many"}, {"psi": "0%"}, {"psi": -1}, {"psi": 9, "per_round": 5}, {"preset": "none"}, {"lr": -1.0},
-     {"epochs": 0}, {"batch": 0}, {"per_round": 0}, {"per_round": 2.5}, {"eval_every": 0}, {"minimum_replies": 0},
-     {"min_train_nodes": -1}, {"wait_for_nodes": math.nan}, {"budget": {"bytes": -1}},
-     {"budget": {"byte": 9}}, {"stop": 5}],
+    [
+        {"psi": "many"},
+        {"psi": "0%"},
+        {"psi": -1},
+        {"psi": 9, "per_round": 5},
+        {"preset": "none"},
+        {"lr": -1.0},
+        {"epochs": 0},
+        {"batch": 0},
+        {"per_round": 0},
+        {"per_round": 2.5},
+        {"eval_every": 0},
+        {"minimum_replies": 0},
+        {"min_train_nodes": -1},
+        {"wait_for_nodes": math.nan},
+        {"budget": {"bytes": -1}},
+        {"budget": {"byte": 9}},
+        {"stop": 5},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_bad_settings_are_refused_before_nodes_are_waited_for(settings):
     begun = time.monotonic()
     with pytest.raises(BadInput):
@@ -412,4 +484,6 @@ def test_a_reply_without_its_number_of_samples_says_so(compressed):
     recipe = replace(recipes.fedavg(3), compressor=TopK(0.5)) if compressed else recipes.fedavg(3)
     result = RecipeStrategy(recipe, **NAMES).start(LocalGrid(app, 3), start(), 1)
     (reason,) = result.history[0].rejected.values()
-    assert reason == "malformed: no metric 'num-examples', which says how many samples it trained on"
+    assert (
+        reason == "malformed: no metric 'num-examples', which says how many samples it trained on"
+    )

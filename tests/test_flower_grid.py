@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flrce[flower]")
 
-from flrce.flower.grid import in_turn
+from flrce.flower.grid import serialize_calls
 
 
 def test_one_thread_at_a_time_and_a_call_within_a_call():
     inside, most = [], []
 
-    @in_turn
+    @serialize_calls
     def work(depth):
         inside.append(depth)
         most.append(len(inside))

@@ -1,4 +1,6 @@
-"""Flower's own strategies behind our gate: same result on good clients, no harm from bad ones, stop and resume."""
+"""Flower's own strategies behind our gate: same result on good clients, no harm from bad ones, stop
+and resume.
+"""
 
 import numpy as np
 import pytest
@@ -10,12 +12,12 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
 from flower_helpers import plain_app, start
-from flrce.errors import BadInput, Unfinished
+from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower import Guarded, introduce
-from flrce.flower.frozen import freeze, thaw
 from flrce.flower.grid import LocalGrid
-from flrce.stops.budget import Patience
-from flrce.stops.conflict import Conflicts
+from flrce.flower.strategy_state import restore_strategy, serialize_strategy
+from flrce.methods.stopping.budget import Patience
+from flrce.methods.stopping.conflict import UpdateConflicts
 
 ALL = {"min_available_nodes": 5, "min_train_nodes": 5}
 STRATEGIES = {
@@ -42,7 +44,9 @@ def weights(result):
 
 def floats():
     """A model without an integer counter: several of Flower's strategies cannot average one."""
-    return ArrayRecord({name: array for name, array in start().items() if "num_batches" not in name})
+    return ArrayRecord(
+        {name: array for name, array in start().items() if "num_batches" not in name}
+    )
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
@@ -71,7 +75,9 @@ def spoil(content, partition, t):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadam", "krum"])
 def test_bad_clients_are_kept_from_the_strategy(name):
-    guarded = Guarded(STRATEGIES[name]()).start(LocalGrid(named_app(spoil=spoil), 10), floats(), num_rounds=2)
+    guarded = Guarded(STRATEGIES[name]()).start(
+        LocalGrid(named_app(spoil=spoil), 10), floats(), num_rounds=2
+    )
     good = [{"partition-id": i} for i in (0, 5, 6, 7, 8, 9)]
     clean = Guarded(STRATEGIES[name]()).start(LocalGrid(named_app(), good), floats(), num_rounds=2)
     for key, value in weights(clean).items():
@@ -88,7 +94,9 @@ def test_flower_alone_is_harmed_by_the_same_clients():
     """Guards the test above: without the gate one NaN ends in the model."""
     alone = flower.FedAvg(**ALL)
     nan = lambda content, partition, t: partition == 1 and spoil(content, partition, t)  # noqa: E731
-    assert np.isnan(weights(alone.start(LocalGrid(named_app(spoil=nan), 5), floats(), 1))["layer.bias"]).any()
+    assert np.isnan(
+        weights(alone.start(LocalGrid(named_app(spoil=nan), 5), floats(), 1))["layer.bias"]
+    ).any()
 
 
 class Killed(BaseException):
@@ -120,25 +128,31 @@ def test_a_killed_run_goes_on_with_the_strategys_own_state(name, tmp_path):
 def test_state_survives_freezing():
     one, other = flower.FedAdam(eta=0.3), flower.FedAdam(eta=0.1)
     one.m_t, one.v_t = {"a": np.arange(3.0)}, {"a": np.float32([[1, 2]])}
-    thaw(other, freeze(one))
+    restore_strategy(other, serialize_strategy(one))
     assert other.eta == 0.3
     assert other.m_t["a"].tolist() == [0, 1, 2]
     assert other.v_t["a"].dtype == np.float32
-    assert torch.equal(freeze(other), freeze(one))
+    assert torch.equal(serialize_strategy(other), serialize_strategy(one))
 
 
 def test_a_budget_and_a_stop_rule_end_it():
     grid = LocalGrid(named_app(), 5)
-    result = Guarded(STRATEGIES["fedavg"](), budget={"rounds": 2}).start(grid, floats(), num_rounds=50)
+    result = Guarded(STRATEGIES["fedavg"](), budget={"rounds": 2}).start(
+        grid, floats(), num_rounds=50
+    )
     assert result.stopped == "budget of 2 rounds"
     assert grid.sent == 5 + 2 * (5 + 5)
 
     def apart(content, partition, t):
-        content["arrays"]["layer.weight"] = Array(np.full((4, 3), (-1.0) ** partition * 9, np.float32))
+        content["arrays"]["layer.weight"] = Array(
+            np.full((4, 3), (-1.0) ** partition * 9, np.float32)
+        )
 
-    strategy = Guarded(STRATEGIES["fedavg"](), stop=Conflicts(2.0))
+    strategy = Guarded(STRATEGIES["fedavg"](), stop=UpdateConflicts(2.0))
     result = strategy.start(LocalGrid(named_app(spoil=apart), 5), floats(), num_rounds=50)
-    assert result.stopped.startswith("conflicts 2.4 >= psi 2")  # 3 clients against 2: (3 * 2 + 2 * 3) / 5 peers
+    assert result.stopped.startswith(
+        "conflicts 2.4 >= psi 2"
+    )  # 3 clients against 2: (3 * 2 + 2 * 3) / 5 peers
     assert len(result.history) == 1
     still = Guarded(STRATEGIES["fedavg"](), stop=Patience(2)).start(
         LocalGrid(named_app(spoil=frozen), 5), floats(), num_rounds=50
@@ -153,7 +167,7 @@ def frozen(content, partition, t):
 
 def test_a_strategy_that_wants_more_nodes_than_there_are_does_not_wait_for_ever():
     guarded = Guarded(flower.FedAvg(min_available_nodes=9), wait_for_nodes=0.2)
-    with pytest.raises(Unfinished, match="abandoned 3 times in a row"):
+    with pytest.raises(UnfinishedRun, match="abandoned 3 times in a row"):
         guarded.start(LocalGrid(named_app(), 3), floats(), num_rounds=5)
 
 
@@ -171,6 +185,10 @@ def test_a_strategy_that_fails_keeps_the_last_model():
 
 
 def test_a_folder_of_another_strategy_is_refused(tmp_path):
-    Guarded(STRATEGIES["fedavg"](), state=tmp_path).start(LocalGrid(named_app(), 5), floats(), num_rounds=1)
+    Guarded(STRATEGIES["fedavg"](), state=tmp_path).start(
+        LocalGrid(named_app(), 5), floats(), num_rounds=1
+    )
     with pytest.raises(BadInput, match="differs"):
-        Guarded(STRATEGIES["krum"](), state=tmp_path).start(LocalGrid(named_app(), 5), floats(), num_rounds=1)
+        Guarded(STRATEGIES["krum"](), state=tmp_path).start(
+            LocalGrid(named_app(), 5), floats(), num_rounds=1
+        )

@@ -1,4 +1,6 @@
-"""Apps in the shape of Flower's own (torch, scikit-learn, numpy, JAX, FedProx, advanced) moved to ours by two lines."""
+"""Apps in the shape of Flower's own (torch, scikit-learn, numpy, JAX, FedProx, advanced) moved to
+ours by two lines.
+"""
 
 import warnings
 from functools import lru_cache
@@ -31,7 +33,9 @@ def main(grid, context):
         evaluate_fn=judge,
     ))
 """
-PROX = SERVER.replace("import FedAvg", "import FedProx").replace("FedAvg(", "FedProx(proximal_mu=0.1, ")
+PROX = SERVER.replace("import FedAvg", "import FedProx").replace(
+    "FedAvg(", "FedProx(proximal_mu=0.1, "
+)
 ADVANCED = """
 from flwr.serverapp.strategy import FedAvg
 
@@ -46,14 +50,27 @@ class Decaying(FedAvg):
         metrics["replies"] = len(replies)
         return arrays, metrics
 """ + SERVER.partition("FedAvg\n")[2].replace("FedAvg(", "Decaying(")
-CUSTOM = SERVER.replace("min_available_nodes=6", "min_available_nodes=6, evaluate_metrics_aggr_fn=by_samples")
+CUSTOM = SERVER.replace(
+    "min_available_nodes=6", "min_available_nodes=6, evaluate_metrics_aggr_fn=by_samples"
+)
 MOVES = {
-    SERVER: {"flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce", "FedAvg(": "FLrce("},
-    CUSTOM: {"flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce", "FedAvg(": "FLrce("},
-    PROX: {"flwr.serverapp.strategy import FedProx": "flrce import flower, recipes",
-           "FedProx(proximal_mu=0.1, ": "flower.RecipeStrategy(recipes.fedprox(mu=0.1), "},
-    ADVANCED: {"flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce", "(FedAvg)": "(FLrce)"},
-}  # fmt: skip
+    SERVER: {
+        "flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce",
+        "FedAvg(": "FLrce(",
+    },
+    CUSTOM: {
+        "flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce",
+        "FedAvg(": "FLrce(",
+    },
+    PROX: {
+        "flwr.serverapp.strategy import FedProx": "flrce import flower, recipes",
+        "FedProx(proximal_mu=0.1, ": "flower.RecipeStrategy(recipes.fedprox(mu=0.1), ",
+    },
+    ADVANCED: {
+        "flwr.serverapp.strategy import FedAvg": "flrce.flower import FLrce",
+        "(FedAvg)": "(FLrce)",
+    },
+}
 
 
 @lru_cache
@@ -86,7 +103,10 @@ def torch_app() -> ClientApp:
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
         x, y = map(torch.from_numpy, part(context))
         optimizer = torch.optim.SGD(model.parameters(), lr=msg.content["config"]["lr"])
-        pull, start = msg.content["config"].get("proximal-mu", 0.0), [p.detach().clone() for p in model.parameters()]
+        pull, start = (
+            msg.content["config"].get("proximal-mu", 0.0),
+            [p.detach().clone() for p in model.parameters()],
+        )
         seen.append((pull, msg.content["config"]["lr"]))
         for i in range(0, len(y), 32):
             optimizer.zero_grad()
@@ -95,7 +115,10 @@ def torch_app() -> ClientApp:
             (loss + pull / 2 * far).backward()
             optimizer.step()
         metrics = MetricRecord({"train_loss": loss.item(), "num-examples": len(y)})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+            reply_to=msg,
+        )
 
     @app.evaluate()
     def evaluate(msg: Message, context: Context) -> Message:
@@ -103,15 +126,22 @@ def torch_app() -> ClientApp:
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
         x, y = map(torch.from_numpy, part(context))
         right = (model.eval()(x).argmax(1) == y).float().mean().item()
-        return Message(RecordDict({"metrics": MetricRecord({"eval_acc": right, "num-examples": len(y)})}), reply_to=msg)
+        return Message(
+            RecordDict({"metrics": MetricRecord({"eval_acc": right, "num-examples": len(y)})}),
+            reply_to=msg,
+        )
 
     return app
 
 
 def judge_torch(t: int, arrays: ArrayRecord) -> MetricRecord:
     model, (x, y) = net(), samples()
-    model.load_state_dict({name: value.to(model.state_dict()[name].dtype) for name, value in
-                           arrays.to_torch_state_dict().items()})  # fmt: skip
+    model.load_state_dict(
+        {
+            name: value.to(model.state_dict()[name].dtype)
+            for name, value in arrays.to_torch_state_dict().items()
+        }
+    )
     found = model.eval()(torch.from_numpy(x[1200:])).argmax(1).numpy()
     return MetricRecord({"accuracy": float((found == y[1200:]).mean())})
 
@@ -132,7 +162,9 @@ def sklearn_app() -> ClientApp:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(x, y)
-        metrics = MetricRecord({"train_logloss": log_loss(y, model.predict_proba(x)), "num-examples": len(y)})
+        metrics = MetricRecord(
+            {"train_logloss": log_loss(y, model.predict_proba(x)), "num-examples": len(y)}
+        )
         arrays = ArrayRecord([model.coef_, model.intercept_])
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
 
@@ -147,7 +179,9 @@ def sklearn_app() -> ClientApp:
 
 def judge_sklearn(t: int, arrays: ArrayRecord) -> MetricRecord:
     x, y = samples()
-    return MetricRecord({"accuracy": float(regression(arrays.to_numpy_ndarrays()).score(x[1200:], y[1200:]))})
+    return MetricRecord(
+        {"accuracy": float(regression(arrays.to_numpy_ndarrays()).score(x[1200:], y[1200:]))}
+    )
 
 
 def zeros() -> ArrayRecord:
@@ -171,14 +205,19 @@ def linear_app(gradient) -> ClientApp:
             by_weights, by_bias = gradient(weights, bias, x, y)
             weights, bias = weights - np.float32(0.5) * by_weights, bias - np.float32(0.5) * by_bias
         arrays = ArrayRecord([np.asarray(weights), np.asarray(bias)])
-        metrics = MetricRecord({"train_loss": float(np.abs(by_bias).mean()), "num-examples": len(y)})
+        metrics = MetricRecord(
+            {"train_loss": float(np.abs(by_bias).mean()), "num-examples": len(y)}
+        )
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
 
     @app.evaluate()
     def evaluate(msg: Message, context: Context) -> Message:
         x, y = part(context)
         right = float((scores(msg.content["arrays"], x).argmax(1) == y).mean())
-        return Message(RecordDict({"metrics": MetricRecord({"acc": right, "num-examples": len(y)})}), reply_to=msg)
+        return Message(
+            RecordDict({"metrics": MetricRecord({"acc": right, "num-examples": len(y)})}),
+            reply_to=msg,
+        )
 
     return app
 
@@ -195,7 +234,9 @@ def numpy_app() -> ClientApp:
 
 
 def custom_app() -> ClientApp:
-    """The same with metrics of its own instead of an accuracy: macro recall and F1, and recall of each digit."""
+    """The same with metrics of its own instead of an accuracy: macro recall and F1, and recall of
+    each digit.
+    """
     app = numpy_app()
 
     def evaluate(msg: Message, context: Context) -> Message:
@@ -203,9 +244,11 @@ def custom_app() -> ClientApp:
         found = scores(msg.content["arrays"], x).argmax(1)
         each = recall_score(y, found, average=None, labels=np.arange(10), zero_division=0)
         metrics = {
-            "recall": float(each.mean()), "f1": float(f1_score(y, found, average="macro")),
-            "by-digit": each.tolist(), "num-examples": len(y),
-        }  # fmt: skip
+            "recall": float(each.mean()),
+            "f1": float(f1_score(y, found, average="macro")),
+            "by-digit": each.tolist(),
+            "num-examples": len(y),
+        }
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
 
     made = ClientApp()
@@ -219,7 +262,9 @@ def by_samples(records: list[RecordDict], weighted_by: str) -> MetricRecord:
     metrics = [next(iter(record.metric_records.values())) for record in records]
     n = np.array([m[weighted_by] for m in metrics], float)
     sevens = np.array([m["by-digit"][7] for m in metrics])
-    return MetricRecord({"worst-f1": min(m["f1"] for m in metrics), "sevens": float(n @ sevens / n.sum())})
+    return MetricRecord(
+        {"worst-f1": min(m["f1"] for m in metrics), "sevens": float(n @ sevens / n.sum())}
+    )
 
 
 def jax_app() -> ClientApp:
@@ -234,7 +279,9 @@ def jax_app() -> ClientApp:
 
 def judge_linear(t: int, arrays: ArrayRecord) -> MetricRecord:
     x, y = samples()
-    return MetricRecord({"accuracy": float((scores(arrays, x[1200:]).argmax(1) == y[1200:]).mean())})
+    return MetricRecord(
+        {"accuracy": float((scores(arrays, x[1200:]).argmax(1) == y[1200:]).mean())}
+    )
 
 
 def torch_start() -> ArrayRecord:
@@ -245,7 +292,12 @@ APPS = {
     "torch": (SERVER, torch_app, judge_torch, torch_start),
     "fedprox": (PROX, torch_app, judge_torch, torch_start),
     "advanced": (ADVANCED, torch_app, judge_torch, torch_start),
-    "sklearn": (SERVER, sklearn_app, judge_sklearn, lambda: ArrayRecord([np.zeros((10, 64)), np.zeros(10)])),
+    "sklearn": (
+        SERVER,
+        sklearn_app,
+        judge_sklearn,
+        lambda: ArrayRecord([np.zeros((10, 64)), np.zeros(10)]),
+    ),
     "numpy": (SERVER, numpy_app, judge_linear, zeros),
     "custom-metrics": (CUSTOM, custom_app, judge_linear, zeros),
     "jax": (SERVER, jax_app, judge_linear, zeros),
@@ -269,7 +321,9 @@ def test_a_flower_app_moves_by_two_lines_and_learns_as_much(name):
     for source in (server, moved(server)):
         app: ServerApp = ServerApp()
         names = {"app": app, "results": results, "first": first, "judge": judge, "ROUNDS": ROUNDS}
-        exec(source, {**names, "ConfigRecord": ConfigRecord, "Grid": Grid, "by_samples": by_samples})
+        exec(
+            source, {**names, "ConfigRecord": ConfigRecord, "Grid": Grid, "by_samples": by_samples}
+        )
         grid = LocalGrid(client(), CLIENTS)
         seen.clear()
         app(grid, next(iter(grid.contexts.values())))
@@ -279,14 +333,21 @@ def test_a_flower_app_moves_by_two_lines_and_learns_as_much(name):
     theirs, ours = (result.evaluate_metrics_serverapp for result in results)
     assert ours.keys() == theirs.keys() == set(range(ROUNDS + 1))
     assert theirs[ROUNDS]["accuracy"] > 0.6
-    assert ours[ROUNDS]["accuracy"] > theirs[ROUNDS]["accuracy"] - 0.05  # other clients train, so not the same figure
+    assert (
+        ours[ROUNDS]["accuracy"] > theirs[ROUNDS]["accuracy"] - 0.05
+    )  # other clients train, so not the same figure
     assert ours[ROUNDS]["accuracy"] == judge(ROUNDS, results[1].arrays)["accuracy"]
     for key, value in results[0].train_metrics_clientapp[1].items():
         assert np.isfinite(value)
         assert key in results[1].train_metrics_clientapp[1]
-    assert results[1].evaluate_metrics_clientapp.keys() == results[0].evaluate_metrics_clientapp.keys()
+    assert (
+        results[1].evaluate_metrics_clientapp.keys() == results[0].evaluate_metrics_clientapp.keys()
+    )
     assert [set(m) for m in results[1].evaluate_metrics_clientapp.values()] == [
         set(m) for m in results[0].evaluate_metrics_clientapp.values()
     ]
-    # scikit-learn's clients answer in float32 to a float64 model, and Flower turns BatchNorm's counter into float64
-    assert {n: a.dtype for n, a in results[1].arrays.items()} == {n: a.dtype for n, a in first().items()}
+    # scikit-learn's clients answer in float32 to a float64 model, and Flower turns BatchNorm's
+    # counter into float64
+    assert {n: a.dtype for n, a in results[1].arrays.items()} == {
+        n: a.dtype for n, a in first().items()
+    }

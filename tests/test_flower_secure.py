@@ -1,4 +1,6 @@
-"""The preset `private` under Flower's SecAgg+, with real masks: sums, the stop through them, who drops out, resume."""
+"""The preset `private` under Flower's SecAgg+, with real masks: sums, the stop through them, who
+drops out, resume.
+"""
 
 from io import BytesIO
 
@@ -13,10 +15,10 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.server.workflow import SecAggPlusWorkflow
 from torch import nn
 
-from flrce import recipes
-from flrce.errors import BadInput, Unfinished
+from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower import FLrce, Local, LocalGrid, Masked, RecipeStrategy, client_app, masked_app
-from flrce.stops.worth import Worth
+from flrce.methods.catalogue import recipes
+from flrce.methods.stopping.marginal_gain import MarginalGain
 
 NODES, SAMPLES = 5, 24
 
@@ -32,7 +34,9 @@ def load(context):
     x = rng.normal(size=(SAMPLES + 4 * k, 4)).astype(np.float32)
     y = (x[:, 0] + x[:, 1] > 0).astype(np.int64)
     cut = len(x) - 8
-    return Local(network(), torch.from_numpy(x), torch.from_numpy(y), np.arange(cut), np.arange(cut, len(x)))
+    return Local(
+        network(), torch.from_numpy(x), torch.from_numpy(y), np.arange(cut), np.arange(cut, len(x))
+    )
 
 
 def workflow(**more):
@@ -57,40 +61,60 @@ def arrays():
 
 
 def test_the_masked_run_is_the_plain_one():
-    """Same clients, same model but for the rounding of sums, the same figure a round; and nobody's model is seen."""
+    """Same clients, same model but for the rounding of sums, the same figure a round; and nobody's
+    model is seen.
+    """
     settings = {"epochs": 1, "batch": 8, "lr": 0.2}
     grid = Overheard(masked_app(load), NODES)
     masked = Masked(workflow(), per_round=NODES, seed=3, **settings).start(grid, arrays(), 3)
     recipe = recipes.flrce(preset="private", P=NODES, **settings)
-    plain = RecipeStrategy(recipe, seed=3, fraction_evaluate=0.0).start(LocalGrid(client_app(load), NODES), arrays(), 3)
+    plain = RecipeStrategy(recipe, seed=3, fraction_evaluate=0.0).start(
+        LocalGrid(client_app(load), NODES), arrays(), 3
+    )
     assert [h.chosen for h in masked.history] == [h.chosen for h in plain.history]
     for ours, theirs in zip(masked.history, plain.history, strict=True):
         assert len(ours.replied) == NODES
         assert len(ours.holdouts) == len(ours.held) == 1
-        assert ours.holdouts[0] == pytest.approx(theirs.holdouts[0], abs=0.15)  # weighed by samples, not by hold-outs
+        assert ours.holdouts[0] == pytest.approx(
+            theirs.holdouts[0], abs=0.15
+        )  # weighed by samples, not by hold-outs
         assert ours.bytes_up > theirs.bytes_up
     for name, array in plain.arrays.items():
         assert np.allclose(array.numpy(), masked.arrays[name].numpy(), atol=1e-3)
-    uploads = [m for m in grid.heard if Key.MASKED_PARAMETERS in m.content.config_records[RECORD_KEY_CONFIGS]]
+    uploads = [
+        m
+        for m in grid.heard
+        if Key.MASKED_PARAMETERS in m.content.config_records[RECORD_KEY_CONFIGS]
+    ]
     assert len(uploads) == 3 * NODES
     for upload in uploads:
         assert not any(len(record) for record in upload.content.array_records.values())
-        values = np.load(BytesIO(upload.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS][1]))
+        values = np.load(
+            BytesIO(upload.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS][1])
+        )
         assert len(np.unique(values)) == values.size  # 32 bits of noise each
 
 
 def test_the_stop_reads_the_masked_figure_and_the_run_resumes(tmp_path):
-    """Twice the rounds must bring 40 points: that ends soon. Cut off and resumed, it is the same run.
+    """Twice the rounds must bring 40 points: that ends soon. Cut off and resumed, it is the same
+    run.
 
     But for rounding: Flower rounds sums at random, and not by our seed.
     """
 
     def run(folder, rounds):
-        strategy = Masked(workflow(), per_round=NODES, batch=8, lr=0.3, state=folder, stop=Worth(points=40.0))
+        strategy = Masked(
+            workflow(),
+            per_round=NODES,
+            batch=8,
+            lr=0.3,
+            state=folder,
+            stop=MarginalGain(points=40.0),
+        )
         return strategy.start(LocalGrid(masked_app(load), NODES), arrays(), rounds)
 
     whole = run(tmp_path / "whole", 30)
-    assert "by clients" in whole.stopped
+    assert "clients' reports" in whole.stopped
     assert len(whole.history) < 30
     run(tmp_path / "cut", 2)
     resumed = run(tmp_path / "cut", 4)
@@ -119,8 +143,10 @@ def test_too_few_for_the_protocol_abandon_the_round():
             raise RuntimeError("flat battery")
         return load(context)
 
-    with pytest.raises(Unfinished, match="abandoned 3 times in a row"):
-        Masked(workflow(), per_round=NODES, ask_names=False).start(LocalGrid(masked_app(failing), NODES), arrays(), 2)
+    with pytest.raises(UnfinishedRun, match="abandoned 3 times in a row"):
+        Masked(workflow(), per_round=NODES, ask_names=False).start(
+            LocalGrid(masked_app(failing), NODES), arrays(), 2
+        )
 
 
 class Older(NumPyClient):

@@ -14,17 +14,17 @@ pytest.importorskip("flwr", reason="needs flrce[flower]")
 from flwr.serverapp.strategy import FedAvg
 
 from flower_helpers import plain_app, start
-from flrce import recipes
-from flrce.compressors.feedback import ErrorFeedback
-from flrce.compressors.sparsify import TopK
+from flrce.core.gate import match_replies, validate_replies
+from flrce.core.pieces import NoCompression
+from flrce.core.types import Payload, Reply, Task
 from flrce.errors import BadInput
 from flrce.flower import FLrce, Guarded, RecipeStrategy, compressing, introduce, session
-from flrce.flower.engine import Once
+from flrce.flower.engine import OneTimeBuffers
 from flrce.flower.grid import LocalGrid
-from flrce.pieces import Dense
-from flrce.round.gate import answers, gate
-from flrce.store import failpoint
-from flrce.types import Payload, Reply, Task
+from flrce.methods.catalogue import recipes
+from flrce.methods.compression.error_feedback import ErrorFeedback
+from flrce.methods.compression.sparsify import TopK
+from flrce.storage import failpoint
 
 NAMES = {"wait_for_nodes": 5.0}
 
@@ -53,7 +53,9 @@ def test_a_round_is_committed_before_the_next_one_is_sent(tmp_path):
 
 
 class DiskAtLog(logging.Handler):
-    """Copies the state folder when a line with `word` is logged: what a SIGKILL at that moment would leave."""
+    """Copies the state folder when a line with `word` is logged: what a SIGKILL at that moment
+    would leave.
+    """
 
     def __init__(self, folder, word):
         super().__init__()
@@ -76,8 +78,12 @@ def test_what_is_logged_as_committed_survives_a_kill(name, tmp_path, caplog):
             return super().aggregate_train(server_round, replies)
 
     def strategy(folder):
-        made = {"flrce": FLrce, "recipe": lambda **more: RecipeStrategy(recipe(2), **more),
-                "guarded": lambda **more: Guarded(FedAvg(), **more), "subclass": Subclass}  # fmt: skip
+        made = {
+            "flrce": FLrce,
+            "recipe": lambda **more: RecipeStrategy(recipe(2), **more),
+            "guarded": lambda **more: Guarded(FedAvg(), **more),
+            "subclass": Subclass,
+        }
         return made[name](state=folder, wait_for_nodes=0.3)
 
     committed = DiskAtLog(tmp_path / "a", " committed")
@@ -96,8 +102,9 @@ def test_what_is_logged_as_committed_survives_a_kill(name, tmp_path, caplog):
 
 
 def test_residues_outlive_a_server_that_dies_between_two_rounds(tmp_path, monkeypatch):
-    """The commit of round 2 fails: it is done again. Residues are the clients', in Flower's run: they are there as long
-    as it is, and start from zero in another."""
+    """The commit of round 2 fails: it is done again. Residues are the clients', in Flower's run:
+    they are there as long as it is, and start from zero in another.
+    """
 
     def run(folder, grid):
         sparse = recipe(3, compressor=ErrorFeedback(TopK(0.3)))
@@ -109,7 +116,7 @@ def test_residues_outlive_a_server_that_dies_between_two_rounds(tmp_path, monkey
 
     def fails(folder, grid):
         monkeypatch.setenv("FLRCE_FAILPOINT", "commit.ready:2:ENOSPC")
-        failpoint.passed.clear()
+        failpoint.passage_counts.clear()
         with pytest.raises(BadInput, match="No space left"):
             run(folder, grid)
         monkeypatch.delenv("FLRCE_FAILPOINT")
@@ -133,21 +140,33 @@ def test_a_resumed_run_tells_what_its_nodes_may_have_forgotten(tmp_path, monkeyp
             LocalGrid(named_app(), 2), start(), rounds
         )
 
-    for name, sort in (("plain", recipe(2)), ("sparse", recipe(2, compressor=ErrorFeedback(TopK(0.3))))):
+    for name, sort in (
+        ("plain", recipe(2)),
+        ("sparse", recipe(2, compressor=ErrorFeedback(TopK(0.3)))),
+    ):
         run(name, sort, 1)
         assert not said
         run(name, sort, 2)
     (line,) = (line for line in said if "from round to round" in line)
-    assert "(ErrorFeedback) lies with Flower's nodes: those that have been started anew begin without it" in line
-    found = {name: session.remembered(recipes.CATALOGUE[name](P=2)) for name in ("ditto", "fedper", "fedlecc")}
-    assert found == {"ditto": ["Second"], "fedper": ["head"], "fedlecc": []}
+    assert (
+        "(ErrorFeedback) lies with Flower's nodes: those that have been started anew begin"
+        " without it" in line
+    )
+    found = {
+        name: session.list_client_state(recipes.CATALOGUE[name](P=2))
+        for name in ("ditto", "fedper", "fedlecc")
+    }
+    assert found == {"ditto": ["DittoModel"], "fedper": ["head"], "fedlecc": []}
 
 
 def test_a_reply_is_let_go_of_as_it_is_stacked():
     """Of P large models and their stack, at most P + 1 are in memory at any time."""
     arrays = [np.full(5, i, np.float32) for i in range(4)]
     alive = [weakref.ref(x) for x in arrays]  # a tensor keeps the array that it was made of
-    replies = [Reply(str(i), 1, Payload(Once({"u": torch.from_numpy(x)})), n=1) for i, x in enumerate(arrays)]
+    replies = [
+        Reply(str(i), 1, Payload(OneTimeBuffers({"u": torch.from_numpy(x)})), n=1)
+        for i, x in enumerate(arrays)
+    ]
     del arrays
     seen = []
 
@@ -155,7 +174,13 @@ def test_a_reply_is_let_go_of_as_it_is_stacked():
         seen.append(sum(x() is not None for x in alive))
         return None, (("a", 5),)
 
-    updates, rejected = gate([Task(str(i), i, 1, 0, compressor=Dense()) for i in range(4)], replies, holdings, 5, 5)
+    updates, rejected = validate_replies(
+        [Task(str(i), i, 1, 0, compressor=NoCompression()) for i in range(4)],
+        replies,
+        holdings,
+        5,
+        5,
+    )
     assert not rejected
     assert updates.U.tolist() == [[i] * 5 for i in range(4)]
     assert seen[-4:] == [4, 3, 2, 1]
@@ -163,6 +188,6 @@ def test_a_reply_is_let_go_of_as_it_is_stacked():
 
 
 def test_a_late_reply_of_a_client_that_is_not_asked_again_is_late_all_the_same():
-    first, strays = answers([Task("a", 0, 3, 0)], [Reply("b", 2, error="late")])
+    first, strays = match_replies([Task("a", 0, 3, 0)], [Reply("b", 2, error="late")])
     assert not first
     assert [why for _, why in strays] == ["late: reply to round 2"]

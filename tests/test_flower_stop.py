@@ -13,24 +13,26 @@ from flwr.app import Array, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result
 
 from flower_helpers import TARGET, plain_app, start
-from flrce import recipes
 from flrce.errors import BadInput
 from flrce.flower import FLrce, Guarded, RecipeStrategy, should_stop
 from flrce.flower.grid import LocalGrid
-from flrce.servers.averages import EMA
-from flrce.stops.budget import AnyOf, Budget, Patience
-from flrce.stops.conflict import Conflicts
-from flrce.stops.growth import Growth
-from flrce.stops.standstill import Standstill
-from flrce.stops.target import Target
-from flrce.stops.worth import Worth
+from flrce.methods.catalogue import recipes
+from flrce.methods.server.averages import EMA
+from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
+from flrce.methods.stopping.conflict import UpdateConflicts
+from flrce.methods.stopping.distance_growth import DistanceGrowth
+from flrce.methods.stopping.marginal_gain import MarginalGain
+from flrce.methods.stopping.no_headway import NoHeadway
+from flrce.methods.stopping.target import TargetMetric
 
 NAMES = {"wait_for_nodes": 5.0}
-STANDSTILL = Standstill(n=4, first=3, after=5)
+STANDSTILL = NoHeadway(n=4, first=3, after=5)
 
 
 def started(strategy, grid, arrays, num_rounds, should_stop=None, evaluate_fn=None):
-    """Stands in for Strategy.start from Flower 1.43 on: its loop, which asks should_stop after each round."""
+    """Stands in for Strategy.start from Flower 1.43 on: its loop, which asks should_stop after each
+    round.
+    """
     result = Result()
     for t in range(1, num_rounds + 1):
         replies = grid.send_and_receive(strategy.configure_train(t, arrays, ConfigRecord({}), grid))
@@ -39,7 +41,9 @@ def started(strategy, grid, arrays, num_rounds, should_stop=None, evaluate_fn=No
             result.arrays = arrays = made
         if metrics is not None:
             result.train_metrics_clientapp[t] = metrics
-        replies = grid.send_and_receive(strategy.configure_evaluate(t, arrays, ConfigRecord({}), grid))
+        replies = grid.send_and_receive(
+            strategy.configure_evaluate(t, arrays, ConfigRecord({}), grid)
+        )
         metrics = strategy.aggregate_evaluate(t, replies)
         if metrics is not None:
             result.evaluate_metrics_clientapp[t] = metrics
@@ -63,7 +67,10 @@ def test_a_standstill_stops_any_strategy_in_the_round_in_which_it_stops_ours():
     result = ours.start(LocalGrid(plain_app(wander), 3), start(), 40)
     ended = result.history[-1].t
     assert 5 < ended < 40
-    for strategy in (FedAvg(min_available_nodes=3, min_train_nodes=3), FedAvg(fraction_evaluate=0.0)):
+    for strategy in (
+        FedAvg(min_available_nodes=3, min_train_nodes=3),
+        FedAvg(fraction_evaluate=0.0),
+    ):
         rule = should_stop(STANDSTILL)
         found = started(strategy, LocalGrid(plain_app(wander), 3), start(), 40, rule)
         assert max(found.train_metrics_clientapp) == ended
@@ -74,9 +81,13 @@ def test_a_standstill_stops_any_strategy_in_the_round_in_which_it_stops_ours():
 
 
 def test_the_growth_of_the_way_stops_any_strategy():
-    """A model that goes back and forth does not get further away; counted from round 1, the first that a Result has."""
-    rule = should_stop(Growth(rounds=3))
-    found = started(FedAvg(fraction_evaluate=0.0), LocalGrid(plain_app(wander), 3), start(), 40, rule)
+    """A model that goes back and forth does not get further away; counted from round 1, the first
+    that a Result has.
+    """
+    rule = should_stop(DistanceGrowth(rounds=3))
+    found = started(
+        FedAvg(fraction_evaluate=0.0), LocalGrid(plain_app(wander), 3), start(), 40, rule
+    )
     assert max(found.train_metrics_clientapp) < 40
     assert rule.reason.startswith("the way from the initial model grew")
 
@@ -87,7 +98,14 @@ def test_patience_by_any_metric_of_clients_or_server():
         (should_stop(Patience(3)), None),
         (should_stop(Patience(3), metric="r2"), lambda t, arrays: MetricRecord({"r2": 0.25})),
     ):
-        found = started(FedAdam(min_available_nodes=3), LocalGrid(plain_app(frozen), 3), floats(), 40, rule, judge)
+        found = started(
+            FedAdam(min_available_nodes=3),
+            LocalGrid(plain_app(frozen), 3),
+            floats(),
+            40,
+            rule,
+            judge,
+        )
         assert len(found.evaluate_metrics_clientapp) == 4
         assert "no gain" in rule.reason
 
@@ -99,20 +117,34 @@ def floats():
 
 
 def test_rounds_seconds_and_any_of_several():
-    for rule in (Budget(rounds=2), Budget(seconds=1e-9), AnyOf((Patience(9), Budget(rounds=2)))):
-        found = started(FedAvg(fraction_evaluate=0.0), LocalGrid(plain_app(), 3), start(), 9, should_stop(rule))
-        assert len(found.train_metrics_clientapp) == (1 if isinstance(rule, Budget) and rule.seconds else 2)
+    for rule in (
+        CostBudget(rounds=2),
+        CostBudget(seconds=1e-9),
+        AnyOf((Patience(9), CostBudget(rounds=2))),
+    ):
+        found = started(
+            FedAvg(fraction_evaluate=0.0), LocalGrid(plain_app(), 3), start(), 9, should_stop(rule)
+        )
+        assert len(found.train_metrics_clientapp) == (
+            1 if isinstance(rule, CostBudget) and rule.seconds else 2
+        )
 
 
 @pytest.mark.parametrize(
-    "rule", [Conflicts(2.0), Budget(bytes=1e9), Budget(joules=1.0), AnyOf((Patience(3), Conflicts(2.0)))]
+    "rule",
+    [
+        UpdateConflicts(2.0),
+        CostBudget(bytes=1e9),
+        CostBudget(joules=1.0),
+        AnyOf((Patience(3), UpdateConflicts(2.0))),
+    ],
 )
 def test_what_a_result_does_not_show_is_refused_with_the_remedy(rule):
     with pytest.raises(BadInput, match="Guarded"):
         should_stop(rule)
 
 
-# --- our own start honours it ---
+# --- our own start honours it -------------------------------------------------------------------
 
 
 STRATEGIES = {
@@ -128,7 +160,11 @@ def test_our_start_asks_after_every_round(name, tmp_path):
 
     def enough(server_round, result):
         asked.append(
-            (server_round, result.arrays["layer.bias"].numpy().tolist(), sorted(result.train_metrics_clientapp))
+            (
+                server_round,
+                result.arrays["layer.bias"].numpy().tolist(),
+                sorted(result.train_metrics_clientapp),
+            )
         )
         return server_round == 3
 
@@ -141,7 +177,9 @@ def test_our_start_asks_after_every_round(name, tmp_path):
     assert [m["stopped"] for m in result.train_metrics_clientapp.values()] == [0, 0, 1]
     assert json.loads((tmp_path / "summary.json").read_text())["stopped"] == result.stopped
     sent = grid.sent
-    again = STRATEGIES[name](state=tmp_path).start(grid, start(), 9, should_stop=enough)  # it was over
+    again = STRATEGIES[name](state=tmp_path).start(
+        grid, start(), 9, should_stop=enough
+    )  # it was over
     assert again.history[-1].t == 3
     assert grid.sent <= sent + 3
 
@@ -155,14 +193,16 @@ def test_a_stop_of_ours_as_a_callback_of_a_guarded_strategy():
 
 @pytest.mark.parametrize("percent", [1.0, 100.0])
 def test_a_price_and_a_target_end_any_strategy(percent):
-    """0.8 - 0.7 / t, as a share or in percent: twice the rounds bring less than 2 points from round 18 on."""
+    """0.8 - 0.7 / t, as a share or in percent: twice the rounds bring less than 2 points from round
+    18 on.
+    """
 
     def judged(t, arrays):
         return MetricRecord({"accuracy": percent * (0.8 - 0.7 / t)})
 
     grid = LocalGrid(plain_app(), 3)
     try:
-        priced, aimed = should_stop(Worth()), should_stop(Target(0.7))
+        priced, aimed = should_stop(MarginalGain()), should_stop(TargetMetric(0.7))
         started(FedAvg(fraction_evaluate=0.0), grid, start(), 60, priced, judged)
         started(FedAvg(fraction_evaluate=0.0), grid, start(), 60, aimed, judged)
     finally:
@@ -175,4 +215,4 @@ def test_a_price_and_a_target_end_any_strategy(percent):
 
 def test_a_price_in_joules_is_not_for_should_stop():
     with pytest.raises(BadInput, match="neither bytes nor joules"):
-        should_stop(Worth(joules=10.0))
+        should_stop(MarginalGain(joules=10.0))

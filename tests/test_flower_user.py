@@ -1,4 +1,6 @@
-"""What somebody meets who moves a Flower app to ours by two lines: one evaluation, FedAvg's arguments, any dtype."""
+"""What somebody meets who moves a Flower app to ours by two lines: one evaluation, FedAvg's
+arguments, any dtype.
+"""
 
 import time
 from dataclasses import replace
@@ -12,11 +14,11 @@ from flwr.app import Array, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_helpers import TARGET, plain_app, start
-from flrce.errors import BadInput, Unfinished
+from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower import FLrce, Guarded, RecipeStrategy
 from flrce.flower.grid import LocalGrid
-from flrce.recipes import fedprox, flrce
-from flrce.servers.averages import EMA
+from flrce.methods.catalogue.recipes import fedprox, flrce
+from flrce.methods.server.averages import EMA
 
 NAMES = {"wait_for_nodes": 5.0}
 
@@ -38,7 +40,7 @@ class Counted(LocalGrid):
         return super().push_messages(messages)
 
 
-# --- one model in messages, log, metrics and result ---
+# --- one model in messages, log, metrics and result ---------------------------------------------
 
 
 STRATEGIES = {
@@ -76,18 +78,30 @@ def test_each_round_is_evaluated_once_and_what_is_evaluated_is_handed_back(name,
 
 
 def test_the_models_metric_may_have_any_name():
-    """No metric called accuracy: the figures in the result are still those of the model that is handed back."""
-    grid = Counted(plain_app(misjudge=lambda m: {"r2" if key == "eval_acc" else key: m[key] for key in m}), 4)
-    result = FLrce(**NAMES).start(grid, start(), 4, evaluate_fn=lambda t, arrays: MetricRecord({"r2": gap(arrays)}))
+    """No metric called accuracy: the figures in the result are still those of the model that is
+    handed back.
+    """
+    grid = Counted(
+        plain_app(misjudge=lambda m: {"r2" if key == "eval_acc" else key: m[key] for key in m}), 4
+    )
+    result = FLrce(**NAMES).start(
+        grid, start(), 4, evaluate_fn=lambda t, arrays: MetricRecord({"r2": gap(arrays)})
+    )
     assert grid.kinds.count("evaluate") == 4 * 4
     assert result.evaluate_metrics_serverapp[4]["r2"] == pytest.approx(gap(result.arrays), abs=1e-7)
-    assert result.evaluate_metrics_clientapp[4]["r2"] == pytest.approx(1 - gap(result.arrays), abs=1e-6)
+    assert result.evaluate_metrics_clientapp[4]["r2"] == pytest.approx(
+        1 - gap(result.arrays), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5, 8])
 def test_the_switch_is_not_worse_in_short_runs(rounds):
-    """All clients in every round: the same training, so what is handed back decides. A plain average is far behind."""
-    theirs = gap(FedAvg(min_available_nodes=4).start(LocalGrid(plain_app(), 4), start(), rounds).arrays)
+    """All clients in every round: the same training, so what is handed back decides. A plain
+    average is far behind.
+    """
+    theirs = gap(
+        FedAvg(min_available_nodes=4).start(LocalGrid(plain_app(), 4), start(), rounds).arrays
+    )
     ours = gap(FLrce(**NAMES).start(LocalGrid(plain_app(), 4), start(), rounds).arrays)
     lagging = gap(
         RecipeStrategy(replace(flrce(P=4), average=EMA()), **NAMES)
@@ -102,11 +116,14 @@ def test_what_is_handed_back_is_said(caplog):
     with caplog.at_level("INFO", logger="flwr"):
         FLrce(**NAMES).start(LocalGrid(plain_app(), 4), start(), 1)
         FLrce(preset="paper", **NAMES).start(LocalGrid(plain_app(), 4), start(), 1)
-    assert "handed back: an average of the rounds' models (EMA, decay 0.9, ease 4, level 0.15)" in caplog.text
+    assert (
+        "handed back: an average of the rounds' models (EMA, decay 0.9, ease 4, level 0.15)"
+        in caplog.text
+    )
     assert "handed back: the last model" in caplog.text
 
 
-# --- numbers of nodes, as FedAvg has them ---
+# --- numbers of nodes, as FedAvg has them -------------------------------------------------------
 
 
 def test_the_number_that_trains_follows_the_number_connected():
@@ -114,7 +131,7 @@ def test_the_number_that_trains_follows_the_number_connected():
 
     def more(content, partition, t):
         while t == 2 and len(grid.contexts) < 8:
-            grid.add({"partition-id": len(grid.contexts)})
+            grid.add_node({"partition-id": len(grid.contexts)})
 
     grid = LocalGrid(plain_app(more), 4, threads=1)
     result = FLrce(fraction_train=0.5, **NAMES).start(grid, start(), 4)
@@ -123,17 +140,21 @@ def test_the_number_that_trains_follows_the_number_connected():
 
 def test_fewer_nodes_than_may_train_do_not():
     grid = Counted(plain_app(), 2)
-    with pytest.raises(Unfinished, match="abandoned 3 times in a row"):
+    with pytest.raises(UnfinishedRun, match="abandoned 3 times in a row"):
         FLrce(min_train_nodes=3, wait_for_nodes=0.2).start(grid, start(), 5)
     assert "train" not in grid.kinds
 
 
 def test_a_recipe_for_ten_trains_with_the_four_there_are():
     begun = time.monotonic()
-    result = RecipeStrategy("fedavg", wait_for_nodes=60.0).start(LocalGrid(plain_app(), 4), start(), 2)
+    result = RecipeStrategy("fedavg", wait_for_nodes=60.0).start(
+        LocalGrid(plain_app(), 4), start(), 2
+    )
     assert time.monotonic() - begun < 30
     assert [len(record.replied) for record in result.history] == [4, 4]
-    half = RecipeStrategy("fedavg", fraction_train=0.5, **NAMES).start(LocalGrid(plain_app(), 4), start(), 1)
+    half = RecipeStrategy("fedavg", fraction_train=0.5, **NAMES).start(
+        LocalGrid(plain_app(), 4), start(), 1
+    )
     assert len(half.history[0].replied) == 2
 
 
@@ -141,12 +162,16 @@ def test_without_training_the_model_is_evaluated():
     """fraction_train = 0.0, as in FedAvg."""
     grid = Counted(plain_app(), 3)
     ours = FLrce(fraction_train=0.0, **NAMES).start(grid, start(), 2)
-    theirs = FedAvg(fraction_train=0.0, min_available_nodes=3).start(LocalGrid(plain_app(), 3), start(), 2)
+    theirs = FedAvg(fraction_train=0.0, min_available_nodes=3).start(
+        LocalGrid(plain_app(), 3), start(), 2
+    )
     assert grid.kinds.count("train") == 0
     for t in (1, 2):
         expected = theirs.evaluate_metrics_clientapp[t]["eval_acc"]
         assert ours.evaluate_metrics_clientapp[t]["eval_acc"] == pytest.approx(expected)
-    assert {name: array.data for name, array in ours.arrays.items()} == {n: a.data for n, a in start().items()}
+    assert {name: array.data for name, array in ours.arrays.items()} == {
+        n: a.data for n, a in start().items()
+    }
 
 
 def test_a_proximal_term_reaches_plain_clients_by_flowers_name():
@@ -165,7 +190,7 @@ def test_a_proximal_term_reaches_plain_clients_by_flowers_name():
     assert all("proximal-mu" not in config for config in seen)
 
 
-# --- FedAvg's other arguments ---
+# --- FedAvg's other arguments -------------------------------------------------------------------
 
 
 def extra(content, partition, t):
@@ -179,7 +204,10 @@ def test_arguments_by_position_and_another_weight():
     judged = {"misjudge": lambda m: {**m, "weight": 2, "confusion": [m["eval_loss"], 1.0]}}
     grids = [LocalGrid(plain_app(extra, **judged), 3) for _ in range(3)]
     theirs = FedAvg(*positional).start(grids[0], start(), 2)
-    for strategy, grid in ((RecipeStrategy("fedavg", *positional, **NAMES), grids[1]), (FLrce(*positional), grids[2])):
+    for strategy, grid in (
+        (RecipeStrategy("fedavg", *positional, **NAMES), grids[1]),
+        (FLrce(*positional), grids[2]),
+    ):
         ours = strategy.start(grid, start(), 2)
         np.testing.assert_allclose(
             ours.arrays["layer.weight"].numpy(), theirs.arrays["layer.weight"].numpy(), atol=0.01
@@ -196,12 +224,16 @@ def test_the_users_own_sums_of_metrics():
     def best(contents, key):
         assert key == "num-examples"
         found = [next(iter(content.metric_records.values())) for content in contents]
-        return MetricRecord({"best": max(f.get("eval_acc", f.get("train_loss")) for f in found), "of": len(found)})
+        return MetricRecord(
+            {"best": max(f.get("eval_acc", f.get("train_loss")) for f in found), "of": len(found)}
+        )
 
     arguments = {"train_metrics_aggr_fn": best, "evaluate_metrics_aggr_fn": best}
     ours = FLrce(**arguments, **NAMES).start(LocalGrid(plain_app(), 3), start(), 2)
     theirs = FedAvg(**arguments, min_available_nodes=3).start(LocalGrid(plain_app(), 3), start(), 2)
-    assert ours.train_metrics_clientapp[2]["best"] == theirs.train_metrics_clientapp[2]["best"] == 0.5
+    assert (
+        ours.train_metrics_clientapp[2]["best"] == theirs.train_metrics_clientapp[2]["best"] == 0.5
+    )
     assert ours.evaluate_metrics_clientapp[2]["of"] == 3
     assert ours.evaluate_metrics_clientapp[2]["best"] == pytest.approx(
         theirs.evaluate_metrics_clientapp[2]["best"], rel=1e-3
@@ -220,18 +252,30 @@ def test_a_config_by_round():
     app = plain_app()
     strategy = RecipeStrategy("fedavg", ask_names=False, **NAMES)
     strategy.start(
-        LocalGrid(look, 2), start(), 2, train_config=lambda t: {"lr": 1 / t}, evaluate_config=lambda t: {"steps": t}
+        LocalGrid(look, 2),
+        start(),
+        2,
+        train_config=lambda t: {"lr": 1 / t},
+        evaluate_config=lambda t: {"steps": t},
     )
     assert sorted(set(seen), key=str) == sorted(
-        [("train", 1, 1.0, None), ("train", 2, 0.5, None), ("evaluate", 1, None, 1), ("evaluate", 2, None, 2)], key=str
+        [
+            ("train", 1, 1.0, None),
+            ("train", 2, 0.5, None),
+            ("evaluate", 1, None, 1),
+            ("evaluate", 2, None, 2),
+        ],
+        key=str,
     )
 
 
-# --- subclasses ---
+# --- subclasses ---------------------------------------------------------------------------------
 
 
 class Decaying(FLrce):
-    """As Flower's advanced example does it: another rate in each round, replies looked at, metrics added."""
+    """As Flower's advanced example does it: another rate in each round, replies looked at, metrics
+    added.
+    """
 
     def configure_train(self, server_round, arrays, config, grid):
         config["lr"] = 0.5**server_round
@@ -267,7 +311,14 @@ def test_a_subclass_that_changes_a_round_is_asked(loop, tmp_path):
     if loop == "ours":
         result = Decaying(state=tmp_path / "run", **NAMES).start(grid, start(), 3)
         assert [len(record.replied) for record in result.history] == [3, 3, 3]
-        assert [config["judge"] for kind, config in seen if kind == "evaluate"] == [1, 1, 2, 2, 3, 3]
+        assert [config["judge"] for kind, config in seen if kind == "evaluate"] == [
+            1,
+            1,
+            2,
+            2,
+            3,
+            3,
+        ]
         assert [m["judges"] for m in result.evaluate_metrics_clientapp.values()] == [2, 2, 2]
     else:
         result = Strategy.start(Decaying(**NAMES), grid, start(), 3)
@@ -313,11 +364,12 @@ class Wrapped(Guarded):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Silent(**NAMES), "must call super"), (lambda: Deaf(**NAMES), "must call super"),
+        (lambda: Silent(**NAMES), "must call super"),
+        (lambda: Deaf(**NAMES), "must call super"),
         (lambda: Own(**NAMES), "use an Aggregator"),
         (lambda: Wrapped(FedAvg(), **NAMES), "in the strategy that is guarded"),
     ],
-)  # fmt: skip
+)
 def test_what_a_subclass_cannot_do_is_refused_in_one_line(make, reason):
     with pytest.raises(BadInput, match=reason) as found:
         make().start(LocalGrid(plain_app(), 3), start(), 2)
@@ -326,7 +378,9 @@ def test_what_a_subclass_cannot_do_is_refused_in_one_line(make, reason):
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_accuracies_in_percent(name):
-    """Flower's users report .93 or 93: the metrics stay as reported, records are shares, and a liar is out."""
+    """Flower's users report .93 or 93: the metrics stay as reported, records are shares, and a liar
+    is out.
+    """
 
     def spoil(content, partition, t):
         content["metrics"]["accuracy"] = 1e6 if partition == 3 else 50.0
@@ -342,7 +396,7 @@ def test_accuracies_in_percent(name):
     assert result.history[-1].accuracy == pytest.approx(found / 100)
 
 
-# --- what else a user does ---
+# --- what else a user does ----------------------------------------------------------------------
 
 
 class Costly(FLrce):
@@ -384,7 +438,9 @@ def test_a_config_that_cannot_be_sent_is_named(config, said):
         FLrce(**NAMES).start(LocalGrid(plain_app(), 3), start(), 2, train_config=config)
 
 
-@pytest.mark.parametrize("arrays", [[np.zeros(3, np.float32)], {"w": np.zeros(3, np.float32)}, None])
+@pytest.mark.parametrize(
+    "arrays", [[np.zeros(3, np.float32)], {"w": np.zeros(3, np.float32)}, None]
+)
 def test_arrays_that_are_no_record(arrays):
     with pytest.raises(BadInput, match=r"initial_arrays is a \w+; pass an ArrayRecord"):
         FLrce(**NAMES).start(LocalGrid(plain_app(), 3), arrays, 2)
@@ -400,11 +456,11 @@ def test_an_array_that_cannot_be_read_is_named():
 class Leaving(LocalGrid):
     """Node 1001 leaves as it is asked to judge the second round's model."""
 
-    def _handle(self, message):
+    def _handle_message(self, message):
         kind, node = message.metadata.message_type, message.metadata.dst_node_id
         if kind == "evaluate" and node == 1001 and message.content["config"]["server-round"] == 2:
-            self.drop(node)
-        return super()._handle(message)
+            self.drop_node(node)
+        return super()._handle_message(message)
 
 
 def test_a_node_that_leaves_while_it_judges():

@@ -20,8 +20,14 @@ SEEDS = (500, 501, 502, 503)
 
 def line(row, seed, level, joules, task="digits", T=100):
     """A run whose model is at `level` from the first round on and spends `joules` in each."""
-    series = {"handed": [level] * T, "last": [level] * T, "joules": [joules] * T, "active": [joules] * T,
-              "bytes_up": [1] * T, "bytes": [2] * T}  # fmt: skip
+    series = {
+        "handed": [level] * T,
+        "last": [level] * T,
+        "joules": [joules] * T,
+        "active": [joules] * T,
+        "bytes_up": [1] * T,
+        "bytes": [2] * T,
+    }
     return {"key": [task, row, seed], "sweep": 10, "stopped": None, **series}
 
 
@@ -42,17 +48,22 @@ def lines():
 def test_a_front_has_what_nothing_cheaper_reaches(tmp_path):
     found = frontier.curves(headline.even(headline.read(kept(tmp_path, lines()))), "digits")
     means = frontier.mean(found, SEEDS)
-    # flrce reaches 83.5 % with 1 kJ; FedAvg's 91.5 % first cost 4 kJ; the short one is never on the front
+    # flrce reaches 83.5 % with 1 kJ; FedAvg's 91.5 % first cost 4 kJ; the short one is never on the
+    # front
     assert [(row, round(level, 6), cost) for row, level, cost in frontier.front(means, 1)] == [
-        ("flrce + q4-short", 83.5, 1000.0), ("fedavg", 91.5, 4000.0),
-    ]  # fmt: skip
+        ("flrce + q4-short", 83.5, 1000.0),
+        ("fedavg", 91.5, 4000.0),
+    ]
 
 
 def test_budgets_are_compared_on_seeds_that_did_not_choose(tmp_path):
     found = frontier.curves(headline.even(headline.read(kept(tmp_path, lines()))), "digits")
-    shares = {share: (budget, gaps, rows) for share, budget, gaps, rows in frontier.budgets(found, 1)}
+    shares = {
+        share: (budget, gaps, rows) for share, budget, gaps, rows in frontier.budgets(found, 1)
+    }
     budget, gaps, rows = shares[1.0]
-    # 100 rounds of 1 kJ: FedAvg has had 25 of its rounds, 90 %, so it is the best of the others, by 8 points
+    # 100 rounds of 1 kJ: FedAvg has had 25 of its rounds, 90 %, so it is the best of the others, by
+    # 8 points
     assert budget == 100_000
     assert rows == [["flrce + q4-short", "fedavg"]] * 2
     assert gaps == pytest.approx([-8.0] * 4)
@@ -63,7 +74,9 @@ def test_budgets_are_compared_on_seeds_that_did_not_choose(tmp_path):
 def test_a_table_and_a_picture(tmp_path):
     made = frontier.tables(kept(tmp_path, lines()))
     told = made["frontier-digits"] + made["frontier-budgets-digits"]
-    assert "| fedavg | 91.5 ± 2.1 | 400 | 0.0002 | 1 | 1 | 100 % | 100 % |" in told  # sd 1.29, t = 3.18, 4 seeds
+    assert (
+        "| fedavg | 91.5 ± 2.1 | 400 | 0.0002 | 1 | 1 | 100 % | 100 % |" in told
+    )  # sd 1.29, t = 3.18, 4 seeds
     assert "| 1 x: 100 kJ | flrce + q4-short | fedavg | -8.00 ± 0.00 | the others' |" in told
     frontier.picture(tmp_path)
     assert (tmp_path / "frontier.svg").stat().st_size > 1000
@@ -72,9 +85,15 @@ def test_a_table_and_a_picture(tmp_path):
 def test_runs_that_time_cut_off_count_with_the_rounds_that_all_have(tmp_path):
     short = [line("uniform, 4 bits", 390, 0.5, 1.0, T=60), line("default", 400, 0.5, 1.0, T=100)]
     short[1]["stopped"] = 70
-    few = [line("uniform, 4 bits", 390, 0.5, 1.0, task="cifar10", T=49), line("default", 401, 0.5, 1.0, T=49)]
+    few = [
+        line("uniform, 4 bits", 390, 0.5, 1.0, task="cifar10", T=49),
+        line("default", 401, 0.5, 1.0, T=49),
+    ]
     found = headline.even(headline.read(kept(tmp_path, short + few)))
-    assert set(found) == {("digits", "uniform, 4 bits", 390), ("digits", "default", 400)}  # 49 is less than half
+    assert set(found) == {
+        ("digits", "uniform, 4 bits", 390),
+        ("digits", "default", 400),
+    }  # 49 is less than half
     both = found["digits", "default", 400]
     assert len(both["last"]) == len(both["joules"]) == 60
     assert both["stopped"] is None  # it ended behind these rounds
@@ -93,17 +112,37 @@ def test_the_page_has_the_headline_that_the_runs_give(tmp_path):
     headline.embed(made, page)
     assert page.read_text() == (root / "docs/beyond.md").read_text()
     assert page.read_text().count("<!-- headline-") == 4
-    assert made["headline-joules"].count("1.00 [1.00, 1.00]") == made["headline-joules"].count("\n") - 2  # the base
+    assert (
+        made["headline-joules"].count("1.00 [1.00, 1.00]")
+        == made["headline-joules"].count("\n") - 2
+    )  # the base
 
 
 def test_a_share_of_seeds_has_its_exact_interval(tmp_path):
-    # 10 of 10: the least share p with p^10 >= 0.025 is 0.6915; 1 of 2: 1 - sqrt(0.975) = 0.0126 to sqrt(0.975) = 0.9874
+    # 10 of 10: the least share p with p^10 >= 0.025 is 0.6915; 1 of 2: 1 - sqrt(0.975) = 0.0126 to
+    # sqrt(0.975) = 0.9874
     assert averages.share(10, 10) == "10 of 10 [69, 100]"
     assert averages.share(1, 2) == "1 of 2 [1, 99]"
     cell = next(iter(averages.CELLS))
     rows = [
-        {"cell": cell, "seed": 0, "last": 0.5, "average": 0.60, "quarter": 0.6, "ours": 0.61, "flrce": 0.59},
-        {"cell": cell, "seed": 1, "last": 0.5, "average": 0.62, "quarter": 0.6, "ours": 0.63, "flrce": 0.65},
+        {
+            "cell": cell,
+            "seed": 0,
+            "last": 0.5,
+            "average": 0.60,
+            "quarter": 0.6,
+            "ours": 0.61,
+            "flrce": 0.59,
+        },
+        {
+            "cell": cell,
+            "seed": 1,
+            "last": 0.5,
+            "average": 0.62,
+            "quarter": 0.6,
+            "ours": 0.63,
+            "flrce": 0.65,
+        },
     ]
     (tmp_path / "averages-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = averages.table(tmp_path).splitlines()[2].split(" | ")
@@ -113,9 +152,19 @@ def test_a_share_of_seeds_has_its_exact_interval(tmp_path):
 
 
 def test_a_seed_counts_once_where_its_cells_are_one_observation(tmp_path):
-    """Ours is 2 and 4 points above the plain average on the mean of two seeds' cells: 3 ± 12.7 (t = 12.71, sd 1.41)."""
+    """Ours is 2 and 4 points above the plain average on the mean of two seeds' cells: 3 ± 12.7 (t =
+    12.71, sd 1.41).
+    """
     rows = [
-        {"cell": cell, "seed": seed, "last": 0.5, "average": 0.5, "quarter": 0.5, "ours": 0.5 + gain, "flrce": 0.5}
+        {
+            "cell": cell,
+            "seed": seed,
+            "last": 0.5,
+            "average": 0.5,
+            "quarter": 0.5,
+            "ours": 0.5 + gain,
+            "flrce": 0.5,
+        }
         for seed, gain in ((600, 0.02), (601, 0.04))
         for cell in averages.CELLS
     ]
@@ -135,7 +184,9 @@ def test_the_page_has_the_averages_that_the_runs_give():
     if averages.rows_of(root / "results/averages"):
         assert f"<!-- averages -->\n{averages.table(root / 'results/averages')}<!-- end -->" in page
     else:
-        assert "has not been run" in page[page.index("## The average") : page.index("## A selection")]
+        assert (
+            "has not been run" in page[page.index("## The average") : page.index("## A selection")]
+        )
 
 
 @pytest.mark.parametrize("arm", averages.ARMS)
@@ -157,8 +208,13 @@ def test_a_run_that_time_cuts_off_keeps_its_rounds(tmp_path, monkeypatch, stack)
         monkeypatch.setitem(headline.PLAN["all"], key, value)
     monkeypatch.setitem(headline.PLAN["tasks"]["digits"]["train"], "steps", 1)
     monkeypatch.setitem(headline.PLAN, "seeds", [])
-    options = Namespace(out=tmp_path, data=None, tasks="digits", device="cpu", stack=stack, share="0/1", seconds=1e9)
-    pool, keys = study.load("digits", None), [("digits", "default", 400), ("digits", "uniform", 400)][:stack]
+    options = Namespace(
+        out=tmp_path, data=None, tasks="digits", device="cpu", stack=stack, share="0/1", seconds=1e9
+    )
+    pool, keys = (
+        study.load_dataset("digits", None),
+        [("digits", "default", 400), ("digits", "uniform", 400)][:stack],
+    )
     cut = list(study.trained(keys, pool, options, stack > 1, until=0.0))
     assert [len(line["last"]) for line in cut] == [1] * stack
     study.run(options)

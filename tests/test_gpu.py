@@ -1,6 +1,7 @@
 """A deck on a GPU against the same deck on the CPU; skipped where there is none.
 
-FLRCE_TEST_DEVICE=cpu runs all but the shortage of memory without one, to see that the tests themselves are sound.
+FLRCE_TEST_DEVICE=cpu runs all but the shortage of memory without one, to see that the tests
+themselves are sound.
 """
 
 import copy
@@ -11,22 +12,29 @@ import pytest
 import torch
 
 import flrce
-from flrce import crossing, runs
-from flrce.config import Experiment
-from flrce.models.flat import pack
+from flrce.config.experiment import Experiment
+from flrce.core import device_transfer
+from flrce.models.flat import pack_model
+from flrce.simulation import runs
 
 DEVICE = os.environ.get("FLRCE_TEST_DEVICE", "cuda" if torch.cuda.is_available() else "")
 pytestmark = pytest.mark.skipif(not DEVICE, reason="needs a CUDA device")
 BASE = {"rounds": 3, "clients": 12, "per_round": 6, "model": {"name": "own_nets:Smooth"}}
-TRAIN = {"batch": 4096, "epochs": 2, "lr": 0.05}  # whole batches on a smooth network: rounding stays small
+TRAIN = {
+    "batch": 4096,
+    "epochs": 2,
+    "lr": 0.05,
+}  # whole batches on a smooth network: rounding stays small
 
 
 def made(train=None, **more):
-    return Experiment.of(BASE | {"train": TRAIN | (train or {}), "recipe": {"name": "fedavg"}} | more)
+    return Experiment.from_tables(
+        BASE | {"train": TRAIN | (train or {}), "recipe": {"name": "fedavg"}} | more
+    )
 
 
 def deck(experiments, device=DEVICE):
-    return runs.run_here([(exp, None) for exp in experiments], device=device)
+    return runs.run_in_process([(exp, None) for exp in experiments], device=device)
 
 
 def weights(result):
@@ -35,13 +43,19 @@ def weights(result):
 
 def apart(exp, found, expected):
     """How far two results are, over the way that the second went."""
-    start = pack(runs.parts(exp).net)[: len(expected)]
+    start = pack_model(runs.build_simulation(exp).net)[: len(expected)]
     return float((found - expected).norm() / (expected - start).norm())
 
 
 SETTINGS = {
-    **{name: {"recipe": {"name": name}} for name in ("fedavg", "fedprox", "scaffold", "feddyn", "feddc", "moon")},
-    **{name: {"recipe": {"name": name}} for name in ("fednova", "fedsam", "ditto", "apfl", "fedper", "fedcom")},
+    **{
+        name: {"recipe": {"name": name}}
+        for name in ("fedavg", "fedprox", "scaffold", "feddyn", "feddc", "moon")
+    },
+    **{
+        name: {"recipe": {"name": name}}
+        for name in ("fednova", "fedsam", "ditto", "apfl", "fedper", "fedcom")
+    },
     "momentum": {"train": {"momentum": 0.9}},
     "carried momentum": {"train": {"momentum": 0.9, "carry": True}},
     "clip": {"train": {"clip": 1.0}},
@@ -65,7 +79,9 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is():
 
 
 def test_processes_share_a_gpu():
-    """Three processes with a run each: the same bits twice, and what one process gives up to rounding."""
+    """Three processes with a run each: the same bits twice, and what one process gives up to
+    rounding.
+    """
     few = [(made(seed=s, engine={"workers": 3}), None) for s in range(3)]
     one, two = (runs.run_together(few, device=DEVICE) for _ in range(2))
     alone = deck([exp for exp, _ in few])
@@ -77,7 +93,9 @@ def test_processes_share_a_gpu():
 @pytest.mark.skipif(DEVICE != "cuda", reason="the memory of a GPU")
 def test_short_memory_costs_lanes(caplog):
     """Half of what the run takes; its second time, for the first tries every way and takes more."""
-    exp = made(model={"name": "resnet-18"}, train={"batch": 64, "epochs": 1})  # large beside its process
+    exp = made(
+        model={"name": "resnet-18"}, train={"batch": 64, "epochs": 1}
+    )  # large beside its process
     deck([exp])
     _emptied()
     before = torch.cuda.memory_allocated()
@@ -86,7 +104,9 @@ def test_short_memory_costs_lanes(caplog):
     took = torch.cuda.max_memory_allocated() - before
     _emptied()
     share = torch.cuda.memory_allocated() + took // 2
-    torch.cuda.set_per_process_memory_fraction(share / torch.cuda.get_device_properties(0).total_memory)
+    torch.cuda.set_per_process_memory_fraction(
+        share / torch.cuda.get_device_properties(0).total_memory
+    )
     try:
         assert apart(exp, weights(deck([exp])[0]), plain) < 0.05
         assert "memory is short" in caplog.text
@@ -96,11 +116,11 @@ def test_short_memory_costs_lanes(caplog):
 
 def test_a_network_that_lies_on_the_gpu():
     """It trains as one on the host does, and stays where it is."""
-    net = runs.parts(made()).net.to(DEVICE)
-    before = pack(net).clone()
+    net = runs.build_simulation(made()).net.to(DEVICE)
+    before = pack_model(net).clone()
     found, expected = (flrce.run(made(), model=each) for each in (net, copy.deepcopy(net).cpu()))
     assert torch.equal(weights(found), weights(expected))
-    assert torch.equal(pack(net), before)
+    assert torch.equal(pack_model(net), before)
     assert next(net.parameters()).device.type == DEVICE
 
 
@@ -111,8 +131,12 @@ def _emptied():
 
 @pytest.mark.parametrize("recipe", ["fedavg", "flrce", "fedadam", "median", "moon"])
 def test_updates_that_stay_on_the_gpu(recipe):
-    """The same bits twice, and those of updates that come to the host, as far as order decides nothing."""
-    here, home = (made(recipe={"name": recipe}, engine={"updates": where}) for where in ("device", "host"))
+    """The same bits twice, and those of updates that come to the host, as far as order decides
+    nothing.
+    """
+    here, home = (
+        made(recipe={"name": recipe}, engine={"updates": where}) for where in ("device", "host")
+    )
     one, two, expected = (deck([exp])[0] for exp in (here, here, home))
     assert torch.equal(weights(one), weights(two))
     assert [h.chosen for h in one.history] == [h.chosen for h in expected.history]
@@ -120,16 +144,18 @@ def test_updates_that_stay_on_the_gpu(recipe):
 
 
 def test_what_crosses_to_a_gpu(monkeypatch):
-    """In a round one model comes home, with sketches of its updates; an average that is judged goes up."""
+    """In a round one model comes home, with sketches of its updates; an average that is judged goes
+    up.
+    """
     if DEVICE == "cpu":
         pytest.skip("nothing crosses")
 
     def crossed(rounds):
-        monkeypatch.setattr(crossing, "crossed", crossing.Crossed())
+        monkeypatch.setattr(device_transfer, "transferred_bytes", device_transfer.TransferBytes())
         deck([made(recipe={"name": "flrce"}, engine={"updates": "device"}, rounds=rounds)])
-        return crossing.crossed
+        return device_transfer.transferred_bytes
 
-    size = 4 * len(pack(runs.parts(made()).net))
+    size = 4 * len(pack_model(runs.build_simulation(made()).net))
     crossed(4)
     few, many = crossed(4), crossed(8)  # what is tried before the first round crosses in both
     small = 4 * (7 * 2048 + 64)

@@ -1,4 +1,6 @@
-"""Chosen clients judge the model on what they hold back: free of traffic, on every engine, and never in the way."""
+"""Chosen clients judge the model on what they hold back: free of traffic, on every engine, and
+never in the way.
+"""
 
 import math
 from dataclasses import replace
@@ -7,36 +9,45 @@ import numpy as np
 import pytest
 import torch
 
-from flrce import runs
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
+from flrce.core.evaluation import add_client_evaluations, validate_client_metrics
+from flrce.core.pieces import NoCompression
+from flrce.core.types import ClientEvaluation, Payload, PrimaryMetric, Reply, RoundRecord, Task
 from flrce.errors import BadInput
-from flrce.pieces import Dense
-from flrce.round.judgement import heard, vetted
-from flrce.types import Judged, Payload, Record, Reply, Task, Yardstick
+from flrce.simulation import runs
 from training import assert_resumes
 
-BASE = {"rounds": 3, "clients": 12, "per_round": 4, "train": {"epochs": 1, "batch": 32},
-        "engine": {"kernel": "torch", "workers": 1}}  # fmt: skip
+BASE = {
+    "rounds": 3,
+    "clients": 12,
+    "per_round": 4,
+    "train": {"epochs": 1, "batch": 32},
+    "engine": {"kernel": "torch", "workers": 1},
+}
 
 
 def asked(holdouts=True, **more):
     recipe = {"name": "fedavg", "holdouts": holdouts, **more.pop("recipe", {})}
-    return Experiment.of(BASE | {"recipe": recipe} | more)
+    return Experiment.from_tables(BASE | {"recipe": recipe} | more)
 
 
 class Scale:
-    yardstick = Yardstick()
+    primary_metric = PrimaryMetric()
 
 
 def test_each_figure_is_the_client_s_own_judgement_of_the_model_it_was_sent():
-    """Round t + 1 judges what round t made: the same as an evaluation of those samples after round t."""
+    """Round t + 1 judges what round t made: the same as an evaluation of those samples after round
+    t.
+    """
     experiment = asked()
-    built = runs.parts(experiment)
-    state, made = built.initial(), []
-    for done in built.rounds(experiment, state):
-        before = made[-1] if made else built.initial().w
-        for client, value, n in zip(done.record.replied, done.record.holdouts, done.record.held, strict=True):
-            held = built.federation.held[built.federation.row[client]]
+    built = runs.build_simulation(experiment)
+    state, made = built.initial_state(), []
+    for done in built.iterate_rounds(experiment, state):
+        before = made[-1] if made else built.initial_state().w
+        for client, value, n in zip(
+            done.record.replied, done.record.holdouts, done.record.held, strict=True
+        ):
+            held = built.federation.held[built.federation.client_indices[client]]
             right = built.engine.runner.evaluate(before, held)["accuracy"].double().numpy()
             assert n == len(held)
             assert value == pytest.approx(right.mean(), abs=1e-5)
@@ -58,12 +69,14 @@ def test_models_have_the_same_bits_with_and_without_and_only_the_books_differ():
 
 
 def test_what_it_costs_is_a_forward_pass_of_the_hold_out():
-    built = runs.parts(asked(model={"name": "logistic"}))
-    task = Task("3", 3, 1, 0, compressor=Dense())
+    built = runs.build_simulation(asked(model={"name": "logistic"}))
+    task = Task("3", 3, 1, 0, compressor=NoCompression())
     plain, judging = built.engine.estimate(task), built.engine.estimate(replace(task, judge=True))
     held = len(built.federation.held[3])
     built.engine.close()
-    assert judging.flops - plain.flops == held * 2 * 64 * 10  # 8 x 8 pixels, ten classes, a product and a sum each
+    assert (
+        judging.flops - plain.flops == held * 2 * 64 * 10
+    )  # 8 x 8 pixels, ten classes, a product and a sum each
     assert judging.batches - plain.batches == 1
 
 
@@ -79,11 +92,20 @@ def test_the_stack_says_the_same_as_the_cpu_engine():
 def test_flower_clients_say_the_same():
     pytest.importorskip("flwr", reason="needs flrce[flower]")
     experiment = asked()
-    there = runs.run(Experiment.of(experiment.model_dump(exclude_none=True) | {"engine": {"name": "flower"}}))
+    there = runs.run(
+        Experiment.from_tables(
+            experiment.model_dump(exclude_none=True) | {"engine": {"name": "flower"}}
+        )
+    )
     here = runs.run(experiment)
     for a, b in zip(there.history, here.history, strict=True):
-        assert dict(zip(a.replied, a.held, strict=True)) == dict(zip(b.replied, b.held, strict=True))
-        one, two = dict(zip(a.replied, a.holdouts, strict=True)), dict(zip(b.replied, b.holdouts, strict=True))
+        assert dict(zip(a.replied, a.held, strict=True)) == dict(
+            zip(b.replied, b.held, strict=True)
+        )
+        one, two = (
+            dict(zip(a.replied, a.holdouts, strict=True)),
+            dict(zip(b.replied, b.holdouts, strict=True)),
+        )
         assert one == pytest.approx(two, abs=0.05)
 
 
@@ -92,7 +114,7 @@ def test_plain_flower_clients_that_report_a_metric_are_heard():
     from flower_helpers import plain_app, start
     from flrce.flower import RecipeStrategy
     from flrce.flower.grid import LocalGrid
-    from flrce.recipes import fedavg
+    from flrce.methods.catalogue.recipes import fedavg
 
     def tells(content, partition, t):
         content["metrics"]["val_acc"] = 10.0 * (partition + 1)  # in percent
@@ -138,24 +160,36 @@ def reply(judged, **more):
 
 @pytest.mark.parametrize(
     "odd",
-    [Judged(1.5, 3), Judged(-0.1, 3), Judged(math.nan, 3), Judged(0.5, 0), Judged(0.5, 10**8), Judged("x", 3),
-     Judged(0.5, 2.0), Judged(True, None), (0.5, 3)],
-)  # fmt: skip
+    [
+        ClientEvaluation(1.5, 3),
+        ClientEvaluation(-0.1, 3),
+        ClientEvaluation(math.nan, 3),
+        ClientEvaluation(0.5, 0),
+        ClientEvaluation(0.5, 10**8),
+        ClientEvaluation("x", 3),
+        ClientEvaluation(0.5, 2.0),
+        ClientEvaluation(True, None),
+        (0.5, 3),
+    ],
+)
 def test_a_figure_that_cannot_be_is_the_client_s_failure(odd):
-    (found,) = vetted([reply(odd)], Scale(), {"a"})
+    (found,) = validate_client_metrics([reply(odd)], Scale(), {"a"})
     assert found.payload is None
     assert found.error.startswith("malformed: ")
 
 
 def test_nobody_is_held_to_a_figure_that_was_not_asked_for():
-    (found,) = vetted([reply(Judged(1.5, 3))], Scale(), set())
+    (found,) = validate_client_metrics([reply(ClientEvaluation(1.5, 3))], Scale(), set())
     assert found.payload is not None
     assert found.judged is None
 
 
 def test_only_those_who_counted_are_heard_and_in_their_order():
-    replies = [Reply(c, 1, judged=Judged(v, 5)) for c, v in (("a", 0.1), ("b", 0.2), ("c", 1 / 3))]
-    record = heard(Record(1, replied=("c", "d", "a")), replies, Scale())
+    replies = [
+        Reply(c, 1, judged=ClientEvaluation(v, 5))
+        for c, v in (("a", 0.1), ("b", 0.2), ("c", 1 / 3))
+    ]
+    record = add_client_evaluations(RoundRecord(1, replied=("c", "d", "a")), replies, Scale())
     assert record.holdouts == (0.333333, None, 0.1)
     assert record.held == (5, 0, 5)
 

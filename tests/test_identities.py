@@ -1,10 +1,12 @@
-"""Limits in which a method is another one: bit for bit the same model after three rounds on the digits."""
+"""Limits in which a method is another one: bit for bit the same model after three rounds on the
+digits.
+"""
 
 import pytest
 import torch
 
-from flrce import runs
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
+from flrce.simulation import runs
 
 QUICK = {"rounds": 3, "clients": 10, "per_round": 4, "engine": {"workers": 1, "eval_every": 100}}
 
@@ -34,7 +36,11 @@ def flrce():
         {"name": "fedprox", "mu": 0.0, "epochs_from": [5], "preset": "authors"},
         {"name": "dropout", "rate": 1.0},
         {"name": "dropout", "rate": 1.0, "fill": True},
-        {"name": "heterofl", "rates": [1.0], "aggregator": "mean"},  # but for its own, equal weights
+        {
+            "name": "heterofl",
+            "rates": [1.0],
+            "aggregator": "mean",
+        },  # but for its own, equal weights
         {"name": "timelyfl", "share": 1.0},
         {"name": "fedavg", "compressor": {"piece": "randomk", "keep": 1.0, "scaled": True}},
         {"name": "fedavg", "compressor": {"piece": "drop-tensors", "rate": 0.0, "coverage": True}},
@@ -62,11 +68,13 @@ def test_combinations_reduce_to_flrce(recipe, flrce):
 @pytest.mark.parametrize(
     "recipe",
     [
-        {"name": "fedcom", "keep": 0.9}, {"name": "fedprox", "mu": 0.01, "epochs_from": []},
-        {"name": "dropout", "rate": 0.9}, {"name": "timelyfl", "share": 0.25},
+        {"name": "fedcom", "keep": 0.9},
+        {"name": "fedprox", "mu": 0.01, "epochs_from": []},
+        {"name": "dropout", "rate": 0.9},
+        {"name": "timelyfl", "share": 0.25},
         {"name": "fedavg", "trainer": {"piece": "freeze", "first": 1}},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_and_away_from_the_limit_differs(recipe, fedavg):
     assert not torch.equal(last(recipe), fedavg)

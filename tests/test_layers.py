@@ -6,26 +6,28 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "flrce"
-#: module or package -> layer
+#: package, or module at the top -> layer; a file imports lower layers, or its own package
 LAYERS = {
-    "version": 0, "errors": 0, "host": 0.1, "rng": 0, "reading": 0.3, "crossing": 0, "room": 0.1, "intervals": 0,
-    "payload_bytes": 0, "state_values": 0.1, "compiling": 0, "passes": 0.2, "linalg": 0.4,
-    "lifetime": 0,
-    "bounds": 0.5, "module_places": 0.5, "user_code": 0.6,
-    "sketch": 0.6, "record": 0.6, "types": 0.7, "engine": 0.8, "traits": 0.8,
-    "pieces": 1, "formats": 1,
-    "data": 2, "models": 2, "relations": 2, "round": 2, "fleet": 2,
-    "local": 3, "selectors": 3, "submodels": 3, "compressors": 3, "aggregators": 3, "servers": 3, "stops": 3,
-    "field": 4, "rivals": 4.2, "thrift": 4.2, "tuning": 4.2, "recipes": 4.5, "names": 4, "loop": 4, "engines": 4,
-    "network": 5, "idle": 5, "compose": 5.2, "written": 5.5, "sections": 5.5,
-    "config": 6, "store": 6,
-    "flower": 7, "track": 7, "outcome": 7, "tryout": 7, "crowd": 7.5, "parts": 7.5,
-    "runs": 8,
-    "results": 9,
-    "arena": 9.5,
-    "apps": 10,
+    "errors": 0,
+    "rng": 0,
+    "version": 0,
+    "core": 1,
+    "formats": 2,
+    "data": 3,
+    "models": 3,
+    "devices": 3,
+    "training": 4,
+    "methods": 5,
+    "config": 6,
+    "storage": 7,
+    "simulation": 8,
+    "report": 8,
+    "flower": 9,
+    "arena": 9,
+    "reproduction": 9,
+    "cli": 10,
     "": 11,
-}  # fmt: skip
+}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -68,5 +70,10 @@ def test_only_flower_files_import_flwr():
 
 
 def test_the_loop_the_catalogue_and_the_map_stay_short():
-    for name, most in {"loop.py": 175, "relations.py": 165, "recipes.py": 240, "round/gate.py": 160}.items():
+    for name, most in {
+        "core/loop.py": 260,
+        "core/relations.py": 230,
+        "methods/catalogue/recipes.py": 310,
+        "core/gate.py": 235,
+    }.items():
         assert len((SOURCE / name).read_text().splitlines()) <= most, name

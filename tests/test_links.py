@@ -1,4 +1,6 @@
-"""Links that ask more of a batch than one gradient: further gradients, one for each sample, terms, features."""
+"""Links that ask more of a batch than one gradient: further gradients, one for each sample, terms,
+features.
+"""
 
 from dataclasses import dataclass
 
@@ -8,14 +10,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flrce import runs
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
+from flrce.core.types import Task
 from flrce.errors import BadInput
-from flrce.local.link import Local
-from flrce.local.trainer import Trainer
-from flrce.local.updates import SGD, Carried, Chain, Momentum, Prox, WeightDecay
-from flrce.models.flat import pack, unpack
-from flrce.types import Task
+from flrce.models.flat import pack_model, unpack_model
+from flrce.simulation import runs
+from flrce.training.links import ClientContext
+from flrce.training.trainer import TorchTrainer
+from flrce.training.update_chain import (
+    SGD,
+    Momentum,
+    PersistentLink,
+    ProximalTerm,
+    UpdateChain,
+    WeightDecay,
+)
 from training import assert_resumes, local
 
 ORDER, SIZES = np.array([0, 1, 2, 3, 4, 5, 6, 7, 1, 3, 5, 7]), np.array([4, 4, 4])
@@ -38,10 +47,15 @@ def trained(make, *links, steps=3, order=ORDER):
     module = make()
     g = torch.Generator().manual_seed(2)
     x, y = torch.randn(8, 5, generator=g), torch.randint(3, (8,), generator=g)
-    chain, sizes = Chain((*links, SGD(0.3))), SIZES[:steps]
-    trainer = Trainer(module, (5,))
+    chain, sizes = UpdateChain((*links, SGD(0.3))), SIZES[:steps]
+    trainer = TorchTrainer(module, (5,))
     job = local(trainer, sizes, chain=chain)
-    return trainer.train(pack(module), x, y, 1.0, 0.0, order[: sizes.sum()], sizes, chain, job), module, x, y
+    return (
+        trainer.train(pack_model(module), x, y, 1.0, 0.0, order[: sizes.sum()], sizes, chain, job),
+        module,
+        x,
+        y,
+    )
 
 
 def seen_by(look):
@@ -59,12 +73,14 @@ def seen_by(look):
 
 @pytest.mark.parametrize("make", [plain, normed, random])
 def test_looking_changes_nothing(make):
-    """w, statistics and draws of random layers are as if nobody had asked; here and now has the step's own gradient."""
+    """w, statistics and draws of random layers are as if nobody had asked; here and now has the
+    step's own gradient.
+    """
 
     def look(g, w, batch):
-        batch.under(torch.ones_like(w))
-        batch.gradient(w + 1)
-        return batch.gradient(w.clone()), g.clone()
+        batch.forward_at(torch.ones_like(w))
+        batch.gradient_at(w + 1)
+        return batch.gradient_at(w.clone()), g.clone()
 
     link, found = seen_by(look)
     (asked, *_), (alone, *_) = trained(make, link), trained(make)
@@ -75,19 +91,26 @@ def test_looking_changes_nothing(make):
 
 
 def test_a_gradient_elsewhere_is_autograd_s():
-    link, found = seen_by(lambda g, w, batch: (w.clone(), batch.gradient(2 * w)))
+    link, found = seen_by(lambda g, w, batch: (w.clone(), batch.gradient_at(2 * w)))
     _, module, x, y = trained(plain, link)
     for step, (w, there) in enumerate(found):
         index = ORDER[4 * step : 4 * step + 4]
-        unpack(module, 2 * w)
+        unpack_model(module, 2 * w)
         loss = F.cross_entropy(module(x[index]), y[index])
-        wanted = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+        wanted = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))]
+        )
         torch.testing.assert_close(there, wanted, rtol=1e-6, atol=1e-7)
 
 
 def test_gradients_of_each_sample():
     link, found = seen_by(
-        lambda g, w, batch: (g.clone(), batch.gradients(), batch.gradients(2 * w), batch.gradient(2 * w))
+        lambda g, w, batch: (
+            g.clone(),
+            batch.sample_gradients(),
+            batch.sample_gradients(2 * w),
+            batch.gradient_at(2 * w),
+        )
     )
     trained(plain, link)
     for g, each, there, mean in found:
@@ -100,14 +123,16 @@ def test_gradients_of_each_sample():
 
 
 def test_features_and_outputs_under_another_model():
-    link, found = seen_by(lambda g, w, batch: (batch.features, batch.out, *batch.under(3 * w), w.clone()))
+    link, found = seen_by(
+        lambda g, w, batch: (batch.features, batch.out, *batch.forward_at(3 * w), w.clone())
+    )
     _, module, x, _ = trained(plain, link)
     for step, (features, out, far, near, w) in enumerate(found):
         index = ORDER[4 * step : 4 * step + 4]
-        unpack(module, w)
+        unpack_model(module, w)
         torch.testing.assert_close(module[1](module[0](x[index])), features)
         torch.testing.assert_close(module(x[index]), out)
-        unpack(module, 3 * w)
+        unpack_model(module, 3 * w)
         torch.testing.assert_close(module(x[index]), far)
         torch.testing.assert_close(module[1](module[0](x[index])), near)
 
@@ -118,7 +143,7 @@ class Decay:
 
     decay: float = 0.2
 
-    def term(self, batch, state):
+    def loss_term(self, batch, state):
         spread = sum(p.square().sum() for p in batch.scene.net.parameters())
         return self.decay / 2 * spread * torch.ones(len(batch.y))
 
@@ -130,7 +155,7 @@ def test_a_term_is_part_of_the_loss_but_not_of_what_is_reported():
 
 
 def test_gradients_elsewhere_have_the_terms_too():
-    link, found = seen_by(lambda g, w, batch: (batch.gradient(w.clone()), g.clone()))
+    link, found = seen_by(lambda g, w, batch: (batch.gradient_at(w.clone()), g.clone()))
     trained(plain, Decay(0.2), link)
     for again, own in found:
         torch.testing.assert_close(again, own)
@@ -138,12 +163,14 @@ def test_gradients_elsewhere_have_the_terms_too():
 
 @dataclass(frozen=True)
 class Wrong:
-    def term(self, batch, state):
+    def loss_term(self, batch, state):
         return torch.zeros(1)
 
 
 def test_a_term_is_one_value_for_each_sample():
-    with pytest.raises(BadInput, match=r"Wrong\.term gave a tensor of \(1,\), not one value for each sample"):
+    with pytest.raises(
+        BadInput, match=r"Wrong\.term gave a tensor of \(1,\), not one value for each sample"
+    ):
         trained(plain, Wrong())
 
 
@@ -154,14 +181,14 @@ class Fixed:
     def step(self, g, w, state):
         return g, state
 
-    def still(self, state):
+    def frozen_coordinates(self, state):
         return torch.arange(39) < 3
 
 
 def test_what_is_held_does_not_move_whatever_comes_behind():
-    done, *_ = trained(plain, Fixed(), Momentum(0.9), Prox(0.1))
+    done, *_ = trained(plain, Fixed(), Momentum(0.9), ProximalTerm(0.1))
     torch.manual_seed(1)
-    start = pack(plain())
+    start = pack_model(plain())
     assert torch.equal(done.w[:3], start[:3])
     assert (done.w[3:] != start[3:]).all()
 
@@ -184,40 +211,60 @@ class Private:
     noise: float = 0.1
 
     def probe(self, g, w, state, batch):
-        each = batch.gradients()
+        each = batch.sample_gradients()
         each = each * (self.norm / each.norm(dim=1, keepdim=True)).clamp(max=1)
         drawn = torch.randn(len(w), generator=batch.rng)
         return (each.sum(0) + self.noise * self.norm * drawn) / len(each), state
 
 
 def test_a_link_of_one_s_own_runs_resumes_and_says_why_it_is_not_fused(tmp_path, caplog):
-    exp = Experiment.of({
-        "rounds": 4, "clients": 6, "per_round": 3, "recipe": {"name": "fedavg"}, "model": {"name": "own_nets:Bare"},
-        "train": {"batch": 32, "epochs": 1, "update": [{"piece": "test_links:Private"}, {"piece": "sgd", "lr": 0.1}]},
-        "engine": {"workers": 1},
-    })  # fmt: skip
+    exp = Experiment.from_tables(
+        {
+            "rounds": 4,
+            "clients": 6,
+            "per_round": 3,
+            "recipe": {"name": "fedavg"},
+            "model": {"name": "own_nets:Bare"},
+            "train": {
+                "batch": 32,
+                "epochs": 1,
+                "update": [{"piece": "test_links:Private"}, {"piece": "sgd", "lr": 0.1}],
+            },
+            "engine": {"workers": 1},
+        }
+    )
     assert_resumes(exp, tmp_path)
     assert any("the update has Private" in message for message in caplog.messages)
 
 
 def test_the_last_layer_of_a_network_is_found():
     with pytest.raises(BadInput, match="what the last layer is given"):
-        runs.run(Experiment.of({
-            "rounds": 1, "clients": 4, "per_round": 2, "recipe": {"name": "moon"}, "model": {"name": "logistic"},
-            "engine": {"workers": 1},
-        }))  # fmt: skip
+        runs.run(
+            Experiment.from_tables(
+                {
+                    "rounds": 1,
+                    "clients": 4,
+                    "per_round": 2,
+                    "recipe": {"name": "moon"},
+                    "model": {"name": "logistic"},
+                    "engine": {"workers": 1},
+                }
+            )
+        )
 
 
 def test_what_is_no_link_is_refused():
     with pytest.raises(BadInput, match="no step"):
-        Chain((object(), SGD()))
+        UpdateChain((object(), SGD()))
     with pytest.raises(BadInput, match="Wrong has no step"):
-        Carried(Wrong())
+        PersistentLink(Wrong())
 
 
 @dataclass(frozen=True)
 class Plain:
-    """The least that can end a chain: a rate, without a schedule and without a word about stacks."""
+    """The least that can end a chain: a rate, without a schedule and without a word about
+    stacks.
+    """
 
     lr: float = 0.25
 
@@ -226,14 +273,14 @@ class Plain:
 
 
 def test_a_chain_ends_with_a_rate_of_its_own_or_inside_what_is_carried():
-    local = Local(Task("a", 0, 1, 0), 3, 8, None)
-    assert Chain((Plain(),)).rate(2, local) == 0.25
-    carried = Carried(Plain())
-    assert Chain((carried,)).rate(2, local) == 0.25
-    assert not carried.lanes
-    assert Carried(Momentum()).lanes
+    local = ClientContext(Task("a", 0, 1, 0), 3, 8, None)
+    assert UpdateChain((Plain(),)).compute_step_rate(2, local) == 0.25
+    carried = PersistentLink(Plain())
+    assert UpdateChain((carried,)).compute_step_rate(2, local) == 0.25
+    assert not carried.supports_client_batches
+    assert PersistentLink(Momentum()).supports_client_batches
     with pytest.raises(BadInput, match="rate lr"):
-        Chain((Carried(Momentum()),))
+        UpdateChain((PersistentLink(Momentum()),))
 
 
 @pytest.mark.parametrize(
@@ -251,4 +298,4 @@ def test_a_link_of_ones_own_that_gives_something_else_is_named(gives, why):
             return gives(g, state)
 
     with pytest.raises(BadInput, match=why):
-        Chain((Own(), SGD())).step(torch.ones(2), torch.zeros(2), ({}, {}))
+        UpdateChain((Own(), SGD())).step(torch.ones(2), torch.zeros(2), ({}, {}))

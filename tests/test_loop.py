@@ -1,4 +1,6 @@
-"""The round loop on a made-up engine whose updates are known: selection, stopping, abandoning, rosters."""
+"""The round loop on a made-up engine whose updates are known: selection, stopping, abandoning,
+rosters.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -9,35 +11,47 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce import recipes, traits
-from flrce.engines.pretend import Pretend
+from flrce.core import traits
+from flrce.core.linalg import cosine_similarities, gram_matrix, mean_conflicts, update_consensus
+from flrce.core.loop import make_initial_state, rounds
+from flrce.core.pieces import RoundView
+from flrce.core.relations import NEVER_SEEN
+from flrce.core.roster import exclude_busy_clients
+from flrce.core.shadow_stops import find_shadow_stops
+from flrce.core.traits import AsynchronousPace
+from flrce.core.types import (
+    ClientCost,
+    Evaluation,
+    Payload,
+    Reply,
+    RoundEvent,
+    RoundRecord,
+    Selection,
+    Task,
+    Updates,
+)
 from flrce.errors import BadInput
-from flrce.linalg import conflicts, consensus, cosines, gram
-from flrce.loop import initial, rounds
-from flrce.pieces import View
-from flrce.relations import NEVER
-from flrce.round.pace import Buffered, Fastest
-from flrce.round.roster import without
-from flrce.selectors.relationship import ByRelationship
-from flrce.servers.averages import EMA, Mean, TailMean
-from flrce.stops.budget import AnyOf, Budget, Patience
-from flrce.stops.conflict import Conflicts, shadows
-from flrce.stops.standstill import Standstill
-from flrce.traits import Buffers
-from flrce.types import Evaluation, Event, Payload, Record, Reply, Selection, Spent, Task, Updates
+from flrce.methods.catalogue import recipes
+from flrce.methods.pacing.pace import BufferedPace, OverCommitment
+from flrce.methods.selection.relationship import RelationshipSelector
+from flrce.methods.server.averages import EMA, RunningMeanState, TailMean
+from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
+from flrce.methods.stopping.conflict import UpdateConflicts
+from flrce.methods.stopping.no_headway import NoHeadway
+from flrce.simulation.stub_engine import StubEngine
 
-COST = Spent(bytes_down=8, bytes_up=8, joules=1.0, compute_seconds=1.0)
+COST = ClientCost(bytes_down=8, bytes_up=8, joules=1.0, compute_seconds=1.0)
 
 
 @dataclass
-class Made(Pretend):
+class Made(StubEngine):
     """An engine whose clients send what a function says."""
 
     update: object
     ids: list[str]
     trainable: int = 2
     asked: list[tuple[str, ...]] = field(default_factory=list)
-    spent: Spent = COST
+    spent: ClientCost = COST
 
     def clients(self, t):
         return self.ids
@@ -63,7 +77,7 @@ def vec(*values):
 
 def drive(recipe, engine, T, w=None, seed=0):
     w = torch.zeros(engine.trainable) if w is None else w
-    return list(rounds(recipe, engine, initial(recipe, engine, w), T, seed))
+    return list(rounds(recipe, engine, make_initial_state(recipe, engine, w), T, seed))
 
 
 def test_two_opposed_clients_stop_in_the_first_exploit_round():
@@ -84,13 +98,17 @@ def test_the_stopping_round_is_aggregated():
 
 
 def test_agreeing_clients_never_stop():
-    done = drive(recipes.flrce(psi=1, preset="paper", P=2), Made(lambda c, t, w: vec(1, 0), ["0", "1"]), 60)
+    done = drive(
+        recipes.flrce(psi=1, preset="paper", P=2), Made(lambda c, t, w: vec(1, 0), ["0", "1"]), 60
+    )
     assert len(done) == 60
     assert sum(r.record.exploit for r in done) > 10
 
 
 def test_the_loop_is_algorithm_4():
-    """The fast loop against the book: same draws, same updates, so the same choices, map and model."""
+    """The fast loop against the book: same draws, same updates, so the same choices, map and
+    model.
+    """
     M, P, T = 6, 3, 40
 
     def update(client, t, w):
@@ -99,7 +117,7 @@ def test_the_loop_is_algorithm_4():
 
     recipe = recipes.flrce(psi=2.0, preset="paper", P=P)
     engine = Made(update, [str(k) for k in range(M)], trainable=4)
-    engine.spent = Spent()
+    engine.spent = ClientCost()
     start = vec(0.3, -0.2, 0.5, 0.1)
     done = drive(recipe, engine, T, start, seed=3)
 
@@ -109,16 +127,16 @@ def test_the_loop_is_algorithm_4():
         t = 0
 
         def random(self):
-            from flrce.rng import stream
+            from flrce.rng import make_stream
 
             self.t += 1
-            self.rng = stream(3, "select", self.t)
+            self.rng = make_stream(3, "select", self.t)
             return self.rng.random()
 
         def sample(self, population, size):
-            from flrce.rng import stream
+            from flrce.rng import make_stream
 
-            rng = stream(3, "select", self.t)
+            rng = make_stream(3, "select", self.t)
             rng.random()
             return rng.permutation(len(population)).tolist()
 
@@ -139,10 +157,11 @@ def test_the_loop_is_algorithm_4():
 
 
 @pytest.mark.parametrize(
-    ("decay", "expected"), [(0.98, [14.6, 16.3, 19.5, 27.0, 56.6]), (0.99, [8.3, 9.4, 11.3, 16.1, 36.6])]
+    ("decay", "expected"),
+    [(0.98, [14.6, 16.3, 19.5, 27.0, 56.6]), (0.99, [8.3, 9.4, 11.3, 16.1, 36.6])],
 )
 def test_expected_exploit_rounds(decay, expected):
-    phi = ByRelationship(decay=decay).phi
+    phi = RelationshipSelector(decay=decay).exploration_probability
     for T, count in zip([44, 47, 52, 63, 100], expected, strict=True):
         assert sum(1 - phi(t) for t in range(1, T + 1)) == pytest.approx(count, abs=0.05)
 
@@ -151,34 +170,42 @@ def test_exploit_rounds_follow_phi():
     """Counted over seeds: within four standard errors of the expectation of 27.0 by round 63."""
     engine = Made(lambda c, t, w: vec(1, 0), ["0", "1", "2"])
     counts = [
-        sum(r.record.exploit for r in drive(recipes.flrce_no_stop("paper", P=2), engine, 63, seed=s)) for s in range(12)
+        sum(
+            r.record.exploit for r in drive(recipes.flrce_no_stop("paper", P=2), engine, 63, seed=s)
+        )
+        for s in range(12)
     ]
     assert abs(np.mean(counts) - 27.0) < 4 * np.std(counts) / len(counts) ** 0.5
 
 
 def test_warm_up_always_explores():
-    recipe = replace(recipes.flrce_no_stop("paper", P=2), selector=ByRelationship(warmup=30, decay=0.5))
+    recipe = replace(
+        recipes.flrce_no_stop("paper", P=2), selector=RelationshipSelector(warmup=30, decay=0.5)
+    )
     done = drive(recipe, Made(lambda c, t, w: vec(1, 0), ["0", "1", "2"]), 40)
     assert not any(r.record.exploit for r in done[:30])
     assert all(r.record.exploit for r in done[30:])
 
 
 def test_exploit_takes_the_largest_h_of_those_reachable():
-    m = ByRelationship().init(5, 2, 2)
+    m = RelationshipSelector().initial_state(5, 2, 2)
     m.H[:] = torch.tensor([0.5, 3.0, 3.0, -1.0, 0.0])
     m.R[:4] = 1
-    view = View(500, 2, (0, 2, 1, 3, 4), torch.ones(5), None, None, None)
+    view = RoundView(500, 2, (0, 2, 1, 3, 4), torch.ones(5), None, None, None)
     rng = np.random.default_rng(0)
-    assert ByRelationship().select(m, view, rng).k == (2, 1)  # ties: as listed, here 2 before 1
+    assert RelationshipSelector().select(m, view, rng).k == (
+        2,
+        1,
+    )  # ties: as listed, here 2 before 1
     view = replace(view, pool=(0, 3, 4))
-    assert ByRelationship().select(m, view, rng).k == (0, 4)  # unseen (H = 0) outranks H < 0
-    assert ByRelationship(pessimistic=True).select(m, view, rng).k == (0, 3)
+    assert RelationshipSelector().select(m, view, rng).k == (0, 4)  # unseen (H = 0) outranks H < 0
+    assert RelationshipSelector(pessimistic=True).select(m, view, rng).k == (0, 3)
 
 
 def test_clients_may_appear_and_vanish():
     engine = Made(lambda c, t, w: vec(1, float(ord(c[0]) - 100)), ["amy", "bob", "cyd"])
     recipe = recipes.flrce_no_stop("paper", P=2)
-    state = initial(recipe, engine, torch.zeros(2))
+    state = make_initial_state(recipe, engine, torch.zeros(2))
     seen = []
     for done in rounds(recipe, engine, state, 12, 0):
         seen.append(set(done.record.chosen))
@@ -190,13 +217,15 @@ def test_clients_may_appear_and_vanish():
     assert all(s <= {"amy", "eve", "fay"} for s in seen[8:])
     assert set(done.state.roster) == {"amy", "bob", "cyd", "dan", "eve", "fay"}
     assert done.state.memory["selector"].V.shape[0] == 6
-    never = [done.state.roster[k] for k in range(6) if done.state.memory["selector"].R[k] == NEVER]
+    never = [
+        done.state.roster[k] for k in range(6) if done.state.memory["selector"].R[k] == NEVER_SEEN
+    ]
     assert set().union(*seen) == set(done.state.roster) - set(never)
 
 
 def test_counts_given_as_a_whole_are_what_the_selector_sees():
     class Counting(Made):
-        def counts(self, clients):
+        def count_all_samples(self, clients):
             return torch.tensor([10.0 * int(client) for client in clients], dtype=torch.float64)
 
     class Watching:
@@ -208,7 +237,7 @@ def test_counts_given_as_a_whole_are_what_the_selector_sees():
     for made, ids in ((Counting, ["1", "2"]), (Made, ["1", "2"]), (Counting, ["2", "1"])):
         engine = made(lambda c, t, w: vec(1, 1), ["1", "2"])
         recipe = replace(recipes.fedavg(P=1), selector=Watching())
-        state = initial(recipe, engine, torch.zeros(2))
+        state = make_initial_state(recipe, engine, torch.zeros(2))
         engine.ids = ids
         next(rounds(recipe, engine, state, 1, 0))
     assert seen == [([10.0, 20.0], (0, 1)), ([10.0, 10.0], (0, 1)), ([10.0, 20.0], (0, 1))]
@@ -242,7 +271,9 @@ def test_the_order_of_replies_never_matters(order):
             replies = super().train(w, tasks, carry, keep)
             return [replies[i] for i in order]
 
-    engines = [kind(lambda c, t, w: table[c] * t, [str(k) for k in range(5)]) for kind in (Made, Shuffled)]
+    engines = [
+        kind(lambda c, t, w: table[c] * t, [str(k) for k in range(5)]) for kind in (Made, Shuffled)
+    ]
     one, two = (drive(recipe, engine, 3)[-1].state for engine in engines)
     assert torch.equal(one.w, two.w)
     assert torch.equal(one.memory["selector"].Omega, two.memory["selector"].Omega)
@@ -250,7 +281,7 @@ def test_the_order_of_replies_never_matters(order):
 
 def test_a_budget_is_never_passed():
     engine = Made(lambda c, t, w: vec(1, 0), [str(k) for k in range(4)])
-    recipe = replace(recipes.fedavg(P=2), stop=AnyOf((Budget(joules=7.5),)))
+    recipe = replace(recipes.fedavg(P=2), stop=AnyOf((CostBudget(joules=7.5),)))
     done = drive(recipe, engine, 100)
     assert [r.record.outcome for r in done] == ["committed"] * 3 + ["not started"]  # 2 J a round
     assert "budget of 7.5 joules" in done[-1].record.stop
@@ -258,86 +289,108 @@ def test_a_budget_is_never_passed():
 
 
 def test_budgets_of_each_kind():
-    history = [Record(t, bytes_up=10, bytes_down=10, joules=1.0, seconds=2.0, accuracy=0.5) for t in range(1, 5)]
-    assert Budget(bytes=80)(history)
-    assert not Budget(bytes=81)(history)
-    assert Budget(joules=4)(history)
-    assert Budget(seconds=8)(history)
-    assert Budget(rounds=4).before(history, [])
-    assert not Budget(rounds=5).before(history, [])
+    history = [
+        RoundRecord(t, bytes_up=10, bytes_down=10, joules=1.0, seconds=2.0, accuracy=0.5)
+        for t in range(1, 5)
+    ]
+    assert CostBudget(bytes=80)(history)
+    assert not CostBudget(bytes=81)(history)
+    assert CostBudget(joules=4)(history)
+    assert CostBudget(seconds=8)(history)
+    assert CostBudget(rounds=4).check_next_round(history, [])
+    assert not CostBudget(rounds=5).check_next_round(history, [])
     assert Patience(3)(history)
     assert not Patience(4)(history)
 
 
 def test_conflicts_by_hand():
-    # (1, 0) against (-1, .1): yes; (0, 1) against neither of them ((-1, .1) . (0, 1) > 0): 2 ordered pairs of 3
-    assert conflicts(gram(torch.tensor([[1, 0], [-1, 0.1], [0, 1]]))) == pytest.approx(2 / 3)
-    assert conflicts(gram(torch.zeros(3, 2))) == 0
-    assert conflicts(gram(torch.ones(1, 2))) == 0
+    # (1, 0) against (-1, .1): yes; (0, 1) against neither of them ((-1, .1) . (0, 1) > 0): 2
+    # ordered pairs of 3
+    assert mean_conflicts(gram_matrix(torch.tensor([[1, 0], [-1, 0.1], [0, 1]]))) == pytest.approx(
+        2 / 3
+    )
+    assert mean_conflicts(gram_matrix(torch.zeros(3, 2))) == 0
+    assert mean_conflicts(gram_matrix(torch.ones(1, 2))) == 0
 
 
 def test_consensus_by_hand():
     # p = (1/2, 1/2), u = (3, 0), (0, 4): |(1.5, 2)| = 2.5, mean length 3.5
-    assert consensus(gram(torch.tensor([[3.0, 0], [0, 4]])), torch.ones(2)) == pytest.approx(2.5 / 3.5)
-    assert cosines(torch.tensor([[3.0, 4], [4, 3], [0, 0]]))[0].tolist() == pytest.approx([1, 0.96, 0])
+    assert update_consensus(
+        gram_matrix(torch.tensor([[3.0, 0], [0, 4]])), torch.ones(2)
+    ) == pytest.approx(2.5 / 3.5)
+    assert cosine_similarities(torch.tensor([[3.0, 4], [4, 3], [0, 0]]))[
+        0
+    ].tolist() == pytest.approx([1, 0.96, 0])
 
 
 def records(*rows):
-    return [Record(t, exploit=exploit, conflicts=c) for t, (exploit, c) in enumerate(rows, 1)]
+    return [RoundRecord(t, exploit=exploit, conflicts=c) for t, (exploit, c) in enumerate(rows, 1)]
 
 
 def test_the_stop_rule():
-    rule = Conflicts(5.0)
+    rule = UpdateConflicts(5.0)
     assert rule(records((True, 5.0)))
     assert not rule(records((False, 9.0)))  # explore rounds never stop
     assert not rule(records((True, 4.9)))
-    patient = Conflicts(5.0, r=2, n=3, after=2)
+    patient = UpdateConflicts(5.0, r=2, n=3, after=2)
     assert not patient(records((True, 6), (True, 6), (True, 6)))
     assert patient(records((True, 6), (True, 6), (True, 6), (True, 0), (True, 6)))
     (first, second), grid = records((True, 5.2), (False, 9)), (4.0, 4.5, 5.0)
-    assert shadows((), first, 10) == grid
+    assert find_shadow_stops((), first, 10) == grid
     noted = (replace(first, shadow=grid), replace(second, outcome="abandoned"))
-    assert shadows(noted, second, 10) == grid  # not an exploiting round, and nothing is forgotten
-    assert shadows(noted, replace(first, conflicts=4.6), 10) == grid
-    assert shadows(noted, replace(first, conflicts=5.6), 10) == (*grid, 5.5)
+    assert (
+        find_shadow_stops(noted, second, 10) == grid
+    )  # not an exploiting round, and nothing is forgotten
+    assert find_shadow_stops(noted, replace(first, conflicts=4.6), 10) == grid
+    assert find_shadow_stops(noted, replace(first, conflicts=5.6), 10) == (*grid, 5.5)
 
 
 def test_headway():
     """The average of w1 = (1, 0) and w2 = (2, 0) lies behind w2: on is 1, aside 0, back -1."""
-    ema, m, w = EMA(0.5), EMA(0.5).init(1, 2, 2), vec(0, 0)
+    ema, m, w = EMA(0.5), EMA(0.5).initial_state(1, 2, 2), vec(0, 0)
 
     def event(w, w_next):
-        return Event(1, w, w_next, Updates(torch.tensor([0]), torch.zeros(1, 2), torch.ones(1), 2), 1)
+        return RoundEvent(
+            1, w, w_next, Updates(torch.tensor([0]), torch.zeros(1, 2), torch.ones(1), 2), 1
+        )
 
     for w_next in (vec(1, 0), vec(2, 0)):
         m, w = ema.observe(m, event(w, w_next)), w_next
-        assert ema.headway(m) is None  # nothing lies behind yet
+        assert ema.get_headway(m) is None  # nothing lies behind yet
     ways = {vec(3, 0): 1, vec(2, 5): 0, vec(1, 0): -1}
-    assert [ema.headway(ema.observe(m, event(w, to))) for to in ways] == pytest.approx([*ways.values()])
-    assert ema.headway(ema.observe(m, event(w, w))) is None
+    assert [ema.get_headway(ema.observe(m, event(w, to))) for to in ways] == pytest.approx(
+        [*ways.values()]
+    )
+    assert ema.get_headway(ema.observe(m, event(w, w))) is None
 
 
 def test_the_second_round_has_no_headway():
-    """After one round the average is w up to its last bit: the cosine of what is left says nothing."""
+    """After one round the average is w up to its last bit: the cosine of what is left says
+    nothing.
+    """
     rng = torch.Generator().manual_seed(0)
-    ema, m, w = EMA(), EMA().init(1, 500, 500), torch.zeros(500)
+    ema, m, w = EMA(), EMA().initial_state(1, 500, 500), torch.zeros(500)
 
     def event(w, w_next):
-        return Event(1, w, w_next, Updates(torch.tensor([0]), torch.zeros(1, 500), torch.ones(1), 500), 1)
+        return RoundEvent(
+            1, w, w_next, Updates(torch.tensor([0]), torch.zeros(1, 500), torch.ones(1), 500), 1
+        )
 
     seen = []
     for _ in range(4):
         w_next = w + torch.randn(500, generator=rng)
         m, w = ema.observe(m, event(w, w_next)), w_next
-        seen.append(ema.headway(m))
+        seen.append(ema.get_headway(m))
     assert seen[:2] == [None, None]
     assert None not in seen[2:]
 
 
 def test_an_eased_average_starts_at_the_last_model():
-    """decay 1/2: after w1 = 1 the average is 1; after w2 = 4 it is (1/2 + 4) / (3/2) = 3, its weight 3/4."""
+    """decay 1/2: after w1 = 1 the average is 1; after w2 = 4 it is (1/2 + 4) / (3/2) = 3, its
+    weight 3/4.
+    """
     w, eased = vec(4), EMA(0.5, ease=2.0)
-    mean = Mean(torch.tensor([2.25], dtype=torch.float64), 0.75)
+    mean = RunningMeanState(torch.tensor([2.25], dtype=torch.float64), 0.75)
     assert EMA(0.5).model(mean, w).tolist() == [3.0]
     assert eased.model(mean, w).tolist() == [4 - 0.5625]  # (3/4)^2 of the way from 4 to 3
     with pytest.raises(ValueError, match="ease at least 0"):
@@ -345,13 +398,17 @@ def test_an_eased_average_starts_at_the_last_model():
 
 
 def test_an_average_is_not_handed_back_where_rounds_go_straight_on():
-    """decay 1/2, w = 1, 2, 3, 4: headways 1, 1, then -1 for back to 2; their mean is (1/8 + 1/4 - 1/2) / (7/8)."""
+    """decay 1/2, w = 1, 2, 3, 4: headways 1, 1, then -1 for back to 2; their mean is (1/8 + 1/4 -
+    1/2) / (7/8).
+    """
     ema = EMA(0.5, level=0.25)
 
     def event(w, w_next):
-        return Event(1, w, w_next, Updates(torch.tensor([0]), torch.zeros(1, 1), torch.ones(1), 1), 1)
+        return RoundEvent(
+            1, w, w_next, Updates(torch.tensor([0]), torch.zeros(1, 1), torch.ones(1), 1), 1
+        )
 
-    m, w = ema.init(1, 1, 1), vec(0)
+    m, w = ema.initial_state(1, 1, 1), vec(0)
     for value in (1, 2, 3, 4):
         m, w = ema.observe(m, event(w, vec(value))), vec(value)
         assert ema.model(m, w) is w
@@ -365,11 +422,16 @@ def test_an_average_is_not_handed_back_where_rounds_go_straight_on():
 
 
 def test_standstill():
-    """Headways 1, -.2, -.4: their mean over two rounds is below -.25 in the third, if the third may stop."""
-    history = [Record(1), *(Record(t, headway=h) for t, h in enumerate((1.0, -0.2, -0.4), 2))]
+    """Headways 1, -.2, -.4: their mean over two rounds is below -.25 in the third, if the third may
+    stop.
+    """
+    history = [
+        RoundRecord(1),
+        *(RoundRecord(t, headway=h) for t, h in enumerate((1.0, -0.2, -0.4), 2)),
+    ]
 
     def rule(level, n=2, after=2, share=0.0, first=2):
-        return Standstill(level, share, n, first, after)
+        return NoHeadway(level, share, n, first, after)
 
     assert rule(-0.25)(history) == "headway -0.300 < -0.250 over 2 rounds"
     assert not rule(-0.25)(history[:-1])
@@ -379,10 +441,10 @@ def test_standstill():
     assert not rule(-0.25, after=4)(history)
     assert not rule(0.5, n=4, after=0)(history)  # only three are known
     assert not rule(0.5, first=1)(history)  # the first round has none
-    assert not rule(-0.25)([*history, Record(4, "abandoned")])
+    assert not rule(-0.25)([*history, RoundRecord(4, "abandoned")])
     with pytest.raises(BadInput, match="first two rounds have no headway"):
-        replace(recipes.flrce(), stop=Standstill(first=2))
-    for stop in (Standstill(), AnyOf((Budget(joules=1.0), Standstill()))):
+        replace(recipes.flrce(), stop=NoHeadway(first=2))
+    for stop in (NoHeadway(), AnyOf((CostBudget(joules=1.0), NoHeadway()))):
         with pytest.raises(BadInput, match="ema"):
             replace(recipes.fedavg(), stop=stop)
 
@@ -390,13 +452,13 @@ def test_standstill():
 def test_server_averages():
     def event(t, value):
         updates = Updates(torch.tensor([0]), torch.zeros(1, 1), torch.ones(1), 1)
-        return Event(t, torch.zeros(1), vec(value), updates, 1)
+        return RoundEvent(t, torch.zeros(1), vec(value), updates, 1)
 
-    ema, m = EMA(0.5), EMA(0.5).init(1, 1, 1)
+    ema, m = EMA(0.5), EMA(0.5).initial_state(1, 1, 1)
     for t, value in enumerate([4.0, 8.0], 1):
         m = ema.observe(m, event(t, value))
     assert ema.model(m, vec(0)).tolist() == pytest.approx([20 / 3])  # (.25 * 4 + .5 * 8) / .75
-    tail, m = TailMean(2), TailMean(2).init(1, 1, 1)
+    tail, m = TailMean(2), TailMean(2).initial_state(1, 1, 1)
     for t, value in enumerate([4.0, 8.0, 10.0], 1):
         m = tail.observe(m, event(t, value))
     assert tail.model(m, vec(0)).tolist() == [9]
@@ -409,15 +471,17 @@ def test_a_trait_is_remembered_by_class_and_only_where_that_is_safe():
         def __init__(self, **given):
             self.__dict__.update(given)
 
-    assert isinstance(Loose(size=1, oldest=2), Buffers)
-    assert not isinstance(Loose(size=1), Buffers)
+    assert isinstance(Loose(size=1, oldest=2), AsynchronousPace)
+    assert not isinstance(Loose(size=1), AsynchronousPace)
     for _ in range(2):
-        assert isinstance(Buffered(3), Buffers)
-        assert not isinstance(Fastest(), Buffers)
-    assert traits.ANSWERS[Buffers, Buffered]
-    assert not any(kind is Loose for _, kind in traits.ANSWERS)
+        assert isinstance(BufferedPace(3), AsynchronousPace)
+        assert not isinstance(OverCommitment(), AsynchronousPace)
+    assert traits.TRAIT_CACHE[AsynchronousPace, BufferedPace]
+    assert not any(kind is Loose for _, kind in traits.TRAIT_CACHE)
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 35)))
 def test_rows_without_those_that_are_busy(rows, busy):
-    assert without(tuple(sorted(rows)), busy) == tuple(k for k in sorted(rows) if k not in busy)
+    assert exclude_busy_clients(tuple(sorted(rows)), busy) == tuple(
+        k for k in sorted(rows) if k not in busy
+    )

@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 from flrce.errors import BadInput
-from flrce.models.chain import chain
-from flrce.models.flat import bind, layout, pack, unpack
-from flrce.models.nets import CNNS, Need, build, choose
+from flrce.models.chain import build_layer_chain
+from flrce.models.flat import bind_to_vector, make_layout, pack_model, unpack_model
+from flrce.models.nets import PAPER_CNNS, NetworkRequirements, build_network, choose_network
 
-#: trainable, on the wire, float tensors, training FLOPs of a sample: computed from the authors' models
+#: trainable, on the wire, float tensors, training FLOPs of a sample: computed from the authors'
+#: models
 SIZES = {
     ("cnn-cifar", 10): (134_902, 134_946, 16, 2_793_456),
     ("cnn-cifar", 100): (142_552, 142_596, 16, 2_838_816),
@@ -21,55 +22,63 @@ SIZES = {
 
 @pytest.mark.parametrize(("net", "sizes"), SIZES.items(), ids=str)
 def test_the_paper_s_networks_have_the_paper_s_sizes(net, sizes):
-    from flrce.fleet.costs import training_flops
+    from flrce.devices.costs import training_flops
 
     name, classes = net
-    shape = CNNS[name][0]
-    module = build(name, shape, classes, 0)
-    where = layout(module)
+    shape = PAPER_CNNS[name][0]
+    module = build_network(name, shape, classes, 0)
+    where = make_layout(module)
     assert (where.trainable, where.size, len(where.slots)) == sizes[:3]
     assert training_flops(module, shape) == sizes[3]
 
 
 def test_the_released_tanh_stands_behind_the_relu_of_both_hidden_linear_layers():
-    plain, bounded = (build(name, (3, 32, 32), 100, 5).eval() for name in ("cnn-cifar", "cnn-cifar-tanh"))
-    assert torch.equal(pack(plain), pack(bounded))  # the same weights, so only the tanh differs
+    plain, bounded = (
+        build_network(name, (3, 32, 32), 100, 5).eval() for name in ("cnn-cifar", "cnn-cifar-tanh")
+    )
+    assert torch.equal(
+        pack_model(plain), pack_model(bounded)
+    )  # the same weights, so only the tanh differs
     x = torch.randn(4, 3, 32, 32)
     features, (one, _, two, _, head) = plain[:9], plain[9:]
     expected = head(two(one(features(x)).relu().tanh()).relu().tanh())
     assert torch.equal(bounded(x), expected)
     assert not torch.equal(plain(x), expected)
-    assert choose(Need((3, 32, 32), 10)) == "cnn-cifar"  # what `auto` built before, it builds still
+    assert (
+        choose_network(NetworkRequirements((3, 32, 32), 10)) == "cnn-cifar"
+    )  # what `auto` built before, it builds still
 
 
 def test_the_same_seed_builds_the_same_weights():
     torch.manual_seed(7)
-    one = pack(build("cnn-digits", (1, 8, 8), 10, 3))
+    one = pack_model(build_network("cnn-digits", (1, 8, 8), 10, 3))
     torch.manual_seed(8)
-    assert torch.equal(one, pack(build("cnn-digits", (1, 8, 8), 10, 3)))
-    assert not torch.equal(one, pack(build("cnn-digits", (1, 8, 8), 10, 4)))
+    assert torch.equal(one, pack_model(build_network("cnn-digits", (1, 8, 8), 10, 3)))
+    assert not torch.equal(one, pack_model(build_network("cnn-digits", (1, 8, 8), 10, 4)))
 
 
-@pytest.mark.parametrize("name", [*CNNS, "mlp"])
+@pytest.mark.parametrize("name", [*PAPER_CNNS, "mlp"])
 def test_pack_and_unpack(name):
-    shape = CNNS[name][0] if name in CNNS else (5,)
-    one, two = build(name, shape, 7, 0), build(name, shape, 7, 1)
-    unpack(two, pack(one))
+    shape = PAPER_CNNS[name][0] if name in PAPER_CNNS else (5,)
+    one, two = build_network(name, shape, 7, 0), build_network(name, shape, 7, 1)
+    unpack_model(two, pack_model(one))
     x = torch.rand(4, *shape)
     assert torch.equal(one.eval()(x), two.eval()(x))
 
 
 def test_trainable_floats_come_first():
-    where = layout(build("cnn-digits", (1, 8, 8), 10, 0))
-    assert [s.trainable for s in where.slots] == sorted((s.trainable for s in where.slots), reverse=True)
+    where = make_layout(build_network("cnn-digits", (1, 8, 8), 10, 0))
+    assert [s.trainable for s in where.slots] == sorted(
+        (s.trainable for s in where.slots), reverse=True
+    )
     assert not any("num_batches" in s.name for s in where.slots)
 
 
 def test_a_bound_module_lives_in_its_vector():
-    net = build("cnn-digits", (1, 8, 8), 10, 0)
-    w = pack(net)
-    g = torch.zeros(layout(net).trainable)
-    bind(net, w, g)
+    net = build_network("cnn-digits", (1, 8, 8), 10, 0)
+    w = pack_model(net)
+    g = torch.zeros(make_layout(net).trainable)
+    bind_to_vector(net, w, g)
     net(torch.rand(8, 1, 8, 8)).sum().backward()
     assert g.abs().sum() > 0
     w.zero_()
@@ -88,10 +97,16 @@ class Functional(nn.Module):
 
 
 def test_a_functional_module_is_a_chain():
-    found = chain(Functional(), (1, 8, 8))
-    assert [layer.kind for layer in found.layers] == ["conv", "relu", "maxpool", "flatten", "linear"]
+    found = build_layer_chain(Functional(), (1, 8, 8))
+    assert [layer.kind for layer in found.layers] == [
+        "conv",
+        "relu",
+        "maxpool",
+        "flatten",
+        "linear",
+    ]
     assert [layer.out for layer in found.layers] == [(4, 6, 6), (4, 6, 6), (4, 3, 3), (36,), (3,)]
-    assert not found.normalised
+    assert not found.has_batch_norm
 
 
 class Residual(nn.Module):
@@ -105,9 +120,12 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize(
     ("module", "match"),
-    [(Residual(), "branches|calls"), (nn.Sequential(nn.Linear(4, 4), nn.GELU()), "GELU"),
-     (nn.Sequential(nn.Flatten(0), nn.Linear(4, 4)), "flattens")],
-)  # fmt: skip
+    [
+        (Residual(), "branches|calls"),
+        (nn.Sequential(nn.Linear(4, 4), nn.GELU()), "GELU"),
+        (nn.Sequential(nn.Flatten(0), nn.Linear(4, 4)), "flattens"),
+    ],
+)
 def test_what_is_no_chain_is_refused_with_the_reason(module, match):
     with pytest.raises(BadInput, match=match):
-        chain(module, (4,))
+        build_layer_chain(module, (4,))

@@ -1,4 +1,6 @@
-"""Fused CPU kernels against torch in float64, on random networks; caching; and every reason for having none."""
+"""Fused CPU kernels against torch in float64, on random networks; caching; and every reason for
+having none.
+"""
 
 import copy
 import os
@@ -15,16 +17,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flrce.compiling import Machine
+from flrce.core import c_compiler
+from flrce.core.c_compiler import Processor
 from flrce.errors import BadInput
-from flrce.local.native import Kernel, build, kernel, why_none
-from flrce.local.native.blocks import split
-from flrce.local.native.emit import source
-from flrce.local.native.frames import Axis
-from flrce.local.native.stages import plan
-from flrce.models.flat import layout, pack, unpack
-from flrce.models.nets import CNNS
-from flrce.models.nets import build as named
+from flrce.models.flat import make_layout, pack_model, unpack_model
+from flrce.models.nets import PAPER_CNNS
+from flrce.models.nets import build_network as named
+from flrce.training.cpu import Kernel, kernel, why_none
+from flrce.training.cpu.blocks import split
+from flrce.training.cpu.emit import source
+from flrce.training.cpu.frames import Axis
+from flrce.training.cpu.stages import plan
 
 SCALE, SHIFT = 1 / 64, -2.0
 BatchNorms = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -43,8 +46,8 @@ def compiled(net: nn.Module, shape: tuple[int, ...]) -> Kernel:
 def scramble(net: nn.Module, seed: int) -> Tensor:
     """w with BatchNorm factors of both signs and running statistics away from 0 and 1."""
     rng = torch.Generator().manual_seed(seed)
-    w = pack(net)
-    for slot in layout(net).slots:
+    w = pack_model(net)
+    for slot in make_layout(net).slots:
         part = w[slot.span]
         if "running_var" in slot.name:
             w[slot.span] = torch.rand(part.shape, generator=rng) + 0.5
@@ -53,7 +56,9 @@ def scramble(net: nn.Module, seed: int) -> Tensor:
     return w
 
 
-def data(shape: tuple[int, ...], classes: int, n: int, seed: int, whole: bool = True) -> tuple[Tensor, Tensor]:
+def data(
+    shape: tuple[int, ...], classes: int, n: int, seed: int, whole: bool = True
+) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=rng)
     return x if whole else x.float() + torch.rand(x.shape, generator=rng), torch.randint(
@@ -67,7 +72,7 @@ def batches(n: int, sizes: list[int], seed: int) -> tuple[np.ndarray, np.ndarray
 
 def by_torch(net, w, x, y, order, sizes, lr, mu=0.0, first=0, squared=True):
     """The same training by torch in float64, layer by layer of a Sequential."""
-    net = unpack(copy.deepcopy(net), w).double().train()
+    net = unpack_model(copy.deepcopy(net), w).double().train()
     trained = [i for i, m in enumerate(net) if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)]
     for m in net[: trained[first] if first else 0]:
         m.requires_grad_(False).eval()
@@ -78,24 +83,32 @@ def by_torch(net, w, x, y, order, sizes, lr, mu=0.0, first=0, squared=True):
         each = F.cross_entropy(net(x[index].double() * SCALE + SHIFT), y[index], reduction="none")
         losses.append(each.mean().item())
         squares.append(each.square().mean().item())
-        for p, p0, g in zip(parameters, start, torch.autograd.grad(each.mean(), parameters), strict=True):
+        for p, p0, g in zip(
+            parameters, start, torch.autograd.grad(each.mean(), parameters), strict=True
+        ):
             away = p.detach() - p0
             # a bias before BatchNorm moves by rounding alone, some 1e-17: that has no direction
             pull = away if squared else away / away.norm() if away.norm() > 1e-9 else 0
             p.data -= lr * (g + mu * pull)
-    return pack(net.requires_grad_(True)), losses, squares
+    return pack_model(net.requires_grad_(True)), losses, squares
 
 
 def assert_trains_alike(k, net, w, x, y, sizes, lr, tolerance=2e-4, seed=0, **options):
     order, sizes = batches(len(x), sizes, seed)
     got, losses, squares = k.train(w, x, y, SCALE, SHIFT, order, sizes, lr, **options)
     want, losses_want, squares_want = by_torch(net, w, x, y, order, sizes, lr, **options)
-    for slot in layout(net).slots:  # each tensor by its own movement
+    for slot in make_layout(net).slots:  # each tensor by its own movement
         moved = (want - w)[slot.span].norm()
         if not options.get("squared", True) and moved < 1e-6:
-            continue  # BatchNorm takes this gradient away; the plain distance makes a direction of what rounding leaves
+            # BatchNorm takes this gradient away; the plain distance makes a direction of what
+            # rounding leaves
+            continue
         error = (got - want)[slot.span].norm()
-        assert error <= tolerance * moved + 2e-5 * slot.size**0.5, (slot.name, float(error), float(moved))
+        assert error <= tolerance * moved + 2e-5 * slot.size**0.5, (
+            slot.name,
+            float(error),
+            float(moved),
+        )
     np.testing.assert_allclose(losses, losses_want, rtol=2e-4, atol=1e-5)
     np.testing.assert_allclose(squares, squares_want, rtol=4e-4, atol=1e-5)
 
@@ -103,8 +116,10 @@ def assert_trains_alike(k, net, w, x, y, sizes, lr, tolerance=2e-4, seed=0, **op
 def assert_evaluates_alike(k, net, w, x, y):
     correct, loss = k.evaluate(w, x, y, SCALE, SHIFT)
     with torch.no_grad():
-        logits = unpack(copy.deepcopy(net), w).double().eval()(x.double() * SCALE + SHIFT)
-    torch.testing.assert_close(loss.double(), F.cross_entropy(logits, y, reduction="none"), rtol=1e-4, atol=1e-4)
+        logits = unpack_model(copy.deepcopy(net), w).double().eval()(x.double() * SCALE + SHIFT)
+    torch.testing.assert_close(
+        loss.double(), F.cross_entropy(logits, y, reduction="none"), rtol=1e-4, atol=1e-4
+    )
     top = logits.topk(2, dim=1).values
     clear = top[:, 0] - top[:, 1] > 1e-4
     assert torch.equal(correct[clear], (logits.argmax(1) == y)[clear])
@@ -112,13 +127,17 @@ def assert_evaluates_alike(k, net, w, x, y):
 
 def assert_gradient_is_torchs(k, net, w, x, y, first):
     """Gradient, losses and moved statistics of one batch against a step of torch's at rate 1."""
-    batch, where = x.float() * SCALE + SHIFT, layout(net)
+    batch, where = x.float() * SCALE + SHIFT, make_layout(net)
     after, g = w.clone(), torch.full((where.trainable,), 7.0)
     losses = k.gradient(after, batch, y, g, first=first)
-    want, mean, square = by_torch(net, w, x, y, np.arange(len(x)), np.array([len(x)]), lr=1.0, first=first)
+    want, mean, square = by_torch(
+        net, w, x, y, np.arange(len(x)), np.array([len(x)]), lr=1.0, first=first
+    )
     for slot in where.slots:
         got = w[slot.span] - g[slot.span] if slot.trainable else after[slot.span]
-        assert torch.allclose(got.double(), want[slot.span].double(), rtol=1e-4, atol=2e-5), slot.name
+        assert torch.allclose(got.double(), want[slot.span].double(), rtol=1e-4, atol=2e-5), (
+            slot.name
+        )
     assert torch.equal(after[: where.trainable], w[: where.trainable])
     assert losses.mean().item() == pytest.approx(mean[0], rel=1e-4)
     assert losses.square().mean().item() == pytest.approx(square[0], rel=2e-4)
@@ -132,34 +151,50 @@ def networks(draw) -> tuple[nn.Sequential, tuple[int, ...]]:
     x = torch.zeros(2, *shape)
     few = st.integers(1, 3)
     for _ in range(draw(st.integers(0, 2))):
-        kernel_size, stride = draw(st.tuples(few, few)), draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+        kernel_size, stride = (
+            draw(st.tuples(few, few)),
+            draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
+        )
         padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
         bias, width = draw(st.booleans()), draw(st.integers(1, 9))
-        block: list[nn.Module] = [nn.Conv2d(x.shape[1], width, kernel_size, stride, padding, bias=bias)]
+        block: list[nn.Module] = [
+            nn.Conv2d(x.shape[1], width, kernel_size, stride, padding, bias=bias)
+        ]
         block += draw(st.permutations(after(draw, width, nn.BatchNorm2d)))
         pools = [nn.MaxPool2d(2), nn.MaxPool2d((2, 3)), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2, ceil_mode=True), None,
                  nn.AvgPool2d(2), nn.AvgPool2d((3, 2), 1)]  # fmt: skip
         pool = draw(st.sampled_from(pools))
-        block.insert(draw(st.integers(0 if not layers and pool else 1, len(block))), pool or nn.Identity())
+        block.insert(
+            draw(st.integers(0 if not layers and pool else 1, len(block))), pool or nn.Identity()
+        )
         x, layers = extend(x, layers, block)
     layers.append(nn.Flatten())
     x = x.flatten(1)
     for _ in range(draw(st.integers(0, 2))):
         width = draw(st.integers(1, 40))
-        block = [nn.Linear(x.shape[1], width, bias=draw(st.booleans())), *after(draw, width, nn.BatchNorm1d)]
+        block = [
+            nn.Linear(x.shape[1], width, bias=draw(st.booleans())),
+            *after(draw, width, nn.BatchNorm1d),
+        ]
         x, layers = extend(x, layers, block)
     return nn.Sequential(*layers, nn.Linear(x.shape[1], 5)), shape
 
 
 def after(draw, width: int, norm: type[nn.Module]) -> list[nn.Module]:
     groups = draw(st.sampled_from([n for n in range(1, width + 1) if width % n == 0]))
-    norms = [norm(width, affine=draw(st.booleans()), momentum=0.3), nn.GroupNorm(groups, width), None]
+    norms = [
+        norm(width, affine=draw(st.booleans()), momentum=0.3),
+        nn.GroupNorm(groups, width),
+        None,
+    ]
     normal = draw(st.sampled_from(norms))
     some = [normal] if normal else []
     return some + draw(st.sampled_from([[], [nn.ReLU()], [nn.Tanh()]]))
 
 
-def extend(x: Tensor, layers: list[nn.Module], block: list[nn.Module]) -> tuple[Tensor, list[nn.Module]]:
+def extend(
+    x: Tensor, layers: list[nn.Module], block: list[nn.Module]
+) -> tuple[Tensor, list[nn.Module]]:
     """With the block's layers that fit; others (a window larger than its plane) are left out."""
     for layer in block:
         try:
@@ -173,29 +208,45 @@ def extend(x: Tensor, layers: list[nn.Module], block: list[nn.Module]) -> tuple[
 
 
 # no shrinking: every example is a build
-@settings(max_examples=10, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(networks(), st.integers(0, 99), st.booleans(), st.integers(8, 40), st.floats(0.01, 1.0), st.booleans())
+@settings(
+    max_examples=10,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    networks(),
+    st.integers(0, 99),
+    st.booleans(),
+    st.integers(8, 40),
+    st.floats(0.01, 1.0),
+    st.booleans(),
+)
 def test_random_networks_train_as_in_torch(made, seed, whole, size, mu, squared):
     net, shape = made
-    with pytest.MonkeyPatch.context() as patch:  # a quick build: the paper's networks below have the usual one
-        patch.setattr(build, "FLAGS", ("-O1", *build.FLAGS[1:]))
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # a quick build: the paper's networks below have the usual one
+        patch.setattr(c_compiler, "COMPILER_FLAGS", ("-O1", *c_compiler.COMPILER_FLAGS[1:]))
         k, w = compiled(net, shape), scramble(net, seed)
     x, y = data(shape, 5, 60, seed, whole)
     assert_trains_alike(k, net, w, x, y, [size], lr=1.0)
     assert_trains_alike(k, net, w, x, y, [size, 16, 37, 9], lr=0.05, tolerance=2e-3)
     blocks = len([m for m in net if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)])
     for first in range(blocks):
-        assert_trains_alike(k, net, w, x, y, [size, 11], 0.05, 2e-3, mu=mu, first=first, squared=squared)
+        assert_trains_alike(
+            k, net, w, x, y, [size, 11], 0.05, 2e-3, mu=mu, first=first, squared=squared
+        )
     assert_evaluates_alike(k, net, w, x, y)
     assert_gradient_is_torchs(k, net, w, x[:size], y[:size], blocks - 1)
 
 
 @pytest.mark.parametrize("name", ["cnn-cifar", "cnn-cifar-tanh", "cnn-emnist", "cnn-speech"])
 def test_the_papers_networks_train_as_in_torch(name):
-    shape, classes = CNNS[name][0], 10
+    shape, classes = PAPER_CNNS[name][0], 10
     net = named(name, shape, classes, seed=1)
     k, (x, y) = compiled(net, shape), data(shape, classes, 40, seed=2)
-    assert_trains_alike(k, net, pack(net), x, y, [33, 16], lr=0.05)
+    assert_trains_alike(k, net, pack_model(net), x, y, [33, 16], lr=0.05)
     assert_evaluates_alike(k, net, scramble(net, 3), x, y)
 
 
@@ -219,7 +270,9 @@ def test_one_dimension_groups_and_averages_train_as_in_torch(name, first):
     net, shape = OTHERS[name]
     k, w, (x, y) = compiled(net, shape), scramble(net, 3), data(shape, 5, 60, seed=2)
     assert_trains_alike(k, net, w, x, y, [33], lr=1.0, first=first)
-    assert_trains_alike(k, net, w, x, y, [17, 16, 37, 9], lr=0.05, tolerance=2e-3, mu=0.3, first=first)
+    assert_trains_alike(
+        k, net, w, x, y, [17, 16, 37, 9], lr=0.05, tolerance=2e-3, mu=0.3, first=first
+    )
     assert_evaluates_alike(k, net, w, x, y)
 
 
@@ -238,7 +291,7 @@ class Pooled(nn.Module):
 @pytest.mark.parametrize("keep", [True, False])
 def test_means_by_functions_are_averages(keep):
     net, (x, y) = Pooled(keep), data((2, 6, 7), 3, 20, 1)
-    assert_evaluates_alike(compiled(net, (2, 6, 7)), net, pack(net), x, y)
+    assert_evaluates_alike(compiled(net, (2, 6, 7)), net, pack_model(net), x, y)
 
 
 MIXED = nn.Sequential(
@@ -255,11 +308,12 @@ def test_the_gradient_of_a_batch_is_torchs(name, first):
     k, w, (x, y) = compiled(net, shape), scramble(net, 3), data(shape, 5, 21, seed=2)
     assert_gradient_is_torchs(k, net, w, x, y, first)
     with pytest.raises(BadInput, match="written to"):
-        k.gradient(w.double(), x.float(), y, torch.zeros(layout(net).trainable))
+        k.gradient(w.double(), x.float(), y, torch.zeros(make_layout(net).trainable))
 
 
 def test_a_linear_layer_by_hand():
-    # one sample x = (1, 2), w = 0, label 0 of 2: softmax (1/2, 1/2), so dL/dlogits = (-1/2, 1/2), dW = outer, loss ln 2
+    # one sample x = (1, 2), w = 0, label 0 of 2: softmax (1/2, 1/2), so dL/dlogits = (-1/2, 1/2),
+    # dW = outer, loss ln 2
     net = nn.Sequential(nn.Linear(2, 2))
     x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([0])
     k = compiled(net, (2,))
@@ -272,16 +326,18 @@ def test_a_linear_layer_by_hand():
 
 
 def test_a_zero_batchnorm_factor_sends_the_gradient_to_the_first_of_a_window():
-    net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 3))
-    w = pack(net)
-    w[layout(net)["1.weight"].span] = 0
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 3)
+    )
+    w = pack_model(net)
+    w[make_layout(net)["1.weight"].span] = 0
     x, y = data((1, 5, 5), 3, 20, seed=1)
     assert_trains_alike(compiled(net, (1, 5, 5)), net, w, x, y, [20], lr=1.0)
 
 
 def test_a_diverged_net_shows_it():
     k, (x, y) = compiled(MIXED, (2, 12, 16)), data((2, 12, 16), 5, 20, 1)
-    w = pack(MIXED)
+    w = pack_model(MIXED)
     w[0] = float("nan")
     order, sizes = batches(20, [16], 0)
     after, losses, _ = k.train(w, x, y, SCALE, SHIFT, order, sizes, 0.1)
@@ -290,14 +346,18 @@ def test_a_diverged_net_shows_it():
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 flags")
-@pytest.mark.parametrize(("flags", "machine"), [("-mno-avx512f", Machine(8, 16)), ("-mno-avx", Machine(4, 16))])
+@pytest.mark.parametrize(
+    ("flags", "machine"), [("-mno-avx512f", Processor(8, 16)), ("-mno-avx", Processor(4, 16))]
+)
 def test_narrower_vectors_give_the_same(monkeypatch, flags, machine):
-    known = build.target
-    monkeypatch.setattr(build, "target", lambda *a: (("-march=native", flags), known(*a)[1], machine))
+    known = c_compiler.detect_target
+    monkeypatch.setattr(
+        c_compiler, "detect_target", lambda *a: (("-march=native", flags), known(*a)[1], machine)
+    )
     k, (x, y) = compiled(MIXED, (2, 12, 16)), data((2, 12, 16), 5, 40, 1)
-    assert_trains_alike(k, MIXED, pack(MIXED), x, y, [31, 9], 0.1, mu=0.3, first=1)
-    assert_evaluates_alike(k, MIXED, pack(MIXED), x, y)
-    assert_gradient_is_torchs(k, MIXED, pack(MIXED), x, y, 0)
+    assert_trains_alike(k, MIXED, pack_model(MIXED), x, y, [31, 9], 0.1, mu=0.3, first=1)
+    assert_evaluates_alike(k, MIXED, pack_model(MIXED), x, y)
+    assert_gradient_is_torchs(k, MIXED, pack_model(MIXED), x, y, 0)
 
 
 def test_same_bits_on_every_thread_and_call():
@@ -309,9 +369,12 @@ def test_same_bits_on_every_thread_and_call():
         if i % 2:  # other shapes of work in between must leave no trace
             k.train(w, x, y, SCALE, SHIFT, order[:3], np.array([3]), 0.5, first=i % 4)
             k.evaluate(w, x[:i], y[:i], SCALE, SHIFT)
-            k.gradient(w.clone(), x[:40].float(), y[:40], torch.zeros(layout(MIXED).trainable))
+            k.gradient(w.clone(), x[:40].float(), y[:40], torch.zeros(make_layout(MIXED).trainable))
         return torch.cat(
-            [*k.train(w, x, y, SCALE, SHIFT, order, sizes, 0.1, mu=0.2), k.evaluate(w, x, y, SCALE, SHIFT)[1]]
+            [
+                *k.train(w, x, y, SCALE, SHIFT, order, sizes, 0.1, mu=0.2),
+                k.evaluate(w, x, y, SCALE, SHIFT)[1],
+            ]
         )
 
     with ThreadPoolExecutor(4) as pool:
@@ -324,7 +387,7 @@ def test_frozen_blocks_keep_every_bit():
     x, y = data((2, 12, 16), 5, 30, 4)
     order, sizes = batches(30, [16, 16], 5)
     after, _, _ = k.train(w, x, y, SCALE, SHIFT, order, sizes, 0.1, mu=0.2, first=2)
-    for slot in layout(MIXED).slots:
+    for slot in make_layout(MIXED).slots:
         same = torch.equal(after[slot.span], w[slot.span])
         assert same == (int(slot.name.split(".")[0]) < 7 or slot.name == "7.bias"), (
             slot.name
@@ -341,15 +404,19 @@ def test_no_steps_change_nothing():
 
 
 def test_bad_calls_are_refused():
-    k, w = compiled(MIXED, (2, 12, 16)), pack(MIXED)
+    k, w = compiled(MIXED, (2, 12, 16)), pack_model(MIXED)
     x, y = data((2, 12, 16), 5, 3, 4)
     one = np.array([0]), np.array([1])
     for changed, said in [
-        ({"w": w[1:]}, "w has shape"), ({"x": x[:, :1]}, "the net takes"), ({"x": x.double()}, "uint8 or"),
-        ({"y": y + 5}, "5 classes"), ({"order": np.array([3])}, "names sample 3"),
+        ({"w": w[1:]}, "w has shape"),
+        ({"x": x[:, :1]}, "the net takes"),
+        ({"x": x.double()}, "uint8 or"),
+        ({"y": y + 5}, "5 classes"),
+        ({"order": np.array([3])}, "names sample 3"),
         ({"sizes": np.array([2])}, "add up to 2"),
-        ({"first": 4}, "first must be from 0 to 3"), ({}, "no variance"),
-    ]:  # fmt: skip
+        ({"first": 4}, "first must be from 0 to 3"),
+        ({}, "no variance"),
+    ]:
         call = {"w": w, "x": x, "y": y, "order": one[0], "sizes": one[1]} | changed
         with pytest.raises(BadInput, match=said):
             k.train(scale=1.0, shift=0.0, lr=0.1, **call)
@@ -358,13 +425,18 @@ def test_bad_calls_are_refused():
 def test_what_is_not_supported_says_why():
     last = nn.Flatten(), nn.LazyLinear(3)
     for layers, said in [
-        ([nn.Conv2d(2, 4, 3, groups=2)], "groups 2"), ([nn.Conv2d(2, 4, 2, dilation=2)], "dilation"),
-        ([nn.Dropout(0.5)], "Dropout"), ([nn.BatchNorm2d(2, momentum=None)], "momentum"),
+        ([nn.Conv2d(2, 4, 3, groups=2)], "groups 2"),
+        ([nn.Conv2d(2, 4, 2, dilation=2)], "dilation"),
+        ([nn.Dropout(0.5)], "Dropout"),
+        ([nn.BatchNorm2d(2, momentum=None)], "momentum"),
         ([nn.BatchNorm2d(2, track_running_stats=False)], "running statistics"),
         ([nn.AvgPool2d(2, padding=1)], "AvgPool2d"),
-        ([nn.AdaptiveAvgPool2d(3)], "differ in size"), ([nn.LayerNorm(8)], "LayerNorm"), ([nn.GELU()], "GELU"),
-        ([nn.Linear(8, 8)], "flatten first"), ([nn.MaxPool2d(2, dilation=2)], "dilation"),
-    ]:  # fmt: skip
+        ([nn.AdaptiveAvgPool2d(3)], "differ in size"),
+        ([nn.LayerNorm(8)], "LayerNorm"),
+        ([nn.GELU()], "GELU"),
+        ([nn.Linear(8, 8)], "flatten first"),
+        ([nn.MaxPool2d(2, dilation=2)], "dilation"),
+    ]:
         net = nn.Sequential(*layers, *last)
         net(torch.zeros(2, 2, 8, 8))
         assert said in why_none(net, (2, 8, 8))
@@ -385,15 +457,20 @@ def script(path, text: str) -> str:
 @pytest.mark.skipif(os.name != "posix", reason="shell scripts stand in for compilers")
 def test_a_missing_or_broken_compiler_says_so(monkeypatch, tmp_path):
     net = nn.Sequential(nn.Linear(3, 2))
-    real = build.compiler()
+    real = c_compiler.find_compiler()
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(
-        "CC", script(tmp_path / "one", f'case "$*" in *-shared*) echo "disk full" >&2; exit 1;; esac; exec {real} "$@"')
+        "CC",
+        script(
+            tmp_path / "one",
+            f'case "$*" in *-shared*) echo "disk full" >&2; exit 1;; esac; exec {real} "$@"',
+        ),
     )
     assert why_none(net, (3,)) == "the C compiler failed: disk full"
     assert not list((tmp_path / "cache" / "native").iterdir())
     junk = (
-        f'case "$*" in *-shared*) while [ "$1" != -o ]; do shift; done; echo junk > "$2"; exit;; esac; exec {real} "$@"'
+        'case "$*" in *-shared*) while [ "$1" != -o ]; do shift; done; echo junk > "$2"; exit;;'
+        f' esac; exec {real} "$@"'
     )
     monkeypatch.setenv("CC", script(tmp_path / "junk", junk))
     assert "does not load" in why_none(net, (3,))
@@ -413,8 +490,8 @@ def test_an_unusable_cache_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path / "file"))
     assert "set FLRCE_CACHE" in why_none(net, (3,))
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path))
-    command, macros, machine = build.tools()
-    path = build.library(source(plan(net, (3,)), machine), command, macros)
+    command, macros, machine = c_compiler.find_toolchain()
+    path = c_compiler.load_or_build_library(source(plan(net, (3,)), machine), command, macros)
     path.write_text("not a library")
     compiled(net, (3,))  # built again
     assert path.stat().st_size > 1000
@@ -428,20 +505,29 @@ def test_builds_are_reused(monkeypatch, tmp_path):
     compiled(nn.Sequential(nn.Linear(3, 2)), (3,))  # other weights, same net
     assert [f.stat().st_mtime_ns for f in (tmp_path / "native").glob("*.so")] == [before]
     compiled(nn.Sequential(nn.Linear(3, 4)), (3,))
-    assert sorted(f.suffix for f in (tmp_path / "native").iterdir()) == [".sha256", ".sha256", ".so", ".so"]
+    assert sorted(f.suffix for f in (tmp_path / "native").iterdir()) == [
+        ".sha256",
+        ".sha256",
+        ".so",
+        ".so",
+    ]
 
 
 def test_processes_may_build_at_the_same_time(tmp_path):
     compiled(nn.Sequential(nn.Linear(3, 2)), (3,))
     code = (
-        "from torch import nn, ones, tensor; import numpy as np; from flrce.local.native import kernel\n"
-        "k = kernel(nn.Sequential(nn.Linear(3, 7)), (3,))\n"
-        "w, _, _ = k.train(ones(28), ones(1, 3), tensor([1]), 1.0, 0.0, np.array([0]), np.array([1]), 7.0)\n"
-        "print(round(w.sum().item(), 3), round(w[1].item() + 1, 3))"
+        "from torch import nn, ones, tensor; import numpy as np; from flrce.training.cpu import"
+        " kernel\nk = kernel(nn.Sequential(nn.Linear(3, 7)), (3,))\nw, _, _ = k.train(ones(28),"
+        " ones(1, 3), tensor([1]), 1.0, 0.0, np.array([0]), np.array([1]),"
+        " 7.0)\nprint(round(w.sum().item(), 3), round(w[1].item() + 1, 3))"
     )
     environment = {**os.environ, "FLRCE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) for _ in range(2)]
-    # equal logits: dL/dlogit = 1/7 except label 1, so every weight of row 0 falls by 7 / 7 = 1 and the sum stays
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+        for _ in range(2)
+    ]
+    # equal logits: dL/dlogit = 1/7 except label 1, so every weight of row 0 falls by 7 / 7 = 1 and
+    # the sum stays
     assert [p.communicate(timeout=60)[0].split() for p in both] == [[b"28.0", b"1.0"]] * 2
     assert sorted(f.suffix for f in (tmp_path / "native").iterdir()) == [".sha256", ".so"]
 
@@ -463,7 +549,11 @@ def test_axis_against_plain_loops(size, kernel_size, stride, padding):
     pairs = {(o, k, o * stride - padding + k) for o in range(out) for k in range(kernel_size)}
     real = {(o, k, i) for o, k, i in pairs if 0 <= i < size}
     assert set(range(axis.live, axis.dead)) >= {o for o, _, _ in real}
-    assert {o for o, _, _ in real} >= set(range(axis.live, axis.dead)) or stride > kernel_size or not real
+    assert (
+        {o for o, _, _ in real} >= set(range(axis.live, axis.dead))
+        or stride > kernel_size
+        or not real
+    )
     gathered = {(axis.gather(i, k), k, i) for i in range(size) for k in axis.taps(i % stride)}
     assert real <= gathered
     assert all(-axis.reach[0] <= o < out + axis.reach[1] for o, _, _ in gathered)
@@ -474,6 +564,9 @@ def test_axis_against_plain_loops(size, kernel_size, stride, padding):
 def test_fusion_of_the_papers_network():
     stages = plan(named("cnn-cifar", (3, 32, 32), 10, 1), (3, 32, 32)).stages
     assert [(s.op, s.act, s.pool, s.norm is not None) for s in stages] == [
-        ("conv", "RELU", (2, 2), True), ("conv", "RELU", (2, 2), True),
-        ("linear", "RELU", (1, 1), False), ("linear", "RELU", (1, 1), False), ("linear", "PLAIN", (1, 1), False),
-    ]  # fmt: skip
+        ("conv", "RELU", (2, 2), True),
+        ("conv", "RELU", (2, 2), True),
+        ("linear", "RELU", (1, 1), False),
+        ("linear", "RELU", (1, 1), False),
+        ("linear", "PLAIN", (1, 1), False),
+    ]

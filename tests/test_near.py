@@ -15,23 +15,23 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import _disable_current_modes
 
 from elsewhere import Mixed, elsewhere
-from flrce import crossing, linalg, loop, parts, runs, sketch
-from flrce.aggregators import robust
-from flrce.aggregators.related import RelatedMean
-from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean
-from flrce.config import Experiment
-from flrce.engines.pretend import Pretend
-from flrce.engines.seat import Decks, Seat, Twins
+from flrce.config.experiment import Experiment
+from flrce.core import device_transfer, linalg, loop, memory_limits, sketch, update_placement
+from flrce.core.gate import validate_replies
+from flrce.core.pieces import Payload
+from flrce.core.types import RepliesWithTable, Reply, Updates
 from flrce.errors import BadInput
-from flrce.pieces import Payload
-from flrce.recipes import CATALOGUE
-from flrce.rng import stream
-from flrce.round import memory, near
-from flrce.round.gate import gate
-from flrce.selectors.relationship import ByRelationship
-from flrce.selectors.turns import InTurn
-from flrce.tryout import misfit
-from flrce.types import Laid, Reply, Updates
+from flrce.methods.aggregation import robust
+from flrce.methods.aggregation.related_mean import RelatedMean
+from flrce.methods.aggregation.robust import ClippedMean, CoordinateMedian, Krum, TrimmedMean
+from flrce.methods.catalogue.recipes import CATALOGUE
+from flrce.methods.selection.relationship import RelationshipSelector
+from flrce.methods.selection.turns import RoundRobinSelector
+from flrce.rng import make_stream
+from flrce.simulation import build, runs
+from flrce.simulation.recipe_check import find_device_mismatch
+from flrce.simulation.run_slot import DeviceCopies, DeviceSchedulers, RunSlot
+from flrce.simulation.stub_engine import StubEngine
 from test_gate import COMPRESSORS, honest
 from test_gate import holdings as small_holdings
 from test_gate import replies as hostile_replies
@@ -41,23 +41,30 @@ D, TRAINED, P, CLIENTS = 3000, 2990, 4, 9
 LAYOUT = (("w", TRAINED), ("bn.running_var", D - TRAINED))
 
 
-class Clients(Pretend):
-    """Clients with updates of their own; `far`: they lie on a device, in one table where `tabled`."""
+class Clients(StubEngine):
+    """Clients with updates of their own; `far`: they lie on a device, in one table where
+    `tabled`.
+    """
 
     trainable = TRAINED
-    near = True
+    updates_on_device = True
 
     def __init__(self, far=False, tabled=True, hostile=None):
-        self.far, self.tabled, self.hostile, self.twins = far, tabled, hostile or {}, Twins("far")
+        self.far, self.tabled, self.hostile, self.twins = (
+            far,
+            tabled,
+            hostile or {},
+            DeviceCopies("far"),
+        )
 
     def clients(self, t):
         return [f"c{i}" for i in range(CLIENTS)]
 
-    def holdings(self, task):
+    def get_task_layout(self, task):
         return None, LAYOUT
 
     def update(self, task, w):
-        rng = stream(task.seed, "update", task.t, task.client)
+        rng = make_stream(task.seed, "update", task.t, task.client)
         u = torch.from_numpy(rng.normal(size=D)).float() * 0.1 + 0.02 * (task.k - 3)
         u[TRAINED:] = u[TRAINED:].abs()
         return self.hostile.get(task.client, lambda u: u)(u)
@@ -67,7 +74,7 @@ class Clients(Pretend):
         replies = [Reply(task.client, task.t, Payload({"u": u}), n=10 + task.k) for task, u in sent]
         if not self.far:
             return replies
-        there, table = self.twins.find(w), None
+        there, table = self.twins.get_copy(w), None
         if self.tabled:
             order = sorted(range(len(tasks)), key=lambda i: tasks[i].k)
             table = there.new_empty(len(tasks), D)
@@ -77,34 +84,56 @@ class Clients(Pretend):
                     table[row].copy_(u)
                     replies[i] = replace(replies[i], payload=Payload({"u": table[row]}))
         else:
-            replies = [replace(each, payload=Payload({"u": crossing.beside(each.payload.buffers["u"], there)}))
-                       for each in replies]  # fmt: skip
-        return Laid(replies, table, there)
+            replies = [
+                replace(
+                    each,
+                    payload=Payload(
+                        {"u": device_transfer.to_device_of(each.payload.buffers["u"], there)}
+                    ),
+                )
+                for each in replies
+            ]
+        return RepliesWithTable(replies, table, there)
 
-    turn = nullcontext()
+    device_lock = nullcontext()
 
-    def hold(self, w, there):
-        self.twins.hold(w, there)
+    def remember_device_copy(self, w, there):
+        self.twins.remember_copy(w, there)
 
 
 def played(recipe, engine, T=3):
     w = torch.from_numpy(np.random.default_rng(0).normal(size=D)).float()
     w[TRAINED:] = 1.0
-    found = list(loop.rounds(recipe, engine, loop.initial(recipe, engine, w), T, seed=1))
+    found = list(loop.rounds(recipe, engine, loop.make_initial_state(recipe, engine, w), T, seed=1))
     return found[-1], [done.record for done in found]
 
 
 def may(recipe):
-    return not (near.whole_replies(recipe, TRAINED) or near.looks(recipe))
+    return not (
+        update_placement.explain_partial_replies(recipe, TRAINED)
+        or update_placement.explain_host_only(recipe)
+    )
 
 
 def recipes():
-    named = {name: make(P=P) for name, make in CATALOGUE.items() if name not in ("krum", "fedit", "ffa-lora")}
+    named = {
+        name: make(P=P)
+        for name, make in CATALOGUE.items()
+        if name not in ("krum", "fedit", "ffa-lora")
+    }
     named["krum"] = replace(named["fedavg"], aggregator=Krum(attackers=0, keep=2))
-    named["sketched map"] = replace(named["fedavg"], selector=ByRelationship(sketch=256, warmup=1, decay=0.1))
-    named["anchored"] = replace(named["fedavg"], selector=ByRelationship(sketch=256, anchor="model", decay=0.1))
-    named["map on the wire"] = replace(named["fedavg"], selector=ByRelationship(sketch=5000, space="wire", decay=0.1))
-    named["agreement"] = replace(named["fedavg"], selector=InTurn(by="agreement", sketch=128))
+    named["sketched map"] = replace(
+        named["fedavg"], selector=RelationshipSelector(sketch=256, warmup=1, decay=0.1)
+    )
+    named["anchored"] = replace(
+        named["fedavg"], selector=RelationshipSelector(sketch=256, anchor="model", decay=0.1)
+    )
+    named["map on the wire"] = replace(
+        named["fedavg"], selector=RelationshipSelector(sketch=5000, space="wire", decay=0.1)
+    )
+    named["agreement"] = replace(
+        named["fedavg"], selector=RoundRobinSelector(by="agreement", sketch=128)
+    )
     named["related"] = replace(named["fedavg"], aggregator=RelatedMean(sketch=128, kin=1))
     named["private"] = CATALOGUE["flrce"](preset="private", P=P)
     return {name: recipe for name, recipe in named.items() if may(recipe)}
@@ -114,17 +143,38 @@ RECIPES = recipes()
 
 
 def test_what_may_stay_on_a_device():
-    assert {"fedavg", "fedprox", "flrce", "fedadam", "fedavgm", "fednova", "fedexp", "related", "oort"} <= set(RECIPES)
-    assert {"median", "trimmed-mean", "krum", "clipped-mean", "power-of-choice", "clustered-sampling"} <= set(RECIPES)
+    assert {
+        "fedavg",
+        "fedprox",
+        "flrce",
+        "fedadam",
+        "fedavgm",
+        "fednova",
+        "fedexp",
+        "related",
+        "oort",
+    } <= set(RECIPES)
+    assert {
+        "median",
+        "trimmed-mean",
+        "krum",
+        "clipped-mean",
+        "power-of-choice",
+        "clustered-sampling",
+    } <= set(RECIPES)
     refused = {
-        name: may(CATALOGUE[name](P=P)) for name in ("divfl", "fedcom", "scaffold", "fedbuff", "dropout", "fedbn")
+        name: may(CATALOGUE[name](P=P))
+        for name in ("divfl", "fedcom", "scaffold", "fedbuff", "dropout", "fedbn")
     }
     assert not any(refused.values())
-    assert not may(replace(RECIPES["fedavg"], selector=ByRelationship()))  # V holds whole updates
+    assert not may(
+        replace(RECIPES["fedavg"], selector=RelationshipSelector())
+    )  # V holds whole updates
 
 
 @pytest.mark.parametrize(
-    ("name", "tabled"), [*((name, True) for name in RECIPES), ("flrce", False), ("median", False), ("fedadam", False)]
+    ("name", "tabled"),
+    [*((name, True) for name in RECIPES), ("flrce", False), ("median", False), ("fedadam", False)],
 )
 def test_the_server_s_half_is_the_same_on_a_device(name, tabled, monkeypatch):
     recipe = RECIPES[name]
@@ -136,7 +186,11 @@ def test_the_server_s_half_is_the_same_on_a_device(name, tabled, monkeypatch):
         assert not any(mode.is_far(x) for x in _tensors(found.state.memory))
     assert [h.chosen for h in records] == [h.chosen for h in history]
     exact = name != "fedexp"  # whose norms are summed in another order
-    assert torch.equal(found.state.w, expected.state.w) if exact else torch.allclose(found.state.w, expected.state.w)
+    assert (
+        torch.equal(found.state.w, expected.state.w)
+        if exact
+        else torch.allclose(found.state.w, expected.state.w)
+    )
     for one, two in zip(_tensors(found.state.memory), _tensors(expected.state.memory), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
     for one, two in zip(records, history, strict=True):
@@ -164,8 +218,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_the_gate_keeps_its_promises_there(kind, monkeypatch):
-    """The same clients are refused or flagged for the same reason, and the rest makes the same model."""
-    recipe = replace(RECIPES["sketched map"], selector=InTurn(by="balance", sketch=128))
+    """The same clients are refused or flagged for the same reason, and the rest makes the same
+    model.
+    """
+    recipe = replace(RECIPES["sketched map"], selector=RoundRobinSelector(by="balance", sketch=128))
     hostile = {f"c{i}": HOSTILE[kind] for i in (0, 4, 8)}
     expected, history = played(recipe, Clients(hostile=hostile))
     with elsewhere(monkeypatch):
@@ -180,28 +236,40 @@ def test_the_gate_keeps_its_promises_there(kind, monkeypatch):
 @given(st.lists(hostile_replies, max_size=5), st.sampled_from(COMPRESSORS))
 def test_any_reply_whatsoever_beside_a_device(sent, compressor):
     """As test_gate's: nothing raises, and what passes is finite and lies there."""
-    tasks = [small_task("x", 4, compressor=compressor), small_task("y", 2, compressor=compressor), small_task("z", 0)]
+    tasks = [
+        small_task("x", 4, compressor=compressor),
+        small_task("y", 2, compressor=compressor),
+        small_task("z", 0),
+    ]
     with pytest.MonkeyPatch.context() as patch, elsewhere(patch) as mode:
         w = mode.there(torch.ones(8))
-        updates, rejected = gate(tasks, [*sent, honest(tasks[2])], small_holdings, 8, 8, w=w)
+        updates, rejected = validate_replies(
+            tasks, [*sent, honest(tasks[2])], small_holdings, 8, 8, w=w
+        )
         assert mode.is_far(updates.U)
         assert bool(torch.isfinite(updates.U).all())
     assert updates.k.tolist() == sorted(updates.k.tolist())
-    assert set(rejected) | {task.client for task in tasks if task.k in updates.k.tolist()} == {"x", "y", "z"}
+    assert set(rejected) | {task.client for task in tasks if task.k in updates.k.tolist()} == {
+        "x",
+        "y",
+        "z",
+    }
 
 
 def test_what_crosses_in_a_round(monkeypatch):
-    """The model once a run to the device; back the new model, the round's products and P + 1 sketches of k floats."""
+    """The model once a run to the device; back the new model, the round's products and P + 1
+    sketches of k floats.
+    """
     k = 256
-    recipe = replace(RECIPES["fedavg"], selector=ByRelationship(sketch=k))
+    recipe = replace(RECIPES["fedavg"], selector=RelationshipSelector(sketch=k))
     seen = []
     with elsewhere(monkeypatch) as mode:
         engine = Clients(far=True)
-        state = loop.initial(recipe, engine, torch.ones(D))
+        state = loop.make_initial_state(recipe, engine, torch.ones(D))
         for _ in loop.rounds(recipe, engine, state, 3, seed=1):
             seen.append((mode.up, mode.down))
     ups, downs = [np.diff([0, *each]).tolist() for each in zip(*seen, strict=True)]
-    own = next(iter(sketch.sketch(TRAINED, k).there.values()), ())
+    own = next(iter(sketch.make_sketch(TRAINED, k).there.values()), ())
     assert ups[1:] == [0, 0]
     assert ups[0] >= 4 * D
     small = 4 * (P + 1) * k + 8 * P * P + 8 * (P + 1)
@@ -210,7 +278,9 @@ def test_what_crosses_in_a_round(monkeypatch):
 
 
 def test_a_server_that_remembers_works_on_the_host(monkeypatch):
-    """Its moments are written every round: its step is made of the target there, and the next model goes up."""
+    """Its moments are written every round: its step is made of the target there, and the next model
+    goes up.
+    """
     with elsewhere(monkeypatch) as mode:
         played(RECIPES["fedadam"], Clients(far=True), T=1)
         assert (mode.up, mode.down) == (4 * D, 4 * D + 8 * P * P)
@@ -219,33 +289,39 @@ def test_a_server_that_remembers_works_on_the_host(monkeypatch):
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_tried_on_the_device_first(name, monkeypatch):
     with elsewhere(monkeypatch):
-        assert misfit(RECIPES[name], "far") == ""
+        assert find_device_mismatch(RECIPES[name], "far") == ""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """Says that it takes updates anywhere, and does not: mixes them with the host's, or comes to something else."""
+    """Says that it takes updates anywhere, and does not: mixes them with the host's, or comes to
+    something else.
+    """
 
     mixes: bool = True
-    anywhere: ClassVar[bool] = True
+    device_agnostic: ClassVar[bool] = True
 
     def __call__(self, w, updates, memory):
         if self.mixes:
             return w + (updates.U * torch.ones(len(updates), 1)).mean(0)
-        return w + (updates.U.mean(0) if crossing.local(updates.U) else 0.9 * updates.U.mean(0))
+        return w + (
+            updates.U.mean(0) if device_transfer.is_on_host(updates.U) else 0.9 * updates.U.mean(0)
+        )
 
 
-@pytest.mark.parametrize(("piece", "why"), [(Wrong(), "Mixed"), (Wrong(mixes=False), "away from what the host makes")])
+@pytest.mark.parametrize(
+    ("piece", "why"), [(Wrong(), "Mixed"), (Wrong(mixes=False), "away from what the host makes")]
+)
 def test_a_piece_that_does_not_do_what_it_says(piece, why, monkeypatch):
     recipe = replace(RECIPES["fedavg"], aggregator=piece)
-    decks = SimpleNamespace(device="far", single=True, memory=1 << 40)
+    decks = SimpleNamespace(device="far", single=True, memory_bytes=1 << 40)
     with elsewhere(monkeypatch):
-        assert why in misfit(recipe, "far")
-        found = parts.placed(recipe, 2**23, 2**23, decks, None)
+        assert why in find_device_mismatch(recipe, "far")
+        found = build.choose_update_placement(recipe, 2**23, 2**23, decks, None)
         assert not found.near
         assert why in found.why
         with pytest.raises(BadInput, match=why):
-            parts.placed(recipe, 2**23, 2**23, decks, "device")
+            build.choose_update_placement(recipe, 2**23, 2**23, decks, "device")
 
 
 def test_mixing_both_is_noticed(monkeypatch):
@@ -263,66 +339,84 @@ def test_mixing_both_is_noticed(monkeypatch):
 
 @pytest.mark.parametrize(("d", "k"), [(1000, 64), (1000, 1000), (70_001, 512), (5, 3)])
 def test_a_device_s_sketch_is_the_host_s(d, k, monkeypatch):
-    monkeypatch.setattr(sketch, "LARGE", 0)
+    monkeypatch.setattr(sketch, "MAX_SHUFFLED_FLOATS", 0)
     monkeypatch.setattr(sketch, "FLOATS", 3 * k * 4)  # four blocks at a time
-    S = sketch.sketch.__wrapped__(d, k, 3)
+    S = sketch.make_sketch.__wrapped__(d, k, 3)
     X = torch.from_numpy(np.random.default_rng(d).normal(size=(3, d))).float()
     args = (S.offsets, S.signs, torch.arange(k))
-    found = sketch.gathered(X, k, *args)
-    exact = sketch.gathered(X.double(), k, *args)
+    found = sketch.sketch_on_device(X, k, *args)
+    exact = sketch.sketch_on_device(X.double(), k, *args)
     torch.testing.assert_close(found, S(X), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found, exact.float(), rtol=0, atol=0)
-    assert torch.equal(found, sketch.gathered(X, k, *args))
+    assert torch.equal(found, sketch.sketch_on_device(X, k, *args))
 
 
 def test_the_device_s_products_are_the_host_s(monkeypatch):
     U = torch.from_numpy(np.random.default_rng(1).normal(size=(5, 5000))).float()
-    expected = linalg.gram(U)
-    monkeypatch.setattr(linalg, "WIDE", 999)
+    expected = linalg.gram_matrix(U)
+    monkeypatch.setattr(linalg, "DEVICE_CHUNK_COLUMNS", 999)
     with elsewhere(monkeypatch) as mode:
-        found = linalg.gram(mode.there(U))
+        found = linalg.gram_matrix(mode.there(U))
         assert not mode.is_far(found)
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-12)
 
 
 @pytest.mark.parametrize("covered", [False, True])
 @pytest.mark.parametrize(
-    "piece", [Median(), TrimmedMean(0.3), ClippedMean(), ClippedMean(norm=1.5, cap=2.0), Krum(1, 3)]
+    "piece",
+    [
+        CoordinateMedian(),
+        TrimmedMean(0.3),
+        ClippedMean(),
+        ClippedMean(norm=1.5, cap=2.0),
+        Krum(1, 3),
+    ],
 )
 def test_large_models_are_gone_through_by_parts(piece, covered, monkeypatch):
     rng = np.random.default_rng(2)
-    U, w = torch.from_numpy(rng.normal(size=(6, 301))).float(), torch.from_numpy(rng.normal(size=301)).float()
-    held = torch.from_numpy(rng.random((6, 301)) < 0.7) if covered and not isinstance(piece, Krum) else None
-    updates = Updates(torch.arange(6), U, torch.tensor([3.0, 1, 4, 1, 5, 9]).double(), 290, covered=held)
+    U, w = (
+        torch.from_numpy(rng.normal(size=(6, 301))).float(),
+        torch.from_numpy(rng.normal(size=301)).float(),
+    )
+    held = (
+        torch.from_numpy(rng.random((6, 301)) < 0.7)
+        if covered and not isinstance(piece, Krum)
+        else None
+    )
+    updates = Updates(
+        torch.arange(6), U, torch.tensor([3.0, 1, 4, 1, 5, 9]).double(), 290, covered=held
+    )
     expected = piece(w, updates, None)
     monkeypatch.setattr(linalg, "LARGE", 100)
-    monkeypatch.setattr(robust, "COLUMNS", 64)
+    monkeypatch.setattr(robust, "CHUNK_COLUMNS", 64)
     torch.testing.assert_close(piece(w, updates, None), expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 64, 1001])
 def test_copies_through_two_buffers(n, monkeypatch):
-    monkeypatch.setattr(crossing, "PINNED", 32)  # eight floats
+    monkeypatch.setattr(device_transfer, "PINNED_BUFFER_BYTES", 32)  # eight floats
     x = torch.arange(float(n))
     into = torch.full((n,), -1.0)
-    crossing.staged(x, into, pinned=False)
+    device_transfer.copy_in_stages(x, into, pinned=False)
     assert torch.equal(into, x)
 
 
 def test_twins_remember_two_models_while_they_are_held(monkeypatch):
     sent = []
-    monkeypatch.setattr(crossing, "there", lambda w, device: sent.append(len(w)) or w.clone())
-    twins, a, b = Twins("far"), torch.ones(1), torch.ones(2)
-    assert twins.find(a) is twins.find(a)
-    twins.find(b)
-    twins.find(a)
+    monkeypatch.setattr(
+        device_transfer, "to_device", lambda w, device: sent.append(len(w)) or w.clone()
+    )
+    twins, a, b = DeviceCopies("far"), torch.ones(1), torch.ones(2)
+    assert twins.get_copy(a) is twins.get_copy(a)
+    twins.get_copy(b)
+    twins.get_copy(a)
     assert sent == [1, 2]
     held = torch.zeros(2)
-    twins.hold(b, held)
-    assert twins.find(b) is held
-    twins.find(torch.ones(3))  # nobody holds it: forgotten as soon as another comes
-    twins.find(b)
-    assert twins.find(b) is held
+    twins.remember_copy(b, held)
+    assert twins.get_copy(b) is held
+    twins.get_copy(torch.ones(3))  # nobody holds it: forgotten as soon as another comes
+    twins.get_copy(b)
+    assert twins.get_copy(b) is held
     assert sent == [1, 2, 3]
 
 
@@ -331,11 +425,11 @@ SMALL = {"rounds": 3, "clients": 8, "per_round": 3, "train": {"epochs": 1, "batc
 
 def made(updates=None, **more):
     engine = {"kernel": "torch", "workers": 1} | ({"updates": updates} if updates else {})
-    return Experiment.of(SMALL | {"engine": engine} | more)
+    return Experiment.from_tables(SMALL | {"engine": engine} | more)
 
 
 def on_a_deck(exp, out=None, resume=False):
-    return runs.run_here([(exp, out)], resume=resume, device="cpu")[0]
+    return runs.run_in_process([(exp, out)], resume=resume, device="cpu")[0]
 
 
 def weights(result):
@@ -344,15 +438,21 @@ def weights(result):
 
 @pytest.mark.parametrize("recipe", ["fedavg", "flrce", "fedadam", "moon"])
 def test_a_deck_leaves_updates_on_its_device(recipe, monkeypatch):
-    """Updates made there in one table; the same bits as those that come home one by one, and as those in a table."""
+    """Updates made there in one table; the same bits as those that come home one by one, and as
+    those in a table.
+    """
     exp = made("device", recipe={"name": recipe})
     laid = []
-    before = Seat._laid
-    monkeypatch.setattr(Seat, "_laid", lambda self, *rest: laid.append(before(self, *rest)) or laid[-1])
+    before = RunSlot._train_into_table
+    monkeypatch.setattr(
+        RunSlot,
+        "_train_into_table",
+        lambda self, *rest: laid.append(before(self, *rest)) or laid[-1],
+    )
     found = on_a_deck(exp)
     assert len(laid) == 3
     assert all(each.sent is not None and each.table.shape[0] == 3 for each in laid)
-    monkeypatch.setattr(near, "LARGE", 0)
+    monkeypatch.setattr(update_placement, "LARGE", 0)
     home = on_a_deck(made("host", recipe={"name": recipe}))
     assert len(laid) == 6
     assert all(each.sent is None for each in laid[3:])
@@ -368,7 +468,7 @@ def test_a_deck_far_away(monkeypatch):
     """The whole of a run, its training apart, with a device that is not there."""
     exp = made("device", recipe={"name": "flrce"})
     expected = on_a_deck(exp)
-    trained, judged = Seat._trained, Seat.judge
+    trained, judged = RunSlot._train_clients, RunSlot.score_samples
 
     def apart(call):
         def inner(*args):
@@ -377,11 +477,15 @@ def test_a_deck_far_away(monkeypatch):
 
         return inner
 
-    built = runs.parts(exp, decks=Decks("cpu", single=True))
+    built = runs.build_simulation(exp, decks=DeviceSchedulers("cpu", single=True))
     with elsewhere(monkeypatch) as mode:
-        monkeypatch.setattr(Seat, "_trained", apart(trained))
-        monkeypatch.setattr(Seat, "judge", lambda self, w, *rest: apart(judged)(self, mode.there(w), *rest))
-        states = [done.state for done in built.rounds(exp)]
+        monkeypatch.setattr(RunSlot, "_train_clients", apart(trained))
+        monkeypatch.setattr(
+            RunSlot,
+            "score_samples",
+            lambda self, w, *rest: apart(judged)(self, mode.there(w), *rest),
+        )
+        states = [done.state for done in built.iterate_rounds(exp)]
     built.engine.close()
     final = built.recipe.average.model(states[-1].memory["average"], states[-1].w)
     assert torch.equal(final, weights(expected)[: len(final)])
@@ -399,12 +503,17 @@ def test_a_run_cut_and_resumed_has_the_same_bits(tmp_path):
 
 
 def test_two_runs_in_threads_take_turns():
-    """Each alone on its deck, both on one device: while one works there, the other waits, and neither for ever."""
+    """Each alone on its deck, both on one device: while one works there, the other waits, and
+    neither for ever.
+    """
     exps = [made("device", recipe={"name": "flrce"}, seed=seed) for seed in (0, 1)]
-    built = [runs.parts(exp, decks=Decks("cpu", single=True)) for exp in (*exps, *exps)]
+    built = [
+        runs.build_simulation(exp, decks=DeviceSchedulers("cpu", single=True))
+        for exp in (*exps, *exps)
+    ]
 
     def last(i):
-        return list(built[i].rounds(exps[i % 2]))[-1].state.w
+        return list(built[i].iterate_rounds(exps[i % 2]))[-1].state.w
 
     with ThreadPoolExecutor(2) as threads:
         found = [each.result(timeout=120) for each in [threads.submit(last, i) for i in (0, 1)]]
@@ -420,7 +529,7 @@ def test_a_device_without_room_for_the_updates(monkeypatch, caplog):
         raise torch.OutOfMemoryError("no room")
 
     expected = on_a_deck(made())
-    monkeypatch.setattr(Seat, "_table", short)
+    monkeypatch.setattr(RunSlot, "_allocate_table", short)
     found = on_a_deck(made("device"))
     assert torch.equal(weights(found), weights(expected))
     assert caplog.text.count("come to the host one by one: no room") == 1
@@ -428,7 +537,10 @@ def test_a_device_without_room_for_the_updates(monkeypatch, caplog):
 
 @pytest.mark.parametrize("sends", ["stale", "noise"])
 def test_free_riders_beside_clients_on_a_device(sends):
-    riders = {"data": {"trouble": [{"piece": "free-riders", "share": 0.5, "sends": sends}]}, "per_round": 6}
+    riders = {
+        "data": {"trouble": [{"piece": "free-riders", "share": 0.5, "sends": sends}]},
+        "per_round": 6,
+    }
     one, two = (on_a_deck(made(where, **riders)) for where in ("device", None))
     assert torch.equal(weights(one), weights(two))
 
@@ -437,30 +549,47 @@ def test_why_updates_come_to_the_host():
     fedavg, many = RECIPES["fedavg"], 2**23
 
     def why(recipe, D=many, room=1 << 40, alone=True, wanted=None):
-        return near.placing(recipe, D, D, room, alone, wanted)
+        return update_placement.choose_placement(recipe, D, D, room, alone, wanted)
 
-    assert why(fedavg) == near.Placing(near=True, lean=True)
+    assert why(fedavg) == update_placement.UpdatePlacement(near=True, lean=True)
     assert "several runs" in why(fedavg, alone=False).why
     assert "quarter" in why(fedavg, room=1 << 20).why
     assert not why(fedavg, room=1 << 20).lean
-    assert why(fedavg, D=1000) == near.Placing(why="1000 floats are few")
-    assert why(fedavg, wanted="host") == near.Placing(False, True, "engine.updates = 'host'")
-    mapped = why(replace(fedavg, selector=ByRelationship()))
-    assert mapped == near.Placing(False, True, "ByRelationship (selector) takes them there")
+    assert why(fedavg, D=1000) == update_placement.UpdatePlacement(why="1000 floats are few")
+    assert why(fedavg, wanted="host") == update_placement.UpdatePlacement(
+        False, True, "engine.updates = 'host'"
+    )
+    mapped = why(replace(fedavg, selector=RelationshipSelector()))
+    assert mapped == update_placement.UpdatePlacement(
+        False, True, "RelationshipSelector (selector) takes them there"
+    )
     with pytest.raises(BadInput, match=r"engine\.updates = 'device': DivFL"):
         why(CATALOGUE["divfl"](P=P), wanted="device")
-    assert "0.03 GB a round to the host" in near.told(why(fedavg), P, many, "cuda")
-    assert near.told(mapped, P, many, "cuda").startswith("updates come to the host, 0.13 GB a round: ByRelationship")
+    assert "0.03 GB a round to the host" in update_placement.describe_placement(
+        why(fedavg), P, many, "cuda"
+    )
+    assert update_placement.describe_placement(mapped, P, many, "cuda").startswith(
+        "updates come to the host, 0.13 GB a round: RelationshipSelector"
+    )
 
 
 def test_the_host_s_memory_is_said_without_updates_that_are_elsewhere():
     D = 135_000_000
-    assert memory.needed(RECIPES["fedavg"], 100, D, D, near=True) == pytest.approx(4 * D * 8, rel=0.01)
-    assert memory.near(Clients(far=True))
-    assert not memory.near(Pretend())
+    assert memory_limits.estimate_server_bytes(
+        RECIPES["fedavg"], 100, D, D, near=True
+    ) == pytest.approx(4 * D * 8, rel=0.01)
+    assert memory_limits.has_updates_on_device(Clients(far=True))
+    assert not memory_limits.has_updates_on_device(StubEngine())
 
 
 def test_without_a_gpu_one_line_says_that_there_is_no_device(caplog):
-    exp = Experiment.of({"rounds": 1, "clients": 4, "per_round": 2, "engine": {"updates": "device", "device": "cpu"}})
-    runs.parts(exp).engine.close()
+    exp = Experiment.from_tables(
+        {
+            "rounds": 1,
+            "clients": 4,
+            "per_round": 2,
+            "engine": {"updates": "device", "device": "cpu"},
+        }
+    )
+    runs.build_simulation(exp).engine.close()
     assert [line.getMessage() for line in caplog.records if "engine.updates" in line.getMessage()]

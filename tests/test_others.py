@@ -12,12 +12,12 @@ from torch.nn import functional as F
 import flrce
 from flrce import Experiment
 from flrce.errors import BadInput
-from flrce.local.objective import Classification, NextToken, Regression
-from flrce.local.stacked.leaf import Pass
-from flrce.local.stacked.noise import Noise
-from flrce.local.stacked.stack import Stack
-from flrce.local.stacked.ways import Way
-from flrce.models.flat import pack, single
+from flrce.models.flat import convert_to_float32, pack_model
+from flrce.training.gpu.leaf import ForwardContext
+from flrce.training.gpu.noise import LaneRandomFunctions
+from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.gpu.variants import Variant
+from flrce.training.objectives import Classification, NextToken, Regression
 from test_ways import compare, made
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -85,7 +85,10 @@ def test_coarser_products_meet_code_of_ones_own(name: str) -> None:
     """What a layer gives is bfloat16 then, what stands beside it float32."""
     make, kind = NETS[name]
     objective = NextToken() if kind == "tokens" else Classification()
-    net, ways = undropped(made(make)), [Way("folded"), Way("folded", "each"), Way("single")]
+    net, ways = (
+        undropped(made(make)),
+        [Variant("folded"), Variant("folded", "each"), Variant("single")],
+    )
     gone = compare(net, *samples(kind), objective, ways, "bf16", tolerance=0.2, lanes=[[4, 3], [5]])
     assert len(gone) == len(ways)
 
@@ -127,14 +130,18 @@ def biased(net: Plain, x: Tensor) -> Tensor:
 
 
 def crossed(net: Plain, x: Tensor) -> Tensor:
-    """Learnt queries, time first, and keys that are hidden for some samples; a mask for pairs of positions."""
+    """Learnt queries, time first, and keys that are hidden for some samples; a mask for pairs of
+    positions.
+    """
     keys = net.keys(x.permute(2, 0, 1))  # (L, B, E)
     hidden = x[:, 0] > 1.5
     hidden[:, 0] = False
     some = torch.zeros(3, keys.shape[0], dtype=torch.bool, device=x.device)
     some[0, -1] = True
     query = net.query.expand(-1, x.shape[0], -1)
-    return net.head(net.attention(query, keys, keys, key_padding_mask=hidden, attn_mask=some)[0].sum(0))
+    return net.head(
+        net.attention(query, keys, keys, key_padding_mask=hidden, attn_mask=some)[0].sum(0)
+    )
 
 
 def stepping(net: Plain, x: Tensor) -> Tensor:
@@ -154,37 +161,73 @@ def looking(net: Plain, x: Tensor) -> Tensor:
 
 def old_norm(layer: nn.Module) -> nn.Module:
     with pytest.warns(FutureWarning, match="weight_norm"):
-        return single(nn.utils.weight_norm(layer))
+        return convert_to_float32(nn.utils.weight_norm(layer))
 
 
 CODES = {
-    "elman": lambda: Plain(elman, cells=nn.RNN(3, 4, 2, bidirectional=True), first=nn.Parameter(torch.rand(4, 1, 4)),
-                           head=nn.Linear(8, 10)),
+    "elman": lambda: Plain(
+        elman,
+        cells=nn.RNN(3, 4, 2, bidirectional=True),
+        first=nn.Parameter(torch.rand(4, 1, 4)),
+        head=nn.Linear(8, 10),
+    ),
     "tied": lambda: Plain(tied, a=nn.Linear(21, 6), norm=nn.BatchNorm1d(6), head=nn.Linear(21, 10)),
-    "listed": lambda: Plain(listed, some=nn.ParameterList([torch.randn(21, 5), torch.zeros(5)]),
-                            scale=nn.Parameter(torch.tensor(0.5)), head=nn.Linear(5, 10)),
-    "biased": lambda: Plain(biased, key=nn.Linear(3, 3), bias=nn.Parameter(torch.randn(7, 7)), head=nn.Linear(3, 10)),
-    "crossed": lambda: Plain(crossed, keys=nn.Linear(3, 4), query=nn.Parameter(torch.randn(3, 1, 4)),
-                             attention=nn.MultiheadAttention(4, 2), head=nn.Linear(4, 10)),
-    "old weight norm": lambda: nn.Sequential(old_norm(nn.Conv1d(3, 4, 3)), nn.Tanh(), nn.Flatten(), nn.Linear(20, 10)),
-    "orthogonal": lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.orthogonal(nn.Linear(21, 5)), nn.Tanh(),
-                                        nn.Linear(5, 10)),
-    "transposed series": lambda: nn.Sequential(nn.ConvTranspose1d(3, 6, 4, 3, 2, 1, groups=3, dilation=2), nn.Tanh(),
-                                               nn.Flatten(), nn.Linear(6 * 22, 10)),
-    "layer under two names": lambda: Plain(lambda net, x: net.head(net.b(torch.tanh(net.a(x.flatten(1))))),
-                                           **dict.fromkeys("ab", nn.Linear(21, 21)), head=nn.Linear(21, 10)),
-    "sum of a bag": lambda: Plain(lambda net, x: net.head(net.words((x[:, 0].abs() * 2).long())), head=nn.Linear(4, 10),
-                                  words=nn.EmbeddingBag(20, 4, mode="sum", padding_idx=0)),
+    "listed": lambda: Plain(
+        listed,
+        some=nn.ParameterList([torch.randn(21, 5), torch.zeros(5)]),
+        scale=nn.Parameter(torch.tensor(0.5)),
+        head=nn.Linear(5, 10),
+    ),
+    "biased": lambda: Plain(
+        biased, key=nn.Linear(3, 3), bias=nn.Parameter(torch.randn(7, 7)), head=nn.Linear(3, 10)
+    ),
+    "crossed": lambda: Plain(
+        crossed,
+        keys=nn.Linear(3, 4),
+        query=nn.Parameter(torch.randn(3, 1, 4)),
+        attention=nn.MultiheadAttention(4, 2),
+        head=nn.Linear(4, 10),
+    ),
+    "old weight norm": lambda: nn.Sequential(
+        old_norm(nn.Conv1d(3, 4, 3)), nn.Tanh(), nn.Flatten(), nn.Linear(20, 10)
+    ),
+    "orthogonal": lambda: nn.Sequential(
+        nn.Flatten(),
+        nn.utils.parametrizations.orthogonal(nn.Linear(21, 5)),
+        nn.Tanh(),
+        nn.Linear(5, 10),
+    ),
+    "transposed series": lambda: nn.Sequential(
+        nn.ConvTranspose1d(3, 6, 4, 3, 2, 1, groups=3, dilation=2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(6 * 22, 10),
+    ),
+    "layer under two names": lambda: Plain(
+        lambda net, x: net.head(net.b(torch.tanh(net.a(x.flatten(1))))),
+        **dict.fromkeys("ab", nn.Linear(21, 21)),
+        head=nn.Linear(21, 10),
+    ),
+    "sum of a bag": lambda: Plain(
+        lambda net, x: net.head(net.words((x[:, 0].abs() * 2).long())),
+        head=nn.Linear(4, 10),
+        words=nn.EmbeddingBag(20, 4, mode="sum", padding_idx=0),
+    ),
     **{
         kind.__name__: lambda kind=kind: Plain(stepping, cell=kind(3, 4), head=nn.Linear(4, 10))
         for kind in (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
     },
-    "attention's weights": lambda: Plain(looking, attention=nn.MultiheadAttention(3, 1, batch_first=True),
-                                         head=nn.Linear(3, 10)),
-    "parameters by name": lambda: Plain(lambda net, x: x.flatten(1) @ net.some["a"] + net.some["b"],
-                                        some=nn.ParameterDict({"a": torch.randn(21, 10), "b": torch.zeros(10)})),
-    "RMS over two dimensions": lambda: nn.Sequential(nn.RMSNorm((3, 7)), nn.Flatten(), nn.Linear(21, 10)),
-}  # fmt: skip
+    "attention's weights": lambda: Plain(
+        looking, attention=nn.MultiheadAttention(3, 1, batch_first=True), head=nn.Linear(3, 10)
+    ),
+    "parameters by name": lambda: Plain(
+        lambda net, x: x.flatten(1) @ net.some["a"] + net.some["b"],
+        some=nn.ParameterDict({"a": torch.randn(21, 10), "b": torch.zeros(10)}),
+    ),
+    "RMS over two dimensions": lambda: nn.Sequential(
+        nn.RMSNorm((3, 7)), nn.Flatten(), nn.Linear(21, 10)
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CODES)
@@ -220,7 +263,9 @@ def skipping(net: Plain, x: Tensor) -> Tensor:
 def noisy(net: Plain, x: Tensor) -> Tensor:
     x = x.permute(2, 0, 1)  # time first
     x = x + 0.5 * torch.randn_like(x) if net.training else x
-    return net.head(x.transpose(0, 1).flatten(1) * (torch.rand(1, 21).round() if net.training else 0.5))
+    return net.head(
+        x.transpose(0, 1).flatten(1) * (torch.rand(1, 21).round() if net.training else 0.5)
+    )
 
 
 DROPPING = {
@@ -238,17 +283,19 @@ DROPPING = {
 
 @pytest.mark.parametrize("name", DROPPING)
 def test_what_is_dropped_hangs_on_the_lane_alone(name: str) -> None:
-    """In whatever way it is asked for: the same alone and among others, something else with another seed."""
+    """In whatever way it is asked for: the same alone and among others, something else with another
+    seed.
+    """
     rng = torch.Generator().manual_seed(4)
     x, y = torch.randn(20, 3, 7, generator=rng), torch.randint(0, 10, (20,), generator=rng)
     net = made(DROPPING[name])
-    stack, w = Stack(net, (3, 7), x, y, 1.0, 0.0, "cpu"), pack(net).repeat(3, 1)
+    stack, w = ClientBatchTrainer(net, (3, 7), x, y, 1.0, 0.0, "cpu"), pack_model(net).repeat(3, 1)
     orders, sizes = [np.arange(8)] * 3, [np.array([4, 4])] * 3
-    both = stack.train(w, orders, sizes, 0.5, seeds=[5, 6, 5], way=Way("folded"))[0]
+    both = stack.train(w, orders, sizes, 0.5, seeds=[5, 6, 5], way=Variant("folded"))[0]
     torch.testing.assert_close(both[0], both[2])
     assert (both[1] - both[0]).norm() > 1e-3 * both[0].norm()
-    for way in (Way("folded"), Way("single")):
-        if not stack.goes(way):  # what code draws itself is counted under vmap alone
+    for way in (Variant("folded"), Variant("single")):
+        if not stack.supports(way):  # what code draws itself is counted under vmap alone
             assert name in ("depth", "noise")
             continue
         one = stack.train(w[:1], orders[:1], sizes[:1], 0.5, seeds=[6], way=way)[0]
@@ -258,15 +305,19 @@ def test_what_is_dropped_hangs_on_the_lane_alone(name: str) -> None:
 
 
 def test_what_is_drawn_is_spread_as_it_should_be() -> None:
-    """20,000 draws: a mean's standard deviation is 0.007 for normal ones, 0.002 for those between 0 and 1."""
-    now = Pass(k=2, batch=100, samples=100, draw=(torch.tensor([1, 2]), torch.tensor([7])))
-    noise = Noise(now)
+    """20,000 draws: a mean's standard deviation is 0.007 for normal ones, 0.002 for those between 0
+    and 1.
+    """
+    now = ForwardContext(
+        k=2, batch=100, samples=100, draw=(torch.tensor([1, 2]), torch.tensor([7]))
+    )
+    noise = LaneRandomFunctions(now)
 
     def one(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         now.mapped = {"x": x}
         found = (
-            noise.uniform((200, 100), x.device),
-            noise.normal((200, 100), x.device),
+            noise.draw_uniform((200, 100), x.device),
+            noise.draw_normal((200, 100), x.device),
             noise._bernoulli(x[0] * 0 + 0.3),
         )
         now.mapped = None
@@ -286,15 +337,21 @@ def test_what_drops_in_evaluation_is_no_lane() -> None:
     """F.dropout drops in evaluation too unless it is told; lanes would draw another time each."""
     net = Plain(lambda net, x: net.a(F.dropout(x.flatten(1))), a=nn.Linear(21, 10))
     with pytest.raises(BadInput, match="draws at random"):
-        Stack(net, (3, 7), torch.randn(20, 3, 7), torch.zeros(20, dtype=torch.int64), 1.0, 0.0, "cpu")
+        ClientBatchTrainer(
+            net, (3, 7), torch.randn(20, 3, 7), torch.zeros(20, dtype=torch.int64), 1.0, 0.0, "cpu"
+        )
 
 
-@pytest.mark.parametrize(("name", "remedy"), [("tcn", "data.layout = 'series'"), ("bag", "data.layout = 'tokens'")])
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("tcn", "data.layout = 'series'"), ("bag", "data.layout = 'tokens'")]
+)
 def test_what_x_was_taken_for_is_told(name: str, remedy: str) -> None:
     """Three axes are grey images and whole numbers are numbers, unless somebody says otherwise."""
     make, kind = NETS[name]
     with pytest.raises(BadInput, match=f"cannot take float32 samples .*; .*{remedy}"):
-        flrce.run(Experiment(rounds=1, clients=2, per_round=1), data=samples(kind), model=made(make))
+        flrce.run(
+            Experiment(rounds=1, clients=2, per_round=1), data=samples(kind), model=made(make)
+        )
 
 
 class Counter(nn.Module):
@@ -315,10 +372,17 @@ def test_statistics_of_a_lane_that_has_finished_stand_still() -> None:
     """Of seven lanes five go on, in a step of six."""
     rng = torch.Generator().manual_seed(4)
     x, y = torch.randn(20, 3, 7, generator=rng), torch.randint(0, 10, (20,), generator=rng)
-    assert "folded:columns" in compare(made(Counter), x, y, tolerance=1e-3, lanes=[[4, 3]] * 5 + [[3]] * 2)
+    assert "folded:columns" in compare(
+        made(Counter), x, y, tolerance=1e-3, lanes=[[4, 3]] * 5 + [[3]] * 2
+    )
 
 
 def test_weights_that_a_pass_changes_are_no_lanes() -> None:
-    net = Plain(lambda net, x: net.words((x[:, 0].abs() * 2).long()).mean(1), words=nn.Embedding(20, 10, max_norm=1.0))
+    net = Plain(
+        lambda net, x: net.words((x[:, 0].abs() * 2).long()).mean(1),
+        words=nn.Embedding(20, 10, max_norm=1.0),
+    )
     with pytest.raises(BadInput, match="changes its weights as it runs"):
-        Stack(net, (3, 7), torch.randn(20, 3, 7), torch.zeros(20, dtype=torch.int64), 1.0, 0.0, "cpu")
+        ClientBatchTrainer(
+            net, (3, 7), torch.randn(20, 3, 7), torch.zeros(20, dtype=torch.int64), 1.0, 0.0, "cpu"
+        )

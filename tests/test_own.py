@@ -9,15 +9,21 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import flrce
+import flrce.core.files
 import flrce.data.cache
-import flrce.reading
 from flrce import Experiment, Source
-from flrce.apps.cli import main
+from flrce.cli.cli import main
 from flrce.data.federation import federate
-from flrce.data.own import adopt, from_arrays, from_path
+from flrce.data.own import from_arrays, from_path, to_source
 from flrce.errors import BadInput
 
-QUICK = {"rounds": 2, "clients": 4, "per_round": 2, "recipe": {"name": "fedavg"}, "engine": {"workers": 1}}
+QUICK = {
+    "rounds": 2,
+    "clients": 4,
+    "per_round": 2,
+    "recipe": {"name": "fedavg"},
+    "engine": {"workers": 1},
+}
 
 
 def blobs(N=120, K=3):
@@ -27,7 +33,9 @@ def blobs(N=120, K=3):
 
 
 def table(path, rows=60, label=lambda i: i % 3, extra=""):
-    lines = ["height,weight,y,client"] + [f"{i % 7},{i % 5}.5,{label(i)},c{i % 4}" for i in range(rows)]
+    lines = ["height,weight,y,client"] + [
+        f"{i % 7},{i % 5}.5,{label(i)},c{i % 4}" for i in range(rows)
+    ]
     path.write_text("\n".join(lines) + "\n" + extra)
     return path
 
@@ -35,7 +43,9 @@ def table(path, rows=60, label=lambda i: i % 3, extra=""):
 # arrays
 
 
-@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor, lambda v: v.tolist()], ids=["numpy", "torch", "lists"])
+@pytest.mark.parametrize(
+    "make", [np.asarray, torch.as_tensor, lambda v: v.tolist()], ids=["numpy", "torch", "lists"]
+)
 def test_arrays_tensors_and_lists(make):
     x, y = blobs()
     source = from_arrays(make(x), make(y))
@@ -90,9 +100,13 @@ def test_ids_that_look_like_pixels_are_told_of(caplog):
 def test_ids_in_step_are_next_symbols():
     ids = np.random.default_rng(0).integers(0, 30, (20, 7))
     source = from_arrays(ids[:, :-1], ids[:, 1:])
-    assert (source.kind, source.tokens, source.every) == ("tokens", True, True)
+    assert (source.kind, source.has_token_ids, source.predicts_every_position) == (
+        "tokens",
+        True,
+        True,
+    )
     one = from_arrays(ids[:, :-1], ids[:, -1], kind="tokens")
-    assert (one.kind, one.tokens, one.every) == ("tokens", True, False)
+    assert (one.kind, one.has_token_ids, one.predicts_every_position) == ("tokens", True, False)
 
 
 def test_channels_last_are_turned_and_told_of(caplog):
@@ -112,12 +126,18 @@ def test_three_axes_are_grey_images_or_series():
 
 def test_missing_values():
     x = np.array([[1, np.nan], [3, 4], [5, 8]], np.float32)
-    with pytest.raises(BadInput, match="NaN in 1 of 3 samples; give fill = 'mean', 'drop' or a number"):
+    with pytest.raises(
+        BadInput, match="NaN in 1 of 3 samples; give fill = 'mean', 'drop' or a number"
+    ):
         from_arrays(x, [0, 1, 0])
     assert from_arrays(x, [0, 1, 0], fill="mean").x[0].tolist() == [1, 6]
     assert from_arrays(x, [0, 1, 0], fill=-1).x[0].tolist() == [1, -1]
     dropped = from_arrays(x, [0, 1, 0], group=["a", "b", "c"], test=[0, 0, 1], fill="drop")
-    assert (dropped.y.tolist(), dropped.groups, dropped.held.tolist()) == ([1, 0], ("b", "c"), [False, True])
+    assert (dropped.y.tolist(), dropped.groups, dropped.held.tolist()) == (
+        [1, 0],
+        ("b", "c"),
+        [False, True],
+    )
 
 
 def test_standardising_uses_training_samples_only(caplog):
@@ -146,7 +166,7 @@ def test_standardising_uses_training_samples_only(caplog):
         (np.zeros((2, 2)), np.array([np.nan, 1]), {}, "y holds NaN"),
         (3.0, [0], {}, "one entry a sample"),
     ],
-)  # fmt: skip
+)
 def test_bad_arrays_say_what_to_do(x, y, more, match):
     with pytest.raises(BadInput, match=match):
         from_arrays(x, y, **more)
@@ -195,7 +215,7 @@ def test_a_column_of_gaps(tmp_path):
         ("a,y\n3,4\n5,2\n", {"target": "x"}, "no column 'x' for target"),
         ("a,y\n" + "\n".join(f"word{i % 60},1" for i in range(120)), {}, "60 different texts"),
     ],
-)  # fmt: skip
+)
 def test_malformed_csv(tmp_path, text, more, match):
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(BadInput, match=match):
@@ -212,10 +232,16 @@ def test_csv_that_is_no_text(tmp_path):
 
 def test_json_lines(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(json.dumps({"a": i, "b": i / 2, "label": "no" if i % 2 else "yes"}) for i in range(8)))
+    path.write_text(
+        "\n".join(
+            json.dumps({"a": i, "b": i / 2, "label": "no" if i % 2 else "yes"}) for i in range(8)
+        )
+    )
     source = from_path(path)
     assert (source.classes, source.shape) == (("no", "yes"), (2,))
-    path.write_text("\n".join(json.dumps({"x": [i, i + 1], "y": i % 2, "group": f"g{i % 2}"}) for i in range(8)))
+    path.write_text(
+        "\n".join(json.dumps({"x": [i, i + 1], "y": i % 2, "group": f"g{i % 2}"}) for i in range(8))
+    )
     assert from_path(path).groups == ("g0", "g1")
     for text, match in [
         ("{", "line 1 is no json"),
@@ -229,15 +255,21 @@ def test_json_lines(tmp_path):
 
 def test_pandas_and_parquet(tmp_path):
     pd = pytest.importorskip("pandas")
-    frame = pd.DataFrame({"a": [1, 2, 3, 4], "b": [0.5, None, 1.0, 2.0], "city": ["x", "y", "x", "y"],
-                          "label": pd.Categorical(["no", "yes", "no", "yes"])})  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "a": [1, 2, 3, 4],
+            "b": [0.5, None, 1.0, 2.0],
+            "city": ["x", "y", "x", "y"],
+            "label": pd.Categorical(["no", "yes", "no", "yes"]),
+        }
+    )
     source = Source.from_pandas(frame, fill="mean")
     assert source.classes == ("no", "yes")
     np.testing.assert_allclose(source.x[1], [2, 3.5 / 3, 1])
-    assert adopt(frame, fill="mean").y.tolist() == [0, 1, 0, 1]
+    assert to_source(frame, fill="mean").y.tolist() == [0, 1, 0, 1]
     nullable = pd.DataFrame({"a": pd.array([1, 2, None], dtype="Int64"), "y": [0, 1, 0]})
     with pytest.raises(BadInput, match="NaN in 1 of 3 samples"):
-        adopt(nullable)
+        to_source(nullable)
     try:
         frame.to_parquet(tmp_path / "a.parquet")
     except ImportError:
@@ -288,24 +320,41 @@ def test_datasets_of_odd_items_are_refused():
 def test_huggingface():
     hf = pytest.importorskip("datasets")
     made = hf.Dataset.from_dict(
-        {"a": list(range(8)), "b": [i / 2 for i in range(8)], "label": [0, 1] * 4, "client": ["u", "v"] * 4},
-        features=hf.Features({"a": hf.Value("int64"), "b": hf.Value("float32"), "client": hf.Value("string"),
-                              "label": hf.ClassLabel(names=["no", "yes", "maybe"])}),
-    )  # fmt: skip
-    source = adopt(made)
-    assert (source.classes, source.groups, source.shape) == (("no", "yes", "maybe"), ("u", "v"), (2,))
-    split = adopt(hf.DatasetDict({"train": made, "test": made.select(range(3))}))
+        {
+            "a": list(range(8)),
+            "b": [i / 2 for i in range(8)],
+            "label": [0, 1] * 4,
+            "client": ["u", "v"] * 4,
+        },
+        features=hf.Features(
+            {
+                "a": hf.Value("int64"),
+                "b": hf.Value("float32"),
+                "client": hf.Value("string"),
+                "label": hf.ClassLabel(names=["no", "yes", "maybe"]),
+            }
+        ),
+    )
+    source = to_source(made)
+    assert (source.classes, source.groups, source.shape) == (
+        ("no", "yes", "maybe"),
+        ("u", "v"),
+        (2,),
+    )
+    split = to_source(hf.DatasetDict({"train": made, "test": made.select(range(3))}))
     assert (len(split.y), split.held.sum()) == (11, 3)
     pixels = np.random.default_rng(0).integers(0, 255, (6, 5, 4, 3)).astype(np.uint8)
     pytest.importorskip("PIL")
     from PIL import Image
 
-    images = hf.Dataset.from_dict({"image": [Image.fromarray(p) for p in pixels], "label": [0, 1] * 3})
-    np.testing.assert_array_equal(adopt(images).x, pixels.transpose(0, 3, 1, 2))
+    images = hf.Dataset.from_dict(
+        {"image": [Image.fromarray(p) for p in pixels], "label": [0, 1] * 3}
+    )
+    np.testing.assert_array_equal(to_source(images).x, pixels.transpose(0, 3, 1, 2))
     with pytest.raises(BadInput, match="holds text"):
-        adopt(hf.Dataset.from_dict({"text": ["one", "two"], "label": [0, 1]}))
+        to_source(hf.Dataset.from_dict({"text": ["one", "two"], "label": [0, 1]}))
     with pytest.raises(BadInput, match="no label column"):
-        adopt(hf.Dataset.from_dict({"text": ["one", "two"], "b": [0, 1]}))
+        to_source(hf.Dataset.from_dict({"text": ["one", "two"], "b": [0, 1]}))
 
 
 # folders
@@ -321,13 +370,21 @@ def test_folder_per_class(tmp_path):
     for i in range(6):
         picture(tmp_path / "pets" / ("cat" if i % 2 else "dog") / f"{i}.png", 40 * i)
     source = from_path(tmp_path / "pets")
-    assert (source.name, source.classes, source.shape, source.held) == ("pets", ("cat", "dog"), (1, 6, 5), None)
+    assert (source.name, source.classes, source.shape, source.held) == (
+        "pets",
+        ("cat", "dog"),
+        (1, 6, 5),
+        None,
+    )
     assert sorted(source.x[:, 0, 0, 0].tolist()) == [0, 40, 80, 120, 160, 200]
 
 
 def test_folder_per_class_with_a_split(tmp_path):
     for i in range(6):
-        picture(tmp_path / ("test" if i > 3 else "train") / ("cat" if i % 2 else "dog") / f"{i}.png", 40 * i)
+        picture(
+            tmp_path / ("test" if i > 3 else "train") / ("cat" if i % 2 else "dog") / f"{i}.png",
+            40 * i,
+        )
     source = from_path(tmp_path)
     assert source.classes == ("cat", "dog")
     assert source.x[source.held][:, 0, 0, 0].tolist() == [200, 160]
@@ -394,9 +451,12 @@ def test_leaf_numbers_with_a_split(tmp_path):
 
 
 def test_leaf_texts(tmp_path):
-    leaf(tmp_path / "all_data.json", {"HAMLET": (["to b", "o be"], ["e", " "]), "GHOST": (["mark"], [" "])})
+    leaf(
+        tmp_path / "all_data.json",
+        {"HAMLET": (["to b", "o be"], ["e", " "]), "GHOST": (["mark"], [" "])},
+    )
     source = Source.from_leaf(tmp_path / "all_data.json")
-    assert (source.kind, source.tokens, source.shape) == ("tokens", True, (4,))
+    assert (source.kind, source.has_token_ids, source.shape) == ("tokens", True, (4,))
     assert ["".join(source.classes[i] for i in row) for row in source.x] == ["to b", "o be", "mark"]
     assert [source.classes[i] for i in source.y] == ["e", " ", " "]
     assert [source.groups[g] for g in source.group] == ["HAMLET", "HAMLET", "GHOST"]
@@ -411,7 +471,11 @@ def test_malformed_leaf(tmp_path):
     with pytest.raises(BadInput, match="no samples"):
         from_path(path)
     nobody = '{"users": ["u"], "num_samples": [1], "user_data": {}}'
-    for text, match in [("{", "no complete json"), ("[]", "no LEAF file"), (nobody, "lacks samples of user 'u'")]:
+    for text, match in [
+        ("{", "no complete json"),
+        ("[]", "no LEAF file"),
+        (nobody, "lacks samples of user 'u'"),
+    ]:
         path.write_text(text)
         with pytest.raises(BadInput, match=match):
             from_path(path)
@@ -424,15 +488,27 @@ def test_malformed_leaf(tmp_path):
 def test_run_takes_any_of_them(form, tmp_path):
     x, y = blobs()
     if form == "frame":
-        data = pytest.importorskip("pandas").DataFrame({**{f"f{i}": x[:, i] for i in range(5)}, "y": y})
+        data = pytest.importorskip("pandas").DataFrame(
+            {**{f"f{i}": x[:, i] for i in range(5)}, "y": y}
+        )
     else:
         np.savez(tmp_path / "a.npz", x=x, y=y)
-        data = {"tuple": (x, y), "dict": {"x": x, "y": y}, "npz": tmp_path / "a.npz", "csv": tmp_path / "a.csv",
-                "dataset": TensorDataset(torch.tensor(x), torch.tensor(y))}[form]  # fmt: skip
-        rows = "\n".join(",".join(map(repr, [*map(float, row), int(label)])) for row, label in zip(x, y, strict=True))
+        data = {
+            "tuple": (x, y),
+            "dict": {"x": x, "y": y},
+            "npz": tmp_path / "a.npz",
+            "csv": tmp_path / "a.csv",
+            "dataset": TensorDataset(torch.tensor(x), torch.tensor(y)),
+        }[form]
+        rows = "\n".join(
+            ",".join(map(repr, [*map(float, row), int(label)]))
+            for row, label in zip(x, y, strict=True)
+        )
         (tmp_path / "a.csv").write_text("a,b,c,d,e,y\n" + rows)
     plain = flrce.run(Experiment(**QUICK), data=from_arrays(x, y))
-    assert flrce.run(Experiment(**QUICK), data=data).summary["accuracy"] == plain.summary["accuracy"]
+    assert (
+        flrce.run(Experiment(**QUICK), data=data).summary["accuracy"] == plain.summary["accuracy"]
+    )
 
 
 def test_columns_are_named_for_tables_only():
@@ -473,27 +549,41 @@ def test_images_are_prepared_and_then_named(tmp_path, monkeypatch, capsys):
     for i in range(60):
         picture(tmp_path / "pets" / ("cat" if i % 2 else "dog") / f"{i}.png", 4 * i)
     for name in ("images", "pets"):
-        assert main(["data", "prepare", "images", "--from", str(tmp_path / "pets"), "--as", name]) == 0
+        assert (
+            main(["data", "prepare", "images", "--from", str(tmp_path / "pets"), "--as", name]) == 0
+        )
         assert f'data.name = "{name}"' in capsys.readouterr().out
         short = [
-            word for pair in ("clients=4", "per_round=2", "rounds=1", f"data.name={name}") for word in ("--set", pair)
+            word
+            for pair in ("clients=4", "per_round=2", "rounds=1", f"data.name={name}")
+            for word in ("--set", pair)
         ]
         assert main(["run", *short, "--out", str(tmp_path / name)]) == 0
     capsys.readouterr()
     assert main(["data", "list"]) == 0
     assert "pets" in capsys.readouterr().out
-    assert main(["data", "prepare", "images", "--from", str(tmp_path / "pets"), "--as", "../pets"]) == 2
-    assert main(["data", "prepare", "images", "--from", str(tmp_path / "pets"), "--as", "cifar10"]) == 2
+    assert (
+        main(["data", "prepare", "images", "--from", str(tmp_path / "pets"), "--as", "../pets"])
+        == 2
+    )
+    assert (
+        main(["data", "prepare", "images", "--from", str(tmp_path / "pets"), "--as", "cifar10"])
+        == 2
+    )
 
 
 # what is no table of plain columns
 
 
 def test_a_csv_is_cut_by_the_rules_of_csv(tmp_path):
-    """Not at U+2028, U+0085 or a form feed; a cell may hold line ends, or 131,073 characters and more."""
+    """Not at U+2028, U+0085 or a form feed; a cell may hold line ends, or 131,073 characters and
+    more.
+    """
     path = tmp_path / "a.csv"
     odd = "\u2028\x85\x0c\u2029\x1c"
-    path.write_text(f'a,note,y\n1,"a{odd}b",0\n2,"two\nlines",1\n3,plain,0\n', encoding="utf-8", newline="")
+    path.write_text(
+        f'a,note,y\n1,"a{odd}b",0\n2,"two\nlines",1\n3,plain,0\n', encoding="utf-8", newline=""
+    )
     source = from_path(path)
     assert len(source.y) == 3
     assert source.x.shape == (3, 4)  # a, and a column for each of three notes
@@ -507,7 +597,7 @@ def test_a_csv_is_cut_by_the_rules_of_csv(tmp_path):
 
 
 def test_a_cell_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(flrce.reading, "MAX_CELL_CHARACTERS", 1000)
+    monkeypatch.setattr(flrce.core.files, "MAX_CELL_CHARACTERS", 1000)
     (tmp_path / "a.csv").write_text('a,y\n1,"' + "2,3\n" * 999)
     with pytest.raises(BadInput, match="is a quotation mark not closed"):
         from_path(tmp_path / "a.csv")
@@ -516,7 +606,8 @@ def test_a_cell_without_end(tmp_path, monkeypatch):
 def test_json_lines_are_cut_at_line_feeds(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [
-        json.dumps({"a": i, "city": "x\u2028y" if i % 2 else "z", "y": i % 3}, ensure_ascii=False) for i in range(9)
+        json.dumps({"a": i, "city": "x\u2028y" if i % 2 else "z", "y": i % 3}, ensure_ascii=False)
+        for i in range(9)
     ]
     path.write_text("\n".join(rows), encoding="utf-8")
     assert len(from_path(path).y) == 9
@@ -533,12 +624,16 @@ def test_columns_are_named_of_tables_only(form, key, tmp_path, capsys):
         path = tmp_path / "a.json"
         leaf(path, {"a": (x.tolist(), y.tolist())})
     elif form == "jsonl":
-        path.write_text("".join(json.dumps({"x": a.tolist(), "y": int(b)}) + "\n" for a, b in zip(x, y, strict=True)))
+        path.write_text(
+            "".join(
+                json.dumps({"x": a.tolist(), "y": int(b)}) + "\n" for a, b in zip(x, y, strict=True)
+            )
+        )
     elif form == "images":
         picture(path / "cat" / "1.png", 3)
         picture(path / "dog" / "1.png", 9)
     else:
-        flrce.data.cache.write(from_arrays(x, y), path)
+        flrce.data.cache.write_prepared(from_arrays(x, y), path)
     assert (
         main(
             [
@@ -575,40 +670,52 @@ def test_a_pair_for_each_client(form, sizes):
     pairs = clients(sizes)
     names = [f"clinic-{i}" for i in range(len(sizes))]
     made = {
-        "list": lambda: pairs, "tuple": lambda: tuple(pairs),
+        "list": lambda: pairs,
+        "tuple": lambda: tuple(pairs),
         "dict": lambda: dict(zip(names, pairs, strict=True)),
         "tensors": lambda: [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in pairs],
         "lists": lambda: [[x.tolist(), y.tolist()] for x, y in pairs],
-        "datasets": lambda: [TensorDataset(torch.as_tensor(x), torch.as_tensor(y)) for x, y in pairs],
-    }[form]()  # fmt: skip
-    source = adopt(made)
+        "datasets": lambda: [
+            TensorDataset(torch.as_tensor(x), torch.as_tensor(y)) for x, y in pairs
+        ],
+    }[form]()
+    source = to_source(made)
     assert source.kind == "classes"
     assert np.bincount(source.group).tolist() == list(sizes)
     if form == "dict":
         assert source.groups == tuple(names)
     quick = {**QUICK, "clients": len(sizes)}
-    result = flrce.run(Experiment.of(quick), data=made)
+    result = flrce.run(Experiment.from_tables(quick), data=made)
     assert result.summary["rounds"] == 2
     federation = federate(source, "given", len(sizes), 0)
-    assert [len(a) + len(b) for a, b in zip(federation.train, federation.held, strict=True)] == list(sizes)
+    assert [
+        len(a) + len(b) for a, b in zip(federation.train, federation.held, strict=True)
+    ] == list(sizes)
 
 
 def test_a_client_with_labels_of_its_own():
     x = np.zeros((30, 4), np.float32)
-    source = adopt({"a": (x, np.full(30, 3)), "b": (x, np.full(30, 7)), "c": (x[:0], np.zeros(0, int))})
+    source = to_source(
+        {"a": (x, np.full(30, 3)), "b": (x, np.full(30, 7)), "c": (x[:0], np.zeros(0, int))}
+    )
     assert source.groups == ("a", "b")
     assert source.classes == ("3", "7")
 
 
 def test_clients_as_they_were_given_or_shared_out_anew(caplog):
     data = {"partition": "iid"}
-    assert flrce.run(Experiment.of({**QUICK, "clients": 2, "data": data}), data=clients()).summary["rounds"] == 2
+    assert (
+        flrce.run(
+            Experiment.from_tables({**QUICK, "clients": 2, "data": data}), data=clients()
+        ).summary["rounds"]
+        == 2
+    )
     with pytest.raises(BadInput, match="only 3 groups"):
-        flrce.run(Experiment.of({**QUICK, "clients": 9}), data=clients())
+        flrce.run(Experiment.from_tables({**QUICK, "clients": 9}), data=clients())
 
 
 def test_a_run_on_clients_data_is_resumed(tmp_path):
-    quick = Experiment.of({**QUICK, "clients": 3})
+    quick = Experiment.from_tables({**QUICK, "clients": 3})
     first = flrce.run(quick, tmp_path / "run", data=clients())
     assert 'partition = "given"' in (tmp_path / "run" / "experiment.toml").read_text()
     assert flrce.run(quick, tmp_path / "run", resume=True, data=clients()).summary == first.summary
@@ -616,31 +723,37 @@ def test_a_run_on_clients_data_is_resumed(tmp_path):
 
 def test_samples_are_not_taken_for_clients():
     ids = [(np.arange(6) + i, np.arange(6) + i + 1) for i in range(9)]
-    assert adopt(ids).kind == "tokens"
+    assert to_source(ids).kind == "tokens"
     images = [(np.zeros((3, 8, 8), np.float32), np.array([0, 1, 1])) for _ in range(9)]
-    assert adopt(images).kind == "labels"
-    assert len(adopt([(np.zeros(4, np.float32), i % 2) for i in range(9)]).y) == 9
+    assert to_source(images).kind == "labels"
+    assert len(to_source([(np.zeros(4, np.float32), i % 2) for i in range(9)]).y) == 9
     x, y = blobs(12)
-    assert adopt((x.tolist(), y.tolist())).group is None
+    assert to_source((x.tolist(), y.tolist())).group is None
 
 
 def test_training_and_test_pairs():
     x, y = blobs(90)
-    source = adopt({"train": (x[:60], y[:60]), "test": (x[60:], y[60:])})
+    source = to_source({"train": (x[:60], y[:60]), "test": (x[60:], y[60:])})
     assert source.held.sum() == 30
     with pytest.raises(BadInput, match="beside train"):
-        adopt({"train": (x, y), "extra": (x, y)})
+        to_source({"train": (x, y), "extra": (x, y)})
 
 
-@pytest.mark.parametrize("data", [
-    {"a": (np.zeros((5, 3)), np.zeros(5, int)), "b": (np.zeros((6, 4)), np.zeros(6, int))},
-    {"a": [[1, 2], [3]], "y": [0, 1]}, {"a": [1, 2, 3], "y": [0, 1]}, {"a": np.zeros((3, 2)), "y": [0, 1, 0]},
-    {"a": 3, "y": [0, 1]}, [(np.zeros((5, 3)), np.zeros(5, int)), (np.zeros((6, 4)), np.zeros(6, int))],
-    {"a": (np.zeros((5, 3)), ["x"] * 5), "b": (np.zeros((6, 3)), np.zeros(6, int))},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"a": (np.zeros((5, 3)), np.zeros(5, int)), "b": (np.zeros((6, 4)), np.zeros(6, int))},
+        {"a": [[1, 2], [3]], "y": [0, 1]},
+        {"a": [1, 2, 3], "y": [0, 1]},
+        {"a": np.zeros((3, 2)), "y": [0, 1, 0]},
+        {"a": 3, "y": [0, 1]},
+        [(np.zeros((5, 3)), np.zeros(5, int)), (np.zeros((6, 4)), np.zeros(6, int))],
+        {"a": (np.zeros((5, 3)), ["x"] * 5), "b": (np.zeros((6, 3)), np.zeros(6, int))},
+    ],
+)
 def test_dicts_that_are_neither_clients_nor_columns(data):
     with pytest.raises(BadInput, match=r"make them alike|give a dict of columns"):
-        adopt(data)
+        to_source(data)
 
 
 # columns that only tell rows apart
@@ -649,46 +762,59 @@ def test_dicts_that_are_neither_clients_nor_columns(data):
 def noise(rows=300, **more):
     """Two columns of noise, and labels in the order of the rows."""
     rng = np.random.default_rng(0)
-    return {"a": rng.normal(size=rows), "b": rng.normal(size=rows), **more, "y": np.arange(rows) * 2 // rows}
+    return {
+        "a": rng.normal(size=rows),
+        "b": rng.normal(size=rows),
+        **more,
+        "y": np.arange(rows) * 2 // rows,
+    }
 
 
-@pytest.mark.parametrize(("name", "make"), [
-    ("patient_id", lambda n: np.arange(n)), ("n", lambda n: np.arange(n) + 5000), ("n", lambda n: -np.arange(n)),
-    ("n", lambda n: np.sort(np.random.default_rng(1).choice(10**6, n, replace=False))),
-    ("n", lambda n: np.arange(n, dtype=float)), ("patientId", lambda n: np.arange(n) // 3),
-    ("Patient ID", lambda n: np.random.default_rng(1).choice(10**6, n, replace=False)),
-    ("name", lambda n: np.array([f"p{i:04d}" for i in range(n)])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("patient_id", lambda n: np.arange(n)),
+        ("n", lambda n: np.arange(n) + 5000),
+        ("n", lambda n: -np.arange(n)),
+        ("n", lambda n: np.sort(np.random.default_rng(1).choice(10**6, n, replace=False))),
+        ("n", lambda n: np.arange(n, dtype=float)),
+        ("patientId", lambda n: np.arange(n) // 3),
+        ("Patient ID", lambda n: np.random.default_rng(1).choice(10**6, n, replace=False)),
+        ("name", lambda n: np.array([f"p{i:04d}" for i in range(n)])),
+    ],
+)
 def test_identifiers_are_no_features(name, make, caplog):
-    source = adopt(noise(**{name: make(300)}))
+    source = to_source(noise(**{name: make(300)}))
     assert source.features == ("a", "b")
     assert f"column {name!r} is left out as an identifier" in caplog.text
     assert "data.features" in caplog.text
     if make(300).dtype.kind != "U":
-        assert adopt(noise(**{name: make(300)}), features=["a", "b", name]).x.shape[1] == 3
+        assert to_source(noise(**{name: make(300)}), features=["a", "b", name]).x.shape[1] == 3
     caplog.clear()
-    assert adopt(noise(**{name: make(300)}), ignore=name).features == ("a", "b")
+    assert to_source(noise(**{name: make(300)}), ignore=name).features == ("a", "b")
     assert "identifier" not in caplog.text
 
 
 def test_identifiers_of_shuffled_rows(caplog):
     order = np.random.default_rng(2).permutation(300)
     table = {key: values[order] for key, values in noise(n=np.arange(300) + 1).items()}
-    assert adopt(table).features == ("a", "b")
+    assert to_source(table).features == ("a", "b")
     gaps = np.sort(np.random.default_rng(1).choice(10**6, 300, replace=False))
     table = {key: values[order] for key, values in noise(n=gaps).items()}
-    assert adopt(table).features == ("a", "b")  # its name says nothing, but it sorts the labels
+    assert to_source(table).features == ("a", "b")  # its name says nothing, but it sorts the labels
     table = noise(n=np.arange(300) % 100, client=np.arange(300) // 100)
-    assert adopt(table, group="client").features == ("a", "b")  # counts each client's rows
+    assert to_source(table, group="client").features == ("a", "b")  # counts each client's rows
 
 
 def test_numbers_that_tell_something_stay_features():
     rng = np.random.default_rng(3)
     table = noise(
-        age=rng.integers(20, 90, 300), income=rng.choice(10**6, 300, replace=False), city=["x", "y", "z"] * 100
+        age=rng.integers(20, 90, 300),
+        income=rng.choice(10**6, 300, replace=False),
+        city=["x", "y", "z"] * 100,
     )
     table["y"] = rng.integers(0, 2, 300)
-    assert adopt({key: np.asarray(value) for key, value in table.items()}).features == (
+    assert to_source({key: np.asarray(value) for key, value in table.items()}).features == (
         "a",
         "b",
         "age",
@@ -699,9 +825,21 @@ def test_numbers_that_tell_something_stay_features():
 
 def test_info_lists_the_features(tmp_path, capsys):
     table = noise(patient_id=np.arange(300))
-    lines = [",".join(table), *(",".join(map(str, row)) for row in zip(*table.values(), strict=True))]
+    lines = [
+        ",".join(table),
+        *(",".join(map(str, row)) for row in zip(*table.values(), strict=True)),
+    ]
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    words = ["data", "info", "--set", f"data.path={tmp_path / 'a.csv'}", "--set", "clients=4", "--set", "per_round=2"]
+    words = [
+        "data",
+        "info",
+        "--set",
+        f"data.path={tmp_path / 'a.csv'}",
+        "--set",
+        "clients=4",
+        "--set",
+        "per_round=2",
+    ]
     assert main(words) == 0
     shown = capsys.readouterr()
     assert "features: a, b\n" in shown.out

@@ -1,4 +1,6 @@
-"""Compiled passes over the updates of a large model against plain loops and against torch's sums."""
+"""Compiled passes over the updates of a large model against plain loops and against torch's
+sums.
+"""
 
 import numpy as np
 import pytest
@@ -6,21 +8,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce import linalg, passes
-from flrce.aggregators.mean import WeightedMean, step
-from flrce.compiling import Unsupported, tools
-from flrce.sketch import Turned
-from flrce.types import Updates
+from flrce.core import linalg, reductions
+from flrce.core.c_compiler import KernelUnavailable, find_toolchain
+from flrce.core.sketch import RotatedSketch
+from flrce.core.types import Updates
+from flrce.methods.aggregation.mean import WeightedMean, add_weighted_mean
 
 try:
-    tools()
-except Unsupported as why:
+    find_toolchain()
+except KernelUnavailable as why:
     pytestmark = pytest.mark.skip(reason=str(why))
 
 
 @pytest.fixture(autouse=True)
 def for_any_size(monkeypatch):
-    monkeypatch.setattr(passes, "LARGE", 0)
+    monkeypatch.setattr(reductions, "MIN_COMPILED_FLOATS", 0)
 
 
 def rows(P: int, d: int, seed: int, beside: int = 0) -> torch.Tensor:
@@ -34,13 +36,19 @@ def updates(U: torch.Tensor, n: list[float]) -> Updates:
     return Updates(torch.arange(len(U)), U, torch.tensor(n, dtype=torch.float64), U.shape[1])
 
 
-SHAPES = st.tuples(st.integers(1, 11), st.integers(1, 700), st.integers(0, 2**32 - 1), st.integers(0, 3))
+SHAPES = st.tuples(
+    st.integers(1, 11), st.integers(1, 700), st.integers(0, 2**32 - 1), st.integers(0, 3)
+)
 
 
 def test_products_worked_by_hand():
     U = torch.tensor([[1.0, 2.0, 3.0], [4.0, -5.0, 6.0], [0.0, 0.0, -1.0]])
     # 1 + 4 + 9; 4 - 10 + 18; -3; 16 + 25 + 36; -6; 1
-    assert passes.gram(U).tolist() == [[14.0, 12.0, -3.0], [12.0, 77.0, -6.0], [-3.0, -6.0, 1.0]]
+    assert reductions.compiled_gram(U).tolist() == [
+        [14.0, 12.0, -3.0],
+        [12.0, 77.0, -6.0],
+        [-3.0, -6.0, 1.0],
+    ]
 
 
 @given(SHAPES)
@@ -49,7 +57,7 @@ def test_products_of_all_pairs(shape):
     wide = U.double().numpy()
     expected = np.array([[float(np.dot(a, b)) for b in wide] for a in wide])
     size = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
-    found = passes.gram(U).numpy()
+    found = reductions.compiled_gram(U).numpy()
     assert np.all(np.abs(found - expected) <= 1e-13 * size)
     assert np.array_equal(found, found.T)
 
@@ -57,8 +65,8 @@ def test_products_of_all_pairs(shape):
 def test_a_sign_that_float32_would_lose():
     # 1e8 * 1e8 - 1e8 * 1e8 - 1: in float32 nothing is left of the 1
     U = torch.tensor([[1e8, 1e8, 1.0], [1e8, -1e8, -1.0]])
-    assert float(passes.gram(U)[0, 1]) == -1.0
-    assert linalg.conflicts(linalg.gram(U)) == 1.0
+    assert float(reductions.compiled_gram(U)[0, 1]) == -1.0
+    assert linalg.mean_conflicts(linalg.gram_matrix(U)) == 1.0
 
 
 @given(SHAPES, st.lists(st.integers(1, 10_000_000), min_size=11, max_size=11))
@@ -66,12 +74,17 @@ def test_means_have_torchs_bits(shape, n):
     U = rows(*shape)
     w, weights = rows(1, U.shape[1], shape[2] + 1)[0], [float(each) for each in n[: len(U)]]
     found = torch.empty_like(w)
-    assert passes.mean(w, U, torch.tensor(weights, dtype=torch.float64), found)
-    expected = w.double() + sum(a * u for a, u in zip(weights, U.double(), strict=True)) / sum(weights)
+    assert reductions.write_weighted_mean(w, U, torch.tensor(weights, dtype=torch.float64), found)
+    expected = w.double() + sum(a * u for a, u in zip(weights, U.double(), strict=True)) / sum(
+        weights
+    )
     assert torch.equal(found, expected.float())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "_code", lambda: None)
-        assert torch.equal(step(w, updates(U, weights), torch.tensor(weights, dtype=torch.float64)), found)
+        patch.setattr(reductions, "_load_library", lambda: None)
+        assert torch.equal(
+            add_weighted_mean(w, updates(U, weights), torch.tensor(weights, dtype=torch.float64)),
+            found,
+        )
 
 
 def test_what_nobody_moves_keeps_the_sign_of_its_zero():
@@ -86,33 +99,37 @@ def test_sketches_have_numpys_bits(shape, k):
     U, rng = rows(*shape), np.random.default_rng(shape[2])
     d = U.shape[1]
     signs = torch.from_numpy(rng.integers(0, 2, d, dtype=np.int8)).mul_(2).sub_(1)
-    S = Turned(k, torch.from_numpy(rng.integers(0, k, -(-d // k))), signs)
+    S = RotatedSketch(k, torch.from_numpy(rng.integers(0, k, -(-d // k))), signs)
     found = S(U)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "_code", lambda: None)
+        patch.setattr(reductions, "_load_library", lambda: None)
         assert torch.equal(S(U), found)
 
 
 def test_what_is_not_plain_floats_in_memory_is_left_to_torch(monkeypatch):
     U, n, w = rows(3, 50, 0), torch.ones(3, dtype=torch.float64), torch.zeros(50)
-    assert passes.gram(U.double()) is None
-    assert passes.gram(U.T) is None  # columns lie apart
-    assert passes.gram(U[:1].expand(3, 50)) is None  # rows that are one
-    assert not passes.mean(w.double(), U, n, w)
-    assert not passes.mean(w, U, n / 3, w)  # products would be rounded, and torch's otherwise
-    monkeypatch.setattr(passes, "LARGE", 50)
-    assert passes.gram(U) is None
-    assert torch.allclose(linalg.gram(U), U.double() @ U.double().T)
+    assert reductions.compiled_gram(U.double()) is None
+    assert reductions.compiled_gram(U.T) is None  # columns lie apart
+    assert reductions.compiled_gram(U[:1].expand(3, 50)) is None  # rows that are one
+    assert not reductions.write_weighted_mean(w.double(), U, n, w)
+    assert not reductions.write_weighted_mean(
+        w, U, n / 3, w
+    )  # products would be rounded, and torch's otherwise
+    monkeypatch.setattr(reductions, "MIN_COMPILED_FLOATS", 50)
+    assert reductions.compiled_gram(U) is None
+    assert torch.allclose(linalg.gram_matrix(U), U.double() @ U.double().T)
 
 
 def test_without_a_compiler_torch_does_it(monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
-    passes._code.cache_clear()
+    reductions._load_library.cache_clear()
     try:
         with caplog.at_level("INFO", logger="flrce"):
-            assert passes.gram(rows(2, 9, 0)) is None
-            assert passes.gram(rows(2, 9, 0)) is None
-        assert [line for line in caplog.messages if "made by torch: no C compiler" in line] == caplog.messages[:1]
+            assert reductions.compiled_gram(rows(2, 9, 0)) is None
+            assert reductions.compiled_gram(rows(2, 9, 0)) is None
+        assert [
+            line for line in caplog.messages if "made by torch: no C compiler" in line
+        ] == caplog.messages[:1]
         assert len(caplog.messages) == 1
     finally:
-        passes._code.cache_clear()
+        reductions._load_library.cache_clear()

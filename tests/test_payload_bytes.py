@@ -6,27 +6,32 @@ import numpy as np
 import pytest
 import torch
 
-from flrce import recipes, runs
-from flrce.compressors.buffers import total
-from flrce.compressors.feedback import ErrorFeedback
-from flrce.compressors.quantize import Quantize
-from flrce.compressors.sparsify import RandomK, TopK
-from flrce.compressors.tensors import DropTensors
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
+from flrce.core.forecast import count_model_bytes
+from flrce.core.loop import make_initial_state, rounds
+from flrce.core.payload_bytes import count_bytes, count_value_bytes
+from flrce.core.payloads import make_encoding_stream
+from flrce.core.pieces import NoCompression
+from flrce.core.types import Payload, Reply, Task
+from flrce.core.upload_estimates import estimate_upload_bytes
 from flrce.errors import BadInput
-from flrce.loop import initial, rounds
-from flrce.models.flat import pack
-from flrce.payload_bytes import count_bytes, count_value_bytes
-from flrce.pieces import Dense
-from flrce.round.forecast import count_model_bytes
-from flrce.round.payloads import encoding
-from flrce.round.uploads import estimate_upload_bytes
-from flrce.stops.budget import Budget
-from flrce.types import Payload, Reply, Task
+from flrce.methods.catalogue import recipes
+from flrce.methods.compression.buffers import count_floats
+from flrce.methods.compression.error_feedback import ErrorFeedback
+from flrce.methods.compression.quantize import Quantizer
+from flrce.methods.compression.sparsify import RandomK, TopK
+from flrce.methods.compression.tensors import TensorDropout
+from flrce.methods.stopping.budget import CostBudget
+from flrce.models.flat import pack_model
+from flrce.simulation import runs
 
 
 def test_bytes_are_counted_by_each_tensors_own_type():
-    tensors = {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(5, dtype=torch.uint8), "c": torch.zeros(0)}
+    tensors = {
+        "a": torch.zeros(3, dtype=torch.float64),
+        "b": torch.zeros(5, dtype=torch.uint8),
+        "c": torch.zeros(0),
+    }
     assert count_bytes(tensors) == 29
     assert count_bytes(tensors.values()) == 29
     assert count_bytes(torch.zeros(2, 2, dtype=torch.float16)) == 8
@@ -40,32 +45,44 @@ def test_values_that_do_not_exist_yet_are_counted_by_the_type_they_will_have():
 
 @dataclass(frozen=True)
 class Signs:
-    """A user's compressor, of one bit for each coordinate, that does not say what its payload weighs."""
+    """A user's compressor, of one bit for each coordinate, that does not say what its payload
+    weighs.
+    """
 
     def encode(self, u, layout, rng, carry):
         return Payload({"bits": torch.from_numpy(np.packbits((u > 0).numpy()))}), carry
 
     def decode(self, payload, layout, rng):
-        bits = np.unpackbits(payload.buffers["bits"].numpy(force=True))[: total(layout)]
+        bits = np.unpackbits(payload.buffers["bits"].numpy(force=True))[: count_floats(layout)]
         return torch.from_numpy(bits).float().mul(2).sub(1).mul(1e-3)
 
 
 COMPRESSORS = [
-    Quantize(1), Quantize(3), TopK(0.05), TopK(0.5, "indices"), TopK(0.1, dense_bn=True), RandomK(0.2),
-    DropTensors(0.5), ErrorFeedback(TopK(0.1)), ErrorFeedback(Dense()), Dense(), Signs(), ErrorFeedback(Signs()),
-]  # fmt: skip
+    Quantizer(1),
+    Quantizer(3),
+    TopK(0.05),
+    TopK(0.5, "indices"),
+    TopK(0.1, dense_bn=True),
+    RandomK(0.2),
+    TensorDropout(0.5),
+    ErrorFeedback(TopK(0.1)),
+    ErrorFeedback(NoCompression()),
+    NoCompression(),
+    Signs(),
+    ErrorFeedback(Signs()),
+]
 SMALL = {"clients": 5, "per_round": 2, "train": {"epochs": 1}}
 
 
 @pytest.fixture(scope="module")
 def built():
-    found = runs.parts(Experiment(**SMALL))
+    found = runs.build_simulation(Experiment(**SMALL))
     yield found
     found.engine.close()
 
 
 def run(built, recipe, T):
-    start = initial(recipe, built.engine, pack(built.net).clone())
+    start = make_initial_state(recipe, built.engine, pack_model(built.net).clone())
     return [done.record for done in rounds(recipe, built.engine, start, T, 0)]
 
 
@@ -80,7 +97,7 @@ def test_a_budget_of_k_rounds_of_compressed_uploads_runs_k_rounds(built, compres
         "seconds": sum(h.seconds for h in spent) * (1 + 1e-12),
     }.items():
         for more, expected in ((1.0, k), (0.999, k - 1)):
-            history = run(built, replace(recipe, stop=Budget(**{unit: used * more})), k + 2)
+            history = run(built, replace(recipe, stop=CostBudget(**{unit: used * more})), k + 2)
             assert sum(h.outcome == "committed" for h in history) == expected, (unit, more)
 
 
@@ -89,7 +106,7 @@ def test_a_compressor_knows_what_its_payload_will_weigh(compressor):
     layout = [("a.weight", 37), ("b.weight", 5), ("c.running_mean", 3), ("c.running_var", 3)]
     for t in range(1, 6):
         task = Task("a", 0, t, seed=0, compressor=compressor)
-        payload, _ = compressor.encode(torch.randn(48), layout, encoding(task), {})
+        payload, _ = compressor.encode(torch.randn(48), layout, make_encoding_stream(task), {})
         assert estimate_upload_bytes(task, layout, 42) == payload.nbytes
 
 
@@ -105,12 +122,17 @@ def test_an_estimate_that_is_no_number_of_bytes_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int8], ids=str)
 def test_what_goes_with_a_task_and_comes_with_a_reply_is_booked_by_its_own_type(built, dtype):
     engine = built.engine
-    plain = Task(engine.clients()[0], 0, 1, seed=0, compressor=Dense())
+    plain = Task(engine.clients()[0], 0, 1, seed=0, compressor=NoCompression())
     more = replace(plain, tensors={"mean": torch.zeros(50, dtype=dtype)})
     size = 50 * dtype.itemsize
     assert engine.estimate(more).bytes_down - engine.estimate(plain).bytes_down == size
-    reply = Reply(plain.client, 1, Payload({"u": torch.zeros(3)}), extras={"extra": torch.zeros(50, dtype=dtype)})
-    spent = engine._booked(more, reply).spent
+    reply = Reply(
+        plain.client,
+        1,
+        Payload({"u": torch.zeros(3)}),
+        extras={"extra": torch.zeros(50, dtype=dtype)},
+    )
+    spent = engine._book_costs(more, reply).spent
     assert spent.bytes_down == engine.model_bytes + size
     assert spent.bytes_up == 12 + size
 

@@ -9,22 +9,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flrce import runs
-from flrce.apps.cli import main
-from flrce.config import Experiment
+from flrce.cli.cli import main
+from flrce.config.experiment import Experiment
+from flrce.core.types import ClientCost
+from flrce.devices.availability import (
+    DAY,
+    HOUR,
+    AlwaysAvailable,
+    BernoulliAvailability,
+    ChurnAvailability,
+    DiurnalAvailability,
+    JointAvailability,
+    find_departure_times,
+    make_fleet_clients,
+)
+from flrce.devices.costs import DeviceProfile
+from flrce.devices.fleet_model import FleetDynamics
+from flrce.devices.traces import TraceAvailability
 from flrce.errors import BadInput
-from flrce.fleet.costs import Profile
-from flrce.fleet.life import Life
-from flrce.fleet.presence import DAY, HOUR, Always, Chance, Churn, Diurnal, Every, crowd, leaves
-from flrce.fleet.traces import Trace
-from flrce.rng import uniforms
-from flrce.types import Spent
+from flrce.rng import draw_uniforms
+from flrce.simulation import runs
 
 NAMES = tuple(f"c{k}" for k in range(60))
 MODELS = [
-    Always(), Chance(0.3, 600.0), Diurnal(), Diurnal(needs="wifi", zones=(-5.0, 0.0, 8.0)), Churn(),
-    Churn(joins=DAY, stays=HOUR, away=2 * HOUR, returns=0.5), Every((Diurnal(), Churn(stays=2 * DAY))),
-]  # fmt: skip
+    AlwaysAvailable(),
+    BernoulliAvailability(0.3, 600.0),
+    DiurnalAvailability(),
+    DiurnalAvailability(needs="wifi", zones=(-5.0, 0.0, 8.0)),
+    ChurnAvailability(),
+    ChurnAvailability(joins=DAY, stays=HOUR, away=2 * HOUR, returns=0.5),
+    JointAvailability((DiurnalAvailability(), ChurnAvailability(stays=2 * DAY))),
+]
 FIVE = """client,from,to
 a,0,100
 b,50,150
@@ -43,14 +58,20 @@ def five(tmp_path):
 
 
 def test_uniforms_are_uniform_and_the_same_for_whoever_asks():
-    some = crowd(tuple(map(str, range(20_000))))
-    u = uniforms(3, "x", some.ids)
+    some = make_fleet_clients(tuple(map(str, range(20_000))))
+    u = draw_uniforms(3, "x", some.ids)
     assert 0 <= u.min() < 0.001
     assert 0.999 < u.max() < 1
     counts = np.histogram(u, 20, (0, 1))[0]
     assert abs(counts - 1000).max() < 160  # five standard deviations
-    assert u[7] == uniforms(3, "x", crowd(("7",)).ids)[0]
-    other = np.stack([uniforms(3, "x", some.ids, 1), uniforms(4, "x", some.ids), uniforms(3, "y", some.ids)])
+    assert u[7] == draw_uniforms(3, "x", make_fleet_clients(("7",)).ids)[0]
+    other = np.stack(
+        [
+            draw_uniforms(3, "x", some.ids, 1),
+            draw_uniforms(4, "x", some.ids),
+            draw_uniforms(3, "y", some.ids),
+        ]
+    )
     assert abs(np.corrcoef(np.vstack([u, other])) - np.eye(4)).max() < 0.04
 
 
@@ -58,90 +79,126 @@ def test_uniforms_are_uniform_and_the_same_for_whoever_asks():
 @settings(max_examples=25)
 @given(at=st.floats(0, 20 * DAY), seed=st.integers(0, 3))
 def test_what_is_said_to_hold_until_then_holds(model, at, seed):
-    everyone = crowd(NAMES)
-    here, until = model.here(seed, everyone, at), model.until(seed, everyone, at)
+    everyone = make_fleet_clients(NAMES)
+    here, until = model.is_available(seed, everyone, at), model.find_next_change(seed, everyone, at)
     assert (until > at).all()
     for share in (0.01, 0.5, 0.999):
         between = at + share * (np.minimum(until, at + 30 * DAY) - at)
         before = between < until  # it may be rounded to the change itself
-        assert (model.here(seed, everyone, between) == here)[before].all()
+        assert (model.is_available(seed, everyone, between) == here)[before].all()
     few = np.array([3, 41])
-    assert (model.here(seed, everyone.take(few), at) == here[few]).all()
-    assert (model.until(seed, everyone.take(few), at) == until[few]).all()
+    assert (model.is_available(seed, everyone.take_rows(few), at) == here[few]).all()
+    assert (model.find_next_change(seed, everyone.take_rows(few), at) == until[few]).all()
 
 
 def test_a_night_in_one_country_has_four_times_the_clients_of_a_day():
-    everyone = crowd(tuple(map(str, range(4000))))
-    hours = np.array([Diurnal().here(0, everyone, 5 * DAY + hour * HOUR).mean() for hour in range(24)])
+    everyone = make_fleet_clients(tuple(map(str, range(4000))))
+    hours = np.array(
+        [
+            DiurnalAvailability().is_available(0, everyone, 5 * DAY + hour * HOUR).mean()
+            for hour in range(24)
+        ]
+    )
     assert hours[1:5].mean() > 0.5
     assert hours[1:5].mean() > 4 * hours[9:17].mean()
-    shifted = Diurnal(zones=(8.0,)).here(0, everyone, 5 * DAY + 17 * HOUR)  # 01:00 there
+    shifted = DiurnalAvailability(zones=(8.0,)).is_available(
+        0, everyone, 5 * DAY + 17 * HOUR
+    )  # 01:00 there
     assert abs(shifted.mean() - hours[1]) < 0.05
 
 
 def test_churn_joins_leaves_and_returns():
-    everyone = crowd(tuple(map(str, range(4000))))
-    model = Churn(joins=DAY, stays=DAY, away=DAY, returns=1.0)
-    assert not model.here(0, everyone, 0.0).any()
+    everyone = make_fleet_clients(tuple(map(str, range(4000))))
+    model = ChurnAvailability(joins=DAY, stays=DAY, away=DAY, returns=1.0)
+    assert not model.is_available(0, everyone, 0.0).any()
     # P(joined by 1 day and still in the first stay) alone is 1/e; in the long run half are there
-    assert 0.33 < model.here(0, everyone, DAY).mean() < 0.45
-    assert 0.46 < model.here(0, everyone, 40 * DAY).mean() < 0.54
-    assert Churn(returns=0.0).here(0, everyone, 30 * DAY).sum() < 5
+    assert 0.33 < model.is_available(0, everyone, DAY).mean() < 0.45
+    assert 0.46 < model.is_available(0, everyone, 40 * DAY).mean() < 0.54
+    assert ChurnAvailability(returns=0.0).is_available(0, everyone, 30 * DAY).sum() < 5
 
 
 def test_five_clients_by_hand(five):
-    everyone = crowd(("a", "b", "c", "d", "e"))
-    trace = Trace(five, repeat=False)
-    assert trace.here(0, everyone, 55.0).tolist() == [True, True, False, False, False]
-    assert trace.until(0, everyone, 55.0).tolist() == [100, 150, 60, 120, np.inf]
-    assert trace.here(0, everyone, 100.0).tolist() == [False, True, True, False, False]
-    assert not trace.here(0, everyone, 500.0).any()
-    again = Trace(five)  # 200 seconds long
-    assert again.here(0, everyone, 455.0).tolist() == [True, True, False, False, False]
-    assert again.until(0, everyone, 455.0).tolist() == [500, 550, 460, 520, 600]
-    gone = leaves(trace, 0, everyone, 60.0, 70.0)  # until 130: a goes at 100, d and e are not there at 60
+    everyone = make_fleet_clients(("a", "b", "c", "d", "e"))
+    trace = TraceAvailability(five, repeat=False)
+    assert trace.is_available(0, everyone, 55.0).tolist() == [True, True, False, False, False]
+    assert trace.find_next_change(0, everyone, 55.0).tolist() == [100, 150, 60, 120, np.inf]
+    assert trace.is_available(0, everyone, 100.0).tolist() == [False, True, True, False, False]
+    assert not trace.is_available(0, everyone, 500.0).any()
+    again = TraceAvailability(five)  # 200 seconds long
+    assert again.is_available(0, everyone, 455.0).tolist() == [True, True, False, False, False]
+    assert again.find_next_change(0, everyone, 455.0).tolist() == [500, 550, 460, 520, 600]
+    gone = find_departure_times(
+        trace, 0, everyone, 60.0, 70.0
+    )  # until 130: a goes at 100, d and e are not there at 60
     assert gone.tolist() == [100, np.inf, np.inf, 60, 60]
 
 
 def test_what_a_client_had_spent_when_it_left(five):
     # 8000 bits/s each way, 1000 bytes: 1 s down, then 10 s at 5 W, then 1 s up; 1 mJ a byte
-    device = Profile("d", 1.0, 5.0, 1e6, 0.0, 8000.0, 8000.0, 1e-3, 1e-3)
-    whole = device.spend(1000, 1000, 1e7, 4)
-    assert whole == Spent(1000, 1000, 0, 1e7, 4, 10.0, 2.0, 52.0, 1.0)
+    device = DeviceProfile("d", 1.0, 5.0, 1e6, 0.0, 8000.0, 8000.0, 1e-3, 1e-3)
+    whole = device.estimate_cost(1000, 1000, 1e7, 4)
+    assert whole == ClientCost(1000, 1000, 0, 1e7, 4, 10.0, 2.0, 52.0, 1.0)
     names = ("a", "b", "c", "d", "e")
     row = {name: k for k, name in enumerate(names)}
-    life = Life(0, crowd(names), row, Trace(five, repeat=False), dict.fromkeys(names, device))
-    assert life.here(0.0) == ["a", "c"]
-    assert life.enough(0.0, 3) == 60.0  # b comes at 50, c is away from 20 to 60
-    assert life.enough(0.0, 4) == 0.0  # never
-    (done, fine), (half, left), (short, gone) = life.works([("b", 60.0, whole), ("a", 94.0, whole), ("c", 19.5, whole)])
+    life = FleetDynamics(
+        0,
+        make_fleet_clients(names),
+        row,
+        TraceAvailability(five, repeat=False),
+        dict.fromkeys(names, device),
+    )
+    assert life.list_reachable_clients(0.0) == ["a", "c"]
+    assert life.find_time_with_clients(0.0, 3) == 60.0  # b comes at 50, c is away from 20 to 60
+    assert life.find_time_with_clients(0.0, 4) == 0.0  # never
+    (done, fine), (half, left), (short, gone) = life.simulate_work(
+        [("b", 60.0, whole), ("a", 94.0, whole), ("c", 19.5, whole)]
+    )
     assert (done, fine) == (whole, "")
     assert left == "left after 6 s of 12"
-    assert half == Spent(1000, 0, 0, 5e6, 2, 5.0, 1.0, 26.0, 1.0)
+    assert half == ClientCost(1000, 0, 0, 5e6, 2, 5.0, 1.0, 26.0, 1.0)
     assert gone == "left after 0.5 s of 12"
-    assert short == Spent(500, 0, 0, 0.0, 0, 0.0, 0.5, 0.5, 1.0)
+    assert short == ClientCost(500, 0, 0, 0.0, 0, 0.0, 0.5, 0.5, 1.0)
 
 
 def test_fedscale_and_flash_traces(tmp_path):
     fedscale = tmp_path / "client_behave_trace"
     told = {
-        7: {"duration": 30, "inactive": [20, 80], "finish_time": 100, "active": [0, 70], "model": "x"},
+        7: {
+            "duration": 30,
+            "inactive": [20, 80],
+            "finish_time": 100,
+            "active": [0, 70],
+            "model": "x",
+        },
         8: {"duration": 30, "inactive": [50], "finish_time": 60, "active": [10], "model": "y"},
     }
     fedscale.write_bytes(pickle.dumps(told))
-    pair = crowd(("7", "8"))
-    assert Trace(str(fedscale)).here(0, pair, 75.0).tolist() == [True, True]  # the second's 60 s come again: 15
-    assert Trace(str(fedscale)).here(0, pair, 59.0).tolist() == [False, False]
+    pair = make_fleet_clients(("7", "8"))
+    assert TraceAvailability(str(fedscale)).is_available(0, pair, 75.0).tolist() == [
+        True,
+        True,
+    ]  # the second's 60 s come again: 15
+    assert TraceAvailability(str(fedscale)).is_available(0, pair, 59.0).tolist() == [False, False]
     flash = tmp_path / "behaviour.json"
-    events = [("01:00:00", "battery_charged_on"), ("01:10:00", "wifi"), ("01:20:00", "screen_off"),
-              ("02:00:00", "83.0%"), ("03:00:00", "screen_on"), ("03:30:00", "battery_charged_off")]  # fmt: skip
-    flash.write_text(json.dumps({"x": {"messages": "\n".join(f"2020-01-31 {t}\t{e}" for t, e in events)}}))
-    phone, trace = crowd(("x",)), Trace(str(flash))
-    ready = [bool(trace.here(0, phone, minute * 60.0)[0]) for minute in range(24 * 60)]
+    events = [
+        ("01:00:00", "battery_charged_on"),
+        ("01:10:00", "wifi"),
+        ("01:20:00", "screen_off"),
+        ("02:00:00", "83.0%"),
+        ("03:00:00", "screen_on"),
+        ("03:30:00", "battery_charged_off"),
+    ]
+    flash.write_text(
+        json.dumps({"x": {"messages": "\n".join(f"2020-01-31 {t}\t{e}" for t, e in events)}})
+    )
+    phone, trace = make_fleet_clients(("x",)), TraceAvailability(str(flash))
+    ready = [bool(trace.is_available(0, phone, minute * 60.0)[0]) for minute in range(24 * 60)]
     assert ready == [80 <= minute < 180 for minute in range(24 * 60)]
-    charger = trace.charger()
-    assert [bool(charger.here(0, phone, m * 60.0)[0]) for m in range(24 * 60)] == [60 <= m < 210 for m in range(1440)]
-    assert Trace(str(fedscale)).charger() is None
+    charger = trace.get_charging_model()
+    assert [bool(charger.is_available(0, phone, m * 60.0)[0]) for m in range(24 * 60)] == [
+        60 <= m < 210 for m in range(1440)
+    ]
+    assert TraceAvailability(str(fedscale)).get_charging_model() is None
 
 
 @pytest.mark.parametrize(
@@ -190,9 +247,12 @@ def test_presence_and_availability_exclude_each_other():
 
 MIX = {"raspberry-pi-4": 0.5, "phone": 0.5}
 LIVING = {
-    "rounds": 8, "clients": 12, "per_round": 4, "train": {"epochs": 1},
+    "rounds": 8,
+    "clients": 12,
+    "per_round": 4,
+    "train": {"epochs": 1},
     "fleet": {"profile": MIX, "presence": {"piece": "chance", "share": 0.5, "slot": 0.05}},
-}  # fmt: skip
+}
 PACES = [None, {"piece": "fastest"}, {"piece": "buffered", "size": 2}]
 paced = pytest.mark.parametrize("pace", PACES, ids=["synchronous", "fastest", "buffered"])
 
@@ -205,17 +265,21 @@ def living(pace):
 def test_nobody_works_while_absent_and_the_books_add_up(pace, tmp_path):
     experiment = living(pace)
     found = list(runs.rounds(experiment))
-    life = experiment.fleet.live(0, tuple(runs.materials(experiment)[0].clients), {})
+    life = experiment.fleet.build_fleet_model(
+        0, tuple(runs.build_data_and_model(experiment)[0].clients), {}
+    )
     assert any("left after" in why for done in found for why in done.record.rejected.values())
     sent = {}
     for before, done in pairwise([None, *found]):
         record = done.record
         assert record.began >= (before.record.began + before.record.seconds if before else 0.0)
-        assert set(record.chosen) <= set(life.here(record.began))
+        assert set(record.chosen) <= set(life.list_reachable_clients(record.began))
         sent |= dict.fromkeys(record.chosen, record.began)
         for line in done.clients:
-            some = life.crowd.take(life.rows([line.client]))
-            gone = leaves(life.presence, 0, some, sent[line.client], max(line.spent.seconds - 1e-9, 0.0))
+            some = life.crowd.take_rows(life.get_indices([line.client]))
+            gone = find_departure_times(
+                life.presence, 0, some, sent[line.client], max(line.spent.seconds - 1e-9, 0.0)
+            )
             assert np.isinf(gone[0])
         useful = sum(line.spent.joules for line in done.clients if line.outcome == "useful")
         assert useful + record.joules_wasted == pytest.approx(record.joules)
@@ -239,7 +303,9 @@ def test_killed_after_any_round_it_goes_on_to_the_same_bits(pace, tmp_path):
             runs.run(experiment, killed, watch=lambda done, stop=stop: quit_after(stop, done))
         runs.run(experiment, killed, resume=True)
         assert (killed / "rounds.jsonl").read_bytes() == want
-        assert (killed / "model.safetensors").read_bytes() == (tmp_path / "straight/model.safetensors").read_bytes()
+        assert (killed / "model.safetensors").read_bytes() == (
+            tmp_path / "straight/model.safetensors"
+        ).read_bytes()
 
 
 def test_a_night_is_waited_for():
@@ -247,5 +313,7 @@ def test_a_night_is_waited_for():
     tables = {"rounds": 2, "clients": 6, "per_round": 3, "recipe": {"name": "fedavg", "minimum": 3}}
     first = runs.run(Experiment(**tables, fleet={"presence": nights})).history[0]
     assert first.began == 0.0  # plugged in since 22:30 or so of the day before
-    first = runs.run(Experiment(**tables, fleet={"presence": {**nights, "zones": [9.0]}})).history[0]
+    first = runs.run(Experiment(**tables, fleet={"presence": {**nights, "zones": [9.0]}})).history[
+        0
+    ]
     assert 13.2 * HOUR < first.began < 13.8 * HOUR  # 09:00 there, and plugged in at 22:15 to 22:45

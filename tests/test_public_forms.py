@@ -1,4 +1,6 @@
-"""Readers of text, tables and series in their public forms: files in the true format, malformed ones, real data."""
+"""Readers of text, tables and series in their public forms: files in the true format, malformed
+ones, real data.
+"""
 
 import gzip
 import importlib.util
@@ -11,12 +13,20 @@ import pytest
 from flrce import Experiment, run
 from flrce.data import cache
 from flrce.data.federation import federate
-from flrce.data.readers import read
-from flrce.data.readers.shakespeare import LENGTH, by_role, cleaned, roles_of
+from flrce.data.readers import read_dataset
+from flrce.data.readers.shakespeare import (
+    WINDOW_LENGTH,
+    build_role_source,
+    clean_role_text,
+    group_lines_by_role,
+)
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
-VERSE = "Full fathom five thy father lies;\nOf his bones are coral made;\nThose are pearls that were his eyes:\n"
+VERSE = (
+    "Full fathom five thy father lies;\nOf his bones are coral made;\nThose are pearls that were"
+    " his eyes:\n"
+)
 
 
 def spelled(source, ids):
@@ -34,21 +44,34 @@ def leaf(path, users):
 
 
 def sliding(text, n):
-    return [text[i : i + LENGTH] for i in range(n)], [text[i + LENGTH] for i in range(n)]
+    return [text[i : i + WINDOW_LENGTH] for i in range(n)], [
+        text[i + WINDOW_LENGTH] for i in range(n)
+    ]
 
 
 def test_leafs_json(tmp_path):
-    text = cleaned(VERSE * 3)
-    leaf(tmp_path / "data" / "train" / "all_data_train.json", {"THE_TEMPEST_ARIEL": sliding(text, 90)})
-    leaf(tmp_path / "data" / "test" / "all_data_test.json", {"THE_TEMPEST_ARIEL": sliding(text[100:], 5)})
-    source = read("shakespeare", tmp_path)
-    assert (source.kind, source.shape, source.outputs, source.vocabulary) == ("tokens", (80,), 80, 80)
+    text = clean_role_text(VERSE * 3)
+    leaf(
+        tmp_path / "data" / "train" / "all_data_train.json",
+        {"THE_TEMPEST_ARIEL": sliding(text, 90)},
+    )
+    leaf(
+        tmp_path / "data" / "test" / "all_data_test.json",
+        {"THE_TEMPEST_ARIEL": sliding(text[100:], 5)},
+    )
+    source = read_dataset("shakespeare", tmp_path)
+    assert (source.kind, source.shape, source.outputs, source.vocabulary) == (
+        "tokens",
+        (80,),
+        80,
+        80,
+    )
     assert spelled(source, source.x[7]) == text[7:87]
     assert source.classes[source.y[7]] == text[87]
     assert source.groups == ("THE_TEMPEST_ARIEL",)
     assert source.held.sum() == 5
-    every = read("shakespeare-tokens", tmp_path)
-    assert every.every
+    every = read_dataset("shakespeare-tokens", tmp_path)
+    assert every.predicts_every_position
     assert len(every.y) == 2  # windows 0 and 80 of 90 and 5
     assert spelled(every, every.y[0]) == text[1:81]
 
@@ -57,25 +80,25 @@ def test_plain_text_by_role(tmp_path):
     (tmp_path / "ARIEL.txt").write_text(VERSE)
     (tmp_path / "GHOST.txt").write_text("Mark me.\n" * 2)  # too few lines
     (tmp_path / "BOATSWAIN.txt").write_text("Here.\n" * 3)  # no window
-    source = read("shakespeare", tmp_path)
+    source = read_dataset("shakespeare", tmp_path)
     text = VERSE.replace("\n", " ")
     assert source.groups == ("ARIEL",)
     assert len(source.y) == len(text) - 80
     assert spelled(source, source.x[-1]) + source.classes[source.y[-1]] == text[-81:]
-    every = read("shakespeare-tokens", tmp_path)
+    every = read_dataset("shakespeare-tokens", tmp_path)
     assert spelled(every, every.x[0]) == text[:80]
     assert spelled(every, every.y[0]) == text[1:81]
 
 
 def test_malformed_shakespeare(tmp_path):
     with pytest.raises(BadInput, match="neither json nor txt"):
-        read("shakespeare", tmp_path)
+        read_dataset("shakespeare", tmp_path)
     (tmp_path / "A.txt").write_text("Short.\n")
     with pytest.raises(BadInput, match="no role with 3 lines and 80 characters"):
-        read("shakespeare", tmp_path)
+        read_dataset("shakespeare", tmp_path)
     (tmp_path / "B.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="no UTF-8 text"):
-        read("shakespeare", tmp_path)
+        read_dataset("shakespeare", tmp_path)
     for users, match in [
         ({"A": (["abc"], ["d"])}, "no texts of 80 characters"),
         ({"A": ([[1.0]], [1])}, "no texts of 80 characters"),
@@ -85,16 +108,18 @@ def test_malformed_shakespeare(tmp_path):
     ]:
         leaf(tmp_path / "a.json", users)
         with pytest.raises(BadInput, match=match):
-            read("shakespeare", tmp_path)
+            read_dataset("shakespeare", tmp_path)
 
 
 def test_the_plays_by_leafs_rule(real_data):
     with gzip.open(real_data / "shakespeare.jsonl.gz", "rt") as lines:
-        roles = roles_of(json.loads(line) for line in lines)
-    kept = {role: text for role, lines in roles.items() if (text := cleaned(lines))}
+        roles = group_lines_by_role(json.loads(line) for line in lines)
+    kept = {role: text for role, lines in roles.items() if (text := clean_role_text(lines))}
     assert len(kept) == 1135
-    assert sum(len(text) - 80 for text in kept.values()) == 4_167_139  # LEAF: 1,129 and 4.2 million, another edition
-    few = by_role(dict(list(roles.items())[:40]), "few", stride=80, every=True)
+    assert (
+        sum(len(text) - 80 for text in kept.values()) == 4_167_139
+    )  # LEAF: 1,129 and 4.2 million, another edition
+    few = build_role_source(dict(list(roles.items())[:40]), "few", stride=80, every=True)
     assert few.y.shape == few.x.shape
     np.testing.assert_array_equal(few.x[:, 1:], few.y[:, :-1])
 
@@ -133,7 +158,7 @@ def hospitals(folder, **more):
 
 def test_hospitals(tmp_path):
     hospitals(tmp_path, change=lambda row, i: [*row[:4], "?", *row[5:]] if i == 3 else row)
-    source = read("fed-heart", tmp_path)
+    source = read_dataset("fed-heart", tmp_path)
     assert (source.shape, source.classes, len(source.y)) == ((13,), ("healthy", "ill"), 4 * 29)
     first = source.x[(source.group == 0) & ~source.held]
     np.testing.assert_allclose(first.mean(0), 0, atol=1e-5)
@@ -142,7 +167,7 @@ def test_hospitals(tmp_path):
 
 def test_malformed_hospitals(tmp_path):
     with pytest.raises(BadInput, match=r"cleveland\.data cannot be read"):
-        read("fed-heart", tmp_path)
+        read_dataset("fed-heart", tmp_path)
     for change, match in [
         (lambda row, i: row[:-1] if i == 4 else row, "line 5 has 13 cells where 14 are expected"),
         (lambda row, i: ["old", *row[1:]], "column age holds text"),
@@ -150,7 +175,7 @@ def test_malformed_hospitals(tmp_path):
     ]:
         hospitals(tmp_path, change=change)
         with pytest.raises(BadInput, match=match):
-            read("fed-heart", tmp_path)
+            read_dataset("fed-heart", tmp_path)
 
 
 @pytest.fixture
@@ -159,13 +184,15 @@ def heart(real_data, tmp_path) -> Path:
     with np.load(real_data / "heart.npz") as z:
         for name in np.unique(z["group"]):
             rows = np.concatenate([z["x"], z["grade"][:, None]], 1)[z["group"] == name]
-            text = "\n".join(",".join("?" if np.isnan(v) else f"{v:g}" for v in row) for row in rows)
+            text = "\n".join(
+                ",".join("?" if np.isnan(v) else f"{v:g}" for v in row) for row in rows
+            )
             (tmp_path / f"processed.{name}.data").write_text(text + "\n")
     return tmp_path
 
 
 def test_fed_heart_is_flambys(heart):
-    source = read("fed-heart", heart)
+    source = read_dataset("fed-heart", heart)
     train = np.bincount(source.group[~source.held]).tolist()
     test = np.bincount(source.group[source.held]).tolist()
     assert (train, test) == ([199, 172, 30, 85], [104, 89, 16, 45])  # as in FLamby's README
@@ -173,10 +200,18 @@ def test_fed_heart_is_flambys(heart):
 
 def test_hospitals_learn_together(heart):
     experiment = Experiment(
-        rounds=15, clients=4, per_round=4, data={"partition": "given"}, model={"name": "logistic"},
-        train={"lr": 0.05, "epochs": 2}, recipe={"name": "fedavg"}, engine={"workers": 1},
-    )  # fmt: skip
-    assert run(experiment, data=read("fed-heart", heart)).summary["accuracy_weighted"] > 0.7  # chance: .55
+        rounds=15,
+        clients=4,
+        per_round=4,
+        data={"partition": "given"},
+        model={"name": "logistic"},
+        train={"lr": 0.05, "epochs": 2},
+        recipe={"name": "fedavg"},
+        engine={"workers": 1},
+    )
+    assert (
+        run(experiment, data=read_dataset("fed-heart", heart)).summary["accuracy_weighted"] > 0.7
+    )  # chance: .55
 
 
 # smartwatch
@@ -193,7 +228,7 @@ def test_series(tmp_path, form):
     series(tmp_path / form.format("E0"), steps=257)  # windows at 0, 64, 128
     series(tmp_path / form.format("E1"), steps=128)
     series(tmp_path / form.format("E2"), steps=127)  # too short for one
-    source = read("smartwatch", tmp_path)
+    source = read_dataset("smartwatch", tmp_path)
     assert (source.shape, source.classes, source.groups) == ((2, 128), ("E0", "E1"), ("S1",))
     assert np.bincount(source.y).tolist() == [3, 1]
     assert source.x[0, 0, 64] == source.x[1, 0, 0]
@@ -202,7 +237,7 @@ def test_series(tmp_path, form):
 
 def test_malformed_series(tmp_path):
     with pytest.raises(BadInput, match="no csv files"):
-        read("smartwatch", tmp_path)
+        read_dataset("smartwatch", tmp_path)
     for name, more, match in [
         ("plain.csv", {}, "names no subject and class"),
         ("S1_E0.csv", {"steps": 10}, "no series of 128 steps"),
@@ -213,11 +248,11 @@ def test_malformed_series(tmp_path):
             old.unlink()
         series(tmp_path / name, **more)
         with pytest.raises(BadInput, match=match):
-            read("smartwatch", tmp_path)
+            read_dataset("smartwatch", tmp_path)
     series(tmp_path / "S1_E0.csv")
     series(tmp_path / "S1_E1.csv", channels=("ax",))
     with pytest.raises(BadInput, match="channels"):
-        read("smartwatch", tmp_path)
+        read_dataset("smartwatch", tmp_path)
 
 
 # packed for the experiments
@@ -233,7 +268,7 @@ def packed():
 
 
 def test_packed_hospitals_are_the_public_ones(real_data, heart, packed):
-    one, two = packed.fed_heart(real_data / "heart.npz"), read("fed-heart", heart)
+    one, two = packed.fed_heart(real_data / "heart.npz"), read_dataset("fed-heart", heart)
     np.testing.assert_allclose(one.x, two.x, atol=1e-6)  # packed in single precision
     np.testing.assert_array_equal(one.held, two.held)
 
@@ -243,17 +278,30 @@ def test_packed_series_and_tables(real_data, packed):
     assert (watch.shape, watch.outputs, len(watch.groups)) == ((6, 128), 7, 10)
     assert 3500 < len(watch.y) < 3700
     scores = packed.chem97(real_data / "tabular.npz")
-    assert (scores.kind, scores.outputs, scores.shape, len(scores.groups)) == ("values", 1, (3,), 131)
+    assert (scores.kind, scores.outputs, scores.shape, len(scores.groups)) == (
+        "values",
+        1,
+        (3,),
+        131,
+    )
     vowel = packed.vowel(real_data / "tabular.npz")
     assert (vowel.outputs, vowel.shape, len(vowel.groups)) == (11, (9,), 15)
 
 
 def test_subjects_learn_together(real_data, packed):
     experiment = Experiment(
-        rounds=3, clients=10, per_round=10, data={"partition": "given"}, train={"lr": 0.1, "epochs": 1},
-        recipe={"name": "fedavg"}, engine={"workers": 1},
-    )  # fmt: skip
-    assert run(experiment, data=packed.smartwatch(real_data / "smartwatch.npz")).summary["accuracy"] > 0.4  # of 1/7
+        rounds=3,
+        clients=10,
+        per_round=10,
+        data={"partition": "given"},
+        train={"lr": 0.1, "epochs": 1},
+        recipe={"name": "fedavg"},
+        engine={"workers": 1},
+    )
+    assert (
+        run(experiment, data=packed.smartwatch(real_data / "smartwatch.npz")).summary["accuracy"]
+        > 0.4
+    )  # of 1/7
 
 
 # prepared
@@ -268,12 +316,30 @@ def test_every_kind_is_prepared_and_mapped(kind, tmp_path):
         "values": (rng.random((N, 3), np.float32), rng.random((N, 2), np.float32), ()),
         "tokens": (ids[:, :-1], ids[:, -1], tuple("abcdefghi")),
         "every": (ids[:, :-1], np.where(ids[:, 1:] == 3, -100, ids[:, 1:]), tuple("abcdefghi")),
-        "labels": (rng.random((N, 3), np.float32), rng.integers(0, 2, (N, 4)).astype(np.uint8), tuple("wxyz")),
+        "labels": (
+            rng.random((N, 3), np.float32),
+            rng.integers(0, 2, (N, 4)).astype(np.uint8),
+            tuple("wxyz"),
+        ),
     }[kind]
     told = "tokens" if kind == "every" else kind
-    source = Source("made", x, y, classes, np.arange(N) % 4, tuple("pqrs"), kind=told, held=np.arange(N) % 5 == 0)
-    back = cache.load(cache.write(source, tmp_path / "made"))
-    assert (back.kind, back.outputs, back.tokens, back.every) == (told, source.outputs, source.tokens, source.every)
+    source = Source(
+        "made",
+        x,
+        y,
+        classes,
+        np.arange(N) % 4,
+        tuple("pqrs"),
+        kind=told,
+        held=np.arange(N) % 5 == 0,
+    )
+    back = cache.load_prepared(cache.write_prepared(source, tmp_path / "made"))
+    assert (back.kind, back.outputs, back.has_token_ids, back.predicts_every_position) == (
+        told,
+        source.outputs,
+        source.has_token_ids,
+        source.predicts_every_position,
+    )
     for name in ("x", "y", "group", "held"):
         np.testing.assert_array_equal(getattr(back, name), getattr(source, name))
     one, two = (federate(s, "given", 4, 0).describe() for s in (source, back))
@@ -283,13 +349,18 @@ def test_every_kind_is_prepared_and_mapped(kind, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "x", "y", "match"),
     [
-        ("classes", np.zeros((4, 2), np.float64), np.zeros(4, np.int64), "uint8, float32 or int64 ids"),
+        (
+            "classes",
+            np.zeros((4, 2), np.float64),
+            np.zeros(4, np.int64),
+            "uint8, float32 or int64 ids",
+        ),
         ("values", np.zeros((4, 2), np.float32), np.zeros(4, np.int64), "needs y of f4"),
         ("tokens", np.zeros((4, 2), np.int64), np.full(4, 7), "beyond its 1 classes"),
         ("tokens", np.full((4, 2), -1), np.zeros(4, np.int64), "token ids below 0"),
         ("labels", np.zeros((4, 2), np.float32), np.zeros(4, np.uint8), "with 2 axes for labels"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_not_prepared(kind, x, y, match, tmp_path):
     with pytest.raises(BadInput, match=match):
-        cache.write(Source("made", x, y, ("a",), kind=kind), tmp_path / "made")
+        cache.write_prepared(Source("made", x, y, ("a",), kind=kind), tmp_path / "made")

@@ -1,33 +1,63 @@
-"""What a target costs, where grams were emitted, and when they would have been fewer: worked by hand and by command."""
+"""What a target costs, where grams were emitted, and when they would have been fewer: worked by
+hand and by command.
+"""
 
 import json
 
 import numpy as np
 import pytest
 
-from flrce.apps.cli import main
-from flrce.results.carbon import by_hour, moved
-from flrce.results.page import page
-from flrce.results.reach import Reached, reached
-from flrce.store.read import find, one
-from flrce.types import Record
+from flrce.cli.cli import main
+from flrce.core.types import RoundRecord
+from flrce.report.carbon import shift_run_start, sum_grams_by_hour
+from flrce.report.page import render_report
+from flrce.report.target_costs import CostToTarget, find_cost_to_target
+from flrce.storage.read import read_runs, read_single_run
 
 
 def test_costs_up_to_the_round_that_was_good_enough():
     history = (
-        Record(1, accuracy=0.5, joules=10.0, bytes_up=3, bytes_down=4, grams=0.5, began=0.0, seconds=7.0),
-        Record(2, "abandoned", joules=1.0, grams=0.1, began=7.0, seconds=2.0),
-        Record(2, accuracy=0.7, averaged=0.9, joules=20.0, bytes_up=3, grams=1.0, began=100.0, seconds=8.0),
-        Record(3, accuracy=0.95, joules=40.0, began=108.0, seconds=8.0),
+        RoundRecord(
+            1,
+            accuracy=0.5,
+            joules=10.0,
+            bytes_up=3,
+            bytes_down=4,
+            grams=0.5,
+            began=0.0,
+            seconds=7.0,
+        ),
+        RoundRecord(2, "abandoned", joules=1.0, grams=0.1, began=7.0, seconds=2.0),
+        RoundRecord(
+            2,
+            accuracy=0.7,
+            averaged=0.9,
+            joules=20.0,
+            bytes_up=3,
+            grams=1.0,
+            began=100.0,
+            seconds=8.0,
+        ),
+        RoundRecord(3, accuracy=0.95, joules=40.0, began=108.0, seconds=8.0),
     )
-    assert reached(history, 0.9) == Reached(2, 108.0, 31.0, 10, 1.6)  # the averaged model is what is handed back
-    assert reached(history, 0.4) == Reached(1, 7.0, 10.0, 7, 0.5)
-    assert reached(history, 0.96) is None
+    assert find_cost_to_target(history, 0.9) == CostToTarget(
+        2, 108.0, 31.0, 10, 1.6
+    )  # the averaged model is what is handed back
+    assert find_cost_to_target(history, 0.4) == CostToTarget(1, 7.0, 10.0, 7, 0.5)
+    assert find_cost_to_target(history, 0.96) is None
     errors = tuple(
-        Record(t, metric="mae", lower=True, metrics={"mae": value}, joules=1.0, began=5.0 * (t - 1), seconds=5.0)
+        RoundRecord(
+            t,
+            metric="mae",
+            lower=True,
+            metrics={"mae": value},
+            joules=1.0,
+            began=5.0 * (t - 1),
+            seconds=5.0,
+        )
         for t, value in ((1, 3.0), (2, 1.5))
     )
-    assert reached(errors, 2.0) == Reached(2, 10.0, 2.0, 0, 0.0)
+    assert find_cost_to_target(errors, 2.0) == CostToTarget(2, 10.0, 2.0, 0, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +65,9 @@ def compared(tmp_path_factory):
     """Two recipes, two seeds, two regions; the first hours are dirty."""
     folder = tmp_path_factory.mktemp("grams")
     hours = np.where(np.arange(24 * 20) % 24 < 12, 400.0, 100.0)
-    np.savez(folder / "c.npz", DE=hours, DE_start="2021-03-01", SE=hours / 10, SE_start="2021-03-01")
+    np.savez(
+        folder / "c.npz", DE=hours, DE_start="2021-03-01", SE=hours / 10, SE_start="2021-03-01"
+    )
     file = folder / "e.toml"
     file.write_text(
         "rounds = 6\nclients = 12\nper_round = 4\n[train]\nepochs = 2\n"
@@ -43,7 +75,16 @@ def compared(tmp_path_factory):
     )
     assert (
         main(
-            ["compare", str(file), "--recipes", "fedavg,flrce-no-stop", "--seeds", "0-1", "--out", str(folder / "all")]
+            [
+                "compare",
+                str(file),
+                "--recipes",
+                "fedavg,flrce-no-stop",
+                "--seeds",
+                "0-1",
+                "--out",
+                str(folder / "all"),
+            ]
         )
         == 0
     )
@@ -57,28 +98,32 @@ def test_reach_by_command(compared, capsys):
     assert "CO2 mg" in shown
     assert main(["reach", str(compared), "--target", "0.3", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    runs = [run for run in find([compared]) if run.name == told[0]["label"]]
-    want = [reached(run.rounds, 0.3) for run in runs]
+    runs = [run for run in read_runs([compared]) if run.name == told[0]["label"]]
+    want = [find_cost_to_target(run.rounds, 0.3) for run in runs]
     assert told[0]["reached"] == sum(got is not None for got in want)
-    assert told[0]["costs"]["grams"]["mean"] == pytest.approx(np.mean([got.grams for got in want if got]))
+    assert told[0]["costs"]["grams"]["mean"] == pytest.approx(
+        np.mean([got.grams for got in want if got])
+    )
     assert main(["reach", str(compared), "--target", "80"]) == 2
     assert "is a share from 0 to 1" in capsys.readouterr().err
 
 
 def test_grams_in_tables_and_report(compared):
-    runs = find([compared])
-    found = by_hour(runs)
-    assert sum(map(sum, found.values())) == pytest.approx(sum(h.grams for run in runs for h in run.rounds))
+    runs = read_runs([compared])
+    found = sum_grams_by_hour(runs)
+    assert sum(map(sum, found.values())) == pytest.approx(
+        sum(h.grams for run in runs for h in run.rounds)
+    )
     assert {hour for hours in found.values() for hour, value in enumerate(hours) if value} == {2}
     assert sum(found["DE"]) > 5 * sum(found["SE"])
-    text = page(runs)
+    text = render_report(runs)
     assert "CO2 by region and hour" in text
     assert "<th>DE</th>" in text
 
 
 def test_another_start_emits_less(compared, capsys):
-    run = one(compared / "fedavg/seed-0")
-    same, clean = moved(run, ["2021-03-01T02:00", "2021-03-01T14:00"])
+    run = read_single_run(compared / "fedavg/seed-0")
+    same, clean = shift_run_start(run, ["2021-03-01T02:00", "2021-03-01T14:00"])
     assert same.ratio == pytest.approx(1)
     assert clean.ratio == pytest.approx(0.25)
     assert main(["whatif", str(compared / "fedavg"), "--start", "2021-03-01T14:00"]) == 0
@@ -90,10 +135,22 @@ def test_another_start_emits_less(compared, capsys):
 
 def test_runs_without_grams_say_so(tmp_path, capsys):
     assert (
-        main(["run", "--set", "rounds=1", "--set", "clients=5", "--set", "per_round=2", "--out", str(tmp_path / "r")])
+        main(
+            [
+                "run",
+                "--set",
+                "rounds=1",
+                "--set",
+                "clients=5",
+                "--set",
+                "per_round=2",
+                "--out",
+                str(tmp_path / "r"),
+            ]
+        )
         == 0
     )
     capsys.readouterr()
     assert main(["whatif", str(tmp_path / "r"), "--start", "2021-01-01"]) == 2
     assert "run it with fleet.carbon" in capsys.readouterr().err
-    assert "CO2 by region" not in page([one(tmp_path / "r")])
+    assert "CO2 by region" not in render_report([read_single_run(tmp_path / "r")])

@@ -10,18 +10,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce import Experiment, loop, recipes, runs
-from flrce.aggregators.mean import WeightedMean
-from flrce.aggregators.robust import ClippedMean, Krum, Median, TrimmedMean, krum
+from flrce import Experiment
+from flrce.core import loop
+from flrce.core.types import Payload, Updates
 from flrce.errors import BadInput
-from flrce.models.flat import pack
-from flrce.types import Payload, Updates
+from flrce.methods.aggregation.mean import WeightedMean
+from flrce.methods.aggregation.robust import (
+    ClippedMean,
+    CoordinateMedian,
+    Krum,
+    TrimmedMean,
+    rank_by_krum_score,
+)
+from flrce.methods.catalogue import recipes
+from flrce.models.flat import pack_model
+from flrce.simulation import runs
 
 
 def updates_of(U, n=None, trainable=None, covered=None):
     U = torch.as_tensor(np.asarray(U, np.float32))
-    n = torch.ones(len(U), dtype=torch.float64) if n is None else torch.tensor(n, dtype=torch.float64)
-    return Updates(torch.arange(len(U)), U, n, U.shape[1] if trainable is None else trainable, covered)
+    n = (
+        torch.ones(len(U), dtype=torch.float64)
+        if n is None
+        else torch.tensor(n, dtype=torch.float64)
+    )
+    return Updates(
+        torch.arange(len(U)), U, n, U.shape[1] if trainable is None else trainable, covered
+    )
 
 
 def values(seed, P, d):
@@ -34,7 +49,7 @@ def values(seed, P, d):
 cases = st.tuples(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 5))
 
 
-# --- trimmed mean and median ---------------------------------------------------------------------------------------
+# --- trimmed mean and median --------------------------------------------------------------------
 
 
 def trimmed_by_the_book(U, share, held=None):
@@ -54,8 +69,10 @@ def test_a_trimmed_mean_worked_by_hand():
 
 
 def test_medians_worked_by_hand():
-    assert Median()(torch.ones(1), updates_of([[5], [-9], [2]]), None).tolist() == [3.0]
-    assert Median()(torch.zeros(1), updates_of([[5], [-9], [2], [4]]), None).tolist() == [3.0]  # (2 + 4) / 2
+    assert CoordinateMedian()(torch.ones(1), updates_of([[5], [-9], [2]]), None).tolist() == [3.0]
+    assert CoordinateMedian()(torch.zeros(1), updates_of([[5], [-9], [2], [4]]), None).tolist() == [
+        3.0
+    ]  # (2 + 4) / 2
 
 
 @given(cases, st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.45]))
@@ -69,7 +86,7 @@ def test_trimming_by_the_book(case, share):
 @given(cases)
 def test_median_is_numpys(case):
     U = values(*case)
-    got = Median()(torch.zeros(U.shape[1]), updates_of(U), None)
+    got = CoordinateMedian()(torch.zeros(U.shape[1]), updates_of(U), None)
     np.testing.assert_allclose(got.numpy(), np.median(U, 0), rtol=1e-6)
 
 
@@ -94,7 +111,7 @@ def test_attackers_within_the_share_cannot_leave_the_honest_range(seed, P, share
     assert (got <= U[bad:].max(0) + 1e-6).all()
 
 
-# --- Krum ----------------------------------------------------------------------------------------------------------
+# --- Krum ---------------------------------------------------------------------------------------
 
 
 def krum_by_the_book(U, attackers):
@@ -109,19 +126,25 @@ def krum_by_the_book(U, attackers):
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 4), st.integers(0, 3))
 def test_krum_by_the_book(seed, P, d, attackers):
     U = np.random.default_rng(seed).normal(size=(P, d))  # no ties, up to chance
-    assert krum(torch.from_numpy(U), attackers) == krum_by_the_book(U.tolist(), attackers)
+    assert rank_by_krum_score(torch.from_numpy(U), attackers) == krum_by_the_book(
+        U.tolist(), attackers
+    )
 
 
 def test_krum_worked_by_hand():
-    # five updates on a line, one attacker: 5 - 1 - 2 = 2 neighbours; scores 0: 1+4, 1: 1+1, 2: 1+1, 3: 1+4, far one
+    # five updates on a line, one attacker: 5 - 1 - 2 = 2 neighbours; scores 0: 1+4, 1: 1+1, 2: 1+1,
+    # 3: 1+4, far one
     updates = updates_of([[0], [1], [2], [3], [1000]])
-    assert krum(updates.U, 1) == [1, 2, 0, 3, 4]
+    assert rank_by_krum_score(updates.U, 1) == [1, 2, 0, 3, 4]
     assert Krum(attackers=1, keep=1)(torch.zeros(1), updates, None).tolist() == [1.0]
-    assert Krum(attackers=1)(torch.zeros(1), updates, None).tolist() == [1.5]  # all but one: (0 + 1 + 2 + 3) / 4
+    assert Krum(attackers=1)(torch.zeros(1), updates, None).tolist() == [
+        1.5
+    ]  # all but one: (0 + 1 + 2 + 3) / 4
 
 
 def test_krum_looks_at_trained_coordinates_only():
-    # as above, with a BatchNorm statistic behind each update that would make the attacker everybody's neighbour
+    # as above, with a BatchNorm statistic behind each update that would make the attacker
+    # everybody's neighbour
     updates = updates_of([[0, 900], [1, -900], [2, 500], [3, -500], [1000, 0]], trainable=1)
     assert Krum(attackers=1, keep=1)(torch.zeros(2), updates, None).tolist() == [1.0, -900.0]
 
@@ -130,20 +153,20 @@ def test_krum_looks_at_trained_coordinates_only():
 def test_multi_krum_keeps_no_attacker_far_away(seed):
     rng = np.random.default_rng(seed)
     U = np.concatenate([rng.normal(size=(8, 3)), rng.normal(size=(2, 3)) * 1e6 + 1e7])
-    assert not {8, 9} & set(krum(torch.from_numpy(U), 2)[:8])
+    assert not {8, 9} & set(rank_by_krum_score(torch.from_numpy(U), 2)[:8])
 
 
 def test_krum_refuses_parts_and_too_many_attackers_before_anything_runs():
     with pytest.raises(BadInput, match=r"at most \(P - 3\) / 2 = 3 attackers, got 4"):
         recipes.krum(attackers=4, P=10)
     with pytest.raises(BadInput, match="krum compares whole updates, but RandomUnits"):
-        Experiment.of({"recipe": {"name": "dropout", "aggregator": "krum"}})
+        Experiment.from_tables({"recipe": {"name": "dropout", "aggregator": "krum"}})
     with pytest.raises(BadInput, match="whole updates"):
         Krum()(torch.zeros(2), updates_of([[1, 0]], covered=torch.tensor([[True, False]])), None)
     assert recipes.krum(attackers=2).minimum == 7  # fewer replies than 2 f + 3 abandon the round
 
 
-# --- clipping ------------------------------------------------------------------------------------------------------
+# --- clipping -----------------------------------------------------------------------------------
 
 
 def clipped_by_the_book(U, n, most):
@@ -156,7 +179,8 @@ def clipped_by_the_book(U, n, most):
 
 
 def test_clipping_worked_by_hand():
-    # norms 5, 10, 1: the median is 5, so (6, 8) becomes (3, 4); n = 1, 1, 2: ((3,4) + (3,4) + 2 (0,1)) / 4
+    # norms 5, 10, 1: the median is 5, so (6, 8) becomes (3, 4); n = 1, 1, 2: ((3,4) + (3,4) + 2
+    # (0,1)) / 4
     updates = updates_of([[3, 4], [6, 8], [0, 1]], n=[1, 1, 2])
     assert ClippedMean()(torch.zeros(2), updates, None).tolist() == [1.5, 2.5]
     assert ClippedMean(norm=100.0)(torch.zeros(2), updates, None).tolist() == [2.25, 3.5]
@@ -178,7 +202,8 @@ def test_clipping_by_the_book(case, most):
 
 
 def test_statistics_are_clipped_apart_from_parameters():
-    # the last column is a BatchNorm statistic: norms 1, 1, 1e6, median 1; the parameters are all within theirs
+    # the last column is a BatchNorm statistic: norms 1, 1, 1e6, median 1; the parameters are all
+    # within theirs
     updates = updates_of([[1, 1], [1, 1], [1, 1e6]], trainable=1)
     assert ClippedMean()(torch.zeros(2), updates, None).tolist() == [1, 1]
 
@@ -203,11 +228,13 @@ def test_nothing_to_resist_is_the_plain_mean(case):
     torch.testing.assert_close(Krum(attackers=0)(w, updates, None), plain, rtol=1e-6, atol=1e-6)
 
 
-ALL = (TrimmedMean(0.2), Median(), Krum(1), ClippedMean(), ClippedMean(1.0, by="equal"))
+ALL = (TrimmedMean(0.2), CoordinateMedian(), Krum(1), ClippedMean(), ClippedMean(1.0, by="equal"))
 
 
 @pytest.mark.parametrize("piece", ALL, ids=lambda p: repr(p))
-@given(st.integers(0, 10**6), st.integers(5, 9))  # with fewer, two mutual nearest tie in Krum and rows decide
+@given(
+    st.integers(0, 10**6), st.integers(5, 9)
+)  # with fewer, two mutual nearest tie in Krum and rows decide
 def test_order_of_replies_and_extreme_values_do_no_harm(piece, seed, P):
     rng = np.random.default_rng(seed)
     U = (rng.normal(size=(P, 5)) * rng.choice([0.0, 1.0, 1e30], (P, 1))).astype(np.float32)
@@ -235,15 +262,17 @@ def test_senseless_settings_are_refused(make, why):
 
 def test_a_senseless_setting_in_a_file_is_one_line():
     with pytest.raises(BadInput, match=r"share must be at least 0 and below 0\.5, got 0\.7"):
-        Experiment.of({"recipe": {"name": "trimmed-mean", "share": 0.7}})
+        Experiment.from_tables({"recipe": {"name": "trimmed-mean", "share": 0.7}})
 
 
-# --- attackers on digits -------------------------------------------------------------------------------------------
+# --- attackers on digits ------------------------------------------------------------------------
 
 
 @dataclass
 class Attacked:
-    """An engine some of whose clients multiply their updates, but not the statistics: the gate would notice."""
+    """An engine some of whose clients multiply their updates, but not the statistics: the gate
+    would notice.
+    """
 
     engine: Any
     attackers: frozenset[str]
@@ -265,12 +294,19 @@ class Attacked:
 
 def accuracy(recipe, factor, rounds=25, seed=0):
     """Mean accuracy over the last ten rounds, with every tenth client an attacker."""
-    exp = Experiment(rounds=rounds, clients=30, per_round=10, seed=seed, recipe={"name": recipe}, engine={"workers": 1})
-    built = runs.parts(exp)
+    exp = Experiment(
+        rounds=rounds,
+        clients=30,
+        per_round=10,
+        seed=seed,
+        recipe={"name": recipe},
+        engine={"workers": 1},
+    )
+    built = runs.build_simulation(exp)
     try:
         bad = frozenset(built.federation.clients[::10])
         engine = Attacked(built.engine, bad, factor)
-        start = loop.initial(built.recipe, engine, pack(built.net))
+        start = loop.make_initial_state(built.recipe, engine, pack_model(built.net))
         done = loop.rounds(built.recipe, engine, start, rounds, seed)
         seen = [r.record.accuracy or 0.0 for r in done]  # None: abandoned, all replies went astray
     finally:

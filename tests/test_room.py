@@ -1,4 +1,6 @@
-"""Large vectors: memory that is used again once it is free, tables that replies are written into, sums in one pass."""
+"""Large vectors: memory that is used again once it is free, tables that replies are written into,
+sums in one pass.
+"""
 
 from unittest import mock
 
@@ -7,62 +9,75 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce import linalg, room
-from flrce.pieces import Dense
-from flrce.round.gate import gate
-from flrce.sketch import Turned
-from flrce.types import Payload, Reply, Task
+from flrce.core import buffers, linalg
+from flrce.core.gate import validate_replies
+from flrce.core.pieces import NoCompression
+from flrce.core.sketch import RotatedSketch
+from flrce.core.types import Payload, Reply, Task
 
-MANY = room.SMALL // 4  # floats that are worth keeping
+MANY = buffers.MIN_POOLED_BYTES // 4  # floats that are worth keeping
 
 
 def test_memory_is_used_again_once_nobody_holds_on_to_it():
-    room.let_go()
-    first = room.room(2, MANY)
+    buffers.free_unused_buffers()
+    first = buffers.allocate_tensor(2, MANY)
     row, where = first[1], first.data_ptr()
     del first
-    other = room.room(2, MANY)  # a row of the first is still in use
+    other = buffers.allocate_tensor(2, MANY)  # a row of the first is still in use
     assert other.data_ptr() != where
     other.zero_()
     row.fill_(1)
     assert not other.any()
     view = row.numpy()
     del row
-    assert room.room(2, MANY).data_ptr() not in (where, other.data_ptr())
+    assert buffers.allocate_tensor(2, MANY).data_ptr() not in (where, other.data_ptr())
     del view
-    taken = {room.room(2, MANY).data_ptr()}
-    taken |= {x.data_ptr() for x in (room.room(2, MANY), room.room(2, MANY))}
+    taken = {buffers.allocate_tensor(2, MANY).data_ptr()}
+    taken |= {
+        x.data_ptr() for x in (buffers.allocate_tensor(2, MANY), buffers.allocate_tensor(2, MANY))
+    }
     assert where in taken
     del other
-    room.let_go()
-    assert not room._blocks
+    buffers.free_unused_buffers()
+    assert not buffers._blocks
 
 
 def test_kinds_and_sizes():
-    assert room.room(3, dtype=torch.int64).dtype == torch.int64
-    assert room.room(0, MANY).shape == (0, MANY)
-    wide = room.room(MANY, dtype=torch.float64)
+    assert buffers.allocate_tensor(3, dtype=torch.int64).dtype == torch.int64
+    assert buffers.allocate_tensor(0, MANY).shape == (0, MANY)
+    wide = buffers.allocate_tensor(MANY, dtype=torch.float64)
     assert wide.dtype == torch.float64
     assert wide.shape == (MANY,)
-    assert room.room_like(wide).dtype == torch.float64
-    with mock.patch.object(room, "LARGE", room.SMALL):
-        kept = len(room._blocks)
-        assert room.room(2, MANY).shape == (2, MANY)
-        assert len(room._blocks) == kept
-        room.let_go()
-        kept = len(room._blocks)
-        table = room.room(2, MANY, most=room.TABLE)  # one of replies is kept up to a size of its own
-        assert len(room._blocks) == kept + 1
+    assert buffers.allocate_like(wide).dtype == torch.float64
+    with mock.patch.object(buffers, "MAX_POOLED_BYTES", buffers.MIN_POOLED_BYTES):
+        kept = len(buffers._blocks)
+        assert buffers.allocate_tensor(2, MANY).shape == (2, MANY)
+        assert len(buffers._blocks) == kept
+        buffers.free_unused_buffers()
+        kept = len(buffers._blocks)
+        table = buffers.allocate_tensor(
+            2, MANY, most=buffers.MAX_POOLED_TABLE_BYTES
+        )  # one of replies is kept up to a size of its own
+        assert len(buffers._blocks) == kept + 1
         where = table.data_ptr()
         del table
-        assert room.room(2, MANY, most=room.TABLE).data_ptr() == where
+        assert (
+            buffers.allocate_tensor(2, MANY, most=buffers.MAX_POOLED_TABLE_BYTES).data_ptr()
+            == where
+        )
 
 
-@given(st.lists(st.sampled_from(["in place", "elsewhere", "refused", "silent"]), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.sampled_from(["in place", "elsewhere", "refused", "silent"]), min_size=1, max_size=6
+    )
+)
 def test_a_table_gives_the_same_updates(kinds):
-    """Replies written into the table, beside it, or refused: those that passed, one row each, in the order of k."""
+    """Replies written into the table, beside it, or refused: those that passed, one row each, in
+    the order of k.
+    """
     D = 5
-    tasks = [Task(f"c{k}", k, 1, 0, compressor=Dense()) for k in range(len(kinds))]
+    tasks = [Task(f"c{k}", k, 1, 0, compressor=NoCompression()) for k in range(len(kinds))]
     values = [torch.arange(D) + 10.0 * k + 1 for k in range(len(kinds))]
     table = torch.full((len(kinds), D), torch.nan)
 
@@ -74,7 +89,14 @@ def test_a_table_gives_the_same_updates(kinds):
             yield Reply(task.client, 1, Payload({"u": at}), n=0 if kind == "refused" else 7)
 
     def through(table):
-        return gate(tasks, list(replies(table is not None)), lambda task: (None, [("w", D)]), D, D, table=table)
+        return validate_replies(
+            tasks,
+            list(replies(table is not None)),
+            lambda task: (None, [("w", D)]),
+            D,
+            D,
+            table=table,
+        )
 
     plain, why = through(None)
     tabled, same = through(table)
@@ -93,11 +115,11 @@ def test_turned_sums_are_those_of_plain_loops(k, d, rows, seed):
     found = torch.zeros(rows, 2 * k)
     for i in range(d):
         found[:, int(offsets[i // k]) + i % k] += X[:, i] * int(signs[i])
-    S = Turned(k, torch.from_numpy(offsets), torch.from_numpy(signs.astype(np.int8)))
+    S = RotatedSketch(k, torch.from_numpy(offsets), torch.from_numpy(signs.astype(np.int8)))
     assert torch.equal(S(X), found[:, :k] + found[:, k:])
 
 
 def test_products_of_long_updates():
     U = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
     with mock.patch.object(linalg, "LARGE", 100), mock.patch.object(linalg, "LONG", 64):
-        assert torch.allclose(linalg.gram(U), U.double() @ U.double().T, rtol=1e-13)
+        assert torch.allclose(linalg.gram_matrix(U), U.double() @ U.double().T, rtol=1e-13)

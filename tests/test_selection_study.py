@@ -1,4 +1,6 @@
-"""The selection study's own arithmetic: endpoints, Holm, fleets on one pool, the price of a target."""
+"""The selection study's own arithmetic: endpoints, Holm, fleets on one pool, the price of a
+target.
+"""
 
 import gzip
 import json
@@ -11,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "studies"))
 import selection
 
-from flrce.results.paper.execute import facts_of, load
+from flrce.reproduction.execute import load_dataset, read_dataset_sizes
 
 
 def test_the_endpoint_is_the_last_sweep():
@@ -38,12 +40,18 @@ def test_plans_name_what_there_is(name):
 
 
 def test_fleets_on_one_pool_have_their_own_labels():
-    pool, facts = load("digits", None), facts_of("digits", None)
-    keys = [("digits", cell, "chance", seed) for cell in ("labels, P=10", "wrong labels") for seed in (0, 1)]
+    pool, facts = load_dataset("digits", None), read_dataset_sizes("digits", None)
+    keys = [
+        ("digits", cell, "chance", seed)
+        for cell in ("labels, P=10", "wrong labels")
+        for seed in (0, 1)
+    ]
     jobs = {key: selection.experiment(*key, facts, 10, "cpu", {}) for key in keys}
     apart = {key: job.federate(pool) for key, job in jobs.items()}
     with selection.one_pool(jobs, pool) as shared:
-        assert len(shared.y) == 3 * len(pool.y)  # the labels as they are, and two fleets' wrong ones
+        assert len(shared.y) == 3 * len(
+            pool.y
+        )  # the labels as they are, and two fleets' wrong ones
         for key, job in jobs.items():
             made = job.federate(shared)
             for mine, own in zip(made.train, apart[key].train, strict=True):
@@ -53,7 +61,9 @@ def test_fleets_on_one_pool_have_their_own_labels():
 
 
 def test_the_price_of_a_target(tmp_path):
-    """Half of the joules by half of the rounds on one seed, a quarter on the other: the geometric mean is .35."""
+    """Half of the joules by half of the rounds on one seed, a quarter on the other: the geometric
+    mean is .35.
+    """
 
     def row(name, seed, averaged):
         told = {
@@ -64,11 +74,17 @@ def test_the_price_of_a_target(tmp_path):
             "averaged": averaged,
             "end": 1,
         }
-        return told | {key: [2.0] * len(averaged) for key in ("joules", "active", "bytes_up", "bytes_down")}
+        return told | {
+            key: [2.0] * len(averaged) for key in ("joules", "active", "bytes_up", "bytes_down")
+        }
 
-    rows = [row("uniform, 4 bits", 0, [0.1, 0.9]), row("chance, 4 bits", 0, [0.9, 0.9]),
-            row("uniform, 4 bits", 1, [0.1, 0.2, None, 0.9]), row("chance, 4 bits", 1, [0.9, 0.9]),
-            row("chance, 4 bits", 2, [0.1, 0.1])]  # fmt: skip
+    rows = [
+        row("uniform, 4 bits", 0, [0.1, 0.9]),
+        row("chance, 4 bits", 0, [0.9, 0.9]),
+        row("uniform, 4 bits", 1, [0.1, 0.2, None, 0.9]),
+        row("chance, 4 bits", 1, [0.9, 0.9]),
+        row("chance, 4 bits", 2, [0.1, 0.1]),
+    ]
     with gzip.open(tmp_path / "selection-0.jsonl.gz", "wt") as f:
         f.writelines(json.dumps(r) + "\n" for r in rows)
     told = selection.headline(tmp_path, {"digits": 0.8})

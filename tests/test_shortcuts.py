@@ -12,32 +12,40 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from flrce.compiling import Machine, Unsupported
-from flrce.engines.workers import hire
-from flrce.local.client import Runner
-from flrce.local.native import build, layers, shortcuts
-from flrce.local.native.shares import kept
-from flrce.local.native.shortcuts import Shortcuts, widest, worth
-from flrce.local.objective import NextToken
+from flrce.core import c_compiler
+from flrce.core.c_compiler import KernelUnavailable, Processor
+from flrce.core.types import LocalWork, Task
 from flrce.models.gpt import GPT
-from flrce.types import Task, Work
+from flrce.simulation.workers import start_workers
+from flrce.training.client import ClientRunner
+from flrce.training.cpu import layers, shortcuts
+from flrce.training.cpu.shares import kept
+from flrce.training.cpu.shortcuts import Shortcuts, widest, worth
+from flrce.training.objectives import NextToken
 from training import like_torchs
 
-FEW = settings(max_examples=12, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+FEW = settings(
+    max_examples=12,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 
 @pytest.fixture(autouse=True)
 def _layers(tmp_path_factory, monkeypatch):
     """Builds of their own, made quickly; small calls count, whoever made the processor."""
-    monkeypatch.setattr(build, "FLAGS", ("-O1", *build.FLAGS[1:]))
-    monkeypatch.setenv("FLRCE_CACHE", os.environ.get("FLRCE_CACHE") or str(tmp_path_factory.getbasetemp()))
+    monkeypatch.setattr(c_compiler, "COMPILER_FLAGS", ("-O1", *c_compiler.COMPILER_FLAGS[1:]))
+    monkeypatch.setenv(
+        "FLRCE_CACHE", os.environ.get("FLRCE_CACHE") or str(tmp_path_factory.getbasetemp())
+    )
     for name in ("PRODUCT", "VALUES", "WIDE", "WORTH"):
         monkeypatch.setattr(shortcuts, name, 1)
     monkeypatch.setattr(shortcuts, "faster_here", lambda: True)
     layers.compiled.cache_clear()
     try:
         layers.compiled()
-    except Unsupported as why:
+    except KernelUnavailable as why:
         pytest.skip(str(why))
     yield
     layers.compiled.cache_clear()
@@ -48,7 +56,9 @@ def found(call, given, seed=0, mode=Shortcuts):
     given = [x.clone().requires_grad_() for x in given]
     with mode():
         out = call(*given)
-        factors = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        factors = torch.randn(
+            out.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         grads = torch.autograd.grad((out * factors.to(out.dtype)).sum(), given, allow_unused=True)
     return [out.detach(), *(g for g in grads if g is not None)]
 
@@ -62,15 +72,21 @@ def assert_like_torch(call, *given, most=3e-6):
 
 
 @FEW
-@given(st.integers(1, 60), st.integers(1, 600), st.integers(1, 70), st.booleans(), st.floats(0.1, 10))
+@given(
+    st.integers(1, 60), st.integers(1, 600), st.integers(1, 70), st.booleans(), st.floats(0.1, 10)
+)
 def test_linear(n, inputs, outputs, bias, scale):
     given = [scale * torch.randn(n, 2, inputs), torch.randn(outputs, inputs), torch.randn(outputs)]
     assert_like_torch(F.linear, *given[: 3 if bias else 2])
 
 
-@pytest.mark.parametrize(("n", "inputs", "outputs"), [(130, 1024, 33), (20, 300, 1030), (700, 16, 16), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("n", "inputs", "outputs"), [(130, 1024, 33), (20, 300, 1030), (700, 16, 16), (1, 1, 1)]
+)
 def test_linear_beyond_one_block(n, inputs, outputs):
-    assert_like_torch(F.linear, torch.randn(n, inputs), torch.randn(outputs, inputs), torch.randn(outputs))
+    assert_like_torch(
+        F.linear, torch.randn(n, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    )
 
 
 def test_a_row_is_the_same_whatever_stands_around_it():
@@ -84,8 +100,13 @@ def test_strange_strides():
     x, w = torch.randn(9, 3, 40), torch.randn(40, 17)
     assert_like_torch(lambda x, w: F.linear(x.transpose(0, 1)[..., ::2], w[::2].T), x, w)
     assert_like_torch(lambda x: F.gelu(x.transpose(0, 2)), x)
-    assert_like_torch(lambda q: F.scaled_dot_product_attention(*[q.expand(3, 2, 5, 8)] * 3), torch.randn(1, 2, 5, 8))
-    assert_like_torch(lambda q: F.scaled_dot_product_attention(*[q.transpose(2, 3)] * 3), torch.randn(2, 2, 5, 8))
+    assert_like_torch(
+        lambda q: F.scaled_dot_product_attention(*[q.expand(3, 2, 5, 8)] * 3),
+        torch.randn(1, 2, 5, 8),
+    )
+    assert_like_torch(
+        lambda q: F.scaled_dot_product_attention(*[q.transpose(2, 3)] * 3), torch.randn(2, 2, 5, 8)
+    )
 
 
 def test_rows_without_a_gradient_are_left_out(monkeypatch):
@@ -93,7 +114,10 @@ def test_rows_without_a_gradient_are_left_out(monkeypatch):
     x, w, b = torch.randn(6, 7, 20), torch.randn(30, 20), torch.randn(30)
     last = found(lambda x, w, b: F.linear(x, w, b)[:, -1], [x, w, b])
     monkeypatch.setattr(layers, "_alive", lambda rows: (rows, None))
-    assert all(torch.equal(a, b) for a, b in zip(last, found(lambda *g: F.linear(*g)[:, -1], [x, w, b]), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(last, found(lambda *g: F.linear(*g)[:, -1], [x, w, b]), strict=True)
+    )
     assert_like_torch(lambda x, w, b: 0 * F.linear(x, w, b), x, w, b)  # none has one
 
 
@@ -102,17 +126,28 @@ def test_gelu():
     assert_like_torch(F.gelu, x)
     with Shortcuts():
         assert torch.isnan(F.gelu(torch.tensor([torch.nan, 1.0]))).tolist() == [True, False]
-        assert F.gelu(torch.tensor([1.0])).item() == pytest.approx(0.8413447)  # 1 times the share below 1
+        assert F.gelu(torch.tensor([1.0])).item() == pytest.approx(
+            0.8413447
+        )  # 1 times the share below 1
 
 
 @FEW
 @given(
-    st.integers(1, 3), st.integers(1, 3), st.integers(1, 70), st.integers(1, 40), st.integers(1, 20), st.booleans(),
-    st.booleans(), st.floats(0.1, 5),
-)  # fmt: skip
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 70),
+    st.integers(1, 40),
+    st.integers(1, 20),
+    st.booleans(),
+    st.booleans(),
+    st.floats(0.1, 5),
+)
 def test_attention(samples, heads, asking, seen, numbers, causal, same, scale):
     seen = asking if same else seen
-    q, k, v = (scale * torch.randn(samples, n, heads, numbers).transpose(1, 2) for n in (asking, seen, seen))
+    q, k, v = (
+        scale * torch.randn(samples, n, heads, numbers).transpose(1, 2)
+        for n in (asking, seen, seen)
+    )
     call = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # noqa: E731
     assert_like_torch(call, q, k, v, most=1e-5)
 
@@ -130,7 +165,10 @@ def test_one_sees_itself_and_what_was_before():
     # two tokens, equal scores: the first sees itself alone, the second the mean of both
     q, v = torch.zeros(1, 1, 2, 1), torch.tensor([2.0, 6.0]).view(1, 1, 2, 1)
     with Shortcuts():
-        assert F.scaled_dot_product_attention(q, q, v, is_causal=True).flatten().tolist() == [2.0, 4.0]
+        assert F.scaled_dot_product_attention(q, q, v, is_causal=True).flatten().tolist() == [
+            2.0,
+            4.0,
+        ]
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -159,7 +197,9 @@ def test_torchs_transformer_layers(first, causal):
             assert (out - want).norm() < 1e-5 * want.norm()
             grads = torch.autograd.grad(out.square().sum(), list(net.parameters()))
             right = torch.autograd.grad(want.square().sum(), list(exact.parameters()))
-            assert all((a - b).norm() < 1e-4 * b.norm() + 1e-5 for a, b in zip(grads, right, strict=True))
+            assert all(
+                (a - b).norm() < 1e-4 * b.norm() + 1e-5 for a, b in zip(grads, right, strict=True)
+            )
     finally:
         layers.Attention.forward = staticmethod(known)
     assert calls == [(3, 5, 3, 19, 8)] * 4
@@ -175,8 +215,12 @@ def test_gradients_of_gradients():
     assert_like_torch(penalty, x, w, b, most=1e-5)
     q = torch.randn(1, 1, 5, 4, requires_grad=True)
     with Shortcuts():
-        (g,) = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).square().sum(), q, create_graph=True)
-        with pytest.raises(RuntimeError, match="not implemented"):  # nor has torch any of attention on a CPU
+        (g,) = torch.autograd.grad(
+            F.scaled_dot_product_attention(q, q, q).square().sum(), q, create_graph=True
+        )
+        with pytest.raises(
+            RuntimeError, match="not implemented"
+        ):  # nor has torch any of attention on a CPU
             torch.autograd.grad(g.sum(), q)
 
 
@@ -192,7 +236,9 @@ def test_recomputed_layers():
 
 
 def test_in_place_layers_behind_them():
-    net = nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 5), nn.Dropout(0.0, inplace=True))
+    net = nn.Sequential(
+        nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 5), nn.Dropout(0.0, inplace=True)
+    )
     assert_like_torch(lambda x: copy.deepcopy(net).to(x.dtype)(x), torch.randn(7, 2, 6))
 
 
@@ -201,11 +247,17 @@ def test_other_calls_are_torchs():
     mask = torch.randn(5, 5)
     attention = F.scaled_dot_product_attention
     calls = [
-        lambda: F.linear(x.double(), w.double()), lambda: F.gelu(x, approximate="tanh"), lambda: F.linear(x[0], w),
-        lambda: attention(q, q, q, mask), lambda: attention(q[0], q[0], q[0]), lambda: attention(q, q, q[..., :3]),
-        lambda: attention(q, q[:, :1], q[:, :1], enable_gqa=True), lambda: attention(q, q, q, scale=-1.0),
-        lambda: torch.func.vmap(lambda x: F.linear(x, w))(x[:, None]), lambda: F.linear(input=x, weight=w),
-    ]  # fmt: skip
+        lambda: F.linear(x.double(), w.double()),
+        lambda: F.gelu(x, approximate="tanh"),
+        lambda: F.linear(x[0], w),
+        lambda: attention(q, q, q, mask),
+        lambda: attention(q[0], q[0], q[0]),
+        lambda: attention(q, q, q[..., :3]),
+        lambda: attention(q, q[:, :1], q[:, :1], enable_gqa=True),
+        lambda: attention(q, q, q, scale=-1.0),
+        lambda: torch.func.vmap(lambda x: F.linear(x, w))(x[:, None]),
+        lambda: F.linear(input=x, weight=w),
+    ]
     want = [call() for call in calls]
     with Shortcuts():
         got = [call() for call in calls]
@@ -222,10 +274,14 @@ def test_other_calls_are_torchs():
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 flags")
-@pytest.mark.parametrize(("flags", "machine"), [("-mno-avx512f", Machine(8, 16)), ("-mno-avx", Machine(4, 16))])
+@pytest.mark.parametrize(
+    ("flags", "machine"), [("-mno-avx512f", Processor(8, 16)), ("-mno-avx", Processor(4, 16))]
+)
 def test_narrower_vectors_give_the_same(monkeypatch, flags, machine):
-    known = build.target
-    monkeypatch.setattr(build, "target", lambda *a: (("-march=native", flags), known(*a)[1], machine))
+    known = c_compiler.detect_target
+    monkeypatch.setattr(
+        c_compiler, "detect_target", lambda *a: (("-march=native", flags), known(*a)[1], machine)
+    )
     layers.compiled.cache_clear()
     assert_like_torch(F.linear, torch.randn(23, 270), torch.randn(37, 270), torch.randn(37))
     assert_like_torch(F.gelu, torch.randn(77))
@@ -234,7 +290,12 @@ def test_narrower_vectors_give_the_same(monkeypatch, flags, machine):
 
 
 def test_which_batches_are_worth_it(monkeypatch):
-    nets = [nn.Sequential(nn.Linear(2, 3)), nn.MultiheadAttention(4, 2), nn.LSTM(3, 4), nn.Conv2d(3, 4, 3)]
+    nets = [
+        nn.Sequential(nn.Linear(2, 3)),
+        nn.MultiheadAttention(4, 2),
+        nn.LSTM(3, 4),
+        nn.Conv2d(3, 4, 3),
+    ]
     assert [widest(net) for net in nets] == [6, 48, 0, 0]  # three projections of 4 x 4
     monkeypatch.setattr(shortcuts, "WIDE", 7)
     assert widest(nets[0]) == 0
@@ -242,8 +303,16 @@ def test_which_batches_are_worth_it(monkeypatch):
         other.setattr(shortcuts, "faster_here", lambda: False)
         assert widest(nets[1]) == 0
     monkeypatch.setattr(shortcuts, "WORTH", 480)
-    ids, patches, flat = torch.zeros(9, 5, dtype=torch.int64), torch.zeros(9, 5, 7), torch.zeros(9, 5)
-    assert [worth(48, x, 2) for x in (ids, patches, flat)] == [True, True, False]  # 2 samples of 5 tokens, 10 x 48
+    ids, patches, flat = (
+        torch.zeros(9, 5, dtype=torch.int64),
+        torch.zeros(9, 5, 7),
+        torch.zeros(9, 5),
+    )
+    assert [worth(48, x, 2) for x in (ids, patches, flat)] == [
+        True,
+        True,
+        False,
+    ]  # 2 samples of 5 tokens, 10 x 48
     assert worth(48, flat, 10)
     assert not worth(48, ids, 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # torch's own layers go by several
@@ -252,18 +321,24 @@ def test_which_batches_are_worth_it(monkeypatch):
 
 @pytest.mark.parametrize("update", [{}, {"momentum": 0.9}])
 def test_a_run_with_a_transformer_is_like_torchs(update, tmp_path, caplog):
-    like_torchs({"name": "gpt", "options": {"width": 16, "layers": 1, "heads": 2}}, update, tmp_path)
+    like_torchs(
+        {"name": "gpt", "options": {"width": 16, "layers": 1, "heads": 2}}, update, tmp_path
+    )
     assert "wide layers by compiled code" in caplog.text
 
 
 def test_what_attention_keeps_is_known_beforehand():
-    """Three layers, four heads, 32 x 32 pairs of tokens: 4 bytes each, 49,152 in all for each sample."""
+    """Three layers, four heads, 32 x 32 pairs of tokens: 4 bytes each, 49,152 in all for each
+    sample.
+    """
     net = GPT(50, 50, 32, every=True, layers=3, width=64, heads=4)
     ids = torch.randint(50, (2, 32), generator=torch.Generator().manual_seed(0))
     assert kept(net, ids) == 4 * 3 * 4 * 32 * 32
     with Shortcuts():
         out = net(ids)
-    assert sum(x.nbytes for x in shares(out.grad_fn)) == 2 * kept(net, ids)  # what two samples do keep
+    assert sum(x.nbytes for x in shares(out.grad_fn)) == 2 * kept(
+        net, ids
+    )  # what two samples do keep
     encoder = nn.TransformerEncoderLayer(64, 8, 128, dropout=0.0, batch_first=True)
     assert kept(encoder, torch.randn(3, 16, 64)) == 4 * 8 * 16 * 16
     assert kept(encoder, torch.randn(1, 257, 64)) == 0  # beyond what compiled code attends to
@@ -286,10 +361,10 @@ def test_workers_take_what_attention_keeps():
     """A batch of 5 samples at most; 400 bytes less than two workers want leave one."""
     net = GPT(50, 50, 32, every=True, layers=1, width=64, heads=4)
     ids = torch.randint(50, (9, 32), generator=torch.Generator().manual_seed(0))
-    runner = Runner(net, (32,), ids, ids, 1.0, 0.0, objective=NextToken())
-    task = Task("", 0, 1, 0, Work(batch=5))
+    runner = ClientRunner(net, (32,), ids, ids, 1.0, 0.0, objective=NextToken())
+    task = Task("", 0, 1, 0, LocalWork(batch=5))
     each = 4 * 10 * sum(p.numel() for p in net.parameters()) + 5 * 4 * 4 * 32 * 32
     for left, count in ((None, 3), (2 * each, 2), (2 * each - 400, 1), (0, 1)):
-        crew = hire(runner, "auto", 3, task, left)
+        crew = start_workers(runner, "auto", 3, task, left)
         crew.close()
-        assert crew.staff == (count, each)
+        assert crew.worker_processes == (count, each)

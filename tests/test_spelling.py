@@ -1,4 +1,6 @@
-"""Tokenizers that write a space as ▁ and characters without a token by their bytes: Llama 2's, in three forms."""
+"""Tokenizers that write a space as ▁ and characters without a token by their bytes: Llama 2's, in
+three forms.
+"""
 
 import itertools
 import json
@@ -9,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flrce.errors import BadInput
-from flrce.formats.language import opened
-from flrce.formats.sentencepiece import from_model
-from flrce.formats.tokenizers import from_gguf, from_json
+from flrce.formats.language import open_language_model
+from flrce.formats.sentencepiece import load_sentencepiece_tokenizer
+from flrce.formats.tokenizers import load_gguf_tokenizer, load_json_tokenizer
 from language import weights, write_folder
 
 MERGES = ("▁ t", "h e", "▁t he", "▁ ▁", "▁▁ ▁▁", "a n", "▁ an", "e ▁")  # the last spans two words
@@ -27,31 +29,58 @@ def vocabulary(merges):
 
 def written(folder, merges=MERGES[:-1], **more):
     """A tokenizer.json as the folders of Llama 2 have it."""
-    mark = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    mark = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     told = {
-        "version": "1.0", "truncation": None, "padding": None, "post_processor": None, "decoder": None,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "post_processor": None,
+        "decoder": None,
         "added_tokens": [{"id": i, "content": text, **mark} for i, text in enumerate(MARKS)],
-        "normalizer": {"type": "Sequence", "normalizers": [
-            {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            ],
+        },
         "pre_tokenizer": None,
-        "model": {"type": "BPE", "byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>",
-                  "vocab": {token: i for i, token in enumerate(vocabulary(merges))}, "merges": list(merges)},
+        "model": {
+            "type": "BPE",
+            "byte_fallback": True,
+            "fuse_unk": True,
+            "unk_token": "<unk>",
+            "vocab": {token: i for i, token in enumerate(vocabulary(merges))},
+            "merges": list(merges),
+        },
         **more,
-    }  # fmt: skip
+    }
     (folder / "tokenizer.json").write_text(json.dumps(told))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    return from_json(folder)
+    return load_json_tokenizer(folder)
 
 
 def by_definition(text, merges, first="always"):
-    """Plain loops over the whole text: the earliest merge, the leftmost pair, until there is none."""
+    """Plain loops over the whole text: the earliest merge, the leftmost pair, until there is
+    none.
+    """
     spelt = text.replace(" ", "▁")
     if spelt and (first == "always" or (first == "missing" and not spelt.startswith("▁"))):
         spelt = "▁" + spelt
     parts, known = list(spelt), vocabulary(merges)
     for_pair = {tuple(merge.split(" ")): i for i, merge in enumerate(merges)}
     while True:
-        ranks = [(for_pair[pair], i) for i, pair in enumerate(itertools.pairwise(parts)) if pair in for_pair]
+        ranks = [
+            (for_pair[pair], i)
+            for i, pair in enumerate(itertools.pairwise(parts))
+            if pair in for_pair
+        ]
         if not ranks:
             break
         _, i = min(ranks)
@@ -75,7 +104,9 @@ def test_by_hand(tmp_path):
 @given(TEXTS)
 @pytest.mark.parametrize("merges", [MERGES[:-1], MERGES], ids=["words", "a token across words"])
 def test_merges_against_their_definition(tmp_path_factory, merges, text):
-    """A text is cut into words only where no token spans two; the result is that of the whole text."""
+    """A text is cut into words only where no token spans two; the result is that of the whole
+    text.
+    """
     tokens = written(tmp_path_factory.mktemp("t"), merges)
     assert bool(tokens.patterns) == (merges != MERGES)
     assert tokens.encode(text) == by_definition(text, merges)
@@ -94,14 +125,21 @@ def values(**more):
     tokens = vocabulary(MERGES[:-1])
     kinds = [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)]
     scores = [0.0] * (259 + len(ALPHABET)) + [-float(i) for i in range(len(MERGES) - 1)]
-    keys = {"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores, "eos_token_id": 2, **more}
+    keys = {
+        "model": "llama",
+        "tokens": tokens,
+        "token_type": kinds,
+        "scores": scores,
+        "eos_token_id": 2,
+        **more,
+    }
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 
 
 @given(TEXTS)
 def test_scores_give_what_merges_give(tmp_path_factory, text):
-    assert from_gguf(None, values()).encode(text) == by_definition(text, MERGES[:-1])
-    bare = from_gguf(None, values(add_space_prefix=False))
+    assert load_gguf_tokenizer(None, values()).encode(text) == by_definition(text, MERGES[:-1])
+    bare = load_gguf_tokenizer(None, values(add_space_prefix=False))
     assert bare.encode(text) == by_definition(text, MERGES[:-1], "never")
 
 
@@ -115,43 +153,69 @@ def message(field, data):
 
 
 def model(kind=2, squeezed=0):
-    """A tokenizer.model by protobuf's definition: pieces, the trainer's kind and end, the normalizer's two flags."""
+    """A tokenizer.model by protobuf's definition: pieces, the trainer's kind and end, the
+    normalizer's two flags.
+    """
     told = values()
-    rows = zip(*(told[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type")), strict=True)
-    pieces = (message(1, t.encode()) + b"\x15" + struct.pack("<f", s) + bytes([24, k]) for t, s, k in rows)
-    trainer, normalizer = bytes([3 << 3, kind, (42 << 3 & 127) | 128, 42 >> 4, 2]), bytes([3 << 3, 1, 4 << 3, squeezed])
-    return b"".join(message(1, piece) for piece in pieces) + message(2, trainer) + message(3, normalizer)
+    rows = zip(
+        *(told[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type")), strict=True
+    )
+    pieces = (
+        message(1, t.encode()) + b"\x15" + struct.pack("<f", s) + bytes([24, k]) for t, s, k in rows
+    )
+    trainer, normalizer = (
+        bytes([3 << 3, kind, (42 << 3 & 127) | 128, 42 >> 4, 2]),
+        bytes([3 << 3, 1, 4 << 3, squeezed]),
+    )
+    return (
+        b"".join(message(1, piece) for piece in pieces)
+        + message(2, trainer)
+        + message(3, normalizer)
+    )
 
 
 def test_a_file_of_sentencepiece(tmp_path):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(model())
-    tokens, same = from_model(path), from_gguf(None, values())
-    assert (tokens.tokens, tokens.scores, tokens.specials) == (same.tokens, same.scores, same.specials)
+    tokens, same = load_sentencepiece_tokenizer(path), load_gguf_tokenizer(None, values())
+    assert (tokens.tokens, tokens.scores, tokens.specials) == (
+        same.tokens,
+        same.scores,
+        same.specials,
+    )
     assert (tokens.end, tokens.encode("the é an")) == (2, same.encode("the é an"))
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (model(kind=1), "no BPE"), (model(squeezed=1), "normalises"), (model()[:-1], "cut short"),
-        (b"", "no BPE"), (b"\xff" * 40, "more than ten bytes"),
+        (model(kind=1), "no BPE"),
+        (model(squeezed=1), "normalises"),
+        (model()[:-1], "cut short"),
+        (b"", "no BPE"),
+        (b"\xff" * 40, "more than ten bytes"),
     ],
     ids=["unigram", "spaces", "short", "empty", "noise"],
-)  # fmt: skip
+)
 def test_a_file_that_is_not_read_is_one_line(tmp_path, data, says):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(data)
     with pytest.raises(BadInput, match=says):
-        from_model(path)
+        load_sentencepiece_tokenizer(path)
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
         ({"normalizer": {"type": "NFKC"}}, "it normalises texts by NFKC"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer 'Whitespace' beside a normalizer"),
-        ({"normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "_"}}, "spaces are written '_'"),
+        (
+            {"pre_tokenizer": {"type": "Whitespace"}},
+            "pre_tokenizer 'Whitespace' beside a normalizer",
+        ),
+        (
+            {"normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "_"}},
+            "spaces are written '_'",
+        ),
     ],
 )
 def test_spellings_that_are_not_read_are_one_line(tmp_path, more, says):
@@ -160,8 +224,10 @@ def test_spellings_that_are_not_read_are_one_line(tmp_path, more, says):
 
 
 def test_numbers_that_do_not_fit_are_one_line():
-    with pytest.raises(BadInput, match="has no complete tokenizer: 273 tokens, 273 kinds, 3 scores"):
-        from_gguf("a.gguf", values(scores=[0.0] * 3))
+    with pytest.raises(
+        BadInput, match="has no complete tokenizer: 273 tokens, 273 kinds, 3 scores"
+    ):
+        load_gguf_tokenizer("a.gguf", values(scores=[0.0] * 3))
 
 
 def test_against_tokenizers(tmp_path):
@@ -174,7 +240,9 @@ def test_against_tokenizers(tmp_path):
 
 def test_a_folder_without_tokenizer_json_has_the_other_file(tmp_path):
     folder = write_folder(tmp_path / "m", weights())
-    assert opened(folder).tokenizer().end == 0
+    assert open_language_model(folder).tokenizer().end == 0
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.model").write_bytes(model())
-    assert opened(folder).tokenizer().encode("the an") == by_definition("the an", MERGES[:-1])
+    assert open_language_model(folder).tokenizer().encode("the an") == by_definition(
+        "the an", MERGES[:-1]
+    )

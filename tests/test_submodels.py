@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from flrce import runs
-from flrce.aggregators.mean import WeightedMean
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
+from flrce.core.pieces import NoCompression
+from flrce.core.types import ClientCost, LocalWork, Portion, Task, Updates
+from flrce.devices.costs import training_flops
 from flrce.errors import BadInput
-from flrce.fleet.costs import training_flops
-from flrce.local.client import Runner
+from flrce.methods.aggregation.mean import WeightedMean
+from flrce.methods.submodel.units import PrefixUnits, RandomUnits
 from flrce.models import slicing
-from flrce.models.chain import chain
-from flrce.models.flat import layout, pack, unpack
-from flrce.models.nets import build
-from flrce.models.part import trainee
-from flrce.pieces import Dense
-from flrce.submodels.units import PrefixUnits, RandomUnits
-from flrce.types import Portion, Spent, Task, Updates, Work
+from flrce.models.chain import build_layer_chain
+from flrce.models.flat import make_layout, pack_model, unpack_model
+from flrce.models.nets import build_network
+from flrce.models.part import copy_for_training
+from flrce.simulation import runs
+from flrce.training.client import ClientRunner
 
 #: data set -> (network, shape, classes)
 NETS = {
@@ -39,29 +39,49 @@ def workshop(net, shape, n=12, classes=2):
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 255, (n, *shape)).astype(np.uint8))
     y = torch.from_numpy(rng.integers(0, classes, n))
-    return Runner(net, shape, x, y, 1 / 255, 0.0)
+    return ClientRunner(net, shape, x, y, 1 / 255, 0.0)
 
 
 def shop(name):
     kind, shape, classes = NETS[name]
-    return workshop(build(kind, shape, classes, 0), shape, classes=classes)
+    return workshop(build_network(kind, shape, classes, 0), shape, classes=classes)
 
 
 def task(client="a", t=1, batch=4, **part):
-    return Task(client, 0, t, seed=0, work=Work(epochs=1, batch=batch), part=Portion(**part), compressor=Dense())
+    return Task(
+        client,
+        0,
+        t,
+        seed=0,
+        work=LocalWork(epochs=1, batch=batch),
+        part=Portion(**part),
+        compressor=NoCompression(),
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "wire", "ratio"),
-    [("cifar10", 76_050, 0.558), ("cifar100", 81_810, 0.561), ("emnist", 47_942, 0.596), ("speech", 17_684, 0.575)],
+    [
+        ("cifar10", 76_050, 0.558),
+        ("cifar100", 81_810, 0.561),
+        ("emnist", 47_942, 0.596),
+        ("speech", 17_684, 0.575),
+    ],
 )
 def test_three_quarters_of_the_units(name, wire, ratio):
     s, shape = shop(name), NETS[name][1]
     for ordered in (False, True):
-        part = s.part(task(rate=0.75, ordered=ordered))
-        assert len(part.held) == layout(part.net).size == sum(size for _, size in part.names) == wire
+        part = s.get_part(task(rate=0.75, ordered=ordered))
+        assert (
+            len(part.held)
+            == make_layout(part.net).size
+            == sum(size for _, size in part.names)
+            == wire
+        )
         assert len(part.held.unique()) == wire
-        flops = training_flops(trainee(part, shape), shape) / training_flops(trainee(s.all, shape), shape)
+        flops = training_flops(copy_for_training(part, shape), shape) / training_flops(
+            copy_for_training(s.all, shape), shape
+        )
         assert round(flops, 3) == ratio
 
 
@@ -73,7 +93,9 @@ def nets(draw):
         out = draw(st.integers(1, 5))
         layers.append(nn.Conv2d(channels, out, 3, padding=1, bias=draw(st.booleans())))
         channels = out
-        layers += [nn.BatchNorm2d(out)] * draw(st.booleans()) + [draw(st.sampled_from([nn.ReLU(), nn.Tanh()]))]
+        layers += [nn.BatchNorm2d(out)] * draw(st.booleans()) + [
+            draw(st.sampled_from([nn.ReLU(), nn.Tanh()]))
+        ]
     if draw(st.booleans()):
         layers.append(nn.MaxPool2d(2))
         inside = channels * 9
@@ -82,7 +104,9 @@ def nets(draw):
     layers.append(nn.Flatten())
     for _ in range(draw(st.integers(0, 2))):
         out = draw(st.integers(1, 6))
-        layers += [nn.Linear(inside, out, bias=draw(st.booleans()))] + [nn.BatchNorm1d(out)] * draw(st.booleans())
+        layers += [nn.Linear(inside, out, bias=draw(st.booleans()))] + [nn.BatchNorm1d(out)] * draw(
+            st.booleans()
+        )
         layers += [nn.ReLU()]
         inside = out
     return nn.Sequential(*layers, nn.Linear(inside, 3))
@@ -93,15 +117,17 @@ def nets(draw):
 def test_a_sub_model_is_the_whole_with_its_other_units_silenced(net, rate, t):
     shape = (2, 6, 6)
     s = workshop(net, shape)
-    w = torch.randn(s.layout.size, generator=torch.Generator().manual_seed(t)).abs()  # variances are positive
-    part = s.part(task(t=t, rate=rate))
+    w = torch.randn(
+        s.layout.size, generator=torch.Generator().manual_seed(t)
+    ).abs()  # variances are positive
+    part = s.get_part(task(t=t, rate=rate))
     silenced = torch.zeros_like(w)
     for slot in s.layout.slots:
         if slot.name.endswith("running_var"):
             silenced[slot.span] = 1.0
     silenced[part.held] = w[part.held]
     x = torch.randn(5, *shape)
-    small, full = unpack(part.net, w[part.held]), unpack(net, silenced)
+    small, full = unpack_model(part.net, w[part.held]), unpack_model(net, silenced)
     torch.testing.assert_close(small.eval()(x), full.eval()(x), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(small.train()(x), full.train()(x), rtol=1e-3, atol=1e-3)
 
@@ -109,24 +135,26 @@ def test_a_sub_model_is_the_whole_with_its_other_units_silenced(net, rate, t):
 @settings(max_examples=25)
 @given(nets(), st.floats(0.05, 1))
 def test_each_hidden_layer_keeps_its_share_and_the_logits_all(net, rate):
-    blocks = chain(net, (2, 6, 6))
-    small = slicing.slice_of(net, layout(net), blocks, rate)
-    for layer, less in zip(blocks.trained[:-1], small.blocks.trained[:-1], strict=True):
+    blocks = build_layer_chain(net, (2, 6, 6))
+    small = slicing.slice_network(net, make_layout(net), blocks, rate)
+    for layer, less in zip(blocks.weight_layers[:-1], small.blocks.weight_layers[:-1], strict=True):
         assert less.out[0] == max(1, int(round(rate * layer.out[0], 6)))
     assert small.blocks.layers[-1].out == blocks.layers[-1].out
     assert small.blocks.layers[0].inside == blocks.layers[0].inside
-    assert small.blocks == chain(small.net, (2, 6, 6))  # as traced
+    assert small.blocks == build_layer_chain(small.net, (2, 6, 6))  # as traced
 
 
 def test_prefixes_nest_and_random_units_are_drawn_anew():
     s = shop("emnist")
-    half, quarter = (set(s.part(task(rate=r, ordered=True)).held.tolist()) for r in (0.5, 0.25))
+    half, quarter = (set(s.get_part(task(rate=r, ordered=True)).held.tolist()) for r in (0.5, 0.25))
     assert quarter < half
-    held = {(c, t): tuple(s.part(task(c, t, rate=0.5)).held.tolist()) for c in "ab" for t in (1, 2)}
+    held = {
+        (c, t): tuple(s.get_part(task(c, t, rate=0.5)).held.tolist()) for c in "ab" for t in (1, 2)
+    }
     assert len(set(held.values())) == 4
-    again = shop("emnist").part(task("b", 2, rate=0.5))
+    again = shop("emnist").get_part(task("b", 2, rate=0.5))
     assert tuple(again.held.tolist()) == held["b", 2]
-    assert again.key == s.part(task("a", 1, rate=0.5)).key
+    assert again.key == s.get_part(task("a", 1, rate=0.5)).key
 
 
 class Fixed(nn.Module):
@@ -143,9 +171,9 @@ class Fixed(nn.Module):
 
 def test_sizes_written_into_forward_do_not_matter():
     s = workshop(Fixed(), (1, 8, 8), classes=10)
-    reply = s.train(pack(s.net), task(rate=0.5), np.arange(8), {})
+    reply = s.train(pack_model(s.net), task(rate=0.5), np.arange(8), {})
     assert reply.payload.nbytes == 4 * (10 * 4 * 16 + 10 + 4 * 9 + 4)
-    assert [name for name, _ in s.part(task(rate=0.5)).names] == [
+    assert [name for name, _ in s.get_part(task(rate=0.5)).names] == [
         "conv.weight",
         "conv.bias",
         "head.weight",
@@ -165,20 +193,24 @@ class Branch(nn.Module):
 
 class Grouped(nn.Sequential):
     def __init__(self):
-        super().__init__(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 10))
+        super().__init__(
+            nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 10)
+        )
 
 
 @pytest.mark.parametrize(
     ("recipe", "net", "word"),
     [
-        ({"name": "dropout"}, Branch(), "RandomUnits.*branches"), ({"name": "heterofl"}, Branch(), "PrefixUnits"),
-        ({"name": "flrce-freeze"}, Branch(), "Freeze"), ({"name": "dropout"}, Grouped(), "groups"),
+        ({"name": "dropout"}, Branch(), "RandomUnits.*branches"),
+        ({"name": "heterofl"}, Branch(), "PrefixUnits"),
+        ({"name": "flrce-freeze"}, Branch(), "FrozenBlocksTraining"),
+        ({"name": "dropout"}, Grouped(), "groups"),
         ({"name": "flrce-freeze", "first": 3}, None, "block 3: must lie in 0..2"),
     ],
-)  # fmt: skip
+)
 def test_networks_that_cannot_be_cut_are_refused_before_the_first_round(recipe, net, word):
     with pytest.raises(BadInput, match=word):
-        runs.parts(Experiment(clients=10, per_round=2, recipe=recipe), model=net)
+        runs.build_simulation(Experiment(clients=10, per_round=2, recipe=recipe), model=net)
 
 
 def test_whole_models_need_no_chain():
@@ -194,8 +226,15 @@ def test_unchanged_parts_leave_every_bit_of_w(seed):
     w = torch.randn(30, generator=g) * (torch.rand(30, generator=g) > 0.2)
     w[::7] = -0.0
     covered = torch.rand(4, 30, generator=g) > 0.5
-    same = Updates(torch.arange(4), torch.zeros(4, 30), torch.tensor([3.0, 1, 7, 2]).double(), 30, covered)
-    for aggregator in (WeightedMean(), WeightedMean(by="equal"), WeightedMean(fill=True), WeightedMean(0.3)):
+    same = Updates(
+        torch.arange(4), torch.zeros(4, 30), torch.tensor([3.0, 1, 7, 2]).double(), 30, covered
+    )
+    for aggregator in (
+        WeightedMean(),
+        WeightedMean(by="equal"),
+        WeightedMean(fill=True),
+        WeightedMean(0.3),
+    ):
         assert torch.equal(aggregator(w, same, None).view(torch.int32), w.view(torch.int32))
 
 
@@ -211,15 +250,19 @@ def test_coverage_and_fill_by_hand():
 
 @pytest.mark.parametrize("recipe", ["dropout", "heterofl", "flrce-dropout", "flrce-freeze"])
 def test_uncovered_coordinates_never_move(recipe):
-    experiment = Experiment(rounds=2, clients=10, per_round=2, recipe={"name": recipe, **extra(recipe)})
-    built = runs.parts(experiment)
-    w = pack(built.net)
+    experiment = Experiment(
+        rounds=2, clients=10, per_round=2, recipe={"name": recipe, **extra(recipe)}
+    )
+    built = runs.build_simulation(experiment)
+    w = pack_model(built.net)
     with runs.closing(built.engine):
-        for done in built.rounds(experiment):
+        for done in built.iterate_rounds(experiment):
             moved = w.view(torch.int32) != done.state.w.view(torch.int32)
             may = torch.zeros(len(w), dtype=torch.bool)
             for client in done.record.chosen:
-                may[built.engine.runner.part(asked(recipe, client, done.record.t)).coordinates] = True
+                may[
+                    built.engine.runner.get_part(asked(recipe, client, done.record.t)).coordinates
+                ] = True
             assert 0 < int(may.sum()) < len(w)
             assert not (moved & ~may).any()
             assert (moved & may).sum() > 0.3 * may.sum()
@@ -227,7 +270,9 @@ def test_uncovered_coordinates_never_move(recipe):
 
 
 def extra(recipe):
-    return {"rates": [0.5]} if recipe == "heterofl" else {"rate": 0.5} if "dropout" in recipe else {}
+    return (
+        {"rates": [0.5]} if recipe == "heterofl" else {"rate": 0.5} if "dropout" in recipe else {}
+    )
 
 
 def asked(recipe, client, t):
@@ -248,13 +293,13 @@ def asked(recipe, client, t):
 def test_work_and_bytes_by_first_trained_block(name, fractions):
     s, shape = shop(name), NETS[name][1]
     assert s.blocks == len(fractions)
-    full = training_flops(trainee(s.all, shape), shape)
+    full = training_flops(copy_for_training(s.all, shape), shape)
     for first, (flops, sent) in enumerate(fractions):
-        part = s.part(task(first=first))
-        assert round(training_flops(trainee(part, shape), shape) / full, 3) == flops
+        part = s.get_part(task(first=first))
+        assert round(training_flops(copy_for_training(part, shape), shape) / full, 3) == flops
         assert round(sum(size for _, size in part.names) / s.layout.size, 3) == sent
     with pytest.raises(BadInput, match="block"):
-        s.part(task(first=len(fractions)))
+        s.get_part(task(first=len(fractions)))
 
 
 @settings(max_examples=15)
@@ -262,26 +307,26 @@ def test_work_and_bytes_by_first_trained_block(name, fractions):
 def test_frozen_blocks_stay_and_are_not_sent(net, rate, data):
     s = workshop(net, (2, 6, 6), classes=3)
     first = data.draw(st.integers(0, s.blocks - 1))
-    w = pack(net)
-    part = s.part(task(first=first, rate=rate))
+    w = pack_model(net)
+    part = s.get_part(task(first=first, rate=rate))
     reply = s.train(w, task(first=first, rate=rate), np.arange(12), {})
-    new = s.trainer(part).w
+    new = s.get_trainer(part).w
     start = w if part.held is None else w[part.held]
     frozen = torch.ones(len(start), dtype=torch.bool)
     frozen[part.sent if part.sent is not None else slice(None)] = False
     assert torch.equal(new[frozen], start[frozen])
     assert reply.payload.nbytes == 4 * int((~frozen).sum())
     assert torch.equal(reply.payload.buffers["u"], (new - start)[~frozen])
-    blocks = chain(net, (2, 6, 6))
+    blocks = build_layer_chain(net, (2, 6, 6))
     names = {name.rpartition(".")[0] for name, _ in part.names}
-    cut = blocks.layers.index(blocks.trained[first])
+    cut = blocks.layers.index(blocks.weight_layers[first])
     assert names.isdisjoint({layer.name for layer in blocks.layers[:cut] if first})
-    assert {layer.name for layer in blocks.trained[first:]} <= names
+    assert {layer.name for layer in blocks.weight_layers[first:]} <= names
 
 
 def test_smaller_is_faster():
-    s = workshop(build("cnn-emnist", (1, 28, 28), 62, 0), (1, 28, 28), n=128, classes=62)
-    w, index, seconds = pack(s.net), np.arange(128), {1.0: [], 0.5: [], 0.1: []}
+    s = workshop(build_network("cnn-emnist", (1, 28, 28), 62, 0), (1, 28, 28), n=128, classes=62)
+    w, index, seconds = pack_model(s.net), np.arange(128), {1.0: [], 0.5: [], 0.1: []}
     for _ in range(5):
         for rate, taken in seconds.items():
             start = time.perf_counter()
@@ -292,10 +337,16 @@ def test_smaller_is_faster():
 
 def view(seconds):
     """A View of which only the estimate matters."""
-    from flrce.pieces import View
+    from flrce.core.pieces import RoundView
 
-    return View(
-        1, 2, (0, 1), torch.ones(2), lambda t: Spent(compute_seconds=seconds[t.client] * t.part.rate), None, None
+    return RoundView(
+        1,
+        2,
+        (0, 1),
+        torch.ones(2),
+        lambda t: ClientCost(compute_seconds=seconds[t.client] * t.part.rate),
+        None,
+        None,
     )
 
 
@@ -309,11 +360,23 @@ def test_rates_by_client_or_by_device():
     slow = {"0": 1.0, "1": 2.0, "2": 9.0}
     for piece in (RandomUnits, PrefixUnits):
         timed = piece(rates=[0.25, 1.0, 0.5], seconds=1.0).assign(tasks[:3], view(slow))
-        assert [t.part.rate for t in timed] == [1.0, 0.5, 0.25]  # the last never fits, so the smallest
+        assert [t.part.rate for t in timed] == [
+            1.0,
+            0.5,
+            0.25,
+        ]  # the last never fits, so the smallest
 
 
-@pytest.mark.parametrize("make", [lambda: RandomUnits(0), lambda: PrefixUnits(1.2), lambda: PrefixUnits(rates=[0.5, 2]),
-                                  lambda: RandomUnits(seconds=3.0), lambda: RandomUnits("a")])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RandomUnits(0),
+        lambda: PrefixUnits(1.2),
+        lambda: PrefixUnits(rates=[0.5, 2]),
+        lambda: RandomUnits(seconds=3.0),
+        lambda: RandomUnits("a"),
+    ],
+)
 def test_bad_rates_are_refused(make):
     with pytest.raises(BadInput, match="rate"):
         make()
@@ -322,12 +385,18 @@ def test_bad_rates_are_refused(make):
 @pytest.mark.parametrize("aggregator", ["krum", {"piece": "krum", "attackers": 1}])
 def test_parts_and_krum_exclude_each_other(aggregator):
     with pytest.raises(BadInput, match="RandomUnits"):
-        Experiment.of({"recipe": {"name": "dropout", "aggregator": aggregator}})
+        Experiment.from_tables({"recipe": {"name": "dropout", "aggregator": aggregator}})
 
 
 def test_networks_are_read_while_other_threads_train():
-    """torch.fx would patch nn.Module under the other thread's feet; a plain sequence needs no tracing."""
-    other, failed, done = build("cnn-digits", (1, 8, 8), 10, 0).eval(), [], threading.Event()
+    """torch.fx would patch nn.Module under the other thread's feet; a plain sequence needs no
+    tracing.
+    """
+    other, failed, done = (
+        build_network("cnn-digits", (1, 8, 8), 10, 0).eval(),
+        [],
+        threading.Event(),
+    )
 
     def train():
         while not done.is_set():
@@ -339,7 +408,7 @@ def test_networks_are_read_while_other_threads_train():
     thread = threading.Thread(target=train)
     thread.start()
     for _ in range(20):
-        shop("cifar10").part(task(rate=0.5, first=1))
+        shop("cifar10").get_part(task(rate=0.5, first=1))
     done.set()
     thread.join()
     assert not failed

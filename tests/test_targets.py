@@ -1,12 +1,18 @@
-"""Where commands write: a file for a folder, a folder for a file, no place at all. One line, before any work."""
+"""Where commands write: a file for a folder, a folder for a file, no place at all. One line, before
+any work.
+"""
 
 import pytest
 
-from flrce import runs
-from flrce.apps.cli import main
-from flrce.config import Experiment
+from flrce.cli.cli import main
+from flrce.config.experiment import Experiment
+from flrce.simulation import runs
 
-SETS = [w for key in ("rounds=1", "clients=6", "per_round=2", "engine.workers=1") for w in ("--set", key)]
+SETS = [
+    w
+    for key in ("rounds=1", "clients=6", "per_round=2", "engine.workers=1")
+    for w in ("--set", key)
+]
 PLAN = "seeds = [1]\n[tasks.d]\nrounds = 1\nclients = 6\nper_round = 2\n[methods.fedavg]\n"
 
 
@@ -20,17 +26,24 @@ def run(tmp_path_factory):
 def folders(run, plan):
     """Commands that write into a folder, which comes last."""
     return [
-        ["run", *SETS, "--out"], ["compare", *SETS, "--out"], ["deploy", "init"], ["arena", plan, "--out"],
-        ["advise", *SETS, "--work"], ["reproduce", "table3", "--quick", "--out"], ["report", run, "--figures"],
+        ["run", *SETS, "--out"],
+        ["compare", *SETS, "--out"],
+        ["deploy", "init"],
+        ["arena", plan, "--out"],
+        ["advise", *SETS, "--work"],
+        ["reproduce", "table3", "--quick", "--out"],
+        ["report", run, "--figures"],
         ["export", run, "--out"],
-    ]  # fmt: skip
+    ]
 
 
 def files(run):
     return [
-        ["report", run, "--out"], ["advise", *SETS, "--out"], ["data", "info", "digits", "--svg"],
+        ["report", run, "--out"],
+        ["advise", *SETS, "--out"],
+        ["data", "info", "digits", "--svg"],
         ["reproduce", "table3", "--quick", "--tables-only", "--out", "cells", "--page"],
-    ]  # fmt: skip
+    ]
 
 
 def refused(words, capsys):
@@ -46,7 +59,15 @@ def test_a_folder_that_cannot_be_one(i, run, tmp_path, monkeypatch, capsys):
     (tmp_path / "plan.toml").write_text(PLAN)
     (tmp_path / "taken").write_text("mine")
     (tmp_path / "nowhere").symlink_to(tmp_path / "taken")
-    for place in ("taken", "taken/below", "nowhere", "x" * 300, f"new/{'x' * 300}", "/proc/none/here", "/dev/null"):
+    for place in (
+        "taken",
+        "taken/below",
+        "nowhere",
+        "x" * 300,
+        f"new/{'x' * 300}",
+        "/proc/none/here",
+        "/dev/null",
+    ):
         refused([*folders(run, "plan.toml")[i], place], capsys)
     assert (tmp_path / "taken").read_text() == "mine"
 
@@ -61,10 +82,19 @@ def test_a_file_that_cannot_be_one(i, run, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-@pytest.mark.parametrize("words", [
-    ["doctor", "--out"], ["runs"], ["doctor", "--tls"], ["run"], ["verify"], ["arena", "p", "--out", "o", "--against"],
-    ["data", "prepare", "cifar10", "--from"], ["profile", "--model", "mlp", "--out"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["doctor", "--out"],
+        ["runs"],
+        ["doctor", "--tls"],
+        ["run"],
+        ["verify"],
+        ["arena", "p", "--out", "o", "--against"],
+        ["data", "prepare", "cifar10", "--from"],
+        ["profile", "--model", "mlp", "--out"],
+    ],
+)
 def test_names_that_are_too_long(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p").write_text("[methods.fedavg]\n")

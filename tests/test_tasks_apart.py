@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flrce import Experiment, runs
-from flrce.apps.arena import require_same_tasks
-from flrce.apps.cli import main
+from flrce import Experiment
+from flrce.cli.arena import require_same_tasks
+from flrce.cli.cli import main
 from flrce.errors import BadInput
-from flrce.results import page, story, tables
-from flrce.results.tasks import split_key, tasks
-from flrce.store import read
+from flrce.report import page, tables, verdict
+from flrce.report.tasks import group_by_task, split_key
+from flrce.simulation import runs
+from flrce.storage import read
 
 SMALL = {"rounds": 2, "clients": 6, "per_round": 3, "engine": {"workers": 1}}
 Capture = pytest.CaptureFixture[str]
@@ -20,7 +21,9 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """FedAvg and FLrce on digits by two splits, FLrce on a table of classes and on one of values."""
+    """FedAvg and FLrce on digits by two splits, FLrce on a table of classes and on one of
+    values.
+    """
     out, rng = tmp_path_factory.mktemp("apart"), np.random.default_rng(0)
     x = rng.normal(size=(120, 3)).astype(np.float32)
     for name in ("fedavg", "flrce"):
@@ -33,13 +36,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_report_of_several_tasks_is_several_reports(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_report_of_several_tasks_is_several_reports(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
     assert main(["report", str(folder), "--out", str(tmp_path / "r.html")]) == 0
     told = capsys.readouterr().out
     assert "3 different tasks, reported apart" in told
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "r-digits.html", "r-mine-Accuracy.html", "r-mine-MAE.html",
-    ]  # fmt: skip
+        "r-digits.html",
+        "r-mine-Accuracy.html",
+        "r-mine-MAE.html",
+    ]
     assert "<p>Against" not in (tmp_path / "r-mine-MAE.html").read_text()
     assert main(["report", str(folder), "--out", str(tmp_path / "r.html"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["headline"]
@@ -54,14 +61,20 @@ def test_one_task_is_one_report(folder: Path, tmp_path: Path) -> None:
 
 
 def test_other_splits_are_not_compared_in_a_sentence(folder: Path) -> None:
-    groups = tables.groups(read.find([folder / name for name in ("fedavg", "flrce", "iid")]))
-    told = [sentence for sentence in story.story(groups) if sentence.startswith("Against")]
+    groups = tables.group_runs(
+        read.read_runs([folder / name for name in ("fedavg", "flrce", "iid")])
+    )
+    told = [
+        sentence for sentence in verdict.describe_groups(groups) if sentence.startswith("Against")
+    ]
     assert len(told) == 1
     assert "dirichlet" in told[0]
     assert split_key(groups[0].runs[0]) != split_key(groups[2].runs[0])
 
 
-def test_commands_that_average_refuse_several_tasks(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_commands_that_average_refuse_several_tasks(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
     assert main(["reach", str(folder), "--target", "0.5"]) == 2
     assert "different tasks" in capsys.readouterr().err
     both = tmp_path / "both"
@@ -71,13 +84,15 @@ def test_commands_that_average_refuse_several_tasks(folder: Path, tmp_path: Path
     assert main(["whatif", str(both), "--rounds", "1"]) == 2
     assert "different tasks" in capsys.readouterr().err
     with pytest.raises(BadInput, match="different tasks"):
-        page.write([folder], tmp_path / "r.html")
-    assert len(tasks(read.find([folder]))) == 3
+        page.write_report([folder], tmp_path / "r.html")
+    assert len(group_by_task(read.read_runs([folder]))) == 3
 
 
 def test_an_arena_is_not_held_against_another_task_of_the_same_name() -> None:
     base = {"tasks": {"a": {"data": {"name": "digits"}}, "b": {"data": {"name": "mnist"}}}}
-    require_same_tasks({"tasks": {"a": {"data": {"name": "digits"}, "rounds": 9}}}, base, Path("p.toml"))
+    require_same_tasks(
+        {"tasks": {"a": {"data": {"name": "digits"}, "rounds": 9}}}, base, Path("p.toml")
+    )
     require_same_tasks({"methods": {}}, base, Path("p.toml"))
     with pytest.raises(BadInput, match="task 'b' has another data"):
         require_same_tasks({"tasks": {"b": {"data": {"name": "digits"}}}}, base, Path("p.toml"))

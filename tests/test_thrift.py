@@ -9,13 +9,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flrce import Experiment, recipes, runs
+from flrce import Experiment
+from flrce.core.client_tables import grow_state_tables
+from flrce.core.pieces import RoundView
+from flrce.core.types import ClientCost, LocalWork, RoundEvent, RoundRecord, Task, Updates
 from flrce.errors import BadInput
-from flrce.pieces import View
-from flrce.round.tables import grow_one
-from flrce.selectors.budgeted import GRID, Budgeted, Worths, quickest, richest, worth
-from flrce.selectors.rewarded import Rewarded, figure
-from flrce.types import Event, Record, Spent, Task, Updates, Work
+from flrce.methods.catalogue import recipes
+from flrce.methods.selection.bandit import QLearning, get_metric_percent
+from flrce.methods.selection.budgeted import (
+    BUDGET_STEPS,
+    EnergyBudgetSelector,
+    EnergyBudgetState,
+    alignment_scores,
+    select_quickest_cohort,
+    solve_knapsack,
+)
+from flrce.simulation import runs
 
 FLEET = {"profile": {"phone": 0.5, "raspberry-pi-5": 0.5}}
 
@@ -25,18 +34,24 @@ def vec(*values):
 
 
 def updates(k, U, joules=None):
-    spent = tuple(Spent(joules=each) for each in (joules or [0.0] * len(k)))
-    return Updates(torch.tensor(k), torch.tensor(U), torch.ones(len(k), dtype=torch.float64), len(U[0]), spent=spent)
+    spent = tuple(ClientCost(joules=each) for each in (joules or [0.0] * len(k)))
+    return Updates(
+        torch.tensor(k),
+        torch.tensor(U),
+        torch.ones(len(k), dtype=torch.float64),
+        len(U[0]),
+        spent=spent,
+    )
 
 
 def view(t, P, pool, costs=None, history=(), T=10):
     def draft(k):
-        return Task(str(k), k, t, 0, Work(epochs=5), rounds=T)
+        return Task(str(k), k, t, 0, LocalWork(epochs=5), rounds=T)
 
     def estimate(task):
         return costs[task.k]
 
-    return View(t, P, tuple(pool), torch.ones(max(pool) + 1), estimate, draft, None, history)
+    return RoundView(t, P, tuple(pool), torch.ones(max(pool) + 1), estimate, draft, None, history)
 
 
 # FedJoule
@@ -44,46 +59,65 @@ def view(t, P, pool, costs=None, history=(), T=10):
 
 def test_a_cosine_with_the_sum_is_a_value():
     """(1, 0), (0, 1), (-1, 0) and nothing: the sum is (0, 1), the cosines 0, 1, 0 and none."""
-    assert worth(vec(1, 0, 0, 1, -1, 0, 0, 0).view(4, 2)).tolist() == [0.5, 1.0, 0.5, 0.5]
-    assert worth(vec(1, 0, -3, 0).view(2, 2)).tolist() == [0.0, 1.0]  # one against the sum
-    assert worth(vec(2, 0, -2, 0).view(2, 2)).tolist() == [0.5, 0.5]  # a sum of nothing says nothing
+    assert alignment_scores(vec(1, 0, 0, 1, -1, 0, 0, 0).view(4, 2)).tolist() == [
+        0.5,
+        1.0,
+        0.5,
+        0.5,
+    ]
+    assert alignment_scores(vec(1, 0, -3, 0).view(2, 2)).tolist() == [
+        0.0,
+        1.0,
+    ]  # one against the sum
+    assert alignment_scores(vec(2, 0, -2, 0).view(2, 2)).tolist() == [
+        0.5,
+        0.5,
+    ]  # a sum of nothing says nothing
 
 
 def test_values_are_smoothed_and_go_back_to_one():
-    piece = Budgeted(keep=0.75, forgets=0.5)
-    memory = piece.init(3, 2, 2)
-    assert piece.values(memory, torch.arange(3), 1).tolist() == [1, 1, 1]
+    piece = EnergyBudgetSelector(keep=0.75, forgets=0.5)
+    memory = piece.initial_state(3, 2, 2)
+    assert piece.compute_client_values(memory, torch.arange(3), 1).tolist() == [1, 1, 1]
     w = torch.zeros(2)
-    memory = piece.observe(memory, Event(1, w, w, updates([0, 1], [[1.0, 0.0], [-3.0, 0.0]]), 3))
+    memory = piece.observe(
+        memory, RoundEvent(1, w, w, updates([0, 1], [[1.0, 0.0], [-3.0, 0.0]]), 3)
+    )
     # cosines -1 and 1 with (-2, 0): values 0 and 1 at once, for neither was seen before
-    assert piece.values(memory, torch.arange(3), 2).tolist() == [0, 1, 1]
+    assert piece.compute_client_values(memory, torch.arange(3), 2).tolist() == [0, 1, 1]
     # two rounds later 1 - (1 - 0) / 4
-    assert piece.values(memory, torch.arange(3), 4).tolist() == [0.75, 1, 1]
-    memory = piece.observe(memory, Event(4, w, w, updates([0], [[1.0, 0.0]]), 3))
+    assert piece.compute_client_values(memory, torch.arange(3), 4).tolist() == [0.75, 1, 1]
+    memory = piece.observe(memory, RoundEvent(4, w, w, updates([0], [[1.0, 0.0]]), 3))
     # .75 of 0 and .25 of 1
-    assert piece.values(memory, torch.arange(3), 5).tolist() == [0.25, 1, 1]
-    assert grow_one(memory, 5).seen.tolist() == [4, 1, 0, 0, 0]
+    assert piece.compute_client_values(memory, torch.arange(3), 5).tolist() == [0.25, 1, 1]
+    assert grow_state_tables(memory, 5).seen.tolist() == [4, 1, 0, 0, 0]
 
 
 def test_what_a_round_may_take():
-    costs = [Spent(joules=2.0), Spent(joules=4.0)]
-    spent = (Record(1, joules=30.0), Record(2, "abandoned", joules=10.0))
-    assert Budgeted(share=0.5).limit(spent, costs, 4, 10, 2) == pytest.approx(0.5 * 4 * 3)
+    costs = [ClientCost(joules=2.0), ClientCost(joules=4.0)]
+    spent = (RoundRecord(1, joules=30.0), RoundRecord(2, "abandoned", joules=10.0))
+    assert EnergyBudgetSelector(share=0.5).compute_energy_limit(
+        spent, costs, 4, 10, 2
+    ) == pytest.approx(0.5 * 4 * 3)
     # 100 - 40 over the rounds 2 to 10
-    assert Budgeted(joules=100.0).limit(spent, costs, 4, 10, 2) == pytest.approx(60 / 9)
-    assert Budgeted(joules=30.0).limit(spent, costs, 4, 10, 2) == 0
-    assert Budgeted(joules=100.0).limit(spent, costs, 4, 0, 2) == 60  # nobody knows how many rounds
+    assert EnergyBudgetSelector(joules=100.0).compute_energy_limit(
+        spent, costs, 4, 10, 2
+    ) == pytest.approx(60 / 9)
+    assert EnergyBudgetSelector(joules=30.0).compute_energy_limit(spent, costs, 4, 10, 2) == 0
+    assert (
+        EnergyBudgetSelector(joules=100.0).compute_energy_limit(spent, costs, 4, 0, 2) == 60
+    )  # nobody knows how many rounds
 
 
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 500)), min_size=1, max_size=9),
     st.integers(1, 9),
-    st.sampled_from([GRID, GRID / 2]),
+    st.sampled_from([BUDGET_STEPS, BUDGET_STEPS / 2]),
 )
 def test_the_knapsack_is_the_best_of_all_subsets(items, P, limit):
     value, joules = np.array(items, float).T
-    picked = richest(value, joules, limit, P)
+    picked = solve_knapsack(value, joules, limit, P)
     subsets = (s for size in range(P + 1) for s in itertools.combinations(range(len(items)), size))
     best = max((sum(value[list(s)]) for s in subsets if sum(joules[list(s)]) <= limit), default=0)
     assert len(set(picked)) == len(picked) <= P
@@ -91,10 +125,13 @@ def test_the_knapsack_is_the_best_of_all_subsets(items, P, limit):
     assert value[picked].sum() == pytest.approx(best)
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 3)), min_size=1, max_size=40), st.integers(1, 12))
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 3)), min_size=1, max_size=40),
+    st.integers(1, 12),
+)
 def test_the_limit_is_kept_whatever_the_joules(items, P):
     value, joules = np.array(items).T
-    picked = richest(value, joules, 2.0, P)
+    picked = solve_knapsack(value, joules, 2.0, P)
     assert joules[picked].sum() <= 2.0 + 1e-9
     assert bool(picked) == bool((joules <= 2.0).any())
 
@@ -102,32 +139,46 @@ def test_the_limit_is_kept_whatever_the_joules(items, P):
 def test_nearly_the_best_in_less_time():
     """Values 1, .9, .8 after 100, 2 and 1 s at 1 J each; two places, 10 J."""
     value, seconds = np.array([1.0, 0.9, 0.8]), (100.0, 2.0, 1.0)
-    costs = [Spent(joules=1.0, compute_seconds=each) for each in seconds]
-    assert quickest(value, costs, 10.0, 2, slack=0.0) == ([0, 1], 100.0)
+    costs = [ClientCost(joules=1.0, compute_seconds=each) for each in seconds]
+    assert select_quickest_cohort(value, costs, 10.0, 2, slack=0.0) == ([0, 1], 100.0)
     # 1.7 of 1.9 is within a fifth of the best, and done after 2 s
-    assert quickest(value, costs, 10.0, 2, slack=0.2) == ([1, 2], 2.0)
-    assert quickest(value, costs, 1.0, 2, slack=0.0) == ([0], 100.0)  # one joule pays for one
-    assert quickest(value, costs, 0.5, 2, slack=0.0) == ([], None)
+    assert select_quickest_cohort(value, costs, 10.0, 2, slack=0.2) == ([1, 2], 2.0)
+    assert select_quickest_cohort(value, costs, 1.0, 2, slack=0.0) == (
+        [0],
+        100.0,
+    )  # one joule pays for one
+    assert select_quickest_cohort(value, costs, 0.5, 2, slack=0.0) == ([], None)
     # waiting for the slow one takes 1 W from each of the others: 98 J more, which nobody pays
     idle = [replace(cost, idle_watts=1.0) for cost in costs]
-    assert quickest(value, idle, 10.0, 2, slack=0.0) == ([1, 2], 2.0)
+    assert select_quickest_cohort(value, idle, 10.0, 2, slack=0.0) == ([1, 2], 2.0)
 
 
 def test_unseen_first_then_by_value_and_joules():
-    costs = [Spent(joules=1.0, compute_seconds=1.0)] * 3 + [Spent(joules=9.0, compute_seconds=1.0)]
-    piece, rng = Budgeted(joules=20.0, forgets=0.0), np.random.default_rng(0)
-    memory = Worths(vec(0.2, 0.6, 0.4, 0.1), torch.tensor([1, 1, 0, 1]))
+    costs = [ClientCost(joules=1.0, compute_seconds=1.0)] * 3 + [
+        ClientCost(joules=9.0, compute_seconds=1.0)
+    ]
+    piece, rng = EnergyBudgetSelector(joules=20.0, forgets=0.0), np.random.default_rng(0)
+    memory = EnergyBudgetState(vec(0.2, 0.6, 0.4, 0.1), torch.tensor([1, 1, 0, 1]))
     chosen = piece.select(memory, view(2, 2, range(4), costs, T=11), rng)  # 2 J for the round
     assert set(chosen.k) == {1, 2}
     assert chosen.why["joules_for_the_round"] == 2.0
-    poor = piece.select(memory, view(2, 2, range(4), costs, (Record(1, joules=19.5),)), rng)
-    assert len(poor.k) == 1  # half a joule pays for nobody: the cheapest, which the budget then refuses
+    poor = piece.select(memory, view(2, 2, range(4), costs, (RoundRecord(1, joules=19.5),)), rng)
+    assert (
+        len(poor.k) == 1
+    )  # half a joule pays for nobody: the cheapest, which the budget then refuses
     assert poor.k[0] != 3
 
 
 def small(recipe, **changes):
-    tables = {"rounds": 12, "clients": 12, "per_round": 4, "recipe": recipe, "train": {"epochs": 2}, "fleet": FLEET}
-    return Experiment.of(tables | changes)
+    tables = {
+        "rounds": 12,
+        "clients": 12,
+        "per_round": 4,
+        "recipe": recipe,
+        "train": {"epochs": 2},
+        "fleet": FLEET,
+    }
+    return Experiment.from_tables(tables | changes)
 
 
 def test_a_run_keeps_to_its_joules_and_uses_them():
@@ -143,7 +194,11 @@ def test_a_run_keeps_to_its_joules_and_uses_them():
 
 def test_a_budget_among_clients_that_come_and_go(tmp_path):
     """Batteries, presence and a deadline beside it; and again after a kill."""
-    fleet = {**FLEET, "presence": {"piece": "chance", "share": 0.6, "slot": 5.0}, "battery": "phone"}
+    fleet = {
+        **FLEET,
+        "presence": {"piece": "chance", "share": 0.6, "slot": 5.0},
+        "battery": "phone",
+    }
     recipe = {"name": "fedjoule", "joules": 15.0, "pace": {"piece": "deadline", "seconds": 2.0}}
     exp = small(recipe, fleet=fleet, rounds=6)
 
@@ -155,7 +210,9 @@ def test_a_budget_among_clients_that_come_and_go(tmp_path):
         runs.run(exp, tmp_path / "cut", watch=quit_after_two)
     runs.run(exp, tmp_path / "cut", resume=True)
     straight = runs.run(exp, tmp_path / "straight")
-    assert (tmp_path / "cut/rounds.jsonl").read_bytes() == (tmp_path / "straight/rounds.jsonl").read_bytes()
+    assert (tmp_path / "cut/rounds.jsonl").read_bytes() == (
+        tmp_path / "straight/rounds.jsonl"
+    ).read_bytes()
     assert straight.summary["joules"] <= 15.0
 
 
@@ -163,38 +220,60 @@ def test_a_budget_among_clients_that_come_and_go(tmp_path):
 
 
 def test_a_clients_table_by_hand():
-    """Two clients at 1 J and 3 J in round 1 (40 %), then the first at 1 J in round 2 (50 %), then none gains."""
-    piece = Rewarded(shares=(1.0, 0.2), rate=0.5, discount=0.5, accuracy=1.0, gain=2.0, every=10)
+    """Two clients at 1 J and 3 J in round 1 (40 %), then the first at 1 J in round 2 (50 %), then
+    none gains.
+    """
+    piece = QLearning(shares=(1.0, 0.2), rate=0.5, discount=0.5, accuracy=1.0, gain=2.0, every=10)
     w, both = torch.zeros(1), torch.tensor([0, 1])
-    memory, history = piece.init(2, 1, 1), ()
-    assert piece.actions(memory, both, history).tolist() == [0, 0]  # all of the epochs first
-    memory = piece.observe(memory, Event(1, w, w, updates([0, 1], [[0.0]] * 2, [1.0, 3.0]), 2, (), history))
-    assert piece.settled(memory, both, history).tolist() == [[0, 0], [0, 0]]  # not judged yet
-    history = (Record(1, replied=("a", "b"), joules=4.0, accuracy=0.4),)
-    # a joule is worth 1 / 2, the mean of round 1. R = 40 - 1 - .5 and 40 - 1 - 1.5; half of it counts
-    assert piece.settled(memory, both, history).tolist() == [[19.25, 0], [18.75, 0]]
-    assert piece.actions(memory, both, history).tolist() == [1, 1]  # each share once before any twice
-    memory = piece.observe(memory, Event(2, w, w, updates([0], [[0.0]], [1.0]), 2, (), history))
-    history += (Record(2, replied=("a",), joules=1.0, accuracy=0.5),)
+    memory, history = piece.initial_state(2, 1, 1), ()
+    assert piece.choose_actions(memory, both, history).tolist() == [0, 0]  # all of the epochs first
+    memory = piece.observe(
+        memory, RoundEvent(1, w, w, updates([0, 1], [[0.0]] * 2, [1.0, 3.0]), 2, (), history)
+    )
+    assert piece.compute_q_values(memory, both, history).tolist() == [
+        [0, 0],
+        [0, 0],
+    ]  # not judged yet
+    history = (RoundRecord(1, replied=("a", "b"), joules=4.0, accuracy=0.4),)
+    # a joule is worth 1 / 2, the mean of round 1. R = 40 - 1 - .5 and 40 - 1 - 1.5; half of it
+    # counts
+    assert piece.compute_q_values(memory, both, history).tolist() == [[19.25, 0], [18.75, 0]]
+    assert piece.choose_actions(memory, both, history).tolist() == [
+        1,
+        1,
+    ]  # each share once before any twice
+    memory = piece.observe(
+        memory, RoundEvent(2, w, w, updates([0], [[0.0]], [1.0]), 2, (), history)
+    )
+    history += (RoundRecord(2, replied=("a",), joules=1.0, accuracy=0.5),)
     # R = 50 + 2 * 10 - .5 - .5; Q = .5 (69 + .5 * 19.25) = 39.3125
-    assert piece.settled(memory, both, history).tolist() == [[19.25, 39.3125], [18.75, 0]]
-    assert piece.actions(memory, both, history).tolist() == [1, 1]
-    memory = piece.observe(memory, Event(3, w, w, updates([0], [[0.0]], [1.0]), 2, (), history))
-    history += (Record(3, replied=("a",), joules=1.0, accuracy=0.5),)
+    assert piece.compute_q_values(memory, both, history).tolist() == [[19.25, 39.3125], [18.75, 0]]
+    assert piece.choose_actions(memory, both, history).tolist() == [1, 1]
+    memory = piece.observe(
+        memory, RoundEvent(3, w, w, updates([0], [[0.0]], [1.0]), 2, (), history)
+    )
+    history += (RoundRecord(3, replied=("a",), joules=1.0, accuracy=0.5),)
     # no gain: R = 50 - 100; Q = 39.3125 + .5 (-50 + .5 * 39.3125 - 39.3125) = 4.484375
-    assert piece.settled(memory, both, history).tolist() == [[19.25, 4.484375], [18.75, 0]]
-    assert piece.actions(memory, both, history).tolist() == [0, 1]
+    assert piece.compute_q_values(memory, both, history).tolist() == [[19.25, 4.484375], [18.75, 0]]
+    assert piece.choose_actions(memory, both, history).tolist() == [0, 1]
 
 
 def test_the_figure_of_rounds_that_were_not_judged():
-    history = [Record(1, accuracy=0.2), Record(2), Record(3, accuracy=0.5)]
-    assert [figure(history, t, True) for t in (1, 2, 3, 4)] == [20, 50, 50, None]
-    assert [figure(history, t, False) for t in (1, 2, 3, 4)] == [None, 20, 20, 50]
-    assert figure([Record(1, metric="mse", metrics={"mse": 0.3}, lower=True)], 1, True) == -30
+    history = [RoundRecord(1, accuracy=0.2), RoundRecord(2), RoundRecord(3, accuracy=0.5)]
+    assert [get_metric_percent(history, t, True) for t in (1, 2, 3, 4)] == [20, 50, 50, None]
+    assert [get_metric_percent(history, t, False) for t in (1, 2, 3, 4)] == [None, 20, 20, 50]
+    assert (
+        get_metric_percent(
+            [RoundRecord(1, metric="mse", metrics={"mse": 0.3}, lower=True)], 1, True
+        )
+        == -30
+    )
 
 
 class Eager:
-    """The same in plain loops: every reward is given as soon as it is known, to everybody it is for."""
+    """The same in plain loops: every reward is given as soon as it is known, to everybody it is
+    for.
+    """
 
     def __init__(self, piece, M):
         self.piece, self.Q = piece, [[0.0] * len(piece.shares) for _ in range(M)]
@@ -227,25 +306,43 @@ class Eager:
 @given(st.data())
 def test_tables_follow_the_plain_loop(data):
     M, T = 5, data.draw(st.integers(1, 25))
-    piece = Rewarded(shares=(1.0, 0.5, 0.2), every=data.draw(st.integers(1, 6)), rate=0.7, discount=0.3, gain=1.5)
-    plain, memory, history, w, everyone = Eager(piece, M), piece.init(M, 1, 1), (), torch.zeros(1), torch.arange(M)
+    piece = QLearning(
+        shares=(1.0, 0.5, 0.2), every=data.draw(st.integers(1, 6)), rate=0.7, discount=0.3, gain=1.5
+    )
+    plain, memory, history, w, everyone = (
+        Eager(piece, M),
+        piece.initial_state(M, 1, 1),
+        (),
+        torch.zeros(1),
+        torch.arange(M),
+    )
     for t in range(1, T + 1):
         rows = sorted(data.draw(st.sets(st.integers(0, M - 1), min_size=1)))
         joules = data.draw(st.lists(st.floats(0.1, 9), min_size=len(rows), max_size=len(rows)))
         accuracy = data.draw(st.integers(0, 100))
         expected = [plain.action(k) for k in rows]
-        assert piece.actions(memory, torch.tensor(rows), history).tolist() == expected
-        memory = piece.observe(memory, Event(t, w, w, updates(rows, [[0.0]] * len(rows), joules), M, (), history))
+        assert piece.choose_actions(memory, torch.tensor(rows), history).tolist() == expected
+        memory = piece.observe(
+            memory, RoundEvent(t, w, w, updates(rows, [[0.0]] * len(rows), joules), M, (), history)
+        )
         if data.draw(st.integers(0, 4)) == 0:
-            history += (Record(t + 1, "abandoned", joules=1.0),)
-        history += (Record(t, replied=tuple("x" * len(rows)), joules=sum(joules), accuracy=accuracy / 100),)
+            history += (RoundRecord(t + 1, "abandoned", joules=1.0),)
+        history += (
+            RoundRecord(
+                t, replied=tuple("x" * len(rows)), joules=sum(joules), accuracy=accuracy / 100
+            ),
+        )
         plain.round(rows, joules, accuracy)
-        np.testing.assert_allclose(piece.settled(memory, everyone, history).numpy(), plain.Q, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            piece.compute_q_values(memory, everyone, history).numpy(), plain.Q, rtol=1e-9, atol=1e-9
+        )
 
 
 def test_the_best_are_chosen_and_told_how_long():
-    piece = Rewarded(shares=(1.0, 0.6, 0.2), epsilon=0.0)
-    memory = replace(piece.init(4, 1, 1), Q=vec(5, 1, 0, 0, 7, 0, -9, -1, -2, 0, 0, 9).view(4, 3))
+    piece = QLearning(shares=(1.0, 0.6, 0.2), epsilon=0.0)
+    memory = replace(
+        piece.initial_state(4, 1, 1), Q=vec(5, 1, 0, 0, 7, 0, -9, -1, -2, 0, 0, 9).view(4, 3)
+    )
     memory = replace(memory, visits=torch.ones(4, 3, dtype=torch.long))
     seen = view(2, 2, range(4))
     chosen = piece.select(memory, seen, np.random.default_rng(0))
@@ -254,7 +351,9 @@ def test_the_best_are_chosen_and_told_how_long():
     tasks = piece.assign([seen.draft(k) for k in (0, 1, 2, 3)], memory, seen)
     assert [task.work.epochs for task in tasks] == [5, 3, 3, 1]  # of 5
     assert piece.assign([], memory, seen) == []
-    drawn = [Rewarded(epsilon=1.0).select(memory, seen, np.random.default_rng(i)) for i in range(20)]
+    drawn = [
+        QLearning(epsilon=1.0).select(memory, seen, np.random.default_rng(i)) for i in range(20)
+    ]
     assert {k for one in drawn for k in one.k} == {0, 1, 2, 3}
 
 
@@ -272,16 +371,22 @@ def test_cheap_clients_train_more_often_and_epochs_differ():
 
 
 def test_what_does_not_go_together():
-    learner = Rewarded()
+    learner = QLearning()
     with pytest.raises(BadInput, match="the same piece, set alike, as trainer"):
         replace(recipes.fedavg(), selector=learner)
     with pytest.raises(BadInput, match="the same piece"):
-        replace(recipes.fedavg(), selector=learner, trainer=Rewarded(epsilon=0.5))
-    replace(recipes.fedavg(), selector=Rewarded(shares=(1.0,)))
+        replace(recipes.fedavg(), selector=learner, trainer=QLearning(epsilon=0.5))
+    replace(recipes.fedavg(), selector=QLearning(shares=(1.0,)))
     replace(recipes.fedavg(), trainer=learner)
     with pytest.raises(BadInput, match="buffered"):
         replace(recipes.autofl(P=4), pace=recipes.fedbuff(P=4).pace)
-    for bad in ({"shares": []}, {"shares": [0.0]}, {"shares": [1.5]}, {"epsilon": 2.0}, {"epsilon": "x"}):
+    for bad in (
+        {"shares": []},
+        {"shares": [0.0]},
+        {"shares": [1.5]},
+        {"epsilon": 2.0},
+        {"epsilon": "x"},
+    ):
         with pytest.raises(BadInput):
             small({"name": "autofl", **bad}).recipe()
     for bad in ({"joules": -1.0}, {"share": 0.0}, {"slack": 1.5}):
@@ -296,10 +401,16 @@ def test_they_learn_a_regression_too(name):
     x = rng.normal(size=(400, 3)).astype(np.float32)
     y = (x @ np.array([3.0, -1.0, 0.5]) + 0.1 * rng.normal(size=400)).astype(np.float32)
     tables = {
-        "rounds": 15, "clients": 10, "per_round": 3, "recipe": {"name": name}, "fleet": FLEET,
-        "train": {"lr": 0.05, "batch": 16, "epochs": 2}, "data": {"partition": "iid"}, "model": {"name": "linear"},
+        "rounds": 15,
+        "clients": 10,
+        "per_round": 3,
+        "recipe": {"name": name},
+        "fleet": FLEET,
+        "train": {"lr": 0.05, "batch": 16, "epochs": 2},
+        "data": {"partition": "iid"},
+        "model": {"name": "linear"},
         "objective": {"name": "regression", "metrics": ["mse"]},
-    }  # fmt: skip
-    found = runs.run(Experiment.of(tables), data=(x, y))
+    }
+    found = runs.run(Experiment.from_tables(tables), data=(x, y))
     assert found.history[0].lower
     assert found.summary["metrics"]["mse"] < 0.1 < float(y.var())

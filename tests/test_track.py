@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flrce import track
-from flrce.config import Experiment
-from flrce.runs import rounds
-from flrce.types import Record
+from flrce.config.experiment import Experiment
+from flrce.core.types import RoundRecord
+from flrce.report import tracking
+from flrce.simulation.runs import rounds
 
 TINY = Experiment(rounds=3, clients=6, per_round=2, engine={"workers": 1})
 
@@ -28,7 +28,11 @@ def done():
 
 
 def test_metrics_are_the_figures_of_the_round_without_those_not_measured():
-    found = track.metrics(Record(4, exploit=True, replied=("a", "b"), rejected={"c": "late"}, accuracy=0.5, joules=2.0))
+    found = tracking.list_round_metrics(
+        RoundRecord(
+            4, exploit=True, replied=("a", "b"), rejected={"c": "late"}, accuracy=0.5, joules=2.0
+        )
+    )
     assert found["accuracy"] == 0.5
     assert found["joules"] == 2.0
     assert (found["exploit"], found["replied"], found["rejected"]) == (1.0, 2.0, 1.0)
@@ -40,29 +44,39 @@ def test_metrics_are_the_figures_of_the_round_without_those_not_measured():
 def test_tensorboard_events_hold_every_round(done, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    passed = list(track.tensorboard(done, tmp_path))
+    passed = list(tracking.log_to_tensorboard(done, tmp_path))
     assert passed == done
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     written = [(e.step, e.value) for e in events.Scalars("accuracy")]
     assert [step for step, _ in written] == [1, 2, 3]
     assert [value for _, value in written] == pytest.approx([r.record.accuracy for r in done])
-    assert [e.value for e in events.Scalars("joules")] == pytest.approx([r.record.joules for r in done])
+    assert [e.value for e in events.Scalars("joules")] == pytest.approx(
+        [r.record.joules for r in done]
+    )
 
 
 @needs("mlflow-skinny", "mlflow")
 def test_mlflow_keeps_metrics_parameters_and_status(done, tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # newer ones want a database for anything but a test
+    monkeypatch.setenv(
+        "MLFLOW_ALLOW_FILE_STORE", "true"
+    )  # newer ones want a database for anything but a test
     uri = tmp_path.as_uri()
-    assert list(track.mlflow(done, uri, name="first", parameters={"psi": 5.0})) == done
+    assert list(tracking.log_to_mlflow(done, uri, name="first", parameters={"psi": 5.0})) == done
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("flrce")
     (run,) = client.search_runs([experiment.experiment_id])
-    assert (run.info.run_name, run.info.status, run.data.params) == ("first", "FINISHED", {"psi": "5.0"})
+    assert (run.info.run_name, run.info.status, run.data.params) == (
+        "first",
+        "FINISHED",
+        {"psi": "5.0"},
+    )
     history = client.get_metric_history(run.info.run_id, "accuracy")
-    assert [(m.step, m.value) for m in history] == [(r.record.t, pytest.approx(r.record.accuracy)) for r in done]
+    assert [(m.step, m.value) for m in history] == [
+        (r.record.t, pytest.approx(r.record.accuracy)) for r in done
+    ]
 
 
 @needs("mlflow-skinny", "mlflow")
@@ -76,7 +90,7 @@ def test_mlflow_says_when_a_run_did_not_end_well(done, tmp_path, how, monkeypatc
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = tmp_path.as_uri()
-    tracked = track.mlflow(broken() if how == "failed" else done, uri)
+    tracked = tracking.log_to_mlflow(broken() if how == "failed" else done, uri)
     next(tracked)
     if how == "failed":
         with pytest.raises(RuntimeError, match="caught fire"):
@@ -90,19 +104,23 @@ def test_mlflow_says_when_a_run_did_not_end_well(done, tmp_path, how, monkeypatc
 
 @needs("trackio")
 def test_trackio_database_holds_every_round(tmp_path):
-    """In a process of its own: trackio reads its folder from the environment when it is imported."""
+    """In a process of its own: trackio reads its folder from the environment when it is
+    imported.
+    """
     script = """
-from flrce import track
-from flrce.config import Experiment
-from flrce.runs import rounds
+from flrce.report.tracking import log_to_trackio
+from flrce.config.experiment import Experiment
+from flrce.simulation.runs import rounds
 tiny = Experiment(rounds=3, clients=6, per_round=2, engine={"workers": 1})
-done = list(track.trackio(rounds(tiny), "tests", "first", {"psi": 5.0}))
+done = list(log_to_trackio(rounds(tiny), "tests", "first", {"psi": 5.0}))
 from trackio.sqlite_storage import SQLiteStorage
 logs = SQLiteStorage.get_logs("tests", "first")
 assert [log["step"] for log in logs] == [1, 2, 3], logs
 assert [log["accuracy"] for log in logs] == [r.record.accuracy for r in done], logs
 """
     env = os.environ | {"TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert any(path.stat().st_size for path in Path(tmp_path).rglob("*.db"))

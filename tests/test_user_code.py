@@ -1,4 +1,6 @@
-"""Modules that settings name: where they may lie, what their objects must be, and which commands import none."""
+"""Modules that settings name: where they may lie, what their objects must be, and which commands
+import none.
+"""
 
 import pickle
 import sys
@@ -7,17 +9,23 @@ from types import SimpleNamespace
 import pytest
 import tomli_w
 
-from flrce import user_code
-from flrce.apps.cli import main
-from flrce.config import Experiment
-from flrce.data.sources import source
+from flrce.cli.cli import main
+from flrce.config.experiment import Experiment
+from flrce.core import user_code
+from flrce.core.user_code import NOTHING
+from flrce.data.sources import load_source
 from flrce.errors import BadInput
-from flrce.user_code import NOTHING
 
-SMALL = {"rounds": 1, "clients": 6, "per_round": 2, "train": {"epochs": 1}, "engine": {"workers": 1}}
+SMALL = {
+    "rounds": 1,
+    "clients": 6,
+    "per_round": 2,
+    "train": {"epochs": 1},
+    "engine": {"workers": 1},
+}
 STEADY = """
 from dataclasses import dataclass
-from flrce.aggregators.mean import WeightedMean
+from flrce.methods.aggregation.mean import WeightedMean
 
 
 @dataclass(frozen=True)
@@ -53,13 +61,15 @@ def attacks(marker):
         "nested": with_recipe(compressor={"piece": "error-feedback", "inner": system}),
         "posix": with_recipe(stop={**system, "piece": "posix:system"}),
         "call": with_recipe(stop={"piece": "subprocess:call", "args": ["touch", str(marker)]}),
-        "popen": with_recipe(selector={"piece": "subprocess:Popen", "args": ["touch", str(marker)]}),
+        "popen": with_recipe(
+            selector={"piece": "subprocess:Popen", "args": ["touch", str(marker)]}
+        ),
         "eval": with_recipe(server={"piece": "builtins:eval", "source": "1"}),
         "exec": with_recipe(server="builtins:exec"),
         "breakpoint": with_recipe(pace="builtins:breakpoint"),
         "partial": with_recipe(aggregator={"piece": "functools:partial", "func": "os:system"}),
-        "flrce": with_recipe(aggregator="flrce.apps.cli:main"),
-        "again": with_recipe(aggregator="flrce.runs:run"),
+        "flrce": with_recipe(aggregator="flrce.cli.cli:main"),
+        "again": with_recipe(aggregator="flrce.simulation.runs:run"),
         "schedule": SMALL | {"train": {"schedule": system}},
         "update": SMALL | {"train": {"update": [system]}},
         "augment": SMALL | {"train": {"augment": [system]}},
@@ -70,8 +80,10 @@ def attacks(marker):
         "trouble": SMALL | {"data": {"trouble": [system]}},
         "objective": SMALL | {"objective": {"name": "os:system", "command": f"touch {marker}"}},
         "metrics": SMALL | {"objective": {"name": "classification", "metrics": ["os:system"]}},
-        "model": SMALL | {"model": {"name": "os:system", "options": {"command": f"touch {marker}"}}},
-        "torch": SMALL | {"model": {"name": "torch.hub:load", "options": {"repo_or_dir": str(marker)}}},
+        "model": SMALL
+        | {"model": {"name": "os:system", "options": {"command": f"touch {marker}"}}},
+        "torch": SMALL
+        | {"model": {"name": "torch.hub:load", "options": {"repo_or_dir": str(marker)}}},
     }
 
 
@@ -80,14 +92,22 @@ def attacks(marker):
 def test_what_is_no_piece_is_never_called(name, trust, tmp_path):
     marker = tmp_path / "called"
     with pytest.raises(BadInput):
-        Experiment.of(attacks(marker)[name], trust=trust).build_network(source("digits"))
+        Experiment.from_tables(attacks(marker)[name], trust=trust).build_network(
+            load_source("digits")
+        )
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("words", [
-    ["run", "--no-save"], ["run", "--no-save", "--trust"], ["compare", "--out", "all"], ["advise"],
-    ["doctor", "--trust"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--no-save"],
+        ["run", "--no-save", "--trust"],
+        ["compare", "--out", "all"],
+        ["advise"],
+        ["doctor", "--trust"],
+    ],
+)
 def test_commands_refuse_it_in_one_line(words, tmp_path, capsys):
     marker = tmp_path / "called"
     (tmp_path / "evil.toml").write_text(tomli_w.dumps(attacks(marker)["aggregator"]))
@@ -100,9 +120,11 @@ def test_commands_refuse_it_in_one_line(words, tmp_path, capsys):
 
 def looks(file, out):
     return [
-        ["doctor", file], ["data", "info", file], ["deploy", "init", out, file],
+        ["doctor", file],
+        ["data", "info", file],
+        ["deploy", "init", out, file],
         ["recipes", "show", "fedavg", "--set", "recipe.aggregator=noisy:Steady"],
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("i", range(4))
@@ -110,7 +132,9 @@ def test_commands_that_look_import_nothing(i, tmp_path, capsys):
     marker = tmp_path / "imported"
     (tmp_path / "here" / "noisy.py").write_text(NOISY.format(marker=str(marker)))
     file = tmp_path / "here" / "mine.toml"
-    file.write_text(tomli_w.dumps(with_recipe(aggregator="noisy:Steady") | {"model": {"name": "noisy:Net"}}))
+    file.write_text(
+        tomli_w.dumps(with_recipe(aggregator="noisy:Steady") | {"model": {"name": "noisy:Net"}})
+    )
     main(looks(str(file), str(tmp_path / "fleet"))[i])
     assert not marker.exists()
     assert "Traceback" not in capsys.readouterr().err
@@ -120,24 +144,39 @@ def test_a_deployment_keeps_the_names(tmp_path, capsys):
     file = tmp_path / "here" / "mine.toml"
     file.write_text(tomli_w.dumps(with_recipe(aggregator="noisy:Steady")))
     assert main(["deploy", "init", str(tmp_path / "fleet"), str(file)]) == 0
-    assert 'aggregator = "noisy:Steady"' in (tmp_path / "fleet" / "fleet" / "experiment.toml").read_text()
+    assert (
+        'aggregator = "noisy:Steady"'
+        in (tmp_path / "fleet" / "fleet" / "experiment.toml").read_text()
+    )
     assert main(["doctor", str(file)]) == 0
     assert "names code" in capsys.readouterr().out
 
 
 def test_records_are_read_without_importing(tmp_path, capsys):
     marker, run = tmp_path / "imported", tmp_path / "run"
-    sets = [word for key in ("rounds=2", "clients=6", "per_round=2", "engine.workers=1") for word in ("--set", key)]
+    sets = [
+        word
+        for key in ("rounds=2", "clients=6", "per_round=2", "engine.workers=1")
+        for word in ("--set", key)
+    ]
     assert main(["run", "--out", str(run), *sets]) == 0
     text = (run / "experiment.toml").read_text()
-    (run / "experiment.toml").write_text(text.replace("[recipe]", '[recipe]\nserver = "noisy:Steady"'))
+    (run / "experiment.toml").write_text(
+        text.replace("[recipe]", '[recipe]\nserver = "noisy:Steady"')
+    )
     for folder in (run, tmp_path / "here"):
         (folder / "noisy.py").write_text(NOISY.format(marker=str(marker)))
     run = str(run)
     reading = [
-        ["report", run], ["why", run], ["whatif", run], ["runs", str(tmp_path)], ["verify", run],
-        ["watch", run, "--once"], ["export", run, "--out", "peft"], ["reach", run, "--target", "0.1"],
-    ]  # fmt: skip
+        ["report", run],
+        ["why", run],
+        ["whatif", run],
+        ["runs", str(tmp_path)],
+        ["verify", run],
+        ["watch", run, "--once"],
+        ["export", run, "--out", "peft"],
+        ["reach", run, "--target", "0.1"],
+    ]
     for words in reading:
         assert main(words) in (0, 1, 2), words
         assert not marker.exists(), words
@@ -180,11 +219,13 @@ def test_installed_packages_need_trust_or_an_entry_point(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(packages)
     tables = with_recipe(aggregator="steady:Steady")
     with pytest.raises(BadInput, match=r"the module steady lies in .*site-packages"):
-        Experiment.of(tables)
+        Experiment.from_tables(tables)
     assert "steady" not in sys.modules
     points = [SimpleNamespace(value="steady:Steady")]
-    monkeypatch.setattr(user_code, "entry_points", lambda group: points if group == "flrce.pieces" else [])
-    assert type(Experiment.of(tables).build_recipe().aggregator).__name__ == "Steady"
+    monkeypatch.setattr(
+        user_code, "entry_points", lambda group: points if group == "flrce.pieces" else []
+    )
+    assert type(Experiment.from_tables(tables).build_recipe().aggregator).__name__ == "Steady"
     monkeypatch.undo()
 
 
@@ -197,7 +238,9 @@ def test_from_python(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"in Python: trust=True"):
         Experiment.load("mine.toml")
     loaded = Experiment.load("mine.toml", trust=True)
-    assert loaded == Experiment.of(tables)  # tables that Python code writes are the caller's
+    assert loaded == Experiment.from_tables(
+        tables
+    )  # tables that Python code writes are the caller's
 
 
 def test_a_file_cannot_trust_itself(tmp_path):
@@ -205,13 +248,17 @@ def test_a_file_cannot_trust_itself(tmp_path):
     with pytest.raises(BadInput, match="trust is no known key"):
         Experiment.load(tmp_path / "mine.toml")
     with pytest.raises(BadInput, match="_trust is no known key"):
-        Experiment.of({"_trust": True})
+        Experiment.from_tables({"_trust": True})
 
 
 def test_copies_and_other_processes_keep_what_was_trusted(tmp_path):
-    experiment = Experiment.of(SMALL, trust=NOTHING)
-    copies = [pickle.loads(pickle.dumps(experiment)), experiment.with_seed(3), experiment.changed({"rounds": 3})]
-    assert [copy.trust.kind for copy in copies] == ["nothing"] * 3
+    experiment = Experiment.from_tables(SMALL, trust=NOTHING)
+    copies = [
+        pickle.loads(pickle.dumps(experiment)),
+        experiment.with_seed(3),
+        experiment.with_tables({"rounds": 3}),
+    ]
+    assert [copy.get_trust.kind for copy in copies] == ["nothing"] * 3
 
 
 def test_a_run_directory_is_no_place_for_code(tmp_path, capsys):
@@ -227,7 +274,9 @@ def test_a_run_directory_is_no_place_for_code(tmp_path, capsys):
     for more in ([], ["--trust"]):
         assert main(["run", "--out", str(run), "--resume", "--set", "rounds=3", *more]) == 2
     assert not marker.exists()
-    assert "Traceback" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "name the experiment file: flrce run FILE --out DIR --resume" in told
+    assert "Traceback" not in told
 
 
 def test_plans_of_others_are_data(tmp_path, capsys):
@@ -237,14 +286,30 @@ def test_plans_of_others_are_data(tmp_path, capsys):
     task = with_recipe() | {"model": {"name": "noisy:Net"}}
     plans = {
         "tasks": {"tasks": {"digits": task}},
-        "grid": {"tasks": {"digits": SMALL}, "tuning": {"grid": {"recipe.aggregator": ["noisy:Steady"]}}},
-        "stops": {"tasks": {"digits": SMALL}, "stops": {"late": {"recipe": {"stop": "noisy:Steady"}}}},
+        "grid": {
+            "tasks": {"digits": SMALL},
+            "tuning": {"grid": {"recipe.aggregator": ["noisy:Steady"]}},
+        },
+        "stops": {
+            "tasks": {"digits": SMALL},
+            "stops": {"late": {"recipe": {"stop": "noisy:Steady"}}},
+        },
     }
     (tmp_path / "mine.toml").write_text("[methods.fedprox]\n")
     for plan in plans.values():
-        (tmp_path / "theirs" / "plan.toml").write_text(tomli_w.dumps({**plan, "methods": {"fedavg": {}}}))
+        (tmp_path / "theirs" / "plan.toml").write_text(
+            tomli_w.dumps({**plan, "methods": {"fedavg": {}}})
+        )
         for more in ([], ["--trust"]):
-            words = ["arena", str(tmp_path / "mine.toml"), "--against", str(tmp_path / "theirs"), "--out", "o", *more]
+            words = [
+                "arena",
+                str(tmp_path / "mine.toml"),
+                "--against",
+                str(tmp_path / "theirs"),
+                "--out",
+                "o",
+                *more,
+            ]
             assert main(words) == 2
             assert "names code, and --against reads data alone" in capsys.readouterr().err
     assert not marker.exists()
@@ -282,17 +347,20 @@ def test_the_role_is_looked_at_before_the_call(name, tmp_path):
     marker = tmp_path / "called"
     (tmp_path / "here" / "mine.py").write_text(ROLES.format(marker=str(marker)))
     for tables in (
-        with_recipe(aggregator=f"mine:{name}"), SMALL | {"objective": f"mine:{name}"},
+        with_recipe(aggregator=f"mine:{name}"),
+        SMALL | {"objective": f"mine:{name}"},
         SMALL | {"model": {"name": f"mine:{name}"}},
-    ):  # fmt: skip
+    ):
         for trust in (False, True):
             with pytest.raises(BadInput, match=r"so it is no|does not say"):
-                Experiment.of(tables, trust=trust).build_network(source("digits"))
+                Experiment.from_tables(tables, trust=trust).build_network(load_source("digits"))
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("name", ["Net", "make", "plain"])
 def test_networks_by_class_or_function(name, tmp_path):
     (tmp_path / "here" / "mine.py").write_text(ROLES.format(marker=""))
-    (tmp_path / "here" / "mine.toml").write_text(tomli_w.dumps(SMALL | {"model": {"name": f"mine:{name}"}}))
-    assert Experiment.load("mine.toml").build_network(source("digits"))[1].out_features == 10
+    (tmp_path / "here" / "mine.toml").write_text(
+        tomli_w.dumps(SMALL | {"model": {"name": f"mine:{name}"}})
+    )
+    assert Experiment.load("mine.toml").build_network(load_source("digits"))[1].out_features == 10

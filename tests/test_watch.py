@@ -1,4 +1,6 @@
-"""Runs under way, watched from outside: files that grow, are cut back or vanish; who holds a folder."""
+"""Runs under way, watched from outside: files that grow, are cut back or vanish; who holds a
+folder.
+"""
 
 import http.client
 import io
@@ -16,78 +18,93 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flrce import runs
-from flrce.apps.cli import main
-from flrce.apps.served import HOST, secret, server
-from flrce.apps.watch import board
-from flrce.config import Experiment
-from flrce.results import live
-from flrce.results.live import Tail, Watcher, holder
-from flrce.store.disk import Lock
-from flrce.store.read import read
-from flrce.types import Record
+from flrce.cli.cli import main
+from flrce.cli.watch import build_watch_board
+from flrce.cli.watch_server import HOST, build_watch_server, derive_page_key
+from flrce.config.experiment import Experiment
+from flrce.core.types import RoundRecord
+from flrce.report import live
+from flrce.report.live import RecordTail, RunWatcher, find_lock_holder
+from flrce.simulation import runs
+from flrce.storage.disk import FolderLock
+from flrce.storage.read import read_run
 from report_helpers import HOSTILE, compared, hostile
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1] / "src")}
 
 
 def line(t: int, **more) -> bytes:
-    return json.dumps(asdict(Record(t, **more))).encode() + b"\n"
+    return json.dumps(asdict(RoundRecord(t, **more))).encode() + b"\n"
 
 
 def test_a_file_that_grows_is_read_once(tmp_path):
     path = tmp_path / "rounds.jsonl"
-    tail = Tail(path)
-    assert not tail.read()  # not there yet
+    tail = RecordTail(path)
+    assert not tail.read_new_lines()  # not there yet
     path.write_bytes(line(1) + line(2)[:20])
-    assert tail.read()
+    assert tail.read_new_lines()
     assert [r.t for r in tail.records] == [1]
     with path.open("ab") as file:
         file.write(line(2)[20:] + line(3))
-    assert tail.read()
+    assert tail.read_new_lines()
     assert [r.t for r in tail.records] == [1, 2, 3]
-    assert not tail.read()
+    assert not tail.read_new_lines()
 
 
 def test_a_file_that_a_resume_cut_back_is_read_anew(tmp_path):
-    """Killed after line 3, resumed from round 2, and already longer than before when it is looked at again."""
+    """Killed after line 3, resumed from round 2, and already longer than before when it is looked
+    at again.
+    """
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(line(1) + line(2) + line(3, joules=1.0))
-    tail = Tail(path)
-    tail.read()
+    tail = RecordTail(path)
+    tail.read_new_lines()
     path.write_bytes(line(1) + line(2) + line(3, joules=2.0) + line(4) + line(5))
-    assert tail.read()
+    assert tail.read_new_lines()
     assert [(r.t, r.joules) for r in tail.records[2:]] == [(3, 2.0), (4, 0.0), (5, 0.0)]
     path.unlink()
-    assert tail.read()
+    assert tail.read_new_lines()
     assert tail.records == []
 
 
 def test_the_price_of_a_point_by_hand():
-    # 50 to 54 % in two rounds that cost 6 and 10 J: 16 J for 4 points; the first round's joules bought the 50
-    history = [Record(1, accuracy=0.5, joules=99.0), Record(2, accuracy=0.53, joules=6.0, bytes_up=600),
-               Record(3, accuracy=0.54, joules=10.0, bytes_down=200)]  # fmt: skip
-    found = live.price(history, "accuracy")
+    # 50 to 54 % in two rounds that cost 6 and 10 J: 16 J for 4 points; the first round's joules
+    # bought the 50
+    history = [
+        RoundRecord(1, accuracy=0.5, joules=99.0),
+        RoundRecord(2, accuracy=0.53, joules=6.0, bytes_up=600),
+        RoundRecord(3, accuracy=0.54, joules=10.0, bytes_down=200),
+    ]
+    found = live.compute_recent_price(history, "accuracy")
     assert found["joules"] == pytest.approx(4.0)
     assert found["bytes"] == pytest.approx(200.0)
-    assert live.price(history[:1], "accuracy") is None
-    assert live.price([*history, Record(4, accuracy=0.5)], "accuracy")["joules"] is None  # nothing was gained
-    errors = [Record(1, metric="mae", metrics={"mae": 3.0}, lower=True),
-              Record(2, metric="mae", metrics={"mae": 1.0}, lower=True, joules=5.0)]  # fmt: skip
-    assert live.price(errors, "mae")["joules"] == pytest.approx(2.5)  # less is better: 2 units for 5 J
+    assert live.compute_recent_price(history[:1], "accuracy") is None
+    assert (
+        live.compute_recent_price([*history, RoundRecord(4, accuracy=0.5)], "accuracy")["joules"]
+        is None
+    )  # nothing was gained
+    errors = [
+        RoundRecord(1, metric="mae", metrics={"mae": 3.0}, lower=True),
+        RoundRecord(2, metric="mae", metrics={"mae": 1.0}, lower=True, joules=5.0),
+    ]
+    assert live.compute_recent_price(errors, "mae")["joules"] == pytest.approx(
+        2.5
+    )  # less is better: 2 units for 5 J
 
 
 def test_the_price_is_of_the_last_ten_evaluations():
-    history = [Record(t, accuracy=0.01 * t, joules=float(t)) for t in range(1, 31)]
+    history = [RoundRecord(t, accuracy=0.01 * t, joules=float(t)) for t in range(1, 31)]
     # rounds 21 to 30: 255 J for 10 points
-    assert live.price(history, "accuracy")["joules"] == pytest.approx(25.5)
+    assert live.compute_recent_price(history, "accuracy")["joules"] == pytest.approx(25.5)
 
 
 def test_what_is_left_of_a_budget(tmp_path):
-    asked = Experiment(rounds=4, clients=8, per_round=3, engine={"workers": 1}, stop={"joules": 1e6, "rounds": 3})
+    asked = Experiment(
+        rounds=4, clients=8, per_round=3, engine={"workers": 1}, stop={"joules": 1e6, "rounds": 3}
+    )
     runs.run(asked, tmp_path / "a")
-    found = read(tmp_path / "a")
-    left = {each["name"]: each for each in live.budget(found)}
+    found = read_run(tmp_path / "a")
+    left = {each["name"]: each for each in live.compute_remaining_budgets(found)}
     used = sum(h.joules for h in found.rounds)
     assert left["joules"]["left"] == pytest.approx(1e6 - used)
     assert left["joules"]["lasts"] == int((1e6 - used) / (used / 3))  # three rounds were run
@@ -95,43 +112,64 @@ def test_what_is_left_of_a_budget(tmp_path):
 
 
 def test_long_curves_keep_their_ends():
-    points = live.curve([Record(t, accuracy=t / 1e4) for t in range(1, 1001)], lambda h: h.accuracy)
-    assert len(points) <= live.POINTS + 1
+    points = live.sample_curve(
+        [RoundRecord(t, accuracy=t / 1e4) for t in range(1, 1001)], lambda h: h.accuracy
+    )
+    assert len(points) <= live.MAX_CURVE_POINTS + 1
     assert (points[0], points[-1]) == ([1, 0.0001], [1000, 0.1])
-    assert live.curve([Record(1, accuracy=0.5)], lambda h: h.accuracy) == [[1, 0.5]]
-    assert live.curve([], lambda h: h.accuracy) == []
+    assert live.sample_curve([RoundRecord(1, accuracy=0.5)], lambda h: h.accuracy) == [[1, 0.5]]
+    assert live.sample_curve([], lambda h: h.accuracy) == []
 
 
 def test_who_holds_a_folder(tmp_path):
     path = tmp_path / "lock"
-    assert holder(path) == ""
-    lock = Lock(path)
-    assert holder(path) == "here"
+    assert find_lock_holder(path) == ""
+    lock = FolderLock(path)
+    assert find_lock_holder(path) == "here"
     lock.close()
-    assert holder(path) == ""  # this process lives on, but let go
+    assert find_lock_holder(path) == ""  # this process lives on, but let go
     path.write_text("process 1 on elsewhere\x1b[31m")
-    assert holder(path) == "elsewhere?[31m"
+    assert find_lock_holder(path) == "elsewhere?[31m"
     path.write_text(f"process 999999999 on {platform.node()}")
-    assert holder(path) == ""
+    assert find_lock_holder(path) == ""
     path.write_text("rubbish")
-    assert holder(path) == ""
+    assert find_lock_holder(path) == ""
 
 
 @pytest.fixture
 def going(tmp_path):
     """A run under way in a process of its own."""
-    asked = ["--set", "rounds=4000", "--set", "clients=8", "--set", "per_round=3", "--set", "train.epochs=1"]
-    command = [sys.executable, "-m", "flrce.apps.cli", "run", *asked, "--out", str(tmp_path / "runs" / "a")]
-    process = subprocess.Popen(command, env=ENV, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    asked = [
+        "--set",
+        "rounds=4000",
+        "--set",
+        "clients=8",
+        "--set",
+        "per_round=3",
+        "--set",
+        "train.epochs=1",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "flrce.cli.cli",
+        "run",
+        *asked,
+        "--out",
+        str(tmp_path / "runs" / "a"),
+    ]
+    process = subprocess.Popen(
+        command, env=ENV, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     yield process, tmp_path / "runs"
     process.kill()
     process.wait()
 
 
-def until(watcher: Watcher, good, seconds: float = 60) -> dict:
+def until(watcher: RunWatcher, good, seconds: float = 60) -> dict:
     ended = time.monotonic() + seconds
     while time.monotonic() < ended:
-        found = watcher.look()
+        found = watcher.take_snapshot()
         if found and good(found[0]):
             return found[0]
         time.sleep(0.05)
@@ -141,7 +179,7 @@ def until(watcher: Watcher, good, seconds: float = 60) -> dict:
 def test_a_run_is_followed_killed_and_gone_on_with(going):
     process, place = going
     place.mkdir(exist_ok=True)
-    watcher = Watcher([place])
+    watcher = RunWatcher([place])
     seen = until(watcher, lambda v: v["state"] == "running" and v["t"] >= 3)
     more = until(watcher, lambda v: v["t"] > seen["t"] and v["ends"] is not None)
     assert more["ends"] > time.time()  # 4000 rounds are far away
@@ -156,19 +194,21 @@ def test_a_run_is_followed_killed_and_gone_on_with(going):
     runs.run(asked, place / "a", resume=True)
     done = until(watcher, lambda v: v["state"] == "finished")
     assert done["t"] == T
-    records = read(place / "a").rounds
+    records = read_run(place / "a").rounds
     assert done["spent"]["joules"] == pytest.approx(sum(h.joules for h in records))
-    assert [t for t, _ in done["handed"]] == [h.t for h in records][:: -(-len(records) // live.POINTS)]
+    assert [t for t, _ in done["handed"]] == [h.t for h in records][
+        :: -(-len(records) // live.MAX_CURVE_POINTS)
+    ]
 
 
 def test_runs_that_appear_later_and_go_away(tmp_path):
-    watcher = Watcher([tmp_path])
-    assert watcher.look() == []
+    watcher = RunWatcher([tmp_path])
+    assert watcher.take_snapshot() == []
     asked = Experiment(rounds=1, clients=6, per_round=2, engine={"workers": 1})
     runs.run(asked, tmp_path / "deep" / "seed-0")
-    assert [v["folder"] for v in watcher.look()] == [str(tmp_path / "deep" / "seed-0")]
+    assert [v["folder"] for v in watcher.take_snapshot()] == [str(tmp_path / "deep" / "seed-0")]
     (tmp_path / "deep").rename(tmp_path / "moved")
-    assert [v["folder"] for v in watcher.look()] == [str(tmp_path / "moved" / "seed-0")]
+    assert [v["folder"] for v in watcher.take_snapshot()] == [str(tmp_path / "moved" / "seed-0")]
 
 
 def test_damage_is_one_run_s_and_passes(tmp_path):
@@ -176,21 +216,30 @@ def test_damage_is_one_run_s_and_passes(tmp_path):
     runs.run(asked, tmp_path / "a")
     rounds = tmp_path / "a" / "rounds.jsonl"
     whole = rounds.read_bytes()
-    watcher = Watcher([tmp_path])
-    for damage in (b"{]\n", b"[]\n", b'{"t": "x"}\n', b'{"t": 1, "joules": 1e999}\n', b"\xff\xfe\n"):
+    watcher = RunWatcher([tmp_path])
+    for damage in (
+        b"{]\n",
+        b"[]\n",
+        b'{"t": "x"}\n',
+        b'{"t": 1, "joules": 1e999}\n',
+        b"\xff\xfe\n",
+    ):
         rounds.write_bytes(damage)
-        assert watcher.look()[0]["state"].startswith("unreadable")
+        assert watcher.take_snapshot()[0]["state"].startswith("unreadable")
     rounds.write_bytes(whole)
-    assert watcher.look()[0]["state"] == "finished"
+    assert watcher.take_snapshot()[0]["state"] == "finished"
 
 
 def test_the_terminal_shows_every_run_and_obeys_no_name():
     console = Console(width=220, file=io.StringIO(), force_terminal=False)
-    console.print(board(Watcher([compared()]).look()))
+    console.print(build_watch_board(RunWatcher([compared()]).take_snapshot()))
     told = console.file.getvalue()
-    assert all(name in told for name in ("fedavg", "flrce-no-stop", "stopped early", "finished", "16 of 16"))
+    assert all(
+        name in told
+        for name in ("fedavg", "flrce-no-stop", "stopped early", "finished", "16 of 16")
+    )
     console = Console(width=220, file=io.StringIO(), force_terminal=False)
-    console.print(board(Watcher([hostile()]).look()))
+    console.print(build_watch_board(RunWatcher([hostile()]).take_snapshot()))
     assert "\x1b" not in console.file.getvalue()
 
 
@@ -211,15 +260,15 @@ def test_flower_s_folders_are_watched_too(tmp_path):
     pytest.importorskip("flwr")
     asked = Experiment(rounds=2, clients=4, per_round=2, engine={"name": "flower"})
     runs.run(asked, tmp_path / "a")
-    (seen,) = Watcher([tmp_path]).look()
+    (seen,) = RunWatcher([tmp_path]).take_snapshot()
     assert (seen["state"], seen["t"]) == ("finished", 2)
-    assert seen["value"] == read(tmp_path / "a").summary["value"]
+    assert seen["value"] == read_run(tmp_path / "a").summary["value"]
 
 
 @pytest.fixture
 def web():
     """The page's server over runs with hostile names."""
-    with server(Watcher([hostile()]), 0, "key") as made:
+    with build_watch_server(RunWatcher([hostile()]), 0, "key") as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield made
@@ -250,18 +299,20 @@ def test_the_server_answers_this_machine_and_only_reads(web):
     code, text, _ = ask(web, "/key/state")
     told = json.loads(text)
     assert {name for name, _ in told["runs"][0]["trained"]} <= set(HOSTILE)
-    assert json.loads(ask(web, f"/key/state?since={told['version']}")[1]) == {"version": told["version"]}
+    assert json.loads(ask(web, f"/key/state?since={told['version']}")[1]) == {
+        "version": told["version"]
+    }
     assert ask(web, "/key/", "HEAD")[1] == ""
 
 
 def test_the_key_is_the_users_alone_and_lasts(tmp_path, monkeypatch):
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path / "cache"))
-    first = secret([tmp_path])
-    assert secret([tmp_path]) == first  # a restarted watcher has the address of before
-    assert secret([tmp_path / "other"]) != first
+    first = derive_page_key([tmp_path])
+    assert derive_page_key([tmp_path]) == first  # a restarted watcher has the address of before
+    assert derive_page_key([tmp_path / "other"]) != first
     kept = tmp_path / "cache" / "watch.key"
     assert kept.stat().st_mode & 0o077 == 0
     kept.chmod(0o644)  # others may have read it
-    assert secret([tmp_path]) != first
+    assert derive_page_key([tmp_path]) != first
     monkeypatch.setenv("FLRCE_CACHE", "/proc/nowhere")
-    assert secret([tmp_path]) != secret([tmp_path])
+    assert derive_page_key([tmp_path]) != derive_page_key([tmp_path])

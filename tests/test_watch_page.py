@@ -1,4 +1,6 @@
-"""The page of `flrce watch` in a real browser: it follows runs, survives its server's restart, and names stay text."""
+"""The page of `flrce watch` in a real browser: it follows runs, survives its server's restart, and
+names stay text.
+"""
 
 import shutil
 import threading
@@ -7,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from flrce.apps.served import HOST, server
-from flrce.results.live import Watcher
+from flrce.cli.watch_server import HOST, build_watch_server
+from flrce.report.live import RunWatcher
 from report_helpers import HOSTILE, compared, hostile
 from test_browser import browser as browser
 from test_browser import pytestmark as pytestmark
@@ -16,7 +18,7 @@ from test_browser import pytestmark as pytestmark
 
 @contextmanager
 def serving(place, port=0):
-    with server(Watcher([place]), port, "key") as made:
+    with build_watch_server(RunWatcher([place]), port, "key") as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -69,8 +71,14 @@ def test_it_follows_a_run_and_asks_nobody_else(browser, copied):
         assert "finished" in browser.find("#runs").text
         inside = f"http://{HOST}:{web.server_port}/key/"
         asked = [url for url in browser.requests() if not url.startswith(inside)]
-        assert [url for url in asked if "favicon" not in url and not url.startswith(("data:", "blob:"))] == []
-        errors = [entry for entry in browser.driver.get_log("browser") if "favicon" not in entry["message"]]
+        assert [
+            url for url in asked if "favicon" not in url and not url.startswith(("data:", "blob:"))
+        ] == []
+        errors = [
+            entry
+            for entry in browser.driver.get_log("browser")
+            if "favicon" not in entry["message"]
+        ]
         assert errors == []
 
 
@@ -115,7 +123,9 @@ def test_it_fits(browser, width, scheme):
         opened(browser, web, width)
         browser.media(prefers_color_scheme=scheme)
         time.sleep(0.2)
-        wide = browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        wide = browser.run(
+            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
         assert wide <= 0
         paper = browser.run("return getComputedStyle(document.body).backgroundColor")
         assert (paper == "rgb(22, 24, 27)") == (scheme == "dark")

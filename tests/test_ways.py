@@ -10,16 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from flrce.engines.choices import LOOP, Choices, chosen, fastest
 from flrce.errors import BadInput
-from flrce.local.objective import Classification, NextToken
-from flrce.local.stacked.batched import drop
-from flrce.local.stacked.stack import Stack
-from flrce.local.stacked.ways import Way
-from flrce.models.flat import layout, pack, unpack
+from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.gpt import GPT
 from flrce.models.resnet import ResNet
-from flrce.models.sequences import Recurrent, Series
+from flrce.models.sequences import RecurrentNetwork, TimeSeriesCNN
+from flrce.simulation.variant_choice import PLAIN_LOOP, VariantCache, find_fastest, load_variants
+from flrce.training.gpu.batched import drop_values
+from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.gpu.variants import Variant
+from flrce.training.objectives import Classification, NextToken
 
 IDS, L = 11, 5
 HOW = ("columns", "rows", "direct", "grouped", "each")
@@ -38,7 +38,9 @@ class Encoder(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         places = self.places(torch.arange(L, device=ids.device))
-        mask = nn.Transformer.generate_square_subsequent_mask(L, device=ids.device, dtype=places.dtype)
+        mask = nn.Transformer.generate_square_subsequent_mask(
+            L, device=ids.device, dtype=places.dtype
+        )
         return self.head(self.layers(self.tokens(ids) + places, mask)[:, -1])
 
 
@@ -73,7 +75,11 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.norm, self.base = nn.Embedding(IDS, 6), Scaled(6), nn.Linear(6, 6).requires_grad_(False)
+        self.tokens, self.norm, self.base = (
+            nn.Embedding(IDS, 6),
+            Scaled(6),
+            nn.Linear(6, 6).requires_grad_(False),
+        )
         self.head = nn.Linear(6, IDS, bias=False)
         self.head.weight = self.tokens.weight
 
@@ -83,8 +89,8 @@ class Tied(nn.Module):
 
 TOKENS = {
     "gpt": (lambda: GPT(IDS, IDS, L, True, 2, 8, 2), True),
-    "lstm": (lambda: Recurrent(IDS, 3, embedding=3, width=5), False),
-    "gru": (lambda: Recurrent(IDS, IDS, True, "gru", embedding=3, width=5), True),
+    "lstm": (lambda: RecurrentNetwork(IDS, 3, embedding=3, width=5), False),
+    "gru": (lambda: RecurrentNetwork(IDS, IDS, True, "gru", embedding=3, width=5), True),
     "sideways": (Sideways, False),
     "encoder": (Encoder, False),
     "tied": (Tied, True),
@@ -110,13 +116,15 @@ def made(make) -> nn.Module:
 
 def starts(net: nn.Module, lanes: int) -> Tensor:
     rng = torch.Generator().manual_seed(3)
-    w = pack(net)
+    w = pack_model(net)
     return w * (1 + 0.1 * torch.rand(lanes, len(w), generator=rng))
 
 
-def plain(net: nn.Module, w: Tensor, x: Tensor, y: Tensor, order, sizes, lr: float, objective) -> Tensor:
+def plain(
+    net: nn.Module, w: Tensor, x: Tensor, y: Tensor, order, sizes, lr: float, objective
+) -> Tensor:
     """One client in torch's own layers and autograd, in float64; the update (size,)."""
-    net = unpack(copy.deepcopy(net).double().train(), w.double())
+    net = unpack_model(copy.deepcopy(net).double().train(), w.double())
     for index in np.split(order, np.cumsum(sizes)[:-1]):
         batch = x[index] if x.dtype == torch.int64 else x[index].double()
         learning = [p for p in net.parameters() if p.requires_grad]
@@ -124,22 +132,38 @@ def plain(net: nn.Module, w: Tensor, x: Tensor, y: Tensor, order, sizes, lr: flo
         with torch.no_grad():
             for p, g in zip(learning, grads, strict=True):
                 p -= lr * g
-    parts = [p for p in net.parameters() if p.requires_grad] + [b for b in net.buffers() if b.is_floating_point()]
+    parts = [p for p in net.parameters() if p.requires_grad] + [
+        b for b in net.buffers() if b.is_floating_point()
+    ]
     return torch.cat([p.detach().reshape(-1) for p in parts]) - w.double()
 
 
-def compare(net: nn.Module, x: Tensor, y: Tensor, objective=Classification(), ways=None, precision="float32",
-            tolerance: float = 2e-4, lanes=SIZES) -> list[str]:  # fmt: skip
-    """Every way that the network can go against plain(); the names of those ways. `lanes`: sizes of their batches."""
+def compare(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    objective=Classification(),
+    ways=None,
+    precision="float32",
+    tolerance: float = 2e-4,
+    lanes=SIZES,
+) -> list[str]:
+    """Every way that the network can go against plain(); the names of those ways. `lanes`: sizes of
+    their batches.
+    """
     rng = np.random.default_rng(0)
     sizes = [np.array(s) for s in lanes]
     orders = [rng.integers(0, len(x), s.sum()) for s in sizes]
     w, gone = starts(net, len(lanes)), []
-    stack = Stack(net, tuple(x.shape[1:]), x, y, 1.0, 0.0, "cpu", objective=objective, precision=precision)
-    expected = [plain(net, w[i], x, y, orders[i], sizes[i], 0.1, objective) for i in range(len(lanes))]
+    stack = ClientBatchTrainer(
+        net, tuple(x.shape[1:]), x, y, 1.0, 0.0, "cpu", objective=objective, precision=precision
+    )
+    expected = [
+        plain(net, w[i], x, y, orders[i], sizes[i], 0.1, objective) for i in range(len(lanes))
+    ]
     for way in ways or stack.ways:
         try:
-            stack.network(way)
+            stack.get_network(way)
         except BadInput:
             continue
         out = stack.train(w, orders, sizes, 0.1, way=way)[0]
@@ -161,12 +185,16 @@ def test_networks_for_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", IMAGES)
 def test_residual_networks(name: str) -> None:
     gone = compare(made(IMAGES[name]), *samples(None))
-    assert {"folded:columns", "folded:rows", "folded:grouped", "folded:each", "single:1"} <= set(gone)
+    assert {"folded:columns", "folded:rows", "folded:grouped", "folded:each", "single:1"} <= set(
+        gone
+    )
 
 
 def test_series() -> None:
-    gone = compare(made(lambda: Series(2, 3, 4)), *samples(None, (2, 9)))
-    assert {"folded:columns", "folded:rows", "folded:grouped", "folded:each", "single:1"} <= set(gone)
+    gone = compare(made(lambda: TimeSeriesCNN(2, 3, 4)), *samples(None, (2, 9)))
+    assert {"folded:columns", "folded:rows", "folded:grouped", "folded:each", "single:1"} <= set(
+        gone
+    )
 
 
 @st.composite
@@ -183,16 +211,32 @@ def networks(draw: st.DrawFn) -> nn.Module:
         if after < 2:
             break
         mode = draw(st.sampled_from(["zeros", "replicate"]))
-        layers.append(nn.Conv2d(channels, width, kernel, stride, padding, dilation, groups, draw(st.booleans()), mode))
+        layers.append(
+            nn.Conv2d(
+                channels,
+                width,
+                kernel,
+                stride,
+                padding,
+                dilation,
+                groups,
+                draw(st.booleans()),
+                mode,
+            )
+        )
         norm = draw(st.sampled_from([nn.Identity, nn.BatchNorm2d, lambda c: nn.GroupNorm(1, c)]))
         layers += [norm(width), draw(st.sampled_from([nn.Tanh, nn.GELU, nn.SiLU]))()]
         channels, side = width, after
         if side > 3 and draw(st.booleans()):
             layers.append(nn.AvgPool2d(2))
             side //= 2
-    norm = draw(st.sampled_from([nn.Identity, nn.LayerNorm]))  # BatchNorm of two samples blows rounding up
+    norm = draw(
+        st.sampled_from([nn.Identity, nn.LayerNorm])
+    )  # BatchNorm of two samples blows rounding up
     flat = channels * side * side
-    return nn.Sequential(*layers, nn.Flatten(), norm(flat) if norm is not nn.Identity else norm(), nn.Linear(flat, 3))
+    return nn.Sequential(
+        *layers, nn.Flatten(), norm(flat) if norm is not nn.Identity else norm(), nn.Linear(flat, 3)
+    )
 
 
 @given(networks(), st.integers(0, 99))
@@ -202,7 +246,9 @@ def test_random_networks(net: nn.Module, seed: int) -> None:
     for p in net.parameters():
         nn.init.normal_(p, 0.3, 0.3)
     x, y = samples(None)
-    ways = [Way("folded", kind) for kind in ("columns", "rows", "grouped", "each")] + [Way("single")]
+    ways = [Variant("folded", kind) for kind in ("columns", "rows", "grouped", "each")] + [
+        Variant("single")
+    ]
     lanes = [[4, 3], [7, 5]]  # BatchNorm cannot train on one sample
     assert len(compare(net, x, y, ways=ways, tolerance=1e-3, lanes=lanes)) == 5
 
@@ -210,43 +256,59 @@ def test_random_networks(net: nn.Module, seed: int) -> None:
 def test_blocks_may_be_frozen_in_every_way() -> None:
     net = made(
         lambda: nn.Sequential(
-            nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 4), nn.Tanh(), nn.Linear(4, 3)
+            nn.Conv2d(2, 3, 3),
+            nn.BatchNorm2d(3),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(48, 4),
+            nn.Tanh(),
+            nn.Linear(4, 3),
         )
     )
     x, y = samples(None)
-    stack, w = Stack(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu"), starts(net, 2)
+    stack, w = ClientBatchTrainer(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu"), starts(net, 2)
     orders, sizes = [np.arange(6), np.arange(5)], [np.array([3, 3]), np.array([5])]
-    chained = stack.train(w, orders, sizes, 0.1, first=1, way=Way("chain"))[0]
-    for way in (Way("folded", "each"), Way("single")):
+    chained = stack.train(w, orders, sizes, 0.1, first=1, way=Variant("chain"))[0]
+    for way in (Variant("folded", "each"), Variant("single")):
         out = stack.train(w, orders, sizes, 0.1, first=1, way=way)[0]
         torch.testing.assert_close(out, chained, rtol=1e-5, atol=1e-6)
-        head = layout(net)["4.weight"].offset
+        head = make_layout(net)["4.weight"].offset
         assert torch.equal(out[:, :head], w[:, :head])
 
 
 def test_what_is_dropped_depends_on_the_lane_alone() -> None:
-    net = made(lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 32), nn.Dropout(0.4), nn.ReLU(), nn.Linear(32, 3)))
+    net = made(
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(72, 32), nn.Dropout(0.4), nn.ReLU(), nn.Linear(32, 3)
+        )
+    )
     x, y = samples(None)
-    stack, w = Stack(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu"), starts(net, 3)
+    stack, w = ClientBatchTrainer(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu"), starts(net, 3)
     orders, sizes = [np.arange(8)] * 3, [np.array([4, 4])] * 3
-    both = stack.train(w, orders, sizes, 0.1, seeds=[5, 2**62, 5], way=Way("folded"))[0]
+    both = stack.train(w, orders, sizes, 0.1, seeds=[5, 2**62, 5], way=Variant("folded"))[0]
     for i, seed in enumerate((5, 2**62, 5)):
-        for way in (Way("folded"), Way("single", streams=4)):
+        for way in (Variant("folded"), Variant("single", streams=4)):
             one = stack.train(w[i : i + 1], orders[:1], sizes[:1], 0.1, seeds=[seed], way=way)[0]
             torch.testing.assert_close(one[0], both[i], rtol=1e-5, atol=1e-6)
-    other = stack.train(w[:1], orders[:1], sizes[:1], 0.1, seeds=[6], way=Way("folded"))[0]
+    other = stack.train(w[:1], orders[:1], sizes[:1], 0.1, seeds=[6], way=Variant("folded"))[0]
     assert not torch.allclose(other[0], both[0], atol=1e-4)
-    assert torch.equal(stack.evaluate(w, np.arange(9))["loss"], stack.evaluate(w, np.arange(9))["loss"])
+    assert torch.equal(
+        stack.evaluate(w, np.arange(9))["loss"], stack.evaluate(w, np.arange(9))["loss"]
+    )
 
 
 def test_a_share_is_dropped_and_the_mean_stays() -> None:
     x = torch.ones(2, 100, 200)
-    y = drop(x, 0.3, torch.tensor([1, 2]), torch.tensor([7]), 0)
+    y = drop_values(x, 0.3, torch.tensor([1, 2]), torch.tensor([7]), 0)
     for lane in y:  # 20,000 draws: standard deviation of the share 0.0032
         assert float((lane == 0).float().mean()) == pytest.approx(0.3, abs=0.015)
         assert float(lane.mean()) == pytest.approx(1.0, abs=0.03)
-    assert float(((y[0] == 0) & (y[1] == 0)).float().mean()) == pytest.approx(0.09, abs=0.015)  # independent
-    channels = drop(torch.ones(1, 50, 8, 3, 3), 0.5, torch.tensor([1]), torch.tensor([0]), 0, channels=True)
+    assert float(((y[0] == 0) & (y[1] == 0)).float().mean()) == pytest.approx(
+        0.09, abs=0.015
+    )  # independent
+    channels = drop_values(
+        torch.ones(1, 50, 8, 3, 3), 0.5, torch.tensor([1]), torch.tensor([0]), 0, channels=True
+    )
     assert bool((channels.flatten(3) == channels[..., :1, 0]).all())
 
 
@@ -254,58 +316,74 @@ def test_a_share_is_dropped_and_the_mean_stays() -> None:
 def test_bfloat16_stays_near(name: str) -> None:
     make, every = TOKENS[name]
     objective = NextToken() if every else Classification()
-    ways = [Way("folded"), Way("single")]
+    ways = [Variant("folded"), Variant("single")]
     assert len(compare(made(make), *samples(every), objective, ways, "bf16", tolerance=0.05)) == 2
 
 
 def test_bfloat16_is_lower_than_float32() -> None:
     net, (x, y) = made(IMAGES["resnet"]), samples(None)
     w, orders, sizes = starts(net, 2), [np.arange(4)] * 2, [np.array([4])] * 2
-    out = [Stack(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu", precision=p).train(w, orders, sizes, 0.1)[0]
-           for p in ("float32", "bf16")]  # fmt: skip
+    out = [
+        ClientBatchTrainer(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu", precision=p).train(
+            w, orders, sizes, 0.1
+        )[0]
+        for p in ("float32", "bf16")
+    ]
     assert out[1].dtype == torch.float32
     assert 1e-5 < (out[1] - out[0]).norm() / (out[0] - w).norm() < 0.3
 
 
-@pytest.mark.parametrize("text", ["chain", *(f"folded:{how}" for how in HOW), "mapped", "single:4", "folded:rows:2"])
+@pytest.mark.parametrize(
+    "text", ["chain", *(f"folded:{how}" for how in HOW), "mapped", "single:4", "folded:rows:2"]
+)
 def test_a_way_has_a_name(text: str) -> None:
-    assert str(Way.of(text)) == text
+    assert str(Variant.from_text(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "folded", "folded:x", "folded:rows:3", "single:0", "single:-1", "chain:2"])
+@pytest.mark.parametrize(
+    "text", ["", "folded", "folded:x", "folded:rows:3", "single:0", "single:-1", "chain:2"]
+)
 def test_other_names_are_refused(text: str) -> None:
     with pytest.raises(BadInput, match="no way"):
-        Way.of(text)
+        Variant.from_text(text)
 
 
 def test_the_fastest_way_that_works_is_chosen() -> None:
     def fails() -> float:
         raise RuntimeError("out of memory")
 
-    tries = [("chain", fails), ("mapped", lambda: 2.0), ("single:1", lambda: 1.0), (LOOP, lambda: 3.0)]
-    assert fastest(tries) == ("single:1", {"chain": inf, "mapped": 2.0, "single:1": 1.0, LOOP: 3.0})
-    assert fastest([("chain", fails)])[0] == LOOP
+    tries = [
+        ("chain", fails),
+        ("mapped", lambda: 2.0),
+        ("single:1", lambda: 1.0),
+        (PLAIN_LOOP, lambda: 3.0),
+    ]
+    assert find_fastest(tries) == (
+        "single:1",
+        {"chain": inf, "mapped": 2.0, "single:1": 1.0, PLAIN_LOOP: 3.0},
+    )
+    assert find_fastest([("chain", fails)])[0] == PLAIN_LOOP
 
 
 def test_choices_last(tmp_path) -> None:
     file = tmp_path / "deep" / "ways.json"
-    one, two = Choices(file), Choices(file)
-    assert one.find("a") is None
-    assert one.keep("a", "single:4") == "single:4"
-    assert two.keep("a", "mapped") == "single:4"  # of two that chose at once, the first
-    assert Choices(file).find("a") == "single:4"
-    resumed = Choices(file)
-    resumed.adopt({"a": "mapped", "b": "loop", "c": "no way", "d": 3})
-    assert [resumed.find(key) for key in "abcd"] == ["mapped", "loop", None, None]
+    one, two = VariantCache(file), VariantCache(file)
+    assert one.find_variant("a") is None
+    assert one.remember_variant("a", "single:4") == "single:4"
+    assert two.remember_variant("a", "mapped") == "single:4"  # of two that chose at once, the first
+    assert VariantCache(file).find_variant("a") == "single:4"
+    resumed = VariantCache(file)
+    resumed.adopt_variants({"a": "mapped", "b": "loop", "c": "no way", "d": 3})
+    assert [resumed.find_variant(key) for key in "abcd"] == ["mapped", "loop", None, None]
     file.write_text("[")
-    assert Choices(file).find("a") is None
+    assert VariantCache(file).find_variant("a") is None
 
 
 def test_a_folder_that_cannot_be_written_to_costs_only_the_memory(tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    choices = Choices(tmp_path / "file" / "ways.json")
-    assert choices.keep("a", "mapped") == "mapped"
-    assert choices.find("a") == "mapped"
+    choices = VariantCache(tmp_path / "file" / "ways.json")
+    assert choices.remember_variant("a", "mapped") == "mapped"
+    assert choices.find_variant("a") == "mapped"
 
 
 def test_orders_drawn_anew_are_left_to_the_trainer() -> None:
@@ -320,46 +398,61 @@ def test_orders_drawn_anew_are_left_to_the_trainer() -> None:
 
     x, y = samples(None)
     with pytest.raises(BadInput, match="Drawn draws at random without a layer that says so"):
-        Stack(Drawn(), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
+        ClientBatchTrainer(Drawn(), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
 
 
 def test_a_run_keeps_its_ways_and_brings_them_along(tmp_path, monkeypatch) -> None:
     """A resumed run goes the way it went, whatever the machine's own file says by then."""
-    from flrce import runs
-    from flrce.config import Experiment
-    from flrce.engines import deck
+    from flrce.config.experiment import Experiment
+    from flrce.simulation import gpu_scheduler, runs
 
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(Stack, "settled", None)  # measure, though this is a CPU
+    monkeypatch.setattr(ClientBatchTrainer, "fixed_variant", None)  # measure, though this is a CPU
     picked = iter(["single:4"])
-    monkeypatch.setattr(deck, "fastest", lambda tries: (next(picked), {"single:4": 1.0, LOOP: 2.0}))
-    exp = Experiment(rounds=2, clients=4, per_round=2, train={"epochs": 1}, model={"name": "own_nets:Smooth"})
+    monkeypatch.setattr(
+        gpu_scheduler,
+        "find_fastest",
+        lambda tries: (next(picked), {"single:4": 1.0, PLAIN_LOOP: 2.0}),
+    )
+    exp = Experiment(
+        rounds=2, clients=4, per_round=2, train={"epochs": 1}, model={"name": "own_nets:Smooth"}
+    )
 
     def go(rounds: int, folder: str, resume: bool = False):
         each = exp.model_copy(update={"rounds": rounds})
         return runs.run_together([(each, tmp_path / folder)], resume, device="cpu")[0]
 
     whole = go(2, "a")
-    assert set(chosen(tmp_path / "a").values()) == {"single:4"}
+    assert set(load_variants(tmp_path / "a").values()) == {"single:4"}
     go(1, "b")
     cached = tmp_path / "cache" / "ways.json"
     cached.write_text(cached.read_text().replace("single:4", "mapped"))
     again = go(2, "b", resume=True)
     assert all(torch.equal(whole.model[name], again.model[name]) for name in whole.model)
-    assert set(chosen(tmp_path / "b").values()) == {"single:4"}
+    assert set(load_variants(tmp_path / "b").values()) == {"single:4"}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_precision_is_a_setting(precision: str, caplog) -> None:
-    from flrce import runs
-    from flrce.config import Experiment
+    from flrce.config.experiment import Experiment
+    from flrce.simulation import runs
 
-    tables = {"rounds": 2, "clients": 6, "per_round": 3, "train": {"epochs": 1}, "model": {"name": "mlp"}}
+    tables = {
+        "rounds": 2,
+        "clients": 6,
+        "per_round": 3,
+        "train": {"epochs": 1},
+        "model": {"name": "mlp"},
+    }
     plain = runs.run(Experiment(**tables, engine={"kernel": "torch", "workers": 1}))
     found = runs.run(
         Experiment(
             **tables,
-            engine={"precision": precision, "kernel": "auto" if precision == "bf16" else "torch", "workers": 1},
+            engine={
+                "precision": precision,
+                "kernel": "auto" if precision == "bf16" else "torch",
+                "workers": 1,
+            },
         )
     )
     w, v = (torch.cat([x.flatten() for x in each.model.values()]) for each in (plain, found))
@@ -376,22 +469,28 @@ def test_precision_is_a_setting(precision: str, caplog) -> None:
 
 def test_what_is_worth_a_measurement() -> None:
     x, y = samples(None)
-    stack = Stack(made(IMAGES["resnet"]), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
-    assert [str(way) for way in stack.worth(10) if way.kind != "folded"] == ["single:4", "single:16"]
-    assert [str(way) for way in stack.worth(1) if way.kind != "folded"] == ["single:1"]
-    assert "folded:rows:2" in map(str, stack.worth(10))
-    assert "folded:rows:2" not in map(str, stack.worth(6))  # three lanes fill no stream
+    stack = ClientBatchTrainer(made(IMAGES["resnet"]), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
+    assert [str(way) for way in stack.variants_to_time(10) if way.kind != "folded"] == [
+        "single:4",
+        "single:16",
+    ]
+    assert [str(way) for way in stack.variants_to_time(1) if way.kind != "folded"] == ["single:1"]
+    assert "folded:rows:2" in map(str, stack.variants_to_time(10))
+    assert "folded:rows:2" not in map(str, stack.variants_to_time(6))  # three lanes fill no stream
 
 
 def test_groups_side_by_side_train_as_one_does() -> None:
     """Ten lanes in two groups of five give what each gives in one group, up to rounding."""
     x, y = samples(None)
     net = made(IMAGES["resnet"])
-    stack = Stack(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu")
-    w = pack(net).repeat(10, 1)
+    stack = ClientBatchTrainer(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu")
+    w = pack_model(net).repeat(10, 1)
     orders = [np.random.default_rng(i).integers(0, len(x), 7) for i in range(10)]
     sizes = [np.array([4, 3])] * 10
-    one = stack.train(w, orders, sizes, 0.1, way=Way.of("folded:rows")).w
-    two = stack.train(w, orders, sizes, 0.1, way=Way.of("folded:rows:2")).w
-    assert sorted({mode.lanes for mode, _ in stack._benches}) == [5, 12]  # a group's five; a shape for ten
+    one = stack.train(w, orders, sizes, 0.1, way=Variant.from_text("folded:rows")).w
+    two = stack.train(w, orders, sizes, 0.1, way=Variant.from_text("folded:rows:2")).w
+    assert sorted({mode.lanes for mode, _ in stack._benches}) == [
+        5,
+        12,
+    ]  # a group's five; a shape for ten
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)

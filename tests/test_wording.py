@@ -4,67 +4,94 @@ from dataclasses import replace
 
 import pytest
 
-from flrce import Experiment, runs
-from flrce.results.price import sentence
-from flrce.results.why import why_round, why_stop
-from flrce.stops.trend import Trend
-from flrce.stops.wording import Scale
-from flrce.stops.worth import Verdict, metric_scale, predict_gain, told
-from flrce.store import read
-from flrce.types import Record
+from flrce import Experiment
+from flrce.core.types import RoundRecord
+from flrce.methods.stopping.marginal_gain import (
+    GainEstimate,
+    format_stop_reason,
+    metric_scale,
+    predict_gain,
+)
+from flrce.methods.stopping.trend import MetricTrend
+from flrce.methods.stopping.wording import MetricScale
+from flrce.report.cost_per_point import describe_gain
+from flrce.report.why import explain_round, explain_run_end
+from flrce.simulation import runs
+from flrce.storage import read
 
 CASES = [("mae", True, (2.0, 1.0)), ("accuracy", False, (0.947, 0.989))]
-MAE, R2 = Scale("mae", True, 0.05), Scale("r2", False, 0.01)
+MAE, R2 = MetricScale("mae", True, 0.05), MetricScale("r2", False, 0.01)
 
 
-def verdict(slope: float, error: float, alive: bool = True, by: str = "evaluations", price: float = 2.0) -> Verdict:
+def verdict(
+    slope: float, error: float, alive: bool = True, by: str = "evaluations", price: float = 2.0
+) -> GainEstimate:
     gain = 0.6 * slope + 2 * error if by == "evaluations" else 0.7 * slope + error
-    return Verdict(40, gain, price, Trend(slope, error, 12), by, float("-inf"), alive, True)
+    return GainEstimate(
+        40, gain, price, MetricTrend(slope, error, 12), by, float("-inf"), alive, True
+    )
 
 
 def test_a_rise_is_never_denied() -> None:
     """+1.11 +- 0.15 in a run that is not known to have learnt anything."""
-    assert told(verdict(1.11, 0.15, alive=False)) == (
-        "predicted gain from doubling the rounds: 0.7 points (0.4 to 1.0); price 2"
+    assert (
+        format_stop_reason(verdict(1.11, 0.15, alive=False))
+        == "predicted gain from doubling the rounds: 0.7 points (0.4 to 1.0); price 2"
     )
     for alive in (True, False):
         for by in ("evaluations", "clients"):
             for slope in (-1.0, 0.0, 0.2, 1.5, 3.0):
-                text = told(verdict(slope, 0.1, alive, by))
+                text = format_stop_reason(verdict(slope, 0.1, alive, by))
                 assert "at most" not in text
                 assert ("no improvement" in text) == (not alive and slope <= 0)
 
 
 def test_a_flat_run_is_named_by_its_evidence() -> None:
-    assert told(verdict(0.0, 0.1, alive=False)) == "no improvement over the last 12 evaluations"
-    assert told(verdict(0.0, 0.1, False, "clients")) == "no improvement over 12 rounds of clients' reports"
+    assert (
+        format_stop_reason(verdict(0.0, 0.1, alive=False))
+        == "no improvement over the last 12 evaluations"
+    )
+    assert (
+        format_stop_reason(verdict(0.0, 0.1, False, "clients"))
+        == "no improvement over 12 rounds of clients' reports"
+    )
 
 
 def test_metrics_that_are_no_shares_have_no_points() -> None:
-    assert told(verdict(1.0, 0.1), MAE) == (
-        "predicted MAE reduction from doubling the rounds: 0.03 (0.02 to 0.04); price 0.1"
+    assert (
+        format_stop_reason(verdict(1.0, 0.1), MAE)
+        == "predicted MAE reduction from doubling the rounds: 0.03 (0.02 to 0.04); price 0.1"
     )
-    assert told(verdict(1.0, 0.1), R2).startswith("predicted R² gain from doubling the rounds: 0.006 (")
-    assert "points" not in told(verdict(1.0, 0.1), MAE) + told(verdict(1.0, 0.1), R2)
+    assert format_stop_reason(verdict(1.0, 0.1), R2).startswith(
+        "predicted R² gain from doubling the rounds: 0.006 ("
+    )
+    assert "points" not in format_stop_reason(verdict(1.0, 0.1), MAE) + format_stop_reason(
+        verdict(1.0, 0.1), R2
+    )
 
 
 def test_a_prediction_below_its_price_reads_so() -> None:
     near = verdict(2.0, 0.398)  # 1.996
-    assert told(near).endswith("(0.404 to 1.996); price 2")
+    assert format_stop_reason(near).endswith("(0.404 to 1.996); price 2")
     assert predict_gain(near)[2] == near.gain
 
 
 @pytest.mark.parametrize(
     ("metric", "lower", "values"), [("mae", True, (2.0, 1.0)), ("accuracy", False, (0.947, 0.989))]
 )
-def test_why_tells_the_whole_run_beside_its_last_stretch(metric: str, lower: bool, values: tuple[float, float]) -> None:
+def test_why_tells_the_whole_run_beside_its_last_stretch(
+    metric: str, lower: bool, values: tuple[float, float]
+) -> None:
     history = tuple(
-        Record(t, metric=metric, lower=lower, joules=1.0, **_value(metric, values[t > 1])) for t in range(1, 41)
+        RoundRecord(t, metric=metric, lower=lower, joules=1.0, **_value(metric, values[t > 1]))
+        for t in range(1, 41)
     )
-    run = read.Run(None, {}, history, (), {}, (), {})  # type: ignore[arg-type]
-    text = sentence(run, verdict(0.01, 0.1, alive=False))
+    run = read.RecordedRun(None, {}, history, (), {}, (), {})  # type: ignore[arg-type]
+    text = describe_gain(run, verdict(0.01, 0.1, alive=False))
     assert (
-        "was 94.7 % in round 1 and 98.9 % in round 40" if metric == "accuracy" else "was 2 in round 1 and 1 in"
+        "was 94.7 % in round 1 and 98.9 % in round 40"
+        if metric == "accuracy"
+        else "was 2 in round 1 and 1 in"
     ) in text
     assert "did not change measurably" in text
     assert ("points" in text) == (metric == "accuracy")
@@ -77,21 +104,35 @@ def _value(metric: str, value: float) -> dict[str, object]:
 
 
 def test_why_says_how_many_clients_could_be_reached(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    shape = {"rounds": 3, "clients": 20, "per_round": 5, "engine": {"workers": 1}, "recipe": {"name": "fedavg"}}
+    shape = {
+        "rounds": 3,
+        "clients": 20,
+        "per_round": 5,
+        "engine": {"workers": 1},
+        "recipe": {"name": "fedavg"},
+    }
     few = Experiment(**shape, fleet={"availability": {"piece": "by-chance", "share": 0.15}})
     runs.run(few, tmp_path / "few", allow_divergence=True)
-    run = read.one(tmp_path / "few")
+    run = read.read_single_run(tmp_path / "few")
     h = next(h for h in run.rounds if h.chosen)
     reachable = h.why["reachable"]
-    text = why_round(run, h.t).sentences[0]
+    text = explain_round(run, h.t).sentences[0]
     assert f"{reachable} clients that could be reached" in text
     assert "20" in text
     assert "equally likely" not in text
-    assert any("clients never trained." in each for each in why_stop(run).sentences)
+    assert any("clients never trained." in each for each in explain_run_end(run).sentences)
     more = replace(h, why={"reachable": 9, "busy": 4})
     assert (
-        "5 of the 9 clients that could be reached, at random; there are 20, and 4 more were still at work"
-        in (why_round(replace(run, rounds=(replace(more, chosen=tuple("12345")),)), h.t).sentences[0])
+        "5 of the 9 clients that could be reached, at random; there are 20, and 4 more were still"
+        " at work"
+        in (
+            explain_round(
+                replace(run, rounds=(replace(more, chosen=tuple("12345")),)), h.t
+            ).sentences[0]
+        )
     )
     runs.run(Experiment(**shape), tmp_path / "all")
-    assert "5 of 20 clients at random, all equally likely" in why_round(read.one(tmp_path / "all"), 1).sentences[0]
+    assert (
+        "5 of 20 clients at random, all equally likely"
+        in explain_round(read.read_single_run(tmp_path / "all"), 1).sentences[0]
+    )

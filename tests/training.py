@@ -1,32 +1,64 @@
-"""The torch trainer called with plain numbers, as the fused kernels and the stack are; runs cut off and resumed."""
+"""The torch trainer called with plain numbers, as the fused kernels and the stack are; runs cut off
+and resumed.
+"""
 
 import numpy as np
 import pytest
 import torch
 
-from flrce import Experiment, runs
-from flrce.local.link import Local
-from flrce.local.updates import SGD, Chain, Prox
-from flrce.types import Portion, Task, Work
+from flrce import Experiment
+from flrce.core.types import LocalWork, Portion, Task
+from flrce.simulation import runs
+from flrce.training.links import ClientContext
+from flrce.training.update_chain import SGD, ProximalTerm, UpdateChain
 
 
 def update(lr=0.1, mu=0.0, squared=True, links=()):
-    return Chain((*links, *([Prox(mu, squared)] if mu else []), SGD(lr)))
+    return UpdateChain((*links, *([ProximalTerm(mu, squared)] if mu else []), SGD(lr)))
 
 
 def local(trainer, sizes, first=0, chain=None, t=1, T=10, seed=0, **tensors):
-    task = Task("a", 0, t, seed, Work(1, 1), Portion(first=first), update=chain, rounds=T, tensors=tensors)
-    return Local(task, len(sizes), int(sum(sizes)), trainer.layout)
+    task = Task(
+        "a",
+        0,
+        t,
+        seed,
+        LocalWork(1, 1),
+        Portion(first=first),
+        update=chain,
+        rounds=T,
+        tensors=tensors,
+    )
+    return ClientContext(task, len(sizes), int(sum(sizes)), trainer.layout)
 
 
-def train(trainer, w, x, y, scale, shift, order, sizes, lr=0.1, mu=0.0, first=0, squared=True, chain=None, carry=None):
+def train(
+    trainer,
+    w,
+    x,
+    y,
+    scale,
+    shift,
+    order,
+    sizes,
+    lr=0.1,
+    mu=0.0,
+    first=0,
+    squared=True,
+    chain=None,
+    carry=None,
+):
     chain = chain or update(lr, mu, squared)
     job = local(trainer, sizes, first, chain)
     done = trainer.train(w, x, y, scale, shift, order, sizes, chain, job, carry or {})
     return done.w, done.losses, done.squares
 
 
-SAME = ("rounds.jsonl", "clients.jsonl", "model.safetensors")  # what two equal runs have to the byte
+SAME = (
+    "rounds.jsonl",
+    "clients.jsonl",
+    "model.safetensors",
+)  # what two equal runs have to the byte
 
 
 def cut_and_resumed(experiment, folder, straight, after=2, **given):
@@ -51,16 +83,25 @@ def assert_resumes(experiment, folder, after=2, **given):
 
 
 def like_torchs(model, train, folder):
-    """A run on next ids with compiled layers and one without: two trainers, two roundings, nearly the same model."""
+    """A run on next ids with compiled layers and one without: two trainers, two roundings, nearly
+    the same model.
+    """
     x = np.random.default_rng(0).integers(0, 6, (240, 7))
     np.savez(folder / "ids.npz", x=x, y=(x + 1) % 6)
     models = []
     for kernel in ("auto", "torch"):
-        exp = Experiment.of({
-            "rounds": 2, "clients": 6, "per_round": 3, "data": {"path": str(folder / "ids.npz"), "partition": "iid"},
-            "recipe": {"name": "fedavg"}, "model": model, "train": {"epochs": 1, "batch": 8, "lr": 0.1, **train},
-            "engine": {"kernel": kernel, "workers": 1},
-        })  # fmt: skip
+        exp = Experiment.from_tables(
+            {
+                "rounds": 2,
+                "clients": 6,
+                "per_round": 3,
+                "data": {"path": str(folder / "ids.npz"), "partition": "iid"},
+                "recipe": {"name": "fedavg"},
+                "model": model,
+                "train": {"epochs": 1, "batch": 8, "lr": 0.1, **train},
+                "engine": {"kernel": kernel, "workers": 1},
+            }
+        )
         found = runs.run(exp, out=folder / kernel).model
         models.append(torch.cat([found[name].flatten() for name in sorted(found)]))
     assert not torch.equal(*models)

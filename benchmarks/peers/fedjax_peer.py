@@ -1,7 +1,8 @@
-"""FedJAX: its federated averaging, one jitted step per batch, on one core (XLA's own threads with more).
+"""FedJAX: its federated averaging, one jitted step per batch, on one core (XLA's own threads with
+more).
 
-It has no mutable state, so BatchNorm uses each batch's statistics in evaluations too, and the starting weights are
-haiku's own draw.
+It has no mutable state, so BatchNorm uses each batch's statistics in evaluations too, and the
+starting weights are haiku's own draw.
 """
 
 import os
@@ -53,16 +54,22 @@ def main() -> None:
         out = jax.nn.log_softmax(net.apply(params, state, batch)[0])
         return -jnp.take_along_axis(out, batch["y"][:, None], 1).mean()
 
-    right = jax.jit(lambda params, batch: (net.apply(params, state, batch)[0].argmax(1) == batch["y"]).sum())
+    right = jax.jit(
+        lambda params, batch: (net.apply(params, state, batch)[0].argmax(1) == batch["y"]).sum()
+    )
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(
-        jax.grad(loss), fedjax.optimizers.sgd(LR), fedjax.optimizers.sgd(1.0),
+        jax.grad(loss),
+        fedjax.optimizers.sgd(LR),
+        fedjax.optimizers.sgd(1.0),
         fedjax.ShuffleRepeatBatchHParams(batch_size=BATCH, num_epochs=EPOCHS, seed=GIVEN.seed),
-    )  # fmt: skip
+    )
     clients = [Counted(images(index)) for index in work.train]
     server, meter = algorithm.init(params), Meter()
     for t in range(1, GIVEN.rounds + 1):
         keys = jax.random.split(jax.random.PRNGKey(t), P)
-        chosen = [(str(k).encode(), clients[k], key) for k, key in zip(work.choose(t), keys, strict=True)]
+        chosen = [
+            (str(k).encode(), clients[k], key) for k, key in zip(work.choose(t), keys, strict=True)
+        ]
         server, _ = algorithm.apply(server, chosen)
         total = 0
         for start in range(0, len(judges["y"]), CHUNK):

@@ -1,6 +1,7 @@
 """FedLab: its serial trainer and synchronous server, one process.
 
-It averages parameters, not BatchNorm's statistics, so an evaluation uses those of the client trained last.
+It averages parameters, not BatchNorm's statistics, so an evaluation uses those of the client
+trained last.
 """
 
 import random
@@ -54,7 +55,9 @@ def main() -> None:
     trainer = SGDSerialClientTrainer(work.net(), len(work.train), cuda=False, logger=Quiet())
     trainer.setup_dataset(Shares(work))
     trainer.setup_optim(EPOCHS, BATCH, LR)
-    handler = SyncServerHandler(work.net(), given.rounds, P / len(work.train), cuda=False, logger=Quiet())
+    handler = SyncServerHandler(
+        work.net(), given.rounds, P / len(work.train), cuda=False, logger=Quiet()
+    )
     judges = DataLoader(TensorDataset(*work.tensors(work.held.ravel())), CHUNK)
     Pipeline(handler, trainer, judges).main()
 

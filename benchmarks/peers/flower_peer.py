@@ -6,7 +6,9 @@ Actors live in processes that Ray starts; they read the samples from a map of th
 import os
 import tempfile
 
-os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1")
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1"
+)
 os.environ.setdefault("FLWR_HOME", tempfile.mkdtemp())
 
 import torch
@@ -33,8 +35,9 @@ def client(given) -> ClientApp:
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         train(net, DataLoader(TensorDataset(*work.tensors(work.train[k])), BATCH, shuffle=True))
         content = {
-            "arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(work.train[k])})
-        }  # fmt: skip
+            "arrays": ArrayRecord(net.state_dict()),
+            "metrics": MetricRecord({"num-examples": len(work.train[k])}),
+        }
         return Message(RecordDict(content), reply_to=message)
 
     return app
@@ -59,8 +62,12 @@ def server(given) -> ServerApp:
             return MetricRecord({"accuracy": accuracy})
 
         M = len(work.train)
-        strategy = FedAvg(fraction_train=P / M, fraction_evaluate=0, min_train_nodes=P, min_available_nodes=M)
-        strategy.start(grid, ArrayRecord(net.state_dict()), num_rounds=given.rounds, evaluate_fn=judge)
+        strategy = FedAvg(
+            fraction_train=P / M, fraction_evaluate=0, min_train_nodes=P, min_available_nodes=M
+        )
+        strategy.start(
+            grid, ArrayRecord(net.state_dict()), num_rounds=given.rounds, evaluate_fn=judge
+        )
 
     return app
 
@@ -70,12 +77,18 @@ def main() -> None:
     torch.set_num_threads(given.cores)
     os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))  # for Ray's workers
     run_simulation(
-        server(given), client(given), NOW.clients,
+        server(given),
+        client(given),
+        NOW.clients,
         backend_config={
-            "init_args": {"num_cpus": given.cores, "include_dashboard": False, "logging_level": "error"},
+            "init_args": {
+                "num_cpus": given.cores,
+                "include_dashboard": False,
+                "logging_level": "error",
+            },
             "client_resources": {"num_cpus": 1, "num_gpus": 0},
         },
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""fluke: its FedAvg with its fast loaders, one process; only accuracy is computed, on all validation samples."""
+"""fluke: its FedAvg with its fast loaders, one process; only accuracy is computed, on all
+validation samples.
+"""
 
 import torch
 from stand_in import stand_in
@@ -21,7 +23,9 @@ class Shares:
 
     def assign(self, clients: int, batch_size: int):
         def loader(index, size: int, shuffle: bool) -> FastDataLoader:
-            return FastDataLoader(*self.work.tensors(index), num_labels=CLASSES, batch_size=size, shuffle=shuffle)
+            return FastDataLoader(
+                *self.work.tensors(index), num_labels=CLASSES, batch_size=size, shuffle=shuffle
+            )
 
         train = [loader(index, batch_size, True) for index in self.work.train]
         return (train, [None] * clients), loader(self.work.held.ravel(), CHUNK, False)
@@ -45,20 +49,29 @@ def main() -> None:
     torch.set_num_threads(given.cores)
     env = FlukeENV()
     env.set_seed(given.seed)
-    judge = Judge(1, CLASSES, accuracy=Accuracy(task="multiclass", num_classes=CLASSES, top_k=1, average="micro"))
+    judge = Judge(
+        1,
+        CLASSES,
+        accuracy=Accuracy(task="multiclass", num_classes=CLASSES, top_k=1, average="micro"),
+    )
     env.set_evaluator(judge)
     env.set_eval_cfg(server=True, locals=False, pre_fit=False, post_fit=False)
     work = Work.load(given.data, given.seed)
     algorithm = FedAVG(
-        len(work.train), Shares(work),
+        len(work.train),
+        Shares(work),
         DDict(
             client=DDict(
-                batch_size=BATCH, local_epochs=EPOCHS, loss="CrossEntropyLoss", optimizer=DDict(name="SGD", lr=LR),
+                batch_size=BATCH,
+                local_epochs=EPOCHS,
+                loss="CrossEntropyLoss",
+                optimizer=DDict(name="SGD", lr=LR),
                 scheduler=DDict(name="StepLR", step_size=1, gamma=1.0),
             ),
-            server=DDict(weighted=True), model=work.net(),
+            server=DDict(weighted=True),
+            model=work.net(),
         ),
-    )  # fmt: skip
+    )
     judge.meter, judge.rounds = Meter(), given.rounds
     algorithm.run(given.rounds, P / len(work.train), finalize=False)
 

@@ -10,11 +10,21 @@ TOKENS, LENGTH = 80, 80  # characters there are, and in a sample
 def cnn(classes: int) -> nn.Module:
     """The paper's for CIFAR-10."""
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(1024, 120, bias=False), nn.ReLU(), nn.Linear(120, 84, bias=False), nn.ReLU(),
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1024, 120, bias=False),
+        nn.ReLU(),
+        nn.Linear(120, 84, bias=False),
+        nn.ReLU(),
         nn.Linear(84, classes),
-    )  # fmt: skip
+    )
 
 
 class Block(nn.Module):
@@ -22,11 +32,17 @@ class Block(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.GroupNorm(8, after))
-        self.second = nn.Sequential(nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.GroupNorm(8, after))
+        self.first = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.GroupNorm(8, after)
+        )
+        self.second = nn.Sequential(
+            nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.GroupNorm(8, after)
+        )
         self.beside = nn.Sequential()
         if before != after:
-            self.beside = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(8, after))
+            self.beside = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(8, after)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.second(F.relu(self.first(x))) + self.beside(x))
@@ -35,10 +51,16 @@ class Block(nn.Module):
 def resnet(classes: int) -> nn.Module:
     """ResNet-8: 16, 32 and 64 channels."""
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(8, 16), nn.ReLU(),
-        Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes),
-    )  # fmt: skip
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.GroupNorm(8, 16),
+        nn.ReLU(),
+        Block(16, 16, 1),
+        Block(16, 32, 2),
+        Block(32, 64, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, classes),
+    )
 
 
 class LSTM(nn.Module):

@@ -1,14 +1,16 @@
-"""flrce's simulator: fused kernels in threads, PyTorch in processes (--kernel torch), or a GPU's lanes."""
+"""flrce's simulator: fused kernels in threads, PyTorch in processes (--kernel torch), or a GPU's
+lanes.
+"""
 
 import torch
 from work import BATCH, DEVICE, EPOCHS, LR, NOW, SCALE, SHIFT, Meter, P, Work, options, tally
 
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
 from flrce.data.sources import Source
-from flrce.local.native import Kernel
-from flrce.local.stacked.stack import Stack
-from flrce.local.trainer import Trainer
-from flrce.runs import parts
+from flrce.simulation.runs import build_simulation
+from flrce.training.cpu import Kernel
+from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.trainer import TorchTrainer
 
 
 def counted(kind: type) -> None:
@@ -29,7 +31,7 @@ def counted(kind: type) -> None:
 
 def counted_lanes() -> None:
     """The same for a GPU's lanes."""
-    train, evaluate = Stack.train, Stack.evaluate
+    train, evaluate = ClientBatchTrainer.train, ClientBatchTrainer.evaluate
 
     def training(self, w, orders, sizes, *more, **options):
         for size in (size for lane in sizes for size in lane):
@@ -40,7 +42,7 @@ def counted_lanes() -> None:
         tally(int(index.size) if index.ndim == 2 else len(w) * len(index), False)
         return evaluate(self, w, index)
 
-    Stack.train, Stack.evaluate = training, judging
+    ClientBatchTrainer.train, ClientBatchTrainer.evaluate = training, judging
 
 
 def main() -> None:
@@ -50,22 +52,26 @@ def main() -> None:
     classes = tuple(map(str, range(NOW.classes)))
     scaling = {} if NOW.tokens else {"scale": float(SCALE), "shift": float(SHIFT)}
     source = Source("bench", work.x, work.y, classes, **scaling)
-    experiment = Experiment.of(
+    experiment = Experiment.from_tables(
         {
-            "seed": given.seed, "rounds": given.rounds, "clients": len(work.train), "per_round": P,
+            "seed": given.seed,
+            "rounds": given.rounds,
+            "clients": len(work.train),
+            "per_round": P,
             "data": {"partition": "iid", "holdout": NOW.held / (NOW.train + NOW.held)},
-            "train": {"batch": BATCH, "epochs": EPOCHS, "lr": LR}, "recipe": {"name": "fedavg"},
+            "train": {"batch": BATCH, "epochs": EPOCHS, "lr": LR},
+            "recipe": {"name": "fedavg"},
             "engine": {"kernel": given.kernel, "workers": given.cores, "device": DEVICE},
         }
-    )  # fmt: skip
+    )
     counted(Kernel)
-    counted(Trainer)
+    counted(TorchTrainer)
     counted_lanes()
-    built = parts(experiment, source, work.net(counted=False))
+    built = build_simulation(experiment, source, work.net(counted=False))
     assert [len(i) for i in built.federation.train] == [work.train.shape[1]] * len(work.train)
     meter = Meter()
     try:
-        for done in built.rounds(experiment):
+        for done in built.iterate_rounds(experiment):
             meter.round(done.record.accuracy)
     finally:
         built.engine.close()

@@ -1,7 +1,7 @@
 """pfl-research: its simulated backend, one process a core, evaluation shared between them.
 
-Its averages leave out BatchNorm's statistics (each process keeps those of the client it trained last), and a client's
-batches are the same in every epoch.
+Its averages leave out BatchNorm's statistics (each process keeps those of the client it trained
+last), and a client's batches are the same in every epoch.
 """
 
 import logging
@@ -17,14 +17,24 @@ from work import BATCH, CHUNK, EPOCHS, LR, TALLY, Meter, P, Work, options
 
 
 def another_process(given) -> subprocess.Popen | None:
-    """Make this process rank 0 of a torch.distributed group, and start rank 1 where two cores are asked for."""
+    """Make this process rank 0 of a torch.distributed group, and start rank 1 where two cores are
+    asked for.
+    """
     if given.cores == 1 or "RANK" in os.environ:
         return None
     port = str(20000 + os.getpid() % 20000)
-    group = {"TORCHELASTIC_RUN_ID": "bench", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2",
-             "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    group = {
+        "TORCHELASTIC_RUN_ID": "bench",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     os.environ.update(group)
-    other = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1", "LOCAL_RANK": "1"})
+    other = subprocess.Popen(
+        [sys.executable, *sys.argv], env={**os.environ, "RANK": "1", "LOCAL_RANK": "1"}
+    )
     os.environ.update({"RANK": "0", "LOCAL_RANK": "0"})
     return other
 
@@ -87,7 +97,10 @@ def simulate(work: Work, rounds: int) -> None:
     net = model(work)
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=10**6, train_cohort_size=P, val_cohort_size=None
+            central_num_iterations=rounds,
+            evaluation_frequency=10**6,
+            train_cohort_size=P,
+            val_cohort_size=None,
         ),
         SimulatedBackend(clients, None),
         PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), 1.0)),

@@ -1,4 +1,6 @@
-"""A plain PyTorch loop: what one would write without a framework. On a CPU with DataLoaders, on a GPU by indices."""
+"""A plain PyTorch loop: what one would write without a framework. On a CPU with DataLoaders, on a
+GPU by indices.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -40,9 +42,14 @@ def evaluate(net: torch.nn.Module, loader: DataLoader | Batches) -> float:
 
 
 def average(models: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """All clients hold equally many samples; BatchNorm's statistics are averaged like weights, its counter is not."""
+    """All clients hold equally many samples; BatchNorm's statistics are averaged like weights, its
+    counter is not.
+    """
     first = models[0]
-    return {k: torch.stack([m[k] for m in models]).mean(0) if v.is_floating_point() else v for k, v in first.items()}
+    return {
+        k: torch.stack([m[k] for m in models]).mean(0) if v.is_floating_point() else v
+        for k, v in first.items()
+    }
 
 
 def main() -> None:
@@ -51,7 +58,9 @@ def main() -> None:
     torch.manual_seed(given.seed)
     work = Work.load(given.data, given.seed)
     load = DataLoader if DEVICE == "cpu" else Batches
-    clients = [load(TensorDataset(*work.tensors(index)), BATCH, shuffle=True) for index in work.train]
+    clients = [
+        load(TensorDataset(*work.tensors(index)), BATCH, shuffle=True) for index in work.train
+    ]
     judges = load(TensorDataset(*work.tensors(work.held.ravel())), CHUNK)
     net, meter = work.net(), Meter()
     for t in range(1, given.rounds + 1):

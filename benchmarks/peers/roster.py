@@ -1,4 +1,6 @@
-"""Who is compared, and how each one's environment is made: torch once, and a small environment per peer above it."""
+"""Who is compared, and how each one's environment is made: torch once, and a small environment per
+peer above it.
+"""
 
 import subprocess
 import sys
@@ -14,7 +16,9 @@ PATIENCE = 600  # seconds that an installation may take
 
 @dataclass(frozen=True)
 class Peer:
-    """A row of the table. Without `install`, it runs in the environment that flrce is installed in."""
+    """A row of the table. Without `install`, it runs in the environment that flrce is installed
+    in.
+    """
 
     name: str
     script: str
@@ -32,27 +36,80 @@ class Peer:
 
 
 PEERS = (
-    Peer("native", "ours.py", "flrce, fused kernels (threads)", package="flrce", networks=("cnn", "resnet-8")),
-    Peer("auto", "ours.py", "flrce, torch with compiled layers (processes)", package="flrce", args=("--kernel", "auto"),
-         networks=("gpt",)),
-    Peer("torch", "ours.py", "flrce, torch (processes)", package="flrce", args=("--kernel", "torch")),
+    Peer(
+        "native",
+        "ours.py",
+        "flrce, fused kernels (threads)",
+        package="flrce",
+        networks=("cnn", "resnet-8"),
+    ),
+    Peer(
+        "auto",
+        "ours.py",
+        "flrce, torch with compiled layers (processes)",
+        package="flrce",
+        args=("--kernel", "auto"),
+        networks=("gpt",),
+    ),
+    Peer(
+        "torch", "ours.py", "flrce, torch (processes)", package="flrce", args=("--kernel", "torch")
+    ),
     Peer("plain", "plain.py", "plain PyTorch loop, DataLoader", package="torch"),
     Peer("pfl", "pfl_peer.py", "pfl-research (processes)", (("pfl",),), "pfl"),
     Peer(
-        "fluke", "fluke_peer.py", "fluke",
+        "fluke",
+        "fluke_peer.py",
+        "fluke",
         # without its trackers, data readers and torchvision, none of which this work uses
-        (("--no-deps", "fluke-fl"),
-         ("rich", "typer", "diskcache", "cerberus", "omegaconf", "pandas", "scikit-learn", "torchmetrics", "psutil",
-          "pyyaml", "requests", "matplotlib")),
+        (
+            ("--no-deps", "fluke-fl"),
+            (
+                "rich",
+                "typer",
+                "diskcache",
+                "cerberus",
+                "omegaconf",
+                "pandas",
+                "scikit-learn",
+                "torchmetrics",
+                "psutil",
+                "pyyaml",
+                "requests",
+                "matplotlib",
+            ),
+        ),
         "fluke-fl",
     ),
-    Peer("fedlab", "fedlab_peer.py", "FedLab",
-         (("--no-deps", "fedlab"), ("munch", "pandas", "scikit-learn", "tqdm", "pillow")), "fedlab"),
-    Peer("flwr", "flower_peer.py", "Flower simulation (Ray actors)", (("flwr[simulation]==1.41.0",),), "flwr"),
-    Peer("fedjax", "fedjax_peer.py", "FedJAX (jit)", (("fedjax", "jax<0.5"),), "fedjax", cores=(1,),
-         networks=("cnn",)),
-    Peer("blazefl", "", "BlazeFL", absent="needs Python 3.12 or newer (its free-threaded mode 3.14); no adapter"),
-)  # fmt: skip
+    Peer(
+        "fedlab",
+        "fedlab_peer.py",
+        "FedLab",
+        (("--no-deps", "fedlab"), ("munch", "pandas", "scikit-learn", "tqdm", "pillow")),
+        "fedlab",
+    ),
+    Peer(
+        "flwr",
+        "flower_peer.py",
+        "Flower simulation (Ray actors)",
+        (("flwr[simulation]==1.41.0",),),
+        "flwr",
+    ),
+    Peer(
+        "fedjax",
+        "fedjax_peer.py",
+        "FedJAX (jit)",
+        (("fedjax", "jax<0.5"),),
+        "fedjax",
+        cores=(1,),
+        networks=("cnn",),
+    ),
+    Peer(
+        "blazefl",
+        "",
+        "BlazeFL",
+        absent="needs Python 3.12 or newer (its free-threaded mode 3.14); no adapter",
+    ),
+)
 
 
 class CannotRun(RuntimeError):
@@ -83,7 +140,9 @@ def _make(folder: Path, install: tuple[tuple[str, ...], ...], base: Path | None)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            raise CannotRun(f"pip install {' '.join(wanted)}: not done after {PATIENCE} s") from None
+            raise CannotRun(
+                f"pip install {' '.join(wanted)}: not done after {PATIENCE} s"
+            ) from None
         if done.returncode:
             why = f"pip install {' '.join(wanted)}: {_reason(done.stderr)}"
             mark.write_text(why)
@@ -93,7 +152,9 @@ def _make(folder: Path, install: tuple[tuple[str, ...], ...], base: Path | None)
 
 
 def _site(folder: Path) -> Path:
-    return Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+    return Path(
+        sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
+    )
 
 
 def _reason(stderr: str) -> str:

@@ -1,4 +1,6 @@
-"""Empty stand-ins for what a peer imports at its top and this work never calls (image readers, trackers)."""
+"""Empty stand-ins for what a peer imports at its top and this work never calls (image readers,
+trackers).
+"""
 
 import importlib.abc
 import importlib.machinery

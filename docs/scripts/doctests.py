@@ -1,11 +1,13 @@
-"""An extension of griffe: examples in docstrings (>>>) become code blocks in the reference, not block quotes."""
+"""A griffe extension: examples in docstrings (>>>) become code blocks in the reference."""
 
 import re
 from typing import Any
 
 import griffe
 
-EXAMPLE = re.compile(r"(?:^>>> .*\n?(?:^(?!\s*$).*\n?)*)+", re.MULTILINE)  # up to the next empty line
+EXAMPLE = re.compile(
+    r"(?:^>>> .*\n?(?:^(?!\s*$).*\n?)*)+", re.MULTILINE
+)  # up to the next empty line
 
 
 def fenced(text: str) -> str:

@@ -23,8 +23,14 @@ def pictures(page: Path = PAGE) -> list[str]:
 def main(out: Path = PAGE.parent / "img") -> None:
     out = out.resolve()
     names: dict[str, Any] = {"__name__": "gallery"}
-    with tempfile.TemporaryDirectory() as folder, chdir(folder), matplotlib.rc_context({"svg.hashsalt": "flrce"}):
-        for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        chdir(folder),
+        matplotlib.rc_context({"svg.hashsalt": "flrce"}),
+    ):
+        for block in re.findall(
+            r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
+        ):
             exec(compile(block, str(PAGE), "exec"), names)
         for name in pictures():
             shutil.copy(name, out / name)

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: what pages show from outside docs/ (../results/fig.svg) is taken into the site beside them."""
+"""A hook of mkdocs: copies what pages show from outside docs/ (../results/fig.svg) into the site."""
 
 import re
 from pathlib import Path
@@ -28,4 +28,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     taken = outside(markdown)
-    return OUTSIDE.sub(lambda found: f"](outside/{found[1]}" if found[1] in taken else found[0], markdown)
+    return OUTSIDE.sub(
+        lambda found: f"](outside/{found[1]}" if found[1] in taken else found[0], markdown
+    )

@@ -1,4 +1,7 @@
-"""Run a notebook top to bottom without Jupyter and keep what it shows: python docs/scripts/notebook.py [NOTEBOOK]"""
+"""Run a notebook top to bottom without Jupyter and keep what it shows.
+
+python docs/scripts/notebook.py [NOTEBOOK]
+"""
 
 import ast
 import base64
@@ -17,7 +20,7 @@ NOTEBOOK = Path(__file__).resolve().parent.parent / "quickstart.ipynb"
 
 
 def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Every code cell in one namespace, each with what it printed and the value of its last line."""
+    """Run every code cell in one namespace; keep what it printed and the value of its last line."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for count, cell in enumerate([c for c in notebook.cells if c.cell_type == "code"], 1):
         printed = io.StringIO()
@@ -27,7 +30,9 @@ def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if printed.getvalue():
             cell.outputs.append(new_output("stream", name="stdout", text=printed.getvalue()))
         if value is not None:
-            cell.outputs.append(new_output("execute_result", data=shown(value), execution_count=count))
+            cell.outputs.append(
+                new_output("execute_result", data=shown(value), execution_count=count)
+            )
     return notebook
 
 

@@ -1,7 +1,10 @@
-"""The pages as pictures, for the documentation: python docs/scripts/pictures.py [FOLDER] [--runs FOLDER]
+"""The pages as pictures, for the documentation.
 
-Runs what the pages show (digits, a few minutes on two cores; --runs keeps it), writes the reports of one run, of a
-comparison and of a reproduction, serves `flrce watch`, and takes pictures with Debian's Chromium.
+    python docs/scripts/pictures.py [FOLDER] [--runs FOLDER]
+
+Runs what the pages show (digits, a few minutes on two cores; --runs keeps it), writes the reports
+of one run, of a comparison and of a reproduction, serves `flrce watch`, and takes pictures with
+Debian's Chromium.
 """
 
 import argparse
@@ -20,9 +23,9 @@ from typing import Any
 
 from selenium import webdriver
 
-from flrce.apps.served import HOST, server
-from flrce.results import page
-from flrce.results.live import Watcher
+from flrce.cli.watch_server import HOST, build_watch_server
+from flrce.report import page
+from flrce.report.live import RunWatcher
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMG = ROOT / "docs" / "img"
@@ -39,24 +42,49 @@ PICTURES = {
 
 
 def flrce(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "flrce.apps.cli", *words], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-m", "flrce.cli.cli", *words], check=True, cwd=ROOT)
 
 
 def trained(folder: Path, more: Sequence[str] = ()) -> None:
     """The runs that the pages are about; what is there already is gone on with."""
-    again = [word for name in ("run", "compare") if (folder / name).exists() for word in ("--resume",)][:1]
+    again = [
+        word for name in ("run", "compare") if (folder / name).exists() for word in ("--resume",)
+    ][:1]
     flrce("run", FILE, "--out", str(folder / "run"), *more, *again)
-    flrce("compare", FILE, "--recipes", RECIPES, "--seeds", "0-4", "--out", str(folder / "compare"), *more, *again)
-    flrce("reproduce", "table3", "--quick", "--regime", "dirichlet", "--out", str(folder / "reproduce"))
+    flrce(
+        "compare",
+        FILE,
+        "--recipes",
+        RECIPES,
+        "--seeds",
+        "0-4",
+        "--out",
+        str(folder / "compare"),
+        *more,
+        *again,
+    )
+    flrce(
+        "reproduce",
+        "table3",
+        "--quick",
+        "--regime",
+        "dirichlet",
+        "--out",
+        str(folder / "reproduce"),
+    )
 
 
 def pages(folder: Path) -> dict[str, str]:
     """The report of each, by name, as an address."""
     runs = {
-        "run": folder / "run", "compare": folder / "compare",
+        "run": folder / "run",
+        "compare": folder / "compare",
         "reproduce": folder / "reproduce" / "cells" / "digits" / "dirichlet",
-    }  # fmt: skip
-    return {name: page.write([place], folder / f"{name}.html").as_uri() for name, place in runs.items()}
+    }
+    return {
+        name: page.write_report([place], folder / f"{name}.html").as_uri()
+        for name, place in runs.items()
+    }
 
 
 @contextmanager
@@ -66,11 +94,27 @@ def watching(folder: Path) -> Iterator[str]:
         place = Path("runs")
         for name in ("fedavg", "oort"):
             shutil.copytree(folder / "compare" / name / "seed-0", place / name)
-        asked = ["--set", "rounds=2000", "--set", "stop.joules=6000", "--set", "recipe.name=flrce-no-stop"]
-        command = [sys.executable, "-m", "flrce.apps.cli", "run", FILE, *asked, "--out", str(place / "going")]
+        asked = [
+            "--set",
+            "rounds=2000",
+            "--set",
+            "stop.joules=6000",
+            "--set",
+            "recipe.name=flrce-no-stop",
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "flrce.cli.cli",
+            "run",
+            FILE,
+            *asked,
+            "--out",
+            str(place / "going"),
+        ]
         going = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            with server(Watcher([place]), 0, "key") as web:
+            with build_watch_server(RunWatcher([place]), 0, "key") as web:
                 thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
                 thread.start()
                 rounds = place / "going" / "rounds.jsonl"
@@ -87,9 +131,17 @@ def watching(folder: Path) -> Iterator[str]:
 @contextmanager
 def browser(folder: Path) -> Iterator[Any]:
     options = webdriver.ChromeOptions()
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}"):
+    for flag in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={folder}",
+    ):
         options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
+    driver = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService("/usr/bin/chromedriver")
+    )
     try:
         yield driver
     finally:
@@ -107,18 +159,26 @@ def taken(driver: Any, url: str, width: int, height: int, colours: str) -> bytes
         if driver.execute_script("return document.documentElement.dataset.ready === 'true'"):
             break
         time.sleep(0.1)
-    time.sleep(0.5 if url.startswith("file:") else 5)  # observers of size run after layout; a watcher wants rounds
-    return base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"])
+    time.sleep(
+        0.5 if url.startswith("file:") else 5
+    )  # observers of size run after layout; a watcher wants rounds
+    return base64.b64decode(
+        driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
+    )
 
 
 def small(png: bytes) -> bytes:
-    """The same picture with 256 colours, a third of the bytes; as it is where there is no Pillow."""
+    """The same picture with 256 colours, a third of the bytes; as it is where there is no
+    Pillow.
+    """
     try:
         from PIL import Image
     except ImportError:
         return png
     kept = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, kmeans=1).save(kept, "PNG", optimize=True)
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, kmeans=1).save(
+        kept, "PNG", optimize=True
+    )
     return kept.getvalue()
 
 
@@ -127,7 +187,9 @@ def printed(driver: Any, url: str) -> bytes:
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     driver.get(url)
     time.sleep(0.5)
-    return base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})["data"])
+    return base64.b64decode(
+        driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})["data"]
+    )
 
 
 def main(out: Path = IMG, runs: Path | None = None, more: Sequence[str] = ()) -> None:
@@ -140,7 +202,9 @@ def main(out: Path = IMG, runs: Path | None = None, more: Sequence[str] = ()) ->
             found["watch"] = url
             for name, (which, *how) in PICTURES.items():
                 (out / f"{name}.png").write_bytes(small(taken(driver, found[which], *how)))
-            (folder / "compare.pdf").write_bytes(printed(driver, found["compare"]))  # to be looked at, not kept
+            (folder / "compare.pdf").write_bytes(
+                printed(driver, found["compare"])
+            )  # to be looked at, not kept
 
 
 if __name__ == "__main__":

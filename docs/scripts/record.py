@@ -1,4 +1,7 @@
-"""Record the quick start: runs its commands for real and draws what they print. python docs/scripts/record.py [SVG]"""
+"""Record the quick start: runs its commands and draws what they print.
+
+python docs/scripts/record.py [SVG]
+"""
 
 import re
 import shlex
@@ -29,10 +32,21 @@ def commands(page: Path = ROOT / "docs" / "index.md") -> list[str]:
 def output(command: str, folder: Path) -> list[str]:
     """What a command of flrce prints, as it would in a pipe as wide as the picture."""
     _, *arguments = shlex.split(command)
-    flrce = [sys.executable, "-m", "flrce.apps.cli", *arguments]
-    environment = {"COLUMNS": str(WIDTH), "PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "OMP_NUM_THREADS": "1"}
+    flrce = [sys.executable, "-m", "flrce.cli.cli", *arguments]
+    environment = {
+        "COLUMNS": str(WIDTH),
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(Path.home()),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
-        flrce, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+        flrce,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
     )
     return done.stdout.rstrip().splitlines()
 

@@ -1,4 +1,7 @@
-"""Draw what reaching a target accuracy costs, from the committed runs: python docs/scripts/target_cost.py [SVG]"""
+"""Draw what reaching a target accuracy costs, from the committed runs.
+
+python docs/scripts/target_cost.py [SVG]
+"""
 
 import sys
 from pathlib import Path
@@ -17,7 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SVG = ROOT / "docs" / "img" / "target-cost.svg"
 Interval = tuple[float, float, float]
 COSTS = {"joules": "Modelled energy until the target", "bytes": "Traffic until the target"}
-CAPTION = "relative to FedAvg + averaged model + 4-bit uploads; lines are 95 % intervals over data sets; less is better"
+CAPTION = (
+    "relative to FedAvg + averaged model + 4-bit uploads; lines are 95 % intervals over data sets;"
+    " less is better"
+)
 GREY, BLUE, INK = "#a9b1ba", "#1769aa", "#1f2328"
 #: name in the study -> label in the picture
 METHODS = {
@@ -30,12 +36,19 @@ METHODS = {
 
 
 def read_ratios(folder: Path = ROOT / "results" / "headline") -> dict[str, dict[str, Interval]]:
-    """Method -> cost -> (geometric mean, lower, upper) over the data sets, relative to the study's base."""
+    """Method -> cost -> (geometric mean, lower, upper) over the data sets, relative to the study's
+    base.
+    """
     runs = study.even(study.read(folder))
     tasks = {task for task, _, _ in runs}
-    comparisons = {task: study.compared(runs, task) for task in study.PLAN["tasks"] if task in tasks}
+    comparisons = {
+        task: study.compared(runs, task) for task in study.PLAN["tasks"] if task in tasks
+    }
     return {
-        method: {cost: tuple(map(float, study.bounds(study.over(comparisons, method, cost)))) for cost in COSTS}
+        method: {
+            cost: tuple(map(float, study.bounds(study.over(comparisons, method, cost))))
+            for cost in COSTS
+        }
         for method in METHODS
     }
 
@@ -60,7 +73,12 @@ def draw_bars(axes: Axes, ratios: list[Interval], title: str) -> None:
 
 def main(path: Path = SVG) -> None:
     ratios = read_ratios()
-    style = {"svg.hashsalt": "flrce", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 10.5}
+    style = {
+        "svg.hashsalt": "flrce",
+        "svg.fonttype": "path",
+        "font.family": "DejaVu Sans",
+        "font.size": 10.5,
+    }
     with plt.rc_context(style):
         figure, panels = plt.subplots(1, 2, figsize=(10, 3.2), sharey=True, layout="constrained")
         for axes, (cost, title) in zip(panels, COSTS.items(), strict=True):

@@ -1,4 +1,4 @@
-"""Rare classes count more in the loss, and the headline is macro-F1, in which every class counts alike.
+"""Rare classes count more in the loss; the primary metric is macro-F1, where all count alike.
 
     rounds = 6
     clients = 8
@@ -10,8 +10,9 @@
     weights = [1, 1, 1, 1, 1, 8, 8, 8, 8, 8]
     metrics = ["macro-f1", "accuracy"]
 
-From Python: `flrce.run(flrce.Experiment.load("experiment.toml"), data=data())`. Every round's record has all
-metrics, in `record.metrics` (mean over clients) and `record.pooled` (over all samples).
+From Python: `flrce.run(flrce.Experiment.load("experiment.toml"), data=data())`. Every round's
+record has all metrics, in `record.metrics` (mean over clients) and `record.pooled` (over all
+samples).
 """
 
 import numpy as np
@@ -25,4 +26,6 @@ RARE = 8  # times fewer samples of the digits 5 to 9
 def data() -> flrce.Source:
     digits = load_digits()
     stays = (digits.target < 5) | (np.arange(len(digits.target)) % RARE == 0)
-    return flrce.Source.from_arrays((digits.images / 16).astype(np.float32)[stays], digits.target[stays])
+    return flrce.Source.from_arrays(
+        (digits.images / 16).astype(np.float32)[stays], digits.target[stays]
+    )

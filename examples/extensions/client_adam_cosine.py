@@ -1,4 +1,4 @@
-"""Clients train with Adam, clipped, its rate on half a cosine over each round: settings alone, nothing to write.
+"""Clients train with clipped Adam and a cosine schedule over each round: settings alone.
 
     rounds = 6
     clients = 8
@@ -16,7 +16,7 @@
 From Python the same chain is a value that any recipe takes: `recipes.fedavg(update=CHAIN)`.
 """
 
-from flrce.local.schedules import Cosine
-from flrce.local.updates import Adam, Chain, Clip
+from flrce.training.schedules import CosineDecay
+from flrce.training.update_chain import Adam, GradientClip, UpdateChain
 
-CHAIN = Chain((Clip(1.0), Adam(0.01, schedule=Cosine(0.1, over="round"))))
+CHAIN = UpdateChain((GradientClip(1.0), Adam(0.01, schedule=CosineDecay(0.1, over="round"))))

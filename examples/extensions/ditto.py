@@ -1,4 +1,4 @@
-"""Ditto (Li et al. 2021): beside the shared model each client trains one of its own, pulled towards the shared one.
+"""Ditto (Li et al. 2021): each client also trains its own model, pulled towards the shared one.
 
     rounds = 6
     clients = 8
@@ -13,7 +13,8 @@
 
     $ PYTHONPATH=examples/extensions flrce run experiment.toml
 
-From Python: the same keys, `flrce.Experiment(objective="ditto:Both", ...)`. A client is judged by its personal model.
+From Python: the same keys, `flrce.Experiment(objective="ditto:Both", ...)`. A client is judged by
+its personal model.
 """
 
 import copy
@@ -22,8 +23,8 @@ from math import prod
 
 from torch import nn
 
-from flrce.local.metrics import METRICS, Metric
-from flrce.local.objective import Classification
+from flrce.training.metrics import METRICS, Metric
+from flrce.training.objectives import Classification
 
 
 class Ditto(nn.Module):
@@ -31,7 +32,9 @@ class Ditto(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
         super().__init__()
-        self.shared = nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 32), nn.ReLU(), nn.Linear(32, outputs))
+        self.shared = nn.Sequential(
+            nn.Flatten(), nn.Linear(prod(shape), 32), nn.ReLU(), nn.Linear(32, outputs)
+        )
         self.personal = copy.deepcopy(self.shared)
 
     def forward(self, x):
@@ -42,7 +45,7 @@ class Ditto(nn.Module):
 class Both:
     """Each copy's own loss; they share no parameters, so each copy sees only its own gradient."""
 
-    judges = (Metric("accuracy", lambda out, y: METRICS["accuracy"].of(out[1], y)),)
+    evaluation_metrics = (Metric("accuracy", lambda out, y: METRICS["accuracy"].of(out[1], y)),)
 
     def losses(self, out, y):
         return sum(Classification().losses(each, y) for each in out)
@@ -54,8 +57,10 @@ class Pull:
 
     strength: float = 0.1
 
-    def begin(self, w, local, carry):
-        own = local.layout.own.trainable  # what a client keeps comes first among what it trains
+    def begin_round(self, w, local, carry):
+        own = (
+            local.layout.personal_layout.trainable
+        )  # what a client keeps comes first among what it trains
         return {"came": w[own:].clone()}
 
     def step(self, g, w, state):

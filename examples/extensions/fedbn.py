@@ -1,4 +1,4 @@
-"""FedBN (Li et al. 2021): normalisation layers stay with their clients, whose inputs differ; one key says so.
+"""FedBN (Li et al. 2021): normalisation layers stay with their clients, by one setting.
 
     rounds = 6
     clients = 8
@@ -9,7 +9,8 @@
     name = "fedbn:Normed"
     kept = "norms"  # or patterns of names, such as ["head.*", "*.bias"]
 
-From Python: `flrce.run(flrce.Experiment.load("experiment.toml"), data=data())`. A file of your own is `data.path`.
+From Python: `flrce.run(flrce.Experiment.load("experiment.toml"), data=data())`. A file of your own
+is `data.path`.
 """
 
 from math import prod
@@ -26,13 +27,16 @@ CLIENTS = 8
 class Normed(nn.Sequential):
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
         super().__init__(
-            nn.Conv2d(shape[0], 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+            nn.Conv2d(shape[0], 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Flatten(),
             nn.Linear(8 * prod(shape[1:]), outputs),
-        )  # fmt: skip
+        )
 
 
 def data() -> flrce.Source:
-    """The digits, written with another pen at every client: each has its own contrast and brightness."""
+    """The digits, with another contrast and brightness at every client."""
     digits = load_digits()
     who = np.arange(len(digits.target)) % CLIENTS
     contrast, brightness = np.linspace(0.2, 3, CLIENTS), np.linspace(2, -2, CLIENTS)

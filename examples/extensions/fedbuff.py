@@ -1,4 +1,4 @@
-"""FedBuff (Nguyen et al. 2022) with clients that come and go: a round ends with the first replies, old ones count less.
+"""FedBuff (Nguyen et al. 2022): a round ends with the first replies, and old ones count less.
 
     rounds = 12
     clients = 8
@@ -13,15 +13,16 @@
 
     $ PYTHONPATH=examples/extensions flrce run experiment.toml
 
-From Python: `replace(recipes.fedavg(P=4), pace=Buffered(2), aggregator=Discounted())`, and the Experiment's
-`fleet={"availability": ...}`. `updates.age` says how many rounds ago a client was sent its model; None: all in this.
+From Python: `replace(recipes.fedavg(P=4), pace=BufferedPace(2), aggregator=Discounted())`, and the
+Experiment's `fleet={"availability": ...}`. `updates.age` says how many rounds ago a client was sent
+its model; None: all in this.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from flrce.rng import stream
+from flrce.rng import make_stream
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Discounted:
 
 @dataclass(frozen=True)
 class Shifts:
-    """Half of the clients work in each shift of some rounds; who does is drawn anew for every shift."""
+    """In each shift of `length` rounds, a random half of the clients works."""
 
     length: int = 3
 
     def __call__(self, seed, client, t):
-        return stream(seed, "shift", (t - 1) // self.length, client).random() < 0.5
+        return make_stream(seed, "shift", (t - 1) // self.length, client).random() < 0.5

@@ -1,4 +1,4 @@
-"""FedDyn (Acar et al. 2021): a link whose state stays with its client, and a server step that remembers.
+"""FedDyn (Acar et al. 2021): a link with state on the client, a server step with a memory.
 
     rounds = 6
     clients = 8
@@ -11,7 +11,8 @@
 
     $ PYTHONPATH=examples/extensions flrce run experiment.toml
 
-From Python: `replace(recipes.fedavg(P=4), trainer=Dynamic(), server=Server(), aggregator=WeightedMean(by="equal"))`.
+From Python: `replace(recipes.fedavg(P=4), trainer=Dynamic(), server=Server(),
+aggregator=WeightedMean(by="equal"))`.
 """
 
 from dataclasses import dataclass, field
@@ -22,17 +23,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Regulariser:
-    """g - h_k + alpha (w - w_start); afterwards h_k -= alpha (w - w_start). Nothing more travels."""
+    """g - h_k + alpha (w - w_start); afterwards h_k -= alpha (w - w_start). Adds no traffic."""
 
     alpha: float = 0.1
 
-    def begin(self, w, local, carry):
+    def begin_round(self, w, local, carry):
         return {"h": carry.get("h", torch.zeros_like(w)), "start": w.clone()}
 
     def step(self, g, w, state):
         return g - state["h"] + self.alpha * (w - state["start"]), state
 
-    def end(self, w, state):
+    def end_round(self, w, state):
         return {"h": state["h"] - self.alpha * (w - state["start"])}, {}
 
 
@@ -53,7 +54,7 @@ class Dynamic:
 @dataclass(frozen=True)
 class Memory:
     h: Tensor  # (d,)
-    known: Tensor = field(metadata={"rows": True})  # (M,) one row a client, so that there are always M of them
+    known: Tensor = field(metadata={"rows": True})  # (M,) one row per client, so its length is M
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Server:
 
     alpha: float = 0.1
 
-    def init(self, M, d, D):
+    def initial_state(self, M, d, D):
         return Memory(torch.zeros(d), torch.zeros(M))
 
     def step(self, w, target, updates, memory):

@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021) on a transformer: clients train thin matrices and a head; the base never travels.
+"""LoRA (Hu et al. 2021) on a transformer: clients train adapters and a head, the base is fixed.
 
     rounds = 8
     clients = 4
@@ -11,8 +11,9 @@
     lr = 0.01
     epochs = 3
 
-From Python: `flrce.run(flrce.Experiment.load("experiment.toml"), data=data())`; a pretrained network of your own is
-`model=adapt(net, 4)`. A parameter with `requires_grad = False` is fixed: no byte of it travels or is booked.
+From Python: `flrce.run(flrce.Experiment.load("experiment.toml"), data=data())`; a pretrained
+network of your own is `model=adapt(net, 4)`. A parameter with `requires_grad = False` is fixed: no
+byte of it travels or is booked.
 """
 
 import torch
@@ -39,7 +40,7 @@ class LoRA(nn.Module):
 
 
 def adapt(net: nn.Module, rank: int) -> nn.Module:
-    """Every parameter fixed but those of the head; every other linear layer with an adapter beside it."""
+    """Fix every parameter except the head's; add an adapter to every other linear layer."""
     net.requires_grad_(False)
     net.head.requires_grad_(True)
     for parent in list(net.modules()):

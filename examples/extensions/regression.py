@@ -11,8 +11,9 @@
     name = "regression"
     loss = "huber"
 
-From Python: `flrce.run(flrce.Experiment.load("experiment.toml"), data=data())`. The headline is the mean absolute
-error: lower is better, and stops, tables and reports know it. A csv file of your own is `data.path` with `data.target`.
+From Python: `flrce.run(flrce.Experiment.load("experiment.toml"), data=data())`. The headline is the
+mean absolute error: lower is better, and stops, tables and reports know it. A csv file of your own
+is `data.path` with `data.target`.
 """
 
 import numpy as np
@@ -28,7 +29,7 @@ class Net(nn.Sequential):
 
 
 def data() -> flrce.Source:
-    """One client for each decade of the patients' ages, twenties to sixties; targets in units of their deviation."""
+    """One client for each decade of the patients' ages; targets in standard deviations."""
     table = load_diabetes(scaled=False)
     y = (table.target - table.target.mean()) / table.target.std()
     decade = np.clip(table.data[:, 0] // 10, 2, 6)

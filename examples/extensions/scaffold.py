@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al. 2020, option II): both halves of a method that sends more than an update.
+"""SCAFFOLD (Karimireddy et al. 2020, option II): a method that sends more than an update.
 
     rounds = 6
     clients = 8
@@ -10,9 +10,10 @@
 
     $ PYTHONPATH=examples/extensions flrce run experiment.toml
 
-From Python: `replace(recipes.fedavg(P=4), trainer=Scaffold())`. The link is the client's half: it goes along
-g - c_k + c, keeps c_k with the client and sends what changed of it. The trainer is the server's: it keeps c, sends it
-with every task and moves it by what came back. So each way carries the trained floats twice.
+From Python: `replace(recipes.fedavg(P=4), trainer=Scaffold())`. The link is the client's half: it
+goes along g - c_k + c, keeps c_k with the client and sends what changed of it. The trainer is the
+server's: it keeps c, sends it with every task and moves it by what came back. So each way carries
+the trained floats twice.
 """
 
 from dataclasses import dataclass, replace
@@ -25,19 +26,19 @@ from torch import Tensor
 class Control:
     """g - c_k + c; after K steps of length lr, c_k becomes c_k - c + (w_start - w) / (K lr)."""
 
-    def begin(self, w, local, carry):
+    def begin_round(self, w, local, carry):
         c, ck = local.task.tensors["c"], carry.get("c", torch.zeros_like(w))
-        way = sum(local.task.update.rate(step, local) for step in range(local.steps))
+        way = sum(local.task.update.compute_step_rate(step, local) for step in range(local.steps))
         return {"c": c.to(w.device), "ck": ck, "start": w.clone(), "way": torch.tensor(way)}
 
     def step(self, g, w, state):
         return g - state["ck"] + state["c"], state
 
-    def end(self, w, state):
+    def end_round(self, w, state):
         new = state["ck"] - state["c"] + (state["start"] - w) / float(state["way"])
         return {"c": new}, {"dc": new - state["ck"]}
 
-    def sends(self, d):
+    def list_extra_sizes(self, d):
         return {"dc": d}
 
 
@@ -50,10 +51,14 @@ class Memory:
 class Scaffold:
     links = (Control(),)
 
-    def objection(self, recipe):
-        return "SCAFFOLD needs whole models; drop model.kept and sub-models" if recipe.kept or recipe.partial else ""
+    def check_recipe(self, recipe):
+        return (
+            "SCAFFOLD needs whole models; drop model.kept and sub-models"
+            if recipe.kept or recipe.partial_pieces
+            else ""
+        )
 
-    def init(self, M, d, D):
+    def initial_state(self, M, d, D):
         return Memory(torch.zeros(d))
 
     def assign(self, tasks, memory, view):

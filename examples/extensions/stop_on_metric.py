@@ -1,4 +1,4 @@
-"""A metric of one's own, and a stop rule that reads it: training ends once even the worst class does well.
+"""A metric of one's own and a stop rule on it: training ends once the worst class does well.
 
     rounds = 40
     clients = 8
@@ -13,36 +13,36 @@
 
     $ PYTHONPATH=examples/extensions flrce run experiment.toml
 
-From Python: `replace(recipes.fedavg(P=4), stop=Reached("worst-recall", 0.5))`. A stop reads nothing but the records, so
-it can be asked about those of a finished run: `Reached()(result.history)`.
+From Python: `replace(recipes.fedavg(P=4), stop=Reached("worst-recall", 0.5))`. A stop reads nothing
+but the records, so it can be asked about those of a finished run: `Reached()(result.history)`.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from flrce.local.metrics import Metric, pairs_of
+from flrce.training.metrics import Metric, class_pairs
 
 
 def worst_recall(pairs):
-    """The least share of a class's samples that are told right; pairs (n, 2): predicted and true class."""
+    """The lowest recall of any class; pairs (n, 2): predicted and true class."""
     hits = pairs[:, 0] == pairs[:, 1]
     return float(min(hits[pairs[:, 1] == c].mean() for c in np.unique(pairs[:, 1])))
 
 
-WORST = Metric("worst-recall", pairs_of, worst_recall, low=0, high=1)
+WORST = Metric("worst-recall", class_pairs, worst_recall, low=0, high=1)
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Enough once a metric over all samples is as good as `value`; "": the headline, whichever way it points."""
+    """Stop once a metric over all samples reaches `value`; "": the primary metric."""
 
     metric: str = ""
     value: float = 0.5
 
     def __call__(self, history):
         last = history[-1]
-        found = last.pooled.get(self.metric) if self.metric else last.handed
+        found = last.pooled.get(self.metric) if self.metric else last.final_model_metric
         if found is None:  # not judged in this round
             return ""
         down = last.lower and not self.metric

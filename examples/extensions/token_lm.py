@@ -1,4 +1,4 @@
-"""A language model that tells the next letter after every letter; its clients hold different rhymes.
+"""A language model that predicts the next letter; its clients hold different rhymes.
 
     rounds = 8
     clients = 4
@@ -12,8 +12,8 @@
     lr = 0.01
     epochs = 3
 
-From Python: `flrce.run(flrce.Experiment.load("experiment.toml"), data=data())`. x (N, L) holds letters by number,
-y (N, L) those that follow.
+From Python: `flrce.run(flrce.Experiment.load("experiment.toml"), data=data())`. x (N, L) holds
+letters by number, y (N, L) those that follow.
 """
 
 import numpy as np
@@ -33,7 +33,8 @@ RHYMES = (
 class Letters(nn.Module):
     def __init__(self, vocabulary: int, outputs: int, width: int = 32) -> None:
         super().__init__()
-        self.look, self.read = nn.Embedding(vocabulary, width), nn.GRU(width, width, batch_first=True)
+        self.look = nn.Embedding(vocabulary, width)
+        self.read = nn.GRU(width, width, batch_first=True)
         self.say = nn.Linear(width, outputs)
 
     def forward(self, ids):  # (n, L) -> (n, L, outputs)
@@ -49,4 +50,6 @@ def data() -> flrce.Source:
             x.append(ids[start : start + L])
             y.append(ids[start + 1 : start + L + 1])
             who.append(client)
-    return flrce.Source.from_arrays(np.stack(x), np.stack(y), group=who, kind="tokens", classes=symbols)
+    return flrce.Source.from_arrays(
+        np.stack(x), np.stack(y), group=who, kind="tokens", classes=symbols
+    )

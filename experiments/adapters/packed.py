@@ -1,10 +1,12 @@
-"""Converts data packed for the experiments into prepared caches: python packed.py FOLDER NAME --out CACHE_DIR
+"""Converts data packed for the experiments into prepared caches: python packed.py FOLDER NAME --out
+CACHE_DIR
 
-The packing, which is nobody's public form: FOLDER/cifar10 and FOLDER/cifar100 hold lossless WebP sheets of 50 x 50
-tiles with labels.npy and classes.txt; the others are npz files. Speech holds 8-bit differences along time (x_dt) with
-scale and offset per coefficient, and goes through the same standardisation as the wav reader's features. FEMNIST is
-black on white and is inverted here, so that ink is bright as in EMNIST. Shakespeare is lines of json, one a role; at
-stride 1 it takes 2.7 GB. Needs Pillow for CIFAR.
+The packing, which is nobody's public form: FOLDER/cifar10 and FOLDER/cifar100 hold lossless WebP
+sheets of 50 x 50 tiles with labels.npy and classes.txt; the others are npz files. Speech holds
+8-bit differences along time (x_dt) with scale and offset per coefficient, and goes through the same
+standardisation as the wav reader's features. FEMNIST is black on white and is inverted here, so
+that ink is bright as in EMNIST. Shakespeare is lines of json, one a role; at stride 1 it takes 2.7
+GB. Needs Pillow for CIFAR.
 """
 
 import argparse
@@ -16,11 +18,11 @@ import numpy as np
 
 from flrce.data import cache
 from flrce.data.own import from_arrays, from_columns
-from flrce.data.readers.heart import from_tables
-from flrce.data.readers.idx import BY_CLASS, DIGITS
-from flrce.data.readers.shakespeare import LENGTH, by_role, roles_of
-from flrce.data.readers.smartwatch import from_series
-from flrce.data.readers.speech import from_features
+from flrce.data.readers.heart import build_heart_source
+from flrce.data.readers.idx import DIGIT_CLASSES, EMNIST_CLASSES
+from flrce.data.readers.shakespeare import WINDOW_LENGTH, build_role_source, group_lines_by_role
+from flrce.data.readers.smartwatch import build_series_source
+from flrce.data.readers.speech import build_speech_source
 from flrce.data.sources import Source
 
 TILES, SIDE = 50, 32
@@ -40,18 +42,22 @@ def cifar(folder: Path) -> Source:
 
 def speech(path: Path) -> Source:
     with np.load(path, allow_pickle=False) as z:
-        levels = np.cumsum(z["x_dt"], axis=3, dtype=np.uint8)  # wraps around, as the differences did
+        levels = np.cumsum(
+            z["x_dt"], axis=3, dtype=np.uint8
+        )  # wraps around, as the differences did
         features = levels * z["scale"][:, None] + z["offset"][:, None]  # (N, 1, 32, 32) float32
         y, speaker = z["y"].astype(np.int64), z["speaker"].astype(np.int64)
-        return from_features(features, y, tuple(map(str, z["classes"])), speaker, tuple(map(str, z["speaker_hash"])))
+        return build_speech_source(
+            features, y, tuple(map(str, z["classes"])), speaker, tuple(map(str, z["speaker_hash"]))
+        )
 
 
 def femnist(path: Path) -> Source:
-    return _written("femnist", path, "client", BY_CLASS, invert=True)
+    return _written("femnist", path, "client", EMNIST_CLASSES, invert=True)
 
 
 def mnist_writers(path: Path) -> Source:
-    return _written("mnist-writers", path, "writer", DIGITS, invert=False)
+    return _written("mnist-writers", path, "writer", DIGIT_CLASSES, invert=False)
 
 
 def _written(name: str, path: Path, key: str, classes: tuple[str, ...], invert: bool) -> Source:
@@ -59,40 +65,49 @@ def _written(name: str, path: Path, key: str, classes: tuple[str, ...], invert: 
         x, y = z["x"], z["y"].astype(np.int64)
         names, codes = np.unique(z[key], return_inverse=True)
     groups = tuple(map(str, names))
-    return Source(name, 255 - x if invert else x, y, classes, codes.astype(np.int64), groups, scale=1 / 255)
+    return Source(
+        name, 255 - x if invert else x, y, classes, codes.astype(np.int64), groups, scale=1 / 255
+    )
 
 
 def shakespeare(path: Path) -> Source:
-    return by_role(_roles(path), "shakespeare")
+    return build_role_source(_roles(path), "shakespeare")
 
 
 def shakespeare_tokens(path: Path) -> Source:
-    return by_role(_roles(path), "shakespeare-tokens", stride=LENGTH, every=True)
+    return build_role_source(_roles(path), "shakespeare-tokens", stride=WINDOW_LENGTH, every=True)
 
 
 def _roles(path: Path) -> dict[str, str]:
     with gzip.open(path, "rt") as lines:
-        return roles_of(json.loads(line) for line in lines)
+        return group_lines_by_role(json.loads(line) for line in lines)
 
 
 def fed_heart(path: Path) -> Source:
     with np.load(path, allow_pickle=False) as z:
         table = np.concatenate([z["x"], z["grade"][:, None]], 1).astype(np.float64)
-        return from_tables({str(name): table[z["group"] == name] for name in np.unique(z["group"])})
+        return build_heart_source(
+            {str(name): table[z["group"] == name] for name in np.unique(z["group"])}
+        )
 
 
 def smartwatch(path: Path) -> Source:
     with np.load(path, allow_pickle=False) as z:
         x, edges = z["x"].astype(np.float32), z["offset"]
         names, subjects = z["labels"][z["y"]], z["subject"]
-    series = [(f"S{s:02d}", str(n), x[a:b]) for s, n, a, b in zip(subjects, names, edges, edges[1:], strict=False)]
-    return from_series(series)
+    series = [
+        (f"S{s:02d}", str(n), x[a:b])
+        for s, n, a, b in zip(subjects, names, edges, edges[1:], strict=False)
+    ]
+    return build_series_source(series)
 
 
 def chem97(path: Path) -> Source:
     """Exam scores by school district: a regression."""
     with np.load(path, allow_pickle=False) as z:
-        columns = {key.removeprefix("chem97_"): z[key] for key in z.files if key.startswith("chem97_")}
+        columns = {
+            key.removeprefix("chem97_"): z[key] for key in z.files if key.startswith("chem97_")
+        }
     columns.pop("school")
     columns["score"] = columns["score"].astype(np.float32)
     return from_columns(columns, "score", "lea", name="chem97", standardise=True)
@@ -100,7 +115,9 @@ def chem97(path: Path) -> Source:
 
 def vowel(path: Path) -> Source:
     with np.load(path, allow_pickle=False) as z:
-        return from_arrays(z["vowel_x"], z["vowel_classes"][z["vowel_y"]], z["vowel_speaker"], name="vowel")
+        return from_arrays(
+            z["vowel_x"], z["vowel_classes"][z["vowel_y"]], z["vowel_speaker"], name="vowel"
+        )
 
 
 PACKED = {
@@ -121,15 +138,23 @@ PACKED = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of packed data")
-    parser.add_argument("name", choices=sorted(PACKED), metavar="NAME", help=", ".join(sorted(PACKED)))
     parser.add_argument(
-        "--out", type=Path, metavar="CACHE_DIR", help="the cache; NAME is made in it (default: flrce's)"
+        "name", choices=sorted(PACKED), metavar="NAME", help=", ".join(sorted(PACKED))
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="CACHE_DIR",
+        help="the cache; NAME is made in it (default: flrce's)",
     )
     args = parser.parse_args()
     file, convert = PACKED[args.name]
     source = convert(args.folder / file)
-    written = cache.write(source, (args.out or cache.home()) / args.name)
-    print(f"{written}: {len(source.y):,} samples, {len(source.classes)} classes, {len(source.groups)} groups")
+    written = cache.write_prepared(source, (args.out or cache.get_data_folder()) / args.name)
+    print(
+        f"{written}: {len(source.y):,} samples, {len(source.classes)} classes, {len(source.groups)}"
+        " groups"
+    )
 
 
 if __name__ == "__main__":

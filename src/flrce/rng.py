@@ -1,4 +1,6 @@
-"""Counter-based randomness: a pure function of (seed, purpose, round, client). There is no state to save."""
+"""Counter-based randomness: a pure function of (seed, purpose, round, client). There is no state to
+save.
+"""
 
 from hashlib import blake2b
 
@@ -6,17 +8,25 @@ import numpy as np
 from numpy.random import Generator, Philox
 from numpy.typing import ArrayLike, NDArray
 
-GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64 (Steele et al. 2014)
+GOLDEN, FIRST, SECOND = (
+    0x9E3779B97F4A7C15,
+    0xBF58476D1CE4E5B9,
+    0x94D049BB133111EB,
+)  # SplitMix64 (Steele et al. 2014)
 
 
-def stream(seed: int, purpose: str, t: int = 0, client: str = "") -> Generator:
-    """An independent generator for one decision; the same arguments give the same draws on every machine."""
+def make_stream(seed: int, purpose: str, t: int = 0, client: str = "") -> Generator:
+    """An independent generator for one decision; the same arguments give the same draws on every
+    machine.
+    """
     key = blake2b(f"{seed}|{purpose}|{t}|{client}".encode(), digest_size=16).digest()
     return Generator(Philox(key=int.from_bytes(key, "little")))
 
 
-def draw(rng: Generator, weights: ArrayLike, count: int) -> list[int]:
-    """`count` different positions, drawn in proportion to their weights; those of weight 0 only if no other is left."""
+def draw_weighted(rng: Generator, weights: ArrayLike, count: int) -> list[int]:
+    """`count` different positions, drawn in proportion to their weights; those of weight 0 only if
+    no other is left.
+    """
     p = np.asarray(weights, np.float64)
     first = min(count, int(np.count_nonzero(p)))
     picked = rng.choice(len(p), first, replace=False, p=p / p.sum()).tolist() if first else []
@@ -24,21 +34,25 @@ def draw(rng: Generator, weights: ArrayLike, count: int) -> list[int]:
     return [int(i) for i in [*picked, *rng.permutation(rest)[: count - first]]]
 
 
-def ids(names: tuple[str, ...]) -> NDArray[np.uint64]:
+def hash_names(names: tuple[str, ...]) -> NDArray[np.uint64]:
     """A number for each name, the same on every machine."""
     digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, "<u8").astype(np.uint64)
 
 
-def uniforms(seed: int, purpose: str, ids: NDArray[np.uint64], t: ArrayLike = 0) -> NDArray[np.float64]:
-    """A number of [0, 1) for each id at once: `stream` for millions. t: one for all, or one for each."""
+def draw_uniforms(
+    seed: int, purpose: str, ids: NDArray[np.uint64], t: ArrayLike = 0
+) -> NDArray[np.float64]:
+    """A number of [0, 1) for each id at once: `make_stream` for millions. t: one for all, or one
+    for each.
+    """
     key = int.from_bytes(blake2b(f"{seed}|{purpose}".encode(), digest_size=8).digest(), "little")
     steps = np.asarray(t).astype(np.int64).astype(np.uint64)
-    mixed = _mix(_mix(ids ^ np.uint64(key)) + steps * np.uint64(GOLDEN))
+    mixed = _splitmix64(_splitmix64(ids ^ np.uint64(key)) + steps * np.uint64(GOLDEN))
     return (mixed >> np.uint64(11)).astype(np.float64) / 2**53
 
 
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _splitmix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's output of each state; products wrap around."""
     z = z + np.uint64(GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)

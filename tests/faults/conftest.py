@@ -26,7 +26,13 @@ def pytest_runtest_makereport(item, call):
     if row and (report.when == "teardown" or not report.passed):
         notes = "; ".join(getattr(item, "notes", []))
         known = getattr(report, "wasxfail", "")
-        why = f"KNOWN: {known}" if known else f"skipped: {report.longrepr[2]}" if report.skipped else ""
+        why = (
+            f"KNOWN: {known}"
+            if known
+            else f"skipped: {report.longrepr[2]}"
+            if report.skipped
+            else ""
+        )
         state = why or ("FAILED" if report.failed else "")
         old = SEEN.get(item.nodeid, (0, "", "", ""))[3]
         SEEN[item.nodeid] = (*row.args, old or state or notes or "as expected")
@@ -40,9 +46,15 @@ def pytest_terminal_summary(terminalreporter):
     merged: dict[tuple[object, str, str], list[str]] = {}
     for number, case, expected, what in SEEN.values():
         merged.setdefault((number, case, expected), []).append(what)
-    for (number, case, expected), what in sorted(merged.items(), key=lambda item: (item[0][0], item[0][1])):
+    for (number, case, expected), what in sorted(
+        merged.items(), key=lambda item: (item[0][0], item[0][1])
+    ):
         bad = [text for text in what if text == "FAILED"]
         shown = f"{len(bad)} of {len(what)} FAILED" if bad else what[0]
         if not bad and len(what) > 1:
-            shown = f"{len(what)} x {shown}" if len(set(what)) == 1 else f"{len(what)} cases, first: {shown}"
+            shown = (
+                f"{len(what)} x {shown}"
+                if len(set(what)) == 1
+                else f"{len(what)} cases, first: {shown}"
+            )
         terminalreporter.write_line(f"{number!s:>3}  {case:<52.52}  {expected:<34.34}  {shown}")

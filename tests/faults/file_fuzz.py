@@ -1,4 +1,6 @@
-"""Files of data, traces, carbon intensities and profiles as users have them, and what may become of them."""
+"""Files of data, traces, carbon intensities and profiles as users have them, and what may become of
+them.
+"""
 
 import gzip
 import io
@@ -14,20 +16,49 @@ from typing import Any
 
 import numpy as np
 
+from flrce.core.files import read_lines
 from flrce.data.own import from_path
+from flrce.devices import carbon, costs, traces
 from flrce.errors import BadInput
-from flrce.fleet import carbon, costs, traces
-from flrce.formats.tokenizers import from_json
-from flrce.reading import read_lines
+from flrce.formats.tokenizers import load_json_tokenizer
 
-EVENTS = "2020-01-31 10:00:00\tbattery_charged_on\n2020-01-31 11:00:00\twifi\n2020-01-31 12:00:00\tbattery_charged_off"
+EVENTS = (
+    "2020-01-31 10:00:00\tbattery_charged_on\n2020-01-31 11:00:00\twifi\n2020-01-31"
+    " 12:00:00\tbattery_charged_off"
+)
 TRACE = {"active": [0, 100], "inactive": [50, 200], "finish_time": 300}
 HOURS = {"DE": np.arange(48.0), "DE_start": "2020-01-01T00:00"}
 WORDS = [
-    b"[" * 3000, b"9" * 5000, b"\n", b"{", b"\xff", b"NaN", b"1e999", b"null", b",", b"-1", b"0001-01-01", b"inf", b'"',
-    b"9999-12-31 23:59:59+00:00", b"\x00" * 8, b"1e308", b"\xff\xff\xff\x7f", b"\x80\x04", b"Z", b"r\xff\xff\xff\x7f",
-    b"p2000000000\n", "\u2028".encode(), b"\r", b"x" * 140_000, b"(t+)+$", b"(?:a|aa)*$", b"\x85" * 60, b";", b"\t",
-]  # fmt: skip
+    b"[" * 3000,
+    b"9" * 5000,
+    b"\n",
+    b"{",
+    b"\xff",
+    b"NaN",
+    b"1e999",
+    b"null",
+    b",",
+    b"-1",
+    b"0001-01-01",
+    b"inf",
+    b'"',
+    b"9999-12-31 23:59:59+00:00",
+    b"\x00" * 8,
+    b"1e308",
+    b"\xff\xff\xff\x7f",
+    b"\x80\x04",
+    b"Z",
+    b"r\xff\xff\xff\x7f",
+    b"p2000000000\n",
+    "\u2028".encode(),
+    b"\r",
+    b"x" * 140_000,
+    b"(t+)+$",
+    b"(?:a|aa)*$",
+    b"\x85" * 60,
+    b";",
+    b"\t",
+]
 
 
 def archive(save: Callable[..., None]) -> bytes:
@@ -42,39 +73,74 @@ def lines(packed: str) -> list[bytes]:
 
 def tokens(path: str) -> list[int]:
     folder = Path(path).parent
-    return from_json(folder).encode("a text to be cut, t" + "t" * 300 + "x")
+    return load_json_tokenizer(folder).encode("a text to be cut, t" + "t" * 300 + "x")
 
 
-TABLE = "a,city,y,client\n" + "".join(f"{i % 5}.5,{'xyz'[i % 3]},{i % 2},c{i % 4}\n" for i in range(24))
+TABLE = "a,city,y,client\n" + "".join(
+    f"{i % 5}.5,{'xyz'[i % 3]},{i % 2},c{i % 4}\n" for i in range(24)
+)
 ROWS = [{"a": i % 5, "city": "xyz"[i % 3], "y": i % 2} for i in range(24)]
 SYMBOLS = {letter: i for i, letter in enumerate([*map(chr, range(33, 127)), "\u0120", "te", "ex"])}
 PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|\s+(?!\S)|\s+"
-CUT = {"type": "Sequence", "pretokenizers": [
-    {"type": "Split", "behavior": "Isolated", "pattern": {"Regex": PATTERN}},
-    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-]}  # fmt: skip
-TOKENIZER = {"model": {"type": "BPE", "vocab": SYMBOLS, "merges": ["t e", "e x"]}, "pre_tokenizer": CUT}
+CUT = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {"type": "Split", "behavior": "Isolated", "pattern": {"Regex": PATTERN}},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+    ],
+}
+TOKENIZER = {
+    "model": {"type": "BPE", "vocab": SYMBOLS, "merges": ["t e", "e x"]},
+    "pre_tokenizer": CUT,
+}
 #: what may stand in the place of a file
-NO_FILES = ("/dev/zero", "/dev/full", "/dev/tty", "/proc/self/pagemap", "/proc/self/mem", "/", "/proc/self/fd")
+NO_FILES = (
+    "/dev/zero",
+    "/dev/full",
+    "/dev/tty",
+    "/proc/self/pagemap",
+    "/proc/self/mem",
+    "/",
+    "/proc/self/fd",
+)
 SECONDS, MEGABYTES = 20, 1000  # that a case may take
 
 #: name -> the file's name, what it holds, who reads it
 FILES: dict[str, tuple[str, bytes, Callable[[str], Any]]] = {
-    "csv": ("t.csv", b"client,from,to\na,0,10\na,20,30\nb,5,9\n", traces.sessions),
-    "FLASH": ("t.json", json.dumps({"a": {"messages": EVENTS}, "b": {"messages": ""}}).encode(), traces.sessions),
-    "FedScale": ("t.pkl", pickle.dumps({1: TRACE, 2: TRACE}), traces.sessions),
-    "carbon": ("c.csv", b"datetime,zone id,carbon_intensity\n2020-01-01 00:00,DE,100\n2020-01-01 01:00,SE,9\n",
-               carbon.intensities),
-    "carbon npz": ("c.npz", archive(np.savez), carbon.intensities),
-    "carbon npz, packed": ("c.npz", archive(np.savez_compressed), carbon.intensities),
+    "csv": ("t.csv", b"client,from,to\na,0,10\na,20,30\nb,5,9\n", traces.load_sessions),
+    "FLASH": (
+        "t.json",
+        json.dumps({"a": {"messages": EVENTS}, "b": {"messages": ""}}).encode(),
+        traces.load_sessions,
+    ),
+    "FedScale": ("t.pkl", pickle.dumps({1: TRACE, 2: TRACE}), traces.load_sessions),
+    "carbon": (
+        "c.csv",
+        b"datetime,zone id,carbon_intensity\n2020-01-01 00:00,DE,100\n2020-01-01 01:00,SE,9\n",
+        carbon.load_intensities,
+    ),
+    "carbon npz": ("c.npz", archive(np.savez), carbon.load_intensities),
+    "carbon npz, packed": ("c.npz", archive(np.savez_compressed), carbon.load_intensities),
     "table": ("mine.csv", TABLE.encode(), from_path),
     "semicolons": ("mine.csv", TABLE.replace(",", ";").replace(".", ",").encode(), from_path),
-    "json lines": ("mine.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS).encode(), from_path),
-    "clients": ("c.csv", b"client,profile\na,phone\nb*,laptop-cpu\n", costs.assigned),
+    "json lines": (
+        "mine.jsonl",
+        "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
+        from_path,
+    ),
+    "clients": (
+        "c.csv",
+        b"client,profile\na,phone\nb*,laptop-cpu\n",
+        costs.read_device_assignments,
+    ),
     "packed lines": ("t.jsonl.gz", gzip.compress(b'{"text": "one"}\n' * 40), lines),
     "tokenizer": ("tokenizer.json", json.dumps(TOKENIZER).encode(), tokens),
-    "profile": ("p.toml", (Path(costs.__file__).parent / "profiles" / "jetson-nano.toml").read_bytes(), costs.profile),
-}  # fmt: skip
+    "profile": (
+        "p.toml",
+        (Path(costs.__file__).parent / "profiles" / "jetson-nano.toml").read_bytes(),
+        costs.load_profile,
+    ),
+}
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
@@ -109,7 +175,9 @@ def case(folder: Path, name: str, rng: random.Random) -> bool:
 
 
 def place(path: Path, data: bytes, rng: random.Random) -> None:
-    """A mutated file; now and then something else in its place, or one of terabytes that takes no room."""
+    """A mutated file; now and then something else in its place, or one of terabytes that takes no
+    room.
+    """
     what = rng.random()
     if what < 0.03:
         path.symlink_to(rng.choice(NO_FILES))
@@ -123,8 +191,8 @@ def place(path: Path, data: bytes, rng: random.Random) -> None:
 
 
 def _reads(path: Path, read: Callable[[str], Any]) -> bool:
-    traces.sessions.cache_clear()
-    carbon.intensities.cache_clear()
+    traces.load_sessions.cache_clear()
+    carbon.load_intensities.cache_clear()
     try:
         read(str(path))
     except BadInput as why:

@@ -1,4 +1,6 @@
-"""A small run that uses every kind of memory, children to kill, and the bytes to compare afterwards."""
+"""A small run that uses every kind of memory, children to kill, and the bytes to compare
+afterwards.
+"""
 
 import os
 import signal
@@ -6,28 +8,47 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from flrce import runs
-from flrce.config import Experiment
-from flrce.data.sources import source
+from flrce.config.experiment import Experiment
+from flrce.data.sources import load_source
 from flrce.errors import BadInput
-from flrce.store import failpoint
+from flrce.simulation import runs
+from flrce.storage import failpoint
 
 #: what must be byte-identical after any disturbance
 FILES = (
-    "experiment.toml", "rounds.jsonl", "clients.jsonl", "relations.jsonl", "partition.json", "summary.json",
-    "model.safetensors", "relations.safetensors",
-)  # fmt: skip
-DATA = source("digits", None)
+    "experiment.toml",
+    "rounds.jsonl",
+    "clients.jsonl",
+    "relations.jsonl",
+    "partition.json",
+    "summary.json",
+    "model.safetensors",
+    "relations.safetensors",
+)
+DATA = load_source("digits", None)
 #: anchors are tables by round, the tail mean too; error feedback makes clients keep a residual
-EVERYTHING = {"name": "flrce-topk", "preset": "authors", "stop": "never", "average": {"piece": "tail", "last": 2}}
+EVERYTHING = {
+    "name": "flrce-topk",
+    "preset": "authors",
+    "stop": "never",
+    "average": {"piece": "tail", "last": 2},
+}
 #: worker processes, so that there is somebody to kill
 ENGINE = {"workers": 1, "kernel": "torch"}
 KILLED = -signal.SIGKILL
 
 
-def experiment(rounds: int = 3, recipe: Mapping[str, object] = EVERYTHING, **more: object) -> Experiment:
-    tables = {"rounds": rounds, "clients": 8, "per_round": 3, "train": {"epochs": 1}, "engine": ENGINE}
-    return Experiment.of({**tables, "recipe": dict(recipe), **more})
+def experiment(
+    rounds: int = 3, recipe: Mapping[str, object] = EVERYTHING, **more: object
+) -> Experiment:
+    tables = {
+        "rounds": rounds,
+        "clients": 8,
+        "per_round": 3,
+        "train": {"epochs": 1},
+        "engine": ENGINE,
+    }
+    return Experiment.from_tables({**tables, "recipe": dict(recipe), **more})
 
 
 def go(folder: Path, resume: bool = False, what: Experiment | None = None) -> runs.Result:
@@ -46,16 +67,18 @@ def same(folder: Path, reference: Mapping[str, bytes]) -> None:
 
 
 def in_child(work: Callable[[], object], where: str = "", log: Path | None = None) -> int:
-    """Run in a forked child under a failpoint; its exit code, negative for a signal, 2 for bad input."""
+    """Run in a forked child under a failpoint; its exit code, negative for a signal, 2 for bad
+    input.
+    """
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     code = 1
     try:
-        os.environ.pop(failpoint.VARIABLE, None)
+        os.environ.pop(failpoint.FAILPOINT_VARIABLE, None)
         if where:
-            os.environ[failpoint.VARIABLE] = where
-        failpoint.passed.clear()
+            os.environ[failpoint.FAILPOINT_VARIABLE] = where
+        failpoint.passage_counts.clear()
         if log:
             os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
         work()

@@ -1,10 +1,12 @@
-"""`make fuzz`: experiment files, run directories, payloads and .npz files, damaged by the thousand, from a seed.
+"""`make fuzz`: experiment files, run directories, payloads and .npz files, damaged by the thousand,
+from a seed.
 
     python tests/faults/long_fuzz.py --seconds 60 --seed 0 [TARGET ...]
 
 with TARGET one of experiments, files, runs, payloads, npz, beside, flower, served.
 
-Each target gets the seconds. A failure prints the target and the seed of the one case that shows it, and ends the run.
+Each target gets the seconds. A failure prints the target and the seed of the one case that shows
+it, and ends the run.
 """
 
 import argparse
@@ -32,27 +34,50 @@ from run_fuzz import damaged as damaged_run  # noqa: E402
 from run_fuzz import mutated as mutated_run  # noqa: E402
 
 from experiment_fuzz import bytes_of, mutated, outcome  # noqa: E402
-from flrce import runs  # noqa: E402
-from flrce.apps.cli import main as command  # noqa: E402
-from flrce.config import Experiment  # noqa: E402
-from flrce.data.sources import source  # noqa: E402
+from flrce.cli.cli import main as command  # noqa: E402
+from flrce.config.experiment import Experiment  # noqa: E402
+from flrce.core.costs import book_costs  # noqa: E402
+from flrce.core.gate import validate_replies  # noqa: E402
+from flrce.core.payloads import MAX_COORDINATE  # noqa: E402
+from flrce.core.types import ClientCost, Payload, Reply  # noqa: E402
+from flrce.data.sources import load_source  # noqa: E402
 from flrce.errors import BadInput  # noqa: E402
-from flrce.round.booking import book  # noqa: E402
-from flrce.round.gate import gate  # noqa: E402
-from flrce.round.payloads import LARGEST  # noqa: E402
-from flrce.types import Payload, Reply, Spent  # noqa: E402
+from flrce.simulation import runs  # noqa: E402
 from test_gate import COMPRESSORS, LAYOUT, D, holdings, honest, task  # noqa: E402
 
 Case = Callable[[random.Random], None]
 ODD = (
-    0, 1, -1, 10**5000, 2**63, 1e308, -1e308, float("nan"), float("inf"), "", "\x1b[2J", None, True, [],
-    b"x", 3.5, 10**8,
-)  # fmt: skip
-DTYPES = (torch.float32, torch.float64, torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float16)
+    0,
+    1,
+    -1,
+    10**5000,
+    2**63,
+    1e308,
+    -1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "\x1b[2J",
+    None,
+    True,
+    [],
+    b"x",
+    3.5,
+    10**8,
+)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.float16,
+)
 
 
 def experiments(rng: random.Random) -> None:
-    outcome(lambda: Experiment.of(mutated(rng)), "tables")
+    outcome(lambda: Experiment.from_tables(mutated(rng)), "tables")
 
 
 def files(folder: Path) -> Case:
@@ -76,13 +101,26 @@ def names(folder: Path) -> Case:
 
 def run_directories(folder: Path) -> Case:
     whole = folder / "whole"
-    runs.run(Experiment.of({"rounds": 4, "clients": 8, "per_round": 3, "recipe": {"name": "flrce"}}), whole)
+    runs.run(
+        Experiment.from_tables(
+            {"rounds": 4, "clients": 8, "per_round": 3, "recipe": {"name": "flrce"}}
+        ),
+        whole,
+    )
 
     def case(rng: random.Random) -> None:
         run = str(mutated_run(whole, folder / "run", rng))
-        words = rng.choice([["report", run, "--out", str(folder / "r.html")], ["why", run, "--stop"],
-                            ["why", run, "--round", "2"], ["whatif", run], ["runs", str(folder)],
-                            ["watch", run, "--once"], ["reach", run, "--target", "0.3"]])  # fmt: skip
+        words = rng.choice(
+            [
+                ["report", run, "--out", str(folder / "r.html")],
+                ["why", run, "--stop"],
+                ["why", run, "--round", "2"],
+                ["whatif", run],
+                ["runs", str(folder)],
+                ["watch", run, "--once"],
+                ["reach", run, "--target", "0.3"],
+            ]
+        )
         told, shown = io.StringIO(), io.StringIO()
         with contextlib.redirect_stderr(told), contextlib.redirect_stdout(shown):
             code = command(words)
@@ -93,11 +131,22 @@ def run_directories(folder: Path) -> Case:
 
 
 def sealed_runs(folder: Path) -> Case:
-    """Damage to a run that has ended: `verify` finds it, and whoever shows figures shows those that were written."""
+    """Damage to a run that has ended: `verify` finds it, and whoever shows figures shows those that
+    were written.
+    """
     whole = folder / "sealed"
-    runs.run(Experiment.of({"rounds": 4, "clients": 8, "per_round": 3, "recipe": {"name": "flrce"}}), whole)
-    asked = [["why", "RUN", "--stop"], ["whatif", "RUN", "--json"], ["reach", "RUN", "--target", "0.3", "--json"],
-             ["watch", "RUN", "--once"]]  # fmt: skip
+    runs.run(
+        Experiment.from_tables(
+            {"rounds": 4, "clients": 8, "per_round": 3, "recipe": {"name": "flrce"}}
+        ),
+        whole,
+    )
+    asked = [
+        ["why", "RUN", "--stop"],
+        ["whatif", "RUN", "--json"],
+        ["reach", "RUN", "--target", "0.3", "--json"],
+        ["watch", "RUN", "--once"],
+    ]
 
     def answer(words: list[str], run: Path) -> tuple[int, str, str]:
         told, shown = io.StringIO(), io.StringIO()
@@ -122,39 +171,56 @@ def sealed_runs(folder: Path) -> Case:
 
 
 def payloads(rng: random.Random) -> None:
-    """Replies with buffers, counts, costs and names that nobody would send; honest ones beside them still count."""
+    """Replies with buffers, counts, costs and names that nobody would send; honest ones beside them
+    still count.
+    """
     compressor = rng.choice(COMPRESSORS)
     tasks = [task(f"c{i}", i, compressor=compressor) for i in range(4)]
     replies = [honest(tasks[0]), *(_spoilt(honest(each), rng) for each in tasks[1:])]
-    updates, rejected = gate(tasks, replies, holdings, D, D, known=torch.full((4,), 4.0))
+    updates, rejected = validate_replies(
+        tasks, replies, holdings, D, D, known=torch.full((4,), 4.0)
+    )
     assert 0 in updates.k.tolist()
     assert torch.isfinite(updates.U).all()
-    assert float(updates.U.abs().max()) <= LARGEST
+    assert float(updates.U.abs().max()) <= MAX_COORDINATE
     assert len(updates) + len(rejected) == 4
     assert all(why and why.isprintable() and len(why) < 400 for why in rejected.values())
-    _, totals = book(3, tasks, replies, rejected)
-    assert all(np.isfinite(totals[key]) and totals[key] >= 0 for key in ("joules", "bytes_up", "seconds"))
+    _, totals = book_costs(3, tasks, replies, rejected)
+    assert all(
+        np.isfinite(totals[key]) and totals[key] >= 0 for key in ("joules", "bytes_up", "seconds")
+    )
 
 
 def _spoilt(reply: Reply, rng: random.Random) -> Reply:
     values = dict(vars(reply))
     for _ in range(rng.randint(1, 3)):
-        field = rng.choice(("payload", "n", "loss", "loss_square", "t", "spent", "carry", "error", "base"))
+        field = rng.choice(
+            ("payload", "n", "loss", "loss_square", "t", "spent", "carry", "error", "base")
+        )
         if field == "payload":
             values[field] = Payload(
-                {rng.choice(("u", "values", "levels", "../u")): _tensor(rng) for _ in range(rng.randint(0, 3))}
+                {
+                    rng.choice(("u", "values", "levels", "../u")): _tensor(rng)
+                    for _ in range(rng.randint(0, 3))
+                }
             )
         elif field == "spent":
-            names = [rng.choice(tuple(vars(Spent()))) for _ in range(2)]
-            values[field] = Spent(**{name: rng.choice(ODD) for name in names})
+            names = [rng.choice(tuple(vars(ClientCost()))) for _ in range(2)]
+            values[field] = ClientCost(**{name: rng.choice(ODD) for name in names})
         else:
             values[field] = rng.choice(ODD)
     return Reply(**values)
 
 
 def _tensor(rng: random.Random) -> object:
-    shape = [rng.randint(0, 9) for _ in range(rng.randint(0, 3))] if rng.random() < 0.6 else [sum(n for _, n in LAYOUT)]
-    made = torch.full(shape, rng.choice([0.0, 1.0, -3.0, 1e38, float("nan"), float("inf")])).to(rng.choice(DTYPES))
+    shape = (
+        [rng.randint(0, 9) for _ in range(rng.randint(0, 3))]
+        if rng.random() < 0.6
+        else [sum(n for _, n in LAYOUT)]
+    )
+    made = torch.full(shape, rng.choice([0.0, 1.0, -3.0, 1e38, float("nan"), float("inf")])).to(
+        rng.choice(DTYPES)
+    )
     form = rng.random()
     if form < 0.1 and made.dim() == 1 and made.numel():
         return made[:1].expand(10**11)
@@ -163,7 +229,12 @@ def _tensor(rng: random.Random) -> object:
 
 def npz(folder: Path) -> Case:
     path = folder / "mine.npz"
-    np.savez_compressed(path, x=np.arange(60.0).reshape(20, 3), y=np.arange(20) % 4, group=np.array(["a", "bc"] * 10))
+    np.savez_compressed(
+        path,
+        x=np.arange(60.0).reshape(20, 3),
+        y=np.arange(20) % 4,
+        group=np.array(["a", "bc"] * 10),
+    )
     packed = path.read_bytes()
     np.savez(path, x=np.arange(60, dtype=np.uint8).reshape(20, 3), y=np.arange(20) % 4)
     plain = path.read_bytes()
@@ -180,13 +251,15 @@ def npz(folder: Path) -> Case:
                 data[at:at] = rng.randbytes(rng.randrange(20))
         path.write_bytes(data)
         with contextlib.suppress(BadInput):
-            source("digits", str(path))
+            load_source("digits", str(path))
 
     return case
 
 
 def beside(folder: Path) -> Case:
-    """Data, traces, carbon intensities, profiles and tokenizers; also what is no file in their place."""
+    """Data, traces, carbon intensities, profiles and tokenizers; also what is no file in their
+    place.
+    """
 
     def case(rng: random.Random) -> None:
         file_case(folder, rng.choice(list(FILES)), rng)
@@ -213,7 +286,9 @@ def served(folder: Path) -> Case:
 
 
 def main() -> int:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ask.add_argument("targets", nargs="*")
     ask.add_argument("--seconds", type=float, default=60.0)
     ask.add_argument("--seed", type=int, default=0)
@@ -223,10 +298,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         targets: dict[str, Case] = {
-            "experiments": experiments, "files": files(folder), "names": names(folder),
-            "runs": run_directories(folder), "sealed": sealed_runs(folder), "payloads": payloads, "npz": npz(folder),
+            "experiments": experiments,
+            "files": files(folder),
+            "names": names(folder),
+            "runs": run_directories(folder),
+            "sealed": sealed_runs(folder),
+            "payloads": payloads,
+            "npz": npz(folder),
             "beside": beside(folder),
-        }  # fmt: skip
+        }
         if importlib.util.find_spec("flwr"):
             targets |= {"flower": flower(folder), "served": served(folder)}
         for name in given.targets or targets:
@@ -236,12 +316,19 @@ def main() -> int:
                     targets[name](random.Random(f"{given.seed} {name} {count}"))
                 except Exception:
                     traceback.print_exc()
-                    print(f"{name}: case {count}; again with: {name} --seed {given.seed} --only {count}")
+                    print(
+                        f"{name}: case {count}; again with: {name} --seed {given.seed} --only"
+                        f" {count}"
+                    )
                     return 1
                 count += 1
                 if given.only is not None:
                     break
-            print(f"{name}: {count} cases, seed {given.seed}, nothing but sound values and single lines", flush=True)
+            print(
+                f"{name}: {count} cases, seed {given.seed}, nothing but sound values and single"
+                " lines",
+                flush=True,
+            )
     return 0
 
 

@@ -9,24 +9,69 @@ from pathlib import Path
 from typing import Any
 
 ODD: list[Any] = [
-    None, 0, 1, -1, 10**8, 10**30, -(10**30), 1e308, -1e308, 0.5, "", "x", "\x1b[2J", "a" * 5000, [], [1], [[]], {},
-    {"a": 1}, True, "NaN", [None], ["a", "b"], {"": {}}, 2**63, "AAAA", "committed", 3,
-]  # fmt: skip
-FILES = ("rounds.jsonl", "clients.jsonl", "relations.jsonl", "partition.json", "summary.json", "experiment.toml")
+    None,
+    0,
+    1,
+    -1,
+    10**8,
+    10**30,
+    -(10**30),
+    1e308,
+    -1e308,
+    0.5,
+    "",
+    "x",
+    "\x1b[2J",
+    "a" * 5000,
+    [],
+    [1],
+    [[]],
+    {},
+    {"a": 1},
+    True,
+    "NaN",
+    [None],
+    ["a", "b"],
+    {"": {}},
+    2**63,
+    "AAAA",
+    "committed",
+    3,
+]
+FILES = (
+    "rounds.jsonl",
+    "clients.jsonl",
+    "relations.jsonl",
+    "partition.json",
+    "summary.json",
+    "experiment.toml",
+)
 
 
 def mutated(whole: Path, target: Path, rng: random.Random) -> Path:
     """A copy of a run without its seal, with one to three things done to its files."""
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(whole, target, ignore=shutil.ignore_patterns("checkpoint", "checksums.json", "*.safetensors"))
+    shutil.copytree(
+        whole,
+        target,
+        ignore=shutil.ignore_patterns("checkpoint", "checksums.json", "*.safetensors"),
+    )
     for _ in range(rng.randint(1, 3)):
         path = target / rng.choice(FILES)
         if path.suffix == ".jsonl" and rng.random() < 0.8:
-            rows = [json.loads(line) for line in path.read_text(errors="replace").splitlines() if _table(line)]
+            rows = [
+                json.loads(line)
+                for line in path.read_text(errors="replace").splitlines()
+                if _table(line)
+            ]
             if rows:
                 _spoil(rng.choice(rows), rng)
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        elif path.suffix == ".json" and rng.random() < 0.8 and _table(path.read_text(errors="replace")):
+        elif (
+            path.suffix == ".json"
+            and rng.random() < 0.8
+            and _table(path.read_text(errors="replace"))
+        ):
             table = json.loads(path.read_text(errors="replace"))
             _spoil(table, rng)
             path.write_text(json.dumps(table))
@@ -36,12 +81,22 @@ def mutated(whole: Path, target: Path, rng: random.Random) -> Path:
 
 
 #: of a sealed run: what a command may be led to read
-WHOLE = (*FILES, "final.json", "model.safetensors", "relations.safetensors", "checksums.json", "lock", "checkpoint")
+WHOLE = (
+    *FILES,
+    "final.json",
+    "model.safetensors",
+    "relations.safetensors",
+    "checksums.json",
+    "lock",
+    "checkpoint",
+)
 PRESENT = ("flip", "cut", "delete", "swap", "link", "device", "pipe", "folder", "more")
 
 
 def damaged(whole: Path, target: Path, rng: random.Random) -> tuple[Path, str]:
-    """A copy of a sealed run with one thing done to one of its files, and what; "" where nothing was changed."""
+    """A copy of a sealed run with one thing done to one of its files, and what; "" where nothing
+    was changed.
+    """
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(whole, target)
     path = target / rng.choice(WHOLE)
@@ -52,7 +107,9 @@ def damaged(whole: Path, target: Path, rng: random.Random) -> tuple[Path, str]:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     if what == "flip" and data:
         at = rng.randrange(8 * len(data))
-        path.write_bytes(data[: at // 8] + bytes([data[at // 8] ^ 1 << at % 8]) + data[at // 8 + 1 :])
+        path.write_bytes(
+            data[: at // 8] + bytes([data[at // 8] ^ 1 << at % 8]) + data[at // 8 + 1 :]
+        )
     elif what == "cut" and data:
         path.write_bytes(data[: rng.randrange(len(data))])
     elif what == "more":
@@ -105,5 +162,7 @@ def _cut(path: Path, rng: random.Random) -> None:
     elif action < 0.7:
         del data[at : at + rng.randrange(200)]
     else:
-        data[at:at] = rng.choice([b"[" * 3000, b"9" * 5000, b"\n", b"{", b"\xff", b"NaN", b"1e999", b"null"])
+        data[at:at] = rng.choice(
+            [b"[" * 3000, b"9" * 5000, b"\n", b"{", b"\xff", b"NaN", b"1e999", b"null"]
+        )
     path.write_bytes(bytes(data))

@@ -1,6 +1,8 @@
-"""Two of five clients of an experiment on Flower that say anything: introductions, tasks' replies, evaluations, losses.
+"""Two of five clients of an experiment on Flower that say anything: introductions, tasks' replies,
+evaluations, losses.
 
-The server must end the run with a sound model and books that can be read, with costs modelled or measured.
+The server must end the run with a sound model and books that can be read, with costs modelled or
+measured.
 """
 
 import logging
@@ -13,19 +15,50 @@ import numpy as np
 from flower_fuzz import KEYS, VALUES, spoil_arrays, spoil_metrics
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 
-from flrce.config import Experiment
-from flrce.errors import BadInput, Unfinished
+from flrce.config.experiment import Experiment
+from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower import engine, server
 from flrce.flower.grid import LocalGrid
-from flrce.store import read
+from flrce.storage import read
 
 CLIENTS = 5
-HELLO = ("flrce.client", "flrce.n", "flrce.parts", "flrce.compresses")
+HELLO = ("flrce.client", "flrce.n", "flrce.simulation.build", "flrce.compresses")
 WORDS: list[Any] = [
-    *VALUES, "", "0", "1", "4", "9", "-1", "node-1000", "node-1001", "node-9", "client-3", "x" * 5000, "a\nb",
-    "\x1b[2J", "../../etc/passwd", "é" * 30, b"", b"\xff" * 9, True, False, ["0", "1"], [b"a"], [True],
-]  # fmt: skip
-RECIPES = ("flrce", "fedavg", "oort", "power-of-choice", "fedprox", "scaffold", "dropout", "fedbuff", "flrce-topk")
+    *VALUES,
+    "",
+    "0",
+    "1",
+    "4",
+    "9",
+    "-1",
+    "node-1000",
+    "node-1001",
+    "node-9",
+    "client-3",
+    "x" * 5000,
+    "a\nb",
+    "\x1b[2J",
+    "../../etc/passwd",
+    "é" * 30,
+    b"",
+    b"\xff" * 9,
+    True,
+    False,
+    ["0", "1"],
+    [b"a"],
+    [True],
+]
+RECIPES = (
+    "flrce",
+    "fedavg",
+    "oort",
+    "power-of-choice",
+    "fedprox",
+    "scaffold",
+    "dropout",
+    "fedbuff",
+    "flrce-topk",
+)
 
 
 def spoil_config(record: Any, keys: tuple[str, ...], rng: random.Random) -> ConfigRecord:
@@ -48,7 +81,9 @@ def spoil_reply(content: RecordDict, rng: random.Random) -> None:
     elif isinstance(record, MetricRecord):
         spoil_metrics(record, rng)
     elif isinstance(record, ConfigRecord):
-        content[name] = spoil_config(record, ("flrce.client", "flrce.t", "flrce.base", "flrce.held"), rng)
+        content[name] = spoil_config(
+            record, ("flrce.client", "flrce.t", "flrce.base", "flrce.held"), rng
+        )
     elif rng.random() < 0.5 and len(record):
         key = rng.choice(list(record))
         with np.errstate(all="ignore"):
@@ -80,25 +115,39 @@ def hostile_app(app: Any, seed: float, rate: float) -> Any:
 def case(folder: Path, rng: random.Random) -> str:
     """How the run went: "ended", or the line that ended it."""
     shutil.rmtree(folder, ignore_errors=True)
-    experiment = Experiment.of({
-        "rounds": 2, "clients": CLIENTS, "per_round": rng.choice([3, 5]), "seed": rng.randrange(2**31),
-        "recipe": {"name": rng.choice(RECIPES)}, "train": {"epochs": 1},
-        "engine": {"name": "flower", "kernel": "torch"},
-    })  # fmt: skip
-    app = hostile_app(server.experiment_client(experiment), rng.random(), rng.choice([0.5, 1.0]))
-    settings = {"modelled": rng.random() < 0.7, "by_class": rng.random() < 0.5, "min_available_nodes": CLIENTS}
-    patience, engine.PATIENCE = engine.PATIENCE, 0.2
+    experiment = Experiment.from_tables(
+        {
+            "rounds": 2,
+            "clients": CLIENTS,
+            "per_round": rng.choice([3, 5]),
+            "seed": rng.randrange(2**31),
+            "recipe": {"name": rng.choice(RECIPES)},
+            "train": {"epochs": 1},
+            "engine": {"name": "flower", "kernel": "torch"},
+        }
+    )
+    app = hostile_app(
+        server.build_experiment_client(experiment), rng.random(), rng.choice([0.5, 1.0])
+    )
+    settings = {
+        "modelled": rng.random() < 0.7,
+        "by_class": rng.random() < 0.5,
+        "min_available_nodes": CLIENTS,
+    }
+    patience, engine.NODE_WAIT_SECONDS = engine.NODE_WAIT_SECONDS, 0.2
     logging.disable(logging.CRITICAL)
     try:
-        result = server.serve(LocalGrid(app, CLIENTS), experiment, folder, wait_for_nodes=5.0, **settings)
-    except (BadInput, Unfinished) as why:
+        result = server.serve(
+            LocalGrid(app, CLIENTS), experiment, folder, wait_for_nodes=5.0, **settings
+        )
+    except (BadInput, UnfinishedRun) as why:
         line = str(why)
         assert line.isprintable(), line
         return line
     finally:
         logging.disable(logging.NOTSET)
-        engine.PATIENCE = patience
+        engine.NODE_WAIT_SECONDS = patience
     for array in result.arrays.values():
         assert np.isfinite(array.numpy()).all()
-    assert read.one(folder).rounds
+    assert read.read_single_run(folder).rounds
     return "ended"

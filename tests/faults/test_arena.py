@@ -7,23 +7,25 @@ import time
 import pytest
 
 from flrce.arena import job, machine
-from flrce.arena.execute import executor
-from flrce.arena.plan import Plan
-from flrce.config import Model
+from flrce.arena.execute import get_executor
+from flrce.arena.plan import ArenaPlan
+from flrce.config.experiment import ModelSection
 
 SMALL = {"rounds": 30, "clients": 6, "per_round": 3, "engine": {"workers": 1}}
 PLAN = {"seeds": [1, 2, 3], "tasks": {"labels": SMALL}, "methods": {"fedavg": {}, "fedprox": {}}}
 
 
-@pytest.mark.row(37, "arena on Ray: a node killed in the middle", "its cells run again, the same records")
+@pytest.mark.row(
+    37, "arena on Ray: a node killed in the middle", "its cells run again, the same records"
+)
 @pytest.mark.slow
 def test_a_lost_node(tmp_path, monkeypatch, seen):
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    plan = Plan.of(PLAN)
-    near = job.run(plan, tmp_path / "near")
+    plan = ArenaPlan.from_tables(PLAN)
+    near = job.run_plan(plan, tmp_path / "near")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         lost = cluster.add_node(num_cpus=1)
@@ -42,7 +44,7 @@ def test_a_lost_node(tmp_path, monkeypatch, seen):
 
         puller = threading.Thread(target=pull)
         puller.start()
-        far = job.run(plan, tmp_path / "far", executor("ray", {}))
+        far = job.run_plan(plan, tmp_path / "far", get_executor("ray", {}))
         puller.join()
     finally:
         ray.shutdown()
@@ -56,16 +58,24 @@ def test_a_lost_node(tmp_path, monkeypatch, seen):
 @pytest.mark.row(37, "arena: a cell of a stack kills its process", "the stack's other cells end")
 @pytest.mark.slow
 def test_a_stack_that_fails_costs_one_cell(tmp_path, monkeypatch, seen):
-    """One cell kills its process, another names data that are not there: the others end all the same."""
-    plan = Plan.of({**PLAN, "tasks": {"labels": {**SMALL, "rounds": 2}}})
+    """One cell kills its process, another names data that are not there: the others end all the
+    same.
+    """
+    plan = ArenaPlan.from_tables({**PLAN, "tasks": {"labels": {**SMALL, "rounds": 2}}})
     (tmp_path / "deadly.py").write_text("import os\n\ndef Net():\n    os._exit(7)\n")
     monkeypatch.syspath_prepend(tmp_path)  # spawned processes have it too
-    cells = [cell for method in plan.methods for cell in plan.judged("labels", method, {})]
+    cells = [
+        cell for method in plan.methods for cell in plan.list_evaluation_cells("labels", method, {})
+    ]
     broken = cells[0].experiment.model_copy(update={"clients": 5000})  # more than there are samples
-    deadly = cells[3].experiment.model_copy(update={"model": Model(name="deadly:Net")})
+    deadly = cells[3].experiment.model_copy(update={"model": ModelSection(name="deadly:Net")})
     cells[0] = dataclasses.replace(cells[0], experiment=broken)
     cells[3] = dataclasses.replace(cells[3], experiment=deadly)
-    ended = list(machine.shared([machine.Lot(tuple(cells), "cuda")], tmp_path, {"cuda": 1}, "cpu"))
+    ended = list(
+        machine.run_cell_batches(
+            [machine.CellBatch(tuple(cells), "cuda")], tmp_path, {"cuda": 1}, "cpu"
+        )
+    )
     assert len(ended) == len(cells)
     why = {cell.label: p for cell, p in ended if isinstance(p, str)}
     assert set(why) == {cells[0].label, cells[3].label}

@@ -1,4 +1,6 @@
-"""Rows 11 to 13: what reads a client's bytes, fed with valid input of which some bytes were changed (see fuzz.py)."""
+"""Rows 11 to 13: what reads a client's bytes, fed with valid input of which some bytes were changed
+(see fuzz.py).
+"""
 
 from io import BytesIO
 
@@ -12,7 +14,7 @@ from flwr.app import Array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flrce.pieces import Malformed
+from flrce.core.pieces import MalformedPayload
 
 
 def npy(values, version=(1, 0)):
@@ -26,8 +28,14 @@ def some(data):
     return bytes([len(data) & 255, len(data) >> 8]) + data
 
 
-F32, TWO, ALL = npy(np.zeros((2, 4), np.float32)), npy(np.ones(2, np.float32)), npy(np.zeros(12, np.float32))
-NAMED = b"".join(bytes([name]) + b"\0\0" + some(data) for name, data in ((8, F32), (9, TWO), (10, TWO)))
+F32, TWO, ALL = (
+    npy(np.zeros((2, 4), np.float32)),
+    npy(np.ones(2, np.float32)),
+    npy(np.zeros(12, np.float32)),
+)
+NAMED = b"".join(
+    bytes([name]) + b"\0\0" + some(data) for name, data in ((8, F32), (9, TWO), (10, TWO))
+)
 VALID = {
     "array": [
         F32,
@@ -38,12 +46,20 @@ VALID = {
     ],
     "payload": [
         bytes([0, 1, 0, 0]) + some(bytes(48)),  # dense
-        bytes([1, 2, 1, 0]) + some(bytes(24)) + bytes([2, 4]) + some(b"\xfc\0"),  # six of twelve, by bitmap
-        bytes([6, 2, 5, 4]) + some(bytes(12)) + bytes([6, 0]) + some(np.ones(9, np.float32).tobytes()),  # eight bits
+        bytes([1, 2, 1, 0])
+        + some(bytes(24))
+        + bytes([2, 4])
+        + some(b"\xfc\0"),  # six of twelve, by bitmap
+        bytes([6, 2, 5, 4])
+        + some(bytes(12))
+        + bytes([6, 0])
+        + some(np.ones(9, np.float32).tobytes()),  # eight bits
     ],
     "reply": [
         bytes([0, 3]) + NAMED + bytes([1, 0, 4, 0]),  # a whole model, as any Flower client sends it
-        bytes([0, 1, 0, 0, 0]) + some(ALL) + bytes([1, 0, 4, 1, 2, 0, 1, 1, 3, 0, 0]),  # a payload with its echo
+        bytes([0, 1, 0, 0, 0])
+        + some(ALL)
+        + bytes([1, 0, 4, 1, 2, 0, 1, 1, 3, 0, 0]),  # a payload with its echo
     ],
 }
 
@@ -64,7 +80,9 @@ def changed(draw, target):
     return bytes(data)
 
 
-@pytest.mark.row(11, "mutated arrays, payloads and records", "read, or refused as malformed; never an exception")
+@pytest.mark.row(
+    11, "mutated arrays, payloads and records", "read, or refused as malformed; never an exception"
+)
 @pytest.mark.parametrize("target", fuzz.TARGETS)
 def test_changed_bytes(target):
     for data in VALID[target]:
@@ -90,7 +108,9 @@ def test_valid_input_is_accepted():
         fuzz.judge = judge
     assert len(taken) == 5
     for reply, task in taken:
-        updates, rejected = fuzz.gate([task], [reply], lambda _: (None, fuzz.LAYOUT), 12, 8, None, fuzz.W)
+        updates, rejected = fuzz.validate_replies(
+            [task], [reply], lambda _: (None, fuzz.LAYOUT), 12, 8, None, fuzz.W
+        )
         assert len(updates) == 1, rejected
 
 
@@ -100,8 +120,10 @@ def header(shape):
 
 
 @pytest.mark.row(12, "an array without values, of impossible shape", "refused as malformed")
-@pytest.mark.parametrize("shape", [(0, 10**30), (0, 2**63 - 1, 4), (0,) * 100], ids=["wide", "overflow", "deep"])
+@pytest.mark.parametrize(
+    "shape", [(0, 10**30), (0, 2**63 - 1, 4), (0,) * 100], ids=["wide", "overflow", "deep"]
+)
 def test_impossible_shapes(shape):
     """0 values fit any shape with a 0 in it, but numpy has no such array."""
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedPayload):
         fuzz.read_array(Array("float32", (0,), "numpy.ndarray", header(shape)))

@@ -1,4 +1,6 @@
-"""Row 33, files beside an experiment: traces, carbon intensities and profiles that somebody else wrote."""
+"""Row 33, files beside an experiment: traces, carbon intensities and profiles that somebody else
+wrote.
+"""
 
 import io
 import pickle
@@ -8,10 +10,12 @@ import numpy as np
 import pytest
 from file_fuzz import FILES, case
 
+from flrce.devices import carbon, traces
 from flrce.errors import BadInput
-from flrce.fleet import carbon, traces
 
-row33 = pytest.mark.row(33, "traces, carbon intensities, profiles by a stranger", "read, or HALT in one line")
+row33 = pytest.mark.row(
+    33, "traces, carbon intensities, profiles by a stranger", "read, or HALT in one line"
+)
 
 
 @row33
@@ -25,29 +29,34 @@ def test_mutated_files(name, tmp_path, seen):
 
 
 @row33
-@pytest.mark.parametrize(("told", "content"), [
-    ("cannot be read", b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff}."),
-    ("names os.system", b"\x80\x02cos\nsystem\nq\x00X\x02\x00\x00\x00idq\x01\x85q\x02Rq\x03."),
-    ("holds no clients", pickle.dumps({})),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("told", "content"),
+    [
+        ("cannot be read", b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff}."),
+        ("names os.system", b"\x80\x02cos\nsystem\nq\x00X\x02\x00\x00\x00idq\x01\x85q\x02Rq\x03."),
+        ("holds no clients", pickle.dumps({})),
+    ],
+)
 def test_hostile_pickles_of_traces(told, content, tmp_path):
     path = tmp_path / "t.pkl"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=told):
-        traces.sessions(str(path))
+        traces.load_sessions(str(path))
 
 
 @row33
-@pytest.mark.parametrize("line", ["2020-01-01 00:00", "2020-01-01 00:00,DE", "x,DE,1", "2020-01-01 00:00,DE,1e9"])
+@pytest.mark.parametrize(
+    "line", ["2020-01-01 00:00", "2020-01-01 00:00,DE", "x,DE,1", "2020-01-01 00:00,DE,1e9"]
+)
 def test_short_rows_of_intensities(line, tmp_path):
     path = tmp_path / "c.csv"
     path.write_text(f"datetime,zone id,carbon_intensity\n{line}\n")
     with pytest.raises(BadInput, match="line 2"):
-        carbon.intensities(str(path))
+        carbon.load_intensities(str(path))
     path.write_text("carbon_intensity,datetime,zone id\n1,2020-01-01 00:00\n")
-    carbon.intensities.cache_clear()
+    carbon.load_intensities.cache_clear()
     with pytest.raises(BadInput, match="line 2 has no region"):
-        carbon.intensities(str(path))
+        carbon.load_intensities(str(path))
 
 
 @row33
@@ -65,4 +74,4 @@ def test_hostile_archives_of_intensities(how, tmp_path):
         data[200] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(BadInput, match=r"fleet\.carbon .*c\.npz"):
-        carbon.intensities(str(path))
+        carbon.load_intensities(str(path))

@@ -1,4 +1,6 @@
-"""Rows 1, 2, 21, 22, 26, 27: the disk tells the truth, whatever happened to the process or to the files."""
+"""Rows 1, 2, 21, 22, 26, 27: the disk tells the truth, whatever happened to the process or to the
+files.
+"""
 
 import errno
 import json
@@ -11,10 +13,10 @@ import time
 import pytest
 from harness import DATA, ENGINE, KILLED, contents, experiment, go, in_child, places, same
 
-from flrce import runs
 from flrce.errors import BadInput
-from flrce.recipes import CATALOGUE
-from flrce.store import manifest
+from flrce.methods.catalogue.recipes import CATALOGUE
+from flrce.simulation import runs
+from flrce.storage import manifest
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def reference(tmp_path_factory):
 
 def found(folder):
     """The manifests, newest first."""
-    readable, problems = manifest.manifests(folder / "checkpoint")
+    readable, problems = manifest.read_manifests(folder / "checkpoint")
     assert not problems
     return readable
 
@@ -38,9 +40,20 @@ def test_killed_at_every_step(reference, tmp_path, seen):
     _, wanted, steps = reference
     assert len(steps) > 80
     assert {step.partition(":")[0] for step in steps} >= {
-        "aside.opened", "aside.written", "aside.synced", "aside.renamed", "lines.opened", "lines.cut", "lines.written",
-        "lines.synced", "round.done", "round.committed", "commit.ready", "commit.done", "commit.swept",
-    }  # fmt: skip
+        "aside.opened",
+        "aside.written",
+        "aside.synced",
+        "aside.renamed",
+        "lines.opened",
+        "lines.cut",
+        "lines.written",
+        "lines.synced",
+        "round.done",
+        "round.committed",
+        "commit.ready",
+        "commit.done",
+        "commit.swept",
+    }
     for step in steps:
         folder = tmp_path / step.replace(":", "-")
         assert in_child(lambda folder=folder: go(folder), step) == KILLED, step
@@ -52,7 +65,9 @@ def test_killed_at_every_step(reference, tmp_path, seen):
 
 @pytest.mark.row(1, "SIGKILL while resuming, then again", "BIT after --resume")
 def test_killed_while_resuming(reference, tmp_path, seen):
-    """Killed in round 3 and then at every step of the resumption: opening, cutting, replaying, finishing."""
+    """Killed in round 3 and then at every step of the resumption: opening, cutting, replaying,
+    finishing.
+    """
     _, wanted, _ = reference
     half, record = tmp_path / "half", tmp_path / "steps.txt"
     assert in_child(lambda: go(half), "commit.ready:3") == KILLED
@@ -71,11 +86,15 @@ def test_killed_while_resuming(reference, tmp_path, seen):
 
 
 @pytest.mark.row(1, "SIGKILL in round 3, every recipe of the catalogue", "BIT after --resume")
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name != "ffa-lora"])  # wants adapters: test_tuning.py
+@pytest.mark.parametrize(
+    "name", [name for name in CATALOGUE if name != "ffa-lora"]
+)  # wants adapters: test_tuning.py
 def test_every_recipe_resumes(tmp_path, name):
     """What each piece remembers survives: only rows that a round touched are ever written."""
     epochs = 2 if name == "fedrep" else 1  # one for the body, one for the head
-    what = experiment(rounds=5, recipe={"name": name}, clients=9, per_round=6, train={"epochs": epochs})
+    what = experiment(
+        rounds=5, recipe={"name": name}, clients=9, per_round=6, train={"epochs": epochs}
+    )
     go(tmp_path / "straight", what=what)
     assert in_child(lambda: go(tmp_path / "run", what=what), "commit.ready:3") == KILLED
     go(tmp_path / "run", True, what)
@@ -95,11 +114,15 @@ def test_killed_in_the_write(reference, tmp_path):
 @pytest.mark.row(21, "truncated or bit-flipped checkpoint or ledger", "spare used, BIT")
 @pytest.mark.parametrize("damage", ["truncate", "flip-first", "flip-middle", "flip-last", "remove"])
 def test_damage_to_the_newest_commit(reference, tmp_path, damage, caplog, seen):
-    """Every file that only the newest manifest needs, the manifest itself, and the ledger's last line."""
+    """Every file that only the newest manifest needs, the manifest itself, and the ledger's last
+    line.
+    """
     folder, wanted, _ = reference
     (path, newest, _), (_, spare, _) = found(folder)
     assert (newest.t, spare.t) == (3, 2)
-    names = [f"checkpoint/{name}" for name in newest.files if name not in spare.files] + [f"checkpoint/{path.name}"]
+    names = [f"checkpoint/{name}" for name in newest.files if name not in spare.files] + [
+        f"checkpoint/{path.name}"
+    ]
     for name in [*names, "rounds.jsonl", "clients.jsonl"]:
         ledger = name.endswith("jsonl")
         if ledger and damage in ("flip-first", "flip-middle", "remove"):
@@ -120,19 +143,26 @@ def test_damage_to_the_newest_commit(reference, tmp_path, damage, caplog, seen):
 def test_damage_beyond_the_spare(reference, tmp_path, seen):
     folder, _, _ = reference
     shared = [name for name in found(folder)[1][1].files if "000001" in name]
-    for names in [["checkpoint/" + shared[0]], ["rounds.jsonl"],
-                  [f"checkpoint/{name}" for name in manifest.SLOTS]]:  # fmt: skip
+    for names in [
+        ["checkpoint/" + shared[0]],
+        ["rounds.jsonl"],
+        [f"checkpoint/{name}" for name in manifest.MANIFEST_FILES],
+    ]:
         copy = tmp_path / "run"
         shutil.copytree(folder, copy)
         for name in names:
             hurt(copy / name, "flip-first")
-        before = {p: p.read_bytes() for p in sorted(copy.rglob("*")) if p.is_file() and p.name != "lock"}
+        before = {
+            p: p.read_bytes() for p in sorted(copy.rglob("*")) if p.is_file() and p.name != "lock"
+        }
         began = time.monotonic()
         with pytest.raises(BadInput, match="damaged beyond its spare") as why:
             go(copy, resume=True)
         assert time.monotonic() - began < 5
         assert "\n" not in str(why.value)
-        assert before == {p: p.read_bytes() for p in sorted(copy.rglob("*")) if p.is_file() and p.name != "lock"}
+        assert before == {
+            p: p.read_bytes() for p in sorted(copy.rglob("*")) if p.is_file() and p.name != "lock"
+        }
         shutil.rmtree(copy)
     seen("HALT, names the file")
 
@@ -154,11 +184,17 @@ def hurt(path, damage):
     elif damage == "truncate":
         path.write_bytes(data[: len(data) - 7])
     else:
-        data[{"flip-first": 3, "flip-middle": len(data) // 2, "flip-last": len(data) - 5}[damage]] ^= 4
+        data[
+            {"flip-first": 3, "flip-middle": len(data) // 2, "flip-last": len(data) - 5}[damage]
+        ] ^= 4
         path.write_bytes(data)
 
 
-@pytest.mark.row(22, "write fails at every journal step (ENOSPC, EIO, EROFS)", "HALT, last commit intact, then BIT")
+@pytest.mark.row(
+    22,
+    "write fails at every journal step (ENOSPC, EIO, EROFS)",
+    "HALT, last commit intact, then BIT",
+)
 def test_every_write_fails_once(reference, tmp_path, seen):
     _, wanted, steps = reference
     writes = [s for s in steps if not s.startswith(("round", "commit"))]
@@ -183,14 +219,18 @@ def test_a_full_disk(reference, tmp_path, seen):
     _, wanted, _ = reference
     mount = tmp_path / "small"
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True
+    ).returncode:
         pytest.skip("may not mount a tmpfs here")
     try:
         stops = []
         for size in range(64, 400, 24):
             subprocess.run(["mount", "-o", f"remount,size={size}k", str(mount)], check=True)
             began = (mount / "run").exists()
-            code = in_child(lambda began=began: go(mount / "run", resume=began), log=tmp_path / "log")
+            code = in_child(
+                lambda began=began: go(mount / "run", resume=began), log=tmp_path / "log"
+            )
             if code == 0:
                 break
             assert code == 2, (tmp_path / "log").read_text()
@@ -208,7 +248,9 @@ def test_a_full_disk(reference, tmp_path, seen):
 def test_a_read_only_disk(reference, tmp_path):
     mount = tmp_path / "fixed"
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(mount)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(mount)], capture_output=True
+    ).returncode:
         pytest.skip("may not mount a tmpfs here")
     try:
         shutil.copytree(reference[0], mount / "run")
@@ -223,12 +265,14 @@ def test_a_read_only_disk(reference, tmp_path):
 @pytest.mark.row(26, "two servers on one state folder", "the second HALTs naming the first")
 def test_two_servers(tmp_path, seen):
     code = (
-        "import sys, time; from pathlib import Path; from flrce.store.disk import Lock; Lock(Path(sys.argv[1]));"
-        "print('held', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from flrce.storage.disk import FolderLock;"
+        " FolderLock(Path(sys.argv[1]));print('held', flush=True); time.sleep(60)"
     )
     (tmp_path / "run").mkdir()
     lock = tmp_path / "run" / "lock"
-    first = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE, text=True)
+    first = subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE, text=True
+    )
     try:
         # the object is dropped at once, so hold the lock by the open handle of the process itself
         assert first.stdout is not None
@@ -243,14 +287,16 @@ def test_two_servers(tmp_path, seen):
     seen(f"HALT naming process {first.pid}; free again after its death")
 
 
-@pytest.mark.row(26, "lock file deleted and the folder taken over", "the stale owner stops before its commit")
+@pytest.mark.row(
+    26, "lock file deleted and the folder taken over", "the stale owner stops before its commit"
+)
 def test_fencing(reference, tmp_path):
     folder, kept = tmp_path / "run", {}
 
     def steal(done):
         if done.record.t == 1:
             (folder / "lock").unlink()
-            kept["other"] = runs.Ledger(folder, experiment().toml(), {}, resume=True)
+            kept["other"] = runs.Ledger(folder, experiment().to_toml(), {}, resume=True)
 
     with pytest.raises(BadInput, match="taken over by process"):
         runs.run(experiment(), folder, data=DATA, watch=steal)
@@ -264,10 +310,10 @@ def test_fencing(reference, tmp_path):
 @pytest.mark.row(26, "server killed while a worker lives on", "its folder is free at once")
 def test_orphans_hold_no_lock(tmp_path):
     """A worker forked while the lock is held must not keep it."""
-    from flrce.store.disk import Lock
+    from flrce.storage.disk import FolderLock
 
     def hold():
-        lock = Lock(tmp_path / "lock")
+        lock = FolderLock(tmp_path / "lock")
         if os.fork() == 0:
             time.sleep(3)
             os._exit(0)
@@ -275,7 +321,7 @@ def test_orphans_hold_no_lock(tmp_path):
         os.kill(os.getpid(), 9)
 
     assert in_child(hold) == KILLED
-    Lock(tmp_path / "lock").close()
+    FolderLock(tmp_path / "lock").close()
 
 
 @pytest.mark.row(27, "resume with another configuration", "refused, difference shown")
@@ -318,7 +364,7 @@ def test_a_later_schema(reference, tmp_path):
     shutil.copytree(reference[0], copy)
     path = found(copy)[0][0]
     body = json.loads(path.read_text())["commit"] | {"schema": 3}
-    data = manifest._canonical(body)
+    data = manifest._canonical_json(body)
     import hashlib
 
     path.write_text(json.dumps({"sha256": hashlib.sha256(data).hexdigest(), "commit": body}))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from flrce.local.native import Kernel, build, kernel, why_none
+from flrce.core import c_compiler
+from flrce.training.cpu import Kernel, kernel, why_none
 
 row32 = pytest.mark.row(32, "damaged or foreign kernel cache", "rebuilt, same bits, never loaded")
 NET = nn.Sequential(nn.Linear(3, 7))
@@ -28,7 +29,14 @@ def trained() -> torch.Tensor:
     made = kernel(NET, (3,))
     assert isinstance(made, Kernel)
     w, _, _ = made.train(
-        torch.ones(28), torch.ones(1, 3), torch.tensor([1]), 1.0, 0.0, np.array([0]), np.array([1]), 7.0
+        torch.ones(28),
+        torch.ones(1, 3),
+        torch.tensor([1]),
+        1.0,
+        0.0,
+        np.array([0]),
+        np.array([1]),
+        7.0,
     )
     return w
 
@@ -40,7 +48,9 @@ def only(cache: Path) -> Path:
 
 @row32
 def test_damaged_builds_are_made_again(cache, seen):
-    """Loading one of these may kill the process, so a hash is compared first: none of them survives a look."""
+    """Loading one of these may kill the process, so a hash is compared first: none of them survives
+    a look.
+    """
     good = trained()
     path, rng = only(cache), random.Random(0)
     whole = path.read_bytes()
@@ -56,14 +66,16 @@ def test_damaged_builds_are_made_again(cache, seen):
         path.unlink()
         path.write_bytes(data)
         path.chmod(0o500)
-        assert not build._intact(path), i
+        assert not c_compiler._is_intact(path), i
     assert torch.equal(trained(), good)
     assert path.read_bytes() == whole
     seen("60 damaged files, none loaded")
 
 
 @row32
-@pytest.mark.parametrize("how", ["no hash", "wrong hash", "odd hash", "writable", "a link", "another owner"])
+@pytest.mark.parametrize(
+    "how", ["no hash", "wrong hash", "odd hash", "writable", "a link", "another owner"]
+)
 def test_builds_that_cannot_be_trusted_are_made_again(cache, how, tmp_path):
     good = trained()
     path = only(cache)
@@ -84,11 +96,11 @@ def test_builds_that_cannot_be_trusted_are_made_again(cache, how, tmp_path):
         pytest.skip("only root gives files away")
     else:
         os.chown(path, 12345, 12345)
-    assert not build._intact(path)
+    assert not c_compiler._is_intact(path)
     assert torch.equal(trained(), good)
     found = path.lstat()
     assert (found.st_uid, found.st_mode & 0o777, path.is_symlink()) == (os.geteuid(), 0o500, False)
-    assert build._intact(path)
+    assert c_compiler._is_intact(path)
 
 
 @row32

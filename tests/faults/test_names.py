@@ -1,4 +1,6 @@
-"""Experiments of strangers that name code: nothing is called or imported that has no right to be."""
+"""Experiments of strangers that name code: nothing is called or imported that has no right to
+be.
+"""
 
 import random
 

@@ -1,4 +1,6 @@
-"""Row 28: a real deployment on lines that lose packets, with a SuperLink that dies and a node that is cut off."""
+"""Row 28: a real deployment on lines that lose packets, with a SuperLink that dies and a node that
+is cut off.
+"""
 
 import json
 import shutil
@@ -15,7 +17,9 @@ LOSSY = Path(__file__).with_name("lossy.py")
 
 @pytest.fixture
 def namespace():
-    """A command that runs another one in namespaces of its own; skips where the machine has none."""
+    """A command that runs another one in namespaces of its own; skips where the machine has
+    none.
+    """
     missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if not shutil.which(tool)]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
@@ -26,14 +30,20 @@ def namespace():
     return command
 
 
-@pytest.mark.row(28, "30 % packet loss, 200 kbit/s, SuperLink killed, line cut", "ends; failed clients booked")
+@pytest.mark.row(
+    28, "30 % packet loss, 200 kbit/s, SuperLink killed, line cut", "ends; failed clients booked"
+)
 def test_bad_lines(namespace, tmp_path, seen):
     began = time.monotonic()
-    for attempt in range(2):  # luck decides how long a line is dead, and whether a reply is faster than the cut
+    for attempt in range(
+        2
+    ):  # luck decides how long a line is dead, and whether a reply is faster than the cut
         done = subprocess.run(
             [*namespace, sys.executable, str(LOSSY), str(tmp_path / f"{attempt}")],
-            capture_output=True, text=True, timeout=1200,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=1200,
+        )
         if done.returncode in (0, 77):
             break
     if done.returncode == 77:
@@ -43,15 +53,22 @@ def test_bad_lines(namespace, tmp_path, seen):
     lines = [line for line in found["rounds"] if line["outcome"] == "committed"]
     assert [line["t"] for line in lines] == [1, 2, 3]
     for line in lines:
-        assert set(line["chosen"]) <= set(found["nodes"])  # after the restart they are who they were
+        assert set(line["chosen"]) <= set(
+            found["nodes"]
+        )  # after the restart they are who they were
         assert set(line["replied"]) | set(line["rejected"]) == set(line["chosen"])
     last = lines[-1]
     assert last["rejected"][found["cut"]] == "no reply within 35 s"
     assert last["replied"]
     assert last["bytes_wasted"] >= 4 * 2000  # the model was sent down a dead line
     assert found["second"] == "finished:completed"
-    assert found["first"] == "finished:failed"  # its state folder is what the second run went on from
+    assert (
+        found["first"] == "finished:failed"
+    )  # its state folder is what the second run went on from
     arrived, lost = found["packets"]
     assert 0.2 < lost / arrived < 0.4
     failed = sum(len(line["rejected"]) for line in found["rounds"])
-    seen(f"{lost} of {arrived} packets lost, 3 rounds, {failed} failed replies, {time.monotonic() - began:.0f} s")
+    seen(
+        f"{lost} of {arrived} packets lost, 3 rounds, {failed} failed replies,"
+        f" {time.monotonic() - began:.0f} s"
+    )

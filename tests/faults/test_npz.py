@@ -1,4 +1,6 @@
-"""Row 33: an .npz that a stranger made is weighed before it is unpacked: one line, quickly, in little memory."""
+"""Row 33: an .npz that a stranger made is weighed before it is unpacked: one line, quickly, in
+little memory.
+"""
 
 import io
 import random
@@ -12,9 +14,9 @@ import pytest
 from harness import in_child
 from numpy.lib import format as npy
 
-from flrce import reading
-from flrce.apps.cli import main
-from flrce.data.sources import source
+from flrce.cli.cli import main
+from flrce.core import files
+from flrce.data.sources import load_source
 from flrce.errors import BadInput
 
 row33 = pytest.mark.row(33, "hostile .npz", "one line, < 2 s, < 500 MB")
@@ -62,7 +64,10 @@ def encrypted(path):
 
 def bomb(path):
     """3 GB of zeros in 3 MB."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z, z.open("x.npy", "w", force_zip64=True) as f:
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z,
+        z.open("x.npy", "w", force_zip64=True) as f,
+    ):
         f.write(header((3_000_000, 1024), "|u1"))
         zeros = bytes(1 << 24)
         left = 3_000_000 * 1024
@@ -84,8 +89,14 @@ CASES = {
     "0-d x": (lambda p: np.savez(p, x=np.array(3.0), y=labels), "must"),
     "0-d y": (lambda p: np.savez(p, x=ones, y=np.array(3)), "must"),
     "2-d y": (lambda p: np.savez(p, x=ones, y=np.array([["a", "b"]] * 4)), "must"),
-    "objects": (lambda p: np.savez(p, x=np.array([print] * 4, dtype=object), y=labels), "holds object"),
-    "records": (lambda p: np.savez(p, x=np.zeros(4, [("a", "f4"), ("b", "i4")]), y=labels), "save numbers"),
+    "objects": (
+        lambda p: np.savez(p, x=np.array([print] * 4, dtype=object), y=labels),
+        "holds object",
+    ),
+    "records": (
+        lambda p: np.savez(p, x=np.zeros(4, [("a", "f4"), ("b", "i4")]), y=labels),
+        "save numbers",
+    ),
     "complex": (lambda p: np.savez(p, x=ones.astype(complex), y=labels), "save numbers"),
     "overflow": (lambda p: np.savez(p, x=ones * 1e300, y=labels), "infinity"),
     "no x": (lambda p: np.savez(p, y=labels), "lacks x"),
@@ -93,18 +104,36 @@ CASES = {
     "giant shape": (lambda p: archive(p, x=header((10**30,)), y=array(labels)), "claims"),
     "negative shape": (lambda p: archive(p, x=header((-4, 2)), y=array(labels)), "claims"),
     "many axes": (lambda p: archive(p, x=header((1,) * 40) + bytes(4), y=array(labels)), "claims"),
-    "too short": (lambda p: archive(p, x=header((4, 2)) + bytes(7), y=array(labels)), "claims 32 bytes but holds 7"),
-    "too long": (lambda p: archive(p, x=header((4, 2)) + bytes(99), y=array(labels)), "claims 32 bytes"),
-    "long header": (lambda p: archive(p, x=header((4, 2), size=60000), y=array(labels)), "no plain .npz"),
-    "code for a header": (lambda p: archive(p, x=header("__import__('os')"), y=array(labels)), "npz"),
+    "too short": (
+        lambda p: archive(p, x=header((4, 2)) + bytes(7), y=array(labels)),
+        "claims 32 bytes but holds 7",
+    ),
+    "too long": (
+        lambda p: archive(p, x=header((4, 2)) + bytes(99), y=array(labels)),
+        "claims 32 bytes",
+    ),
+    "long header": (
+        lambda p: archive(p, x=header((4, 2), size=60000), y=array(labels)),
+        "no plain .npz",
+    ),
+    "code for a header": (
+        lambda p: archive(p, x=header("__import__('os')"), y=array(labels)),
+        "npz",
+    ),
     "deep header": (
-        lambda p: archive(p, x=npy.MAGIC_PREFIX + b"\x01\x00" + struct.pack("<H", 9000) + b"(" * 9000), "no plain .npz"
+        lambda p: archive(
+            p, x=npy.MAGIC_PREFIX + b"\x01\x00" + struct.pack("<H", 9000) + b"(" * 9000
+        ),
+        "no plain .npz",
     ),
     "odd dtype": (lambda p: archive(p, x=header((4, 2), "<q99"), y=array(labels)), "npz"),
-    "version 9": (lambda p: archive(p, x=npy.MAGIC_PREFIX + b"\x09\x00" + bytes(99)), "no plain .npz"),
+    "version 9": (
+        lambda p: archive(p, x=npy.MAGIC_PREFIX + b"\x09\x00" + bytes(99)),
+        "no plain .npz",
+    ),
     "lzma": (lambda p: archive(p, zipfile.ZIP_LZMA, x=array(ones)[:50], y=array(labels)), "npz"),
     "bomb": (bomb, "would unpack to 3.1 GB"),
-}  # fmt: skip
+}
 
 
 @row33
@@ -117,7 +146,7 @@ def test_hostile_files(case, tmp_path):
     def child():
         before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
         with pytest.raises(BadInput) as refused:
-            source("digits", str(path))
+            load_source("digits", str(path))
         text = str(refused.value)
         assert line in text
         assert "\n" not in text
@@ -139,15 +168,15 @@ def test_on_the_command_line(tmp_path, capsys):
 
 @row33
 def test_too_large_for_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "available", lambda: 1000.0)
-    monkeypatch.setattr(reading, "SMALL_BYTES", 0)
+    monkeypatch.setattr(files, "get_available_memory", lambda: 1000.0)
+    monkeypatch.setattr(files, "SMALL_BYTES", 0)
     with pytest.raises(BadInput, match="give fewer samples"):
-        source("digits", str(good(tmp_path / "mine.npz")))
+        load_source("digits", str(good(tmp_path / "mine.npz")))
 
 
 def refuses(path) -> bool:
     try:
-        source("digits", str(path))
+        load_source("digits", str(path))
     except BadInput:
         return True
     return False
@@ -158,7 +187,12 @@ def refuses(path) -> bool:
 def test_mutated_files(seed, tmp_path, seen):
     """Any bytes: arrays, or one line."""
     rng, path = random.Random(seed), tmp_path / "mine.npz"
-    np.savez_compressed(path, x=np.arange(60.0).reshape(20, 3), y=np.arange(20) % 4, group=np.array(["a", "bc"] * 10))
+    np.savez_compressed(
+        path,
+        x=np.arange(60.0).reshape(20, 3),
+        y=np.arange(20) % 4,
+        group=np.array(["a", "bc"] * 10),
+    )
     whole, refused = path.read_bytes(), 0
     for _ in range(300):
         data = bytearray(whole)

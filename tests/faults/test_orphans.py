@@ -1,4 +1,6 @@
-"""Row 4: processes that were started for a run end with it, also when it is killed without a chance to tell them."""
+"""Row 4: processes that were started for a run end with it, also when it is killed without a chance
+to tell them.
+"""
 
 import os
 import signal
@@ -16,8 +18,7 @@ row = pytest.mark.row(4, "kill -9 the parent of workers", "no process is left wi
 
 POOL = """
 import os, sys, time
-from flrce import host
-from flrce.engines import pool
+from flrce.simulation import worker_pool
 
 def work(what, size=0):
     if what == "sleep":
@@ -26,20 +27,20 @@ def work(what, size=0):
 
 if __name__ == "__main__":
     kind, case = sys.argv[1:]
-    pool.start = lambda: kind
-    workers = pool.Processes(work, 3)
+    worker_pool.choose_start_method = lambda: kind
+    workers = worker_pool.WorkerProcesses(work, 3)
     if case == "half a job":  # the length of a message, and not all of its bytes
         for _, pipe in workers.workers:
             os.write(pipe.fileno(), b"\\x00\\x10\\x00\\x00half")
     elif case == "a result that nobody reads":
         for slot in range(3):
-            workers._send(slot, ("give", 2**24))
+            workers._send_job(slot, ("give", 2**24))
     elif case == "a job":
         for slot in range(3):
-            workers._send(slot, ("sleep",))
+            workers._send_job(slot, ("sleep",))
     elif case == "a job of a thread's worker":
         import threading
-        thread = threading.Thread(target=lambda: [workers._replace(slot) for slot in range(3)])
+        thread = threading.Thread(target=lambda: [workers._replace_worker(slot) for slot in range(3)])
         for process, _ in workers.workers:
             process.kill()
         thread.start()
@@ -47,7 +48,7 @@ if __name__ == "__main__":
         time.sleep(1)
         assert all(process.is_alive() for process, _ in workers.workers), "workers outlive the thread"
         for slot in range(3):
-            workers._send(slot, ("sleep",))
+            workers._send_job(slot, ("sleep",))
     time.sleep(1)
     print("ready", flush=True)
     time.sleep(600)
@@ -59,7 +60,10 @@ def processes_with(mark: str) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if mark.encode() in (path / "environ").read_bytes() and b" Z " not in (path / "stat").read_bytes():
+            if (
+                mark.encode() in (path / "environ").read_bytes()
+                and b" Z " not in (path / "stat").read_bytes()
+            ):
                 found.append(int(path.name))
         except OSError:
             continue
@@ -70,9 +74,13 @@ def started(arguments: list[str], mark: str, folder: Path) -> "subprocess.Popen[
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"FLRCE_TEST_MARK": mark, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
         cwd=folder,
-    )  # fmt: skip
+    )
 
 
 def gone(mark: str) -> bool:
@@ -90,7 +98,8 @@ def gone(mark: str) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
 @pytest.mark.parametrize(
-    "case", ["nothing", "a job", "half a job", "a result that nobody reads", "a job of a thread's worker"]
+    "case",
+    ["nothing", "a job", "half a job", "a result that nobody reads", "a job of a thread's worker"],
 )
 def test_workers_end_with_a_killed_parent(tmp_path, kind, case):
     mark = f"orphans-{os.getpid()}-{tmp_path.name}-{kind}"
@@ -128,10 +137,12 @@ def test_an_arena_ends_with_its_killed_command(tmp_path, where):
     mark = f"orphans-{os.getpid()}-{tmp_path.name}"
     (tmp_path / "plan.toml").write_text(PLAN)
     asked = ["arena", "plan.toml", "--out", "out", "--on", where]
-    parent = started(["-m", "flrce.apps.cli", *asked], mark, tmp_path)
+    parent = started(["-m", "flrce.cli.cli", *asked], mark, tmp_path)
     try:
         end = time.monotonic() + 60
-        while not list((tmp_path / "out").glob("running/**/rounds.jsonl")) and time.monotonic() < end:
+        while (
+            not list((tmp_path / "out").glob("running/**/rounds.jsonl")) and time.monotonic() < end
+        ):
             assert parent.poll() is None
             time.sleep(0.2)
         assert len(processes_with(mark)) > 1

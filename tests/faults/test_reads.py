@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from harness import in_child
 
-from flrce import reading
-from flrce.apps.cli import main
+from flrce.cli.cli import main
+from flrce.core import files
 from flrce.data import cache
 from flrce.data.own import from_path
-from flrce.data.readers import READERS, read
+from flrce.data.readers import DATASET_READERS, read_dataset
+from flrce.devices import carbon, costs, traces
 from flrce.errors import BadInput
-from flrce.fleet import carbon, costs, traces
-from flrce.formats.language import opened
+from flrce.formats.language import open_language_model
 from flrce.formats.plain_pickle import load_plain_pickle
 
 row33 = pytest.mark.row(33, "devices, pipes, endless and packed files", "one line, < 2 s, < 500 MB")
@@ -62,16 +62,20 @@ def refuses(work, match=""):
 
 
 SINGLE = {
-    "csv": ("mine.csv", from_path), "tsv": ("mine.tsv", from_path), "jsonl": ("mine.jsonl", from_path),
-    "parquet": ("mine.parquet", from_path), "npz": ("mine.npz", from_path), "leaf": ("mine.json", from_path),
-    "carbon": ("c.csv", lambda path: carbon.intensities(str(path))),
-    "carbon npz": ("c.npz", lambda path: carbon.intensities(str(path))),
-    "clients": ("c.csv", lambda path: costs.assigned(str(path))),
-    "trace": ("t.csv", lambda path: traces.sessions(str(path))),
-    "profile": ("p.toml", lambda path: costs.profile(str(path))),
-    "GGUF": ("m.gguf", opened),
-    "text": ("t.jsonl.gz", lambda path: list(reading.read_lines(path, 1 << 30, "give text"))),
-}  # fmt: skip
+    "csv": ("mine.csv", from_path),
+    "tsv": ("mine.tsv", from_path),
+    "jsonl": ("mine.jsonl", from_path),
+    "parquet": ("mine.parquet", from_path),
+    "npz": ("mine.npz", from_path),
+    "leaf": ("mine.json", from_path),
+    "carbon": ("c.csv", lambda path: carbon.load_intensities(str(path))),
+    "carbon npz": ("c.npz", lambda path: carbon.load_intensities(str(path))),
+    "clients": ("c.csv", lambda path: costs.read_device_assignments(str(path))),
+    "trace": ("t.csv", lambda path: traces.load_sessions(str(path))),
+    "profile": ("p.toml", lambda path: costs.load_profile(str(path))),
+    "GGUF": ("m.gguf", open_language_model),
+    "text": ("t.jsonl.gz", lambda path: list(files.read_lines(path, 1 << 30, "give text"))),
+}
 
 
 @row33
@@ -85,17 +89,21 @@ def test_what_is_no_file_is_refused(name, kind, tmp_path):
 
 #: files inside a folder that somebody else made -> who reads them
 INSIDE = {
-    "client's csv": ("a/train.csv", from_path), "client's npz": ("a.npz", from_path),
+    "client's csv": ("a/train.csv", from_path),
+    "client's npz": ("a.npz", from_path),
     "client's parquet": ("a.parquet", from_path),
-    "image": ("cats/a.png", from_path), "LEAF": ("all_data/a.json", from_path),
-    "meta.json": ("meta.json", cache.load), "csv of carbon": ("a.csv", lambda path: carbon.intensities(str(path))),
-    "config": ("config.json", opened), "mnist": ("train-images-idx3-ubyte", lambda path: read("mnist", path)),
-    "mnist, packed": ("train-images-idx3-ubyte.gz", lambda path: read("mnist", path)),
-    "hospitals": ("processed.cleveland.data", lambda path: read("fed-heart", path)),
-    "plays": ("a.txt", lambda path: read("shakespeare", path)),
-    "series": ("a_b.csv", lambda path: read("smartwatch", path)),
-    "speech": ("yes/abc_nohash_0.wav", lambda path: read("speech", path)),
-}  # fmt: skip
+    "image": ("cats/a.png", from_path),
+    "LEAF": ("all_data/a.json", from_path),
+    "meta.json": ("meta.json", cache.load_prepared),
+    "csv of carbon": ("a.csv", lambda path: carbon.load_intensities(str(path))),
+    "config": ("config.json", open_language_model),
+    "mnist": ("train-images-idx3-ubyte", lambda path: read_dataset("mnist", path)),
+    "mnist, packed": ("train-images-idx3-ubyte.gz", lambda path: read_dataset("mnist", path)),
+    "hospitals": ("processed.cleveland.data", lambda path: read_dataset("fed-heart", path)),
+    "plays": ("a.txt", lambda path: read_dataset("shakespeare", path)),
+    "series": ("a_b.csv", lambda path: read_dataset("smartwatch", path)),
+    "speech": ("yes/abc_nohash_0.wav", lambda path: read_dataset("speech", path)),
+}
 
 
 @row33
@@ -112,15 +120,27 @@ def test_folders_that_hold_no_files(name, kind, tmp_path):
 
 @row33
 def test_every_public_reader_is_named_here():
-    """A reader that is added has to be attacked, too; those of images and pickles open files in one place each."""
+    """A reader that is added has to be attacked, too; those of images and pickles open files in one
+    place each.
+    """
     known = {"mnist", "fed-heart", "shakespeare", "smartwatch", "speech"}
-    same = {"mnist-writers", "fashion-mnist", "femnist", "shakespeare-tokens", "images", "cifar10", "cifar100"}
-    assert set(READERS) == known | same
+    same = {
+        "mnist-writers",
+        "fashion-mnist",
+        "femnist",
+        "shakespeare-tokens",
+        "images",
+        "cifar10",
+        "cifar100",
+    }
+    assert set(DATASET_READERS) == known | same
 
 
 @row33
 @pytest.mark.parametrize("kind", NOT_FILES)
-@pytest.mark.parametrize("key", ["data.path", "fleet.carbon", "fleet.clients", "fleet.presence.path"])
+@pytest.mark.parametrize(
+    "key", ["data.path", "fleet.carbon", "fleet.clients", "fleet.presence.path"]
+)
 def test_on_the_command_line(key, kind, tmp_path, capfd):
     path = put(tmp_path / "mine.csv", kind)
     values = [f"{key}={path}"]
@@ -130,7 +150,10 @@ def test_on_the_command_line(key, kind, tmp_path, capfd):
     assert in_child(lambda: os._exit(main(["run", "--set", "rounds=1", *words]))) == 2
     told = capfd.readouterr().err
     assert "Traceback" not in told
-    assert len([line for line in told.splitlines() if "error" in line.lower() or str(path) in line]) >= 1
+    assert (
+        len([line for line in told.splitlines() if "error" in line.lower() or str(path) in line])
+        >= 1
+    )
 
 
 @row33
@@ -148,15 +171,17 @@ def test_packed_lines_that_grow(tmp_path):
         for i in range(260):
             file.write(b"\n" * (1 << 20) if i % 2 else (b" " * 1023 + b"\n") * 1024)
     assert path.stat().st_size < 2e6
-    refuses(lambda: next(reading.read_lines(path, 4 << 30, "give text")), "would unpack to 0.3 GB")
+    refuses(lambda: next(files.read_lines(path, 4 << 30, "give text")), "would unpack to 0.3 GB")
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(b"[" * (17 << 20))
-    refuses(lambda: list(reading.read_lines(path, 4 << 30, "give text")), "line 1 has more than")
+    refuses(lambda: list(files.read_lines(path, 4 << 30, "give text")), "line 1 has more than")
 
 
 @row33
 @pytest.mark.parametrize("size", [5 << 30, 1 << 42])
-@pytest.mark.parametrize("name", [name for name in SINGLE if name not in ("npz", "carbon npz", "GGUF", "parquet")])
+@pytest.mark.parametrize(
+    "name", [name for name in SINGLE if name not in ("npz", "carbon npz", "GGUF", "parquet")]
+)
 def test_sparse_files(name, size, tmp_path):
     """Terabytes that take no room on the disk."""
     file, work = SINGLE[name]
@@ -171,7 +196,7 @@ def test_memory_is_asked_before_it_is_taken(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     with open(path, "wb") as sparse:
         sparse.truncate(1 << 30)
-    monkeypatch.setattr(reading, "available", lambda: 4 << 30)
+    monkeypatch.setattr(files, "get_available_memory", lambda: 4 << 30)
     refuses(lambda: from_path(path), "GB can be used here")
 
 
@@ -179,7 +204,9 @@ def test_memory_is_asked_before_it_is_taken(tmp_path, monkeypatch):
 def test_pickles_that_grow():
     assert load_plain_pickle(b"\x80\x02}r\xff\xff\xff\x7f.") == {}  # a memo of 2^31 entries
     assert load_plain_pickle(b"}p2000000000\n.") == {}
-    nested = b"".join(b"q%ch%c\x86" % (i, i) for i in range(60))  # ((1, 1), (1, 1)) and so on, 2^60 ones to hash
+    nested = b"".join(
+        b"q%ch%c\x86" % (i, i) for i in range(60)
+    )  # ((1, 1), (1, 1)) and so on, 2^60 ones to hash
     with pytest.raises(ValueError, match="for a key"):
         load_plain_pickle(b"\x80\x02}(K\x01K\x01\x86" + nested + b"K\x01u.")
     with pytest.raises(ValueError, match="no pickle of plain"):
@@ -192,26 +219,28 @@ def test_one_list_that_many_clients_name(tmp_path, monkeypatch):
     pairs = b"(" + b"K\x01" * 1000 + b"l"
     many = b"".join(b"X\x04\x00\x00\x00" + b"%04d" % i + b"h\x01" for i in range(2000))
     keys = (
-        b"}(X\x06\x00\x00\x00active" + pairs + b"q\x00X\x08\x00\x00\x00inactiveh\x00X\x0b\x00\x00\x00finish_timeK\x09u"
+        b"}(X\x06\x00\x00\x00active"
+        + pairs
+        + b"q\x00X\x08\x00\x00\x00inactiveh\x00X\x0b\x00\x00\x00finish_timeK\x09u"
     )
     path.write_bytes(b"\x80\x02}(X\x01\x00\x00\x00a" + keys + b"q\x01" + many + b"u.")
-    monkeypatch.setattr(reading, "available", lambda: 300 << 20)
+    monkeypatch.setattr(files, "get_available_memory", lambda: 300 << 20)
     with pytest.raises(BadInput, match="give fewer clients"):
-        traces.sessions(str(path))
+        traces.load_sessions(str(path))
 
 
 @row33
 def test_a_prepared_array_that_is_a_zip_file(tmp_path):
-    from flrce.data.sources import digits
+    from flrce.data.sources import read_digits
 
-    folder = cache.write(digits(), tmp_path / "digits")
+    folder = cache.write_prepared(read_digits(), tmp_path / "digits")
     np.savez(tmp_path / "x.npz", x=np.zeros(3))
     (folder / "x.npy").write_bytes((tmp_path / "x.npz").read_bytes())
-    meta = cache.Meta.model_validate(json.loads((folder / cache.META).read_bytes()))
-    entry = cache._save(tmp_path / "other.npy", np.zeros(1))
+    meta = cache.DatasetMetadata.model_validate(json.loads((folder / cache.META_FILE).read_bytes()))
+    entry = cache._save_array(tmp_path / "other.npy", np.zeros(1))
     raw = (folder / "x.npy").read_bytes()
     entry = entry.model_copy(update={"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()})
-    sealed = meta.model_copy(update={"files": {**meta.files, "x.npy": entry}}).sealed()
-    (folder / cache.META).write_text(sealed.text())
+    sealed = meta.model_copy(update={"files": {**meta.files, "x.npy": entry}}).with_seal()
+    (folder / cache.META_FILE).write_text(sealed.to_json_text())
     with pytest.raises(BadInput, match=r"no plain \.npy"):
-        cache.load(folder)
+        cache.load_prepared(folder)

@@ -9,24 +9,26 @@ import torch
 from clients import SIZES, Fleet, spoil
 from harness import in_child
 
-from flrce.compressors.nonzero import Nonzero
-from flrce.loop import initial, rounds
-from flrce.recipes import CATALOGUE
-from flrce.traits import Buffers
-from flrce.types import Payload, Reply, Spent
+from flrce.core.loop import make_initial_state, rounds
+from flrce.core.traits import AsynchronousPace
+from flrce.core.types import ClientCost, Payload, Reply
+from flrce.methods.catalogue.recipes import CATALOGUE
+from flrce.methods.compression.nonzero import NonzeroCoordinates
 
 T, SEED, D = 4, 7, sum(size for _, size in SIZES)
 
 
 RECIPES = {name: make(P=6) for name, make in CATALOGUE.items()}
-WAITING = [name for name, recipe in RECIPES.items() if not isinstance(recipe.pace, Buffers)]
+WAITING = [
+    name for name, recipe in RECIPES.items() if not isinstance(recipe.pace, AsynchronousPace)
+]
 each_recipe = pytest.mark.parametrize("name", WAITING)  # those that wait for nobody: at the end
 
 
 def run(name, T=T, **engine):
     fleet = Fleet(**engine)
     recipe = replace(RECIPES[name], minimum=min(RECIPES[name].minimum, 1))
-    return list(rounds(recipe, fleet, initial(recipe, fleet, torch.zeros(D)), T, SEED))
+    return list(rounds(recipe, fleet, make_initial_state(recipe, fleet, torch.zeros(D)), T, SEED))
 
 
 def bad(change, t=2, count=1):
@@ -44,7 +46,9 @@ def bad(change, t=2, count=1):
 
 
 def skipped(done, picked):
-    """Every round commits, the model stays finite, the culprit is refused in its round with a reason."""
+    """Every round commits, the model stays finite, the culprit is refused in its round with a
+    reason.
+    """
     assert [r.record.outcome for r in done] == ["committed"] * T
     assert all(torch.isfinite(r.state.w).all() for r in done)
     assert picked
@@ -60,7 +64,9 @@ def buffers(reply, **new):
 
 
 def mapped(reply, edit):
-    return replace(reply, payload=Payload(dict(edit(n, b) for n, b in reply.payload.buffers.items())))
+    return replace(
+        reply, payload=Payload(dict(edit(n, b) for n, b in reply.payload.buffers.items()))
+    )
 
 
 def element(value):
@@ -76,7 +82,10 @@ def element(value):
 @each_recipe
 def test_not_finite(name):
     for value in (float("nan"), float("inf"), -float("inf")):
-        for edit in (element(value), lambda b, v=value: torch.full_like(b, v) if b.is_floating_point() else b):
+        for edit in (
+            element(value),
+            lambda b, v=value: torch.full_like(b, v) if b.is_floating_point() else b,
+        ):
             change, picked = bad(lambda reply, task, e=edit: spoil(reply, e))
             reason = skipped(run(name, change=change), picked)
             assert "not finite" in reason or "malformed" in reason
@@ -98,13 +107,17 @@ WRONG = {
     "a list": lambda reply, task: replace(reply, payload=[1, 2, 3]),
     "no reply": lambda reply, task: None,
     "not even a reply": lambda reply, task: {"client": task.client},
-}  # fmt: skip
+}
 
 
-@pytest.mark.row(11, "wrong, broadcastable, missing, extra shape, dtype, key", "SKIP, never an exception")
+@pytest.mark.row(
+    11, "wrong, broadcastable, missing, extra shape, dtype, key", "SKIP, never an exception"
+)
 @each_recipe
 def test_malformed(name):
-    sparse = isinstance(RECIPES[name].compressor, Nonzero)  # fewer coordinates are a whole message there
+    sparse = isinstance(
+        RECIPES[name].compressor, NonzeroCoordinates
+    )  # fewer coordinates are a whole message there
     for case, make in WRONG.items():
         if sparse and case in ("shape", "broadcastable", "empty"):
             continue
@@ -112,13 +125,17 @@ def test_malformed(name):
         assert skipped(run(name, change=change), picked), case
 
 
-@pytest.mark.row(12, "header that claims 1e12 items; 100,000 keys", "refused before allocation, RSS < 50 MB")
+@pytest.mark.row(
+    12, "header that claims 1e12 items; 100,000 keys", "refused before allocation, RSS < 50 MB"
+)
 @pytest.mark.parametrize("name", ["fedavg", "flrce", "fedcom", "fedcom-quantised"])
 def test_absurd_sizes(name, seen, tmp_path):
     one = torch.zeros(1)
     cases = {
         "1e12 items": lambda reply, task: spoil(reply, lambda b: b[:1].expand(10**12)),
-        "100,000 keys": lambda reply, task: replace(reply, payload=Payload({f"k{i}": one for i in range(100_000)})),
+        "100,000 keys": lambda reply, task: replace(
+            reply, payload=Payload({f"k{i}": one for i in range(100_000)})
+        ),
         "one large buffer more": lambda reply, task: buffers(reply, more=one.expand(10**9)),
     }
 
@@ -129,7 +146,9 @@ def test_absurd_sizes(name, seen, tmp_path):
         for make in cases.values():
             change, picked = bad(make)
             assert skipped(run(name, change=change), picked).startswith("malformed")
-        (tmp_path / "grown").write_text(str(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)))
+        (tmp_path / "grown").write_text(
+            str(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+        )
 
     assert in_child(child) == 0
     grown = int((tmp_path / "grown").read_text())
@@ -152,9 +171,12 @@ def test_no_code_from_clients(tmp_path):
     canary = tmp_path / "canary"
     code = pickle.dumps(Canary(str(canary)))
     for content in (
-        {"u": code}, {"u": Canary(str(canary))}, {"u": np.array([Canary(str(canary))], dtype=object)},
-        {f"../../{canary}": torch.zeros(D)}, {str(canary): torch.frombuffer(bytearray(code), dtype=torch.uint8)},
-    ):  # fmt: skip
+        {"u": code},
+        {"u": Canary(str(canary))},
+        {"u": np.array([Canary(str(canary))], dtype=object)},
+        {f"../../{canary}": torch.zeros(D)},
+        {str(canary): torch.frombuffer(bytearray(code), dtype=torch.uint8)},
+    ):
         change, picked = bad(lambda reply, task, c=content: replace(reply, payload=Payload(c)))
         skipped(run("flrce", change=change), picked)
     assert not canary.exists()
@@ -171,7 +193,13 @@ def test_num_examples(name):
 
 @pytest.mark.row(14, "costs and losses that are no numbers", "SKIP, books stay sound")
 def test_absurd_costs():
-    for spent in (Spent(bytes_up=-5), Spent(joules=float("nan")), Spent(compute_seconds=float("inf")), None, "cheap"):
+    for spent in (
+        ClientCost(bytes_up=-5),
+        ClientCost(joules=float("nan")),
+        ClientCost(compute_seconds=float("inf")),
+        None,
+        "cheap",
+    ):
         change, picked = bad(lambda reply, task, s=spent: replace(reply, spent=s))
         done = run("oort", change=change)
         skipped(done, picked)
@@ -207,11 +235,16 @@ def test_any_order(name):
 PAID = ("bytes_up", "bytes_down", "bytes_framing", "bytes_wasted", "joules", "joules_wasted")
 
 
-@pytest.mark.row(8, "duplicate reply, even a different one", "first wins, BIT but for the waste booked")
+@pytest.mark.row(
+    8, "duplicate reply, even a different one", "first wins, BIT but for the waste booked"
+)
 @each_recipe
 def test_duplicates(name):
     def twice(tasks):
-        return [Reply(t.client, t.t, Payload({"u": torch.ones(D)}), 5, spent=Spent(bytes_up=120)) for t in tasks]
+        return [
+            Reply(t.client, t.t, Payload({"u": torch.ones(D)}), 5, spent=ClientCost(bytes_up=120))
+            for t in tasks
+        ]
 
     plain, doubled = run(name), run(name, extra=twice)
     same(plain, doubled, *PAID)
@@ -220,22 +253,33 @@ def test_duplicates(name):
     assert [c.outcome for c in doubled[0].clients].count("duplicate") == len(plain[0].record.chosen)
 
 
-@pytest.mark.row(7, "late reply of round t in t + 1", "refused, booked as waste; the proper reply counts")
+@pytest.mark.row(
+    7, "late reply of round t in t + 1", "refused, booked as waste; the proper reply counts"
+)
 @each_recipe
 def test_late_replies(name):
     def stale(tasks):
-        return [Reply(t.client, t.t - 1, Payload({"u": torch.ones(D)}), 5, spent=Spent(bytes_up=120)) for t in tasks]
+        return [
+            Reply(
+                t.client, t.t - 1, Payload({"u": torch.ones(D)}), 5, spent=ClientCost(bytes_up=120)
+            )
+            for t in tasks
+        ]
 
     plain = run(name)
     for order in (0, 1, 2):  # before and after the proper reply of the same client
         late = run(name, extra=stale, shuffle=order)
         same(plain, late, *PAID)
-        assert late[1].record.bytes_wasted - plain[1].record.bytes_wasted == 120 * len(plain[1].record.chosen)
+        assert late[1].record.bytes_wasted - plain[1].record.bytes_wasted == 120 * len(
+            plain[1].record.chosen
+        )
 
 
 @pytest.mark.row(7, "a reply nobody asked for", "refused, booked as waste")
 def test_unasked():
-    stranger = Reply("stranger", 2, Payload({"u": torch.ones(D)}), 5, spent=Spent(bytes_up=120))
+    stranger = Reply(
+        "stranger", 2, Payload({"u": torch.ones(D)}), 5, spent=ClientCost(bytes_up=120)
+    )
     plain, more = run("flrce"), run("flrce", extra=lambda tasks: [stranger])
     same(plain, more, *PAID)
     assert more[0].record.bytes_wasted == 120
@@ -245,9 +289,11 @@ def test_unasked():
 @pytest.mark.row(6, "straggler past the deadline", "aggregated without it")
 def test_stragglers(seen):
     recipe = CATALOGUE["timelyfl"](P=6)
-    change, picked = bad(lambda reply, task: replace(reply, spent=replace(reply.spent, compute_seconds=1e4)))
+    change, picked = bad(
+        lambda reply, task: replace(reply, spent=replace(reply.spent, compute_seconds=1e4))
+    )
     fleet = Fleet(change=change)
-    done = list(rounds(recipe, fleet, initial(recipe, fleet, torch.zeros(D)), T, SEED))
+    done = list(rounds(recipe, fleet, make_initial_state(recipe, fleet, torch.zeros(D)), T, SEED))
     assert "past the deadline" in skipped(done, picked)
     assert done[1].record.seconds < 1e4
     assert done[1].record.bytes_wasted > 0
@@ -257,26 +303,28 @@ def test_stragglers(seen):
 @pytest.mark.row(5, "all clients fail", "ABANDONED; after 3 in a row the run ends, resumable")
 @each_recipe
 def test_all_fail(name):
-    from flrce.loop import over
-    from flrce.round.ended import GIVE_UP
+    from flrce.core.loop import is_stopped
+    from flrce.core.unfinished_rounds import MAX_ABANDONED_ROUNDS
 
     def dead(reply, task):
         return replace(reply, payload=None, error="it died") if task.t >= 2 else reply
 
     done = run(name, change=dead)
-    assert [r.record.outcome for r in done] == ["committed"] + ["abandoned"] * GIVE_UP
+    assert [r.record.outcome for r in done] == ["committed"] + ["abandoned"] * MAX_ABANDONED_ROUNDS
     assert torch.equal(done[-1].state.w, done[0].state.w)
     assert done[-1].state.t == 1
     assert done[-1].record.stop.startswith("abandoned 3 times in a row: c")
     assert "it died" in done[-1].record.stop
-    assert not over(done[-1].state)
+    assert not is_stopped(done[-1].state)
     recipe = replace(RECIPES[name], minimum=1)
     more = list(rounds(recipe, Fleet(), done[-1].state, T, SEED))
     assert [r.record.outcome for r in more] == ["committed"] * (T - 1)
 
 
 @pytest.mark.row(20, "free-rider (zero update)", "relation 0, not NaN; flagged")
-@pytest.mark.parametrize("name", ["flrce", "flrce-no-stop", "divfl", "krum", "trimmed-mean", "fedavg"])
+@pytest.mark.parametrize(
+    "name", ["flrce", "flrce-no-stop", "divfl", "krum", "trimmed-mean", "fedavg"]
+)
 def test_free_riders(name):
     zero = Payload({"u": torch.zeros(D)})
     change, picked = bad(lambda reply, task: replace(reply, payload=zero))
@@ -291,10 +339,15 @@ def test_free_riders(name):
         assert memory.H[row] == 0
 
 
-@pytest.mark.row(10, "a bad reply that is rounds old, asynchronous recipes", "SKIP when it lands; later ones count")
+@pytest.mark.row(
+    10,
+    "a bad reply that is rounds old, asynchronous recipes",
+    "SKIP when it lands; later ones count",
+)
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - set(WAITING)))
 def test_bad_replies_that_were_under_way(name):
-    """The last of the first round's clients to come back: with one reply a round, that round is abandoned.
+    """The last of the first round's clients to come back: with one reply a round, that round is
+    abandoned.
 
     A client that says it died fills no place: the next one's reply is waited for.
     """
@@ -310,7 +363,9 @@ def test_bad_replies_that_were_under_way(name):
         done = run(
             name,
             T=8,
-            change=lambda reply, task, c=case: c(reply, task) if (task.client, task.t) == (culprit, 1) else reply,
+            change=lambda reply, task, c=case: (
+                c(reply, task) if (task.client, task.t) == (culprit, 1) else reply
+            ),
         )
         landed = [r for r in done if culprit in r.record.rejected]
         assert len(landed) == 1
@@ -322,7 +377,11 @@ def test_bad_replies_that_were_under_way(name):
         assert all(torch.isfinite(r.state.w).all() for r in done)
 
 
-@pytest.mark.row(5, "all clients fail, asynchronous recipes", "ABANDONED; after 3 in a row the run ends, resumable")
+@pytest.mark.row(
+    5,
+    "all clients fail, asynchronous recipes",
+    "ABANDONED; after 3 in a row the run ends, resumable",
+)
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - set(WAITING)))
 def test_all_under_way_fail(name):
     done = run(name, change=lambda reply, task: replace(reply, payload=None, error="it died"))

@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 from harness import contents, experiment, go, in_child
 
-from flrce.apps.cli import main
+from flrce.cli.cli import main
 from flrce.errors import BadInput
-from flrce.store import disk
-from flrce.store.disk import Lines
-from flrce.store.ledger import Ledger
-from flrce.store.seal import SEAL, SEALED
+from flrce.storage import disk
+from flrce.storage.disk import LineFile
+from flrce.storage.ledger import Ledger
+from flrce.storage.seal import SEAL_FILE, SEALED_FILES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # experiment_fuzz
-row32 = pytest.mark.row(32, "damaged experiment.toml, partition.json, finished run", "HALT in one line")
+row32 = pytest.mark.row(
+    32, "damaged experiment.toml, partition.json, finished run", "HALT in one line"
+)
 row33 = pytest.mark.row(33, "run directories made by an attacker", "one line, < 500 MB")
 COMMANDS = (
     ["report", "RUN", "--out", "PAGE"],
@@ -45,7 +47,12 @@ def copy(finished, tmp_path):
 
 def said(capsys, command, run):
     """A command's exit code and its one line of error."""
-    code = main([str(run) if w == "RUN" else str(run.parent / "r.html") if w == "PAGE" else w for w in command])
+    code = main(
+        [
+            str(run) if w == "RUN" else str(run.parent / "r.html") if w == "PAGE" else w
+            for w in command
+        ]
+    )
     error = capsys.readouterr().err
     assert error.count("\n") == (1 if code else 0), error
     return code, error
@@ -76,7 +83,7 @@ def test_a_damaged_description_ends_a_resume_in_one_line(copy, name):
 
 
 @row32
-@pytest.mark.parametrize("name", SEALED)
+@pytest.mark.parametrize("name", SEALED_FILES)
 def test_flips_in_a_finished_run_are_found(copy, name, capsys, seen):
     """One bit of any file: `verify` names the file, and what reads the file refuses it."""
     path, rng, found = copy / name, random.Random(name), 0
@@ -114,10 +121,10 @@ def test_what_verify_says_of_other_damage(copy, capsys):
     assert "model.safetensors: missing" in problems
     assert "clients.jsonl: 3 bytes more than were committed" in problems
     assert any(line.startswith(f"checkpoint/{state.name}: ") for line in problems)
-    (copy / SEAL).write_text("{}")
+    (copy / SEAL_FILE).write_text("{}")
     assert main(["verify", str(copy)]) == 2
     assert "checksums.json is not as it was written" in capsys.readouterr().err
-    (copy / SEAL).unlink()
+    (copy / SEAL_FILE).unlink()
     assert main(["verify", str(copy)]) == 2
     assert "has no checksums.json" in capsys.readouterr().err
 
@@ -125,18 +132,20 @@ def test_what_verify_says_of_other_damage(copy, capsys):
 @row32
 def test_a_run_that_goes_on_is_sealed_again(tmp_path, capsys):
     go(tmp_path / "a", what=experiment(2))
-    first = (tmp_path / "a" / SEAL).read_bytes()
+    first = (tmp_path / "a" / SEAL_FILE).read_bytes()
     go(tmp_path / "a", resume=True, what=experiment(2))
-    assert (tmp_path / "a" / SEAL).read_bytes() == first
+    assert (tmp_path / "a" / SEAL_FILE).read_bytes() == first
     go(tmp_path / "a", resume=True, what=experiment(3))
-    assert (tmp_path / "a" / SEAL).read_bytes() != first
+    assert (tmp_path / "a" / SEAL_FILE).read_bytes() != first
     assert main(["verify", str(tmp_path / "a")]) == 0
 
 
 @row33
 @pytest.mark.parametrize("seed", range(3))
 def test_mutated_run_directories(finished, tmp_path, seed, capsys, seen):
-    """Without a seal anything may stand in the files: every command answers, or refuses in one line."""
+    """Without a seal anything may stand in the files: every command answers, or refuses in one
+    line.
+    """
     from run_fuzz import mutated
 
     rng, refused, count = random.Random(seed), 0, 0
@@ -163,7 +172,7 @@ SPOILT = {
 @pytest.mark.parametrize("name", SPOILT)
 def test_a_spoilt_run_is_left_out_of_the_list(copy, capsys, name):
     """`flrce runs` looks at whatever lies in a folder; others are listed all the same."""
-    (copy / SEAL).unlink()
+    (copy / SEAL_FILE).unlink()
     shutil.rmtree(copy / "checkpoint")  # it vouches for the ledger as well
     file, what = SPOILT[name]
     shutil.copytree(copy, copy.parent / "beside")
@@ -197,7 +206,7 @@ def test_comparing_runs_prints_nothing_that_a_terminal_obeys(copy, tmp_path, cap
 
 @row33
 def test_a_row_of_100_million_takes_no_memory(copy, capsys):
-    (copy / SEAL).unlink()
+    (copy / SEAL_FILE).unlink()
     shutil.rmtree(copy / "checkpoint")
     path = copy / "relations.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -216,40 +225,48 @@ def test_a_row_of_100_million_takes_no_memory(copy, capsys):
 
 @row32
 def test_ledgers_longer_than_one_read(tmp_path, monkeypatch):
-    """A single pread returns 2 GiB at most, so a longer ledger failed its own check after a resume."""
-    monkeypatch.setattr(disk, "CHUNK", 1000)
-    lines = Lines(tmp_path / "rounds.jsonl")
+    """A single pread returns 2 GiB at most, so a longer ledger failed its own check after a
+    resume.
+    """
+    monkeypatch.setattr(disk, "CHUNK_BYTES", 1000)
+    lines = LineFile(tmp_path / "rounds.jsonl")
     lines.open(None)
     for i in range(300):
         lines.append(b"%020d\n" % i)
     mark = lines.mark
     lines.close()
-    again = Lines(tmp_path / "rounds.jsonl")
+    again = LineFile(tmp_path / "rounds.jsonl")
     again.verify(mark)
     again.open(mark)
     assert again.mark == mark
     again.append(b"more\n")
     again.close()
-    Lines(tmp_path / "rounds.jsonl").verify(again.mark)
+    LineFile(tmp_path / "rounds.jsonl").verify(again.mark)
 
 
 @row32
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("FLRCE_LARGE"), reason="FLRCE_LARGE=1: hashes a sparse file of 2.1 GiB")
+@pytest.mark.skipif(
+    not os.environ.get("FLRCE_LARGE"), reason="FLRCE_LARGE=1: hashes a sparse file of 2.1 GiB"
+)
 def test_a_sparse_ledger_above_2_gib(tmp_path):
     path = tmp_path / "rounds.jsonl"
     with open(path, "wb") as f:
         f.truncate(2**31 + 10**8)
-    mark = disk.hashed(path)
-    lines = Lines(path)
+    mark = disk.hash_file(path)
+    lines = LineFile(path)
     lines.verify(mark)
     lines.open(mark)
     assert lines.mark == mark
     lines.close()
 
 
-@pytest.mark.row(36, "symbolic links and odd names of --out", "HALT in one line, nothing outside touched")
-@pytest.mark.parametrize("name", ["rounds.jsonl", "lock", "checkpoint", "experiment.toml", "summary.json"])
+@pytest.mark.row(
+    36, "symbolic links and odd names of --out", "HALT in one line, nothing outside touched"
+)
+@pytest.mark.parametrize(
+    "name", ["rounds.jsonl", "lock", "checkpoint", "experiment.toml", "summary.json"]
+)
 def test_links_inside_a_run_are_not_followed(tmp_path, name, capsys):
     victim, folder = tmp_path / "victim", tmp_path / "run"
     folder.mkdir()
@@ -265,7 +282,9 @@ def test_links_inside_a_run_are_not_followed(tmp_path, name, capsys):
     assert not list(victim.iterdir()) if victim.is_dir() else victim.read_text() == "precious"
 
 
-@pytest.mark.row(36, "symbolic links and odd names of --out", "HALT in one line, nothing outside touched")
+@pytest.mark.row(
+    36, "symbolic links and odd names of --out", "HALT in one line, nothing outside touched"
+)
 @pytest.mark.parametrize("name", ["x" * 300, "a\udcffb", "a\0b"], ids=["long", "not UTF-8", "null"])
 def test_odd_names_of_out(tmp_path, name):
     with pytest.raises(BadInput) as refused:
@@ -281,4 +300,4 @@ def test_checkpoints_are_private(finished):
 
 
 def test_nothing_else_changed(finished):
-    assert set(contents(finished)) <= set(SEALED)
+    assert set(contents(finished)) <= set(SEALED_FILES)

@@ -1,4 +1,6 @@
-"""Rows 32, 33 and 36: every command reads a run through its seal, reads only files, and keeps them private."""
+"""Rows 32, 33 and 36: every command reads a run through its seal, reads only files, and keeps them
+private.
+"""
 
 import gzip
 import hashlib
@@ -15,24 +17,33 @@ import pytest
 from harness import contents, experiment, go, in_child
 from run_fuzz import damaged
 
-from flrce.apps.cli import main
-from flrce.apps.options import PATH
 from flrce.arena import records
-from flrce.arena.away import prepare_jobs_folder
+from flrce.arena.executors import prepare_jobs_folder
+from flrce.cli.cli import main
+from flrce.cli.options import PATH_TYPE
 from flrce.errors import BadInput
-from flrce.store import read
-from flrce.store.disk import make_folder, refuse_writable_by_others, write_through
-from flrce.store.limited import read_limited
-from flrce.store.manifest import _canonical, find_damage, manifests
-from flrce.store.seal import MANIFESTS, SEAL, SEALED, sealed, serialize_marks
+from flrce.storage import read
+from flrce.storage.disk import make_folder, refuse_writable_by_others, write_atomically
+from flrce.storage.limited import read_limited
+from flrce.storage.manifest import _canonical_json, find_damage, read_manifests
+from flrce.storage.seal import MANIFESTS, SEAL_FILE, SEALED_FILES, read_seal, serialize_marks
 
-row32 = pytest.mark.row(32, "sealed runs: flips, deletions, swaps, additions", "found by verify, shown by nobody")
-row33 = pytest.mark.row(33, "links, pipes, devices, folders, bombs in a run's place", "one line, < 500 MB, no hang")
+row32 = pytest.mark.row(
+    32, "sealed runs: flips, deletions, swaps, additions", "found by verify, shown by nobody"
+)
+row33 = pytest.mark.row(
+    33, "links, pipes, devices, folders, bombs in a run's place", "one line, < 500 MB, no hang"
+)
 row36 = pytest.mark.row(36, "who may read run directories", "their owner alone; pages by the umask")
 READERS = (
-    ["report", "RUN", "--out", "PAGE"], ["why", "RUN"], ["whatif", "RUN"], ["reach", "RUN", "--target", "0.3"],
-    ["verify", "RUN"], ["verify", "RUN", "RUN"], ["export", "RUN", "--out", "ADAPTERS"],
-)  # fmt: skip
+    ["report", "RUN", "--out", "PAGE"],
+    ["why", "RUN"],
+    ["whatif", "RUN"],
+    ["reach", "RUN", "--target", "0.3"],
+    ["verify", "RUN"],
+    ["verify", "RUN", "RUN"],
+    ["export", "RUN", "--out", "ADAPTERS"],
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +61,11 @@ def copy(finished, tmp_path):
 
 def answered(capsys, command, run):
     """A command's exit code and all that it printed; at most one line of error."""
-    places = {"RUN": run, "PAGE": run.parent.parent / "r.html", "ADAPTERS": run.parent.parent / "peft"}
+    places = {
+        "RUN": run,
+        "PAGE": run.parent.parent / "r.html",
+        "ADAPTERS": run.parent.parent / "peft",
+    }
     code = main([str(places.get(word, word)) for word in command])
     out, error = capsys.readouterr()
     assert error.count("\n") == (1 if code == 2 else 0), error
@@ -68,15 +83,15 @@ def state_in(capsys, run):
 
 
 def spoil_newest_manifest(run):
-    manifests(run / "checkpoint")[0][0][0].unlink()
+    read_manifests(run / "checkpoint")[0][0][0].unlink()
 
 
 def spoil_spare_manifest(run):
-    manifests(run / "checkpoint")[0][1][0].unlink()
+    read_manifests(run / "checkpoint")[0][1][0].unlink()
 
 
 def empty_spare_state(run):
-    newest, spare = (commit.files for _, commit, _ in manifests(run / "checkpoint")[0])
+    newest, spare = (commit.files for _, commit, _ in read_manifests(run / "checkpoint")[0])
     only = next(name for name in spare if name not in newest and name.endswith(".state"))
     (run / "checkpoint" / only).write_bytes(b"")
 
@@ -91,19 +106,19 @@ def link_checkpoint(run):
 
 
 def add_manifest(run):
-    shutil.copy(manifests(run / "checkpoint")[0][0][0], run / "checkpoint" / "manifest.json")
+    shutil.copy(read_manifests(run / "checkpoint")[0][0][0], run / "checkpoint" / "manifest.json")
 
 
 def add_model(run):
     shutil.copy(run / "model.safetensors", run / "added")
-    marks = json.loads((run / SEAL).read_text())
+    marks = json.loads((run / SEAL_FILE).read_text())
     del marks["files"]["last.safetensors"]
-    (run / SEAL).write_bytes(serialize_marks(marks["files"]))
+    (run / SEAL_FILE).write_bytes(serialize_marks(marks["files"]))
 
 
 def spoil_manifest(text):
     def spoil(run):
-        path = manifests(run / "checkpoint")[0][0][0]
+        path = read_manifests(run / "checkpoint")[0][0][0]
         path.unlink()
         path.write_bytes(text) if text else path.mkdir()
 
@@ -124,12 +139,14 @@ DAMAGE = {
 
 
 @row32
-@pytest.mark.parametrize("earlier", [False, True], ids=["sealed now", "sealed by an earlier version"])
+@pytest.mark.parametrize(
+    "earlier", [False, True], ids=["sealed now", "sealed by an earlier version"]
+)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_verify_does_not_call_it_whole(copy, capsys, name, earlier):
     if earlier:  # without the manifests
-        files = {name: mark for name, mark in sealed(copy).items() if name not in MANIFESTS}
-        (copy / SEAL).write_bytes(serialize_marks(files))
+        files = {name: mark for name, mark in read_seal(copy).items() if name not in MANIFESTS}
+        (copy / SEAL_FILE).write_bytes(serialize_marks(files))
     assert answered(capsys, ["verify", "RUN"], copy)[0] == 0
     DAMAGE[name](copy)
     if earlier and name in ("the spare manifest deleted", "an older manifest added"):
@@ -156,21 +173,23 @@ def test_every_file_of_both_commits_is_checked(copy, seen):
 
 @row32
 def test_every_bit_of_the_seal(copy, seen):
-    path = copy / SEAL
+    path = copy / SEAL_FILE
     whole = path.read_bytes()
     for bit in range(0, 8 * len(whole), 5):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
-        with pytest.raises(BadInput, match=SEAL):
-            read.read(copy)
+        with pytest.raises(BadInput, match=SEAL_FILE):
+            read.read_run(copy)
     seen(f"{8 * len(whole) // 5} flips refused")
 
 
 def edit_accuracy(run):
     rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     rows[-1]["accuracy"] = rows[-1]["averaged"] = 0.999
-    (run / "rounds.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    (run / "rounds.jsonl").write_text(
+        "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    )
 
 
 def edit_seed(run):
@@ -192,10 +211,13 @@ def swap(name):
 
 
 EDITS = {
-    "an accuracy edited": edit_accuracy, "a setting edited": edit_seed, "rounds deleted": delete("rounds.jsonl"),
-    "rounds of another run": swap("rounds.jsonl"), "the experiment of another run": swap("experiment.toml"),
-    "the seal of another run": swap(SEAL),
-}  # fmt: skip
+    "an accuracy edited": edit_accuracy,
+    "a setting edited": edit_seed,
+    "rounds deleted": delete("rounds.jsonl"),
+    "rounds of another run": swap("rounds.jsonl"),
+    "the experiment of another run": swap("experiment.toml"),
+    "the seal of another run": swap(SEAL_FILE),
+}
 
 
 @row32
@@ -215,7 +237,7 @@ def test_nobody_shows_figures_that_were_not_written(copy, capsys, name):
 
 @row32
 def test_an_edit_of_a_run_without_a_seal_is_known_by_its_last_commit(copy, capsys):
-    (copy / SEAL).unlink()
+    (copy / SEAL_FILE).unlink()
     assert state_in(capsys, copy)[2]
     edit_accuracy(copy)
     assert state_in(capsys, copy) == ("damaged", "damaged", False)
@@ -224,14 +246,19 @@ def test_an_edit_of_a_run_without_a_seal_is_known_by_its_last_commit(copy, capsy
 
 @row32
 def test_lines_after_the_last_commit_are_not_shown(copy):
-    (copy / SEAL).unlink()
+    (copy / SEAL_FILE).unlink()
     with open(copy / "rounds.jsonl", "ab") as file:
-        file.write((copy / "rounds.jsonl").read_bytes().splitlines()[-1].replace(b'"t":3', b'"t":4') + b"\n")
-    assert [h.t for h in read.read(copy).rounds] == [1, 2, 3]
+        file.write(
+            (copy / "rounds.jsonl").read_bytes().splitlines()[-1].replace(b'"t":3', b'"t":4')
+            + b"\n"
+        )
+    assert [h.t for h in read.read_run(copy).rounds] == [1, 2, 3]
 
 
 @row32
-@pytest.mark.parametrize("damage", [spoil_manifest(b"[" * 100_000), spoil_manifest(b"")], ids=["brackets", "folder"])
+@pytest.mark.parametrize(
+    "damage", [spoil_manifest(b"[" * 100_000), spoil_manifest(b"")], ids=["brackets", "folder"]
+)
 def test_a_resume_goes_on_from_the_spare(copy, finished, damage):
     damage(copy)
     if any(path.is_dir() for path in (copy / "checkpoint").iterdir()):
@@ -247,17 +274,29 @@ def test_a_resume_goes_on_from_the_spare(copy, finished, damage):
 
 
 @row32
-@pytest.mark.parametrize("field", ["files", "latest", "rounds", "scalars", "ledger", "roster", "t", "versions"])
+@pytest.mark.parametrize(
+    "field", ["files", "latest", "rounds", "scalars", "ledger", "roster", "t", "versions"]
+)
 def test_a_manifest_with_a_hash_of_its_own_and_odd_fields(copy, field):
-    for path, _, _ in manifests(copy / "checkpoint")[0]:
+    for path, _, _ in read_manifests(copy / "checkpoint")[0]:
         body = json.loads(path.read_text())["commit"]
-        for odd in (None, [], "../../x", -1, {"../x": {"bytes": -1, "sha256": "x"}}, {"a": "../../x"}):
+        for odd in (
+            None,
+            [],
+            "../../x",
+            -1,
+            {"../x": {"bytes": -1, "sha256": "x"}},
+            {"a": "../../x"},
+        ):
             if type(odd) is type(body[field]) and field in ("scalars", "versions"):
                 continue
             made = body | {field: odd}
-            sha256 = hashlib.sha256(_canonical(made)).hexdigest()
+            sha256 = hashlib.sha256(_canonical_json(made)).hexdigest()
             path.write_text(json.dumps({"sha256": sha256, "commit": made}))
-            assert any(path.name in line for line in manifests(copy / "checkpoint")[1]), (field, odd)
+            assert any(path.name in line for line in read_manifests(copy / "checkpoint")[1]), (
+                field,
+                odd,
+            )
 
 
 @row32
@@ -279,10 +318,12 @@ def link_to(target):
 
 
 PLACES = {
-    "a link to /dev/zero": link_to("/dev/zero"), "a pipe": os.mkfifo, "a folder": os.mkdir,
+    "a link to /dev/zero": link_to("/dev/zero"),
+    "a pipe": os.mkfifo,
+    "a folder": os.mkdir,
     "a link to itself": lambda path: path.symlink_to(path.name),
     "a terabyte of zeros": lambda path: (path.touch(), os.truncate(path, 2**40)),
-}  # fmt: skip
+}
 
 
 @row33
@@ -290,11 +331,18 @@ PLACES = {
 @pytest.mark.parametrize("name", PLACES)
 def test_what_stands_in_a_files_place_is_not_read(copy, capsys, name, is_sealed):
     """Files of a run in turn, under every command: one line, no hang, no memory."""
-    files = ["experiment.toml", "partition.json", "rounds.jsonl", "model.safetensors", "summary.json", "lock"]
+    files = [
+        "experiment.toml",
+        "partition.json",
+        "rounds.jsonl",
+        "model.safetensors",
+        "summary.json",
+        "lock",
+    ]
     if is_sealed:
-        files += [SEAL, MANIFESTS[0]]
+        files += [SEAL_FILE, MANIFESTS[0]]
     else:
-        (copy / SEAL).unlink()
+        (copy / SEAL_FILE).unlink()
         shutil.rmtree(copy / "checkpoint")
 
     def child():
@@ -305,7 +353,9 @@ def test_what_stands_in_a_files_place_is_not_read(copy, capsys, name, is_sealed)
             path.rename(aside)
             PLACES[name](path)
             for command in READERS:
-                if command[0] != "verify" or name != "a terabyte of zeros":  # it would hash them all
+                if (
+                    command[0] != "verify" or name != "a terabyte of zeros"
+                ):  # it would hash them all
                     assert answered(capsys, command, copy)[0] in (0, 1, 2)
             for command in (["runs", str(copy.parent)], ["watch", str(copy), "--once"]):
                 assert answered(capsys, command, copy)[0] == 0
@@ -318,7 +368,9 @@ def test_what_stands_in_a_files_place_is_not_read(copy, capsys, name, is_sealed)
 
 @row33
 @pytest.mark.parametrize("name", ["a link to /dev/zero", "a pipe", "a folder"])
-@pytest.mark.parametrize("file", ["rounds.jsonl", "partition.json", "experiment.toml", "summary.json"])
+@pytest.mark.parametrize(
+    "file", ["rounds.jsonl", "partition.json", "experiment.toml", "summary.json"]
+)
 def test_a_resume_does_not_read_it_either(copy, name, file):
     (copy / file).unlink()
     PLACES[name](copy / file)
@@ -329,8 +381,18 @@ def test_a_resume_does_not_read_it_either(copy, name, file):
 @row33
 def test_records_are_unpacked_within_a_limit(tmp_path, capsys, seen):
     """Three hundred megabytes in one line, and in many: refused long before they are in memory."""
-    cell = {"schema": 2, "task": "a", "method": "b", "seed": 0, "tried": {}, "fingerprint": "", "metric": "accuracy",
-            "lower": False, "recipe": {}, "rounds": {name: [] for name in (*records.KEPT, "value")}}  # fmt: skip
+    cell = {
+        "schema": 2,
+        "task": "a",
+        "method": "b",
+        "seed": 0,
+        "tried": {},
+        "fingerprint": "",
+        "metric": "accuracy",
+        "lower": False,
+        "recipe": {},
+        "rounds": {name: [] for name in (*records.KEPT_FIELDS, "value")},
+    }
     line = json.dumps(cell).encode() + b" " * 10**6 + b"\n"
     for name, piece in (("long", b" " * 10**6), ("many", line)):
         with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
@@ -341,10 +403,10 @@ def test_records_are_unpacked_within_a_limit(tmp_path, capsys, seen):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for name, why in (("long", "a line of more than"), ("many", "unpacks to more than")):
             with pytest.raises(BadInput, match=why):
-                records.unpack(tmp_path / name)
+                records.unpack_records(tmp_path / name)
         for name in ("/dev/zero", tmp_path / "pipe"):
             with pytest.raises(BadInput, match="not a regular file"):
-                records.unpack(Path(name))
+                records.unpack_records(Path(name))
         assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 200e6
 
     os.mkfifo(tmp_path / "pipe")
@@ -352,16 +414,29 @@ def test_records_are_unpacked_within_a_limit(tmp_path, capsys, seen):
 
 
 @row33
-@pytest.mark.parametrize("command", [
-    ["watch", "NAME"], ["report", "NAME"], ["runs", "NAME"], ["verify", "NAME"], ["export", "NAME", "--out", "x"],
-    ["why", "NAME"], ["whatif", "NAME"], ["reach", "NAME", "--target", "1"], ["compare", "--out", "NAME"],
-    ["arena", "NAME", "--out", "x"], ["run", "--out", "NAME"], ["doctor", "NAME"],
-], ids=lambda words: words[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["watch", "NAME"],
+        ["report", "NAME"],
+        ["runs", "NAME"],
+        ["verify", "NAME"],
+        ["export", "NAME", "--out", "x"],
+        ["why", "NAME"],
+        ["whatif", "NAME"],
+        ["reach", "NAME", "--target", "1"],
+        ["compare", "--out", "NAME"],
+        ["arena", "NAME", "--out", "x"],
+        ["run", "--out", "NAME"],
+        ["doctor", "NAME"],
+    ],
+    ids=lambda words: words[0],
+)
 def test_names_that_no_file_can_have(capsys, command):
     for name in ("x" * 300, "a\0b"):
         assert main([name if word == "NAME" else word for word in command]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-    assert PATH.convert("fine", None, None) == Path("fine")
+    assert PATH_TYPE.convert("fine", None, None) == Path("fine")
 
 
 @row33
@@ -369,11 +444,15 @@ def test_names_that_no_file_can_have(capsys, command):
 def test_a_page_that_would_replace_a_folder(copy, capsys, place, monkeypatch):
     monkeypatch.chdir(copy.parent.parent)
     code, told = answered(capsys, ["report", "RUN", "--out", place], copy)
-    assert (code, "Is a directory" in told) == (2, True), told
+    assert (code, "is a folder; name another file" in told) == (2, True), told
 
 
 def modes(folder):
-    return {stat.S_IMODE(path.lstat().st_mode) for path in [folder, *folder.rglob("*")] if path.name != "report.html"}
+    return {
+        stat.S_IMODE(path.lstat().st_mode)
+        for path in [folder, *folder.rglob("*")]
+        if path.name != "report.html"
+    }
 
 
 @row36
@@ -382,13 +461,18 @@ def test_a_run_directory_is_its_owners_alone(tmp_path, capsys):
     try:
         go(tmp_path / "new" / "a")
         small = ["--set", "rounds=1", "--set", "clients=4", "--set", "per_round=2"]
-        assert main(["compare", *small, "--recipes", "fedavg", "--out", str(tmp_path / "new" / "both")]) == 0
+        assert (
+            main(
+                ["compare", *small, "--recipes", "fedavg", "--out", str(tmp_path / "new" / "both")]
+            )
+            == 0
+        )
         assert modes(tmp_path / "new") == {0o700, 0o600}
         assert stat.S_IMODE((tmp_path / "new" / "both" / "report.html").stat().st_mode) == 0o644
         for path in (tmp_path / "new" / "a").rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)  # as an earlier version left it
         go(tmp_path / "new" / "a", resume=True, what=experiment(4))
-        ledgers = [tmp_path / "new" / "a" / name for name in (*SEALED, SEAL, "lock")]
+        ledgers = [tmp_path / "new" / "a" / name for name in (*SEALED_FILES, SEAL_FILE, "lock")]
         assert {stat.S_IMODE(path.stat().st_mode) for path in ledgers if path.exists()} == {0o600}
     finally:
         os.umask(before)
@@ -418,7 +502,7 @@ def test_jobs_are_not_loaded_from_a_folder_that_others_can_write_to(tmp_path, mo
 
 
 def test_reading_stops_at_the_limit(tmp_path):
-    write_through(tmp_path / "a", b"12345")
+    write_atomically(tmp_path / "a", b"12345")
     assert read_limited(tmp_path / "a", 5) == b"12345"
     with pytest.raises(OSError, match="more than 4 bytes"):
         read_limited(tmp_path / "a", 4)

@@ -15,13 +15,13 @@ import pytest
 from harness import DATA, contents, experiment, go, in_child, places, same
 
 import flrce
-from flrce import runs
-from flrce.apps import cli
-from flrce.engines.simulator import Simulator
-from flrce.engines.workers import Pooled
-from flrce.types import Reply
+from flrce.cli import cli
+from flrce.core.types import Reply
+from flrce.simulation import runs
+from flrce.simulation.simulator import Simulator
+from flrce.simulation.workers import PooledWorkers
 
-FLRCE = [sys.executable, "-m", "flrce.apps.cli"]
+FLRCE = [sys.executable, "-m", "flrce.cli.cli"]
 LONG = experiment(rounds=60)  # takes seconds, so that a signal finds it at work
 
 
@@ -38,14 +38,20 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def started(folder: Path, file: Path, more: dict[str, str] = {}, lines: int = 2) -> subprocess.Popen[str]:  # noqa: B006
+def started(
+    folder: Path, file: Path, more: dict[str, str] | None = None, lines: int = 2
+) -> subprocess.Popen[str]:
     """A run from the command line that has committed some rounds."""
-    file.write_text(LONG.toml())
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    file.write_text(LONG.to_toml())
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(more or {})}
     process = subprocess.Popen(
-        [*FLRCE, "run", str(file), "--out", str(folder)], env=environment, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=_heed_interrupts,
-    )  # fmt: skip
+        [*FLRCE, "run", str(file), "--out", str(folder)],
+        env=environment,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=_heed_interrupts,
+    )
     ledger, deadline = folder / "rounds.jsonl", time.monotonic() + 120
     while not ledger.exists() or ledger.read_bytes().count(b"\n") < lines:
         assert process.poll() is None, process.communicate()[1]
@@ -63,7 +69,9 @@ def test_signals(reference, tmp_path, sent, code, seen):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert time.monotonic() - began < 30  # most of it the interpreter taking torch apart
-    assert re.search(r"after round \d+ of 60; go on with: flrce run --out .* --resume$", errors.strip())
+    assert re.search(
+        r"after round \d+ of 60; go on with: flrce run --out .* --resume$", errors.strip()
+    )
     done = json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"]
     assert 1 <= done < LONG.rounds
     go(tmp_path / "run", True, LONG)
@@ -73,8 +81,10 @@ def test_signals(reference, tmp_path, sent, code, seen):
 
 @pytest.mark.row(3, "SIGTERM at journal steps", "summary of the last commit, exit 143, then BIT")
 def test_terminated_between_steps(reference, tmp_path, seen):
-    """Every fifth step, and all around the commit; the files handed back belong to the round that is committed."""
-    (tmp_path / "short.toml").write_text(experiment().toml())
+    """Every fifth step, and all around the commit; the files handed back belong to the round that
+    is committed.
+    """
+    (tmp_path / "short.toml").write_text(experiment().to_toml())
 
     def command(folder, *more):
         code = cli.main(["run", str(tmp_path / "short.toml"), "--out", str(folder), *more])
@@ -85,10 +95,15 @@ def test_terminated_between_steps(reference, tmp_path, seen):
     steps = [s for i, s in enumerate(places(record)) if i % 5 == 0 or s.startswith("commit")]
     for step in steps:
         folder = tmp_path / step.replace(":", "-")
-        assert in_child(lambda f=folder: command(f), f"{step}:SIGTERM", tmp_path / "log") == 143, step
+        assert in_child(lambda f=folder: command(f), f"{step}:SIGTERM", tmp_path / "log") == 143, (
+            step
+        )
         if (folder / "summary.json").exists():
             lines = (folder / "rounds.jsonl").read_bytes().splitlines()
-            assert json.loads((folder / "summary.json").read_text())["rounds"] in (len(lines), len(lines) - 1)
+            assert json.loads((folder / "summary.json").read_text())["rounds"] in (
+                len(lines),
+                len(lines) - 1,
+            )
         go(folder, resume=True)
         same(folder, reference[0])
     seen(f"{len(steps)} steps, all exit 143, then BIT")
@@ -96,8 +111,14 @@ def test_terminated_between_steps(reference, tmp_path, seen):
 
 @pytest.fixture
 def deadly(monkeypatch, tmp_path, reference):
-    """Makes workers kill themselves by their own pid when they train the victim in round 2, as often as told."""
-    victim, count, work = json.loads(reference[0]["rounds.jsonl"].splitlines()[1])["chosen"][1], tmp_path / "count", []
+    """Makes workers kill themselves by their own pid when they train the victim in round 2, as
+    often as told.
+    """
+    victim, count, work = (
+        json.loads(reference[0]["rounds.jsonl"].splitlines()[1])["chosen"][1],
+        tmp_path / "count",
+        [],
+    )
 
     def times(number):
         def job(self, what, *rest):
@@ -108,14 +129,16 @@ def deadly(monkeypatch, tmp_path, reference):
                     os.kill(os.getpid(), signal.SIGKILL)
             return work[0](self, what, *rest)
 
-        work.append(Pooled._work)
-        monkeypatch.setattr(Pooled, "_work", job)
+        work.append(PooledWorkers._run_job)
+        monkeypatch.setattr(PooledWorkers, "_run_job", job)
         return victim, count
 
     return times
 
 
-@pytest.mark.row(4, "kill -9 a client's worker while it trains, once", "retried on a fresh worker, BIT")
+@pytest.mark.row(
+    4, "kill -9 a client's worker while it trains, once", "retried on a fresh worker, BIT"
+)
 def test_a_worker_dies_once(reference, tmp_path, deadly):
     _, count = deadly(1)
     go(tmp_path / "run")
@@ -135,12 +158,23 @@ def test_a_worker_dies_twice(tmp_path, deadly, seen):
     seen(second.rejected[victim])
 
 
-@pytest.mark.row(4, "kill -9 a worker while it evaluates, twice or three times", "BIT; exit 130, one line, then BIT")
+@pytest.mark.row(
+    4,
+    "kill -9 a worker while it evaluates, twice or three times",
+    "BIT; exit 130, one line, then BIT",
+)
 @pytest.mark.parametrize(("times", "code"), [(2, 0), (3, 130)])
 def test_a_worker_dies_while_it_judges(reference, tmp_path, monkeypatch, capsys, times, code, seen):
-    """A round judges two models, the last and the mean of the tail: its third job is the second round's first."""
-    file, folder, jobs, work = tmp_path / "short.toml", tmp_path / "run", tmp_path / "jobs", Pooled._work
-    file.write_text(experiment().toml())
+    """A round judges two models, the last and the mean of the tail: its third job is the second
+    round's first.
+    """
+    file, folder, jobs, work = (
+        tmp_path / "short.toml",
+        tmp_path / "run",
+        tmp_path / "jobs",
+        PooledWorkers._run_job,
+    )
+    file.write_text(experiment().to_toml())
 
     def job(self, what, *rest):
         if what != "train":
@@ -151,7 +185,7 @@ def test_a_worker_dies_while_it_judges(reference, tmp_path, monkeypatch, capsys,
         return work(self, what, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pooled, "_work", job)
+        patch.setattr(PooledWorkers, "_run_job", job)
         assert cli.main(["run", str(file), "--out", str(folder)]) == code
     lines = capsys.readouterr().err.strip().splitlines()
     if code:
@@ -185,7 +219,7 @@ def test_workers_killed_from_outside(reference, tmp_path, monkeypatch, seen):
             timers.append(timer)
 
     timers: list[threading.Timer] = []
-    monkeypatch.setattr("flrce.parts.Simulator", Watched)
+    monkeypatch.setattr("flrce.simulation.build.Simulator", Watched)
     runs.run(LONG, tmp_path / "run", data=DATA, watch=watch)
     for timer in timers:
         timer.join()
@@ -203,9 +237,9 @@ def test_everyone_dies(tmp_path, monkeypatch, capsys, seen):
             return [Reply(task.client, task.t, error="it died") for task in tasks]
 
     file, folder = tmp_path / "long.toml", tmp_path / "run"
-    file.write_text(experiment(rounds=6).toml())
+    file.write_text(experiment(rounds=6).to_toml())
     with monkeypatch.context() as patch:
-        patch.setattr("flrce.parts.Simulator", Dying)
+        patch.setattr("flrce.simulation.build.Simulator", Dying)
         assert cli.main(["run", str(file), "--out", str(folder)]) == 130
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("stopped: abandoned 3 times in a row")
@@ -217,7 +251,10 @@ def test_everyone_dies(tmp_path, monkeypatch, capsys, seen):
 
 
 def faketime() -> str:
-    found = [*Path(sys.prefix).rglob("*faketime*.so*"), *Path("/usr/lib").glob("*/faketime/libfaketime.so.1")]
+    found = [
+        *Path(sys.prefix).rglob("*faketime*.so*"),
+        *Path("/usr/lib").glob("*/faketime/libfaketime.so.1"),
+    ]
     if not found:
         pytest.skip("libfaketime is not installed")
     return str(found[0])
@@ -228,13 +265,18 @@ def test_clock_steps(reference, tmp_path, seen):
     stamp = tmp_path / "now"
     stamp.write_text("+0")
     fake = {
-        "LD_PRELOAD": faketime(), "FAKETIME_TIMESTAMP_FILE": str(stamp), "FAKETIME_CACHE_DURATION": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1",
-    }  # fmt: skip
+        "LD_PRELOAD": faketime(),
+        "FAKETIME_TIMESTAMP_FILE": str(stamp),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
     shown = subprocess.run(
-        [sys.executable, "-c", "import time; print(time.time())"], env={**os.environ, **fake, "FAKETIME": "+3600"},
-        text=True, capture_output=True,
-    )  # fmt: skip
+        [sys.executable, "-c", "import time; print(time.time())"],
+        env={**os.environ, **fake, "FAKETIME": "+3600"},
+        text=True,
+        capture_output=True,
+    )
     process = started(tmp_path / "run", tmp_path / "long.toml", fake)
     stamp.write_text("+3600")
     time.sleep(0.2)
@@ -251,7 +293,13 @@ def test_only_the_monotonic_clock():
     for path in Path(flrce.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-            if name in ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now"):
+            if name in (
+                "time.time",
+                "time.time_ns",
+                "datetime.now",
+                "datetime.utcnow",
+                "datetime.datetime.now",
+            ):
                 wall.append(f"{path.name}: {name}")
     assert not [
         w for w in wall if not w.startswith(("doctor.py", "folders.py", "live.py"))

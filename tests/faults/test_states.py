@@ -1,4 +1,6 @@
-"""Row 38: states of users' own pieces, of every kind of value, in every role, killed and resumed to the same bits."""
+"""Row 38: states of users' own pieces, of every kind of value, in every role, killed and resumed to
+the same bits.
+"""
 
 import json
 from pathlib import Path
@@ -6,11 +8,14 @@ from pathlib import Path
 import pytest
 from harness import KILLED, in_child
 
-from flrce.apps.cli import main
+from flrce.cli.cli import main
 
-row38 = pytest.mark.row(38, "a piece of one's own holds any state", "same bits, or refused at the start")
+row38 = pytest.mark.row(
+    38, "a piece of one's own holds any state", "same bits, or refused at the start"
+)
 FILES = ("rounds.jsonl", "clients.jsonl", "summary.json", "model.safetensors")
-#: every piece's answer depends on each bit and type of its state; tables change in rows of clients that did not train
+#: every piece's answer depends on each bit and type of its state; tables change in rows of clients
+#: that did not train
 PIECES = '''
 import hashlib
 from dataclasses import dataclass, field
@@ -18,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flrce.types import Selection
+from flrce.core.types import Selection
 
 
 class Pair(NamedTuple):
@@ -84,7 +89,7 @@ def go_on(state, t, M):
 
 
 class Remembering:
-    def init(self, M, d, D):
+    def initial_state(self, M, d, D):
         return begin(M)
 
     def observe(self, state, event):
@@ -106,7 +111,7 @@ class Summing(Remembering):
 
 @dataclass(frozen=True)
 class Stepping:
-    def init(self, M, d, D):
+    def initial_state(self, M, d, D):
         return {"state": None, "t": 0, 5: Pair(1, Inner("z"))}  # no dataclass at all
 
     def step(self, w, target, updates, state):
@@ -119,13 +124,13 @@ class Ending(Remembering):
     def __call__(self, history):
         return ""
 
-    def way(self, state):
+    def distance_from_start(self, state):
         return share(state)
 
 
 @dataclass(frozen=True)
 class Averaging(Remembering):
-    def init(self, M, d, D):
+    def initial_state(self, M, d, D):
         return None
 
     def observe(self, state, event):
@@ -184,7 +189,9 @@ def test_states_of_every_kind_come_back_to_the_same_bits(folder, seen):
     assert in_child(run("--out", "whole")) == 0
     wanted = contents(folder / "whole")
     assert in_child(run("--out", "once"), "commit.ready:3") == KILLED
-    assert in_child(run("--out", "once", "--resume"), log=folder / "log") == 0, (folder / "log").read_text()
+    assert in_child(run("--out", "once", "--resume"), log=folder / "log") == 0, (
+        folder / "log"
+    ).read_text()
     assert contents(folder / "once") == wanted
     for i in range(5):
         more = ["--resume"] if i else []
@@ -199,10 +206,18 @@ def test_states_of_every_kind_come_back_to_the_same_bits(folder, seen):
 @pytest.mark.parametrize("out", [[], ["--out", "run"]], ids=["without a folder", "with one"])
 @pytest.mark.parametrize(
     ("state", "what"),
-    [("{1, 2}", "is a set"), ("Inner('x', {(1, 2): 3})", "(1, 2), a tuple"), ("[Inner('x', object())]", "is a object")],
+    [
+        ("{1, 2}", "is a set"),
+        ("Inner('x', {(1, 2): 3})", "(1, 2), a tuple"),
+        ("[Inner('x', object())]", "is a object"),
+    ],
 )
-def test_a_state_that_could_not_be_resumed_is_refused_at_the_start(folder, seen, capfd, state, what, out):
-    text = PIECES.replace('return {"state": None, "t": 0, 5: Pair(1, Inner("z"))}', f"return {state}")
+def test_a_state_that_could_not_be_resumed_is_refused_at_the_start(
+    folder, seen, capfd, state, what, out
+):
+    text = PIECES.replace(
+        'return {"state": None, "t": 0, 5: Pair(1, Inner("z"))}', f"return {state}"
+    )
     assert text != PIECES
     (folder / "stateful_pieces.py").write_text(text)
     assert in_child(lambda: main(["run", "mine.toml", *out]) == 2 or 1 / 0) == 0

@@ -1,4 +1,6 @@
-"""Row 11, in models with BatchNorm: statistics that no batch can have; and replies to another model than was sent."""
+"""Row 11, in models with BatchNorm: statistics that no batch can have; and replies to another model
+than was sent.
+"""
 
 from dataclasses import replace
 
@@ -6,13 +8,18 @@ import pytest
 import torch
 from harness import DATA, experiment
 
-from flrce import runs
-from flrce.pieces import Dense
-from flrce.recipes import CATALOGUE
-from flrce.round.gate import check, gate
-from flrce.round.payloads import Base, encoding, fingerprint, grounded
-from flrce.tuning import TUNING
-from flrce.types import Payload, Reply, Task
+from flrce.core.gate import validate_replies, validate_reply
+from flrce.core.payloads import (
+    SentModel,
+    fingerprint_model,
+    make_encoding_stream,
+    validate_variances,
+)
+from flrce.core.pieces import NoCompression
+from flrce.core.types import Payload, Reply, Task
+from flrce.methods.catalogue.lora import LORA_RECIPES
+from flrce.methods.catalogue.recipes import CATALOGUE
+from flrce.simulation import runs
 
 LAYOUT = (("a.weight", 3), ("a.running_mean", 2), ("a.running_var", 2))
 D = 7
@@ -24,7 +31,7 @@ def holdings(task):
 
 
 def task(**more):
-    return Task("x", 0, 3, seed=1, **{"compressor": Dense(), **more})
+    return Task("x", 0, 3, seed=1, **{"compressor": NoCompression(), **more})
 
 
 def reply(*u, **more):
@@ -43,13 +50,18 @@ class Poisoned:
     def train(self, w, tasks, carry, keep=None):
         replies = list(self.engine.train(w, tasks, carry))
         for i, job in enumerate(tasks):
-            held, layout = self.holdings(job)
+            held, layout = self.get_task_layout(job)
             spans = torch.split(torch.zeros(sum(n for _, n in layout)), [n for _, n in layout])
-            marked = torch.cat([x + name.endswith("running_var") for x, (name, _) in zip(spans, layout, strict=True)])
+            marked = torch.cat(
+                [
+                    x + name.endswith("running_var")
+                    for x, (name, _) in zip(spans, layout, strict=True)
+                ]
+            )
             if marked.any():
                 before = w if held is None else w[held]
                 u = marked * (-1 - before)
-                payload, _ = job.compressor.encode(u, layout, encoding(job), {})
+                payload, _ = job.compressor.encode(u, layout, make_encoding_stream(job), {})
                 replies[i] = replace(replies[i], payload=payload)
                 self.bad.append((job.t, job.client))
                 break
@@ -57,22 +69,28 @@ class Poisoned:
 
 
 @pytest.mark.row(11, "BatchNorm variances below 0", "SKIP, model finite, every recipe")
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in TUNING])  # those want adapters
+@pytest.mark.parametrize(
+    "name", [name for name in CATALOGUE if name not in LORA_RECIPES]
+)  # those want adapters
 def test_negative_variances(name):
     exp = experiment(rounds=3, recipe={"name": name}, clients=12, per_round=7, train={"epochs": 2})
-    built = runs.parts(exp, DATA)
+    built = runs.build_simulation(exp, DATA)
     try:
         engine = Poisoned(built.engine)
-        done = list(replace(built, engine=engine).rounds(exp))
+        done = list(replace(built, engine=engine).iterate_rounds(exp))
         # some arrive late: then they did no harm
         reasons = [done[t - 1].record.rejected.get(client, "") for t, client in engine.bad]
         refused = any(reason.startswith("a variance of -1 in ") for reason in reasons)
         sent = bool(engine.bad) or name != "fedbn"  # which keeps its statistics at home
-        assert refused == (sent and type(built.recipe.compressor) is Dense), reasons  # others are cut at 0
+        assert refused == (sent and type(built.recipe.compressor) is NoCompression), (
+            reasons
+        )  # others are cut at 0
         spans = [s.span for s in engine.runner.layout.slots if s.name.endswith("running_var")]
         assert all(r.state.w[span].min() >= 0 for r in done for span in spans)
         assert all(torch.isfinite(r.state.w).all() for r in done)
-        assert all(r.record.loss is not None for r in done if r.record.outcome == "committed")  # a NaN would be None
+        assert all(
+            r.record.loss is not None for r in done if r.record.outcome == "committed"
+        )  # a NaN would be None
         if name == "fedavg":  # what would become of the model without the gate
             w = done[-1].state.w.clone()
             w[spans[0]] = -1.0
@@ -82,48 +100,67 @@ def test_negative_variances(name):
 
 
 def test_which_variances_pass():
-    """Of 1 and 4: down to 0 is a batch of equal samples; below, what a compressor rounded comes out as 0."""
+    """Of 1 and 4: down to 0 is a batch of equal samples; below, what a compressor rounded comes out
+    as 0.
+    """
     whole = (None, LAYOUT)
     down = torch.tensor([9.0, 9.0, 9.0, -9.0, 9.0, -1.0, -4.0])  # other tensors may go anywhere
-    assert grounded(down, W, *whole, exact=True) == ("", down)
+    assert validate_variances(down, W, *whole, exact=True) == ("", down)
     below = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -1.05, 1.0])
-    why, u = grounded(below, W, *whole, exact=False)
+    why, u = validate_variances(below, W, *whole, exact=False)
     assert why == ""
     assert (W + u)[5:].tolist() == [0.0, 5.0]
     assert below[5] != u[5]  # a reply is not written to
-    assert grounded(below, W, *whole, exact=True) == ("a variance of -0.05 in 'a.running_var'", None)
+    assert validate_variances(below, W, *whole, exact=True) == (
+        "a variance of -0.05 in 'a.running_var'",
+        None,
+    )
 
 
 def test_variances_of_a_part():
     """A client that holds coordinates 2 and 6: its one variance is W's last."""
     part = torch.tensor([2, 6]), (("a.weight", 1), ("a.running_var", 1))
-    assert grounded(torch.tensor([0.0, -3.5]), W, *part, exact=True)[0] == ""
-    assert grounded(torch.tensor([0.0, -4.5]), W, *part, exact=True)[0] == "a variance of -0.5 in 'a.running_var'"
+    assert validate_variances(torch.tensor([0.0, -3.5]), W, *part, exact=True)[0] == ""
+    assert (
+        validate_variances(torch.tensor([0.0, -4.5]), W, *part, exact=True)[0]
+        == "a variance of -0.5 in 'a.running_var'"
+    )
 
 
 @pytest.mark.row(7, "a reply to another model than was sent", "refused where the reply says so")
 def test_another_model():
-    zero, base = [0.0] * D, Base(W)
-    assert len(fingerprint(W)) == 32
-    assert check(task(), reply(*zero, base=fingerprint(W)), holdings, base)[0] == ""
-    assert check(task(), reply(*zero), holdings, base)[0] == ""  # most engines match replies to messages themselves
-    other = fingerprint(W + 1)
-    assert check(task(), reply(*zero, base=other), holdings, base)[0] == f"trained from another model: {other!r}"
+    zero, base = [0.0] * D, SentModel(W)
+    assert len(fingerprint_model(W)) == 32
+    assert validate_reply(task(), reply(*zero, base=fingerprint_model(W)), holdings, base)[0] == ""
+    assert (
+        validate_reply(task(), reply(*zero), holdings, base)[0] == ""
+    )  # most engines match replies to messages themselves
+    other = fingerprint_model(W + 1)
+    assert (
+        validate_reply(task(), reply(*zero, base=other), holdings, base)[0]
+        == f"trained from another model: {other!r}"
+    )
     for odd in (None, 5, b"", ["x"], torch.zeros(2)):
-        assert check(task(), reply(*zero, base=odd), holdings, base)[0].startswith("trained from another model")
-    updates, rejected = gate([task()], [reply(*zero, base=other)], holdings, D, 3, None, W)
+        assert validate_reply(task(), reply(*zero, base=odd), holdings, base)[0].startswith(
+            "trained from another model"
+        )
+    updates, rejected = validate_replies(
+        [task()], [reply(*zero, base=other)], holdings, D, 3, None, W
+    )
     assert len(updates) == 0
     assert rejected["x"].startswith("trained from another model")
 
 
 def test_the_model_is_hashed_once(monkeypatch):
-    import flrce.round.payloads
+    import flrce.core.payloads
 
     count = []
-    monkeypatch.setattr(flrce.round.payloads, "fingerprint", lambda w: count.append(1) or "same")
+    monkeypatch.setattr(
+        flrce.core.payloads, "fingerprint_model", lambda w: count.append(1) or "same"
+    )
     tasks = [replace(task(), client=f"c{k}", k=k) for k in range(5)]
     sent = [replace(reply(*[0.0] * D, base="same"), client=f"c{k}") for k in range(5)]
-    assert len(gate(tasks, sent, holdings, D, 3, None, W)[0]) == 5
+    assert len(validate_replies(tasks, sent, holdings, D, 3, None, W)[0]) == 5
     assert len(count) == 1
-    gate(tasks, [replace(r, base="") for r in sent], holdings, D, 3, None, W)
+    validate_replies(tasks, [replace(r, base="") for r in sent], holdings, D, 3, None, W)
     assert len(count) == 1  # nobody asked for it

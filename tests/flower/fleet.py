@@ -1,4 +1,6 @@
-"""A real Flower deployment on this machine's loopback: one SuperLink, some SuperNodes, and `flwr` to drive it."""
+"""A real Flower deployment on this machine's loopback: one SuperLink, some SuperNodes, and `flwr`
+to drive it.
+"""
 
 import datetime
 import ipaddress
@@ -31,26 +33,39 @@ def free_port() -> int:
 class Fleet:
     """Started processes, all bound to 127.0.0.1; `close` ends exactly those."""
 
-    def __init__(self, folder: Path, tls: bool = False, authenticate: bool = False, database: bool = False) -> None:
+    def __init__(
+        self, folder: Path, tls: bool = False, authenticate: bool = False, database: bool = False
+    ) -> None:
         self.folder, self.tls, self.authenticate = folder, tls, authenticate
         self.home, self.port = folder / "home", free_port()
         self.home.mkdir(parents=True)
         self.environment = {
-            **os.environ, "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
-        }  # fmt: skip
+            **os.environ,
+            "FLWR_HOME": str(self.home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+            "NO_COLOR": "1",
+        }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         secure = self._certificates() if tls else []
         connection = f'root-certificates = "{folder}/ca.pem"' if tls else "insecure = true"
         (self.home / "config.toml").write_text(
-            f'[superlink]\ndefault = "test"\n\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\n{connection}\n'
+            '[superlink]\ndefault = "test"\n\n[superlink.test]\naddress ='
+            f' "127.0.0.1:{self.port}"\n{connection}\n'
         )
         self.link = [
-            "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
-            "--disable-runtime-dependency-installation", *(secure or ["--insecure"]),
+            "flower-superlink",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--disable-runtime-dependency-installation",
+            *(secure or ["--insecure"]),
             *(["--enable-supernode-auth"] if authenticate else []),
             *(["--database", str(folder / "link.db")] if database else []),
-        ]  # fmt: skip
+        ]
         self.start_link()
 
     def start_link(self) -> None:
@@ -60,18 +75,42 @@ class Fleet:
     def node(self, partition: int) -> None:
         """Start the SuperNode of a partition."""
         trust = ["--root-certificates", str(self.folder / "ca.pem")] if self.tls else ["--insecure"]
-        key = ["--auth-supernode-private-key", str(self._key(partition))] if self.authenticate else []
-        self._start(f"node{partition}", [
-            "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
-            "--port", str(free_port()), "--node-config", f"partition-id={partition} num-partitions=3", *trust, *key,
-        ])  # fmt: skip
+        key = (
+            ["--auth-supernode-private-key", str(self._key(partition))] if self.authenticate else []
+        )
+        self._start(
+            f"node{partition}",
+            [
+                "flower-supernode",
+                "--superlink",
+                f"127.0.0.1:{self.port}",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(free_port()),
+                "--node-config",
+                f"partition-id={partition} num-partitions=3",
+                *trust,
+                *key,
+            ],
+        )
 
     def stranger(self) -> None:
         """Start a SuperNode without a key."""
-        self._start("stranger", [
-            "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
-            "--port", str(free_port()), "--root-certificates", str(self.folder / "ca.pem"),
-        ])  # fmt: skip
+        self._start(
+            "stranger",
+            [
+                "flower-supernode",
+                "--superlink",
+                f"127.0.0.1:{self.port}",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(free_port()),
+                "--root-certificates",
+                str(self.folder / "ca.pem"),
+            ],
+        )
 
     def kill(self, name: str) -> None:
         """kill -9 a process and all it started."""
@@ -89,25 +128,43 @@ class Fleet:
         return str(found["runs"][0]["status"])
 
     def finish(self, run: str, seconds: float = 400) -> str:
-        """Wait for the run's end; returns its status, with the ServerApp's log where it is not a good one."""
-        self._until(lambda: self.status(run).startswith("finished"), seconds, f"run {run} to finish", every=2)
+        """Wait for the run's end; returns its status, with the ServerApp's log where it is not a
+        good one.
+        """
+        self._until(
+            lambda: self.status(run).startswith("finished"),
+            seconds,
+            f"run {run} to finish",
+            every=2,
+        )
         status = self.status(run)
-        return status if status == "finished:completed" else f"{status}\n{self.flwr('log', run, 'test', '--show')}"
+        return (
+            status
+            if status == "finished:completed"
+            else f"{status}\n{self.flwr('log', run, 'test', '--show')}"
+        )
 
     def flwr(self, *arguments: str) -> str:
-        done = subprocess.run(["flwr", *arguments], env=self.environment, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(
+            ["flwr", *arguments], env=self.environment, capture_output=True, text=True, timeout=180
+        )
         assert done.returncode == 0, f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def logs(self) -> str:
-        return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log"))
+        )
 
     def serverapps(self) -> list[int]:
         """Process ids of ServerApps that this fleet's SuperLink started."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             try:
-                command, environment = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
+                command, environment = (
+                    (path / "cmdline").read_bytes(),
+                    (path / "environ").read_bytes(),
+                )
             except OSError:
                 continue
             if b"flwr-serverapp" in command and str(self.home).encode() in environment:
@@ -121,7 +178,11 @@ class Fleet:
     def _start(self, name: str, command: list[str]) -> None:
         with open(self.folder / f"{name}.log", "ab") as out:
             self.processes[name] = subprocess.Popen(
-                command, env=self.environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env=self.environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def _listening(self) -> bool:
@@ -141,9 +202,13 @@ class Fleet:
             return path
         key = ec.generate_private_key(ec.SECP384R1())
         form = serialization.PrivateFormat.OpenSSH
-        path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+        path.write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        )
         public = serialization.PublicFormat.OpenSSH
-        path.with_suffix(".pub").write_bytes(key.public_key().public_bytes(serialization.Encoding.OpenSSH, public))
+        path.with_suffix(".pub").write_bytes(
+            key.public_key().public_bytes(serialization.Encoding.OpenSSH, public)
+        )
         self.flwr("supernode", "register", str(path.with_suffix(".pub")), "test")
         return path
 
@@ -151,12 +216,22 @@ class Fleet:
         """A certificate for 127.0.0.1 signed by an authority of our own."""
         authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
         _sign(self.folder / "ca.pem", "test authority", authority, authority, None)
-        _sign(self.folder / "server.pem", "127.0.0.1", server, authority, ipaddress.ip_address("127.0.0.1"))
+        _sign(
+            self.folder / "server.pem",
+            "127.0.0.1",
+            server,
+            authority,
+            ipaddress.ip_address("127.0.0.1"),
+        )
         form = serialization.PrivateFormat.PKCS8
         (self.folder / "server.key").write_bytes(
             server.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
         )
-        names = {"--ssl-ca-certfile": "ca.pem", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
+        names = {
+            "--ssl-ca-certfile": "ca.pem",
+            "--ssl-certfile": "server.pem",
+            "--ssl-keyfile": "server.key",
+        }
         return [part for flag, name in names.items() for part in (flag, str(self.folder / name))]
 
 
@@ -165,10 +240,16 @@ def _sign(path: Path, name: str, key, authority, address) -> None:
     issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test authority")])
     now = datetime.datetime.now(datetime.UTC)
     made = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
-    made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=2))
-    made = made.add_extension(x509.BasicConstraints(ca=address is None, path_length=None), critical=True)
+    made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+        now + datetime.timedelta(days=2)
+    )
+    made = made.add_extension(
+        x509.BasicConstraints(ca=address is None, path_length=None), critical=True
+    )
     if address is not None:
-        made = made.add_extension(x509.SubjectAlternativeName([x509.IPAddress(address)]), critical=False)
+        made = made.add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(address)]), critical=False
+        )
     path.write_bytes(made.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
 

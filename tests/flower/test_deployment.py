@@ -1,4 +1,6 @@
-"""The example app on a real deployment: plain, TLS, node authentication, database; killed, restarted and attacked."""
+"""The example app on a real deployment: plain, TLS, node authentication, database; killed,
+restarted and attacked.
+"""
 
 import json
 import os
@@ -14,7 +16,8 @@ from fleet import APP, BIN, Fleet, copied, hosts, rounds
 
 #: small and quick; nobody evaluates, since every message starts a process that imports torch
 SMALL = "clients=3 per_round=3 train.epochs=1 engine.eval_every=1000 engine.kernel=torch"
-EXPLORE = "recipe.selector.piece=relationship recipe.selector.warmup=99"  # no exploit round, so no early stop by it
+# no exploit round, so no early stop by it
+EXPLORE = "recipe.selector.piece=relationship recipe.selector.warmup=99"
 
 BAD = '''
 
@@ -130,9 +133,13 @@ def config(state: Path, extra: str) -> str:
 
 
 def test_bad_clients_fail_alone_and_the_run_stops_early(fleet, tmp_path):
-    """Plain connections. The budget of three rounds is a stop rule: of nine rounds only three are sent."""
+    """Plain connections. The budget of three rounds is a stop rule: of nine rounds only three are
+    sent.
+    """
     state = tmp_path / "state"
-    run = fleet.run(config(state, f"rounds=9 stop.rounds=3 {EXPLORE}"), copied(tmp_path / "app", bad=BAD))
+    run = fleet.run(
+        config(state, f"rounds=9 stop.rounds=3 {EXPLORE}"), copied(tmp_path / "app", bad=BAD)
+    )
     assert fleet.finish(run) == "finished:completed"
     lines = rounds(state)
     done = [line for line in lines if line["outcome"] == "committed"]
@@ -151,7 +158,9 @@ def test_bad_clients_fail_alone_and_the_run_stops_early(fleet, tmp_path):
 
 @pytest.mark.parametrize("fleet", [{"database": True}], indirect=True)
 def test_nodes_and_server_are_killed_and_the_run_goes_on(fleet, tmp_path):
-    """kill -9 a SuperNode, then the ServerApp; a second `flwr run` on the same state folder ends what was begun."""
+    """kill -9 a SuperNode, then the ServerApp; a second `flwr run` on the same state folder ends
+    what was begun.
+    """
     state = tmp_path / "state"
     what = config(state, f"rounds=5 per_round=2 recipe.psi=1 {EXPLORE}")
     first = fleet.run(what)
@@ -162,7 +171,12 @@ def test_nodes_and_server_are_killed_and_the_run_goes_on(fleet, tmp_path):
     for process in fleet.serverapps():
         os.kill(process, signal.SIGKILL)
     before = rounds(state)
-    fleet._until(lambda: fleet.status(first).startswith("finished"), 200, "the killed run to be noticed", every=3)
+    fleet._until(
+        lambda: fleet.status(first).startswith("finished"),
+        200,
+        "the killed run to be noticed",
+        every=3,
+    )
     assert fleet.status(first) != "finished:completed"
     second = fleet.run(what)
     assert fleet.finish(second) == "finished:completed"
@@ -176,7 +190,9 @@ def test_nodes_and_server_are_killed_and_the_run_goes_on(fleet, tmp_path):
 
 
 def test_a_node_that_is_killed_while_it_trains_is_skipped_and_comes_back(fleet, tmp_path):
-    """kill -9 once it has begun: its round is committed without it, and the restarted node is the same client."""
+    """kill -9 once it has begun: its round is committed without it, and the restarted node is the
+    same client.
+    """
     state, begun = tmp_path / "state", tmp_path / "begun"
     app = copied(tmp_path / "app", busy=BUSY.format(begun=str(begun)))
     run = fleet.run(config(state, f"rounds=3 {EXPLORE}"), app)
@@ -194,7 +210,9 @@ def test_a_node_that_is_killed_while_it_trains_is_skipped_and_comes_back(fleet, 
 
 
 def test_a_round_that_is_logged_as_committed_survives_a_kill(fleet, tmp_path):
-    """A node dies for good in round 1, so the server waits for nodes after it: the ServerApp is killed there."""
+    """A node dies for good in round 1, so the server waits for nodes after it: the ServerApp is
+    killed there.
+    """
     state, begun = tmp_path / "state", tmp_path / "begun"
     app = copied(tmp_path / "app", busy=BUSY.replace("t == 2", "t == 1").format(begun=str(begun)))
     run = fleet.run(config(state, f"rounds=3 {EXPLORE}"), app)
@@ -202,7 +220,10 @@ def test_a_round_that_is_logged_as_committed_survives_a_kill(fleet, tmp_path):
     fleet.kill("node1")
 
     def waits():
-        return "Waiting for nodes" in fleet.flwr("log", run, "test", "--show").partition("round 1 committed")[2]
+        return (
+            "Waiting for nodes"
+            in fleet.flwr("log", run, "test", "--show").partition("round 1 committed")[2]
+        )
 
     fleet._until(waits, 300, "the server to wait for nodes after round 1", every=1)
     for process in fleet.serverapps():
@@ -214,7 +235,9 @@ def test_a_round_that_is_logged_as_committed_survives_a_kill(fleet, tmp_path):
 
 
 def test_replies_count_as_they_come(fleet, tmp_path):
-    """FedBuff: two of three replies make a round, and the third counts rounds later, once, by its age."""
+    """FedBuff: two of three replies make a round, and the third counts rounds later, once, by its
+    age.
+    """
     state, go = tmp_path / "state", tmp_path / "go"
     app = copied(tmp_path / "app", slow=SLOW.format(go=str(go)))
     run = fleet.run(config(state, "rounds=6 recipe.name=fedbuff recipe.size=2"), app)
@@ -233,7 +256,10 @@ def test_replies_count_as_they_come(fleet, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fleet", [{"tls": True}, {"tls": True, "authenticate": True}], indirect=True, ids=["tls", "auth"]
+    "fleet",
+    [{"tls": True}, {"tls": True, "authenticate": True}],
+    indirect=True,
+    ids=["tls", "auth"],
 )
 def test_encrypted_and_authenticated(fleet, tmp_path):
     """One round; under authentication, a node without a registered key never gets in."""
@@ -247,17 +273,23 @@ def test_encrypted_and_authenticated(fleet, tmp_path):
 
 
 def test_simulation_engine_on_ray(tmp_path):
-    """Ray listens on all interfaces, so it runs in a network namespace of its own that has loopback only."""
+    """Ray listens on all interfaces, so it runs in a network namespace of its own that has loopback
+    only.
+    """
     pytest.importorskip("ray", reason="needs Ray: pip install flwr[simulation]")
     if subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
         pytest.skip("no permission for a network namespace (unshare -n)")
     state, script = tmp_path / "state", tmp_path / "inside.py"
     script.write_text(
-        RAY.format(tests=str(Path(__file__).parent), folder=str(tmp_path), app=str(APP), state=str(state))
+        RAY.format(
+            tests=str(Path(__file__).parent), folder=str(tmp_path), app=str(APP), state=str(state)
+        )
     )
 
     inside = f"ip link set lo up && {BIN / 'python'} {script}"
-    done = subprocess.run(["unshare", "-rn", "sh", "-c", inside], capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        ["unshare", "-rn", "sh", "-c", inside], capture_output=True, text=True, timeout=500
+    )
     assert "STATUS finished:completed" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     assert [line["t"] for line in rounds(state)] == [1, 2]
 

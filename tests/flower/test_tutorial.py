@@ -1,4 +1,6 @@
-"""The tutorial's federation as it is written: its files, its commands, with ports and folders of the test's own."""
+"""The tutorial's federation as it is written: its files, its commands, with ports and folders of
+the test's own.
+"""
 
 import os
 import re
@@ -21,13 +23,17 @@ FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\s*$", re.DOTALL | re.MULTILINE)
 def test_the_tutorial_on_real_nodes(tmp_path):
     blocks = FENCE.findall(PAGE.read_text())
     text = "\n".join(body for kind, body in blocks if kind == "sh")
-    ports = {port: str(free_port()) for port in sorted(set(re.findall(r"\b(?:8000|91\d\d)\b", text)))}
+    ports = {
+        port: str(free_port()) for port in sorted(set(re.findall(r"\b(?:8000|91\d\d)\b", text)))
+    }
     assert len(ports) == 5  # a server and four devices
 
     def here(written: str) -> str:
         for port, own in ports.items():
             written = re.sub(rf"\b{port}\b", own, written)
-        return written.replace("/tmp/digits-run", str(tmp_path / "run")).replace("num_rounds=20", "num_rounds=3")
+        return written.replace("/tmp/digits-run", str(tmp_path / "run")).replace(
+            "num_rounds=20", "num_rounds=3"
+        )
 
     app, home = tmp_path / "app", tmp_path / "home"
     app.mkdir()
@@ -37,9 +43,14 @@ def test_the_tutorial_on_real_nodes(tmp_path):
         if found:
             (home if found[1] == "config.toml" else app).joinpath(found[1]).write_text(here(body))
     environment = {
-        **os.environ, "FLWR_HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
-        "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1",
-    }  # fmt: skip
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "NO_COLOR": "1",
+    }
     started, told = [], {}
     try:
         for line in here(text).splitlines():
@@ -47,21 +58,36 @@ def test_the_tutorial_on_real_nodes(tmp_path):
                 continue
             if line.endswith("&"):
                 with open(tmp_path / f"{len(started)}.log", "wb") as log:
-                    started.append(subprocess.Popen(
-                        line[:-1], shell=True, cwd=app, env=environment, stdout=log, stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    ))  # fmt: skip
+                    started.append(
+                        subprocess.Popen(
+                            line[:-1],
+                            shell=True,
+                            cwd=app,
+                            env=environment,
+                            stdout=log,
+                            stderr=subprocess.STDOUT,
+                            start_new_session=True,
+                        )
+                    )
                 if "superlink --insecure" in line:
                     time.sleep(5)
                 continue
             if line.startswith("flwr list"):
                 done(tmp_path)
-            command = re.sub(r"^flrce ", f"{sys.executable} -m flrce.apps.cli ", line)
+            command = re.sub(r"^flrce ", f"{sys.executable} -m flrce.cli.cli ", line)
             if line.startswith("flrce watch"):
-                until(lambda: (tmp_path / "run" / "rounds.jsonl").exists(), tmp_path)  # a terminal would wait there
+                until(
+                    lambda: (tmp_path / "run" / "rounds.jsonl").exists(), tmp_path
+                )  # a terminal would wait there
                 command += " --once"
             ran = subprocess.run(
-                command, shell=True, cwd=app, env=environment, capture_output=True, text=True, timeout=180
+                command,
+                shell=True,
+                cwd=app,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=180,
             )
             assert ran.returncode == 0, f"{line}: {ran.stdout}{ran.stderr}"
             told[line.split()[1]] = ran.stdout
@@ -84,6 +110,8 @@ def done(folder: Path) -> None:
 def until(true, folder: Path, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not true():
-        logs = "\n".join(path.read_text(errors="replace")[-3000:] for path in sorted(folder.glob("*.log")))
+        logs = "\n".join(
+            path.read_text(errors="replace")[-3000:] for path in sorted(folder.glob("*.log"))
+        )
         assert time.monotonic() < end, logs
         time.sleep(0.5)

@@ -30,9 +30,11 @@ def test_every_part_is_run_and_reported(tmp_path, broken, code):
     stand_in.write_text(f'#!/bin/sh\ncase " {" ".join(broken)} " in *" $2 "*) exit 1;; esac\n')
     stand_in.chmod(0o755)
     told = subprocess.run(
-        [ROOT / ".ci" / "parts", *variable("PARTS")], env={**os.environ, "MAKE": str(stand_in)}, capture_output=True,
+        [ROOT / ".ci" / "parts", *variable("PARTS")],
+        env={**os.environ, "MAKE": str(stand_in)},
+        capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     assert told.returncode == code
     lines = told.stdout.partition("==> parts\n")[2].splitlines()
     assert [line.split()[:2] for line in lines] == [
@@ -50,17 +52,26 @@ def test_the_citation_is_of_this_version():
 
 
 def test_every_extra_is_explained_and_pinned():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    readme, pins = (ROOT / "README.md").read_text(), (ROOT / "constraints.txt").read_text().lower().replace("_", "-")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    readme, pins = (
+        (ROOT / "README.md").read_text(),
+        (ROOT / "constraints.txt").read_text().lower().replace("_", "-"),
+    )
     for name, needed in extras.items():
         assert name in ("dev", "docs") or f"`{name}`" in readme, name
-        for one in needed if name != "trackio" else ():  # apart: it wants other versions than the rest
+        for one in (
+            needed if name != "trackio" else ()
+        ):  # apart: it wants other versions than the rest
             wanted = re.match(r"[\w.-]+", one)[0].lower().replace("_", "-")
             assert f"\n{wanted}==" in pins, one
 
 
 def test_pins_go_with_the_first_python_that_is_promised():
-    """Debian's 3.11.2 is a Python 3.11: a pin that asks for a later one leaves `make` without a solution."""
+    """Debian's 3.11.2 is a Python 3.11: a pin that asks for a later one leaves `make` without a
+    solution.
+    """
     pins = (ROOT / "constraints.txt").read_text()
     for name, version in re.findall(r"^([\w.-]+)==(\S+)$", pins, re.MULTILINE):
         try:
@@ -68,20 +79,26 @@ def test_pins_go_with_the_first_python_that_is_promised():
         except PackageNotFoundError:
             continue  # of an extra that is not installed here
         asked = found["Requires-Python"] or ""
-        assert found["Version"] != version or SpecifierSet(asked).contains("3.11.0"), f"{name} {version}: {asked}"
+        assert found["Version"] != version or SpecifierSet(asked).contains("3.11.0"), (
+            f"{name} {version}: {asked}"
+        )
 
 
 def test_the_parts_are_targets_and_their_tests_exist():
     text = (ROOT / "Makefile").read_text()
     assert set(variable("PARTS")) <= set(re.findall(r"^(\w+):", text, re.MULTILINE))
-    assert [name for name in variable("NUMBERS") if not (ROOT / "tests" / f"test_{name}.py").exists()] == []
+    assert [
+        name for name in variable("NUMBERS") if not (ROOT / "tests" / f"test_{name}.py").exists()
+    ] == []
     apart = [*variable("CRASHES"), *variable("STUDIES"), *variable("WALKS")]
     assert [name for name in apart if not (ROOT / name).exists()] == []
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_what_check_leaves_out_is_run_by_test():
-    """A file that `make unit` ignores has a part of its own; those that take longest are begun first."""
+    """A file that `make unit` ignores has a part of its own; those that take longest are begun
+    first.
+    """
     text = (ROOT / "Makefile").read_text()
     for name in ("STUDIES", "WALKS"):
         assert f"$({name}:%=--ignore %)" in text
@@ -95,7 +112,10 @@ def test_what_check_leaves_out_is_run_by_test():
 def test_what_is_imported_is_declared():
     """Every package that the sources import is asked for by the wheel, or by one of its extras."""
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [*asked["dependencies"], *(line for extra in asked["optional-dependencies"].values() for line in extra)]
+    lines = [
+        *asked["dependencies"],
+        *(line for extra in asked["optional-dependencies"].values() for line in extra),
+    ]
     declared = {re.split(r"[<>=\[ ]", line)[0].lower().replace("-", "_") for line in lines}
     declared |= {
         "sklearn",
@@ -104,7 +124,13 @@ def test_what_is_imported_is_declared():
         "flrce",
         "triton",
     }  # other names; triton comes with torch
-    declared |= {"pandas", "librosa", "soundfile", "datasets", "pyarrow"}  # named in the error where they are missing
+    declared |= {
+        "pandas",
+        "librosa",
+        "soundfile",
+        "datasets",
+        "pyarrow",
+    }  # named in the error where they are missing
     found = set()
     for path in (ROOT / "src" / "flrce").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

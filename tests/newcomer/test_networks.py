@@ -1,4 +1,6 @@
-"""Networks of one's own as newcomers write them: each trains, or one line says what is wrong with it."""
+"""Networks of one's own as newcomers write them: each trains, or one line says what is wrong with
+it.
+"""
 
 import logging
 
@@ -7,9 +9,15 @@ import torch
 from torch import nn
 
 import flrce
-from flrce.models.chain import chain
+from flrce.models.chain import build_layer_chain
 
-SMALL = {"rounds": 2, "clients": 4, "per_round": 2, "engine": {"workers": 1}, "train": {"epochs": 1, "batch": 64}}
+SMALL = {
+    "rounds": 2,
+    "clients": 4,
+    "per_round": 2,
+    "engine": {"workers": 1},
+    "train": {"epochs": 1, "batch": 64},
+}
 
 
 def run(net, **more):
@@ -82,13 +90,15 @@ def test_looking_at_a_network_leaves_it_as_it_was():
     net = Answer(moving)
     net.register_buffer("mean", torch.zeros(10))
     with pytest.raises(flrce.BadInput):
-        chain(net, (1, 8, 8))
+        build_layer_chain(net, (1, 8, 8))
     assert torch.equal(net.mean, torch.zeros(10))
     assert run(net).model["mean"].abs().sum() > 0
 
 
 class Counting(nn.Module):
-    """Its buffers are replaced and counted up, so that what one client leaves behind would show at the next."""
+    """Its buffers are replaced and counted up, so that what one client leaves behind would show at
+    the next.
+    """
 
     def __init__(self):
         super().__init__()
@@ -106,7 +116,13 @@ class Counting(nn.Module):
 def test_no_client_goes_on_with_anothers_buffers():
     torch.manual_seed(0)
     net = Counting()
-    alone = run(net, engine={"workers": 1}, rounds=1, recipe={"name": "fedavg"}, train={"epochs": 1, "batch": 10**6})
+    alone = run(
+        net,
+        engine={"workers": 1},
+        rounds=1,
+        recipe={"name": "fedavg"},
+        train={"epochs": 1, "batch": 10**6},
+    )
     assert alone.model["seen"] == 1  # one batch a client, each from zero: 0 + 1
     for workers in (1, 3):
         found = run(net, engine={"workers": workers}, clients=6, per_round=4).model
@@ -124,11 +140,19 @@ def test_batchnorm_and_batches_of_one(kernel):
 
 def test_what_a_network_raises_in_a_worker_says_where():
     def late(self, scores):
-        if self.training and self.layer.weight.grad_fn is None and scores.requires_grad and len(scores) > 2:
+        if (
+            self.training
+            and self.layer.weight.grad_fn is None
+            and scores.requires_grad
+            and len(scores) > 2
+        ):
             raise RuntimeError("not this batch")
         return scores
 
-    where = r"shape \(\d+, 1, 8, 8\): RuntimeError: not this batch \(in late, test_networks.py line \d+\)"
+    where = (
+        r"shape \(\d+, 1, 8, 8\): RuntimeError: not this batch \(in late, test_networks.py line"
+        r" \d+\)"
+    )
     with pytest.raises(flrce.BadInput, match=where) as caught:
         run(Answer(late))
     assert "in late" in "".join(caught.value.__notes__)
@@ -141,20 +165,26 @@ def test_a_file_instead_of_a_module_is_told():
 
 def test_options_are_named_where_a_class_wants_more(tmp_path, monkeypatch):
     (tmp_path / "wantsmore.py").write_text(
-        "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self, hidden):\n        super().__init__()\n"
+        "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self, hidden):\n       "
+        " super().__init__()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(flrce.BadInput, match=r"'hidden'; accept shape, .* give the rest in model.options"):
+    with pytest.raises(
+        flrce.BadInput, match=r"'hidden'; accept shape, .* give the rest in model.options"
+    ):
         flrce.run(flrce.Experiment(**SMALL, model={"name": "wantsmore:Net"}))
 
 
 def test_a_mean_instead_of_each_samples_loss_is_named(tmp_path, monkeypatch):
     (tmp_path / "meanloss.py").write_text(
-        "from torch.nn import functional as F\nfrom flrce.local.metrics import METRICS\n\n\nclass Mean:\n"
-        "    judges = (METRICS['accuracy'],)\n\n    def losses(self, out, y):\n        return F.cross_entropy(out, y)\n"
+        "from torch.nn import functional as F\nfrom flrce.training.metrics import"
+        " METRICS\n\n\nclass Mean:\n    evaluation_metrics = (METRICS['accuracy'],)\n\n    def losses(self,"
+        " out, y):\n        return F.cross_entropy(out, y)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(flrce.BadInput, match=r"Mean losses gave a tensor of \(\), not one value for each sample"):
+    with pytest.raises(
+        flrce.BadInput, match=r"Mean losses gave a tensor of \(\), not one value for each sample"
+    ):
         flrce.run(flrce.Experiment(**SMALL, recipe={"name": "fedavg"}, objective="meanloss:Mean"))
 
 
@@ -173,8 +203,12 @@ class Causal(nn.Module):
 
 @pytest.mark.parametrize("engine", ["simulator", "flower"])
 def test_a_mask_of_infinities_is_no_statistic(engine):
-    """It is a constant of the network: it neither travels nor gets every reply refused as not finite."""
-    given = flrce.Experiment(rounds=2, clients=4, per_round=2, engine={"name": engine, "workers": 1})
+    """It is a constant of the network: it neither travels nor gets every reply refused as not
+    finite.
+    """
+    given = flrce.Experiment(
+        rounds=2, clients=4, per_round=2, engine={"name": engine, "workers": 1}
+    )
     found = flrce.run(given, model=Causal())
     assert [len(h.replied) for h in found.history] == [2, 2]
     floats = 64 * 16 + 16 + 2 * 16 + 2 * 16 + 16 * 10 + 10  # without the mask's 256

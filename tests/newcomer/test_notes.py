@@ -6,31 +6,34 @@ import numpy as np
 import pytest
 
 import flrce
-from flrce import recipes, runs
-from flrce.apps.cli import main
+from flrce.cli.cli import main
+from flrce.core.types import RoundRecord
 from flrce.data.sources import Source
-from flrce.stops.budget import AnyOf, Budget, Patience
-from flrce.stops.conflict import Conflicts
-from flrce.stops.standstill import Standstill
-from flrce.stops.worth import Worth
-from flrce.store.notes import (
-    diverged,
-    earliest,
+from flrce.methods.catalogue import recipes
+from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
+from flrce.methods.stopping.conflict import UpdateConflicts
+from flrce.methods.stopping.marginal_gain import MarginalGain
+from flrce.methods.stopping.no_headway import NoHeadway
+from flrce.simulation import runs
+from flrce.storage.run_notes import (
+    compute_sweep_rounds,
     ended_diverged,
-    lagging,
-    learnt_nothing,
-    notes,
-    sweep_of,
-    unknown,
-    unreachable,
+    explain_divergence,
+    explain_lagging_average,
+    explain_no_learning,
+    explain_unknown_metric,
+    explain_unreachable_rule,
+    find_earliest_stop,
+    list_run_notes,
 )
-from flrce.types import Record
 
 SMALL = {"rounds": 3, "clients": 8, "per_round": 4, "engine": {"workers": 1}}
 
 
 def blobs(positives: float, n: int = 600) -> Source:
-    """Two classes, of which the rarer is `positives` of all, and features that say nothing of them."""
+    """Two classes, of which the rarer is `positives` of all, and features that say nothing of
+    them.
+    """
     rng = np.random.default_rng(0)
     return Source(
         "blobs",
@@ -42,26 +45,51 @@ def blobs(positives: float, n: int = 600) -> Source:
 
 def test_divergence_is_named_in_words():
     asked = flrce.Experiment(**SMALL, train={"lr": 1e5})
-    with pytest.raises(flrce.Diverged, match=r"clients diverged in round 1: lower train.lr") as caught:
+    with pytest.raises(
+        flrce.Diverged, match=r"clients diverged in round 1: lower train.lr"
+    ) as caught:
         flrce.run(asked)
     result = flrce.run(asked, allow_divergence=True)
     assert result.notes[0] == result.diverged == str(caught.value) == caught.value.result.diverged
-    assert result.notes[0].endswith("or scale the features (data.standardise) or the values to be learnt")
-    assert diverged([Record(1, accuracy=0.1, loss=2.0), Record(2, accuracy=0.1)]).startswith(
-        "the loss went to infinity in round 2"
+    assert result.notes[0].endswith(
+        "or scale the features (data.standardise) or the values to be learnt"
     )
-    assert "4.0e+09 in round 2" in diverged([Record(1, accuracy=0.1, loss=2.0), Record(2, accuracy=0.1, loss=4e9)])
-    assert diverged([Record(1, accuracy=0.1, loss=2.0, rejected={"a": "no reply"}, chosen=("a", "b"))]) == ""
+    assert explain_divergence(
+        [RoundRecord(1, accuracy=0.1, loss=2.0), RoundRecord(2, accuracy=0.1)]
+    ).startswith("the loss went to infinity in round 2")
+    assert "4.0e+09 in round 2" in explain_divergence(
+        [RoundRecord(1, accuracy=0.1, loss=2.0), RoundRecord(2, accuracy=0.1, loss=4e9)]
+    )
+    assert (
+        explain_divergence(
+            [RoundRecord(1, accuracy=0.1, loss=2.0, rejected={"a": "no reply"}, chosen=("a", "b"))]
+        )
+        == ""
+    )
 
 
 def test_only_the_end_of_a_run_decides_whether_it_diverged(tmp_path, capsys):
-    first, lost = Record(1, accuracy=0.1, loss=2.0), Record(2, accuracy=0.1)
+    first, lost = RoundRecord(1, accuracy=0.1, loss=2.0), RoundRecord(2, accuracy=0.1)
     assert "infinity in round 2" in ended_diverged([first, lost])
-    assert ended_diverged([first, lost, Record(3, accuracy=0.5, loss=1.0)]) == ended_diverged(()) == ""
-    assert "infinity in round 2" in ended_diverged([first, Record(2, metric="mae", bytes_evaluation=8)])
-    attacked = Record(2, accuracy=0.9, loss=0.1, chosen=("a", "b"), rejected={"a": "1 of 9 values are not finite"})
+    assert (
+        ended_diverged([first, lost, RoundRecord(3, accuracy=0.5, loss=1.0)])
+        == ended_diverged(())
+        == ""
+    )
+    assert "infinity in round 2" in ended_diverged(
+        [first, RoundRecord(2, metric="mae", bytes_evaluation=8)]
+    )
+    attacked = RoundRecord(
+        2, accuracy=0.9, loss=0.1, chosen=("a", "b"), rejected={"a": "1 of 9 values are not finite"}
+    )
     assert ended_diverged([first, attacked]) == ""
-    alone = Record(2, "abandoned", chosen=("a", "b"), rejected={"a": "no reply", "b": "no reply"}, stop="abandoned")
+    alone = RoundRecord(
+        2,
+        "abandoned",
+        chosen=("a", "b"),
+        rejected={"a": "no reply", "b": "no reply"},
+        stop="abandoned",
+    )
     assert ended_diverged([first, alone]) == ""
     words = ["run", "--set=rounds=2", "--set=clients=8", "--set=per_round=4", "--set=train.lr=1e5"]
     for more in ("--no-save",), ("--seeds=0,1", f"--out={tmp_path / 'a'}"):
@@ -83,19 +111,31 @@ def test_a_result_speaks_of_its_own_metric():
 
 @pytest.mark.parametrize(("positives", "lr"), [(0.02, 0.1), (0.35, 0.1), (0.35, 1e-6), (0.65, 0.1)])
 def test_a_majority_class_is_named(positives, lr):
-    """A constant classifier, whichever class it names, and one that is below the more frequent class."""
+    """A constant classifier, whichever class it names, and one that is below the more frequent
+    class.
+    """
     asked = flrce.Experiment(**SMALL, data={"partition": "iid"}, train={"lr": lr})
     result = flrce.run(asked, data=blobs(positives))
     usual = "no" if positives < 0.5 else "yes"
-    assert f"no better than a constant prediction: always predicting class '{usual}' gives" in result.notes[0]
+    assert (
+        f"no better than a constant prediction: always predicting class '{usual}' gives"
+        in result.notes[0]
+    )
 
 
 @pytest.mark.parametrize("metrics", [["mae"], ["r2"], ["mse", "r2"]])
 def test_a_model_of_values_that_is_worse_than_their_mean_is_named(metrics, tmp_path, capsys):
     x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
-    usual = {**SMALL, "data": {"partition": "iid"}, "model": {"name": "linear"}, "objective": {"metrics": metrics}}
+    usual = {
+        **SMALL,
+        "data": {"partition": "iid"},
+        "model": {"name": "linear"},
+        "objective": {"metrics": metrics},
+    }
     usual["objective"]["name"] = "regression"
-    idle = flrce.run(flrce.Experiment(**usual, train={"lr": 1e-6}), tmp_path / "a", data=(x, x.sum(1) + 9))
+    idle = flrce.run(
+        flrce.Experiment(**usual, train={"lr": 1e-6}), tmp_path / "a", data=(x, x.sum(1) + 9)
+    )
     assert "always predicting the mean of the training values gives" in idle.notes[0]
     assert main(["why", str(tmp_path / "a")]) == 0
     told = capsys.readouterr().out
@@ -109,101 +149,158 @@ def test_a_model_of_values_that_is_worse_than_their_mean_is_named(metrics, tmp_p
 
 def test_chance_and_a_majority_are_named_where_no_baseline_was_recorded():
     def note(accuracy, labels, classes=("no", "yes"), **more):
-        seen = [Record(1, accuracy=accuracy, accuracy_weighted=accuracy, **more)]
-        return learnt_nothing(seen, {"labels": [labels], "classes": classes})
+        seen = [RoundRecord(1, accuracy=accuracy, accuracy_weighted=accuracy, **more)]
+        return explain_no_learning(seen, {"labels": [labels], "classes": classes})
 
     assert "10.0 % of all samples right is chance for 10 classes" in note(0.1, [5] * 10, range(10))
     assert note(0.9, [5] * 10, range(10)) == ""
     assert "no better than always predicting class 'no' (65.0 %)" in note(0.6, [65, 35])
     assert note(0.7, [65, 35]) == ""
-    assert learnt_nothing([Record(1, accuracy=0.1, accuracy_weighted=0.1)], {"kind": "numbers", "classes": []}) == ""
-    assert "R² -1.96 is below 0" in learnt_nothing([Record(1, metric="mae", metrics={"mae": 1.0, "r2": -1.96})], {})
+    assert (
+        explain_no_learning(
+            [RoundRecord(1, accuracy=0.1, accuracy_weighted=0.1)],
+            {"kind": "numbers", "classes": []},
+        )
+        == ""
+    )
+    assert "R² -1.96 is below 0" in explain_no_learning(
+        [RoundRecord(1, metric="mae", metrics={"mae": 1.0, "r2": -1.96})], {}
+    )
 
 
 def test_a_rule_that_cannot_act_is_named():
     assert (
-        unreachable(Standstill(), 69)
-        == "the stop rule (Standstill) acts from round 70 on, so it cannot end a run of 69 rounds"
+        explain_unreachable_rule(NoHeadway(), 69)
+        == "the stop rule (NoHeadway) acts from round 70 on, so it cannot end a run of 69 rounds"
     )
-    assert unreachable(Standstill(), 70) == ""
-    assert "Patience" in unreachable(AnyOf((Budget(rounds=3), Patience(10))), 20, eval_every=2)
-    assert unreachable(Conflicts(5.0), 1) == ""
-    for rule in (Standstill(after=3, n=4, first=3, level=1.0, share=1.0), Patience(3), Conflicts(2.0, r=2, n=3)):
+    assert explain_unreachable_rule(NoHeadway(), 70) == ""
+    assert "Patience" in explain_unreachable_rule(
+        AnyOf((CostBudget(rounds=3), Patience(10))), 20, eval_every=2
+    )
+    assert explain_unreachable_rule(UpdateConflicts(5.0), 1) == ""
+    for rule in (
+        NoHeadway(after=3, n=4, first=3, level=1.0, share=1.0),
+        Patience(3),
+        UpdateConflicts(2.0, r=2, n=3),
+    ):
         history, at = [], 0
         while not at:
             t = len(history) + 1
-            history.append(Record(t, exploit=True, conflicts=9.0, accuracy=0.5, headway=-1.0 if t > 2 else None))
+            history.append(
+                RoundRecord(
+                    t, exploit=True, conflicts=9.0, accuracy=0.5, headway=-1.0 if t > 2 else None
+                )
+            )
             at = t if rule(history) else 0
-        assert at == earliest(rule), rule
+        assert at == find_earliest_stop(rule), rule
 
 
 def test_the_price_cannot_be_asked_for_in_a_short_run(caplog):
     default, plain = recipes.flrce(P=4), replace(recipes.flrce(P=4), holdouts=False)
-    assert sweep_of(default, 100) == 25
-    assert "acts from round 26 on, so it cannot end a run of 25" in unreachable(default.stop, 25, 1, 25)
-    assert unreachable(default.stop, 26, 1, 25) == ""
-    assert sweep_of(plain, 100) is None
-    assert "acts from round 22 on" in unreachable(plain.stop, 21, 2, None)  # 12, 14, ... 22 of 11 to 22
-    runs._said.cache_clear()  # a line is said once in a process, and other tests run as short
+    assert compute_sweep_rounds(default, 100) == 25
+    assert "acts from round 26 on, so it cannot end a run of 25" in explain_unreachable_rule(
+        default.stop, 25, 1, 25
+    )
+    assert explain_unreachable_rule(default.stop, 26, 1, 25) == ""
+    assert compute_sweep_rounds(plain, 100) is None
+    assert "acts from round 22 on" in explain_unreachable_rule(
+        plain.stop, 21, 2, None
+    )  # 12, 14, ... 22 of 11 to 22
+    runs._warn_once.cache_clear()  # a line is said once in a process, and other tests run as short
     short = flrce.Experiment(rounds=2, clients=40, per_round=4, engine={"workers": 1})
     assert (
-        flrce.run(short).notes[-1] == "the stop rule (Worth) acts from round 11 on, so it cannot end a run of 2 rounds"
+        flrce.run(short).notes[-1]
+        == "the stop rule (MarginalGain) acts from round 11 on, so it cannot end a run of 2 rounds"
     )
     assert caplog.text.count("acts from round 11 on") == 1  # at the start
 
 
-@pytest.mark.parametrize(("M", "every"), [(8, 1), (40, 1), (40, 4), (8, 1000), (100, 1000), (0, 1), (0, 2)])
+@pytest.mark.parametrize(
+    ("M", "every"), [(8, 1), (40, 1), (40, 4), (8, 1000), (100, 1000), (0, 1), (0, 2)]
+)
 def test_the_price_is_asked_for_no_sooner(M, every):
-    """A record that rises in its first rounds only: the soonest stop that clients in turn, or evaluations, can give."""
+    """A record that rises in its first rounds only: the soonest stop that clients in turn, or
+    evaluations, can give.
+    """
     P, history = 4, []
     sweep = M / P if M else None
     for t in range(1, 400):
         turn = [str((P * (t - 1) + i) % M) for i in range(P)] if M else []
         value = 0.0 if t <= max(sweep or every, 1) else 0.9
         judged = value if t % every == 0 else None
-        history.append(Record(t, replied=turn, chosen=turn, holdouts=(value,) * len(turn), held=(9,) * len(turn),
-                              accuracy=judged, clients=M))  # fmt: skip
-        if Worth()(history):
+        history.append(
+            RoundRecord(
+                t,
+                replied=turn,
+                chosen=turn,
+                holdouts=(value,) * len(turn),
+                held=(9,) * len(turn),
+                accuracy=judged,
+                clients=M,
+            )
+        )
+        if MarginalGain()(history):
             break
-    assert history[-1].t >= earliest(Worth(), every, sweep)
-    assert history[-1].t <= 3 * earliest(Worth(), every, sweep)
+    assert history[-1].t >= find_earliest_stop(MarginalGain(), every, sweep)
+    assert history[-1].t <= 3 * find_earliest_stop(MarginalGain(), every, sweep)
 
 
 def test_rounds_that_were_all_abandoned_are_headed_by_their_metric():
     x = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)
-    asked = flrce.Experiment(**SMALL, data={"partition": "iid"}, model={"name": "linear"}, train={"lr": 1e5})
+    asked = flrce.Experiment(
+        **SMALL, data={"partition": "iid"}, model={"name": "linear"}, train={"lr": 1e5}
+    )
     result = flrce.run(asked, data=(x, x.sum(1) * 1e9), allow_divergence=True)
-    assert (result.summary["metric"], result.summary["better"], result.summary["value"]) == ("mae", "lower", None)
+    assert (result.summary["metric"], result.summary["better"], result.summary["value"]) == (
+        "mae",
+        "lower",
+        None,
+    )
     assert "malformed: loss" in result.summary["stopped"]
-    assert all(len(word) < 12 for word in result.summary["stopped"].replace(",", " ").split())  # no 17 digits
+    assert all(
+        len(word) < 12 for word in result.summary["stopped"].replace(",", " ").split()
+    )  # no 17 digits
 
 
 def test_a_lagging_average_is_named():
-    assert "handed back scored 64.3 %, the last one 87.6 %" in lagging([Record(5, accuracy=0.876, averaged=0.643)])
-    assert lagging([Record(5, accuracy=0.876, averaged=0.87)]) == ""
+    assert "handed back scored 64.3 %, the last one 87.6 %" in explain_lagging_average(
+        [RoundRecord(5, accuracy=0.876, averaged=0.643)]
+    )
+    assert explain_lagging_average([RoundRecord(5, accuracy=0.876, averaged=0.87)]) == ""
 
 
 def test_a_lagging_average_is_named_by_any_metric_and_its_direction():
     def errs(last, averaged):
-        return lagging([Record(5, metric="mae", lower=True, metrics={"mae": last}, averaged=averaged)])
+        return explain_lagging_average(
+            [RoundRecord(5, metric="mae", lower=True, metrics={"mae": last}, averaged=averaged)]
+        )
 
     assert "handed back scored 2.1, the last one 1.453 (mae)" in errs(1.453, 2.1)
     assert errs(1.453, 1.47) == errs(2.1, 1.453) == ""  # 1.2 % more, and less: lower is better
 
 
 def test_a_metric_that_nobody_has_is_told_of():
-    blind, held = [Record(1, metric="auc"), Record(2, metric="auc")], {"held": [3, 0]}
-    assert unknown(blind, held, 1).startswith("auc is not known of any client's hold-out")
-    assert unknown(blind, {"held": [0, 0]}, 1) == ""  # nobody holds anything back
-    assert unknown(blind, held, 3) == ""  # no round was to be judged
-    assert unknown([*blind, Record(3, metric="auc", metrics={"auc": 0.5})], held, 1) == ""
-    assert notes((), {}, Budget(), 5) == ()
+    blind, held = [RoundRecord(1, metric="auc"), RoundRecord(2, metric="auc")], {"held": [3, 0]}
+    assert explain_unknown_metric(blind, held, 1).startswith(
+        "auc is not known of any client's hold-out"
+    )
+    assert explain_unknown_metric(blind, {"held": [0, 0]}, 1) == ""  # nobody holds anything back
+    assert explain_unknown_metric(blind, held, 3) == ""  # no round was to be judged
+    assert (
+        explain_unknown_metric(
+            [*blind, RoundRecord(3, metric="auc", metrics={"auc": 0.5})], held, 1
+        )
+        == ""
+    )
+    assert list_run_notes((), {}, CostBudget(), 5) == ()
 
 
 @pytest.mark.parametrize("rounds", [3, 5, 10])
 def test_the_default_does_not_lag_in_short_runs(rounds):
     """The averaged model is eased in: it never costs a point of what the last one has."""
-    result = flrce.run(flrce.Experiment(rounds=rounds, clients=30, per_round=6, engine={"workers": 1}))
+    result = flrce.run(
+        flrce.Experiment(rounds=rounds, clients=30, per_round=6, engine={"workers": 1})
+    )
     assert result.summary["accuracy"] >= result.summary["accuracy_last"] - 0.01
     assert not any("averaged" in note for note in result.notes)
 

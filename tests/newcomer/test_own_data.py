@@ -1,4 +1,6 @@
-"""Data as newcomers have it: tables with gaps and texts, pictures of all sizes, data sets of dicts, odd labels."""
+"""Data as newcomers have it: tables with gaps and texts, pictures of all sizes, data sets of dicts,
+odd labels.
+"""
 
 import logging
 
@@ -9,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import flrce
 from flrce import BadInput, Source
-from flrce.data.own import adopt, from_arrays, from_path
+from flrce.data.own import from_arrays, from_path, to_source
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 
@@ -25,10 +27,15 @@ def written(path, *lines):
 
 def test_a_missing_label_is_no_class(tmp_path):
     path = written(tmp_path / "a.csv", "age,risk", "31,high", "42,", "53,low", "64,none")
-    with pytest.raises(BadInput, match=r"column 'risk' lacks 1 values; fill them in, or .* fill = 'drop'"):
+    with pytest.raises(
+        BadInput, match=r"column 'risk' lacks 1 values; fill them in, or .* fill = 'drop'"
+    ):
         Source.from_csv(path, target="risk", fill="mean")
     source = Source.from_csv(path, target="risk", fill="drop")
-    assert (source.classes, source.x[:, 0].tolist()) == (("high", "low", "none"), [31, 53, 64])  # none is a word
+    assert (source.classes, source.x[:, 0].tolist()) == (
+        ("high", "low", "none"),
+        [31, 53, 64],
+    )  # none is a word
 
 
 def test_a_missing_client_is_no_client(tmp_path):
@@ -43,13 +50,16 @@ def test_gaps_are_told_by_column_texts_too(tmp_path):
     with pytest.raises(BadInput, match=r"NaN in 2 of 3 samples \(columns town, b\)"):
         Source.from_csv(path)
     assert (
-        Source.from_csv(path, fill="drop").x.tolist() == [[3, 1, 4]] or len(Source.from_csv(path, fill="drop").y) == 1
+        Source.from_csv(path, fill="drop").x.tolist() == [[3, 1, 4]]
+        or len(Source.from_csv(path, fill="drop").y) == 1
     )
     assert len(Source.from_csv(path, fill="mean").y) == 3
 
 
 def test_columns_that_are_no_features(tmp_path, caplog):
-    path = written(tmp_path / "a.csv", ",id,a,y", *(f"{i},{900 + i},{i % 3},{i % 2}" for i in range(6)))
+    path = written(
+        tmp_path / "a.csv", ",id,a,y", *(f"{i},{900 + i},{i % 3},{i % 2}" for i in range(6))
+    )
     source = Source.from_csv(path, ignore="id")
     assert source.x[:, 0].tolist() == [0, 1, 2, 0, 1, 2]
     assert source.shape == (1,)
@@ -57,7 +67,7 @@ def test_columns_that_are_no_features(tmp_path, caplog):
     with pytest.raises(BadInput, match="no column 'idd' to ignore; did you mean 'id'"):
         Source.from_csv(path, ignore=["idd"])
     with pytest.raises(BadInput, match=r"data.ignore names a column of a table"):
-        adopt((X, [0, 1] * 3), ignore="a")
+        to_source((X, [0, 1] * 3), ignore="a")
 
 
 def test_decimal_commas(tmp_path):
@@ -70,15 +80,21 @@ def test_decimal_commas(tmp_path):
 def test_clients_whose_texts_differ(tmp_path):
     for k, towns in enumerate((["Oslo", "Oslo"], ["Bonn", "Rome"])):
         written(
-            tmp_path / "all" / f"clinic{k}" / "train.csv", "town,y", *(f"{town},{i}" for i, town in enumerate(towns))
+            tmp_path / "all" / f"clinic{k}" / "train.csv",
+            "town,y",
+            *(f"{town},{i}" for i, town in enumerate(towns)),
         )
         written(tmp_path / "all" / f"clinic{k}" / "test.csv", "town,y", f"{towns[0]},1")
     source = from_path(tmp_path / "all")
     assert (source.shape, source.groups) == ((3,), ("clinic0", "clinic1"))
-    assert source.x.tolist() == np.eye(3)[[1, 1, 1, 0, 0, 2]].tolist()  # test.csv before train.csv; Bonn, Oslo, Rome
+    assert (
+        source.x.tolist() == np.eye(3)[[1, 1, 1, 0, 0, 2]].tolist()
+    )  # test.csv before train.csv; Bonn, Oslo, Rome
     assert source.held.tolist() == [True, False, False, True, False, False]
     written(tmp_path / "all" / "clinic2" / "train.csv", "city,y", "Rome,0")
-    with pytest.raises(BadInput, match=r"clinic2/train.csv and .*clinic0/test.csv differ in column 'city'"):
+    with pytest.raises(
+        BadInput, match=r"clinic2/train.csv and .*clinic0/test.csv differ in column 'city'"
+    ):
         from_path(tmp_path / "all")
 
 
@@ -106,7 +122,10 @@ def test_pictures_of_all_sizes_and_modes(tmp_path):
     source = from_path(tmp_path / "pets", size=6)
     assert source.x.shape == (4, 3, 6, 6)
     assert (source.x == 100).all()
-    for form in (lambda: from_path(written(tmp_path / "a.csv", "a,y", "1,0"), size=6), lambda: adopt((X, X), size=6)):
+    for form in (
+        lambda: from_path(written(tmp_path / "a.csv", "a,y", "1,0"), size=6),
+        lambda: to_source((X, X), size=6),
+    ):
         with pytest.raises(BadInput, match=r"data.size is about folders of images"):
             form()
 
@@ -140,21 +159,29 @@ class Dicts(Dataset):
 
 
 def test_a_data_set_of_dicts():
-    source = adopt(Dicts(), target="kind", group="who")
-    assert (source.shape, source.classes, source.groups) == ((1, 3, 3), ("cat", "dog"), ("u0", "u1", "u2"))
+    source = to_source(Dicts(), target="kind", group="who")
+    assert (source.shape, source.classes, source.groups) == (
+        (1, 3, 3),
+        ("cat", "dog"),
+        ("u0", "u1", "u2"),
+    )
     assert source.x[4, 0, 0, 0] == 4
-    assert adopt(Dicts({"note": "x"}), target="kind", group="who", ignore="note").shape == (1, 3, 3)
+    assert to_source(Dicts({"note": "x"}), target="kind", group="who", ignore="note").shape == (
+        1,
+        3,
+        3,
+    )
     with pytest.raises(BadInput, match=r"'pixels'.* beside other columns .*'note'.*ignore"):
-        adopt(Dicts({"note": "x"}), target="kind", group="who")
+        to_source(Dicts({"note": "x"}), target="kind", group="who")
     with pytest.raises(BadInput, match="no label column; name it with target"):
-        adopt(Dicts())
+        to_source(Dicts())
     both = Source.from_dataset(Dicts(), test=Dicts(), target="kind", group="who")
     assert both.held.tolist() == [False] * 6 + [True] * 6
 
 
 def test_a_loader_is_no_data_set():
     with pytest.raises(BadInput, match=r"data=loader.dataset"):
-        adopt(DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4))))
+        to_source(DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4))))
 
 
 # labels
@@ -163,7 +190,10 @@ def test_a_loader_is_no_data_set():
 def test_odd_labels(caplog):
     assert from_arrays(X, np.array([[0], [1]] * 3)).kind == "classes"  # a column
     assert from_arrays(X, [-1, 1] * 3).classes == ("-1", "1")
-    for y, match in ((["a", None] * 3, "y lacks 3 of 6 labels"), (np.zeros(6, complex), "y holds complex128")):
+    for y, match in (
+        (["a", None] * 3, "y lacks 3 of 6 labels"),
+        (np.zeros(6, complex), "y holds complex128"),
+    ):
         with pytest.raises(BadInput, match=match):
             from_arrays(X, y)
     caplog.clear()
@@ -177,11 +207,15 @@ def test_odd_labels(caplog):
 
 def test_a_single_class_is_told_of(caplog):
     with caplog.at_level(logging.WARNING, "flrce"):
-        asked = flrce.Experiment(rounds=1, clients=2, per_round=1, data={"partition": "iid", "minimum": 2})
+        asked = flrce.Experiment(
+            rounds=1, clients=2, per_round=1, data={"partition": "iid", "minimum": 2}
+        )
         flrce.run(asked, data=(X, ["yes"] * 6))
     assert "every sample is of class 'yes'" in caplog.text
 
 
 def test_a_source_is_shown_in_one_line():
     source = from_arrays(X, ["a", "b"] * 3, ["u", "v"] * 3, [0, 0, 0, 0, 0, 1])
-    assert repr(source) == "Source('mine': 6 samples (2,) float32, 2 classes, 2 groups, 1 for judging)"
+    assert (
+        repr(source) == "Source('mine': 6 samples (2,) float32, 2 classes, 2 groups, 1 for judging)"
+    )

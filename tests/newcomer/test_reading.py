@@ -1,4 +1,6 @@
-"""What the documentation says is run: every page's console, python and toml blocks, and the notebook."""
+"""What the documentation says is run: every page's console, python and toml blocks, and the
+notebook.
+"""
 
 from pathlib import Path
 
@@ -6,11 +8,15 @@ import pytest
 
 from reading import DOCS, PAGES, RUN, blocks, run, script
 
-TO_RUN = [page for page in PAGES if page.name != "README.md" and RUN & {b.kind for b in blocks(page)}]
+TO_RUN = [
+    page for page in PAGES if page.name != "README.md" and RUN & {b.kind for b in blocks(page)}
+]
 
 
 @pytest.mark.parametrize("page", TO_RUN, ids=lambda p: p.name)
-def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     run(page, tmp_path, monkeypatch, capsys)
 
 

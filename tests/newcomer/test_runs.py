@@ -1,4 +1,6 @@
-"""A run as somebody new meets it: kept unless told otherwise, listed, gone on with, extended, interrupted."""
+"""A run as somebody new meets it: kept unless told otherwise, listed, gone on with, extended,
+interrupted.
+"""
 
 import json
 import os
@@ -12,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from flrce import runs
-from flrce.apps import folders
-from flrce.apps.cli import main
-from flrce.apps.show import figure
-from flrce.apps.verify import compare
-from flrce.config import Experiment
-from flrce.data.sources import source
+from flrce.cli import run_folders
+from flrce.cli.cli import main
+from flrce.cli.terminal import format_aggregate
+from flrce.cli.verify import compare_run_files
+from flrce.config.experiment import Experiment
+from flrce.data.sources import load_source
 from flrce.errors import BadInput
+from flrce.simulation import runs
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
-FLRCE = [sys.executable, "-m", "flrce.apps.cli"]
+FLRCE = [sys.executable, "-m", "flrce.cli.cli"]
 SMALL = ("rounds=3", "clients=8", "per_round=3", "engine.workers=1", "train.epochs=1")
 
 
@@ -65,7 +67,10 @@ def test_two_runs_in_one_second(here):
     from datetime import datetime
 
     now = datetime(2026, 1, 2, 3, 4, 5)
-    assert [folders.fresh("a", now=now).name for _ in range(2)] == ["a-2026-01-02-030405", "a-2026-01-02-030405-2"]
+    assert [run_folders.create_run_folder("a", now=now).name for _ in range(2)] == [
+        "a-2026-01-02-030405",
+        "a-2026-01-02-030405-2",
+    ]
 
 
 @pytest.mark.parametrize("recipe", ["flrce", "fedavg", "fedcomgate", "flrce-topk"])
@@ -76,18 +81,18 @@ def test_an_extended_run_is_the_longer_one(tmp_path, recipe):
     runs.run(short, tmp_path / "a")
     runs.run(longer, tmp_path / "a", resume=True)
     runs.run(longer, tmp_path / "b")
-    assert list(compare(tmp_path / "a", tmp_path / "b")) == []
+    assert list(compare_run_files(tmp_path / "a", tmp_path / "b")) == []
     with pytest.raises(BadInput, match=r"rounds = 2: .* holds 5 already"):
         runs.run(short.model_copy(update={"rounds": 2}), tmp_path / "a", resume=True)
 
 
 def test_a_run_of_version_0_1_goes_on(tmp_path, monkeypatch):
     """Its checkpoints carry another fingerprint."""
-    from flrce.store import ledger
+    from flrce.storage import ledger
 
     short = Experiment.load(None, list(SMALL))
     with monkeypatch.context() as old:
-        old.setattr(ledger, "fingerprint", ledger.former_fingerprint)
+        old.setattr(ledger, "fingerprint_experiment", ledger.fingerprint_experiment_text)
         runs.run(short, tmp_path / "a")
     longer = short.model_copy(update={"rounds": 5})
     assert runs.run(longer, tmp_path / "a", resume=True).summary["rounds"] == 5
@@ -98,11 +103,12 @@ def test_resume_needs_no_file(here, capsys):
     assert main(["run", *sets("recipe.name=fedprox"), "--out", "a"]) == 0
     assert main(["run", "--out", "a", "--resume", "--set", "rounds=4"]) == 0
     assert main(["run", "--out", "a", "--resume"]) == 0
-    assert folders.glance(Path("a")).rounds == 4
-    assert folders.glance(Path("a")).recipe == "fedprox"
+    [resumed] = run_folders.find_runs(Path("a"))
+    assert resumed.rounds == 4
+    assert resumed.recipe == "fedprox"
     assert main(["run", *sets(), "--seeds", "3,5", "--out", "b"]) == 0
     assert main(["run", "--out", "b", "--resume", "--set", "rounds=4"]) == 0
-    assert [each.rounds for each in folders.found(Path("b"))] == [4, 4]
+    assert [each.rounds for each in run_folders.find_runs(Path("b"))] == [4, 4]
     capsys.readouterr()
     assert main(["run", "--resume"]) == 2
     assert "flrce runs" in capsys.readouterr().err
@@ -114,7 +120,7 @@ def test_seeds_that_were_not_begun_are_gone_on_with_too(here):
     assert main(["run", *sets(), "--seeds", "3,5", "--out", "b"]) == 0
     shutil.rmtree("b/seed-5")  # as if Ctrl-C had come while seed 3 was trained
     assert main(["run", "--out", "b", "--resume"]) == 0
-    assert [each.seed for each in folders.found(Path("b"))] == [3, 5]
+    assert [each.seed for each in run_folders.find_runs(Path("b"))] == [3, 5]
 
 
 def last_round(capsys):
@@ -132,11 +138,29 @@ def test_what_was_spent_before_a_resume_is_counted(here, capsys):
 
 
 def test_seeds_and_recipes_share_one_reading(here, monkeypatch):
-    from flrce import sections
+    from flrce.config import sections
 
     read = []
-    monkeypatch.setattr(sections, "source", lambda *given, **how: read.append(given) or source(*given, **how))
-    assert main(["compare", *sets("rounds=1"), "--recipes", "fedavg,flrce", "--seeds", "0-1", "--out", "c"]) == 0
+    monkeypatch.setattr(
+        sections,
+        "load_source",
+        lambda *given, **how: read.append(given) or load_source(*given, **how),
+    )
+    assert (
+        main(
+            [
+                "compare",
+                *sets("rounds=1"),
+                "--recipes",
+                "fedavg,flrce",
+                "--seeds",
+                "0-1",
+                "--out",
+                "c",
+            ]
+        )
+        == 0
+    )
     assert len(read) == 1
 
 
@@ -158,11 +182,18 @@ def test_a_stopped_run_says_that_it_is_over(here, capsys):
 
 def test_ctrl_c_says_what_is_kept(here):
     command = [*FLRCE, "run", *sets("rounds=4000")]
-    for more, kept in ((["--out", "a"], "flrce run --out a --resume"), (["--no-save"], "nothing was kept")):
+    for more, kept in (
+        (["--out", "a"], "flrce run --out a --resume"),
+        (["--no-save"], "nothing was kept"),
+    ):
         process = subprocess.Popen(
-            [*command, *more], env=ENV, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+            [*command, *more],
+            env=ENV,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )  # fmt: skip
+        )
         for _ in range(2):
             process.stderr.readline()
         process.send_signal(signal.SIGINT)
@@ -176,10 +207,18 @@ def on_a_terminal(command: list[str], until: bytes, then: int | None = None) -> 
     """A command on a terminal of its own; once it shows `until`, a signal."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        command, env={**ENV, "TERM": "xterm", "COLUMNS": "100", "FLRCE_CACHE": str(Path("cache").absolute())},
-        stdin=slave, stdout=slave, stderr=slave,
+        command,
+        env={
+            **ENV,
+            "TERM": "xterm",
+            "COLUMNS": "100",
+            "FLRCE_CACHE": str(Path("cache").absolute()),
+        },
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     os.close(slave)
     shown, ended = b"", time.monotonic() + 120
     while time.monotonic() < ended:
@@ -200,8 +239,13 @@ def on_a_terminal(command: list[str], until: bytes, then: int | None = None) -> 
 def test_the_start_is_shown_and_can_be_left(here):
     """Before round 1: what is being prepared; Ctrl-C there is one line."""
     command = [*FLRCE, "run", *sets("model.name=logistic")]  # its kernels compile quickly
-    code, shown = on_a_terminal(command, b"compiling", signal.SIGINT)  # preparing samples takes no time to be seen
-    assert code in (130, -signal.SIGINT)  # CPython may end by the signal itself; a shell says 130 of both
+    code, shown = on_a_terminal(
+        command, b"compiling", signal.SIGINT
+    )  # preparing samples takes no time to be seen
+    assert code in (
+        130,
+        -signal.SIGINT,
+    )  # CPython may end by the signal itself; a shell says 130 of both
     assert "interrupted before the first round" in shown
     assert "Traceback" not in shown
     code, shown = on_a_terminal(command, b"never")
@@ -211,9 +255,9 @@ def test_the_start_is_shown_and_can_be_left(here):
 
 def test_few_seeds_are_shown_as_what_they_are():
     entry = {"mean": 93.5, "half": 82.6, "n": 2, "low": 87.0, "high": 100.0}
-    assert figure(entry, 1, 0) == "87 to 100"
-    assert figure(entry | {"low": 100.0, "mean": 100.0, "half": 0.0}, 1, 0) == "100"
-    assert figure(entry | {"n": 3, "half": 1.5}) == "93.5 ± 1.5"
+    assert format_aggregate(entry, 1, 0) == "87 to 100"
+    assert format_aggregate(entry | {"low": 100.0, "mean": 100.0, "half": 0.0}, 1, 0) == "100"
+    assert format_aggregate(entry | {"n": 3, "half": 1.5}) == "93.5 ± 1.5"
 
 
 def test_a_folder_that_cannot_be_made_is_told_of_without_a_round_to_keep(here, capsys):
@@ -227,8 +271,9 @@ def test_a_folder_that_cannot_be_made_is_told_of_without_a_round_to_keep(here, c
 
 def test_a_stop_of_ones_own_says_why_or_nothing(here, capsys):
     (here / "mystops.py").write_text(
-        "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Late:\n    says: str\n\n"
-        "    def __call__(self, history):\n        return {'nothing': None, 'bool': False}.get(self.says, self.says)\n"
+        "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Late:\n    says:"
+        " str\n\n    def __call__(self, history):\n        return {'nothing': None, 'bool':"
+        " False}.get(self.says, self.says)\n"
     )
     stop = '{{piece="mystops:Late", says="{}"}}'
     sys.path.insert(0, str(here))
@@ -245,7 +290,9 @@ def test_a_stop_of_ones_own_says_why_or_nothing(here, capsys):
 
 def test_an_experiment_alone_tells_of_its_data(here, capsys):
     (here / "mine.csv").write_text("a,y\n" + "1,0\n2,1\n" * 20)
-    (here / "mine.toml").write_text('clients = 2\nper_round = 2\n[data]\npath = "mine.csv"\npartition = "iid"\n')
+    (here / "mine.toml").write_text(
+        'clients = 2\nper_round = 2\n[data]\npath = "mine.csv"\npartition = "iid"\n'
+    )
     assert main(["data", "info", "mine.toml", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert sum(told["train"]) + sum(told["held"]) == 40

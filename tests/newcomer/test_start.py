@@ -10,17 +10,19 @@ from pathlib import Path
 import click
 import pytest
 
-from flrce.apps import complete
-from flrce.apps.cli import main
-from flrce.apps.commands import app
-from flrce.apps.options import summary
+from flrce.cli import completion
+from flrce.cli.cli import main
+from flrce.cli.commands import app
+from flrce.cli.options import first_paragraph
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
 LISTS = ("[ARGS]...", "RUNS...", "[RUN|DIR]...", "A,B,...", "0.02,...")
 
 
 def seconds(code: str, times: int = 3) -> float:
-    """Processor time of the quickest of a few starts of Python with this code; other work does not count."""
+    """Processor time of the quickest of a few starts of Python with this code; other work does not
+    count.
+    """
     found = []
     for _ in range(times):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -30,10 +32,12 @@ def seconds(code: str, times: int = 3) -> float:
     return min(found)
 
 
-@pytest.mark.parametrize("asked", [["--help"], ["run", "--help"], ["data", "info", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "asked", [["--help"], ["run", "--help"], ["data", "info", "--help"], ["--version"]]
+)
 def test_help_loads_nothing_heavy(asked):
     code = (
-        "import sys\nfrom flrce.apps.cli import main\n"
+        "import sys\nfrom flrce.cli.cli import main\n"
         f"assert main({asked!r}) == 0\n"
         "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'pydantic', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy"
@@ -44,7 +48,7 @@ def test_help_loads_nothing_heavy(asked):
 def test_help_is_quick():
     """Against what the same machine needs for an empty program, and for torch alone."""
     nothing, torch = seconds("pass"), seconds("import torch", 1)
-    helped = seconds("from flrce.apps.cli import main; main(['--help'])")
+    helped = seconds("from flrce.cli.cli import main; main(['--help'])")
     assert helped - nothing < 0.25 * (torch - nothing), (nothing, helped, torch)
     assert helped < 0.3, helped
 
@@ -68,10 +72,10 @@ def test_help_is_whole(path, capsys):
     assert "..." not in whole
     here = dict(commands(app))[path]
     flat = "".join(shown.split())  # a line may break inside a word
-    assert "".join(summary(here.help).split()) in flat
+    assert "".join(first_paragraph(here.help).split()) in flat
     if isinstance(here, click.Group):
         for child in here.commands.values():
-            assert "".join(summary(child.help).split()) in flat
+            assert "".join(first_paragraph(child.help).split()) in flat
     for parameter in here.params:
         assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
 
@@ -106,9 +110,15 @@ def test_alone_it_helps(capsys):
 
 def tab(line: str, folder: Path, shell: str = "bash") -> list[str]:
     """What a shell gets to hear when Tab is pressed at the end of the line."""
-    asked = {"_FLRCE_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
-    code = "import sys; from flrce.apps.cli import main; sys.exit(main())"
-    told = subprocess.run([sys.executable, "-c", code], cwd=folder, env=ENV | asked, capture_output=True, text=True)
+    asked = {
+        "_FLRCE_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+    }
+    code = "import sys; from flrce.cli.cli import main; sys.exit(main())"
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=ENV | asked, capture_output=True, text=True
+    )
     return [part.split(",", 1)[1] for part in told.stdout.splitlines()]
 
 
@@ -132,7 +142,9 @@ def test_tab_offers_what_there_is(tmp_path):
 
 
 def test_the_words_of_tab_are_those_of_the_catalogue():
-    assert complete.known() == complete.gathered(), "write them anew: python -m flrce.apps.complete"
+    assert completion.load_words() == completion.collect_words(), (
+        "write them anew: python -m flrce.cli.completion"
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -141,19 +153,32 @@ def test_completion_is_installed_once(tmp_path, monkeypatch, capsys, shell):
     monkeypatch.setenv("SHELL", f"/bin/{shell}")
     for _ in range(2):
         assert main(["--install-completion"]) == 0
-    target = tmp_path / complete.SHELLS[shell]
+    target = tmp_path / completion.SHELL_STARTUP_FILES[shell]
     assert str(target) in capsys.readouterr().out
-    assert target.read_text().count("flrce completion" if shell != "fish" else "complete --no-files") == 1
+    assert (
+        target.read_text().count("flrce completion" if shell != "fish" else "complete --no-files")
+        == 1
+    )
     monkeypatch.setenv("SHELL", "/bin/strange")
     assert main(["--show-completion"]) == 2
     assert "strange" in capsys.readouterr().err
 
 
 def test_a_module_of_the_working_directory_is_found(tmp_path):
-    (tmp_path / "beside.py").write_text("from flrce.stops.budget import Budget\n\ntwice = lambda: Budget(rounds=2)\n")
-    code = "import sys; from flrce.apps.cli import main; sys.exit(main(sys.argv[1:]))"
+    (tmp_path / "beside.py").write_text(
+        "from flrce.methods.stopping.budget import CostBudget\n\ntwice = lambda: CostBudget(rounds=2)\n"
+    )
+    code = "import sys; from flrce.cli.cli import main; sys.exit(main(sys.argv[1:]))"
     sets = ["rounds=5", "clients=6", "per_round=2", "recipe.stop=beside:twice", "engine.workers=1"]
-    command = [sys.executable, "-P", "-c", code, "run", "--json", *(word for s in sets for word in ("--set", s))]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        code,
+        "run",
+        "--json",
+        *(word for s in sets for word in ("--set", s)),
+    ]
     told = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert json.loads(told.stdout)["rounds"] == 2
@@ -164,7 +189,21 @@ def test_a_recipe_is_shown_as_it_would_run(capsys):
     told = capsys.readouterr().out
     assert "`frugal` asks for 4" in told
     assert "under [recipe]: psi = None, preset = 'default'." in told
-    assert main(["recipes", "show", "flrce", "--set", "recipe.preset=headway", "--set", "per_round=4", "--json"]) == 0
+    assert (
+        main(
+            [
+                "recipes",
+                "show",
+                "flrce",
+                "--set",
+                "recipe.preset=headway",
+                "--set",
+                "per_round=4",
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["stop"]["piece"] == "Standstill"
     assert main(["recipes", "show", "flrce", "--set", "recipe.preset=thrifty"]) == 2
     assert "recipe.preset = 'thrifty'" in capsys.readouterr().err

@@ -4,128 +4,202 @@ from dataclasses import replace
 
 import pytest
 
-from flrce.results import story, tables
-from flrce.results.live import standing
-from flrce.results.tables import Group
-from flrce.results.why import why_stop
-from flrce.store import read
-from flrce.types import Record
+from flrce.core.types import RoundRecord
+from flrce.report import tables, verdict
+from flrce.report.live import describe_run_state
+from flrce.report.tables import RunGroup
+from flrce.report.why import explain_run_end
+from flrce.storage import read
 from report_helpers import compared
 
 
 @pytest.fixture(scope="module")
 def run():
-    return read.one(compared() / "fedavg" / "seed-0")
+    return read.read_single_run(compared() / "fedavg" / "seed-0")
 
 
 def made(run, seed, accuracy, joules=100.0, nbytes=1000, stop="", rounds=2, **more):
     """A run of a few rounds that cost `joules` and `nbytes` in all."""
     each = {"joules": joules / rounds, "bytes_up": nbytes // rounds}
-    records = [Record(t, accuracy=accuracy, accuracy_weighted=accuracy, loss=1.0, **each) for t in range(1, rounds + 1)]
+    records = [
+        RoundRecord(t, accuracy=accuracy, accuracy_weighted=accuracy, loss=1.0, **each)
+        for t in range(1, rounds + 1)
+    ]
     records[-1] = replace(records[-1], stop=stop)
     own = {**run.experiment, "seed": seed, "rounds": 10 if stop else rounds, **more}
     return replace(run, experiment=own, rounds=tuple(records), costs=(), relations=(), extra={})
 
 
 def test_savings_and_how_sure_they_are(run):
-    fedavg = Group("fedavg", tuple(made(run, s, 0.90 + 0.01 * s) for s in range(3)))
-    # paired differences 2, 1, 3 points: mean 2, deviation 1, 4.302653 / sqrt(3) = 2.5, so it may be chance
-    better = Group(
-        "mine", tuple(made(run, s, 0.90 + 0.01 * s + d, 75.0, 400) for s, d in enumerate((0.02, 0.01, 0.03)))
+    fedavg = RunGroup("fedavg", tuple(made(run, s, 0.90 + 0.01 * s) for s in range(3)))
+    # paired differences 2, 1, 3 points: mean 2, deviation 1, 4.302653 / sqrt(3) = 2.5, so it may be
+    # chance
+    better = RunGroup(
+        "mine",
+        tuple(
+            made(run, s, 0.90 + 0.01 * s + d, 75.0, 400) for s, d in enumerate((0.02, 0.01, 0.03))
+        ),
     )
-    told = story.compared(better, fedavg)
-    assert told == (
-        "Against fedavg, mine used 25 % less energy and 60 % less traffic, and its accuracy is 2.0 points higher "
-        "(± 2.5 over 3 seeds, so it may be chance)."
+    told = verdict.describe_comparison(better, fedavg)
+    assert (
+        told
+        == "Against fedavg, mine used 25 % less energy and 60 % less traffic, and its accuracy is"
+        " 2.0 points higher (± 2.5 over 3 seeds, so it may be chance)."
     )
-    sure = Group("mine", tuple(made(run, s, 0.88 + 0.01 * s) for s in range(3)))
-    assert "as much energy and as much traffic" in story.compared(sure, fedavg)
-    assert "2.0 points lower (± 0.0 over 3 seeds, more than chance)" in story.compared(sure, fedavg)
-    one = story.compared(Group("mine", better.runs[:1]), fedavg)
+    sure = RunGroup("mine", tuple(made(run, s, 0.88 + 0.01 * s) for s in range(3)))
+    assert "as much energy and as much traffic" in verdict.describe_comparison(sure, fedavg)
+    assert "2.0 points lower (± 0.0 over 3 seeds, more than chance)" in verdict.describe_comparison(
+        sure, fedavg
+    )
+    one = verdict.describe_comparison(RunGroup("mine", better.runs[:1]), fedavg)
     assert "one seed, so nobody knows how much of that is chance" in one
 
 
 @pytest.mark.parametrize(
     ("stop", "words", "decided"),
     [
-        ("predicted gain from doubling the rounds: 0.8 points (0.2 to 1.5); price 2",
-         "predicted gain from doubling the rounds: 0.8 points (0.2 to 1.5); price 2", "gain"),
-        ("no improvement over the last 20 evaluations", "no improvement over the last 20 evaluations", "gain"),
-        ("no improvement over 20 rounds of clients' reports", "no improvement over 20 rounds of", "gain"),
-        ("twice the rounds would bring at most 1.75 < 2 points (+1.8 +- 0.3 points a doubling, by clients)",
-         "doubling the rounds was predicted to gain less than 2 points", "gain"),
-        ("no rise to be seen over 50 rounds (+1.11 +- 0.15 points a doubling over 20 rounds, by clients)",
-         "doubling the rounds was predicted to gain less than their price", "gain"),
-        ("headway -0.048 < 0.007 over 20 rounds", "its rounds had begun to undo one another", "headway"),
+        (
+            "predicted gain from doubling the rounds: 0.8 points (0.2 to 1.5); price 2",
+            "predicted gain from doubling the rounds: 0.8 points (0.2 to 1.5); price 2",
+            "gain",
+        ),
+        (
+            "no improvement over the last 20 evaluations",
+            "no improvement over the last 20 evaluations",
+            "gain",
+        ),
+        (
+            "no improvement over 20 rounds of clients' reports",
+            "no improvement over 20 rounds of",
+            "gain",
+        ),
+        (
+            (
+                "twice the rounds would bring at most 1.75 < 2 points (+1.8 +- 0.3 points a"
+                " doubling, by clients)"
+            ),
+            "doubling the rounds was predicted to gain less than 2 points",
+            "gain",
+        ),
+        (
+            (
+                "no rise to be seen over 50 rounds (+1.11 +- 0.15 points a doubling over 20 rounds,"
+                " by clients)"
+            ),
+            "doubling the rounds was predicted to gain less than their price",
+            "gain",
+        ),
+        (
+            "headway -0.048 < 0.007 over 20 rounds",
+            "its rounds had begun to undo one another",
+            "headway",
+        ),
         ("conflicts 3 >= psi 2", "the chosen clients pulled against one another", "conflicts"),
-        ("next round would pass budget of 60 joules (61.2)", "one more round would have passed its budget of 60", ""),
-        ("abandoned 3 times in a row: nobody is reachable", "abandoned 3 times in a row: nobody is reachable", ""),
+        (
+            "next round would pass budget of 60 joules (61.2)",
+            "one more round would have passed its budget of 60",
+            "",
+        ),
+        (
+            "abandoned 3 times in a row: nobody is reachable",
+            "abandoned 3 times in a row: nobody is reachable",
+            "",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_stop_in_plain_words(run, stop, words, decided):
     ended = made(run, 0, 0.9, stop=stop)
-    assert story.ended(ended).startswith(f"stopped after round 2 of 10: {words}")
-    assert story.decided(ended) == decided
+    assert verdict.describe_ending(ended).startswith(f"stopped after round 2 of 10: {words}")
+    assert verdict.get_stop_criterion(ended) == decided
 
 
 def test_every_recipe_says_how_its_runs_ended():
-    groups = tables.groups(read.find([compared()]))
-    told = story.story(groups)
+    groups = tables.group_runs(read.read_runs([compared()]))
+    told = verdict.describe_groups(groups)
     for group in groups:
         assert any(
-            sentence.startswith((f"{group.label} reached", "Against fedavg, " + group.label)) for sentence in told
+            sentence.startswith((f"{group.label} reached", "Against fedavg, " + group.label))
+            for sentence in told
         )
-    assert "No round is committed yet." in story.story([Group("x", (replace(groups[0].runs[0], rounds=()),))])
+    assert "No round is committed yet." in verdict.describe_groups(
+        [RunGroup("x", (replace(groups[0].runs[0], rounds=()),))]
+    )
 
 
 def test_the_model_is_shown_for_each_client_and_class(tmp_path):
     """final.json: their means are the headline, weighted by hold-outs or not."""
     import flrce
-    from flrce.results.detail import served
-    from flrce.results.why import why_client
+    from flrce.report.run_detail import build_final_metrics
+    from flrce.report.why import explain_client
 
-    result = flrce.run(flrce.Experiment(rounds=3, clients=8, per_round=4, engine={"workers": 1}), tmp_path / "a")
-    run = read.one(tmp_path / "a")
+    result = flrce.run(
+        flrce.Experiment(rounds=3, clients=8, per_round=4, engine={"workers": 1}), tmp_path / "a"
+    )
+    run = read.read_single_run(tmp_path / "a")
     values, held = run.final["clients"], run.final["held"]
     known = [value for value in values if value is not None]
     assert sum(known) / len(known) == pytest.approx(result.summary["accuracy"])
-    by_class = sum(n * (value or 0.0) for n, value in zip(held, run.final["classes"], strict=True)) / sum(held)
-    by_client = sum(n * (value or 0.0) for n, value in zip(run.partition["held"], values, strict=True)) / sum(held)
+    by_class = sum(
+        n * (value or 0.0) for n, value in zip(held, run.final["classes"], strict=True)
+    ) / sum(held)
+    by_client = sum(
+        n * (value or 0.0) for n, value in zip(run.partition["held"], values, strict=True)
+    ) / sum(held)
     assert by_class == pytest.approx(by_client)
-    assert len(served(run, range(8))["byClient"]) == 8
-    assert any("of its hold-out right" in sentence for sentence in why_client(run, run.roster[0]).sentences)
+    assert len(build_final_metrics(run, range(8))["byClient"]) == 8
+    assert any(
+        "of its hold-out right" in sentence
+        for sentence in explain_client(run, run.roster[0]).sentences
+    )
 
 
 def test_the_plainest_fedavg_is_what_others_are_compared_with(run):
     own = {**run.experiment["recipe"], "name": "fedavg", "selector": "mine:Own", "minimum": 2}
-    mine = Group("fedavg (selector mine:Own)", (made(run, 0, 0.9, recipe=own),))
-    plain = Group("fedavg (lr 0.05)", (made(run, 0, 0.9, recipe={"name": "fedavg"}),))
-    other = Group("oort", (made(run, 0, 0.9, recipe={"name": "oort"}),))
-    assert story.baseline([mine, plain, other]) is plain
-    assert story.baseline([other]) is other
-    assert "two seeds, too few" in story.compared(
-        Group("a", tuple(made(run, s, 0.9) for s in (0, 1))), Group("b", tuple(made(run, s, 0.8) for s in (0, 1)))
+    mine = RunGroup("fedavg (selector mine:Own)", (made(run, 0, 0.9, recipe=own),))
+    plain = RunGroup("fedavg (lr 0.05)", (made(run, 0, 0.9, recipe={"name": "fedavg"}),))
+    other = RunGroup("oort", (made(run, 0, 0.9, recipe={"name": "oort"}),))
+    assert verdict.choose_baseline([mine, plain, other]) is plain
+    assert verdict.choose_baseline([other]) is other
+    assert "two seeds, too few" in verdict.describe_comparison(
+        RunGroup("a", tuple(made(run, s, 0.9) for s in (0, 1))),
+        RunGroup("b", tuple(made(run, s, 0.8) for s in (0, 1))),
     )
 
 
 def test_a_note_says_whose_it_is(run):
     short = {"name": "fedavg", "stop": {"piece": "patience", "rounds": 30}}
-    mine, plain = (Group(name, (made(run, 0, 0.9, recipe=recipe),)) for name, recipe in (
-        ("mine", short), ("fedavg", {"name": "fedavg"})
-    ))  # fmt: skip
+    mine, plain = (
+        RunGroup(name, (made(run, 0, 0.9, recipe=recipe),))
+        for name, recipe in (("mine", short), ("fedavg", {"name": "fedavg"}))
+    )
     note = "the stop rule (Patience) acts from round 31 on, so it cannot end a run of 2 rounds."
-    assert story.warned([mine, plain]) == [f"Note on mine: {note}"]
-    assert story.warned([mine]) == [f"Note: {note}"]
+    assert verdict.format_group_notes([mine, plain]) == [f"Note on mine: {note}"]
+    assert verdict.format_group_notes([mine]) == [f"Note: {note}"]
 
 
 def test_a_run_of_all_its_rounds_was_not_stopped_early(run):
     """A rule that is met in round 15 of 15 ended nothing."""
-    records = made(run, 0, 0.9, stop="predicted gain from doubling the rounds: 0.8 points (0.2 to 1.5); price 2").rounds
-    assert story.describe_state(records, 10) == "stopped early"
-    assert story.describe_state(records, 2) == "finished"
-    assert story.describe_state(records[:1], 2) == "unfinished"
-    assert story.describe_state([replace(records[0], outcome="abandoned", stop="abandoned 3 times")], 2) == "unfinished"
+    records = made(
+        run,
+        0,
+        0.9,
+        stop="predicted gain from doubling the rounds: 0.8 points (0.2 to 1.5); price 2",
+    ).rounds
+    assert verdict.describe_state(records, 10) == "stopped early"
+    assert verdict.describe_state(records, 2) == "finished"
+    assert verdict.describe_state(records[:1], 2) == "unfinished"
+    assert (
+        verdict.describe_state(
+            [replace(records[0], outcome="abandoned", stop="abandoned 3 times")], 2
+        )
+        == "unfinished"
+    )
     whole = made(run, 0, 0.9, stop="no improvement over the last 6 evaluations", rounds=10)
-    assert story.ended(whole).startswith("ran all 10 rounds; its stop rule was met in the last: no improvement")
-    assert "The run went through all 10 rounds, and its stop rule was met" in why_stop(whole).sentences[0]
-    assert standing(whole, "") == "finished"
+    assert verdict.describe_ending(whole).startswith(
+        "ran all 10 rounds; its stop rule was met in the last: no improvement"
+    )
+    assert (
+        "The run went through all 10 rounds, and its stop rule was met"
+        in explain_run_end(whole).sentences[0]
+    )
+    assert describe_run_state(whole, "") == "finished"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from flrce.flower import server
-from flrce.config import Experiment
+from flrce.config.experiment import Experiment
 from flrce.flower import Local, Result
 
 

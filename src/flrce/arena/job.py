@@ -7,66 +7,94 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flrce.arena import records
-from flrce.arena.execute import Executor, clear, here
-from flrce.arena.plan import Cell, Plan, Tried, pairs
-from flrce.arena.records import Played
+from flrce.arena.execute import ArenaExecutor, remove_cell_folder, run_cells_here
+from flrce.arena.plan import ArenaCell, ArenaPlan, TunedSettings, iterate_task_methods
+from flrce.arena.records import CellRecord
 
 log = logging.getLogger("flrce")
-Told = Callable[[int, int, str], None]  # cells done, cells in all, the last one
+CellProgressCallback = Callable[[int, int, str], None]  # cells done, cells in all, the last one
 
 
 @dataclass(frozen=True)
-class Found:
-    """What an arena brought: the runs that judge, those that chose settings, and cells that failed with why."""
+class ArenaResult:
+    """What an arena brought: the runs that judge, those that chose settings, and cells that failed
+    with why.
+    """
 
-    judged: tuple[Played, ...]
-    trials: tuple[Played, ...] = ()
+    judged: tuple[CellRecord, ...]
+    trials: tuple[CellRecord, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
 
     @property
-    def everything(self) -> tuple[Played, ...]:
+    def all_records(self) -> tuple[CellRecord, ...]:
         return (*self.judged, *self.trials)
 
 
-def run(
-    plan: Plan, out: Path, execute: Executor = here, against: Sequence[Played] = (), told: Told | None = None
-) -> Found:
-    """Every cell that is not recorded yet, in `out` or among `against`; then all records in one file.
+def run_plan(
+    plan: ArenaPlan,
+    out: Path,
+    execute: ArenaExecutor = run_cells_here,
+    against: Sequence[CellRecord] = (),
+    told: CellProgressCallback | None = None,
+) -> ArenaResult:
+    """Every cell that is not recorded yet, in `out` or among `against`; then all records in one
+    file.
 
-    First what chooses settings, then what judges: the second cannot be known before the first is done.
+    First what chooses settings, then what judges: the second cannot be known before the first is
+    done.
     """
     known = {found.fingerprint: found for found in against}
-    trials = [cell for task, method in pairs(plan) for cell in plan.trials(task, method)]
-    at_most = len(trials) + len(plan.seeds) * len(list(pairs(plan)))
+    trials = [
+        cell
+        for task, method in iterate_task_methods(plan)
+        for cell in plan.list_tuning_cells(task, method)
+    ]
+    at_most = len(trials) + len(plan.seeds) * len(list(iterate_task_methods(plan)))
     tell = told or (lambda done, total, label: None)
-    tuned, lost = _played(trials, out, execute, known, lambda done, label: tell(done, at_most, label))
+    tuned, lost = _collect_cell_records(
+        trials, out, execute, known, lambda done, label: tell(done, at_most, label)
+    )
     judged = [
         cell
-        for task, method in pairs(plan)
-        for cell in plan.judged(task, method, chosen(plan.settings(task, method), _of(tuned, task, method)))
+        for task, method in iterate_task_methods(plan)
+        for cell in plan.list_evaluation_cells(
+            task,
+            method,
+            choose_settings(plan.list_settings(task, method), _filter_records(tuned, task, method)),
+        )
     ]
-    judged.sort(key=lambda cell: cell.seed)  # what there is of an unfinished arena compares everybody
-    found, failed = _played(judged, out, execute, known, lambda done, label: tell(len(trials) + done, at_most, label))
-    result = Found(tuple(found), tuple(tuned), tuple((cell.label, why) for cell, why in (*lost, *failed)))
-    records.pack(result.everything, out / records.FILE)
+    judged.sort(
+        key=lambda cell: cell.seed
+    )  # what there is of an unfinished arena compares everybody
+    found, failed = _collect_cell_records(
+        judged, out, execute, known, lambda done, label: tell(len(trials) + done, at_most, label)
+    )
+    result = ArenaResult(
+        tuple(found), tuple(tuned), tuple((cell.label, why) for cell, why in (*lost, *failed))
+    )
+    records.pack_records(result.all_records, out / records.RECORDS_FILE)
     return result
 
 
-def _played(
-    cells: Sequence[Cell], out: Path, execute: Executor, known: dict[str, Played], told: Callable[[int, str], None]
-) -> tuple[list[Played], list[tuple[Cell, str]]]:
+def _collect_cell_records(
+    cells: Sequence[ArenaCell],
+    out: Path,
+    execute: ArenaExecutor,
+    known: dict[str, CellRecord],
+    told: Callable[[int, str], None],
+) -> tuple[list[CellRecord], list[tuple[ArenaCell, str]]]:
     """The records of these cells in their order, and those that failed."""
-    done: dict[str, Played] = {}
-    missing: list[Cell] = []
+    done: dict[str, CellRecord] = {}
+    missing: list[ArenaCell] = []
     for cell in cells:
         path = out / "cells" / f"{cell.folder}.json"
         if cell.fingerprint in known:
             done[cell.fingerprint] = known[cell.fingerprint]
         elif path.exists():
-            done[cell.fingerprint] = records.load(path)
+            done[cell.fingerprint] = records.load_cell_record(path)
         else:
             missing.append(cell)
-    failed: list[tuple[Cell, str]] = []
+    failed: list[tuple[ArenaCell, str]] = []
     if cells:
         told(len(done), "")
     for cell, outcome in execute(missing, out / "running") if missing else ():
@@ -74,27 +102,31 @@ def _played(
             failed.append((cell, outcome))
             log.warning("%s: %s", cell.label, outcome)
         else:
-            records.save(outcome, out / "cells" / f"{cell.folder}.json")
+            records.save_cell_record(outcome, out / "cells" / f"{cell.folder}.json")
             done[cell.fingerprint] = outcome
-            clear(out / "running", cell)
+            remove_cell_folder(out / "running", cell)
         told(len(done) + len(failed), cell.label)
     return [done[cell.fingerprint] for cell in cells if cell.fingerprint in done], failed
 
 
-def chosen(settings: Sequence[Tried], tuned: Iterable[Played]) -> Tried:
-    """The settings with the best mean at the end over the tuning seeds; the first of equals, and of none."""
+def choose_settings(
+    settings: Sequence[TunedSettings], tuned: Iterable[CellRecord]
+) -> TunedSettings:
+    """The settings with the best mean at the end over the tuning seeds; the first of equals, and of
+    none.
+    """
     tuned = list(tuned)
 
-    def merit(tried: Tried) -> float:
+    def mean_final_merit(tried: TunedSettings) -> float:
         found = [p for p in tuned if p.tried == tried]
-        values = [p.final for p in found if p.final is not None]
+        values = [p.final_value for p in found if p.final_value is not None]
         if not values or not all(map(math.isfinite, values)):
             return float("-inf")
         mean = sum(values) / len(values)
         return -mean if found[0].lower else mean
 
-    return max(settings, key=merit)
+    return max(settings, key=mean_final_merit)
 
 
-def _of(found: Iterable[Played], task: str, method: str) -> list[Played]:
+def _filter_records(found: Iterable[CellRecord], task: str, method: str) -> list[CellRecord]:
     return [p for p in found if (p.task, p.method) == (task, method)]

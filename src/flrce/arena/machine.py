@@ -1,8 +1,8 @@
 """This machine's processes: each takes one stack of cells after another, on a GPU or on a core.
 
-Cells whose clients can train together make a stack, several processes share a GPU, and cells that are meant for one
-core run beside them. A process that dies or fails loses its stack alone, which is tried again in halves, so that one
-cell cannot take others with it.
+Cells whose clients can train together make a stack, several processes share a GPU, and cells that
+are meant for one core run beside them. A process that dies or fails loses its stack alone, which is
+tried again in halves, so that one cell cannot take others with it.
 """
 
 import logging
@@ -17,100 +17,131 @@ from typing import Any
 
 import torch
 
-from flrce import crowd, runs
-from flrce.arena.plan import Cell
-from flrce.arena.records import Played, played
-from flrce.errors import brief
-from flrce.host import begin
-from flrce.lifetime import Starter, describe_starter, end_with_parent
-from flrce.local.workload import Alike
-from flrce.pieces import Full, Recipe, Synchronous
-from flrce.selectors.choice import PowerOfChoice
-from flrce.selectors.tiers import AdaptiveTiers
+from flrce.arena.plan import ArenaCell
+from flrce.arena.records import CellRecord, build_cell_record
+from flrce.core.host import start_process
+from flrce.core.pieces import FullModel, Recipe, SynchronousPace
+from flrce.core.process_lifetime import Starter, describe_starter, end_with_parent
+from flrce.errors import format_one_line
+from flrce.methods.client.workload import PlainTraining
+from flrce.methods.selection.power_of_choice import PowerOfChoice
+from flrce.methods.selection.tiers import AdaptiveTierSelector
+from flrce.simulation import multiprocess, runs
 
-MOST = 12  # cells of a stack: more in one process are bound by its Python
-DEATHS = 2  # of processes with the same lone cell before it counts as failed
+MAX_BATCH_CELLS = 12  # cells of a stack: more in one process are bound by its Python
+MAX_PROCESS_DEATHS = 2  # of processes with the same lone cell before it counts as failed
 log = logging.getLogger("flrce")
 
-Ended = tuple[Cell, Played | str]
+CellOutcome = tuple[ArenaCell, CellRecord | str]
 
 
 @dataclass(frozen=True)
-class Lot:
+class CellBatch:
     """Cells that one process runs at once."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[ArenaCell, ...]
     device: str  # cuda: as a stack
     deaths: int = 0
 
-    def halves(self) -> list["Lot"]:
+    def split_in_halves(self) -> list["CellBatch"]:
         middle = len(self.cells) // 2
         return [replace(self, cells=part) for part in (self.cells[:middle], self.cells[middle:])]
 
 
-def lots(cells: Sequence[Cell], device: Callable[[Cell], str]) -> list[Lot]:
-    """Stacks of equal size, in the order of their first cells; a cell for the CPU is one of its own."""
+def build_cell_batches(
+    cells: Sequence[ArenaCell], device: Callable[[ArenaCell], str]
+) -> list[CellBatch]:
+    """Stacks of equal size, in the order of their first cells; a cell for the CPU is one of its
+    own.
+    """
     found: dict[Any, list[int]] = {}
     for i, cell in enumerate(cells):
-        found.setdefault((device(cell), sort_of(cell) if device(cell) == "cuda" else i), []).append(i)
+        found.setdefault(
+            (device(cell), batching_key(cell) if device(cell) == "cuda" else i), []
+        ).append(i)
     made = []
     for (where, _), members in found.items():
-        count = -(-len(members) // MOST)
+        count = -(-len(members) // MAX_BATCH_CELLS)
         for part in range(count):
             some = members[len(members) * part // count : len(members) * (part + 1) // count]
-            made.append((some[0], Lot(tuple(cells[i] for i in some), where)))
+            made.append((some[0], CellBatch(tuple(cells[i] for i in some), where)))
     return [lot for _, lot in sorted(made, key=lambda pair: pair[0])]
 
 
-def sort_of(cell: Cell) -> tuple[str, ...]:
+def batching_key(cell: ArenaCell) -> tuple[str, ...]:
     """What cells of one stack share: samples and network, and how clients train."""
     e = cell.experiment
-    pool = (runs.pool_of(e), e.model.model_dump_json(), str(e.objective), str(e.engine.precision))
+    pool = (
+        runs.data_identity(e),
+        e.model.model_dump_json(),
+        str(e.objective),
+        str(e.engine.precision),
+    )
     recipe = e.build_recipe()
-    return (*pool, f"plain, {recipe.holdouts}" if plain(recipe) else cell.method)
+    return (*pool, f"plain, {recipe.holdouts}" if is_plain_training(recipe) else cell.method)
 
 
-def plain(recipe: Recipe) -> bool:
-    """Whether clients take SGD's steps on whole models, round by round, and nobody is asked for a loss before."""
-    asks = isinstance(recipe.selector, PowerOfChoice | AdaptiveTiers)
-    whole = recipe.submodel == Full() and not recipe.kept and not recipe.augment
-    steady = recipe.pace == Synchronous() and not asks
-    return whole and steady and type(recipe.trainer) is Alike and len(recipe.chain.links) == 1
+def is_plain_training(recipe: Recipe) -> bool:
+    """Whether clients take SGD's steps on whole models, round by round, and nobody is asked for a
+    loss before.
+    """
+    asks = isinstance(recipe.selector, PowerOfChoice | AdaptiveTierSelector)
+    whole = recipe.submodel == FullModel() and not recipe.kept and not recipe.augment
+    steady = recipe.pace == SynchronousPace() and not asks
+    return (
+        whole and steady and type(recipe.trainer) is PlainTraining and len(recipe.chain.links) == 1
+    )
 
 
-def places(waiting: Sequence[Lot]) -> dict[str, int]:
+def count_processes(waiting: Sequence[CellBatch]) -> dict[str, int]:
     """Processes for each device: a few for a GPU, and the other cores one each."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     stacks = sum(lot.device == "cuda" for lot in waiting)
     gpus = 0
     if stacks:
-        room = torch.cuda.get_device_properties(0).total_memory // crowd.ROOM
-        gpus = max(1, min(stacks, cores // 2, torch.cuda.device_count() * min(crowd.MOST, room)))
+        room = (
+            torch.cuda.get_device_properties(0).total_memory // multiprocess.GPU_BYTES_PER_PROCESS
+        )
+        gpus = max(
+            1,
+            min(
+                stacks,
+                cores // 2,
+                torch.cuda.device_count() * min(multiprocess.MAX_PROCESSES, room),
+            ),
+        )
     alone = sum(lot.device == "cpu" for lot in waiting)
     return {"cuda": gpus, "cpu": min(alone, max(cores - gpus, 1))}
 
 
-def shared(
-    waiting: Sequence[Lot], work: Path, seats: Mapping[str, int] | None = None, stack: str = "cuda"
-) -> Iterator[Ended]:
-    """Every cell with what came of it, as lots end; `stack`: the device on which stacks really run."""
-    seats = seats or places(waiting)
+def run_cell_batches(
+    waiting: Sequence[CellBatch],
+    work: Path,
+    seats: Mapping[str, int] | None = None,
+    stack: str = "cuda",
+) -> Iterator[CellOutcome]:
+    """Every cell with what came of it, as lots end; `stack`: the device on which stacks really
+    run.
+    """
+    seats = seats or count_processes(waiting)
     queues = {device: [lot for lot in waiting if lot.device == device] for device in seats}
     context = get_context("spawn")  # a forked process cannot use the GPU
     gpus = torch.cuda.device_count() if stack == "cuda" and seats.get("cuda") else 0
-    busy: dict[Connection, tuple[Any, Lot | None, str, int]] = {}
+    busy: dict[Connection, tuple[Any, CellBatch | None, str, int]] = {}
 
-    def start(device: str, number: int) -> None:
+    def start_worker(device: str, number: int) -> None:
         mine, theirs = context.Pipe()
         gpu = number % gpus if gpus and device == "cuda" else None
         told = (theirs, device, stack, seats[device], gpu, describe_starter(), str(work))
-        child = context.Process(target=_serve, args=told)
-        begin(child)  # cells are plain data
+        child = context.Process(target=_serve_cell_batches, args=told)
+        start_process(child)  # cells are plain data
         theirs.close()
         busy[mine] = (child, None, device, number)
-        give(mine)
+        send_next_batch(mine)
 
-    def give(pipe: Connection) -> None:
+    def send_next_batch(pipe: Connection) -> None:
         child, _, device, number = busy[pipe]
         if not queues[device]:
             del busy[pipe]
@@ -125,31 +156,35 @@ def shared(
     try:
         for device, count in seats.items():
             for number in range(count):
-                start(device, number)
+                start_worker(device, number)
         while busy:
             for pipe in wait(list(busy)):
                 assert isinstance(pipe, Connection)
                 child, lot, device, number = busy[pipe]
                 assert lot is not None
                 try:
-                    found: list[Played | str] | str = pipe.recv()
+                    found: list[CellRecord | str] | str = pipe.recv()
                 except (EOFError, OSError):
-                    found = f"its process ended ({_ended(child)})"
+                    found = f"its process ended ({_wait_for_exit_code(child)})"
                     del busy[pipe]
                     lot = replace(lot, deaths=lot.deaths + 1)
                 if isinstance(found, list):
                     yield from zip(lot.cells, found, strict=True)
                 elif len(lot.cells) > 1:
-                    log.warning("%d cells together failed (%s): they are tried in halves", len(lot.cells), found)
-                    queues[device][:0] = lot.halves()
-                elif 0 < lot.deaths < DEATHS:
+                    log.warning(
+                        "%d cells together failed (%s): they are tried in halves",
+                        len(lot.cells),
+                        found,
+                    )
+                    queues[device][:0] = lot.split_in_halves()
+                elif 0 < lot.deaths < MAX_PROCESS_DEATHS:
                     queues[device].insert(0, lot)
                 else:
                     yield lot.cells[0], found
                 if pipe in busy:
-                    give(pipe)
+                    send_next_batch(pipe)
                 elif queues[device]:
-                    start(device, number)
+                    start_worker(device, number)
     finally:
         for child, *_ in busy.values():
             child.terminate()
@@ -157,43 +192,58 @@ def shared(
             child.join(10)
 
 
-def _ended(child: Any) -> int | None:
+def _wait_for_exit_code(child: Any) -> int | None:
     child.join(10)
     code: int | None = child.exitcode
     return code
 
 
-def _serve(
-    pipe: Connection, device: str, stack: str, beside: int, gpu: int | None, parent: Starter, work: str
-) -> None:  # fmt: skip
+def _serve_cell_batches(
+    pipe: Connection,
+    device: str,
+    stack: str,
+    beside: int,
+    gpu: int | None,
+    parent: Starter,
+    work: str,
+) -> None:
     """A process's life: lots, until none is left or nobody listens."""
     end_with_parent(parent)
     if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = crowd.visible(gpu)
+        os.environ["CUDA_VISIBLE_DEVICES"] = multiprocess.select_visible_gpu(gpu)
     torch.set_num_threads(1)
-    read = runs.reader()
+    read = runs.make_cached_reader()
     while True:
         try:
             lot = pipe.recv()
         except (EOFError, OSError):
             return
         try:
-            found = _stacked(lot, read, stack, beside) if device == "cuda" else [_alone(lot.cells[0], work, read)]
+            found = (
+                _run_cell_batch(lot, read, stack, beside)
+                if device == "cuda"
+                else [_run_single_cell(lot.cells[0], work, read)]
+            )
         except Exception as why:  # the parent decides; whatever it is, it must not end the others
-            pipe.send(brief(why, 200) or type(why).__name__)
+            pipe.send(format_one_line(why, 200) or type(why).__name__)
             if gpu is not None:
                 return  # an error on a GPU may have spoilt all that this process has there
             continue
         pipe.send(found)
 
 
-def _stacked(lot: Lot, read: Any, device: str, beside: int) -> list[Played]:
+def _run_cell_batch(lot: CellBatch, read: Any, device: str, beside: int) -> list[CellRecord]:
     jobs = [(cell.experiment, None) for cell in lot.cells]
-    found = runs.run_here(jobs, device=device, beside=beside, read=read)
-    return [played(cell, result.history) for cell, result in zip(lot.cells, found, strict=True)]
+    found = runs.run_in_process(jobs, device=device, beside=beside, read=read)
+    return [
+        build_cell_record(cell, result.history)
+        for cell, result in zip(lot.cells, found, strict=True)
+    ]
 
 
-def _alone(cell: Cell, work: str, read: Any) -> Played:
+def _run_single_cell(cell: ArenaCell, work: str, read: Any) -> CellRecord:
     data = read(cell.experiment)
-    result = runs.run(cell.experiment, Path(work) / cell.folder, resume=True, data=data, allow_divergence=True)
-    return played(cell, result.history)
+    result = runs.run(
+        cell.experiment, Path(work) / cell.folder, resume=True, data=data, allow_divergence=True
+    )
+    return build_cell_record(cell, result.history)

@@ -1,9 +1,10 @@
-"""What an arena compares: methods x tasks x seeds, and one rule by which everybody's settings are chosen.
+"""What an arena compares: methods x tasks x seeds, and one rule by which everybody's settings are
+chosen.
 
-A plan is TOML. `[tasks.NAME]` and `[methods.NAME]` are pieces of an experiment file; a cell is a task with a method's
-keys laid over it. A method named like a recipe need not say which one it is. `[tuning]` gives every method the same
-settings to try, on seeds that are not among those it is judged by. `[without.METHOD]` says on which tasks it is not
-run, and why.
+A plan is TOML. `[tasks.NAME]` and `[methods.NAME]` are pieces of an experiment file; a cell is a
+task with a method's keys laid over it. A method named like a recipe need not say which one it is.
+`[tuning]` gives every method the same settings to try, on seeds that are not among those it is
+judged by. `[without.METHOD]` says on which tasks it is not run, and why.
 """
 
 import hashlib
@@ -17,198 +18,268 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from flrce.bounds import shown
-from flrce.config import Experiment, read_toml
-from flrce.errors import BadInput, brief, nearest
-from flrce.pieces import Never, StopRule
-from flrce.recipes import CATALOGUE
-from flrce.user_code import Trust, apply_trust, current_trust, trust_file
+from flrce.config.experiment import Experiment, read_toml
+from flrce.core.bounds import format_value
+from flrce.core.pieces import NeverStop, StopRule
+from flrce.core.user_code import Trust, apply_trust, current_trust, trust_file
+from flrce.errors import BadInput, format_one_line, suggest_name
+from flrce.methods.catalogue.recipes import CATALOGUE
 
-CALLED = {"methods": "fedavg", "tasks": "digits"}  # an example of what is in a table
-ELSEWHERE = ("workers", "device", "kernel", "updates")  # engine settings in which the machines of one arena may differ
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}$")]
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Multiple = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Tried = dict[str, Any]  # "train.lr" -> 0.1
+EXAMPLE_NAMES = {"methods": "fedavg", "tasks": "digits"}  # an example of what is in a table
+MACHINE_SETTINGS = (
+    "workers",
+    "device",
+    "kernel",
+    "updates",
+)  # engine settings in which the machines of one arena may differ
+PlanEntryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}$")]
+PositiveShare = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+SeedNumber = Annotated[int, Field(ge=0, lt=2**63)]
+PositiveMultiple = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+TunedSettings = dict[str, Any]  # "train.lr" -> 0.1
 MAX_SETTINGS = 1000  # combinations that a method may try on a task
 MAX_CELLS = 100_000  # runs of one arena
 
 
-class Tuning(BaseModel):
-    """Every method tries every combination of `grid` and `times` on `seeds`, and is judged with the best at the end.
+class TuningGrid(BaseModel):
+    """Every method tries every combination of `grid` and `times` on `seeds`, and is judged with the
+    best at the end.
 
     `grid` has values, `times` multiples of what the task and the method say themselves.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    grid: dict[str, Annotated[list[Any], Field(min_length=1, max_length=50)]] = Field(default_factory=dict)
-    times: dict[str, Annotated[list[Multiple], Field(min_length=1, max_length=50)]] = Field(default_factory=dict)
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
-    share: Share = 1.0  # of a task's rounds
+    grid: dict[str, Annotated[list[Any], Field(min_length=1, max_length=50)]] = Field(
+        default_factory=dict
+    )
+    times: dict[str, Annotated[list[PositiveMultiple], Field(min_length=1, max_length=50)]] = Field(
+        default_factory=dict
+    )
+    seeds: Annotated[tuple[SeedNumber, ...], Field(min_length=1)] = (0,)
+    share: PositiveShare = 1.0  # of a task's rounds
 
-    def settings(self, own: Mapping[str, Any]) -> list[Tried]:
-        """Every combination for an experiment with such tables; one empty one where nothing is tried."""
+    def list_settings(self, own: Mapping[str, Any]) -> list[TunedSettings]:
+        """Every combination for an experiment with such tables; one empty one where nothing is
+        tried.
+        """
         tried: dict[str, list[Any]] = dict(self.grid)
         for key, multiples in self.times.items():
-            value = _found(own, key)
+            value = _look_up_key(own, key)
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise BadInput(
-                    f"tuning.times: {brief(key, 60)} is no number here ({shown(value)}); use tuning.grid, or set it"
+                    f"tuning.times: {format_one_line(key, 60)} is no number here"
+                    f" ({format_value(value)}); use tuning.grid, or set it"
                 )
             tried[key] = [float(f"{multiple * value:.3g}") for multiple in multiples]
-        return [dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())]
+        return [
+            dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())
+        ]
 
     @property
-    def combinations(self) -> int:
+    def count_settings(self) -> int:
         """How many settings a method tries; nothing is expanded to count them."""
         return math.prod(len(values) for values in {**self.grid, **self.times}.values())
 
     @model_validator(mode="after")
-    def _few_combinations(self) -> "Tuning":
-        if self.combinations > MAX_SETTINGS:
+    def _few_combinations(self) -> "TuningGrid":
+        if self.count_settings > MAX_SETTINGS:
             raise ValueError(
-                f"{brief(self.combinations, 40)} combinations of settings for each method and task, at most "
-                f"{MAX_SETTINGS} are tried; give fewer keys or values"
+                f"{format_one_line(self.count_settings, 40)} combinations of settings for each"
+                f" method and task, at most {MAX_SETTINGS} are tried; give fewer keys or values"
             )
         return self
 
     @property
-    def chooses(self) -> bool:
+    def has_choice(self) -> bool:
         return any(len(values) > 1 for values in (*self.grid.values(), *self.times.values()))
 
 
-class Plan(BaseModel):
+class ArenaPlan(BaseModel):
     """An arena, checked."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (1, 2, 3, 4, 5)
-    reference: Name = "fedavg"  # whose costs are the budgets' measure
-    budgets: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.25, 0.5, 1.0)
-    tuning: Tuning = Tuning()
-    stops: dict[Name, dict[str, Any]] = Field(default_factory=dict)  # rules to replay on every run: see `rules`
-    cluster: dict[str, str | int | float | bool] = Field(default_factory=dict)  # Ray's or submitit's own settings
-    tasks: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
-    methods: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
-    without: dict[Name, dict[Name, str]] = Field(default_factory=dict)  # method -> task -> why it is not run there
+    seeds: Annotated[tuple[SeedNumber, ...], Field(min_length=1)] = (1, 2, 3, 4, 5)
+    reference: PlanEntryName = "fedavg"  # whose costs are the budgets' measure
+    budgets: Annotated[tuple[PositiveShare, ...], Field(min_length=1)] = (0.25, 0.5, 1.0)
+    tuning: TuningGrid = TuningGrid()
+    stops: dict[PlanEntryName, dict[str, Any]] = Field(
+        default_factory=dict
+    )  # rules to replay on every run: see `rules`
+    cluster: dict[str, str | int | float | bool] = Field(
+        default_factory=dict
+    )  # Ray's or submitit's own settings
+    tasks: Annotated[dict[PlanEntryName, dict[str, Any]], Field(min_length=1)]
+    methods: Annotated[dict[PlanEntryName, dict[str, Any]], Field(min_length=1)]
+    without: dict[PlanEntryName, dict[PlanEntryName, str]] = Field(
+        default_factory=dict
+    )  # method -> task -> why it is not run there
     _trust: Trust = PrivateAttr(default_factory=current_trust)
 
     @property
-    def trust(self) -> Trust:
+    def get_trust(self) -> Trust:
         """Where modules that it names may be imported from."""
         return self._trust
 
     @staticmethod
-    def load(path: Path) -> "Plan":
-        return Plan.of(
-            read_toml(path, "give an arena's plan (TOML)"), str(path), trust_file(str(path.parent.absolute()))
+    def load(path: Path) -> "ArenaPlan":
+        return ArenaPlan.from_tables(
+            read_toml(path, "give an arena's plan (TOML)"),
+            str(path),
+            trust_file(str(path.parent.absolute())),
         )
 
     @staticmethod
-    def of(tables: Mapping[str, Any], where: str = "plan", trust: Trust | None = None) -> "Plan":
+    def from_tables(
+        tables: Mapping[str, Any], where: str = "plan", trust: Trust | None = None
+    ) -> "ArenaPlan":
         """BadInput naming the entry where something is wrong, before anything runs."""
         try:
             with apply_trust(trust or current_trust()):
-                plan = Plan.model_validate(dict(tables))
+                plan = ArenaPlan.model_validate(dict(tables))
         except ValidationError as why:
             first = why.errors()[0]
             place = ".".join(map(str, first["loc"])) or "plan"
             rule = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
             if first["type"] == "dict_type":
-                rule = f"is a table, with one for each, such as [{place}.{CALLED.get(place, 'name')}]"
-            given = "" if first["type"] == "missing" else f" = {shown(first['input'])}"
+                rule = (
+                    "is a table, with one for each, such as"
+                    f" [{place}.{EXAMPLE_NAMES.get(place, 'name')}]"
+                )
+            given = "" if first["type"] == "missing" else f" = {format_value(first['input'])}"
             raise BadInput(f"{where}: {place}{given}: {rule}") from why
         if plan.reference not in plan.methods:
-            raise BadInput(f"{where}: reference = {plan.reference!r} is not among the methods; add it or name another")
-        if common := set(plan.seeds) & set(plan.tuning.seeds) if plan.tuning.chooses else set():
-            raise BadInput(f"{where}: seed {min(common)} is used for tuning and for judging; keep them apart")
-        plan.check_without(where)
+            raise BadInput(
+                f"{where}: reference = {plan.reference!r} is not among the methods; add it or name"
+                " another"
+            )
+        if common := set(plan.seeds) & set(plan.tuning.seeds) if plan.tuning.has_choice else set():
+            raise BadInput(
+                f"{where}: seed {min(common)} is used for tuning and for judging; keep them apart"
+            )
+        plan.validate_excluded_tasks(where)
         plan.check_size(where)
-        for task, method in pairs(plan):
+        for task, method in iterate_task_methods(plan):
             try:
-                for tried in plan.settings(task, method):
-                    plan.cell(task, method, plan.seeds[0], tried).experiment.build_recipe()
+                for tried in plan.list_settings(task, method):
+                    plan.build_cell(task, method, plan.seeds[0], tried).experiment.build_recipe()
             except BadInput as why:
                 raise BadInput(f"{where}: methods.{method} on tasks.{task}: {why}") from why
-        plan.rules(where)
+        plan.build_stop_rules(where)
         return plan
 
     def check_size(self, where: str) -> None:
         """BadInput where the plan has more runs than anybody can make, before any is looked at."""
-        trials = self.tuning.combinations * len(self.tuning.seeds) if self.tuning.chooses else 0
+        trials = (
+            self.tuning.count_settings * len(self.tuning.seeds) if self.tuning.has_choice else 0
+        )
         cells = len(self.tasks) * len(self.methods) * (len(self.seeds) + trials)
         if cells > MAX_CELLS:
-            raise BadInput(f"{where}: {cells} runs, at most {MAX_CELLS}; name fewer tasks, methods, seeds or settings")
+            raise BadInput(
+                f"{where}: {cells} runs, at most {MAX_CELLS}; name fewer tasks, methods, seeds or"
+                " settings"
+            )
 
-    def check_without(self, where: str) -> None:
+    def validate_excluded_tasks(self, where: str) -> None:
         for method, tasks in self.without.items():
             if method not in self.methods:
-                raise BadInput(f"{where}: without.{method} is no method of this plan; {nearest(method, self.methods)}")
+                raise BadInput(
+                    f"{where}: without.{method} is no method of this plan;"
+                    f" {suggest_name(method, self.methods)}"
+                )
             for task in tasks:
                 if task not in self.tasks:
-                    raise BadInput(f"{where}: without.{method}.{task} is no task; {nearest(task, self.tasks)}")
+                    raise BadInput(
+                        f"{where}: without.{method}.{task} is no task;"
+                        f" {suggest_name(task, self.tasks)}"
+                    )
         if self.reference in self.without:
-            raise BadInput(f"{where}: without.{self.reference}: the reference must run on every task")
+            raise BadInput(
+                f"{where}: without.{self.reference}: the reference must run on every task"
+            )
 
-    def rules(self, where: str = "plan") -> dict[str, StopRule]:
+    def build_stop_rules(self, where: str = "plan") -> dict[str, StopRule]:
         """`[stops.NAME]` is a piece of an experiment file too: what would end such a run."""
         found: dict[str, StopRule] = {}
         for name, tables in self.stops.items():
             try:
-                found[name] = Experiment.of(tables, trust=self._trust).build_recipe().stop
+                found[name] = Experiment.from_tables(tables, trust=self._trust).build_recipe().stop
             except BadInput as why:
                 raise BadInput(f"{where}: stops.{name}: {why}") from why
-            if isinstance(found[name], Never):
-                raise BadInput(f"{where}: stops.{name} never stops; give it a [stop] table, or a recipe with a rule")
+            if isinstance(found[name], NeverStop):
+                raise BadInput(
+                    f"{where}: stops.{name} never stops; give it a [stop] table, or a recipe with a"
+                    " rule"
+                )
         return found
 
-    def settings(self, task: str, method: str) -> list[Tried]:
+    def list_settings(self, task: str, method: str) -> list[TunedSettings]:
         """What a method may be judged with on a task."""
-        return self.tuning.settings(Experiment.of(self._tables(task, method), trust=self._trust).model_dump())
+        return self.tuning.list_settings(
+            Experiment.from_tables(
+                self._merge_method_tables(task, method), trust=self._trust
+            ).model_dump()
+        )
 
-    def trials(self, task: str, method: str) -> list["Cell"]:
+    def list_tuning_cells(self, task: str, method: str) -> list["ArenaCell"]:
         """What is run to choose a method's settings; nothing where there is no choice."""
-        settings = self.settings(task, method)
+        settings = self.list_settings(task, method)
         if len(settings) < 2:
             return []
         return [
-            self.cell(task, method, seed, tried, self.tuning.share) for tried in settings for seed in self.tuning.seeds
+            self.build_cell(task, method, seed, tried, self.tuning.share)
+            for tried in settings
+            for seed in self.tuning.seeds
         ]
 
-    def judged(self, task: str, method: str, tried: Tried) -> list["Cell"]:
+    def list_evaluation_cells(
+        self, task: str, method: str, tried: TunedSettings
+    ) -> list["ArenaCell"]:
         """What a method is judged by, with its settings chosen."""
-        return [self.cell(task, method, seed, tried) for seed in self.seeds]
+        return [self.build_cell(task, method, seed, tried) for seed in self.seeds]
 
-    def cell(self, task: str, method: str, seed: int, tried: Tried, share: float = 1.0) -> "Cell":
-        tables = merged(self._tables(task, method), *(_nested(key, value) for key, value in tried.items()))
-        experiment = Experiment.of(tables, trust=self._trust).with_seed(seed)
+    def build_cell(
+        self, task: str, method: str, seed: int, tried: TunedSettings, share: float = 1.0
+    ) -> "ArenaCell":
+        tables = merge_tables(
+            self._merge_method_tables(task, method),
+            *(_nest_value(key, value) for key, value in tried.items()),
+        )
+        experiment = Experiment.from_tables(tables, trust=self._trust).with_seed(seed)
         if share < 1:
-            experiment = experiment.changed({"rounds": max(1, round(share * experiment.rounds))})
-        return Cell(task, method, seed, tried, experiment)
+            experiment = experiment.with_tables(
+                {"rounds": max(1, round(share * experiment.rounds))}
+            )
+        return ArenaCell(task, method, seed, tried, experiment)
 
-    def _tables(self, task: str, method: str) -> dict[str, Any]:
+    def _merge_method_tables(self, task: str, method: str) -> dict[str, Any]:
         own = self.methods[method]
-        named = {"recipe": {"name": method}} if method in CATALOGUE and "name" not in own.get("recipe", {}) else {}
-        return merged(self.tasks[task], named, own)
+        named = (
+            {"recipe": {"name": method}}
+            if method in CATALOGUE and "name" not in own.get("recipe", {})
+            else {}
+        )
+        return merge_tables(self.tasks[task], named, own)
 
 
 @dataclass(frozen=True)
-class Cell:
+class ArenaCell:
     """One run of the arena."""
 
     task: str
     method: str
     seed: int
-    tried: Tried
+    tried: TunedSettings
     experiment: Experiment
 
     @property
     def fingerprint(self) -> str:
         """Of what decides the result."""
         tables = self.experiment.model_dump(mode="json")
-        tables["engine"] = {key: value for key, value in tables["engine"].items() if key not in ELSEWHERE}
+        tables["engine"] = {
+            key: value for key, value in tables["engine"].items() if key not in MACHINE_SETTINGS
+        }
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -217,14 +288,18 @@ class Cell:
 
     @property
     def label(self) -> str:
-        settings = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.tried.items())
-        return f"{self.method} on {self.task}, seed {self.seed}" + (f", {settings}" if settings else "")
+        settings = ", ".join(
+            f"{key.rpartition('.')[2]} {value}" for key, value in self.tried.items()
+        )
+        return f"{self.method} on {self.task}, seed {self.seed}" + (
+            f", {settings}" if settings else ""
+        )
 
 
-def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(*tables: Mapping[str, Any]) -> dict[str, Any]:
     """Tables laid over each other, the later on top.
 
-    >>> merged({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
+    >>> merge_tables({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
     {'a': {'x': 1, 'y': 3}}
     """
     found: dict[str, Any] = {}
@@ -232,18 +307,18 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in table.items():
             below = found.get(key)
             nested = isinstance(value, Mapping) and isinstance(below, Mapping)
-            found[key] = merged(below, value) if nested else value  # type: ignore[arg-type]
+            found[key] = merge_tables(below, value) if nested else value  # type: ignore[arg-type]
     return found
 
 
-def _nested(key: str, value: Any) -> dict[str, Any]:
+def _nest_value(key: str, value: Any) -> dict[str, Any]:
     """ "train.lr" -> {"train": {"lr": value}}."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return value  # type: ignore[no-any-return]
 
 
-def _found(tables: Mapping[str, Any], key: str) -> Any:
+def _look_up_key(tables: Mapping[str, Any], key: str) -> Any:
     """What _nested would lay something over; None: nothing."""
     value: Any = tables
     for part in key.split("."):
@@ -251,7 +326,7 @@ def _found(tables: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def pairs(plan: Plan) -> Iterator[tuple[str, str]]:
+def iterate_task_methods(plan: ArenaPlan) -> Iterator[tuple[str, str]]:
     """(task, method) of what is run, tasks in turn."""
     for task, method in itertools.product(plan.tasks, plan.methods):
         if task not in plan.without.get(method, {}):

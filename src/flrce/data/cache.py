@@ -1,7 +1,9 @@
-"""The prepared form of a data set: plain .npy arrays to map into memory, and meta.json to check them by.
+"""The prepared form of a data set: plain .npy arrays to map into memory, and meta.json to check
+them by.
 
-meta.json holds names, counts, scale and the length and SHA-256 of every array, and is sealed by a SHA-256 of its own:
-a flipped byte anywhere is found. Nothing here is pickled, and only the three file names below are ever opened.
+meta.json holds names, counts, scale and the length and SHA-256 of every array, and is sealed by a
+SHA-256 of its own: a flipped byte anywhere is found. Nothing here is pickled, and only the three
+file names below are ever opened.
 """
 
 import hashlib
@@ -17,28 +19,28 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flrce.data.readers import read
-from flrce.data.sources import IGNORED, Source
+from flrce.core.files import format_path, open_regular, read_limited, validate_regular
+from flrce.core.host import sync_folder
+from flrce.data.readers import read_dataset
+from flrce.data.sources import IGNORED_TARGET, Source
 from flrce.errors import BadInput
-from flrce.host import sync_folder
-from flrce.reading import open_regular, read_limited, shown, validate_regular
 
-VERSION = 1
-META = "meta.json"
-META_LIMIT = 256 << 20
-REMEDY = "prepare the data set again"
+CACHE_VERSION = 1
+META_FILE = "meta.json"
+MAX_META_BYTES = 256 << 20
+PREPARE_REMEDY = "prepare the data set again"
 
 ArrayFile = Literal["x.npy", "y.npy", "group.npy", "held.npy"]
 
 
-class Entry(BaseModel):
+class FileEntry(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
-class Meta(BaseModel):
+class DatasetMetadata(BaseModel):
     """meta.json; `seal` is the SHA-256 of the same text with an empty seal."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -51,19 +53,21 @@ class Meta(BaseModel):
     shape: list[int]  # of x
     scale: float = Field(allow_inf_nan=False)
     shift: float = Field(allow_inf_nan=False)
-    files: dict[ArrayFile, Entry]
+    files: dict[ArrayFile, FileEntry]
     seal: str = ""
     kind: Literal["values", "tokens", "labels"] | None = None  # None: classes
 
-    def text(self) -> str:
+    def to_json_text(self) -> str:
         return json.dumps(self.model_dump(exclude_none=True), indent=1) + "\n"
 
-    def sealed(self) -> "Meta":
+    def with_seal(self) -> "DatasetMetadata":
         blank = self.model_copy(update={"seal": ""})
-        return self.model_copy(update={"seal": hashlib.sha256(blank.text().encode()).hexdigest()})
+        return self.model_copy(
+            update={"seal": hashlib.sha256(blank.to_json_text().encode()).hexdigest()}
+        )
 
 
-def home() -> Path:
+def get_data_folder() -> Path:
     """Where prepared sets live: $FLRCE_DATA, else flrce/data in the user's cache."""
     if named := os.environ.get("FLRCE_DATA"):
         return Path(named).expanduser()
@@ -71,60 +75,98 @@ def home() -> Path:
     return (Path(caches) if caches else Path.home() / ".cache") / "flrce" / "data"
 
 
-def prepare(name: str, source_dir: Path, folder: Path | None = None, progress: bool = False) -> Path:
-    """Reads a data set's public files and writes its prepared form, to home()/name unless told where."""
-    return write(read(name, source_dir, progress), folder or home() / name)
+def prepare_dataset(
+    name: str, source_dir: Path, folder: Path | None = None, progress: bool = False
+) -> Path:
+    """Reads a data set's public files and writes its prepared form, to home()/name unless told
+    where.
+    """
+    return write_prepared(
+        read_dataset(name, source_dir, progress), folder or get_data_folder() / name
+    )
 
 
-def write(source: Source, folder: Path) -> Path:
-    """Writes a source aside, flushes it to disk, and moves it into place; an earlier cache there is replaced."""
-    _check(source, "the source")
+def write_prepared(source: Source, folder: Path) -> Path:
+    """Writes a source aside, flushes it to disk, and moves it into place; an earlier cache there is
+    replaced.
+    """
+    _validate_source(source, "the source")
     folder = folder.resolve()  # a link keeps pointing to where it points
-    if folder.exists() and not (folder / META).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{shown(folder)} exists and is no prepared data set; name another folder")
+    if (
+        folder.exists()
+        and not (folder / META_FILE).is_file()
+        and (not folder.is_dir() or any(folder.iterdir()))
+    ):
+        raise BadInput(
+            f"{format_path(folder)} exists and is no prepared data set; name another folder"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         aside.chmod(0o755)  # mkdtemp's 0700 would lock out other users of a shared cache
-        arrays = {"x.npy": source.x, "y.npy": source.y, "group.npy": source.group, "held.npy": source.held}
-        files = {name: _save(aside / name, array) for name, array in arrays.items() if array is not None}
-        _flush(aside / META, _meta(source, files).sealed().text().encode())
+        arrays = {
+            "x.npy": source.x,
+            "y.npy": source.y,
+            "group.npy": source.group,
+            "held.npy": source.held,
+        }
+        files = {
+            name: _save_array(aside / name, array)
+            for name, array in arrays.items()
+            if array is not None
+        }
+        _write_synced(
+            aside / META_FILE, _build_metadata(source, files).with_seal().to_json_text().encode()
+        )
         sync_folder(aside)
-        _replace(folder, aside)
+        _replace_folder(folder, aside)
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
-def load(folder: Path, verify: bool = True) -> Source:
-    """The source in a prepared folder, mapped into memory; `verify=False` skips reading it all for the checksums."""
-    meta = _read_meta(folder)
+def load_prepared(folder: Path, verify: bool = True) -> Source:
+    """The source in a prepared folder, mapped into memory; `verify=False` skips reading it all for
+    the checksums.
+    """
+    meta = _read_metadata(folder)
     for name, entry in meta.files.items():
         _check_file(folder / name, entry, verify)
-    x, y = _map(folder / "x.npy"), _map(folder / "y.npy")
-    group = _map(folder / "group.npy") if "group.npy" in meta.files else None
-    held = _map(folder / "held.npy") if "held.npy" in meta.files else None
+    x, y = _map_array(folder / "x.npy"), _map_array(folder / "y.npy")
+    group = _map_array(folder / "group.npy") if "group.npy" in meta.files else None
+    held = _map_array(folder / "held.npy") if "held.npy" in meta.files else None
     source = Source(
-        meta.name, x, y, tuple(meta.classes), group, tuple(meta.groups), scale=meta.scale, shift=meta.shift,
-        kind=meta.kind or "classes", held=held,
-    )  # fmt: skip
+        meta.name,
+        x,
+        y,
+        tuple(meta.classes),
+        group,
+        tuple(meta.groups),
+        scale=meta.scale,
+        shift=meta.shift,
+        kind=meta.kind or "classes",
+        held=held,
+    )
     if verify:
-        _check(source, shown(folder))
+        _validate_source(source, format_path(folder))
     if list(x.shape) != meta.shape or len(y) != len(x) or sum(meta.counts) != len(x):
-        raise BadInput(f"{shown(folder)} has arrays of other shapes than {META} says; {REMEDY}")
+        raise BadInput(
+            f"{format_path(folder)} has arrays of other shapes than {META_FILE} says;"
+            f" {PREPARE_REMEDY}"
+        )
     return source
 
 
-def _meta(source: Source, files: dict[str, Entry]) -> Meta:
+def _build_metadata(source: Source, files: dict[str, FileEntry]) -> DatasetMetadata:
     try:
-        return Meta.model_validate(
+        return DatasetMetadata.model_validate(
             {
-                "version": VERSION,
+                "version": CACHE_VERSION,
                 "name": source.name,
                 "classes": list(source.classes),
                 "groups": list(source.groups),
-                "counts": _counts(source),
+                "counts": _count_class_samples(source),
                 "shape": list(source.x.shape),
                 "scale": float(source.scale),
                 "shift": float(source.shift),
@@ -133,111 +175,154 @@ def _meta(source: Source, files: dict[str, Entry]) -> Meta:
             }
         )
     except ValidationError as why:
-        raise BadInput(f"the source cannot be described: {_first(why)}; correct that field") from why
+        raise BadInput(
+            f"the source cannot be described: {_format_first_error(why)}; correct that field"
+        ) from why
 
 
-def _read_meta(folder: Path) -> Meta:
-    path = folder / META
-    raw = read_limited(path, META_LIMIT, f"it is no prepared data set, or damaged: {REMEDY}")
+def _read_metadata(folder: Path) -> DatasetMetadata:
+    path = folder / META_FILE
+    raw = read_limited(
+        path, MAX_META_BYTES, f"it is no prepared data set, or damaged: {PREPARE_REMEDY}"
+    )
     try:
-        meta = Meta.model_validate(json.loads(raw))
+        meta = DatasetMetadata.model_validate(json.loads(raw))
     except ValidationError as why:
-        raise BadInput(f"{shown(path)} is not of schema version {VERSION}: {_first(why)}; {REMEDY}") from why
+        raise BadInput(
+            f"{format_path(path)} is not of schema version {CACHE_VERSION}:"
+            f" {_format_first_error(why)}; {PREPARE_REMEDY}"
+        ) from why
     except (ValueError, RecursionError) as why:
-        raise BadInput(f"{shown(path)} is no complete json; {REMEDY}") from why
-    if meta.version != VERSION:
-        raise BadInput(f"{shown(path)} has schema version {meta.version}, this flrce reads {VERSION}; {REMEDY}")
-    if meta.sealed().text().encode() != raw:
-        raise BadInput(f"{shown(path)} was changed since it was written; {REMEDY}")
+        raise BadInput(f"{format_path(path)} is no complete json; {PREPARE_REMEDY}") from why
+    if meta.version != CACHE_VERSION:
+        raise BadInput(
+            f"{format_path(path)} has schema version {meta.version}, this flrce reads"
+            f" {CACHE_VERSION}; {PREPARE_REMEDY}"
+        )
+    if meta.with_seal().to_json_text().encode() != raw:
+        raise BadInput(f"{format_path(path)} was changed since it was written; {PREPARE_REMEDY}")
     if not {"x.npy", "y.npy"} <= set(meta.files):
-        raise BadInput(f"{shown(path)} names no x.npy and y.npy; {REMEDY}")
+        raise BadInput(f"{format_path(path)} names no x.npy and y.npy; {PREPARE_REMEDY}")
     return meta
 
 
-def _first(why: ValidationError) -> str:
+def _format_first_error(why: ValidationError) -> str:
     error = why.errors()[0]
     return f"{'.'.join(map(ascii, error['loc']))}: {error['msg']}"
 
 
-def _counts(source: Source) -> list[int]:
+def _count_class_samples(source: Source) -> list[int]:
     if source.kind != "classes":
         return [len(source.y)]
     return [int(count) for count in np.bincount(source.y, minlength=len(source.classes))]
 
 
 #: what y may be: dtypes, axes
-TARGETS = {"classes": ("i8", (1,)), "values": ("f4", (1, 2)), "tokens": ("i8", (1, 2)), "labels": ("u1 f4", (2,))}
+TARGET_FORMATS = {
+    "classes": ("i8", (1,)),
+    "values": ("f4", (1, 2)),
+    "tokens": ("i8", (1, 2)),
+    "labels": ("u1 f4", (2,)),
+}
 
 
-def _check(source: Source, where: str) -> None:
+def _validate_source(source: Source, where: str) -> None:
     """Refuses arrays that training would trip over."""
     x, y, group, held = source.x, source.y, source.group, source.held
-    dtypes, axes = TARGETS[source.kind]
+    dtypes, axes = TARGET_FORMATS[source.kind]
     if x.dtype not in (np.uint8, np.float32, np.int64) or y.shape[:1] != x.shape[:1]:
         raise BadInput(
-            f"{where} needs x (N, ...) uint8, float32 or int64 ids and y (N,), got {x.dtype} {x.shape}, {y.shape}"
+            f"{where} needs x (N, ...) uint8, float32 or int64 ids and y (N,), got {x.dtype}"
+            f" {x.shape}, {y.shape}"
         )
     if not any(y.dtype == dtype for dtype in dtypes.split()) or y.ndim not in axes:
-        raise BadInput(f"{where} needs y of {dtypes} with {axes[-1]} axes for {source.kind}, got {y.dtype} {y.shape}")
-    if source.kind in ("classes", "tokens") and len(y) and not _within(y, len(source.classes), source.kind):
-        raise BadInput(f"{where} has labels beyond its {len(source.classes)} classes; {REMEDY}")
+        raise BadInput(
+            f"{where} needs y of {dtypes} with {axes[-1]} axes for {source.kind}, got {y.dtype}"
+            f" {y.shape}"
+        )
+    if (
+        source.kind in ("classes", "tokens")
+        and len(y)
+        and not _has_valid_codes(y, len(source.classes), source.kind)
+    ):
+        raise BadInput(
+            f"{where} has labels beyond its {len(source.classes)} classes; {PREPARE_REMEDY}"
+        )
     if x.dtype == np.int64 and x.size and int(x.min()) < 0:
-        raise BadInput(f"{where} has token ids below 0; {REMEDY}")
+        raise BadInput(f"{where} has token ids below 0; {PREPARE_REMEDY}")
     if held is not None and (held.dtype != np.bool_ or held.shape != x.shape[:1]):
-        raise BadInput(f"{where} needs held (N,) bool, got {held.dtype} {held.shape}; {REMEDY}")
+        raise BadInput(
+            f"{where} needs held (N,) bool, got {held.dtype} {held.shape}; {PREPARE_REMEDY}"
+        )
     if group is None:
         return
     if group.dtype != np.int64 or group.shape != y.shape[:1]:
-        raise BadInput(f"{where} needs group (N,) int64, got {group.dtype} {group.shape}; {REMEDY}")
+        raise BadInput(
+            f"{where} needs group (N,) int64, got {group.dtype} {group.shape}; {PREPARE_REMEDY}"
+        )
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(source.groups):
-        raise BadInput(f"{where} has group codes beyond its {len(source.groups)} groups; {REMEDY}")
+        raise BadInput(
+            f"{where} has group codes beyond its {len(source.groups)} groups; {PREPARE_REMEDY}"
+        )
 
 
-def _within(y: NDArray[np.int64], classes: int, kind: str) -> bool:
-    known = y[y != IGNORED] if kind == "tokens" else y
+def _has_valid_codes(y: NDArray[np.int64], classes: int, kind: str) -> bool:
+    known = y[y != IGNORED_TARGET] if kind == "tokens" else y
     return not known.size or 0 <= int(known.min()) <= int(known.max()) < classes
 
 
-def _check_file(path: Path, entry: Entry, verify: bool) -> None:
+def _check_file(path: Path, entry: FileEntry, verify: bool) -> None:
     try:
-        size = validate_regular(path, REMEDY)
+        size = validate_regular(path, PREPARE_REMEDY)
         if size != entry.bytes:
-            raise BadInput(f"{shown(path)} has {size:,} bytes instead of {entry.bytes:,}; {REMEDY}")
+            raise BadInput(
+                f"{format_path(path)} has {size:,} bytes instead of {entry.bytes:,};"
+                f" {PREPARE_REMEDY}"
+            )
         if not verify:
             return
-        with open_regular(path, REMEDY) as file:
+        with open_regular(path, PREPARE_REMEDY) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as why:
-        raise BadInput(f"{shown(path)} cannot be read ({why.strerror}); {REMEDY}") from why
+        raise BadInput(
+            f"{format_path(path)} cannot be read ({why.strerror}); {PREPARE_REMEDY}"
+        ) from why
     if found != entry.sha256:
-        raise BadInput(f"{shown(path)} was changed since it was written (SHA-256 differs); {REMEDY}")
+        raise BadInput(
+            f"{format_path(path)} was changed since it was written (SHA-256 differs);"
+            f" {PREPARE_REMEDY}"
+        )
 
 
-def _map(path: Path) -> Any:
+def _map_array(path: Path) -> Any:
     try:
         return npy.open_memmap(path, mode="r")  # np.load would take a zip file for arrays, too
     except (ValueError, OSError, EOFError, OverflowError) as why:
-        raise BadInput(f"{shown(path)} is no plain .npy; {REMEDY}") from why
+        raise BadInput(f"{format_path(path)} is no plain .npy; {PREPARE_REMEDY}") from why
 
 
-def _save(path: Path, array: np.ndarray[Any, Any]) -> Entry:
+def _save_array(path: Path, array: np.ndarray[Any, Any]) -> FileEntry:
     with path.open("wb") as file:
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
         file.flush()
         os.fsync(file.fileno())
     with path.open("rb") as file:
-        return Entry(bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+        return FileEntry(
+            bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest()
+        )
 
 
-def _flush(path: Path, content: bytes) -> None:
+def _write_synced(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _replace(folder: Path, aside: Path) -> None:
-    """One rename when nothing or an empty folder is in the way; an old cache first steps aside, and is then removed."""
+def _replace_folder(folder: Path, aside: Path) -> None:
+    """One rename when nothing or an empty folder is in the way; an old cache first steps aside, and
+    is then removed.
+    """
     if not folder.exists() or not any(folder.iterdir()):
         os.rename(aside, folder)
         return

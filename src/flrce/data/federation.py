@@ -11,19 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flrce.data.partition import NATURAL, partition
+from flrce.data.partition import NATURAL_SCHEMES, partition_samples
 from flrce.data.sources import Source
-from flrce.data.trouble import Shared, Troubled, touched
+from flrce.data.trouble import FleetTrouble, PartitionedData, apply_trouble
 from flrce.errors import BadInput
-from flrce.rng import stream
+from flrce.rng import make_stream
 
-Index = NDArray[np.int64]
-FINE = Troubled()
+IndexArray = NDArray[np.int64]
+NO_TROUBLE = FleetTrouble()
 
 
 @lru_cache(maxsize=2)
-def tensors(source: Source) -> tuple[Tensor, Tensor]:
-    """x and y in memory, once for all federations of a source, which itself may be a read-only map of a file."""
+def to_tensors(source: Source) -> tuple[Tensor, Tensor]:
+    """x and y in memory, once for all federations of a source, which itself may be a read-only map
+    of a file.
+    """
     return torch.from_numpy(np.array(source.x)), torch.from_numpy(np.array(source.y))
 
 
@@ -33,53 +35,57 @@ class Federation:
 
     source: Source
     clients: tuple[str, ...]
-    train: tuple[Index, ...]
-    held: tuple[Index, ...]
-    trouble: Troubled = FINE
+    train: tuple[IndexArray, ...]
+    held: tuple[IndexArray, ...]
+    trouble: FleetTrouble = NO_TROUBLE
 
-    def samples(self, client: str, t: int) -> Index:
+    def get_client_samples(self, client: str, t: int) -> IndexArray:
         """What a client trains on in round t: the same in every round unless its data drift."""
-        own, drift = self.train[self.row[client]], self.trouble.drifting.get(client)
-        return own if drift is None else drift.samples(own, self.source.y, t)
+        own, drift = self.train[self.client_indices[client]], self.trouble.drifting.get(client)
+        return own if drift is None else drift.select_window(own, self.source.y, t)
 
     @property
     def x(self) -> Tensor:
-        return tensors(self.source)[0]
+        return to_tensors(self.source)[0]
 
     @property
     def y(self) -> Tensor:
-        return tensors(self.source)[1]
+        return to_tensors(self.source)[1]
 
     @cached_property
-    def row(self) -> dict[str, int]:
+    def client_indices(self) -> dict[str, int]:
         return {client: k for k, client in enumerate(self.clients)}
 
     @cached_property
-    def n(self) -> Index:
+    def n(self) -> IndexArray:
         """(M,) training samples."""
         if self.trouble.drifting:
-            return np.array([len(self.samples(client, 1)) for client in self.clients])
+            return np.array([len(self.get_client_samples(client, 1)) for client in self.clients])
         return np.array([len(part) for part in self.train])
 
     @cached_property
-    def judges(self) -> tuple[Index, Index]:
+    def holdout_index(self) -> tuple[IndexArray, IndexArray]:
         """All hold-outs in one pass: sample indices, and the row of the client each belongs to."""
         rows = np.repeat(np.arange(len(self.clients)), [len(part) for part in self.held])
         return np.concatenate([*self.held, np.empty(0, np.int64)]).astype(np.int64), rows
 
     def describe(self) -> dict[str, Any]:
-        """Sizes per client, and a histogram of the labels where they are classes, for the run directory."""
+        """Sizes per client, and a histogram of the labels where they are classes, for the run
+        directory.
+        """
         source, labels = self.source, len(self.source.classes)
         told: dict[str, Any] = {
             "data": source.name,
-            "digest": _digest(source),
+            "digest": _hash_samples(source),
             "classes": list(source.classes),
             "clients": list(self.clients),
             "train": [len(part) for part in self.train],
             "held": [len(part) for part in self.held],
         }
         if source.kind == "classes":
-            told["labels"] = [np.bincount(source.y[part], minlength=labels).tolist() for part in self.train]
+            told["labels"] = [
+                np.bincount(source.y[part], minlength=labels).tolist() for part in self.train
+            ]
         else:
             told["kind"] = source.kind
         if self.trouble.who:
@@ -88,59 +94,78 @@ class Federation:
 
 
 def federate(
-    source: Source, scheme: str, M: int, seed: int, alpha: float = 0.1, holdout: float = 0.3, minimum: int = 5,
+    source: Source,
+    scheme: str,
+    M: int,
+    seed: int,
+    alpha: float = 0.1,
+    holdout: float = 0.3,
+    minimum: int = 5,
     trouble: Sequence[Any] = (),
-) -> Federation:  # fmt: skip
-    """Share the samples out, then hold some of each client's own back for validation; at least two stay to train on.
+) -> Federation:
+    """Share the samples out, then hold some of each client's own back for validation; at least two
+    stay to train on.
 
-    A source with a test split of its own keeps it, and `holdout` does not count. `trouble` is what is then made wrong.
+    A source with a test split of its own keeps it, and `holdout` does not count. `trouble` is what
+    is then made wrong.
     """
     if trouble:
-        return _with_trouble(source, scheme, M, seed, alpha, holdout, minimum, tuple(trouble))
-    parts = partition(source, scheme, M, alpha, minimum, stream(seed, "partition"))
+        return _federate_with_trouble(
+            source, scheme, M, seed, alpha, holdout, minimum, tuple(trouble)
+        )
+    parts = partition_samples(source, scheme, M, alpha, minimum, make_stream(seed, "partition"))
     names = [str(k) for k in range(M)]
-    if scheme in NATURAL:
+    if scheme in NATURAL_SCHEMES:
         assert source.group is not None
-        names = [_name(source, int(source.group[part[0]])) for part in parts]
+        names = [_get_group_name(source, int(source.group[part[0]])) for part in parts]
     if source.held is None:
         cuts = [min(round(holdout * len(part)), max(len(part) - 2, 0)) for part in parts]
         train = tuple(np.sort(part[cut:]) for part, cut in zip(parts, cuts, strict=True))
         held = tuple(np.sort(part[:cut]) for part, cut in zip(parts, cuts, strict=True))
     else:
-        train, held = _own_split(source.held, parts)
-        _enough(source, names, train)
+        train, held = _apply_own_split(source.held, parts)
+        _require_training_samples(source, names, train)
     return Federation(source, tuple(names), train, held)
 
 
 @lru_cache(maxsize=2)
-def _with_trouble(source: Source, *how: Any) -> Federation:
+def _federate_with_trouble(source: Source, *how: Any) -> Federation:
     """Remembered, so that runs which share a troubled fleet share its samples in memory too."""
     *usual, trouble = how
     fine = federate(source, *usual)
     seed = usual[2]
-    made = touched(Shared(source, fine.clients, fine.train, fine.held), trouble, seed)
+    made = apply_trouble(
+        PartitionedData(source, fine.clients, fine.train, fine.held), trouble, seed
+    )
     return Federation(made.source, made.clients, made.train, made.held, made.trouble)
 
 
-def _own_split(test: NDArray[np.bool_], parts: list[Index]) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
+def _apply_own_split(
+    test: NDArray[np.bool_], parts: list[IndexArray]
+) -> tuple[tuple[IndexArray, ...], tuple[IndexArray, ...]]:
     train = tuple(np.sort(part[~test[part]]) for part in parts)
     held = tuple(np.sort(part[test[part]]) for part in parts)
     return train, held
 
 
-def _enough(source: Source, names: list[str], train: tuple[Index, ...]) -> None:
+def _require_training_samples(
+    source: Source, names: list[str], train: tuple[IndexArray, ...]
+) -> None:
     """Refuses clients whose samples all belong to the test split."""
     for name, part in zip(names, train, strict=True):
         if len(part) < 2:
             raise BadInput(
-                f"client {name!a} has {len(part)} training samples beside the test split of {source.name}, 2 are "
-                "needed; raise data.minimum, lower clients or change the split"
+                f"client {name!a} has {len(part)} training samples beside the test split of"
+                f" {source.name}, 2 are needed; raise data.minimum, lower clients or change the"
+                " split"
             )
 
 
 @lru_cache(maxsize=2)
-def _digest(source: Source) -> str:
-    """A fingerprint of the samples: a run goes on only on the same ones. Once for all runs of a source."""
+def _hash_samples(source: Source) -> str:
+    """A fingerprint of the samples: a run goes on only on the same ones. Once for all runs of a
+    source.
+    """
     found = blake2b(np.ascontiguousarray(source.y).data, digest_size=16)
     for start in range(0, len(source.x), 10_000):  # the source may be a map of a large file
         found.update(np.ascontiguousarray(source.x[start : start + 10_000]).data)
@@ -149,5 +174,5 @@ def _digest(source: Source) -> str:
     return found.hexdigest()
 
 
-def _name(source: Source, code: int) -> str:
+def _get_group_name(source: Source, code: int) -> str:
     return source.groups[code] if source.groups else str(code)

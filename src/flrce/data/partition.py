@@ -1,4 +1,6 @@
-"""Who holds which samples. Each scheme is seeded and gives every client at least `minimum` samples."""
+"""Who holds which samples. Each scheme is seeded and gives every client at least `minimum`
+samples.
+"""
 
 from collections.abc import Callable
 
@@ -9,18 +11,24 @@ from numpy.typing import NDArray
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
-Index = NDArray[np.int64]
-BIG, SHARE, JITTER = 0.2, 0.8, 0.25  # quantity: a fifth of the clients hold four fifths of the samples
+IndexArray = NDArray[np.int64]
+BIG, SHARE, JITTER = (
+    0.2,
+    0.8,
+    0.25,
+)  # quantity: a fifth of the clients hold four fifths of the samples
 
 
-def dirichlet(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
-    """Label skew: each class is shared out in proportions drawn from Dir(alpha) (the paper's CIFAR setting)."""
+def partition_dirichlet(source: Source, M: int, alpha: float, rng: Generator) -> list[IndexArray]:
+    """Label skew: each class is shared out in proportions drawn from Dir(alpha) (the paper's CIFAR
+    setting).
+    """
     if source.y.ndim > 1 or source.kind in ("values", "labels"):
         raise BadInput(
-            f"data.partition dirichlet shares out classes, {source.name} has {source.kind}; use quantity, iid or, with "
-            "groups, natural"
+            f"data.partition dirichlet shares out classes, {source.name} has {source.kind}; use"
+            " quantity, iid or, with groups, natural"
         )
-    parts: list[list[Index]] = [[] for _ in range(M)]
+    parts: list[list[IndexArray]] = [[] for _ in range(M)]
     for label in range(len(source.classes)):
         index = rng.permutation(np.flatnonzero(source.y == label))
         cuts = (np.cumsum(rng.dirichlet(np.full(M, alpha)))[:-1] * len(index)).round().astype(int)
@@ -29,40 +37,49 @@ def dirichlet(source: Source, M: int, alpha: float, rng: Generator) -> list[Inde
     return [np.concatenate(part) for part in parts]
 
 
-def by_group(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
-    """Client k gets a share p_k ~ Dir(alpha) of the writers or speakers, at least one (the paper's EMNIST, Speech)."""
-    group = _groups(source, M)
+def partition_by_group(source: Source, M: int, alpha: float, rng: Generator) -> list[IndexArray]:
+    """Client k gets a share p_k ~ Dir(alpha) of the writers or speakers, at least one (the paper's
+    EMNIST, Speech).
+    """
+    group = _require_groups(source, M)
     order = rng.permutation(int(group.max()) + 1)
     extra = rng.multinomial(len(order) - M, rng.dirichlet(np.full(M, alpha)))
     owner = np.empty(len(order), np.int64)
     owner[order] = np.repeat(np.arange(M), 1 + extra)
-    return _split(owner[group], M)
+    return _split_by_owner(owner[group], M)
 
 
-def natural(source: Source, M: int, alpha: float, rng: Generator, minimum: int = 1) -> list[Index]:
+def partition_natural(
+    source: Source, M: int, alpha: float, rng: Generator, minimum: int = 1
+) -> list[IndexArray]:
     """One group, one client: M at random of those with enough samples."""
-    group = _groups(source, M)
+    group = _require_groups(source, M)
     order = rng.permutation(int(group.max()) + 1)
     picked = order[np.bincount(group)[order] >= minimum][:M]
     if len(picked) < M:
         raise BadInput(
-            f"clients = {M}, but only {len(picked)} groups of {source.name} have data.minimum = {minimum} samples; "
-            "lower one of them"
+            f"clients = {M}, but only {len(picked)} groups of {source.name} have data.minimum ="
+            f" {minimum} samples; lower one of them"
         )
     return [np.flatnonzero(group == g) for g in np.sort(picked)]
 
 
-def given(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
+def partition_given(source: Source, M: int, alpha: float, rng: Generator) -> list[IndexArray]:
     """Client k is group k: a partition of one's own, with nothing drawn."""
-    group = _groups(source, M)
+    group = _require_groups(source, M)
     count = int(group.max()) + 1
     if count != M:
-        raise BadInput(f"data.partition given has {count} groups, clients = {M}; set clients = {count}, or use natural")
-    return _split(group, M)
+        raise BadInput(
+            f"data.partition given has {count} groups, clients = {M}; set clients = {count}, or use"
+            " natural"
+        )
+    return _split_by_owner(group, M)
 
 
-def quantity(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
-    """Size skew with IID labels, as in the client files the paper's authors released: 20 % hold 80 %."""
+def partition_quantity(source: Source, M: int, alpha: float, rng: Generator) -> list[IndexArray]:
+    """Size skew with IID labels, as in the client files the paper's authors released: 20 % hold 80
+    %.
+    """
     big = max(1, round(BIG * M)) if M > 1 else 0
     weight = np.full(M, (1 - SHARE) / max(M - big, 1))
     weight[rng.permutation(M)[:big]] = SHARE / max(big, 1)
@@ -71,41 +88,55 @@ def quantity(source: Source, M: int, alpha: float, rng: Generator) -> list[Index
     return np.split(rng.permutation(len(source.y)), cuts)
 
 
-def iid(source: Source, M: int, alpha: float, rng: Generator) -> list[Index]:
+def partition_iid(source: Source, M: int, alpha: float, rng: Generator) -> list[IndexArray]:
     """Equal sizes, labels at random."""
     return np.array_split(rng.permutation(len(source.y)), M)
 
 
-SCHEMES: dict[str, Callable[[Source, int, float, Generator], list[Index]]] = {
-    "dirichlet": dirichlet, "by-group": by_group, "natural": natural, "given": given, "quantity": quantity, "iid": iid,
-}  # fmt: skip
-NATURAL = ("natural", "given")  # one group, one client, which bears the group's name
+PARTITION_SCHEMES: dict[str, Callable[[Source, int, float, Generator], list[IndexArray]]] = {
+    "dirichlet": partition_dirichlet,
+    "by-group": partition_by_group,
+    "natural": partition_natural,
+    "given": partition_given,
+    "quantity": partition_quantity,
+    "iid": partition_iid,
+}
+NATURAL_SCHEMES = ("natural", "given")  # one group, one client, which bears the group's name
 
 
-def partition(source: Source, scheme: str, M: int, alpha: float, minimum: int, rng: Generator) -> list[Index]:
+def partition_samples(
+    source: Source, scheme: str, M: int, alpha: float, minimum: int, rng: Generator
+) -> list[IndexArray]:
     """Each client's sample indices, in random order."""
     if M * minimum > len(source.y):
         raise BadInput(
-            f"clients = {M} with data.minimum = {minimum} needs {M * minimum} samples, {source.name} has "
-            f"{len(source.y)}; lower one of them"
+            f"clients = {M} with data.minimum = {minimum} needs {M * minimum} samples,"
+            f" {source.name} has {len(source.y)}; lower one of them"
         )
     if scheme == "natural":
-        return [rng.permutation(part) for part in natural(source, M, alpha, rng, minimum)]
-    parts = SCHEMES[scheme](source, M, alpha, rng)
-    if scheme in NATURAL:
+        return [rng.permutation(part) for part in partition_natural(source, M, alpha, rng, minimum)]
+    parts = PARTITION_SCHEMES[scheme](source, M, alpha, rng)
+    if scheme in NATURAL_SCHEMES:
         small = min(map(len, parts))
         if small < minimum:
-            remedy = "lower it" if small > 1 else 'leave that group out, as partition = "natural" does'
-            raise BadInput(f"data.minimum = {minimum}, but a group of {source.name} has {small} samples; {remedy}")
+            remedy = (
+                "lower it" if small > 1 else 'leave that group out, as partition = "natural" does'
+            )
+            raise BadInput(
+                f"data.minimum = {minimum}, but a group of {source.name} has {small} samples;"
+                f" {remedy}"
+            )
         return [rng.permutation(part) for part in parts]
-    return [rng.permutation(part) for part in _top_up(parts, minimum, rng)]
+    return [rng.permutation(part) for part in _top_up_clients(parts, minimum, rng)]
 
 
-def _top_up(parts: list[Index], minimum: int, rng: Generator) -> list[Index]:
-    """Give clients with too few what others hold beyond the minimum, at random, so that the skew stays."""
+def _top_up_clients(parts: list[IndexArray], minimum: int, rng: Generator) -> list[IndexArray]:
+    """Give clients with too few what others hold beyond the minimum, at random, so that the skew
+    stays.
+    """
     parts = [rng.permutation(part) for part in parts]
     surplus = rng.permutation(np.concatenate([part[minimum:] for part in parts]))
-    moved: list[Index] = []
+    moved: list[IndexArray] = []
     for k, part in enumerate(parts):
         lack = max(minimum - len(part), 0)
         if lack:
@@ -115,21 +146,29 @@ def _top_up(parts: list[Index], minimum: int, rng: Generator) -> list[Index]:
     return [part if len(part) <= minimum else part[~np.isin(part, gone)] for part in parts]
 
 
-def _groups(source: Source, M: int) -> Index:
+def _require_groups(source: Source, M: int) -> IndexArray:
     if source.group is None:
-        remedy = "use dirichlet, quantity or iid" if source.kind == "classes" else "set data.group, or use iid"
+        remedy = (
+            "use dirichlet, quantity or iid"
+            if source.kind == "classes"
+            else "set data.group, or use iid"
+        )
         raise BadInput(f"data.partition by group needs groups, {source.name} has none; {remedy}")
     codes = np.asarray(source.group)
     if codes.dtype.kind not in "iu":
-        raise BadInput(f"{source.name}'s group is {codes.dtype}; give whole numbers from 0 on, and names in groups")
+        raise BadInput(
+            f"{source.name}'s group is {codes.dtype}; give whole numbers from 0 on, and names in"
+            " groups"
+        )
     count = int(codes.max()) + 1
     if count < M:
         raise BadInput(
-            f"clients = {M}, but {source.name} has only {count} groups; lower clients or change data.partition"
+            f"clients = {M}, but {source.name} has only {count} groups; lower clients or change"
+            " data.partition"
         )
     return source.group
 
 
-def _split(owner: Index, M: int) -> list[Index]:
+def _split_by_owner(owner: IndexArray, M: int) -> list[IndexArray]:
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.searchsorted(owner[order], np.arange(1, M)))

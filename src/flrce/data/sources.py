@@ -1,4 +1,6 @@
-"""Samples before they are shared out: embedded digits, Debian's Fashion-MNIST, prepared sets, data of one's own."""
+"""Samples before they are shared out: embedded digits, Debian's Fashion-MNIST, prepared sets, data
+of one's own.
+"""
 
 import importlib.util
 import os
@@ -13,37 +15,56 @@ from numpy.typing import NDArray
 
 from flrce.errors import BadInput
 
-FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package dataset-fashion-mnist puts it
+FASHION_MNIST_FOLDER = Path(
+    "/usr/share/datasets/fashion-mnist"
+)  # where Debian's package dataset-fashion-mnist puts it
 #: sets by name; those not embedded are prepared once with `flrce data prepare`
-NAMES = (
-    "digits", "fashion-mnist", "cifar10", "cifar100", "femnist", "speech", "mnist", "mnist-writers", "shakespeare",
-    "shakespeare-tokens", "fed-heart", "smartwatch",
-)  # fmt: skip
+DATASET_NAMES = (
+    "digits",
+    "fashion-mnist",
+    "cifar10",
+    "cifar100",
+    "femnist",
+    "speech",
+    "mnist",
+    "mnist-writers",
+    "shakespeare",
+    "shakespeare-tokens",
+    "fed-heart",
+    "smartwatch",
+)
 
 
-#: what y is: class codes (N,); numbers (N,) or (N, K); next symbols (N, L) or (N,); several labels at once (N, K)
-Kind = Literal["classes", "values", "tokens", "labels"]
-IGNORED = -100  # a position of y (N, L) that has no next symbol
+#: what y is: class codes (N,); numbers (N,) or (N, K); next symbols (N, L) or (N,); several labels
+#: at once (N, K)
+TargetKind = Literal["classes", "values", "tokens", "labels"]
+IGNORED_TARGET = -100  # a position of y (N, L) that has no next symbol
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Source:
     """Samples with what is to be learnt of them.
 
-    Numbers (uint8 or float32) reach a network as `x * scale + shift`. An x of int64 holds token ids: they reach it
-    as they are, for an embedding to look up. The dtype alone decides.
+    Numbers (uint8 or float32) reach a network as `x * scale + shift`. An x of int64 holds token
+    ids: they reach it as they are, for an embedding to look up. The dtype alone decides.
     """
 
     name: str
     x: NDArray[Any]  # (N, C, H, W) or (N, ...) uint8 or float32; (N, L) int64 token ids
-    y: NDArray[Any]  # int64 (N,) classes; float32 (N,) or (N, K) values; int64 (N, L) or (N,) tokens; (N, K) labels 0/1
-    classes: tuple[str, ...]  # names of the classes, the vocabulary's symbols, or the labels; none for values
+    # int64 (N,) classes; float32 (N,) or (N, K) values; int64 (N, L) or (N,) tokens; (N, K) labels
+    # 0/1
+    y: NDArray[Any]
+    classes: tuple[
+        str, ...
+    ]  # names of the classes, the vocabulary's symbols, or the labels; none for values
     group: NDArray[np.int64] | None = None  # (N,) code of the writer or speaker of each sample
     groups: tuple[str, ...] = ()  # the codes' names: untrusted text
     scale: float = 1.0
     shift: float = 0.0
-    kind: Kind = "classes"
-    held: NDArray[np.bool_] | None = None  # (N,) the data's own test split; None: each client holds some back
+    kind: TargetKind = "classes"
+    held: NDArray[np.bool_] | None = (
+        None  # (N,) the data's own test split; None: each client holds some back
+    )
     ids: int = 0  # token ids that there are, where they have no names in `classes`
     features: tuple[str, ...] = ()  # of a table: the columns that x was made of
 
@@ -52,14 +73,17 @@ class Source:
         owners = f", {len(self.groups)} groups" if self.groups else ""
         held = "" if self.held is None else f", {int(self.held.sum())} for judging"
         what = f"{self.outputs} {self.kind}"
-        return f"Source({self.name!r}: {len(self.y)} samples {self.shape} {self.x.dtype}, {what}{owners}{held})"
+        return (
+            f"Source({self.name!r}: {len(self.y)} samples {self.shape} {self.x.dtype},"
+            f" {what}{owners}{held})"
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
 
     @property
-    def tokens(self) -> bool:
+    def has_token_ids(self) -> bool:
         """Whether x holds token ids."""
         return self.x.dtype == np.int64
 
@@ -71,77 +95,89 @@ class Source:
         return len(self.classes) or self.ids
 
     @property
-    def every(self) -> bool:
+    def predicts_every_position(self) -> bool:
         """Whether a symbol is to be told at every position, not only after the last."""
         return self.kind == "tokens" and self.y.ndim == 2
 
     @cached_property
     def vocabulary(self) -> int:
         """How many token ids an embedding must know; 0 where x holds numbers."""
-        if not self.tokens:
+        if not self.has_token_ids:
             return 0
         known = self.outputs if self.kind == "tokens" else 0
         return max(known, int(self.x.max(initial=-1)) + 1)
 
     @staticmethod
     def from_arrays(x: Any, y: Any, group: Any = None, test: Any = None, **how: Any) -> "Source":
-        """Arrays, tensors or lists: samples, what to learn, who holds them, which are for judging."""
-        return _made("from_arrays", x, y, group, test, **how)
+        """Arrays, tensors or lists: samples, what to learn, who holds them, which are for
+        judging.
+        """
+        return _build_source("from_arrays", x, y, group, test, **how)
 
     @staticmethod
     def from_dataset(data: Any, test: Any = None, group: Any = None, **how: Any) -> "Source":
         """A torch Dataset of (x, y) pairs, and optionally one of test samples."""
-        return _made("from_dataset", data, test, group, **how)
+        return _build_source("from_dataset", data, test, group, **how)
 
     @staticmethod
     def from_huggingface(data: Any, target: str = "", group: str = "", **how: Any) -> "Source":
         """A HuggingFace Dataset, or a DatasetDict with train and test."""
-        return _made("from_huggingface", data, target, group, **how)
+        return _build_source("from_huggingface", data, target, group, **how)
 
     @staticmethod
-    def from_pandas(frame: Any, target: str | Sequence[str] = "", group: str = "", **how: Any) -> "Source":
+    def from_pandas(
+        frame: Any, target: str | Sequence[str] = "", group: str = "", **how: Any
+    ) -> "Source":
         """A DataFrame: one row a sample."""
-        return _made("from_pandas", frame, target=target, group=group, **how)
+        return _build_source("from_pandas", frame, target=target, group=group, **how)
 
     @staticmethod
-    def from_csv(path: Path | str, target: str | Sequence[str] = "", group: str = "", **how: Any) -> "Source":
+    def from_csv(
+        path: Path | str, target: str | Sequence[str] = "", group: str = "", **how: Any
+    ) -> "Source":
         """A csv file with a header line."""
-        return _made("from_csv", path, target=target, group=group, **how)
+        return _build_source("from_csv", path, target=target, group=group, **how)
 
     @staticmethod
-    def from_parquet(path: Path | str, target: str | Sequence[str] = "", group: str = "", **how: Any) -> "Source":
+    def from_parquet(
+        path: Path | str, target: str | Sequence[str] = "", group: str = "", **how: Any
+    ) -> "Source":
         """A parquet file (needs pandas and pyarrow)."""
-        return _made("from_parquet", path, target=target, group=group, **how)
+        return _build_source("from_parquet", path, target=target, group=group, **how)
 
     @staticmethod
     def from_folder(path: Path | str, **how: Any) -> "Source":
         """Images, one folder a class (needs Pillow)."""
-        return _made("from_folder", path, **how)
+        return _build_source("from_folder", path, **how)
 
     @staticmethod
     def from_folders(path: Path | str, **how: Any) -> "Source":
         """One folder or file a client."""
-        return _made("from_folders", path, **how)
+        return _build_source("from_folders", path, **how)
 
     @staticmethod
     def from_leaf(path: Path | str, **how: Any) -> "Source":
         """LEAF's json: a file or a folder of them."""
-        return _made("from_leaf", path, **how)
+        return _build_source("from_leaf", path, **how)
 
 
-def _made(form: str, *args: Any, **how: Any) -> Source:
+def _build_source(form: str, *args: Any, **how: Any) -> Source:
     from flrce.data import own
 
     made: Source = getattr(own, form)(*args, **how)
     return made
 
 
-def digits() -> Source:
+def read_digits() -> Source:
     """scikit-learn's 1,797 handwritten 8x8 digits; ships with the package, needs no download."""
     found = importlib.util.find_spec("sklearn")
-    file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else Path()
+    file = (
+        Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else Path()
+    )
     if file.is_file():  # without the second or two that loading scikit-learn takes
-        table = np.loadtxt(file, np.int64, delimiter=",")  # (1797, 65): 64 pixels from 0 to 16, and the digit
+        table = np.loadtxt(
+            file, np.int64, delimiter=","
+        )  # (1797, 65): 64 pixels from 0 to 16, and the digit
     else:
         from sklearn.datasets import load_digits
 
@@ -150,37 +186,47 @@ def digits() -> Source:
     return Source("digits", x, y, tuple("0123456789"), scale=1 / 16)
 
 
-def fashion_mnist(folder: Path = FASHION) -> Source:
-    """Fashion-MNIST's 60,000 training images from idx files (Debian: apt install dataset-fashion-mnist)."""
-    from flrce.data.readers import read
+def load_fashion_mnist(folder: Path = FASHION_MNIST_FOLDER) -> Source:
+    """Fashion-MNIST's 60,000 training images from idx files (Debian: apt install
+    dataset-fashion-mnist).
+    """
+    from flrce.data.readers import read_dataset
 
     if not folder.is_dir():
-        raise BadInput(f"data.name 'fashion-mnist' needs {folder}: apt install dataset-fashion-mnist, or data.path")
-    return read("fashion-mnist", folder)
+        raise BadInput(
+            f"data.name 'fashion-mnist' needs {folder}: apt install dataset-fashion-mnist, or"
+            " data.path"
+        )
+    return read_dataset("fashion-mnist", folder)
 
 
-def prepared(name: str) -> bool:
+def is_prepared(name: str) -> bool:
     """Whether a data set of this name, shipped or one's own, lies in the cache."""
     from flrce.data import cache
 
-    return name == Path(name).name and os.path.isfile(cache.home() / name / cache.META)  # False for any odd name
+    return name == Path(name).name and os.path.isfile(
+        cache.get_data_folder() / name / cache.META_FILE
+    )  # False for any odd name
 
 
-def source(name: str, path: str | None = None, **how: Any) -> Source:
-    """A data set by name, or a file or folder of one's own by path; `how` says what a file's form does not."""
+def load_source(name: str, path: str | None = None, **how: Any) -> Source:
+    """A data set by name, or a file or folder of one's own by path; `how` says what a file's form
+    does not.
+    """
     if path is not None:
         from flrce.data.own import from_path
 
         return from_path(path, **how)
     if name == "digits":
-        return digits()
+        return read_digits()
     from flrce.data import cache
 
-    folder = cache.home() / name
+    folder = cache.get_data_folder() / name
     if folder.is_dir():
-        return cache.load(folder)
+        return cache.load_prepared(folder)
     if name == "fashion-mnist":
-        return fashion_mnist()
+        return load_fashion_mnist()
     raise BadInput(
-        f"data.name {name!r} is not prepared; run: flrce data prepare {name} --from DIR (looked in {folder})"
+        f"data.name {name!r} is not prepared; run: flrce data prepare {name} --from DIR (looked in"
+        f" {folder})"
     )

@@ -1,8 +1,10 @@
-"""Fleets with trouble: wrong labels, noisy inputs, rare classes, drifting data, slow devices, free-riders.
+"""Fleets with trouble: wrong labels, noisy inputs, rare classes, drifting data, slow devices,
+free-riders.
 
-Each kind of trouble is a piece, named in `data.trouble`. Its `touch` changes who holds what, or says what its clients
-do later on. All is drawn from (seed, kind, client), so a resumed run and any engine meet the same trouble. Hold-outs
-stay clean, so that accuracy is about what is true. `Troubled.who` is the ground truth, kept in `partition.json`.
+Each kind of trouble is a piece, named in `data.trouble`. Its `apply_to_fleet` changes who holds
+what, or says what its clients do later on. All is drawn from (seed, kind, client), so a resumed run
+and any engine meet the same trouble. Hold-outs stay clean, so that accuracy is about what is true.
+`FleetTrouble.who` is the ground truth, kept in `partition.json`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +16,19 @@ from annotated_types import Ge, Le
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from flrce.bounds import Count, Part, Positive, Text
+from flrce.core.bounds import NonEmptyText, PositiveFloat, PositiveInt, PositiveProportion
 from flrce.data.sources import Source
 from flrce.errors import BadInput
-from flrce.rng import stream
+from flrce.rng import make_stream
 
-Index = NDArray[np.int64]
+IndexArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Troubled:
-    """What is wrong in a fleet, and with whom; all that follows from it after the samples are shared out."""
+class FleetTrouble:
+    """What is wrong in a fleet, and with whom; all that follows from it after the samples are
+    shared out.
+    """
 
     who: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> clients
     drifting: Mapping[str, "Drift"] = field(default_factory=dict)
@@ -33,48 +37,58 @@ class Troubled:
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class PartitionedData:
     """Samples shared out among clients, before and after a kind of trouble."""
 
     source: Source
     clients: tuple[str, ...]
-    train: tuple[Index, ...]
-    held: tuple[Index, ...]
-    trouble: Troubled = Troubled()
+    train: tuple[IndexArray, ...]
+    held: tuple[IndexArray, ...]
+    trouble: FleetTrouble = FleetTrouble()
 
 
-class Kind(Protocol):
-    """One kind of trouble: `share` of the clients have it, and `touch` makes it, for the clients in `rows`."""
+class TroubleKind(Protocol):
+    """One kind of trouble: `share` of the clients have it, and `apply_to_fleet` makes it, for the
+    clients in `rows`.
+    """
 
     @property
     def share(self) -> float: ...
 
-    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared: ...
+    def apply_to_fleet(
+        self, fleet: PartitionedData, rows: Sequence[int], seed: int
+    ) -> PartitionedData: ...
 
 
 @dataclass(frozen=True)
 class WrongLabels:
-    """`wrong` of a client's training labels are another class: any ("symmetric"), or the next one ("pairwise").
+    """`wrong` of a client's training labels are another class: any ("symmetric"), or the next one
+    ("pairwise").
 
-    Of text, symbols are drawn anew or are the vocabulary's next; values and sets of labels become another sample's.
+    Of text, symbols are drawn anew or are the vocabulary's next; values and sets of labels become
+    another sample's.
     """
 
-    share: Part = 0.2
-    wrong: Part = 0.4
+    share: PositiveProportion = 0.2
+    wrong: PositiveProportion = 0.4
     how: Literal["symmetric", "pairwise"] = "symmetric"
 
-    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+    def apply_to_fleet(
+        self, fleet: PartitionedData, rows: Sequence[int], seed: int
+    ) -> PartitionedData:
         source = fleet.source
         if source.kind in ("values", "labels") and self.how == "pairwise":
-            raise BadInput(f"data.trouble wrong-labels: {source.kind} have no next one; set how = 'symmetric'")
+            raise BadInput(
+                f"data.trouble wrong-labels: {source.kind} have no next one; set how = 'symmetric'"
+            )
         y = np.array(source.y)
         for k in rows:
-            rng = stream(seed, "wrong labels", 0, fleet.clients[k])
+            rng = make_stream(seed, "wrong labels", 0, fleet.clients[k])
             own = rng.permutation(fleet.train[k])[: round(self.wrong * len(fleet.train[k]))]
-            y[own] = self._others(source, own, rng)
+            y[own] = self._draw_wrong_labels(source, own, rng)
         return replace(fleet, source=replace(source, y=y))
 
-    def _others(self, source: Source, own: Index, rng: Generator) -> NDArray[Any]:
+    def _draw_wrong_labels(self, source: Source, own: IndexArray, rng: Generator) -> NDArray[Any]:
         """What stands in the place of these samples' labels."""
         if source.kind in ("values", "labels"):
             return np.asarray(source.y[rng.integers(0, len(source.y), len(own))])
@@ -82,22 +96,28 @@ class WrongLabels:
         if classes < 2:
             raise BadInput(f"data.trouble wrong-labels: {source.name} has a single class; drop it")
         by = rng.integers(1, classes, right.shape) if self.how == "symmetric" else 1
-        return np.where(right >= 0, (right + by) % classes, right)  # below 0: positions that do not count
+        return np.where(
+            right >= 0, (right + by) % classes, right
+        )  # below 0: positions that do not count
 
 
 @dataclass(frozen=True)
 class NoisyInputs:
-    """Training inputs with noise, `level` times the data's standard deviation; of token ids, `level` are drawn anew."""
+    """Training inputs with noise, `level` times the data's standard deviation; of token ids,
+    `level` are drawn anew.
+    """
 
-    share: Part = 0.2
+    share: PositiveProportion = 0.2
     level: Annotated[float, Ge(0), Le(1000)] = 1.0
 
-    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+    def apply_to_fleet(
+        self, fleet: PartitionedData, rows: Sequence[int], seed: int
+    ) -> PartitionedData:
         x = np.array(fleet.source.x)
-        spread = 0.0 if fleet.source.tokens else float(np.std(x[:10_000]))
+        spread = 0.0 if fleet.source.has_token_ids else float(np.std(x[:10_000]))
         for k in rows:
-            rng, own = stream(seed, "noisy inputs", 0, fleet.clients[k]), fleet.train[k]
-            if fleet.source.tokens:
+            rng, own = make_stream(seed, "noisy inputs", 0, fleet.clients[k]), fleet.train[k]
+            if fleet.source.has_token_ids:
                 drawn = rng.integers(0, fleet.source.vocabulary, x[own].shape)
                 x[own] = np.where(rng.random(x[own].shape) < self.level, drawn, x[own])
             else:
@@ -108,43 +128,49 @@ class NoisyInputs:
 
 @dataclass(frozen=True)
 class RareClasses:
-    """`classes` drawn classes are held by these clients alone: they get the others' samples of them in exchange for
-    some of their own. What they have no room for is left out of the run; everyone keeps two samples to train on.
+    """`classes` drawn classes are held by these clients alone: they get the others' samples of them
+    in exchange for some of their own. What they have no room for is left out of the run; everyone
+    keeps two samples to train on.
     """
 
-    share: Part = 0.05
-    classes: Count = 2
+    share: PositiveProportion = 0.05
+    classes: PositiveInt = 2
 
-    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
-        total = _classes(fleet.source, "rare-classes")
+    def apply_to_fleet(
+        self, fleet: PartitionedData, rows: Sequence[int], seed: int
+    ) -> PartitionedData:
+        total = _require_classes(fleet.source, "rare-classes")
         if self.classes >= total:
             raise BadInput(
-                f"data.trouble rare-classes: {self.classes} of {total} classes cannot be rare; lower classes"
+                f"data.trouble rare-classes: {self.classes} of {total} classes cannot be rare;"
+                " lower classes"
             )
-        rng = stream(seed, "rare classes")
+        rng = make_stream(seed, "rare classes")
         rare = np.isin(fleet.source.y, rng.permutation(total)[: self.classes])
         return replace(
             fleet,
-            train=_gathered(fleet.train, rare, set(rows), rng, least=2),
-            held=_gathered(fleet.held, rare, set(rows), rng, least=0),
+            train=_gather_rare_samples(fleet.train, rare, set(rows), rng, least=2),
+            held=_gather_rare_samples(fleet.held, rare, set(rows), rng, least=0),
         )
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Data that change: in round t a client trains on a `window` of its samples in the order of their labels, which
-    goes round in `period` rounds. Its hold-out stays whole.
+    """Data that change: in round t a client trains on a `window` of its samples in the order of
+    their labels, which goes round in `period` rounds. Its hold-out stays whole.
     """
 
-    share: Part = 1.0
-    window: Part = 0.5
-    period: Count = 20
+    share: PositiveProportion = 1.0
+    window: PositiveProportion = 0.5
+    period: PositiveInt = 20
 
-    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+    def apply_to_fleet(
+        self, fleet: PartitionedData, rows: Sequence[int], seed: int
+    ) -> PartitionedData:
         drifting = {fleet.clients[k]: self for k in rows}
-        return _with(fleet, drifting={**fleet.trouble.drifting, **drifting})
+        return _update_trouble(fleet, drifting={**fleet.trouble.drifting, **drifting})
 
-    def samples(self, own: Index, y: NDArray[Any], t: int) -> Index:
+    def select_window(self, own: IndexArray, y: NDArray[Any], t: int) -> IndexArray:
         """Those of a client's samples that it has in round t: the same number in each."""
         if len(own) <= 2:
             return own
@@ -157,35 +183,45 @@ class Drift:
 
 @dataclass(frozen=True)
 class SlowLabels:
-    """Two tiers of devices: the clients with the largest share of the upper half of the classes have a slow `profile`.
+    """Two tiers of devices: the clients with the largest share of the upper half of the classes
+    have a slow `profile`.
 
     Whoever prefers fast clients then prefers some labels.
     """
 
-    share: Part = 0.3
-    profile: Text = "raspberry-pi-4"
+    share: PositiveProportion = 0.3
+    profile: NonEmptyText = "raspberry-pi-4"
 
-    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
-        half = _classes(fleet.source, "slow-labels") / 2
-        upper = [float(np.mean(fleet.source.y[own] >= half)) if len(own) else 0.0 for own in fleet.train]
+    def apply_to_fleet(
+        self, fleet: PartitionedData, rows: Sequence[int], seed: int
+    ) -> PartitionedData:
+        half = _require_classes(fleet.source, "slow-labels") / 2
+        upper = [
+            float(np.mean(fleet.source.y[own] >= half)) if len(own) else 0.0 for own in fleet.train
+        ]
         order = np.argsort(-np.array(upper), kind="stable")[: len(rows)]
         slow = dict.fromkeys((fleet.clients[k] for k in order), self.profile)
-        return _with(fleet, slow={**fleet.trouble.slow, **slow})
+        return _update_trouble(fleet, slow={**fleet.trouble.slow, **slow})
 
 
 @dataclass(frozen=True)
 class ServerSample:
-    """No trouble but help against it: the first client is the server's own, with `samples` drawn from everybody's.
+    """No trouble but help against it: the first client is the server's own, with `samples` drawn
+    from everybody's.
 
     They are copies: nobody has fewer. Its hold-out is empty, so that accuracy is about the others.
     """
 
-    samples: Count = 100
-    share: Part = 1e-9  # one client, whoever was drawn
+    samples: PositiveInt = 100
+    share: PositiveProportion = 1e-9  # one client, whoever was drawn
 
-    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
+    def apply_to_fleet(
+        self, fleet: PartitionedData, rows: Sequence[int], seed: int
+    ) -> PartitionedData:
         everyone = np.concatenate(fleet.train)
-        drawn = np.sort(stream(seed, "server sample").permutation(everyone)[: max(2, self.samples)])
+        drawn = np.sort(
+            make_stream(seed, "server sample").permutation(everyone)[: max(2, self.samples)]
+        )
         empty = np.empty(0, np.int64)
         return replace(fleet, train=(drawn, *fleet.train[1:]), held=(empty, *fleet.held[1:]))
 
@@ -195,19 +231,25 @@ class FreeRiders:
     """Clients that do not train (their costs are booked as if they did) and send
 
     - "zero": nothing at all;
-    - "noise": a random direction, `level` times as long as the model's way since they were last asked;
-    - "stale": that way itself, which is what others did (Lin et al. 2019, delta weights), `level` times.
+    - "noise": a random direction, `level` times as long as the model's way since they were last
+      asked;
+    - "stale": that way itself, which is what others did (Lin et al. 2019, delta weights), `level`
+      times.
     """
 
-    share: Part = 0.2
+    share: PositiveProportion = 0.2
     sends: Literal["zero", "noise", "stale"] = "stale"
-    level: Positive = 1.0
+    level: PositiveFloat = 1.0
 
-    def touch(self, fleet: Shared, rows: Sequence[int], seed: int) -> Shared:
-        return _with(fleet, riding={**fleet.trouble.riding, **{fleet.clients[k]: self for k in rows}})
+    def apply_to_fleet(
+        self, fleet: PartitionedData, rows: Sequence[int], seed: int
+    ) -> PartitionedData:
+        return _update_trouble(
+            fleet, riding={**fleet.trouble.riding, **{fleet.clients[k]: self for k in rows}}
+        )
 
 
-KINDS: dict[str, Callable[..., Any]] = {
+TROUBLE_KINDS: dict[str, Callable[..., Any]] = {
     "wrong-labels": WrongLabels,
     "noisy-inputs": NoisyInputs,
     "rare-classes": RareClasses,
@@ -218,15 +260,19 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def name_of(kind: Any) -> str:
+def get_kind_name(kind: Any) -> str:
     """The name of a kind: as in KINDS, or its class's."""
-    return next((name for name, make in KINDS.items() if make is type(kind)), type(kind).__name__)
+    return next(
+        (name for name, make in TROUBLE_KINDS.items() if make is type(kind)), type(kind).__name__
+    )
 
 
-def touched(fleet: Shared, kinds: Sequence[Any], seed: int) -> Shared:
-    """The fleet with all its trouble. Kinds have other clients each, as long as there are any who have none."""
+def apply_trouble(fleet: PartitionedData, kinds: Sequence[Any], seed: int) -> PartitionedData:
+    """The fleet with all its trouble. Kinds have other clients each, as long as there are any who
+    have none.
+    """
     M = len(fleet.clients)
-    order, at = stream(seed, "trouble").permutation(M), 0
+    order, at = make_stream(seed, "trouble").permutation(M), 0
     if any(isinstance(kind, ServerSample) for kind in kinds):
         order = np.append(order[order != 0], 0)  # the server is the last to have trouble
     who: dict[str, tuple[str, ...]] = {}
@@ -236,30 +282,43 @@ def touched(fleet: Shared, kinds: Sequence[Any], seed: int) -> Shared:
         rows = [0] if server else [int(k) for k in np.roll(order, -at)[:count]]
         at = at if server else (at + count) % M
         before = fleet.trouble.slow
-        fleet = kind.touch(fleet, rows, seed)
+        fleet = kind.apply_to_fleet(fleet, rows, seed)
         slow = [client for client in fleet.trouble.slow if client not in before]
         clients = slow if isinstance(kind, SlowLabels) else [fleet.clients[k] for k in sorted(rows)]
-        who[name_of(kind)] = tuple(dict.fromkeys((*who.get(name_of(kind), ()), *clients)))
-    return _with(fleet, who=who)
+        who[get_kind_name(kind)] = tuple(
+            dict.fromkeys((*who.get(get_kind_name(kind), ()), *clients))
+        )
+    return _update_trouble(fleet, who=who)
 
 
-def _with(fleet: Shared, **changed: Any) -> Shared:
+def _update_trouble(fleet: PartitionedData, **changed: Any) -> PartitionedData:
     return replace(fleet, trouble=replace(fleet.trouble, **changed))
 
 
-def _classes(source: Source, what: str) -> int:
+def _require_classes(source: Source, what: str) -> int:
     if source.kind != "classes" or len(source.classes) < 2:
         has = "a single class" if source.kind == "classes" else source.kind
         raise BadInput(f"data.trouble {what} is about classes, {source.name} has {has}; drop it")
     return len(source.classes)
 
 
-def _gathered(
-    parts: tuple[Index, ...], rare: NDArray[np.bool_], holders: set[int], rng: Generator, least: int
-) -> tuple[Index, ...]:
-    """Parts with the rare samples of all in the holders' hands, who give as many others of their own instead."""
-    keep = {k: part if k in holders else _common(part, rare, least) for k, part in enumerate(parts)}
-    moved = rng.permutation(np.concatenate([np.setdiff1d(part, keep[k]) for k, part in enumerate(parts)]))
+def _gather_rare_samples(
+    parts: tuple[IndexArray, ...],
+    rare: NDArray[np.bool_],
+    holders: set[int],
+    rng: Generator,
+    least: int,
+) -> tuple[IndexArray, ...]:
+    """Parts with the rare samples of all in the holders' hands, who give as many others of their
+    own instead.
+    """
+    keep = {
+        k: part if k in holders else _drop_rare_samples(part, rare, least)
+        for k, part in enumerate(parts)
+    }
+    moved = rng.permutation(
+        np.concatenate([np.setdiff1d(part, keep[k]) for k, part in enumerate(parts)])
+    )
     given = rng.permutation(np.concatenate([keep[k][~rare[keep[k]]] for k in sorted(holders)]))
     given = given[: len(moved)]
     takes = np.array_split(moved[: len(given)], len(holders))
@@ -267,14 +326,20 @@ def _gathered(
     at = 0
     for k, take in zip(sorted(holders), takes, strict=True):
         keep[k] = np.concatenate([keep[k][~np.isin(keep[k], given)], take])
-    for k in sorted(set(keep) - holders):  # what the holders gave goes to those who gave them something
+    for k in sorted(
+        set(keep) - holders
+    ):  # what the holders gave goes to those who gave them something
         size = len(given) * lost[k] // max(len(moved), 1)
         keep[k] = np.concatenate([keep[k], given[at : at + size]])
         at += size
     return tuple(np.sort(keep[k]).astype(np.int64) for k in range(len(parts)))
 
 
-def _common(part: Index, rare: NDArray[np.bool_], least: int) -> Index:
+def _drop_rare_samples(part: IndexArray, rare: NDArray[np.bool_], least: int) -> IndexArray:
     """A part without its rare samples, but for as many as `least` needs."""
     common = part[~rare[part]]
-    return common if len(common) >= least else np.concatenate([common, part[rare[part]][: least - len(common)]])
+    return (
+        common
+        if len(common) >= least
+        else np.concatenate([common, part[rare[part]][: least - len(common)]])
+    )

@@ -1,5 +1,6 @@
-"""Arrays as Flower's records carry them, and the flat vector w. A peer's bytes are never unpickled, and its sizes are
-checked before anything of that size is made."""
+"""Arrays as Flower's records carry them, and the flat vector w. A peer's bytes are never unpickled,
+and its sizes are checked before anything of that size is made.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,22 +15,34 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flrce.core.buffers import allocate_tensor
+from flrce.core.pieces import MalformedPayload
 from flrce.errors import BadInput
-from flrce.models.flat import Layout, Slot
-from flrce.pieces import Malformed
-from flrce.room import room
+from flrce.models.flat import ModelLayout, TensorSlot
 
 T = TypeVar("T")
-HEADER = 10_000  # bytes that an .npy header may have
-BUFFERS = 4_096  # arrays in one payload
-FLOATS = ("float16", "float32", "float64")
-DTYPES = {*FLOATS, "bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"}
-STATISTICS = ("running_mean", "running_var")  # BatchNorm: on the wire, but not trained
+MAX_HEADER_BYTES = 10_000  # bytes that an .npy header may have
+MAX_ARRAYS_PER_PAYLOAD = 4_096  # arrays in one payload
+FLOAT_DTYPES = ("float16", "float32", "float64")
+ALLOWED_DTYPES = {
+    *FLOAT_DTYPES,
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+}
+BATCHNORM_SUFFIXES = ("running_mean", "running_var")  # BatchNorm: on the wire, but not trained
 
 
-def again(work: Callable[[], T]) -> T:
-    """Do the work, anew where CPython 3.11 stumbles: two threads that parse literals at once, as numpy does to read an
-    array's header, may raise SystemError (python/cpython#106905)."""
+def retry_on_system_error(work: Callable[[], T]) -> T:
+    """Do the work, anew where CPython 3.11 stumbles: two threads that parse literals at once, as
+    numpy does to read an array's header, may raise SystemError (python/cpython#106905).
+    """
     for _ in range(5):
         try:
             return work()
@@ -39,141 +52,205 @@ def again(work: Callable[[], T]) -> T:
 
 
 @lru_cache(maxsize=1024)
-def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, whether in Fortran's order, dtype, and where the values start. Replies of a fleet have the same headers:
-    numpy's parser, which evaluates a literal, sees each once."""
+def _parse_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether in Fortran's order, dtype, and where the values start. Replies of a fleet have
+    the same headers: numpy's parser, which evaluates a literal, sees each once.
+    """
     stream = BytesIO(data)
     version = np.lib.format.read_magic(stream)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-    found, fortran, kind = read(stream, max_header_size=HEADER)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }[version]
+    found, fortran, kind = read(stream, max_header_size=MAX_HEADER_BYTES)
     return found, fortran, kind, stream.tell()
 
 
-def _start(data: bytes) -> bytes:
+def _slice_header(data: bytes) -> bytes:
     """As much of an .npy file as its header takes, if it has one of a sensible size."""
     wide = data[6:7] == b"\2"
     length = int.from_bytes(data[8 : 12 if wide else 10], "little")
-    return data[: (12 if wide else 10) + min(length, HEADER)]
+    return data[: (12 if wide else 10) + min(length, MAX_HEADER_BYTES)]
 
 
-def read_array(array: Array, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
-    """A view of one array's values; dtype and shape must be those given, and the bytes exactly theirs.
+def read_array(
+    array: Array, dtype: str | None = None, shape: tuple[int, ...] | None = None
+) -> NDArray[Any]:
+    """A view of one array's values; dtype and shape must be those given, and the bytes exactly
+    theirs.
 
-    Where floats are wanted, those of another width will do: clients in other frameworks widen or narrow them.
+    Where floats are wanted, those of another width will do: clients in other frameworks widen or
+    narrow them.
     """
     if array.stype != "numpy.ndarray":
-        raise Malformed(f"serialised as {array.stype[:40]!r}, not numpy.ndarray")
-    if shape is not None and dtype is not None and len(array.data) > math.prod(shape) * _widest(dtype) + HEADER:
-        raise Malformed(f"{len(array.data)} bytes for {dtype} of shape {shape}")
+        raise MalformedPayload(f"serialised as {array.stype[:40]!r}, not numpy.ndarray")
+    if (
+        shape is not None
+        and dtype is not None
+        and len(array.data) > math.prod(shape) * _max_item_bytes(dtype) + MAX_HEADER_BYTES
+    ):
+        raise MalformedPayload(f"{len(array.data)} bytes for {dtype} of shape {shape}")
     try:
-        found, fortran, kind, start = again(lambda: _header(_start(array.data)))
+        found, fortran, kind, start = retry_on_system_error(
+            lambda: _parse_header(_slice_header(array.data))
+        )
     except Exception as why:  # whatever numpy's parser raises on hostile bytes
-        raise Malformed(f"no .npy header ({type(why).__name__})") from why
-    if kind.name not in DTYPES or (dtype is not None and not _alike(kind.name, dtype)):
-        raise Malformed(f"dtype {str(kind)[:40]}, not {dtype or 'a plain number'}")
+        raise MalformedPayload(f"no .npy header ({type(why).__name__})") from why
+    if kind.name not in ALLOWED_DTYPES or (
+        dtype is not None and not _is_compatible_dtype(kind.name, dtype)
+    ):
+        raise MalformedPayload(f"dtype {str(kind)[:40]}, not {dtype or 'a plain number'}")
     if shape is not None and tuple(found) != tuple(shape):
-        raise Malformed(f"shape {str(found)[:60]}, not {tuple(shape)}")
+        raise MalformedPayload(f"shape {str(found)[:60]}, not {tuple(shape)}")
     if min(found, default=0) < 0 or len(array.data) - start != math.prod(found) * kind.itemsize:
-        raise Malformed(f"{len(array.data) - start} bytes for {kind} of shape {str(found)[:60]}")
+        raise MalformedPayload(
+            f"{len(array.data) - start} bytes for {kind} of shape {str(found)[:60]}"
+        )
     values = np.frombuffer(array.data, kind, offset=start)
-    values = values if kind.isnative else values.astype(kind.newbyteorder("="))  # from a machine of the other kind
+    values = (
+        values if kind.isnative else values.astype(kind.newbyteorder("="))
+    )  # from a machine of the other kind
     try:
         return values.reshape(found[::-1]).T if fortran else values.reshape(found)
     except ValueError as why:  # no values, but more dimensions or larger ones than numpy has
-        raise Malformed(f"shape {str(found)[:60]}") from why
+        raise MalformedPayload(f"shape {str(found)[:60]}") from why
 
 
-def _named(name: str, array: Array, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+def _read_named_array(
+    name: str, array: Array, dtype: str | None = None, shape: tuple[int, ...] | None = None
+) -> NDArray[Any]:
     """The same; Malformed says which array it is."""
     try:
         return read_array(array, dtype, shape)
-    except Malformed as why:
-        raise Malformed(f"array {name[-60:]!r}: {why}") from why
+    except MalformedPayload as why:
+        raise MalformedPayload(f"array {name[-60:]!r}: {why}") from why
 
 
-def _alike(found: str, wanted: str) -> bool:
-    return found == wanted or (found in FLOATS and wanted in FLOATS)
+def _is_compatible_dtype(found: str, wanted: str) -> bool:
+    return found == wanted or (found in FLOAT_DTYPES and wanted in FLOAT_DTYPES)
 
 
-def _widest(dtype: str) -> int:
-    return 8 if dtype in FLOATS else np.dtype(dtype).itemsize
+def _max_item_bytes(dtype: str) -> int:
+    return 8 if dtype in FLOAT_DTYPES else np.dtype(dtype).itemsize
 
 
 @dataclass(frozen=True, eq=False)
-class Template:
-    """A user's ArrayRecord as the flat vector w, and back. Integer arrays stay as they are at first.
+class ArrayTemplate:
+    """A user's ArrayRecord as the flat vector w, and back. Integer arrays stay as they are at
+    first.
 
-    w is float64 where any array is, else float32; each array goes back in the dtype that it came in.
+    w is float64 where any array is, else float32; each array goes back in the dtype that it came
+    in.
     """
 
-    layout: Layout
+    layout: ModelLayout
     dtypes: Mapping[str, str]  # every array, in the record's order
     fixed: Mapping[str, Array]
 
     @classmethod
-    def of(cls, arrays: ArrayRecord, layout: Layout | None = None) -> "Template":
-        """Trained floats first, BatchNorm's statistics last, each in the record's order; or as the network's layout."""
+    def from_arrays(cls, arrays: ArrayRecord, layout: ModelLayout | None = None) -> "ArrayTemplate":
+        """Trained floats first, BatchNorm's statistics last, each in the record's order; or as the
+        network's layout.
+        """
         if not isinstance(arrays, ArrayRecord):
-            raise BadInput(f"initial_arrays is a {type(arrays).__name__}; pass an ArrayRecord, such as "
-                           "ArrayRecord(net.state_dict()) or ArrayRecord(list_of_numpy_arrays)")  # fmt: skip
+            raise BadInput(
+                f"initial_arrays is a {type(arrays).__name__}; pass an ArrayRecord, such as "
+                "ArrayRecord(net.state_dict()) or ArrayRecord(list_of_numpy_arrays)"
+            )
         if not arrays:
-            raise BadInput("initial_arrays is empty; pass the model, such as ArrayRecord(net.state_dict())")
+            raise BadInput(
+                "initial_arrays is empty; pass the model, such as ArrayRecord(net.state_dict())"
+            )
         try:
-            values = {name: _named(name, array) for name, array in arrays.items()}
-        except Malformed as why:
-            raise BadInput(f"initial_arrays cannot be read: {why}; use arrays of plain numbers") from why
-        floats = [name for name, value in values.items() if value.dtype.name in FLOATS and not _mask(value)]
+            values = {name: _read_named_array(name, array) for name, array in arrays.items()}
+        except MalformedPayload as why:
+            raise BadInput(
+                f"initial_arrays cannot be read: {why}; use arrays of plain numbers"
+            ) from why
+        floats = [
+            name
+            for name, value in values.items()
+            if value.dtype.name in FLOAT_DTYPES and not _is_constant_mask(value)
+        ]
         if not floats:
-            raise BadInput("initial_arrays holds no floating-point array, so there is nothing to train")
+            raise BadInput(
+                "initial_arrays holds no floating-point array, so there is nothing to train"
+            )
         dtypes = {name: value.dtype.name for name, value in values.items()}
         fixed = {name: arrays[name] for name in values if name not in floats}
         if layout is not None:
-            if {s.name: s.shape for s in layout.slots} != {name: values[name].shape for name in floats}:
+            if {s.name: s.shape for s in layout.slots} != {
+                name: values[name].shape for name in floats
+            }:
                 raise BadInput(
-                    "initial_arrays and the network have different tensors; use ArrayRecord(net.state_dict())"
+                    "initial_arrays and the network have different tensors; use"
+                    " ArrayRecord(net.state_dict())"
                 )
             return cls(layout, dtypes, fixed)
         slots, offset, trainable = [], 0, 0
-        for name in sorted(floats, key=lambda name: name.endswith(STATISTICS)):
-            slots.append(Slot(name, values[name].shape, offset, not name.endswith(STATISTICS)))
+        for name in sorted(floats, key=lambda name: name.endswith(BATCHNORM_SUFFIXES)):
+            slots.append(
+                TensorSlot(name, values[name].shape, offset, not name.endswith(BATCHNORM_SUFFIXES))
+            )
             offset += values[name].size
             trainable = offset if slots[-1].trainable else trainable
-        return cls(Layout(tuple(slots), trainable, offset), dtypes, fixed)
+        return cls(ModelLayout(tuple(slots), trainable, offset), dtypes, fixed)
 
-    def pack(self, arrays: ArrayRecord, minus: Tensor | None = None, into: Tensor | None = None) -> Tensor:
-        """w (size,), or w - `minus`; Malformed unless the record has the template's keys, shapes and kinds.
+    def pack(
+        self, arrays: ArrayRecord, minus: Tensor | None = None, into: Tensor | None = None
+    ) -> Tensor:
+        """w (size,), or w - `minus`; Malformed unless the record has the template's keys, shapes
+        and kinds.
 
         It is written `into` a vector of its size and dtype where there is one.
         """
         if set(arrays) != set(self.dtypes):
             odd = sorted(set(arrays) ^ set(self.dtypes))
-            raise Malformed(f"arrays differ in {len(odd)} names, such as {odd[0][:60]!r}")
-        w = room(self.layout.size, dtype=self.dtype) if into is None else into
+            raise MalformedPayload(f"arrays differ in {len(odd)} names, such as {odd[0][:60]!r}")
+        w = allocate_tensor(self.layout.size, dtype=self.dtype) if into is None else into
         flat, base = w.numpy(), None if minus is None else minus.numpy()
         for slot in self.layout.slots:
-            values = _named(slot.name, arrays[slot.name], self.dtypes[slot.name], slot.shape).reshape(-1)
+            values = _read_named_array(
+                slot.name, arrays[slot.name], self.dtypes[slot.name], slot.shape
+            ).reshape(-1)
             if base is None:
                 flat[slot.span] = values
             else:
-                np.subtract(values.astype(flat.dtype, copy=False), base[slot.span], out=flat[slot.span])
+                np.subtract(
+                    values.astype(flat.dtype, copy=False), base[slot.span], out=flat[slot.span]
+                )
         return w
 
-    def carried(self, arrays: ArrayRecord) -> int:
-        """Bytes of a packed record's float values as they travelled: not every client keeps to our widths."""
-        return sum(len(arrays[name].data) - _header(_start(arrays[name].data))[3] for name, _ in self.names)
+    def count_float_bytes(self, arrays: ArrayRecord) -> int:
+        """Bytes of a packed record's float values as they travelled: not every client keeps to our
+        widths.
+        """
+        return sum(
+            len(arrays[name].data) - _parse_header(_slice_header(arrays[name].data))[3]
+            for name, _ in self.names
+        )
 
     def unpack(self, w: Tensor) -> ArrayRecord:
         """The user's record with the values of w."""
-        views = self.layout.views(w)
-        return ArrayRecord({
-            name: self.fixed[name] if name in self.fixed else Array(views[name].numpy().astype(dtype, copy=False))
-            for name, dtype in self.dtypes.items()
-        })  # fmt: skip
+        views = self.layout.view_tensors(w)
+        return ArrayRecord(
+            {
+                name: (
+                    self.fixed[name]
+                    if name in self.fixed
+                    else Array(views[name].numpy().astype(dtype, copy=False))
+                )
+                for name, dtype in self.dtypes.items()
+            }
+        )
 
-    def named(self, w: Tensor) -> dict[str, Tensor]:
+    def to_named_tensors(self, w: Tensor) -> dict[str, Tensor]:
         """The float arrays of w by name, copied, in their own dtypes."""
-        views = self.layout.views(w)
-        return {name: view.to(getattr(torch, self.dtypes[name]), copy=True) for name, view in views.items()}
+        views = self.layout.view_tensors(w)
+        return {
+            name: view.to(getattr(torch, self.dtypes[name]), copy=True)
+            for name, view in views.items()
+        }
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,39 +260,51 @@ class Template:
     @property
     def nbytes(self) -> int:
         """Bytes of the float values as they travel."""
-        return sum(slot.size * np.dtype(self.dtypes[slot.name]).itemsize for slot in self.layout.slots)
+        return sum(
+            slot.size * np.dtype(self.dtypes[slot.name]).itemsize for slot in self.layout.slots
+        )
 
     @property
     def names(self) -> tuple[tuple[str, int], ...]:
         return tuple((slot.name, slot.size) for slot in self.layout.slots)
 
 
-def record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    return ArrayRecord({name: Array(x.detach().cpu().contiguous().numpy()) for name, x in tensors.items()})
+def to_array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord(
+        {name: Array(x.detach().cpu().contiguous().numpy()) for name, x in tensors.items()}
+    )
 
 
-def tensors(arrays: ArrayRecord, cap: int, into: Mapping[str, Tensor] = {}) -> dict[str, Tensor]:
+def read_tensors(
+    arrays: ArrayRecord, cap: int, into: Mapping[str, Tensor] = {}
+) -> dict[str, Tensor]:
     """Named tensors of at most `cap` bytes together; the lengths are looked at first.
 
     Each is written `into` the tensor of its name, where there is one of its shape and dtype.
     """
-    if len(arrays) > BUFFERS or sum(len(array.data) for array in arrays.values()) > cap + len(arrays) * HEADER:
-        raise Malformed(f"{len(arrays)} arrays of {sum(len(a.data) for a in arrays.values())} bytes; at most {cap}")
-    return {name: _copied(read_array(array), into.get(name)) for name, array in arrays.items()}
+    if (
+        len(arrays) > MAX_ARRAYS_PER_PAYLOAD
+        or sum(len(array.data) for array in arrays.values()) > cap + len(arrays) * MAX_HEADER_BYTES
+    ):
+        raise MalformedPayload(
+            f"{len(arrays)} arrays of {sum(len(a.data) for a in arrays.values())} bytes; at most"
+            f" {cap}"
+        )
+    return {name: _copy_values(read_array(array), into.get(name)) for name, array in arrays.items()}
 
 
-def _copied(values: NDArray[Any], into: Tensor | None) -> Tensor:
+def _copy_values(values: NDArray[Any], into: Tensor | None) -> Tensor:
     if into is None or into.shape != values.shape or into.numpy().dtype != values.dtype:
         return torch.from_numpy(values.copy())
     into.numpy()[...] = values
     return into
 
 
-def weight(arrays: ArrayRecord) -> int:
+def count_record_bytes(arrays: ArrayRecord) -> int:
     """What a record's arrays really weigh: values, headers and names."""
     return sum(len(array.data) + len(name) for name, array in arrays.items())
 
 
-def _mask(value: Any) -> bool:
+def _is_constant_mask(value: Any) -> bool:
     """Whether an array is a constant, as one with infinities is: a causal mask."""
     return bool(np.isinf(value).any()) and not bool(np.isnan(value).any())

@@ -10,79 +10,112 @@ from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flrce.errors import BadInput, brief
-from flrce.flower.wire import PREFIX
-from flrce.local.client import Runner
-from flrce.local.metrics import Averages
-from flrce.round.payloads import number
-from flrce.types import Yardstick
+from flrce.core.payloads import is_finite_number
+from flrce.core.types import PrimaryMetric
+from flrce.errors import BadInput, format_one_line
+from flrce.flower.wire import KEY_PREFIX
+from flrce.training.client import ClientRunner
+from flrce.training.metrics import MeanMetric
 
-ASKED = PREFIX + "by-class"  # in the config of an evaluation
-TOLD = "by-class"  # the record of the answer, with two lists by class:
-SUMS, HELD = PREFIX + "sums", PREFIX + "held"  # of the headline metric over the samples, and how many those are
-MOST = 10_000  # classes
+BY_CLASS_REQUEST_KEY = KEY_PREFIX + "by-class"  # in the config of an evaluation
+BY_CLASS_RECORD = "by-class"  # the record of the answer, with two lists by class:
+SUMS, HELD = (
+    KEY_PREFIX + "sums",
+    KEY_PREFIX + "held",
+)  # of the headline metric over the samples, and how many those are
+MAX_CLASSES = 10_000  # classes
 log = logging.getLogger("flwr")
-Told = tuple[list[float], list[int]]
+ClassTotals = tuple[list[float], list[int]]
 
 
-def named(by_class: Any) -> tuple[str, ...]:
+def parse_class_names(by_class: Any) -> tuple[str, ...]:
     """The classes' names, where the setting gives them."""
     if isinstance(by_class, bool):
         return ()
     if isinstance(by_class, str) or not isinstance(by_class, Sequence) or not by_class:
-        raise BadInput(f"by_class = {by_class!r}: use True, False, or the classes' names in the order of their labels")
+        raise BadInput(
+            f"by_class = {by_class!r}: use True, False, or the classes' names in the order of their"
+            " labels"
+        )
     return tuple(map(str, by_class))
 
 
-def counted(runner: Runner, numbers: Mapping[str, NDArray[np.float64]], y: Tensor) -> ConfigRecord | None:
-    """A client's answer, from the headline's number of each sample; None where labels are no classes."""
-    head = runner.objective.judges[0]
-    classes = getattr(runner.objective, "kind", "") == "classes" and y.ndim == 1 and not y.is_floating_point()
-    if not classes or not (isinstance(head, Averages) and head.mean):
+def count_by_class(
+    runner: ClientRunner, numbers: Mapping[str, NDArray[np.float64]], y: Tensor
+) -> ConfigRecord | None:
+    """A client's answer, from the headline's number of each sample; None where labels are no
+    classes.
+    """
+    head = runner.objective.evaluation_metrics[0]
+    classes = (
+        getattr(runner.objective, "kind", "") == "classes"
+        and y.ndim == 1
+        and not y.is_floating_point()
+    )
+    if not classes or not (isinstance(head, MeanMetric) and head.mean):
         return None
     labels, values = y.numpy(), numbers[head.name]
     counts = labels >= 0  # a target that does not count is below
-    return ConfigRecord({
-        SUMS: np.bincount(labels[counts], values[counts]).tolist(), HELD: np.bincount(labels[counts]).tolist(),
-    })  # fmt: skip
+    return ConfigRecord(
+        {
+            SUMS: np.bincount(labels[counts], values[counts]).tolist(),
+            HELD: np.bincount(labels[counts]).tolist(),
+        }
+    )
 
 
-def pooled(replies: Sequence[Message], samples: Sequence[Any], scale: Yardstick) -> Told | None:
+def sum_class_totals(
+    replies: Sequence[Message], samples: Sequence[Any], scale: PrimaryMetric
+) -> ClassTotals | None:
     """Sums and samples of each class over the clients that told them; None where nobody did.
 
-    `samples` are those that each says to have judged with. What cannot be is left out, with a warning.
+    `samples` are those that each says to have judged with. What cannot be is left out, with a
+    warning.
     """
-    found: list[Told] = []
+    found: list[ClassTotals] = []
     for reply, n in zip(replies, samples, strict=True):
-        told = reply.content.config_records.get(TOLD)
+        told = reply.content.config_records.get(BY_CLASS_RECORD)
         if told is None:
             continue
-        why = wrong(told, n, scale)
+        why = explain_invalid_totals(told, n, scale)
         if why:
-            log.warning("node %d: %s; its figures by class do not count", reply.metadata.src_node_id, why)
+            log.warning(
+                "node %d: %s; its figures by class do not count", reply.metadata.src_node_id, why
+            )
         else:
             found.append((told[SUMS], told[HELD]))  # type: ignore[arg-type]
     if not found:
         return None
-    sums = [float(sum(column)) for column in zip_longest(*(each for each, _ in found), fillvalue=0.0)]
+    sums = [
+        float(sum(column)) for column in zip_longest(*(each for each, _ in found), fillvalue=0.0)
+    ]
     return sums, [sum(column) for column in zip_longest(*(held for _, held in found), fillvalue=0)]
 
 
-def wrong(told: Mapping[str, Any], n: Any, scale: Yardstick) -> str:
+def explain_invalid_totals(told: Mapping[str, Any], n: Any, scale: PrimaryMetric) -> str:
     """Why these figures cannot be, or ""."""
     sums, held = told.get(SUMS), told.get(HELD)
-    if not isinstance(sums, list) or not isinstance(held, list) or not len(sums) == len(held) <= MOST:
-        return f"figures by class are two lists of one length, of at most {MOST} classes"
+    if (
+        not isinstance(sums, list)
+        or not isinstance(held, list)
+        or not len(sums) == len(held) <= MAX_CLASSES
+    ):
+        return f"figures by class are two lists of one length, of at most {MAX_CLASSES} classes"
     if any(type(count) is not int or count < 0 for count in held) or sum(held) > n:
         return f"more samples in its classes than the {n} that it judged with, or fewer than 0"
     for value, count in zip(sums, held, strict=True):
         low, high = (count * scale.low, count * scale.high) if count else (0.0, 0.0)
-        if not (number(value) and low <= value <= high):
-            return f"a sum of {brief(value, 20)} over {count} samples of a class"
+        if not (is_finite_number(value) and low <= value <= high):
+            return f"a sum of {format_one_line(value, 20)} over {count} samples of a class"
     return ""
 
 
-def breakdown(told: Told) -> dict[str, Any]:
-    """As in final.json: the metric for each class, None where nobody holds samples of it, and how many there are."""
+def compute_class_metrics(told: ClassTotals) -> dict[str, Any]:
+    """As in final.json: the metric for each class, None where nobody holds samples of it, and how
+    many there are.
+    """
     sums, held = told
-    return {"classes": [s / count if count else None for s, count in zip(sums, held, strict=True)], "held": held}
+    return {
+        "classes": [s / count if count else None for s, count in zip(sums, held, strict=True)],
+        "held": held,
+    }

@@ -1,4 +1,6 @@
-"""Flower's Grid inside one process: a few threads run a ClientApp for any number of nodes. No Ray, no ports."""
+"""Flower's Grid inside one process: a few threads run a ClientApp for any number of nodes. No Ray,
+no ports.
+"""
 
 import ast
 import copy
@@ -15,59 +17,69 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from flrce.errors import BadInput
-from flrce.flower import VERSIONS
-from flrce.flower.arrays import again
+from flrce.flower import SUPPORTED_VERSIONS
+from flrce.flower.arrays import retry_on_system_error
 
 try:  # not Flower's public interface: without them no Message can be made outside of a run
     from flwr.supercore.run import Run
     from flwr.supercore.task_identity import TaskIdentity
 except ImportError as why:
     raise BadInput(
-        f"LocalGrid needs parts of Flower that are private to it, as of {VERSIONS} ({why}); "
-        "FLrce, Guarded and the clients do without: run them on Flower's own engines, or install such a Flower"
+        f"LocalGrid needs parts of Flower that are private to it, as of {SUPPORTED_VERSIONS}"
+        f" ({why}); FLrce, Guarded and the clients do without: run them on Flower's own engines, or"
+        " install such a Flower"
     ) from why
 
-SERVER = 1  # Flower's own id for the server's side
+SERVER_NODE_ID = 1  # Flower's own id for the server's side
 RAISED, GONE = 2, 5  # Flower's error codes: the ClientApp raised; the node is unavailable
-PATIENCE = 0.05  # seconds that a pull waits for a first reply, which spares its caller a busy loop
+PULL_WAIT_SECONDS = (
+    0.05  # seconds that a pull waits for a first reply, which spares its caller a busy loop
+)
 
-App = Callable[[Message, Context], Message]
+ClientFunction = Callable[[Message, Context], Message]
 
 
-def identify() -> None:
+def set_task_identity() -> None:
     """Give this process the identity without which Flower makes no Message outside of a run."""
     TaskIdentity.task_id = TaskIdentity.run_id = 1
-    TaskIdentity.node_id = SERVER
+    TaskIdentity.node_id = SERVER_NODE_ID
 
 
-def in_turn(f: Callable[..., Any]) -> Callable[..., Any]:
+def serialize_calls(f: Callable[..., Any]) -> Callable[..., Any]:
     """`f` for one thread at a time."""
     turn = threading.RLock()
 
     @functools.wraps(f)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def call_locked(*args: Any, **kwargs: Any) -> Any:
         with turn:
             return f(*args, **kwargs)
 
-    return guarded
+    return call_locked
 
 
-if sys.version_info < (3, 11, 8):  # two threads that parse may raise SystemError, and every np.load parses a header
-    ast.parse = in_turn(ast.parse)  # https://github.com/python/cpython/issues/106905
+if sys.version_info < (
+    3,
+    11,
+    8,
+):  # two threads that parse may raise SystemError, and every np.load parses a header
+    ast.parse = serialize_calls(ast.parse)  # https://github.com/python/cpython/issues/106905
 
 
 class LocalGrid(Grid):
     """Nodes 1000, 1001, ... each with its own node_config and a Context that outlives a message.
 
-    `nodes` is a number (their partition-ids are 0, 1, ...) or one node_config each. A node may be added or dropped
-    while a run goes on, which is how tests restart one.
+    `nodes` is a number (their partition-ids are 0, 1, ...) or one node_config each. A node may be
+    added or dropped while a run goes on, which is how tests restart one.
     """
 
     def __init__(
-        self, app: App, nodes: int | Sequence[Mapping[str, Any]], run_config: Mapping[str, Any] | None = None,
+        self,
+        app: ClientFunction,
+        nodes: int | Sequence[Mapping[str, Any]],
+        run_config: Mapping[str, Any] | None = None,
         threads: int = 2,
-    ) -> None:  # fmt: skip
-        identify()
+    ) -> None:
+        set_task_identity()
         self.app, self.pool, self.lock = app, ThreadPoolExecutor(threads), threading.Lock()
         self.run_config = dict(run_config or {})
         self._run = Run.create_empty(TaskIdentity.run_id)
@@ -77,16 +89,18 @@ class LocalGrid(Grid):
         count = nodes if isinstance(nodes, int) else len(nodes)
         plain = [{"partition-id": i, "num-partitions": count} for i in range(count)]
         for config in plain if isinstance(nodes, int) else nodes:
-            self.add(config)
+            self.add_node(config)
 
-    def add(self, node_config: Mapping[str, Any], node_id: int | None = None) -> int:
+    def add_node(self, node_config: Mapping[str, Any], node_id: int | None = None) -> int:
         """Connect a node; returns its id."""
         node = node_id if node_id is not None else 1000 + self.added
         self.added += 1
-        self.contexts[node] = Context(TaskIdentity.run_id, node, dict(node_config), RecordDict(), self.run_config)
+        self.contexts[node] = Context(
+            TaskIdentity.run_id, node, dict(node_config), RecordDict(), self.run_config
+        )
         return node
 
-    def drop(self, node_id: int) -> None:
+    def drop_node(self, node_id: int) -> None:
         """Disconnect a node; what it is asked from now on fails."""
         del self.contexts[node_id]
 
@@ -98,7 +112,12 @@ class LocalGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
@@ -108,22 +127,26 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())  # as Flower's own grids fill it in
+            message.metadata.__dict__["_message_id"] = str(
+                uuid4()
+            )  # as Flower's own grids fill it in
             ids.append(message.metadata.message_id)
             with self.lock:
                 self.sent += 1
-                self.futures[ids[-1]] = self.pool.submit(self._handle, message)
+                self.futures[ids[-1]] = self.pool.submit(self._handle_message, message)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that have come, each once; waits a moment for the first."""
         with self.lock:
             asked = {key: self.futures[key] for key in message_ids if key in self.futures}
-            wait(asked.values(), PATIENCE, FIRST_COMPLETED)
+            wait(asked.values(), PULL_WAIT_SECONDS, FIRST_COMPLETED)
             done = [key for key, future in asked.items() if future.done()]
             return [self.futures.pop(key).result() for key in done]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         ids = list(self.push_messages(messages))
         waited = [self.futures[key] for key in ids]
         wait(waited, timeout)
@@ -132,23 +155,26 @@ class LocalGrid(Grid):
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
 
-    def _handle(self, message: Message) -> Message:
+    def _handle_message(self, message: Message) -> Message:
         context = self.contexts.get(message.metadata.dst_node_id)
         if context is None:
             return Message(Error(GONE, "Node Unavailable"), reply_to=message)
         try:
-            received = _as_received(message)
-            reply = again(lambda: self.app(received, context))
+            received = _copy_message(message)
+            reply = retry_on_system_error(lambda: self.app(received, context))
             if reply.metadata.reply_to_message_id == message.metadata.message_id:
                 return reply
-            held = reply.error if reply.has_error() else reply.content  # some of Flower's mods answer their own reply
+            held = (
+                reply.error if reply.has_error() else reply.content
+            )  # some of Flower's mods answer their own reply
             return Message(held, reply_to=message)
         except Exception:
             return Message(Error(RAISED, traceback.format_exc(limit=-3)), reply_to=message)
 
 
-def _as_received(message: Message) -> Message:
-    """A message with records of its own, as one that has travelled: what a client takes out is gone for it alone.
+def _copy_message(message: Message) -> Message:
+    """A message with records of its own, as one that has travelled: what a client takes out is gone
+    for it alone.
 
     The arrays in them are shared, as they may be large.
     """

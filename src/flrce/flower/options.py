@@ -6,29 +6,36 @@ from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flrce.errors import BadInput, brief
-from flrce.fleet.costs import Profile
-from flrce.local.metrics import Judges
-from flrce.types import Reply, Round, Spent, Task
+from flrce.core.types import ClientCost, Reply, Round, Task
+from flrce.devices.costs import DeviceProfile
+from flrce.errors import BadInput, format_one_line
+from flrce.training.metrics import MetricLike
 
-Judge = Callable[[int, ArrayRecord], MetricRecord | None]  # round, model -> the server's own metrics
-Summing = Callable[[list[RecordDict], str], MetricRecord]  # replies, key of their weights -> metrics
-Config = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]  # for every round, or by round
+EvaluateFunction = Callable[
+    [int, ArrayRecord], MetricRecord | None
+]  # round, model -> the server's own metrics
+MetricsAggregation = Callable[
+    [list[RecordDict], str], MetricRecord
+]  # replies, key of their weights -> metrics
+RoundConfig = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]  # for every round, or by round
 
 
-def configured(config: Config, t: int) -> Mapping[str, Any]:
+def resolve_config(config: RoundConfig, t: int) -> Mapping[str, Any]:
     """What clients are told in round t."""
     found = config(t) if callable(config) else config
     if not isinstance(found, Mapping):
-        raise BadInput(f"the config of round {t} is {brief(found, 40)}; use a ConfigRecord or a dict")
+        raise BadInput(
+            f"the config of round {t} is {format_one_line(found, 40)}; use a ConfigRecord or a dict"
+        )
     for key, value in found.items():
         try:
             ConfigRecord({key: value})
         except (TypeError, ValueError):
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
             raise BadInput(
-                f"config of round {t}: {brief(key, 40)!r} is a {kind}; numbers, text, bytes, booleans and "
-                "lists of one of them can be sent: use float(...) and the like"
+                f"config of round {t}: {format_one_line(key, 40)!r} is a {kind}; numbers, text,"
+                " bytes, booleans and lists of one of them can be sent: use float(...) and the"
+                " like"
             ) from None
     return found
 
@@ -36,11 +43,13 @@ def configured(config: Config, t: int) -> Mapping[str, Any]:
 def require_count(name: str, value: Any, least: int = 0) -> None:
     """BadInput unless a setting is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise BadInput(f"{name} = {brief(value, 40)}: use a whole number, {least} or more")
+        raise BadInput(
+            f"{name} = {format_one_line(value, 40)}: use a whole number, {least} or more"
+        )
 
 
 @dataclass(frozen=True)
-class Options:
+class FlowerOptions:
     """How a run treats its fleet."""
 
     seed: int = 0
@@ -48,7 +57,9 @@ class Options:
     wait: float = 300.0  # seconds to wait for enough nodes
     available: int = 1  # nodes that are enough to start a round
     least_train: int = 1  # nodes without which no round is started
-    ask: bool | str = True  # clients tell their names; "each": even if some do not; False: node ids are stable
+    ask: bool | str = (
+        True  # clients tell their names; "each": even if some do not; False: node ids are stable
+    )
     fraction_evaluate: float = 1.0  # share of the clients that judge a model
     least_evaluate: int = 0
     eval_every: int = 1
@@ -57,27 +68,31 @@ class Options:
     arrays_key: str = "arrays"
     config_key: str = "config"
     weight_key: str = "num-examples"  # the metric that weighs a reply
-    train_sum: Summing | None = None  # instead of weighted means
-    evaluate_sum: Summing | None = None
-    judges: tuple[Judges, ...] = ()  # the objective's metrics, the headline first; none: accuracy
-    profile: Profile | None = None  # models the joules of clients that cannot measure them
+    train_sum: MetricsAggregation | None = None  # instead of weighted means
+    evaluate_sum: MetricsAggregation | None = None
+    judges: tuple[
+        MetricLike, ...
+    ] = ()  # the objective's metrics, the headline first; none: accuracy
+    profile: DeviceProfile | None = None  # models the joules of clients that cannot measure them
 
 
-class Costs(Protocol):
-    """A model of what tasks cost, instead of what the clocks here say: for fleets that are only simulated."""
+class CostModel(Protocol):
+    """A model of what tasks cost, instead of what the clocks here say: for fleets that are only
+    simulated.
+    """
 
-    def includes(self, client: str) -> bool: ...  # whether its costs can be modelled
-    def estimate(self, task: Task) -> Spent: ...
-    def booked(self, task: Task, reply: Reply) -> Reply: ...
-    def inquiry(self, client: str, down: int) -> Spent: ...
+    def includes_client(self, client: str) -> bool: ...  # whether its costs can be modelled
+    def estimate(self, task: Task) -> ClientCost: ...
+    def book_costs(self, task: Task, reply: Reply) -> Reply: ...
+    def estimate_inquiry(self, client: str, down: int) -> ClientCost: ...
 
 
 @dataclass(frozen=True)
-class Known:
+class ServerContext:
     """What the server of an experiment knows besides the arrays."""
 
     experiment: str = ""  # TOML kept in the state folder instead of the strategy's own settings
     partition: Mapping[str, Any] | None = None  # who holds which samples
-    costs: Costs | None = None  # a model of the fleet, where it is only simulated
+    costs: CostModel | None = None  # a model of the fleet, where it is only simulated
     watch: Callable[[Round], None] | None = None  # is shown every round
-    judges: tuple[Judges, ...] = ()  # metrics of the objective
+    judges: tuple[MetricLike, ...] = ()  # metrics of the objective

@@ -1,7 +1,9 @@
-"""The preset `private` under Flower's SecAgg+: the server sees the clients' sum, and no client's own model.
+"""The preset `private` under Flower's SecAgg+: the server sees the clients' sum, and no client's
+own model.
 
-SecAgg+ is a workflow of Flower's older interface. Here it does one thing, a round's sum; choosing, stopping and keeping
-are ours. How well a model does travels in the sum as well: two numbers beside the model.
+SecAgg+ is a workflow of Flower's older interface. Here it does one thing, a round's sum; choosing,
+stopping and keeping are ours. How well a model does travels in the sum as well: two numbers beside
+the model.
 """
 
 import time
@@ -21,34 +23,52 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.serverapp import Grid
 
-from flrce import recipes
+from flrce.core.pieces import Recipe
+from flrce.core.types import (
+    ClientCost,
+    ClientEvaluation,
+    Payload,
+    PendingTask,
+    Reply,
+    RoundReplies,
+    Task,
+)
 from flrce.errors import BadInput
-from flrce.flower.arrays import Template, weight
-from flrce.flower.client import introduce, judged_and_trained
+from flrce.flower.arrays import ArrayTemplate, count_record_bytes
+from flrce.flower.client import evaluate_and_train, introduce
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.local import Local, Runners, Tracing, name_for
-from flrce.flower.options import configured
-from flrce.flower.strategy import ANY_P, Ours
-from flrce.flower.wire import PREFIX, read_task, write_task
-from flrce.pieces import Recipe
-from flrce.types import Arrivals, Flight, Judged, Payload, Reply, Spent, Task
+from flrce.flower.local_training import Local, RunnerCache, TracingLock, get_client_name
+from flrce.flower.options import resolve_config
+from flrce.flower.strategy import ANY_P, FlrceStrategy
+from flrce.flower.wire import KEY_PREFIX, read_task, write_task
+from flrce.methods.catalogue import recipes
 
-NAMES = PREFIX + "names"  # of the arrays, which the older interface leaves out
-FIGURES = 2  # arrays beside the model: the metric where there is one, and whether there is
-OUT = "dropped out of the secure aggregation"
+ARRAY_NAMES_KEY = KEY_PREFIX + "names"  # of the arrays, which the older interface leaves out
+METRIC_ARRAY_COUNT = (
+    2  # arrays beside the model: the metric where there is one, and whether there is
+)
+DROPPED_OUT_ERROR = "dropped out of the secure aggregation"
 
 
-class Masked(Ours):
-    """FLrce's preset `private` over SecAgg+. `workflow` is Flower's, with its shares, threshold, range and weights.
+class Masked(FlrceStrategy):
+    """FLrce's preset `private` over SecAgg+. `workflow` is Flower's, with its shares, threshold,
+    range and weights.
 
-    `per_round` clients train, or `fraction_train` of those connected. Clients have Flower's `secaggplus_mod`: those of
-    `masked_app`, or any of the older interface. Nobody is asked to evaluate: each would tell its own figure.
+    `per_round` clients train, or `fraction_train` of those connected. Clients have Flower's
+    `secaggplus_mod`: those of `masked_app`, or any of the older interface. Nobody is asked to
+    evaluate: each would tell its own figure.
     """
 
     def __init__(
-        self, workflow: SecAggPlusWorkflow, *fedavg: Any, per_round: int | None = None, epochs: int = 1,
-        batch: int = 32, lr: float = 0.01, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        workflow: SecAggPlusWorkflow,
+        *fedavg: Any,
+        per_round: int | None = None,
+        epochs: int = 1,
+        batch: int = 32,
+        lr: float = 0.01,
+        **settings: Any,
+    ) -> None:
         given = {} if len(fedavg) > 1 else {"fraction_evaluate": 0.0}
         super().__init__(*fedavg, **{**given, **settings})
         self.workflow, self.per_round, self.by_fraction = workflow, per_round, per_round is None
@@ -58,13 +78,13 @@ class Masked(Ours):
     def draft_recipe(self) -> Recipe:
         return recipes.flrce(preset="private", P=self.per_round or ANY_P, **self.local)
 
-    def size(self, connected: int) -> int:
-        return self.per_round or super().size(connected)
+    def choose_cohort_size(self, connected: int) -> int:
+        return self.per_round or super().choose_cohort_size(connected)
 
-    def engine_for(self, *args: Any, **kwargs: Any) -> FlowerEngine:
+    def build_engine(self, *args: Any, **kwargs: Any) -> FlowerEngine:
         return MaskedEngine(self.workflow, *args, **kwargs)
 
-    def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
+    def build_recipe(self, engine: FlowerEngine, P: int) -> Recipe:
         return recipes.flrce(preset="private", P=P, **self.local)
 
 
@@ -77,22 +97,32 @@ class MaskedEngine(FlowerEngine):
         odd = next((slot.name for slot in self.template.layout.slots if not slot.shape), "")
         odd = next(iter(self.template.fixed), odd)
         if odd:
-            raise BadInput(f"SecAgg+ sums floats of one dimension or more, and array {odd!r} is not; leave it out")
+            raise BadInput(
+                f"SecAgg+ sums floats of one dimension or more, and array {odd!r} is not; leave"
+                " it out"
+            )
 
-    def message(self, w: Any, task: Task) -> Message:
-        raise BadInput("Masked sends nothing but what SecAgg+ does: use start, without a configure_train of your own")
+    def build_message(self, w: Any, task: Task) -> Message:
+        raise BadInput(
+            "Masked sends nothing but what SecAgg+ does: use start, without a configure_train of"
+            " your own"
+        )
 
-    def send(self, flights: Sequence[Flight], carry: Any) -> None:
+    def send(self, flights: Sequence[PendingTask], carry: Any) -> None:
         """The tasks go out with the second of the protocol's four messages, in `collect`."""
         self.unsent, self.begun = [], time.monotonic()
 
-    def collect(self, flights: Sequence[Flight], size: int | None, open_ended: bool) -> Arrivals:
+    def collect(
+        self, flights: Sequence[PendingTask], size: int | None, open_ended: bool
+    ) -> RoundReplies:
         tasks = {self.online[flight.task.client].node: flight.task for flight in flights}
         if not tasks:
-            return Arrivals()
+            return RoundReplies()
         w, t = flights[0].w, flights[0].task.t
-        arrays, began = self.arrays(w), time.monotonic()
-        run = _OneRound({node: self._told(task) for node, task in tasks.items()})
+        arrays, began = self.get_model_arrays(w), time.monotonic()
+        run = _SingleRoundStrategy(
+            {node: self._build_fit_instructions(task) for node, task in tasks.items()}
+        )
         context = LegacyContext(
             Context(0, 0, {}, RecordDict(), {}),
             strategy=run,  # type: ignore[arg-type]
@@ -100,96 +130,132 @@ class MaskedEngine(FlowerEngine):
         )
         context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: t})
         context.state.array_records[MAIN_PARAMS_RECORD] = arrays
-        grid = _Counted(self.grid)
+        grid = _ByteCountingGrid(self.grid)
         self.workflow(grid, context)  # type: ignore[arg-type]
         passed = time.monotonic() - began
         counted = {proxy.node_id: result for proxy, result in run.results}
-        u, figure = self._read(next(iter(counted.values())).parameters.tensors, w) if counted else (None, None)
+        u, figure = (
+            self._read_mean_update(next(iter(counted.values())).parameters.tensors, w)
+            if counted
+            else (None, None)
+        )
         replies = []
         for node, task in tasks.items():
-            spent = Spent(bytes_up=grid.up[node], bytes_down=grid.down[node], compute_seconds=passed)
-            reply = Reply(task.client, t, error=OUT, spent=self.measured.joules(spent))
+            spent = ClientCost(
+                bytes_up=grid.up[node], bytes_down=grid.down[node], compute_seconds=passed
+            )
+            reply = Reply(
+                task.client, t, error=DROPPED_OUT_ERROR, spent=self.measured.add_joules(spent)
+            )
             if node in counted and u is not None:
                 n = counted[node].num_examples
-                told = None if figure is None else Judged(figure, n)
+                told = None if figure is None else ClientEvaluation(figure, n)
                 reply = replace(reply, error="", payload=Payload({"u": u}), n=n, judged=told)
             replies.append(reply)
-        return Arrivals(replies)
+        return RoundReplies(replies)
 
-    def _told(self, task: Task) -> FitIns:
-        config = {**configured(self.train_config, task.t), "server-round": task.t, **write_task(task)}
-        scalars = {key: value for key, value in config.items() if isinstance(value, bool | int | float | str | bytes)}
-        scalars[NAMES] = "\n".join(self.template.dtypes)
+    def _build_fit_instructions(self, task: Task) -> FitIns:
+        config = {
+            **resolve_config(self.train_config, task.t),
+            "server-round": task.t,
+            **write_task(task),
+        }
+        scalars = {
+            key: value
+            for key, value in config.items()
+            if isinstance(value, bool | int | float | str | bytes)
+        }
+        scalars[ARRAY_NAMES_KEY] = "\n".join(self.template.dtypes)
         return FitIns(ndarrays_to_parameters([]), scalars)
 
-    def _read(self, tensors: Sequence[bytes], w: Any) -> tuple[Any, float | None]:
+    def _read_mean_update(self, tensors: Sequence[bytes], w: Any) -> tuple[Any, float | None]:
         """(the mean update, the mean metric) from the mean of what clients sent."""
         means = list(map(bytes_to_ndarray, tensors))
         named = dict(zip(self.template.dtypes, means, strict=False))
-        record = ArrayRecord({name: Array(x.astype(self.template.dtypes[name])) for name, x in named.items()})
+        record = ArrayRecord(
+            {name: Array(x.astype(self.template.dtypes[name])) for name, x in named.items()}
+        )
         figures = means[len(named) :]
-        value, known = (float(x.reshape(-1)[0]) for x in figures) if len(figures) == FIGURES else (0.0, 0.0)
+        value, known = (
+            (float(x.reshape(-1)[0]) for x in figures)
+            if len(figures) == METRIC_ARRAY_COUNT
+            else (0.0, 0.0)
+        )
         return self.template.pack(record, minus=w), value / known if known > 1e-3 else None
 
 
 @dataclass
-class _OneRound:
+class _SingleRoundStrategy:
     """What the workflow asks of a strategy."""
 
     told: Mapping[int, FitIns]
     results: list[tuple[Any, FitRes]] = field(default_factory=list)
 
     def configure_fit(self, t: int, parameters: Any, manager: Any) -> list[tuple[Any, FitIns]]:
-        return [(_Node(node), FitIns(parameters, fit.config)) for node, fit in self.told.items()]
+        return [
+            (_NodeProxy(node), FitIns(parameters, fit.config)) for node, fit in self.told.items()
+        ]
 
-    def aggregate_fit(self, t: int, results: list[tuple[Any, FitRes]], failures: Any) -> tuple[None, dict[str, Any]]:
+    def aggregate_fit(
+        self, t: int, results: list[tuple[Any, FitRes]], failures: Any
+    ) -> tuple[None, dict[str, Any]]:
         self.results = results
         return None, {}
 
 
 @dataclass(frozen=True)
-class _Node:
+class _NodeProxy:
     node_id: int
 
 
-class _Counted:
+class _ByteCountingGrid:
     """A grid that counts the bytes of every node, over all four messages of the protocol."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid, self.up, self.down = grid, Counter[int](), Counter[int]()
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         sent = list(messages)
         for message in sent:
-            self.down[message.metadata.dst_node_id] += _weight(message.content)
+            self.down[message.metadata.dst_node_id] += _count_content_bytes(message.content)
         replies = list(self.grid.send_and_receive(sent, timeout=timeout))
         for reply in replies:
-            self.up[reply.metadata.src_node_id] += 0 if reply.has_error() else _weight(reply.content)
+            self.up[reply.metadata.src_node_id] += (
+                0 if reply.has_error() else _count_content_bytes(reply.content)
+            )
         return replies
 
 
-def _weight(content: RecordDict) -> int:
+def _count_content_bytes(content: RecordDict) -> int:
     light = (*content.config_records.values(), *content.metric_records.values())
-    return sum(map(weight, content.array_records.values())) + sum(len(record.deflate()) for record in light)
+    return sum(map(count_record_bytes, content.array_records.values())) + sum(
+        len(record.deflate()) for record in light
+    )
 
 
 def masked_app(load: Callable[[Context], Local]) -> ClientApp:
-    """A ClientApp for `Masked`: trains as told, judges the model it was sent, and shows nothing but what is masked."""
-    app, tracing = ClientApp(mods=[secaggplus_mod]), Tracing()
-    runners = Runners(tracing)
+    """A ClientApp for `Masked`: trains as told, judges the model it was sent, and shows nothing but
+    what is masked.
+    """
+    app, tracing = ClientApp(mods=[secaggplus_mod]), TracingLock()
+    runners = RunnerCache(tracing)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         local = load(context)
         fit = compat.recorddict_to_fitins(message.content, keep_input=True)
-        task, names = read_task(fit.config, {}), str(fit.config[NAMES]).split("\n")
+        task, names = read_task(fit.config, {}), str(fit.config[ARRAY_NAMES_KEY]).split("\n")
         values = map(bytes_to_ndarray, fit.parameters.tensors)
-        arrays = ArrayRecord({name: Array(value) for name, value in zip(names, values, strict=True)})
+        arrays = ArrayRecord(
+            {name: Array(value) for name, value in zip(names, values, strict=True)}
+        )
         runner = runners(local)
-        with tracing.together():
-            template = Template.of(arrays, runner.layout)
+        with tracing.hold_shared():
+            template = ArrayTemplate.from_arrays(arrays, runner.layout)
             w = template.pack(arrays)
-            reply = judged_and_trained(runner, local, w, task, {})
+            reply = evaluate_and_train(runner, local, w, task, {})
         if reply.error or reply.payload is None:
             raise ValueError(reply.error)
         made = [array.numpy() for array in template.unpack(w + reply.payload.buffers["u"]).values()]
@@ -199,8 +265,8 @@ def masked_app(load: Callable[[Context], Local]) -> ClientApp:
         done = FitRes(Status(Code.OK, ""), ndarrays_to_parameters(made), reply.n, {})
         return Message(compat.fitres_to_recorddict(done, keep_input=False), reply_to=message)
 
-    def who(context: Context) -> tuple[str, int]:
+    def identify_client(context: Context) -> tuple[str, int]:
         local = load(context)
-        return local.name or name_for(context), len(local.own)
+        return local.name or get_client_name(context), len(local.train_index)
 
-    return introduce(app, who)
+    return introduce(app, identify_client)

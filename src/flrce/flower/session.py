@@ -1,4 +1,6 @@
-"""A run over a Grid from first round to last: the loop, the state folder, and what Flower's Result wants to know."""
+"""A run over a Grid from first round to last: the loop, the state folder, and what Flower's Result
+wants to know.
+"""
 
 import logging
 import time
@@ -12,20 +14,20 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result as FlowerResult
 from torch import Tensor
 
-from flrce import loop
-from flrce.compressors.feedback import ErrorFeedback
-from flrce.engine import Engine
-from flrce.errors import BadInput, Unfinished
+from flrce.core import loop
+from flrce.core.engine import Engine
+from flrce.core.pieces import Recipe
+from flrce.core.types import Round, RoundRecord, State
+from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.folder import in_flowers_words, opened, said
-from flrce.flower.options import Config
-from flrce.local.link import Ends, Sends
-from flrce.pieces import Recipe
-from flrce.store.ledger import Ledger
-from flrce.types import Record, Round, State
+from flrce.flower.folder import open_ledger, read_sample_counts, translate_errors
+from flrce.flower.options import RoundConfig
+from flrce.methods.compression.error_feedback import ErrorFeedback
+from flrce.storage.ledger import Ledger
+from flrce.training.links import ExtrasLink, RoundEndLink
 
-STOPPED = "should_stop said so"
-TOTALS = ("bytes_up", "bytes_down", "bytes_wasted", "joules")
+SHOULD_STOP_REASON = "should_stop said so"
+SUMMED_COSTS = ("bytes_up", "bytes_down", "bytes_wasted", "joules")
 log = logging.getLogger("flwr")
 
 
@@ -34,17 +36,18 @@ class Result(FlowerResult):
     """Flower's Result, and why the run ended before its last round ("" if it did not)."""
 
     stopped: str = ""
-    history: tuple[Record, ...] = field(default=(), repr=False)
+    history: tuple[RoundRecord, ...] = field(default=(), repr=False)
 
     __repr__ = FlowerResult.__repr__
 
 
 @dataclass
 class Session:
-    """One recipe on one engine; with a `folder`, every round is committed there and a later start goes on from it.
+    """One recipe on one engine; with a `folder`, every round is committed there and a later start
+    goes on from it.
 
-    A round is committed (written and fsynced) before the log calls it committed and before anything waits for nodes:
-    whoever kills the server loses nothing that was logged.
+    A round is committed (written and fsynced) before the log calls it committed and before anything
+    waits for nodes: whoever kills the server loses nothing that was logged.
     """
 
     recipe: Recipe
@@ -55,8 +58,10 @@ class Session:
     experiment: str = ""  # settings as TOML, for the state folder
     partition: Mapping[str, Any] | None = None  # who holds which samples, likewise
     watch: Callable[[Round], None] | None = None  # is shown every round
-    train_config: Config = field(default_factory=dict)
-    resized: Callable[[int], Recipe] | None = None  # number of connected clients -> the recipe, where P depends on it
+    train_config: RoundConfig = field(default_factory=dict)
+    resized: Callable[[int], Recipe] | None = (
+        None  # number of connected clients -> the recipe, where P depends on it
+    )
     should_stop: Callable[[int, Result], bool] | None = None  # asked after every round
     by_halves: Callable[["Session", State], Round] | None = None  # a round as somebody else does it
     result: Result = field(default_factory=Result)
@@ -67,94 +72,140 @@ class Session:
         result, begun = self.result, time.monotonic()
         with ExitStack() as stack:
             if self.engine.costs is None:
-                stack.enter_context(in_flowers_words())
+                stack.enter_context(translate_errors())
             if self.folder:
-                self.ledger = stack.enter_context(opened(self.folder, self.experiment, self.partition, self.engine))
-            start = loop.initial(self.recipe, self.engine, self.w)
-            state = self._restored(start)
+                self.ledger = stack.enter_context(
+                    open_ledger(self.folder, self.experiment, self.partition, self.engine)
+                )
+            start = loop.make_initial_state(self.recipe, self.engine, self.w)
+            state = self._restore_state(start)
             try:
                 seed = self.engine.options.seed
-                for done in loop.rounds(self.recipe, self.engine, state, self.T, seed, self._round):
+                for done in loop.rounds(
+                    self.recipe, self.engine, state, self.T, seed, self._run_round
+                ):
                     state = done.state
                     if self.watch:
                         self.watch(done)
                     del done
             except BaseException:
-                self._salvage(start.roster)
+                self._salvage_results(start.roster)
                 raise
             if self.ledger and self.ledger.committed is not None:
-                self._keep(self.ledger, self.ledger.committed, ended=True)
-            result.history, result.arrays = state.history, self.engine.template.unpack(self._handed(state))
+                self._write_results(self.ledger, self.ledger.committed, ended=True)
+            result.history, result.arrays = (
+                state.history,
+                self.engine.template.unpack(self._get_final_model(state)),
+            )
         result.stopped = state.history[-1].stop if state.history else ""
-        self._close(result, time.monotonic() - begun)
+        self._log_summary(result, time.monotonic() - begun)
         self._require_training(state)
         return result
 
     def _require_training(self, state: State) -> None:
-        """Unfinished where no round made a model: the initial one is not handed back as if it were trained."""
+        """Unfinished where no round made a model: the initial one is not handed back as if it were
+        trained.
+        """
         if not self.T or self.engine.made_model(self.w, state.w, state.history):
             return
-        again = "start again with the same state folder" if self.engine.costs is None else "use --resume"
+        again = (
+            "start again with the same state folder"
+            if self.engine.costs is None
+            else "use --resume"
+        )
         remedy = f"; once clients reply, {again} ({self.folder})" if self.folder else ""
         reason = self.result.stopped or "no round changed the model"
-        raise Unfinished(f"no round was completed, the model is still the initial one: {reason}{remedy}")
+        raise UnfinishedRun(
+            f"no round was completed, the model is still the initial one: {reason}{remedy}"
+        )
 
-    def _restored(self, start: State) -> State:
+    def _restore_state(self, start: State) -> State:
         """Where the run goes on; what is known of its rounds so far is in the result again."""
         state = self.ledger.restore(start) if self.ledger else start
-        log.info("Evaluated and handed back: %s", _handed_back(self.recipe))
+        log.info("Evaluated and handed back: %s", _describe_final_model(self.recipe))
         if state.history:
             log.info("Resuming %s after round %d", self.folder, state.t)
-            if own := remembered(self.recipe):
-                log.warning("What clients keep from round to round (%s) lies with Flower's nodes: those that have been "
-                            "started anew begin without it", ", ".join(own))  # fmt: skip
-            self.engine.claims.recall(said(self.folder) if self.folder else {})
+            if own := list_client_state(self.recipe):
+                log.warning(
+                    "What clients keep from round to round (%s) lies with Flower's nodes: those"
+                    " that have been started anew begin without it",
+                    ", ".join(own),
+                )
+            self.engine.claims.restore_sample_counts(
+                read_sample_counts(self.folder) if self.folder else {}
+            )
         self.result.history = state.history
         for record in state.history:
-            self._note(record, record.why.get("metrics", {}))
+            self._store_metrics(record, record.why.get("metrics", {}))
         return state
 
-    def _round(self, recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Round:
-        """One round of the loop with as many clients as are connected now: complete, then on disk, then in the log."""
+    def _run_round(self, recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Round:
+        """One round of the loop with as many clients as are connected now: complete, then on disk,
+        then in the log.
+        """
         by_halves = self.by_halves
-        done = by_halves(self, state) if by_halves else loop.a_round(self.sized(), engine, state, T, seed)
-        done = self._complete(done)
+        done = (
+            by_halves(self, state)
+            if by_halves
+            else loop.run_round(self.resize_recipe(), engine, state, T, seed)
+        )
+        done = self._complete_round(done)
         if self.ledger:
             self.ledger.append(done)
-        self._log(done.record)
+        self._log_round(done.record)
         return done
 
-    def _close(self, result: Result, seconds: float) -> None:
+    def _log_summary(self, result: Result, seconds: float) -> None:
         """The run in a few lines."""
         done = [record for record in result.history if record.outcome == "committed"]
         log.info("")
         log.info(
-            "%d of %d rounds in %.1f s: %s", len(done), self.T, seconds, result.stopped or "all that were asked for"
+            "%d of %d rounds in %.1f s: %s",
+            len(done),
+            self.T,
+            seconds,
+            result.stopped or "all that were asked for",
         )
-        seen = [record for record in done if record.headline is not None]
+        seen = [record for record in done if record.last_model_metric is not None]
         if seen:
-            log.info("\t%s (round %d) of %s", describe_headline(seen[-1]), seen[-1].t, _handed_back(self.recipe))
-        total = {name: sum(getattr(record, name) for record in result.history) for name in TOTALS}
-        log.info("\t%.3f MB up, %.3f MB down, %.3f MB of it in vain; %.1f J; %d replies did not count",
-                 total["bytes_up"] / 1e6, total["bytes_down"] / 1e6, total["bytes_wasted"] / 1e6, total["joules"],
-                 sum(len(record.rejected) for record in result.history))  # fmt: skip
+            log.info(
+                "\t%s (round %d) of %s",
+                describe_headline(seen[-1]),
+                seen[-1].t,
+                _describe_final_model(self.recipe),
+            )
+        total = {
+            name: sum(getattr(record, name) for record in result.history) for name in SUMMED_COSTS
+        }
+        log.info(
+            "\t%.3f MB up, %.3f MB down, %.3f MB of it in vain; %.1f J; %d replies did not count",
+            total["bytes_up"] / 1e6,
+            total["bytes_down"] / 1e6,
+            total["bytes_wasted"] / 1e6,
+            total["joules"],
+            sum(len(record.rejected) for record in result.history),
+        )
         if self.folder:
             log.info("\tkept in %s: flrce report %s --out report.html", self.folder, self.folder)
 
-    def only_judged(self) -> Result:
-        """Rounds in which nobody trains, as FedAvg has them with fraction_train = 0: the model is evaluated."""
+    def run_evaluation_only(self) -> Result:
+        """Rounds in which nobody trains, as FedAvg has them with fraction_train = 0: the model is
+        evaluated.
+        """
         result, engine = self.result, self.engine
         result.arrays = engine.template.unpack(self.w)
         for t in range(1, self.T + 1):
             engine.clients()
             engine.evaluate(self.w, t)
-            self._note(Record(t, "not trained"), self._metrics(Record(t)))
+            self._store_metrics(
+                RoundRecord(t, "not trained"), self._collect_metrics(RoundRecord(t))
+            )
             if self.should_stop and self.should_stop(t, result):
-                result.stopped = STOPPED
+                result.stopped = SHOULD_STOP_REASON
                 break
         return result
 
-    def sized(self) -> Recipe:
+    def resize_recipe(self) -> Recipe:
         """The recipe with P as now many clients are connected."""
         connected = len(self.engine.clients()) if self.resized else 0
         if self.resized and connected:
@@ -163,85 +214,115 @@ class Session:
                 self.recipe = self.recipe if made.P == self.recipe.P else made
         return self.recipe
 
-    def _keep(self, ledger: Ledger, state: State, ended: bool = False) -> None:
-        model = self._handed(state)
-        last = None if model is state.w else self.engine.template.named(state.w)
-        final = self.engine.breakdown(state.t, state.roster) if ended else None
-        ledger.finish(state, self.engine.trainable, self.engine.template.named(model), last, final)
+    def _write_results(self, ledger: Ledger, state: State, ended: bool = False) -> None:
+        model = self._get_final_model(state)
+        last = None if model is state.w else self.engine.template.to_named_tensors(state.w)
+        final = self.engine.break_down_metric(state.t, state.roster) if ended else None
+        ledger.write_results(
+            state, self.engine.trainable, self.engine.template.to_named_tensors(model), last, final
+        )
 
-    def _salvage(self, roster: tuple[str, ...]) -> None:
-        """After a failure, make what is committed readable. It comes from the disk: tables in memory are a round on."""
+    def _salvage_results(self, roster: tuple[str, ...]) -> None:
+        """After a failure, make what is committed readable. It comes from the disk: tables in
+        memory are a round on.
+        """
         ledger = self.ledger
         if ledger is None:
             return
-        memory = self.recipe.init(len(roster), self.engine.trainable, len(self.w))
+        memory = self.recipe.initial_state(len(roster), self.engine.trainable, len(self.w))
         with suppress(BadInput, OSError):  # why the run ended matters more
-            state = ledger.recover(State(0, self.w, memory, roster))
+            state = ledger.read_committed(State(0, self.w, memory, roster))
             if state is not None:
-                self._keep(ledger, state)
+                self._write_results(ledger, state)
 
-    def _handed(self, state: State) -> Tensor:
+    def _get_final_model(self, state: State) -> Tensor:
         return self.recipe.average.model(state.memory.get("average"), state.w)
 
-    def _complete(self, done: Round) -> Round:
-        """A round with its Flower metrics, which are kept with it, and whether it was to be the last."""
+    def _complete_round(self, done: Round) -> Round:
+        """A round with its Flower metrics, which are kept with it, and whether it was to be the
+        last.
+        """
         record, engine, result = done.record, self.engine, self.result
-        metrics = self._metrics(record)
-        self._note(record, metrics)
+        metrics = self._collect_metrics(record)
+        self._store_metrics(record, metrics)
         if self.should_stop and done.model is not None and not record.stop:
-            result.history, result.arrays = done.state.history, engine.arrays(done.model)
+            result.history, result.arrays = done.state.history, engine.get_model_arrays(done.model)
             if self.should_stop(record.t, result):
-                record = replace(record, stop=STOPPED)
-                self._note(record, metrics)
+                record = replace(record, stop=SHOULD_STOP_REASON)
+                self._store_metrics(record, metrics)
         if metrics and engine.costs is None:
             record = replace(record, why={**record.why, "metrics": metrics})
         history = (*done.state.history[:-1], record)
         return replace(done, record=record, state=replace(done.state, history=history))
 
-    def _log(self, record: Record) -> None:
+    def _log_round(self, record: RoundRecord) -> None:
         """One round in the log; accuracy, or whatever the metric is, as in Result."""
         for client, reason in sorted(record.rejected.items()):
             log.info("\t> %s did not count: %s", client, reason)
         log.info(
             "\t└──> round %d %s: %d of %d replies, conflicts %.2f, %s, %.3f MB up, %.3f MB down",
-            record.t, record.outcome, len(record.replied), len(record.chosen), record.conflicts,
-            describe_headline(record), record.bytes_up / 1e6, record.bytes_down / 1e6,
-        )  # fmt: skip
+            record.t,
+            record.outcome,
+            len(record.replied),
+            len(record.chosen),
+            record.conflicts,
+            describe_headline(record),
+            record.bytes_up / 1e6,
+            record.bytes_down / 1e6,
+        )
         if record.stop:
             log.info("Stopping after round %d: %s", record.t, record.stop)
 
-    def _metrics(self, record: Record) -> dict[str, Any]:
+    def _collect_metrics(self, record: RoundRecord) -> dict[str, Any]:
         """What is known of a round besides our own figures, as plain data."""
-        ours, found = figures(record), self.engine.told(record)
+        ours, found = to_flower_metrics(record), self.engine.collect_round_metrics(record)
         plain = {name: dict(metrics) for name, metrics in found.items()}
         trained = {key: value for key, value in plain.pop("train", {}).items() if key not in ours}
         return {**({"train": trained} if trained else {}), **plain}
 
-    def _note(self, record: Record, metrics: Mapping[str, Mapping[str, Any]]) -> None:
+    def _store_metrics(self, record: RoundRecord, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         result = self.result
         noted = result.train_metrics_clientapp
         if record.outcome == "committed":
-            noted[record.t] = MetricRecord({**metrics.get("train", {}), **figures(record)})
+            noted[record.t] = MetricRecord(
+                {**metrics.get("train", {}), **to_flower_metrics(record)}
+            )
         elif record.stop and noted:  # a round that was not even started ended the run
             noted[max(noted)]["stopped"] = 1
-        places = {"evaluate": result.evaluate_metrics_clientapp, "server": result.evaluate_metrics_serverapp}
+        places = {
+            "evaluate": result.evaluate_metrics_clientapp,
+            "server": result.evaluate_metrics_serverapp,
+        }
         for name, place in places.items():
             if name in metrics:
                 place[record.t] = MetricRecord(dict(metrics[name]))
 
 
-def figures(record: Record) -> dict[str, Any]:
+def to_flower_metrics(record: RoundRecord) -> dict[str, Any]:
     """A round's books as Flower metrics; `stopped` is 1 in the round that ended the run."""
-    names = ("conflicts", "consensus", "bytes_up", "bytes_down", "bytes_wasted", "joules", "seconds")
+    names = (
+        "conflicts",
+        "consensus",
+        "bytes_up",
+        "bytes_down",
+        "bytes_wasted",
+        "joules",
+        "seconds",
+    )
     return {
-        **{name: getattr(record, name) for name in names}, "exploit": int(record.exploit),
-        "replied": len(record.replied), "rejected": len(record.rejected), "stopped": int(bool(record.stop)),
-    }  # fmt: skip
+        **{name: getattr(record, name) for name in names},
+        "exploit": int(record.exploit),
+        "replied": len(record.replied),
+        "rejected": len(record.rejected),
+        "stopped": int(bool(record.stop)),
+    }
 
 
-def describe_headline(record: Record) -> str:
-    """The headline metric: over all samples, as Result has it, and where another, its mean over clients."""
-    name, by_client = record.metric, record.headline
+def describe_headline(record: RoundRecord) -> str:
+    """The headline metric: over all samples, as Result has it, and where another, its mean over
+    clients.
+    """
+    name, by_client = record.metric, record.last_model_metric
     by_sample = record.accuracy_weighted if name == "accuracy" else record.pooled.get(name)
     if by_client is None:
         return f"{name} -"
@@ -252,18 +333,27 @@ def describe_headline(record: Record) -> str:
     return f"{name} {by_sample:.4f} over all samples ({by_client:.4f} is the mean over clients)"
 
 
-def _handed_back(recipe: Recipe) -> str:
+def _describe_final_model(recipe: Recipe) -> str:
     """The model of a run, in words."""
     average, name = recipe.average, type(recipe.average).__name__
-    if name == "Last":
+    if name == "LastModel":
         return "the last model"
     figures = ", ".join(f"{f.name} {getattr(average, f.name):g}" for f in fields(average) if f.name)  # type: ignore[arg-type]
     return f"an average of the rounds' models ({name}, {figures})"
 
 
-def remembered(recipe: Recipe) -> list[str]:
+def list_client_state(recipe: Recipe) -> list[str]:
     """What clients keep with them between rounds, by the pieces that have them do so."""
-    steps = [] if recipe.chain is None else recipe.chain.links  # under a strategy of others, clients' own affair
-    links = [link for link in steps if isinstance(link, Ends) and not isinstance(link, Sends)]
-    pieces = [*links, *([recipe.compressor] if isinstance(recipe.compressor, ErrorFeedback) else [])]
+    steps = (
+        [] if recipe.chain is None else recipe.chain.links
+    )  # under a strategy of others, clients' own affair
+    links = [
+        link
+        for link in steps
+        if isinstance(link, RoundEndLink) and not isinstance(link, ExtrasLink)
+    ]
+    pieces = [
+        *links,
+        *([recipe.compressor] if isinstance(recipe.compressor, ErrorFeedback) else []),
+    ]
     return [*recipe.kept, *(type(piece).__name__ for piece in pieces)]

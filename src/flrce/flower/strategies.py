@@ -1,4 +1,6 @@
-"""Our strategies under Flower's own interface: FLrce, any recipe, and any of Flower's strategies behind our gate."""
+"""Our strategies under Flower's own interface: FLrce, any recipe, and any of Flower's strategies
+behind our gate.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,31 +8,33 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from flrce import recipes
-from flrce.errors import BadInput, brief
-from flrce.flower import guard
+from flrce.core.pieces import Compressor, Recipe
+from flrce.errors import BadInput, format_one_line
+from flrce.flower import guarded_strategy
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.options import require_count
-from flrce.flower.strategy import ANY_P, Ours
-from flrce.pieces import Compressor, Recipe
+from flrce.flower.strategy import ANY_P, FlrceStrategy
+from flrce.methods.catalogue import recipes
 
 __all__ = ["FLrce", "Guarded", "RecipeStrategy"]
 
 
-class RecipeStrategy(Ours):
+class RecipeStrategy(FlrceStrategy):
     """Any recipe, of the catalogue or your own, as a Flower strategy.
 
-    Its P counts, or as many as are connected; with `fraction_train`, that share of them. What else it takes is as in
-    `Ours`.
+    Its P counts, or as many as are connected; with `fraction_train`, that share of them. What else
+    it takes is as in `FlrceStrategy`.
     """
 
     def __init__(self, recipe: Recipe | str, *fedavg: Any, **settings: Any) -> None:
         if isinstance(recipe, str):
             if recipe not in recipes.CATALOGUE:
-                raise BadInput(f"recipe {recipe!r}: use one of {', '.join(sorted(recipes.CATALOGUE))}")
+                raise BadInput(
+                    f"recipe {recipe!r}: use one of {', '.join(sorted(recipes.CATALOGUE))}"
+                )
             recipe = recipes.CATALOGUE[recipe]()
         if not isinstance(recipe, Recipe):
-            raise BadInput(f"recipe {brief(recipe, 40)}: use a Recipe or the name of one")
+            raise BadInput(f"recipe {format_one_line(recipe, 40)}: use a Recipe or the name of one")
         if len(fedavg) < 3:
             settings.setdefault("min_train_nodes", min(recipe.P, 2))
         super().__init__(*fedavg, **settings)
@@ -40,29 +44,38 @@ class RecipeStrategy(Ours):
     def draft_recipe(self) -> Recipe:
         return self.recipe
 
-    def size(self, connected: int) -> int:
-        return super().size(connected) if self.by_fraction else self.recipe.P
+    def choose_cohort_size(self, connected: int) -> int:
+        return super().choose_cohort_size(connected) if self.by_fraction else self.recipe.P
 
-    def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
+    def build_recipe(self, engine: FlowerEngine, P: int) -> Recipe:
         return replace(self.recipe, P=P) if self.by_fraction else self.recipe
 
 
-class FLrce(Ours):
+class FLrce(FlrceStrategy):
     """Relationship-based selection and early stopping; takes the place of Flower's FedAvg.
 
-    Stops as its preset says, or with `psi` by the paper's rule: once a chosen client has so many conflicting peers on
-    average, a number or a percentage of those chosen. `per_round` clients train, or `fraction_train` of those that
-    are connected. `compressor` encodes the replies of clients that can (`client_app`, or the mod `compressing`).
+    Stops as its preset says, or with `psi` by the paper's rule: once a chosen client has so many
+    conflicting peers on average, a number or a percentage of those chosen. `per_round` clients
+    train, or `fraction_train` of those that are connected. `compressor` encodes the replies of
+    clients that can (`client_app`, or the mod `compressing`).
 
-    Where the preset averages models (all but `paper`, `authors`, and `hardened` with a psi), the last model is handed
-    back in short runs and while rounds go straight on, else the average; whichever it is, it is evaluated. The rest is
-    as in `Ours`.
+    Where the preset averages models (all but `paper`, `authors`, and `hardened` with a psi), the
+    last model is handed back in short runs and while rounds go straight on, else the average;
+    whichever it is, it is evaluated. The rest is as in `FlrceStrategy`.
     """
 
     def __init__(
-        self, *fedavg: Any, psi: float | str | None = None, per_round: int | None = None, preset: str = "default",
-        compressor: Compressor | None = None, epochs: int = 1, batch: int = 32, lr: float = 0.01, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *fedavg: Any,
+        psi: float | str | None = None,
+        per_round: int | None = None,
+        preset: str = "default",
+        compressor: Compressor | None = None,
+        epochs: int = 1,
+        batch: int = 32,
+        lr: float = 0.01,
+        **settings: Any,
+    ) -> None:
         if per_round is not None and len(fedavg) < 3:
             settings.setdefault("min_train_nodes", min(per_round, 2))
         super().__init__(*fedavg, **settings)
@@ -76,10 +89,10 @@ class FLrce(Ours):
     def draft_recipe(self) -> Recipe:
         return self._make_recipe(self.per_round or ANY_P)
 
-    def size(self, connected: int) -> int:
-        return self.per_round or super().size(connected)
+    def choose_cohort_size(self, connected: int) -> int:
+        return self.per_round or super().choose_cohort_size(connected)
 
-    def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
+    def build_recipe(self, engine: FlowerEngine, P: int) -> Recipe:
         return self._make_recipe(P)
 
     def _make_recipe(self, P: int) -> Recipe:
@@ -87,26 +100,35 @@ class FLrce(Ours):
         return replace(made, compressor=self.compressor) if self.compressor else made
 
 
-class Guarded(Ours):
-    """Any of Flower's own strategies behind our gate, with books, stop rules, budgets, checkpoints and resume.
+class Guarded(FlrceStrategy):
+    """Any of Flower's own strategies behind our gate, with books, stop rules, budgets, checkpoints
+    and resume.
 
     Strategies whose arrays change shape from round to round (XGBoost's) cannot be guarded.
     """
 
-    def __init__(self, strategy: Strategy, *, state: Path | str | None = None, seed: int = 0, **settings: Any) -> None:
+    def __init__(
+        self, strategy: Strategy, *, state: Path | str | None = None, seed: int = 0, **settings: Any
+    ) -> None:
         inner = getattr(strategy, "strategy", strategy)
-        same = ("fraction_train", "min_train_nodes", "weighted_by_key", "arrayrecord_key", "configrecord_key")
+        same = (
+            "fraction_train",
+            "min_train_nodes",
+            "weighted_by_key",
+            "arrayrecord_key",
+            "configrecord_key",
+        )
         taken = {name: getattr(inner, name) for name in same if hasattr(inner, name)}
         super().__init__(state=state, seed=seed, **{**taken, "min_available_nodes": 1, **settings})
         self.strategy, self.by_fraction = strategy, False
-        self._stops = tuple(guard.EveryRound(rule) for rule in self._stops)
+        self._stops = tuple(guarded_strategy.EveryRound(rule) for rule in self._stops)
 
-    def engine_for(self, *args: Any, **kwargs: Any) -> FlowerEngine:
-        return guard.GuardedEngine(self.strategy, *args, **kwargs)
+    def build_engine(self, *args: Any, **kwargs: Any) -> FlowerEngine:
+        return guarded_strategy.GuardedEngine(self.strategy, *args, **kwargs)
 
-    def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
-        assert isinstance(engine, guard.GuardedEngine)
-        return guard.recipe(engine, P)
+    def build_recipe(self, engine: FlowerEngine, P: int) -> Recipe:
+        assert isinstance(engine, guarded_strategy.GuardedEngine)
+        return guarded_strategy.build_guarded_recipe(engine, P)
 
     def summary(self) -> None:
         super().summary()

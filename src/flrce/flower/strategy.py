@@ -1,4 +1,6 @@
-"""What our Flower strategies share: settings, and a `start` that can end early, keep state and resume."""
+"""What our Flower strategies share: settings, and a `start` that can end early, keep state and
+resume.
+"""
 
 import logging
 import math
@@ -14,46 +16,75 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
-from flrce import loop, recipes
-from flrce.errors import BadInput, brief, nearest
-from flrce.fleet.costs import Profile, profile
-from flrce.flower.arrays import Template
-from flrce.flower.classes import named
+from flrce.core import loop
+from flrce.core.pieces import FullModel, Recipe, StopRule
+from flrce.core.types import Round, State
+from flrce.devices.costs import DeviceProfile, load_profile
+from flrce.errors import BadInput, format_one_line, suggest_name
+from flrce.flower.arrays import ArrayTemplate
+from flrce.flower.classes import parse_class_names
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.folder import kept, settings
-from flrce.flower.guard import GuardedEngine
-from flrce.flower.halves import Open, by_halves, changed
-from flrce.flower.options import Config, Judge, Known, Options, Summing, require_count
+from flrce.flower.folder import format_settings, read_setting
+from flrce.flower.guarded_strategy import GuardedEngine
+from flrce.flower.hooks import OpenRound, list_overridden_hooks, run_hooked_round
+from flrce.flower.options import (
+    EvaluateFunction,
+    FlowerOptions,
+    MetricsAggregation,
+    RoundConfig,
+    ServerContext,
+    require_count,
+)
 from flrce.flower.session import Result, Session
-from flrce.flower.wire import SAMPLES
-from flrce.local.client import Runner
-from flrce.pieces import Full, Recipe, StopRule
-from flrce.stops.budget import AnyOf, Budget
-from flrce.types import Round, State
+from flrce.flower.wire import SAMPLES_KEY
+from flrce.methods.catalogue import recipes
+from flrce.methods.stopping.budget import AnyOf, CostBudget
+from flrce.training.client import ClientRunner
 
 ANY_P = 10_000  # stands for a number of clients that is not known yet
 log = logging.getLogger("flwr")
 
 
-class Ours(Strategy):
+class FlrceStrategy(Strategy):
     """What our strategies share: settings, the session, and a `start` that can end early."""
 
     def __init__(
-        self, fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2, min_available_nodes: int = 2, weighted_by_key: str = SAMPLES,
-        arrayrecord_key: str = "arrays", configrecord_key: str = "config", train_metrics_aggr_fn: Summing | None = None,
-        evaluate_metrics_aggr_fn: Summing | None = None, *, state: Path | str | None = None, seed: int = 0,
-        stop: StopRule | None = None, budget: Mapping[str, Any] | None = None, minimum_replies: int = 1,
-        wait_for_nodes: float = 300.0, ask_names: bool | str = True, eval_every: int = 1,
-        device: str | Profile | None = None, by_class: bool | Sequence[str] = False,
-        model: nn.Module | None = None, sample_shape: tuple[int, ...] | None = None,
-    ) -> None:  # fmt: skip
-        """The first ten as in Flower's FedAvg. `state` is a folder that a killed run goes on from; `budget` caps
-        rounds, bytes, joules or seconds; `device` is a profile that models the joules of clients that cannot measure
-        theirs; `by_class`, True or the classes' names, has clients tell their label counts; `model` with
-        `sample_shape` tells the server the network, which sub-models and freezing need."""
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = SAMPLES_KEY,
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        state: Path | str | None = None,
+        seed: int = 0,
+        stop: StopRule | None = None,
+        budget: Mapping[str, Any] | None = None,
+        minimum_replies: int = 1,
+        wait_for_nodes: float = 300.0,
+        ask_names: bool | str = True,
+        eval_every: int = 1,
+        device: str | DeviceProfile | None = None,
+        by_class: bool | Sequence[str] = False,
+        model: nn.Module | None = None,
+        sample_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        """The first ten as in Flower's FedAvg. `state` is a folder that a killed run goes on from;
+        `budget` caps rounds, bytes, joules or seconds; `device` is a profile that models the joules
+        of clients that cannot measure theirs; `by_class`, True or the classes' names, has clients
+        tell their label counts; `model` with `sample_shape` tells the server the network, which
+        sub-models and freezing need.
+        """
         if not 0 <= fraction_train <= 1 or not 0 <= fraction_evaluate <= 1:
-            raise BadInput(f"fraction_train {fraction_train} and fraction_evaluate {fraction_evaluate}: use 0 to 1")
+            raise BadInput(
+                f"fraction_train {fraction_train} and fraction_evaluate {fraction_evaluate}: use 0"
+                " to 1"
+            )
         for name, count in {"minimum_replies": minimum_replies, "eval_every": eval_every}.items():
             require_count(name, count, least=1)
         nodes = {"min_train_nodes": min_train_nodes, "min_evaluate_nodes": min_evaluate_nodes}
@@ -64,149 +95,238 @@ class Ours(Strategy):
         min_train_nodes = min_train_nodes if fraction_train else 0  # nobody trains
         self.folder = Path(state) if state else None
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
-        self._stops = tuple(rule for rule in (stop, make_budget(budget) if budget else None) if rule)
+        self._stops = tuple(
+            rule for rule in (stop, make_budget(budget) if budget else None) if rule
+        )
         for rule in self._stops:
             if not callable(rule):
-                raise BadInput(f"stop = {brief(rule, 40)}: use a stop rule, such as flrce.stops.budget.Patience(10)")
+                raise BadInput(
+                    f"stop = {format_one_line(rule, 40)}: use a stop rule, such as"
+                    " flrce.methods.stopping.budget.Patience(10)"
+                )
             replace(recipes.fedavg(), stop=rule)  # refuses values out of their bounds
         self._least, self.model, self.sample_shape = minimum_replies, model, sample_shape
-        self.options = Options(
-            seed=seed, wait=wait_for_nodes, available=max(min_available_nodes, min_train_nodes), ask=ask_names,
-            least_train=min_train_nodes, fraction_evaluate=fraction_evaluate, least_evaluate=min_evaluate_nodes,
-            eval_every=eval_every, by_class=bool(by_class), classes=named(by_class),
-            arrays_key=arrayrecord_key, config_key=configrecord_key, weight_key=weighted_by_key,
-            train_sum=train_metrics_aggr_fn, evaluate_sum=evaluate_metrics_aggr_fn,
-            profile=profile(device) if isinstance(device, str) else device,
-        )  # fmt: skip
+        self.options = FlowerOptions(
+            seed=seed,
+            wait=wait_for_nodes,
+            available=max(min_available_nodes, min_train_nodes),
+            ask=ask_names,
+            least_train=min_train_nodes,
+            fraction_evaluate=fraction_evaluate,
+            least_evaluate=min_evaluate_nodes,
+            eval_every=eval_every,
+            by_class=bool(by_class),
+            classes=parse_class_names(by_class),
+            arrays_key=arrayrecord_key,
+            config_key=configrecord_key,
+            weight_key=weighted_by_key,
+            train_sum=train_metrics_aggr_fn,
+            evaluate_sum=evaluate_metrics_aggr_fn,
+            profile=load_profile(device) if isinstance(device, str) else device,
+        )
         self.by_fraction = True  # P follows the number of connected clients
-        self._known = Known()
+        self._known = ServerContext()
         self.kept: tuple[str, ...] = ()  # patterns of parameters that stay with their client
-        self._open: Open | None = None
+        self._open: OpenRound | None = None
         self._engine: FlowerEngine | None = None
 
-    def told(self, known: Known) -> None:
-        """What the server knows of the fleet. Kept apart: a subclass may have `costs` or a `partition` of its own."""
+    def set_server_context(self, known: ServerContext) -> None:
+        """What the server knows of the fleet. Kept apart: a subclass may have `costs` or a
+        `partition` of its own.
+        """
         self._known = known
 
     @abstractmethod
-    def recipe_for(self, engine: FlowerEngine, P: int) -> Recipe:
+    def build_recipe(self, engine: FlowerEngine, P: int) -> Recipe:
         """The method, where P clients train in a round unless it says otherwise."""
 
     def draft_recipe(self) -> Recipe | None:
-        """The method as far as it is known before any node is connected: what is wrong with it is said at once."""
+        """The method as far as it is known before any node is connected: what is wrong with it is
+        said at once.
+        """
         return None
 
-    def engine_for(self, *args: Any, **kwargs: Any) -> FlowerEngine:
+    def build_engine(self, *args: Any, **kwargs: Any) -> FlowerEngine:
         return FlowerEngine(*args, **kwargs)
 
-    def size(self, connected: int) -> int:
+    def choose_cohort_size(self, connected: int) -> int:
         """P where so many clients are connected."""
         return max(int(self.fraction_train * connected), self.min_train_nodes, 1)
 
     def start(
-        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float | None = 3600,
-        train_config: Config | None = None, evaluate_config: Config | None = None, evaluate_fn: Judge | None = None,
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = 3600,
+        train_config: RoundConfig | None = None,
+        evaluate_config: RoundConfig | None = None,
+        evaluate_fn: EvaluateFunction | None = None,
         should_stop: Callable[[int, Result], bool] | None = None,
-    ) -> Result:  # fmt: skip
-        """All rounds, until the last or until a stop rule has had enough: then no further message is sent.
+    ) -> Result:
+        """All rounds, until the last or until a stop rule has had enough: then no further message
+        is sent.
 
-        Configs are for every round, or functions of the round. `should_stop` is asked after each round. Replies are
-        waited for `timeout` seconds; None: until they come.
+        Configs are for every round, or functions of the round. `should_stop` is asked after each
+        round. Replies are waited for `timeout` seconds; None: until they come.
         """
-        session = self._session(
-            grid, initial_arrays, num_rounds, timeout, train_config or {}, evaluate_config or {}, evaluate_fn
+        session = self._build_session(
+            grid,
+            initial_arrays,
+            num_rounds,
+            timeout,
+            train_config or {},
+            evaluate_config or {},
+            evaluate_fn,
         )
         session.should_stop = should_stop
         self.summary()
         first = evaluate_fn(0, initial_arrays) if evaluate_fn else None
-        result = session.run() if self.fraction_train else session.only_judged()
+        result = session.run() if self.fraction_train else session.run_evaluation_only()
         if self.kept:  # what clients keep is handed back as it was at first
             result.arrays = ArrayRecord({**initial_arrays, **result.arrays})
         if first is not None:
             result.evaluate_metrics_serverapp[0] = first
         return result
 
-    def _session(
-        self, grid: Grid, arrays: ArrayRecord, T: int, timeout: float | None, train: Config, evaluate: Config,
-        judge: Judge | None,
-    ) -> Session:  # fmt: skip
-        runner = self._runner()
+    def _build_session(
+        self,
+        grid: Grid,
+        arrays: ArrayRecord,
+        T: int,
+        timeout: float | None,
+        train: RoundConfig,
+        evaluate: RoundConfig,
+        judge: EvaluateFunction | None,
+    ) -> Session:
+        runner = self._build_runner()
         if runner and runner.layout.kept:
             staying = {slot.name for slot in runner.layout.kept}
-            judge = _with_kept(judge, arrays)
-            arrays = ArrayRecord({name: array for name, array in arrays.items() if name not in staying})
+            judge = _evaluate_with_personal(judge, arrays)
+            arrays = ArrayRecord(
+                {name: array for name, array in arrays.items() if name not in staying}
+            )
         elif self.kept:
-            raise BadInput("parameters that stay with their client: pass model= and sample_shape= to the strategy")
+            raise BadInput(
+                "parameters that stay with their client: pass model= and sample_shape= to the"
+                " strategy"
+            )
         draft = self.draft_recipe()
-        if runner is None and draft is not None and not isinstance(draft.submodel, Full):
-            raise BadInput(f"recipe {draft.name} uses sub-models: pass model= and sample_shape= to the strategy")
-        template = Template.of(arrays, runner.layout if runner else None)
-        options = replace(self.options, timeout=math.inf if timeout is None else timeout, judges=self._known.judges)
-        own = changed(self, Ours)
+        if runner is None and draft is not None and not isinstance(draft.submodel, FullModel):
+            raise BadInput(
+                f"recipe {draft.name} uses sub-models: pass model= and sample_shape= to the"
+                " strategy"
+            )
+        template = ArrayTemplate.from_arrays(arrays, runner.layout if runner else None)
+        options = replace(
+            self.options,
+            timeout=math.inf if timeout is None else timeout,
+            judges=self._known.judges,
+        )
+        own = list_overridden_hooks(self, FlrceStrategy)
         host = self if {"configure_evaluate", "aggregate_evaluate"} & set(own) else None
-        engine = self.engine_for(grid, template, options, runner, train, evaluate, judge, self._known.costs, host)
+        engine = self.build_engine(
+            grid, template, options, runner, train, evaluate, judge, self._known.costs, host
+        )
         if own and isinstance(engine, GuardedEngine):
-            raise BadInput(f"{type(self).__name__} overrides {own[0]}: override it in the strategy that is guarded")
-        recipe = self._complete(engine, kept(self.folder, "per_round") or self.size(len(engine.clients())))
+            raise BadInput(
+                f"{type(self).__name__} overrides {own[0]}: override it in the strategy that is"
+                " guarded"
+            )
+        recipe = self._complete_recipe(
+            engine,
+            read_setting(self.folder, "per_round")
+            or self.choose_cohort_size(len(engine.clients())),
+        )
         known = self._known
-        written = known.experiment or settings(recipe, T, self.options.seed)
-        session = Session(recipe, engine, template.pack(arrays), T, self.folder, written, known.partition, known.watch)
+        written = known.experiment or format_settings(recipe, T, self.options.seed)
+        session = Session(
+            recipe,
+            engine,
+            template.pack(arrays),
+            T,
+            self.folder,
+            written,
+            known.partition,
+            known.watch,
+        )
         session.train_config = train
         if self.by_fraction:
-            session.resized = lambda connected: self._complete(engine, self.size(connected))
+            session.resized = lambda connected: self._complete_recipe(
+                engine, self.choose_cohort_size(connected)
+            )
         if {"configure_train", "aggregate_train"} & set(own):
-            session.by_halves = self._by_halves
+            session.by_halves = self._run_hooked_round
         self._engine = engine
         return session
 
-    def _by_halves(self, session: Session, state: State) -> Round:
-        self._open = Open(session, state)
-        return by_halves(self, self._open)
+    def _run_hooked_round(self, session: Session, state: State) -> Round:
+        self._open = OpenRound(session, state)
+        return run_hooked_round(self, self._open)
 
-    def _complete(self, engine: FlowerEngine, P: int) -> Recipe:
+    def _complete_recipe(self, engine: FlowerEngine, P: int) -> Recipe:
         """The method with the stop rules and the minimum that the user added."""
-        recipe = self.recipe_for(engine, P)
+        recipe = self.build_recipe(engine, P)
         if self._stops:
             recipe = replace(recipe, stop=AnyOf((recipe.stop, *self._stops)))
         return replace(recipe, minimum=max(self._least, recipe.minimum))
 
-    def _runner(self) -> Runner | None:
+    def _build_runner(self) -> ClientRunner | None:
         if self.model is None:
             return None
         if self.sample_shape is None:
             raise BadInput("model= needs sample_shape=, such as (1, 28, 28)")
         nothing = torch.zeros(0, *self.sample_shape)
         labels = torch.zeros(0, dtype=torch.long)
-        return Runner(self.model, self.sample_shape, nothing, labels, 1.0, 0.0, kept=self.kept)
+        return ClientRunner(
+            self.model, self.sample_shape, nothing, labels, 1.0, 0.0, kept=self.kept
+        )
 
     def summary(self) -> None:
         """Log what the strategy is set to."""
-        log.info("%s: fraction_train %g, seed %d, state %s", type(self).__name__, self.fraction_train,
-                      self.options.seed, self.folder or "not kept")  # fmt: skip
+        log.info(
+            "%s: fraction_train %g, seed %d, state %s",
+            type(self).__name__,
+            self.fraction_train,
+            self.options.seed,
+            self.folder or "not kept",
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One round's messages. Only `start` can stop early, keep state and resume; a subclass may change `config`."""
+        """One round's messages. Only `start` can stop early, keep state and resume; a subclass may
+        change `config`.
+        """
         if self._open is None:
-            session = self._session(grid, arrays, 2**31, 3600, config, {}, None)
-            self._open = Open(session, loop.initial(session.recipe, session.engine, session.w))
-        return self._open.send(config)
+            session = self._build_session(grid, arrays, 2**31, 3600, config, {}, None)
+            self._open = OpenRound(
+                session, loop.make_initial_state(session.recipe, session.engine, session.w)
+            )
+        return self._open.prepare_messages(config)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The model that would be handed back now, and the round's metrics."""
-        return self._open.receive(replies) if self._open else (None, None)
+        return self._open.aggregate_replies(replies) if self._open else (None, None)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The model for the judges; nothing in Flower's loop, as they were asked as soon as there was a model."""
+        """The model for the judges; nothing in Flower's loop, as they were asked as soon as there
+        was a model.
+        """
         panel = self._engine.panel if self._engine else None
-        return panel.configure_evaluate(server_round, arrays, config, grid) if panel and panel.asking else []
+        return (
+            panel.configure_evaluate(server_round, arrays, config, grid)
+            if panel and panel.asking
+            else []
+        )
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """The judges' metrics as one."""
         if self._engine is None:
             return None
@@ -214,16 +334,20 @@ class Ours(Strategy):
         return panel.aggregate_evaluate(server_round, replies) if panel.asking else panel.by_clients
 
 
-def make_budget(caps: Mapping[str, Any]) -> Budget:
+def make_budget(caps: Mapping[str, Any]) -> CostBudget:
     """The stop rule of a `budget` setting."""
-    names = [field.name for field in fields(Budget)]
+    names = [field.name for field in fields(CostBudget)]
     for name in caps:
         if name not in names:
-            raise BadInput(f"budget {brief(name, 40)!r}: {nearest(str(name), names)}")
-    return Budget(**caps)
+            raise BadInput(
+                f"budget {format_one_line(name, 40)!r}: {suggest_name(str(name), names)}"
+            )
+    return CostBudget(**caps)
 
 
-def _with_kept(judge: Judge | None, initial: ArrayRecord) -> Judge | None:
+def _evaluate_with_personal(
+    judge: EvaluateFunction | None, initial: ArrayRecord
+) -> EvaluateFunction | None:
     """The server's own judgement of whole models: what clients keep is as it was at first."""
     if judge is None:
         return None

@@ -1,8 +1,10 @@
-"""Patterns by which a tokenizer cuts words: only those that Python's `re` can match without trying for ever.
+"""Patterns by which a tokenizer cuts words: only those that Python's `re` can match without trying
+for ever.
 
-A backtracking matcher takes exponential time where a group is repeated, as in `(t+)+$` or `(?:a|aa)*$`, and where many
-optional parts follow each other; a back reference is worse. Tokenizers in use repeat single characters only and have
-few such parts in a row. What is left (`t+$`, `t*t*$`) is polynomial: on a long text a time limit ends it.
+A backtracking matcher takes exponential time where a group is repeated, as in `(t+)+$` or
+`(?:a|aa)*$`, and where many optional parts follow each other; a back reference is worse. Tokenizers
+in use repeat single characters only and have few such parts in a row. What is left (`t+$`, `t*t*$`)
+is polynomial: on a long text a time limit ends it.
 """
 
 import signal
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from flrce.errors import BadInput, brief
+from flrce.errors import BadInput, format_one_line
 
 MAX_CHARACTERS = 10_000  # of a pattern
 MAX_QUANTIFIERS = 6  # in one alternative of the pattern
@@ -23,9 +25,16 @@ SECONDS, SECONDS_PER_CHARACTER = 5.0, 1e-5  # that cutting one text may take
 
 def validate_pattern(pattern: str) -> None:
     """BadInput where matching may take exponential time."""
-    why = f"more than {MAX_CHARACTERS} characters" if len(pattern) > MAX_CHARACTERS else _find_risk(pattern)
+    why = (
+        f"more than {MAX_CHARACTERS} characters"
+        if len(pattern) > MAX_CHARACTERS
+        else _find_risk(pattern)
+    )
     if why:
-        raise BadInput(f"the tokenizer's pattern {brief(pattern, 60)!r} is refused: it has {why}; use another model")
+        raise BadInput(
+            f"the tokenizer's pattern {format_one_line(pattern, 60)!r} is refused: it has {why};"
+            " use another model"
+        )
 
 
 def _find_risk(pattern: str) -> str:
@@ -49,7 +58,8 @@ def _find_risk(pattern: str) -> str:
                 return "a back reference"
             start, at = at, _group_start(pattern, at)
             if "x" in pattern[start:at].partition("<")[0]:
-                return "verbose mode"  # spaces in it mean nothing, so that a quantifier may hide behind them
+                # spaces in it mean nothing, so that a quantifier may hide behind them
+                return "verbose mode"
             inner.append(1)
             depth, last = depth + 1, ""
             continue
@@ -62,7 +72,7 @@ def _find_risk(pattern: str) -> str:
             inner[-1] += 1
             last = ""
         elif sign in "*+?{" and last:
-            end, most = _quantifier(pattern, at)
+            end, most = _parse_quantifier(pattern, at)
             if end > at:
                 if last == "group" and most > 1:
                     return "a group that is repeated"
@@ -79,15 +89,19 @@ def _find_risk(pattern: str) -> str:
     return "too many parts of any length in a row" if many else ""
 
 
-def _quantifier(pattern: str, at: int) -> tuple[int, float]:
-    """Where a quantifier ends, with its ? or +, and how many it allows; where it begins, if it is none."""
+def _parse_quantifier(pattern: str, at: int) -> tuple[int, float]:
+    """Where a quantifier ends, with its ? or +, and how many it allows; where it begins, if it is
+    none.
+    """
     sign = pattern[at]
     most = {"?": 1.0, "*": float("inf"), "+": float("inf")}.get(sign)
     end = at + 1
     if sign == "{":
         close = pattern.find("}", at)
         low, comma, high = pattern[at + 1 : close].partition(",") if close > 0 else ("x", "", "")
-        if not all(part == "" or (part.isascii() and part.isdigit()) for part in (low, high)) or not (low or high):
+        if not all(
+            part == "" or (part.isascii() and part.isdigit()) for part in (low, high)
+        ) or not (low or high):
             return at, 0
         end = close + 1
         most = float(high if high else "inf") if comma else float(low)
@@ -96,7 +110,11 @@ def _quantifier(pattern: str, at: int) -> tuple[int, float]:
 
 
 def _escape_end(pattern: str, at: int) -> int:
-    return pattern.find("}", at) + 1 or at + 2 if pattern.startswith((r"\p{", r"\P{", r"\N{"), at) else at + 2
+    return (
+        pattern.find("}", at) + 1 or at + 2
+        if pattern.startswith((r"\p{", r"\P{", r"\N{"), at)
+        else at + 2
+    )
 
 
 def _class_end(pattern: str, at: int) -> int:
@@ -120,7 +138,9 @@ def _group_start(pattern: str, at: int) -> int:
 
 @contextmanager
 def limit_time(characters: int) -> Iterator[None]:
-    """End what takes longer than a text of so many characters may, by an alarm where this thread can have one."""
+    """End what takes longer than a text of so many characters may, by an alarm where this thread
+    can have one.
+    """
     usable = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if not usable or signal.getitimer(signal.ITIMER_REAL)[0]:  # somebody else's alarm is left alone
         yield
@@ -128,7 +148,10 @@ def limit_time(characters: int) -> Iterator[None]:
     seconds = SECONDS + SECONDS_PER_CHARACTER * characters
 
     def give_up(number: int, frame: FrameType | None) -> None:
-        raise BadInput(f"the tokenizer's patterns take more than {seconds:.0f} s for one text; use another model")
+        raise BadInput(
+            f"the tokenizer's patterns take more than {seconds:.0f} s for one text; use another"
+            " model"
+        )
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, seconds)

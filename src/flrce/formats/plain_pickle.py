@@ -1,7 +1,9 @@
-"""A pickle of numbers, text, lists and dicts, read without calls or imports, and in memory of the order of its size.
+"""A pickle of numbers, text, lists and dicts, read without calls or imports, and in memory of the
+order of its size.
 
-CPython's own unpickler, written in C, takes 34 GB for a few bytes that name a memo entry of number 2^31, and hashes
-nested tuples for ever. The one written in Python does neither once its opcodes are limited to those of plain data.
+CPython's own unpickler, written in C, takes 34 GB for a few bytes that name a memo entry of number
+2^31, and hashes nested tuples for ever. The one written in Python does neither once its opcodes are
+limited to those of plain data.
 """
 
 import pickle
@@ -9,16 +11,55 @@ from io import BytesIO
 from typing import Any
 
 PLAIN = (
-    "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG",
-    "LONG1", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE",
-    "SHORT_BINUNICODE", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS",
-    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT",
-    "LONG_BINPUT", "MEMOIZE", "GLOBAL", "STACK_GLOBAL", "INST",
-)  # fmt: skip
+    "PROTO",
+    "FRAME",
+    "STOP",
+    "MARK",
+    "NONE",
+    "NEWTRUE",
+    "NEWFALSE",
+    "INT",
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "LONG",
+    "LONG1",
+    "FLOAT",
+    "BINFLOAT",
+    "STRING",
+    "BINSTRING",
+    "SHORT_BINSTRING",
+    "UNICODE",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "EMPTY_LIST",
+    "LIST",
+    "APPEND",
+    "APPENDS",
+    "EMPTY_DICT",
+    "DICT",
+    "SETITEM",
+    "SETITEMS",
+    "EMPTY_TUPLE",
+    "TUPLE",
+    "TUPLE1",
+    "TUPLE2",
+    "TUPLE3",
+    "GET",
+    "BINGET",
+    "LONG_BINGET",
+    "PUT",
+    "BINPUT",
+    "LONG_BINPUT",
+    "MEMOIZE",
+    "GLOBAL",
+    "STACK_GLOBAL",
+    "INST",
+)
 KEYS = (str, int, float)
 
 
-class _Plain(pickle._Unpickler):
+class _PlainUnpickler(pickle._Unpickler):
     """Whatever would run code has to name a global first, and is refused there."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -50,27 +91,32 @@ def _load_dict(reader: Any) -> None:
     _set_items(reader, items)
 
 
-def _refuse(reader: Any) -> None:
+def _refuse_opcode(reader: Any) -> None:
     raise ValueError("it is no pickle of plain numbers, text, lists and dicts")
 
 
-def _code(name: str) -> int:
+def _opcode(name: str) -> int:
     found: int = getattr(pickle, name)[0]
     return found
 
 
 _known: dict[int, Any] = pickle._Unpickler.dispatch
-_Plain.dispatch = {
-    **dict.fromkeys(range(256), _refuse), **{_code(name): _known[_code(name)] for name in PLAIN},
-    _code("SETITEM"): _load_setitem, _code("SETITEMS"): _load_setitems, _code("DICT"): _load_dict,
-}  # fmt: skip
+_PlainUnpickler.dispatch = {
+    **dict.fromkeys(range(256), _refuse_opcode),
+    **{_opcode(name): _known[_opcode(name)] for name in PLAIN},
+    _opcode("SETITEM"): _load_setitem,
+    _opcode("SETITEMS"): _load_setitems,
+    _opcode("DICT"): _load_dict,
+}
 
 
 def load_plain_pickle(raw: bytes) -> Any:
     """What the pickle holds; ValueError where it is damaged or no plain data."""
     try:
-        return _Plain(BytesIO(raw)).load()
+        return _PlainUnpickler(BytesIO(raw)).load()
     except ValueError:
         raise
-    except Exception as why:  # an opcode without its operands raises whatever its handler meets first
+    except (
+        Exception
+    ) as why:  # an opcode without its operands raises whatever its handler meets first
         raise ValueError(f"it is a damaged pickle ({type(why).__name__})") from why

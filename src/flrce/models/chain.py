@@ -1,7 +1,8 @@
 """A feed-forward module as a plain list of layers.
 
-Sub-models, layer freezing and the stack on a GPU need to know which tensor feeds which. They ask here, once,
-and a module that is not a chain (branches, shared layers, unknown operations) is refused with the reason.
+Sub-models, layer freezing and the stack on a GPU need to know which tensor feeds which. They ask
+here, once, and a module that is not a chain (branches, shared layers, unknown operations) is
+refused with the reason.
 """
 
 from dataclasses import dataclass
@@ -9,33 +10,43 @@ from dataclasses import dataclass
 from torch import nn
 
 from flrce.errors import BadInput
-from flrce.models.abilities import Chained
-from flrce.models.graph import Layer, graph
-from flrce.models.kinds import KINDS, Kinds
-from flrce.models.tracing import hooked
+from flrce.models.abilities import ChainDeclaringNetwork
+from flrce.models.graph import LayerSpec, build_layer_graph
+from flrce.models.kinds import BASIC_KINDS, LayerKinds
+from flrce.models.tracing import find_hooks
 
-__all__ = ["Chain", "Layer", "chain", "hooked"]
+__all__ = ["LayerChain", "LayerSpec", "build_layer_chain", "find_hooks"]
 
 
 @dataclass(frozen=True)
-class Chain:
+class LayerChain:
     """A module as a sequence of layers, input first."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerSpec, ...]
 
     @property
-    def trained(self) -> tuple[Layer, ...]:
-        """The layers that hold weights to multiply with: a block to freeze starts at each of them."""
+    def weight_layers(self) -> tuple[LayerSpec, ...]:
+        """The layers that hold weights to multiply with: a block to freeze starts at each of
+        them.
+        """
         return tuple(layer for layer in self.layers if layer.kind in ("conv", "linear"))
 
     @property
-    def normalised(self) -> bool:
-        """Whether any layer needs statistics of a batch, so that a batch of one sample cannot be trained on."""
+    def has_batch_norm(self) -> bool:
+        """Whether any layer needs statistics of a batch, so that a batch of one sample cannot be
+        trained on.
+        """
         return any(layer.kind == "batchnorm" for layer in self.layers)
 
 
-def chain(module: nn.Module, shape: tuple[int, ...], kinds: Kinds = KINDS) -> Chain:
-    """The module's layers for one sample of this shape; BadInput if it is no plain chain of layers of these kinds."""
-    if isinstance(module, Chained) and not module.chained:
+def build_layer_chain(
+    module: nn.Module, shape: tuple[int, ...], kinds: LayerKinds = BASIC_KINDS
+) -> LayerChain:
+    """The module's layers for one sample of this shape; BadInput if it is no plain chain of layers
+    of these kinds.
+    """
+    if isinstance(module, ChainDeclaringNetwork) and not module.chained:
         raise BadInput(f"{type(module).__name__} branches; a chain feeds each layer from the last")
-    return Chain(tuple(node.layer for node in graph(module, shape, kinds, branches=False).nodes))
+    return LayerChain(
+        tuple(node.layer for node in build_layer_graph(module, shape, kinds, branches=False).nodes)
+    )

@@ -1,4 +1,6 @@
-"""The generators that a network's own code may draw from, torch's, Python's and numpy's, set to a seed for a while."""
+"""The generators that a network's own code may draw from, torch's, Python's and numpy's, set to a
+seed for a while.
+"""
 
 import random
 from collections.abc import Iterator
@@ -9,22 +11,27 @@ from typing import Any
 import numpy as np
 import torch
 
-DRAWING = RLock()  # each is one for the whole process: whoever seeds them has them to himself
+RNG_LOCK = RLock()  # each is one for the whole process: whoever seeds them has them to himself
 
 
-def states(device: torch.device) -> tuple[Any, ...]:
+def get_rng_states(device: torch.device) -> tuple[Any, ...]:
     """What changes when anybody draws. Code that runs on a GPU may draw on the host, too."""
     there = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0)
     numpy: Any = np.random.get_state(legacy=False)
     found = numpy["state"]
     inner = (found["key"].tobytes(), found["pos"]) if "key" in found else repr(found)
-    return there.numpy().tobytes(), torch.get_rng_state().numpy().tobytes(), random.getstate(), inner
+    return (
+        there.numpy().tobytes(),
+        torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        inner,
+    )
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def use_seed(seed: int, device: torch.device) -> Iterator[None]:
     """All of them drawn from the seed; afterwards each goes on where it was."""
-    with kept(device):
+    with preserve_rng_states(device):
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
@@ -32,9 +39,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def kept(device: torch.device) -> Iterator[None]:
+def preserve_rng_states(device: torch.device) -> Iterator[None]:
     """Whatever is drawn within, afterwards each goes on where it was."""
-    with DRAWING, torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with RNG_LOCK, torch.random.fork_rng([device] if device.type == "cuda" else []):
         before = random.getstate(), np.random.get_state()
         try:
             yield

@@ -1,14 +1,15 @@
 """nn.Module <-> the flat float32 vector w that travels, by the role of each tensor.
 
-| role       | what                                                              | where it is                     |
-|------------|-------------------------------------------------------------------|---------------------------------|
-| trained    | parameters that ask for gradients                                 | first in w: the paper's vector  |
-| statistics | float buffers, such as BatchNorm's running mean and variance      | behind them in w, averaged      |
-| kept       | parameters and buffers that stay with a client (FedBN, FedPer)    | in a vector of the client's own |
-| fixed      | parameters that ask for no gradients: the base under LoRA         | in the module; never travel     |
+| role | what | where it is |
+|---|---|---|
+| trained | parameters that ask for gradients | first in w: the paper's vector |
+| statistics | float buffers: BatchNorm's running mean and variance | behind them in w, averaged |
+| kept | parameters and buffers that stay with a client | in a vector of the client's own |
+| fixed | parameters that ask for no gradients: the base under LoRA | in the module; never travel |
 
-Integer buffers (`num_batches_tracked`) never travel either, nor masks of -inf. A client trains its local vector: what
-it keeps and trains, then w, then what it keeps of the statistics; so both w and all that trains are one slice of it.
+Integer buffers (`num_batches_tracked`) never travel either, nor masks of -inf. A client trains its
+local vector: what it keeps and trains, then w, then what it keeps of the statistics; so both w and
+all that trains are one slice of it.
 """
 
 import copy
@@ -24,30 +25,37 @@ import torch
 from torch import Tensor, nn
 
 from flrce.errors import BadInput
-from flrce.models.abilities import provision
+from flrce.models.abilities import get_provision_bytes
 
-NORMS = "norms"  # in place of a pattern: every normalisation layer
-SAMPLED = 4096  # numbers of each fixed tensor that its fingerprint is of
-HEAD = "head"  # in place of a pattern: the last layer that has parameters to train
+NORMS_KEYWORD = "norms"  # in place of a pattern: every normalisation layer
+FINGERPRINT_SAMPLES = 4096  # numbers of each fixed tensor that its fingerprint is of
+HEAD_KEYWORD = "head"  # in place of a pattern: the last layer that has parameters to train
 log = logging.getLogger("flrce")
-_NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
+_NORM_LAYERS = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.modules.instancenorm._InstanceNorm,
+)
 
 
-class Fixed(nn.Parameter):
-    """A parameter that came from a file and never changes: copies of its module share its memory, no run keeps it."""
+class FrozenParameter(nn.Parameter):
+    """A parameter that came from a file and never changes: copies of its module share its memory,
+    no run keeps it.
+    """
 
-    def __new__(cls, data: Tensor, requires_grad: bool = False) -> "Fixed":
+    def __new__(cls, data: Tensor, requires_grad: bool = False) -> "FrozenParameter":
         return super().__new__(cls, data, False)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Fixed":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenParameter":
         if id(self) not in memo:
-            memo[id(self)] = Fixed(self.data)
-        found: Fixed = memo[id(self)]
+            memo[id(self)] = FrozenParameter(self.data)
+        found: FrozenParameter = memo[id(self)]
         return found
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSlot:
     """One tensor's place in w."""
 
     name: str
@@ -65,137 +73,190 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where each tensor lies in w: `size` floats travel, the first `trainable` of them are trained."""
+class ModelLayout:
+    """Where each tensor lies in w: `size` floats travel, the first `trainable` of them are
+    trained.
+    """
 
-    slots: tuple[Slot, ...]
+    slots: tuple[TensorSlot, ...]
     trainable: int
     size: int
-    kept: tuple[Slot, ...] = ()  # what stays with the client, in a vector of its own: trained first
+    kept: tuple[
+        TensorSlot, ...
+    ] = ()  # what stays with the client, in a vector of its own: trained first
 
-    def views(self, w: Tensor) -> dict[str, Tensor]:
+    def view_tensors(self, w: Tensor) -> dict[str, Tensor]:
         """Named views into w (..., size); writing to them writes to w."""
         return {s.name: w[..., s.span].reshape((*w.shape[:-1], *s.shape)) for s in self.slots}
 
-    def __getitem__(self, name: str) -> Slot:
+    def __getitem__(self, name: str) -> TensorSlot:
         return next(s for s in self.slots if s.name == name)
 
     @cached_property
-    def own(self) -> "Layout":
+    def personal_layout(self) -> "ModelLayout":
         """The client's own vector alone."""
-        return _placed([(s.name, s.shape, s.trainable) for s in self.kept])
+        return _make_consecutive_layout([(s.name, s.shape, s.trainable) for s in self.kept])
 
     @cached_property
-    def local(self) -> "Layout":
+    def local_layout(self) -> "ModelLayout":
         """The local vector: all that a client holds."""
         if not self.kept:
             return self
         trained = [s for s in (*self.kept, *self.slots) if s.trainable]
         rest = [s for s in (*self.slots, *self.kept) if not s.trainable]
-        return _placed([(s.name, s.shape, s.trainable) for s in (*trained, *rest)])
+        return _make_consecutive_layout([(s.name, s.shape, s.trainable) for s in (*trained, *rest)])
 
     @property
-    def travelling(self) -> slice:
+    def shared_slice(self) -> slice:
         """Where w lies in the local vector."""
-        return slice(self.own.trainable, self.own.trainable + self.size)
+        return slice(self.personal_layout.trainable, self.personal_layout.trainable + self.size)
 
     def join(self, w: Tensor, own: Tensor | None) -> Tensor:
         """The local vector of a client with these kept floats."""
         if not self.kept or own is None:
             return w
-        return torch.cat([own[: self.own.trainable], w, own[self.own.trainable :]])
+        return torch.cat(
+            [own[: self.personal_layout.trainable], w, own[self.personal_layout.trainable :]]
+        )
 
     def split(self, local: Tensor) -> tuple[Tensor, Tensor | None]:
         """(w, the client's own) of a local vector."""
         if not self.kept:
             return local, None
-        where = self.travelling
+        where = self.shared_slice
         return local[where], torch.cat([local[: where.start], local[where.stop :]])
 
 
-def _placed(tensors: Sequence[tuple[str, tuple[int, ...], bool]], kept: tuple[Slot, ...] = ()) -> Layout:
+def _make_consecutive_layout(
+    tensors: Sequence[tuple[str, tuple[int, ...], bool]], kept: tuple[TensorSlot, ...] = ()
+) -> ModelLayout:
     """One tensor behind the other; those that train come first."""
     slots, offset, trainable = [], 0, 0
     for name, shape, trained in tensors:
-        slots.append(Slot(name, shape, offset, trained))
+        slots.append(TensorSlot(name, shape, offset, trained))
         offset += slots[-1].size
         trainable += slots[-1].size if trained else 0
-    return Layout(tuple(slots), trainable, offset, kept)
+    return ModelLayout(tuple(slots), trainable, offset, kept)
 
 
-def tensors(module: nn.Module) -> list[tuple[str, Tensor, bool]]:
+def list_model_tensors(module: nn.Module) -> list[tuple[str, Tensor, bool]]:
     """(name, tensor, trained) of all that has a place in w or with a client, trained ones first."""
     trained = [(name, p.data, True) for name, p in module.named_parameters() if p.requires_grad]
-    return trained + [(name, b, False) for name, b in module.named_buffers() if _statistics(b)]
+    return trained + [(name, b, False) for name, b in module.named_buffers() if _is_statistic(b)]
 
 
-def _statistics(b: Tensor) -> bool:
-    """Whether a buffer counts as statistics: one with infinities in it is a constant, such as a causal mask."""
+def _is_statistic(b: Tensor) -> bool:
+    """Whether a buffer counts as statistics: one with infinities in it is a constant, such as a
+    causal mask.
+    """
     return b.is_floating_point() and (bool(b.isnan().any()) or not bool(b.isinf().any()))
 
 
-def layout(module: nn.Module, kept: Sequence[str] = ()) -> Layout:
-    """The layout of a module's w. `kept`: patterns of names that stay with the client, "norms" or "head"."""
-    found = tensors(module)
-    stays = _kept(module, [name for name, _, _ in found], kept)
-    own = _placed([(name, tuple(x.shape), trained) for name, x, trained in found if name in stays]).slots
-    return _placed([(name, tuple(x.shape), trained) for name, x, trained in found if name not in stays], own)
+def make_layout(module: nn.Module, kept: Sequence[str] = ()) -> ModelLayout:
+    """The layout of a module's w. `kept`: patterns of names that stay with the client, "norms" or
+    "head".
+    """
+    found = list_model_tensors(module)
+    stays = _match_personal_tensors(module, [name for name, _, _ in found], kept)
+    own = _make_consecutive_layout(
+        [(name, tuple(x.shape), trained) for name, x, trained in found if name in stays]
+    ).slots
+    return _make_consecutive_layout(
+        [(name, tuple(x.shape), trained) for name, x, trained in found if name not in stays], own
+    )
 
 
-def head(module: nn.Module, trained: bool = False) -> str:
-    """The path of the last layer that has parameters; `trained`: that train, as over a fixed base only adapters do."""
-    paths = [name.rpartition(".")[0] for name, p in module.named_parameters() if p.requires_grad or not trained]
+def find_head_layer(module: nn.Module, trained: bool = False) -> str:
+    """The path of the last layer that has parameters; `trained`: that train, as over a fixed base
+    only adapters do.
+    """
+    paths = [
+        name.rpartition(".")[0]
+        for name, p in module.named_parameters()
+        if p.requires_grad or not trained
+    ]
     return paths[-1] if paths else ""
 
 
-def _kept(module: nn.Module, names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+def _match_personal_tensors(
+    module: nn.Module, names: Sequence[str], patterns: Sequence[str]
+) -> set[str]:
     found: set[str] = set()
     for pattern in patterns:
-        if pattern == NORMS:
-            layers = [path for path, layer in module.named_modules() if isinstance(layer, _NORMS)]
+        if pattern == NORMS_KEYWORD:
+            layers = [
+                path for path, layer in module.named_modules() if isinstance(layer, _NORM_LAYERS)
+            ]
             here = {name for name in names if name.rpartition(".")[0] in layers}
-        elif pattern == HEAD:
-            here = {name for name in names if name.rpartition(".")[0] == head(module, trained=True)}
+        elif pattern == HEAD_KEYWORD:
+            here = {
+                name
+                for name in names
+                if name.rpartition(".")[0] == find_head_layer(module, trained=True)
+            }
         else:
             here = {name for name in names if fnmatchcase(name, pattern)}
         if not here:
             few = ", ".join(names[:6])
             raise BadInput(
-                f"{pattern!r}, which clients are to keep (model.kept, recipe.heads), matches no tensor of the network; "
-                f"it has {few}, ..."
+                f"{pattern!r}, which clients are to keep (model.kept, recipe.heads), matches no"
+                f" tensor of the network; it has {few}, ..."
             )
         found |= here
     if found and not set(names) - found:
-        raise BadInput(f"model.kept = {', '.join(patterns)!r} keeps every tensor with the client: nothing would travel")
+        raise BadInput(
+            f"model.kept = {', '.join(patterns)!r} keeps every tensor with the client: nothing"
+            " would travel"
+        )
     return found
 
 
-def single(module: nn.Module) -> nn.Module:
-    """The module, or a copy of it with all that travels in float32, as w has it; BadInput where that cannot be."""
+def convert_to_float32(module: nn.Module) -> nn.Module:
+    """The module, or a copy of it with all that travels in float32, as w has it; BadInput where
+    that cannot be.
+    """
     for part in module.modules():
-        for name, value in list(vars(part).items()):  # older hooks leave what they make of parameters: it has a history
-            if isinstance(value, Tensor) and value.grad_fn is not None:  # and cannot be copied; each pass makes it anew
+        for name, value in list(
+            vars(part).items()
+        ):  # older hooks leave what they make of parameters: it has a history
+            if (
+                isinstance(value, Tensor) and value.grad_fn is not None
+            ):  # and cannot be copied; each pass makes it anew
                 vars(part)[name] = value.detach()
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
-        raise BadInput(f"{type(module).__name__} is of torch.jit, whose copies do not train; give the module before it")
+        raise BadInput(
+            f"{type(module).__name__} is of torch.jit, whose copies do not train; give the module"
+            " before it"
+        )
     if any(p.is_complex() for p in module.parameters() if p.requires_grad):
-        raise BadInput(f"{type(module).__name__} has complex parameters; hold them as real ones (view_as_complex)")
-    odd = {str(x.dtype).removeprefix("torch.") for _, x, _ in tensors(module) if x.dtype != torch.float32}
+        raise BadInput(
+            f"{type(module).__name__} has complex parameters; hold them as real ones"
+            " (view_as_complex)"
+        )
+    odd = {
+        str(x.dtype).removeprefix("torch.")
+        for _, x, _ in list_model_tensors(module)
+        if x.dtype != torch.float32
+    }
     if not odd:
         return module
-    log.warning("%s has %s parameters or buffers: they train and travel as float32", type(module).__name__, min(odd))
+    log.warning(
+        "%s has %s parameters or buffers: they train and travel as float32",
+        type(module).__name__,
+        min(odd),
+    )
     module = copy.deepcopy(module)
     for p in module.parameters():
         if p.requires_grad:
             p.data = p.data.float()
     for part in module.modules():
         for name, b in list(part.named_buffers(recurse=False)):
-            if _statistics(b):
+            if _is_statistic(b):
                 part._buffers[name] = b.float()
     return module
 
 
-def fix(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
+def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
     """The module, or a copy of it whose parameters of these names neither train nor travel."""
     if not patterns:
         return module
@@ -206,64 +267,83 @@ def fix(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
         if not here:
             few = ", ".join(names[:6])
             raise BadInput(
-                f"no parameter that trains is called {pattern!r} (model.fixed, or a recipe of adapters); some are {few}"
+                f"no parameter that trains is called {pattern!r} (model.fixed, or a recipe of"
+                f" adapters); some are {few}"
             )
         for name, p in module.named_parameters():
             if name in here:
                 p.requires_grad_(False)
     if not any(p.requires_grad for p in module.parameters()):
-        raise BadInput(f"model.fixed = {', '.join(patterns)!r} fixes every parameter: nothing would train")
+        raise BadInput(
+            f"model.fixed = {', '.join(patterns)!r} fixes every parameter: nothing would train"
+        )
     return module
 
 
-def base_bytes(module: nn.Module) -> int:
-    """What the fixed parameters weigh: as the file that they came from, where the module knows it."""
-    return provision(module) or sum(p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad)
+def count_frozen_bytes(module: nn.Module) -> int:
+    """What the fixed parameters weigh: as the file that they came from, where the module knows
+    it.
+    """
+    return get_provision_bytes(module) or sum(
+        p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad
+    )
 
 
-def fingerprint(module: nn.Module) -> str:
-    """Of the fixed parameters, by some numbers of each: two bases that are not the same differ; "" without any."""
+def fingerprint_frozen_parameters(module: nn.Module) -> str:
+    """Of the fixed parameters, by some numbers of each: two bases that are not the same differ; ""
+    without any.
+    """
     found = hashlib.blake2b(digest_size=16)
     fixed = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
     for name, p in fixed:
-        some = p.detach().reshape(-1)[:: max(p.numel() // SAMPLED, 1)].cpu().contiguous()
-        found.update(f"{name} {tuple(p.shape)} {p.dtype}".encode() + some.view(torch.uint8).numpy().tobytes())
+        some = (
+            p.detach().reshape(-1)[:: max(p.numel() // FINGERPRINT_SAMPLES, 1)].cpu().contiguous()
+        )
+        found.update(
+            f"{name} {tuple(p.shape)} {p.dtype}".encode() + some.view(torch.uint8).numpy().tobytes()
+        )
     return found.hexdigest() if fixed else ""
 
 
-def pack(module: nn.Module, where: Layout | None = None) -> Tensor:
+def pack_model(module: nn.Module, where: ModelLayout | None = None) -> Tensor:
     """w, a copy of the module's tensors; `where` may leave some of them out."""
-    return _copied(module, where or layout(module))
+    return _copy_to_vector(module, where or make_layout(module))
 
 
-def pack_own(module: nn.Module, where: Layout) -> Tensor | None:
-    """What a client keeps before it has trained: the module's own values; None where nothing is kept."""
-    return _copied(module, where.own) if where.kept else None
+def pack_personal(module: nn.Module, where: ModelLayout) -> Tensor | None:
+    """What a client keeps before it has trained: the module's own values; None where nothing is
+    kept.
+    """
+    return _copy_to_vector(module, where.personal_layout) if where.kept else None
 
 
-def _copied(module: nn.Module, where: Layout) -> Tensor:
-    found = {name: tensor for name, tensor, _ in tensors(module)}
+def _copy_to_vector(module: nn.Module, where: ModelLayout) -> Tensor:
+    found = {name: tensor for name, tensor, _ in list_model_tensors(module)}
     parts = [found[s.name].detach().reshape(-1).float() for s in where.slots]
     return torch.cat(parts) if parts else torch.empty(0)
 
 
-def unpack(module: nn.Module, w: Tensor, where: Layout | None = None) -> nn.Module:
+def unpack_model(module: nn.Module, w: Tensor, where: ModelLayout | None = None) -> nn.Module:
     """Copy w into the module's tensors; returns the module."""
-    views = (where or layout(module)).views(w)
+    views = (where or make_layout(module)).view_tensors(w)
     with torch.no_grad():
-        for name, tensor, _ in tensors(module):
+        for name, tensor, _ in list_model_tensors(module):
             if name in views:
                 tensor.copy_(views[name])
     return module
 
 
-def bind(module: nn.Module, w: Tensor, g: Tensor, where: Layout | None = None) -> nn.Module:
-    """Make the module live inside w: parameters and buffers become views of w, gradients views of g (trainable,).
+def bind_to_vector(
+    module: nn.Module, w: Tensor, g: Tensor, where: ModelLayout | None = None
+) -> nn.Module:
+    """Make the module live inside w: parameters and buffers become views of w, gradients views of g
+    (trainable,).
 
-    One flat step then updates every tensor at once. `where` is the layout of w, the module's own unless given.
+    One flat step then updates every tensor at once. `where` is the layout of w, the module's own
+    unless given.
     """
-    where = where or layout(module)
-    views = where.views(w)
+    where = where or make_layout(module)
+    views = where.view_tensors(w)
     for name, p in module.named_parameters():
         if p.requires_grad:
             p.data = views[name]

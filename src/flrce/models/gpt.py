@@ -5,8 +5,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class Layer(nn.Module):
-    """Causal self-attention, then a two-layer perceptron; each normalises its input and adds to it."""
+class GPTBlock(nn.Module):
+    """Causal self-attention, then a two-layer perceptron; each normalises its input and adds to
+    it.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -29,18 +31,26 @@ class GPT(nn.Module):
     """Token ids (N, L) -> scores (N, L, outputs) after every id, or (N, outputs) after the last."""
 
     def __init__(
-        self, vocabulary: int, outputs: int, length: int, every: bool = False, layers: int = 2, width: int = 64,
+        self,
+        vocabulary: int,
+        outputs: int,
+        length: int,
+        every: bool = False,
+        layers: int = 2,
+        width: int = 64,
         heads: int = 4,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width = {width} must be a multiple of heads = {heads}")
         self.every, self.length = every, length
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.layers = nn.Sequential(*[Layer(width, heads) for _ in range(layers)])
+        self.layers = nn.Sequential(*[GPTBlock(width, heads) for _ in range(layers)])
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs, bias=False)
         for name, p in self.named_parameters():
-            if p.ndim == 2:  # GPT-2's; what adds to the stream is scaled down by the number of additions
+            if (
+                p.ndim == 2
+            ):  # GPT-2's; what adds to the stream is scaled down by the number of additions
                 adds = name.endswith(("mix.weight", "down.weight"))
                 nn.init.normal_(p, std=0.02 / (2 * layers) ** 0.5 if adds else 0.02)
             elif name.endswith("bias"):

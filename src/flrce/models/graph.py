@@ -13,15 +13,24 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from flrce.errors import BadInput
-from flrce.models.kinds import CALLS, Add, Kinds, Mean, known, options
-from flrce.models.tracing import hooked, line, tied, traced
+from flrce.models.kinds import (
+    FUNCTION_KINDS,
+    AddLayer,
+    LayerKinds,
+    MeanLayer,
+    format_layer_kinds,
+    get_layer_options,
+)
+from flrce.models.tracing import find_hooks, find_tied_parameters, get_first_line, trace_graph
 
-SAMPLE = -1  # the number of what comes in
+INPUT_NODE = -1  # the number of what comes in
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One step of a network. `name` is the module's path ("" for a function), `inside`/`out` one sample's shapes."""
+class LayerSpec:
+    """One step of a network. `name` is the module's path ("" for a function), `inside`/`out` one
+    sample's shapes.
+    """
 
     kind: str
     name: str
@@ -34,41 +43,48 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Node:
+class LayerNode:
     """A layer and the nodes that feed it, by number."""
 
-    layer: Layer
+    layer: LayerSpec
     sources: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Graph:
-    """A module's layers, each after those that feed it; `output` is the last one's number where all goes into it."""
+class LayerGraph:
+    """A module's layers, each after those that feed it; `output` is the last one's number where all
+    goes into it.
+    """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayerNode, ...]
     output: int | None
 
 
-def graph(module: nn.Module, shape: tuple[int, ...], kinds: Kinds, branches: bool = True) -> Graph:
-    """The module's layers for one sample of this shape; BadInput if it has others than of these kinds.
+def build_layer_graph(
+    module: nn.Module, shape: tuple[int, ...], kinds: LayerKinds, branches: bool = True
+) -> LayerGraph:
+    """The module's layers for one sample of this shape; BadInput if it has others than of these
+    kinds.
 
     Without `branches` each layer must be fed by the last.
     """
     owner = type(module).__name__
-    if found := hooked(module):  # such as torch's older weight_norm and spectral_norm
+    if found := find_hooks(module):  # such as torch's older weight_norm and spectral_norm
         raise BadInput(f"{owner} has {found}; a chain's layers have none")
-    if found := tied(module):
+    if found := find_tied_parameters(module):
         raise BadInput(f"{owner} has {found}; a chain's layers share none")
     try:
-        steps = traced(module, kinds)
+        steps = trace_graph(module, kinds)
     except BadInput:
         raise
     except Exception as why:  # torch.fx raises many kinds for what it cannot trace
-        raise BadInput(f"{owner} cannot be traced by torch.fx ({line(why)}); use a plain chain") from why
+        raise BadInput(
+            f"{owner} cannot be traced by torch.fx ({get_first_line(why)}); use a plain chain"
+        ) from why
     training = module.training
     module.eval()
     try:
-        read = _walked(steps, module, shape, kinds, branches)
+        read = _walk_traced_graph(steps, module, shape, kinds, branches)
     finally:
         module.train(training)
     names = [node.layer.name for node in read.nodes if node.layer.name]
@@ -77,10 +93,12 @@ def graph(module: nn.Module, shape: tuple[int, ...], kinds: Kinds, branches: boo
     return read
 
 
-def _walked(traced: fx.Graph, module: nn.Module, shape: tuple[int, ...], kinds: Kinds, branches: bool) -> Graph:
+def _walk_traced_graph(
+    traced: fx.Graph, module: nn.Module, shape: tuple[int, ...], kinds: LayerKinds, branches: bool
+) -> LayerGraph:
     """The graph's layers, with the shapes that two samples of zeros take on their way."""
     owner, modules = type(module).__name__, dict(module.named_modules())
-    nodes: list[Node] = []
+    nodes: list[LayerNode] = []
     values: dict[fx.Node, tuple[int, Tensor]] = {}
     sizes: dict[fx.Node, Any] = {}  # numbers that code asks shapes for, as in x.view(x.size(0), -1)
     previous: fx.Node | None = None
@@ -89,38 +107,54 @@ def _walked(traced: fx.Graph, module: nn.Module, shape: tuple[int, ...], kinds: 
         if step.op == "placeholder":
             if previous is not None:
                 raise BadInput(f"{owner} takes more than one input; a chain has one")
-            values[step] = (SAMPLE, torch.zeros(2, *shape))
+            values[step] = (INPUT_NODE, torch.zeros(2, *shape))
         elif step.op == "output":
             last = step.args[0]
             output = values[last][0] if isinstance(last, fx.Node) and last in values else None
             break
-        elif (size := _size(step, values, sizes)) is not None:
+        elif (size := _evaluate_shape_query(step, values, sizes)) is not None:
             sizes[step] = size
             continue
         else:
-            kind, name, call = _read(step, modules, owner, kinds)
-            fed = [one for one in _fed(step, kind, owner) if one not in sizes]
+            kind, name, call = _identify_layer(step, modules, owner, kinds)
+            fed = [one for one in _list_input_steps(step, kind, owner) if one not in sizes]
             if not branches and fed != [previous]:
-                raise BadInput(f"{owner} branches at {step.name!r}; a chain feeds each layer from the last")
-            if branches and _overwrites(step, call) and len([one for one in fed[0].users if one not in sizes]) > 1:
-                raise BadInput(f"{owner} changes in place at {step.name!r} what another layer reads")
+                raise BadInput(
+                    f"{owner} branches at {step.name!r}; a chain feeds each layer from the last"
+                )
+            if (
+                branches
+                and _is_in_place(step, call)
+                and len([one for one in fed[0].users if one not in sizes]) > 1
+            ):
+                raise BadInput(
+                    f"{owner} changes in place at {step.name!r} what another layer reads"
+                )
             given = [values[one][1] for one in fed]
             inside = tuple(given[0].shape[1:])
-            y = _done(call, given, f"{owner} at {step.name!r}")
-            if kind == "flatten" and step.op != "call_module" and not _flattens(step, given[0], sizes):
-                raise BadInput(f"{owner} shapes samples anew at {step.name!r}; a chain only flattens them")
+            y = _run_layer(call, given, f"{owner} at {step.name!r}")
+            if (
+                kind == "flatten"
+                and step.op != "call_module"
+                and not _is_flatten(step, given[0], sizes)
+            ):
+                raise BadInput(
+                    f"{owner} shapes samples anew at {step.name!r}; a chain only flattens them"
+                )
             if kind == "identity":
                 values[step] = (values[fed[0]][0], y)
             else:
-                how = options(kind, call, inside)
-                layer = Layer(kind, name, inside, tuple(y.shape[1:]), tuple(sorted(how.items())))
-                nodes.append(Node(layer, tuple(values[one][0] for one in fed)))
+                how = get_layer_options(kind, call, inside)
+                layer = LayerSpec(
+                    kind, name, inside, tuple(y.shape[1:]), tuple(sorted(how.items()))
+                )
+                nodes.append(LayerNode(layer, tuple(values[one][0] for one in fed)))
                 values[step] = (len(nodes) - 1, y)
         previous = step
-    return Graph(tuple(nodes), output)
+    return LayerGraph(tuple(nodes), output)
 
 
-def _fed(step: fx.Node, kind: str, owner: str) -> list[fx.Node]:
+def _list_input_steps(step: fx.Node, kind: str, owner: str) -> list[fx.Node]:
     """The steps whose values a step takes, in order."""
     if kind != "add":
         return list(step.all_input_nodes)
@@ -130,19 +164,25 @@ def _fed(step: fx.Node, kind: str, owner: str) -> list[fx.Node]:
     return fed
 
 
-def _size(step: fx.Node, values: Mapping[fx.Node, tuple[int, Tensor]], sizes: Mapping[fx.Node, Any]) -> Any:
-    """What a step asks of a shape: all of it, or a number of it; None where it does something else."""
+def _evaluate_shape_query(
+    step: fx.Node, values: Mapping[fx.Node, tuple[int, Tensor]], sizes: Mapping[fx.Node, Any]
+) -> Any:
+    """What a step asks of a shape: all of it, or a number of it; None where it does something
+    else.
+    """
     first = step.args[0] if step.args else None
     if not isinstance(first, fx.Node):
         return None
     rest: Any = step.args[1:]
-    if first in values and (step.target == "size" or (step.target is getattr and rest == ("shape",))):
+    if first in values and (
+        step.target == "size" or (step.target is getattr and rest == ("shape",))
+    ):
         shape = values[first][1].shape
         return shape[rest[0]] if step.target == "size" and rest else shape
     return sizes[first][rest[0]] if first in sizes and step.target is operator.getitem else None
 
 
-def _done(call: Any, given: Sequence[Tensor], where: str) -> Tensor:
+def _run_layer(call: Any, given: Sequence[Tensor], where: str) -> Tensor:
     """What a layer makes of two samples."""
     try:
         with torch.no_grad():
@@ -150,11 +190,13 @@ def _done(call: Any, given: Sequence[Tensor], where: str) -> Tensor:
     except BadInput:
         raise
     except Exception as why:  # a step that was taken for a layer and is none
-        raise BadInput(f"{where} does something that its layers do not say ({line(why)})") from why
+        raise BadInput(
+            f"{where} does something that its layers do not say ({get_first_line(why)})"
+        ) from why
     return y
 
 
-def _flattens(step: fx.Node, x: Tensor, sizes: Mapping[fx.Node, Any]) -> bool:
+def _is_flatten(step: fx.Node, x: Tensor, sizes: Mapping[fx.Node, Any]) -> bool:
     """Whether a view, reshape or flatten leaves each of the samples x (2, ...) a vector."""
     known = {key: sizes.get(value, value) for key, value in step.kwargs.items()}  # type: ignore[arg-type]
     args = fx.node.map_arg(step.args[1:], lambda one: sizes.get(one, one))
@@ -165,45 +207,69 @@ def _flattens(step: fx.Node, x: Tensor, sizes: Mapping[fx.Node, Any]) -> bool:
         return False
 
 
-def _overwrites(step: fx.Node, call: Any) -> bool:
+def _is_in_place(step: fx.Node, call: Any) -> bool:
     if step.op == "call_module":
         return bool(getattr(call, "inplace", False))
-    inplace = step.kwargs.get("inplace") or (step.target is F.relu and len(step.args) > 1 and step.args[1])
+    inplace = step.kwargs.get("inplace") or (
+        step.target is F.relu and len(step.args) > 1 and step.args[1]
+    )
     return bool(inplace) or step.target in (operator.iadd, "add_")
 
 
-def _read(node: fx.Node, modules: dict[str, nn.Module], owner: str, kinds: Kinds) -> tuple[str, str, Any]:
+def _identify_layer(
+    node: fx.Node, modules: dict[str, nn.Module], owner: str, kinds: LayerKinds
+) -> tuple[str, str, Any]:
     """(kind, module path, the layer as a function) of one graph node."""
     if node.op == "call_module":
         layer = modules[str(node.target)]
         kind = kinds.get(type(layer))
         if kind is None:
-            raise BadInput(f"{owner} has a {type(layer).__name__} at {node.target!r}; known layers: {known(kinds)}")
+            raise BadInput(
+                f"{owner} has a {type(layer).__name__} at {node.target!r}; known layers:"
+                f" {format_layer_kinds(kinds)}"
+            )
         if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
-            raise BadInput(f"{owner} flattens dimensions {layer.start_dim} to {layer.end_dim}; only 1 to -1 is a chain")
+            raise BadInput(
+                f"{owner} flattens dimensions {layer.start_dim} to {layer.end_dim}; only 1 to -1 is"
+                " a chain"
+            )
         return kind, str(node.target), layer
-    kind = CALLS.get(node.target)
-    if node.target is torch.reshape or (node.op == "call_method" and node.target in ("view", "reshape")):
+    kind = FUNCTION_KINDS.get(node.target)
+    if node.target is torch.reshape or (
+        node.op == "call_method" and node.target in ("view", "reshape")
+    ):
         kind = "flatten"
     if kind is None or kind not in kinds.values():
         called = getattr(node.target, "__name__", node.target)
-        raise BadInput(f"{owner} calls {called!r}; known layers: {known(kinds)}")
-    return kind, "", _called(kind, node)
+        raise BadInput(f"{owner} calls {called!r}; known layers: {format_layer_kinds(kinds)}")
+    return kind, "", _make_functional_layer(kind, node)
 
 
-def _called(kind: str, node: fx.Node) -> Any:
+def _make_functional_layer(kind: str, node: fx.Node) -> Any:
     """The layer that a function or method without weights stands for."""
     rest = {key: value for key, value in node.kwargs.items() if key != "inplace"}
     args = node.args[1:]
     if kind == "maxpool":
         names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
         values: dict[str, Any] = {**dict(zip(names, args, strict=False)), **rest}
-        return nn.MaxPool2d(**{key: value for key, value in values.items() if key in names and value is not None})
+        return nn.MaxPool2d(
+            **{key: value for key, value in values.items() if key in names and value is not None}
+        )
     if kind == "avgpool":
-        first: Any = args[0] if args else next((rest[key] for key in ("dim", "output_size") if key in rest), None)
+        first: Any = (
+            args[0]
+            if args
+            else next((rest[key] for key in ("dim", "output_size") if key in rest), None)
+        )
         if first is None:
-            raise BadInput(f"a mean over all samples at {node.name!r}; a chain only averages planes")
+            raise BadInput(
+                f"a mean over all samples at {node.name!r}; a chain only averages planes"
+            )
         if node.target in ("mean", torch.mean):
-            return Mean(first, bool(rest.get("keepdim", args[1] if len(args) > 1 else False)))
-        return nn.AdaptiveAvgPool1d(first) if node.target is F.adaptive_avg_pool1d else nn.AdaptiveAvgPool2d(first)
-    return {"flatten": nn.Flatten, "relu": nn.ReLU, "tanh": nn.Tanh, "add": Add}[kind]()
+            return MeanLayer(first, bool(rest.get("keepdim", args[1] if len(args) > 1 else False)))
+        return (
+            nn.AdaptiveAvgPool1d(first)
+            if node.target is F.adaptive_avg_pool1d
+            else nn.AdaptiveAvgPool2d(first)
+        )
+    return {"flatten": nn.Flatten, "relu": nn.ReLU, "tanh": nn.Tanh, "add": AddLayer}[kind]()

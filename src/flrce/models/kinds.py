@@ -1,4 +1,5 @@
-"""Which layers a network may have: their kinds, what functions stand for them, and their options as plain values.
+"""Which layers a network may have: their kinds, what functions stand for them, and their options as
+plain values.
 
 Layers in one dimension are those in two on planes of one row.
 """
@@ -13,22 +14,36 @@ from torch.nn import functional as F
 
 from flrce.errors import BadInput
 
-Kinds = dict[type[nn.Module], str]
+LayerKinds = dict[type[nn.Module], str]
 
 #: what sub-models, freezing and every engine know
-KINDS: Kinds = {
-    nn.Conv2d: "conv", nn.Linear: "linear", nn.BatchNorm2d: "batchnorm", nn.BatchNorm1d: "batchnorm",
-    nn.ReLU: "relu", nn.Tanh: "tanh", nn.MaxPool2d: "maxpool", nn.Flatten: "flatten", nn.Dropout: "dropout",
+BASIC_KINDS: LayerKinds = {
+    nn.Conv2d: "conv",
+    nn.Linear: "linear",
+    nn.BatchNorm2d: "batchnorm",
+    nn.BatchNorm1d: "batchnorm",
+    nn.ReLU: "relu",
+    nn.Tanh: "tanh",
+    nn.MaxPool2d: "maxpool",
+    nn.Flatten: "flatten",
+    nn.Dropout: "dropout",
     nn.Identity: "identity",
-}  # fmt: skip
+}
 #: what the fused CPU kernels know beside these
-FUSED: Kinds = {
-    **KINDS, nn.Conv1d: "conv", nn.MaxPool1d: "maxpool", nn.GroupNorm: "groupnorm", nn.LayerNorm: "groupnorm",
-    nn.AvgPool1d: "avgpool", nn.AvgPool2d: "avgpool", nn.AdaptiveAvgPool1d: "avgpool", nn.AdaptiveAvgPool2d: "avgpool",
-}  # fmt: skip
+FUSED_KINDS: LayerKinds = {
+    **BASIC_KINDS,
+    nn.Conv1d: "conv",
+    nn.MaxPool1d: "maxpool",
+    nn.GroupNorm: "groupnorm",
+    nn.LayerNorm: "groupnorm",
+    nn.AvgPool1d: "avgpool",
+    nn.AvgPool2d: "avgpool",
+    nn.AdaptiveAvgPool1d: "avgpool",
+    nn.AdaptiveAvgPool2d: "avgpool",
+}
 
 
-class Mean(nn.Module):
+class MeanLayer(nn.Module):
     """x.mean(dims), as a layer."""
 
     def __init__(self, dims: int | Sequence[int], keepdim: bool = False) -> None:
@@ -39,93 +54,134 @@ class Mean(nn.Module):
         return x.mean(self.dims, self.keepdim)
 
 
-class Add(nn.Module):
+class AddLayer(nn.Module):
     """a + b, as a layer: where a skip meets what it skips."""
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.shape != b.shape:
-            raise BadInput(f"{tuple(a.shape[1:])} + {tuple(b.shape[1:])}: only outputs of one shape are added")
+            raise BadInput(
+                f"{tuple(a.shape[1:])} + {tuple(b.shape[1:])}: only outputs of one shape are added"
+            )
         return a + b
 
 
 #: the same where layers may be skipped, as in residual networks
-SKIPPING: Kinds = {**FUSED, Add: "add"}
+RESIDUAL_KINDS: LayerKinds = {**FUSED_KINDS, AddLayer: "add"}
 #: functions and methods that stand for a layer without parameters
-CALLS: dict[Any, str] = {
-    F.relu: "relu", torch.relu: "relu", "relu": "relu", torch.tanh: "tanh", F.tanh: "tanh", "tanh": "tanh",
-    F.max_pool2d: "maxpool", torch.max_pool2d: "maxpool", torch.flatten: "flatten", "flatten": "flatten",
-    F.adaptive_avg_pool1d: "avgpool", F.adaptive_avg_pool2d: "avgpool", torch.mean: "avgpool", "mean": "avgpool",
-    operator.add: "add", operator.iadd: "add", torch.add: "add", "add": "add", "add_": "add",
-}  # fmt: skip
-ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+FUNCTION_KINDS: dict[Any, str] = {
+    F.relu: "relu",
+    torch.relu: "relu",
+    "relu": "relu",
+    torch.tanh: "tanh",
+    F.tanh: "tanh",
+    "tanh": "tanh",
+    F.max_pool2d: "maxpool",
+    torch.max_pool2d: "maxpool",
+    torch.flatten: "flatten",
+    "flatten": "flatten",
+    F.adaptive_avg_pool1d: "avgpool",
+    F.adaptive_avg_pool2d: "avgpool",
+    torch.mean: "avgpool",
+    "mean": "avgpool",
+    operator.add: "add",
+    operator.iadd: "add",
+    torch.add: "add",
+    "add": "add",
+    "add_": "add",
+}
+ADAPTIVE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
-def known(kinds: Kinds) -> str:
+def format_layer_kinds(kinds: LayerKinds) -> str:
     return ", ".join(sorted(kind.__name__ for kind in kinds))
 
 
-def options(kind: str, layer: Any, inside: tuple[int, ...]) -> dict[str, Any]:
+def get_layer_options(kind: str, layer: Any, inside: tuple[int, ...]) -> dict[str, Any]:
     """What a layer does with one sample of this shape, beside its weights."""
     name = type(layer).__name__
     if kind == "conv":
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise BadInput(
-                f"{name} with padding={layer.padding!r}, mode {layer.padding_mode!r}; use integers and zeros"
+                f"{name} with padding={layer.padding!r}, mode {layer.padding_mode!r}; use integers"
+                " and zeros"
             )
         flat = isinstance(layer, nn.Conv1d)
         return {
-            "bias": layer.bias is not None, "kernel": _pair(layer.kernel_size, 1, flat),
-            "stride": _pair(layer.stride, 1, flat), "padding": _pair(layer.padding, 0, flat),
-            "dilation": _pair(layer.dilation, 1, flat), "groups": layer.groups,
-        }  # fmt: skip
+            "bias": layer.bias is not None,
+            "kernel": _to_pair(layer.kernel_size, 1, flat),
+            "stride": _to_pair(layer.stride, 1, flat),
+            "padding": _to_pair(layer.padding, 0, flat),
+            "dilation": _to_pair(layer.dilation, 1, flat),
+            "groups": layer.groups,
+        }
     if kind == "linear":
         return {"bias": layer.bias is not None}
     if kind == "batchnorm":
         return {
-            "eps": layer.eps, "momentum": layer.momentum, "affine": layer.affine, "running": layer.track_running_stats,
-        }  # fmt: skip
+            "eps": layer.eps,
+            "momentum": layer.momentum,
+            "affine": layer.affine,
+            "running": layer.track_running_stats,
+        }
     if kind == "maxpool":
         flat = isinstance(layer, nn.MaxPool1d)
         return {
-            "kernel": _pair(layer.kernel_size, 1, flat), "stride": _pair(layer.stride, 1, flat),
-            "padding": _pair(layer.padding, 0, flat), "dilation": _pair(layer.dilation, 1, flat),
+            "kernel": _to_pair(layer.kernel_size, 1, flat),
+            "stride": _to_pair(layer.stride, 1, flat),
+            "padding": _to_pair(layer.padding, 0, flat),
+            "dilation": _to_pair(layer.dilation, 1, flat),
             "ceil": layer.ceil_mode,
-        }  # fmt: skip
+        }
     if kind == "groupnorm":
         if isinstance(layer, nn.LayerNorm) and len(inside) != 1:
             raise BadInput(f"LayerNorm on samples of shape {inside}; flatten first")
         groups = 1 if isinstance(layer, nn.LayerNorm) else layer.num_groups
-        return {"groups": groups, "eps": layer.eps, "weight": layer.weight is not None, "bias": layer.bias is not None}
+        return {
+            "groups": groups,
+            "eps": layer.eps,
+            "weight": layer.weight is not None,
+            "bias": layer.bias is not None,
+        }
     if kind == "avgpool":
-        return _averaged(layer, inside)
+        return _get_average_pool_options(layer, inside)
     if kind == "dropout":
         return {"p": layer.p}
     return {}
 
 
-def _averaged(layer: Any, inside: tuple[int, ...]) -> dict[str, Any]:
-    """Windows of an average: an adaptive one has as many as it is asked for, all of one size where they fit."""
+def _get_average_pool_options(layer: Any, inside: tuple[int, ...]) -> dict[str, Any]:
+    """Windows of an average: an adaptive one has as many as it is asked for, all of one size where
+    they fit.
+    """
     plane = inside[1:]
-    if isinstance(layer, Mean):
+    if isinstance(layer, MeanLayer):
         if sorted(dim % (1 + len(inside)) for dim in layer.dims) != list(range(2, 1 + len(inside))):
-            raise BadInput(f"mean over dimensions {layer.dims} of samples of shape {inside}; only over whole planes")
+            raise BadInput(
+                f"mean over dimensions {layer.dims} of samples of shape {inside}; only over whole"
+                " planes"
+            )
         return {"kernel": (1, *plane)[-2:], "stride": (1, *plane)[-2:]}
-    if isinstance(layer, ADAPTIVE):
+    if isinstance(layer, ADAPTIVE_POOLS):
         out = layer.output_size
         wanted = tuple(out) if isinstance(out, tuple) else (out,) * len(plane)
         counts = [n if w is None else w for n, w in zip(plane, wanted, strict=True)]
         if any(n % count for n, count in zip(plane, counts, strict=True)):
-            raise BadInput(f"{type(layer).__name__}({out}) on a plane of {plane}: its windows differ in size")
+            raise BadInput(
+                f"{type(layer).__name__}({out}) on a plane of {plane}: its windows differ in size"
+            )
         window = tuple(n // count for n, count in zip(plane, counts, strict=True))
         return {"kernel": (1, *window)[-2:], "stride": (1, *window)[-2:]}
     flat = isinstance(layer, nn.AvgPool1d)
-    padding, divisor = _pair(layer.padding, 0, flat), getattr(layer, "divisor_override", None)
+    padding, divisor = _to_pair(layer.padding, 0, flat), getattr(layer, "divisor_override", None)
     if padding != (0, 0) or layer.ceil_mode or divisor is not None:
         raise BadInput(f"{type(layer).__name__} with padding, ceil_mode or a divisor of its own")
-    return {"kernel": _pair(layer.kernel_size, 1, flat), "stride": _pair(layer.stride, 1, flat)}
+    return {
+        "kernel": _to_pair(layer.kernel_size, 1, flat),
+        "stride": _to_pair(layer.stride, 1, flat),
+    }
 
 
-def _pair(value: Any, other: int, flat: bool) -> tuple[int, int]:
+def _to_pair(value: Any, other: int, flat: bool) -> tuple[int, int]:
     """(rows, columns); `other` stands for the rows of a layer in one dimension."""
     if flat:
         return (other, value if isinstance(value, int) else value[0])

@@ -1,4 +1,6 @@
-"""The part of a model that a client holds and sends back: all of it, some units of each layer, or its last blocks."""
+"""The part of a model that a client holds and sends back: all of it, some units of each layer, or
+its last blocks.
+"""
 
 import copy
 import math
@@ -8,19 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from flrce.errors import BadInput
-from flrce.models.chain import Chain, chain
-from flrce.models.flat import Layout
+from flrce.models.chain import LayerChain, build_layer_chain
+from flrce.models.flat import ModelLayout
 
-Names = tuple[tuple[str, int], ...]
+TensorSizes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """`held`: coordinates of w a client receives and trains in `net`; `sent`: positions in those it sends back."""
+class ModelPart:
+    """`held`: coordinates of w a client receives and trains in `net`; `sent`: positions in those it
+    sends back.
+    """
 
     net: nn.Module
     key: tuple[float | int, ...]  # (rate, first): parts of one key share shapes and work
-    names: Names  # what is sent: tensors and their sizes, in order
+    names: TensorSizes  # what is sent: tensors and their sizes, in order
     held: Tensor | None = None  # None: all
     sent: Tensor | None = None  # None: all
     first: int = 0  # blocks before it are frozen
@@ -33,40 +37,57 @@ class Part:
         return self.sent if self.held is None else self.held[self.sent]
 
 
-def whole(net: nn.Module, where: Layout) -> Part:
+def make_whole_part(net: nn.Module, where: ModelLayout) -> ModelPart:
     """The whole model."""
-    return Part(net, (1.0, 0), tuple((s.name, s.size) for s in where.slots))
+    return ModelPart(net, (1.0, 0), tuple((s.name, s.size) for s in where.slots))
 
 
-def frozen(part: Part, where: Layout, blocks: Chain, first: int) -> Part:
-    """The part with its blocks before `first` frozen, and so not sent; `where` and `blocks` describe its net."""
-    names = before(blocks, first)
+def freeze_part_blocks(
+    part: ModelPart, where: ModelLayout, blocks: LayerChain, first: int
+) -> ModelPart:
+    """The part with its blocks before `first` frozen, and so not sent; `where` and `blocks`
+    describe its net.
+    """
+    names = list_frozen_layers(blocks, first)
     sent, told = [], []
     for slot, name in zip(where.slots, part.names, strict=True):
         if slot.name.rpartition(".")[0] not in names:
             sent.append(torch.arange(slot.offset, slot.offset + slot.size))
             told.append(name)
-    return replace(part, key=(part.key[0], first), names=tuple(told), sent=torch.cat(sent), first=first)
+    return replace(
+        part, key=(part.key[0], first), names=tuple(told), sent=torch.cat(sent), first=first
+    )
 
 
-def before(blocks: Chain, first: int) -> frozenset[str]:
-    """Names of the layers that are frozen when training starts at block `first`; a block's BatchNorm belongs to it."""
-    if not 0 <= first < len(blocks.trained):
-        raise BadInput(f"first trained block {first}: must lie in 0..{len(blocks.trained) - 1}, the network's blocks")
-    cut = blocks.layers.index(blocks.trained[first])
-    return frozenset(layer.name for layer in blocks.layers[:cut] if layer.name) if first else frozenset()
+def list_frozen_layers(blocks: LayerChain, first: int) -> frozenset[str]:
+    """Names of the layers that are frozen when training starts at block `first`; a block's
+    BatchNorm belongs to it.
+    """
+    if not 0 <= first < len(blocks.weight_layers):
+        raise BadInput(
+            f"first trained block {first}: must lie in 0..{len(blocks.weight_layers) - 1}, the"
+            " network's blocks"
+        )
+    cut = blocks.layers.index(blocks.weight_layers[first])
+    return (
+        frozenset(layer.name for layer in blocks.layers[:cut] if layer.name)
+        if first
+        else frozenset()
+    )
 
 
-def trainee(part: Part, shape: tuple[int, ...]) -> nn.Module:
-    """A copy of the part's net as it trains: frozen blocks in eval mode and without gradients, so fewer FLOPs."""
+def copy_for_training(part: ModelPart, shape: tuple[int, ...]) -> nn.Module:
+    """A copy of the part's net as it trains: frozen blocks in eval mode and without gradients, so
+    fewer FLOPs.
+    """
     net = copy.deepcopy(part.net).train()
     if part.first:
         modules = dict(net.named_modules())
-        for name in before(chain(net, shape), part.first):
+        for name in list_frozen_layers(build_layer_chain(net, shape), part.first):
             modules[name].eval().requires_grad_(False)
     return net
 
 
-def portion(rate: float, size: int) -> int:
+def floor_share(rate: float, size: int) -> int:
     """max(1, floor(rate * size)); rounding first, since .29 * 100 is 28.999..."""
     return max(1, math.floor(round(rate * size, 6)))

@@ -1,7 +1,7 @@
 """Residual networks for small images (He et al. 2016, section 4.2), with GroupNorm or BatchNorm.
 
-BatchNorm's statistics differ from client to client, which hurts where labels are skewed (Hsieh et al. 2020);
-GroupNorm has none, so it is the default.
+BatchNorm's statistics differ from client to client, which hurts where labels are skewed (Hsieh et
+al. 2020); GroupNorm has none, so it is the default.
 """
 
 from typing import Literal
@@ -9,22 +9,26 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-GROUPS = 8  # divides every width below
-Norm = Literal["group", "batch"]
+NORM_GROUPS = 8  # divides every width below
+NormKind = Literal["group", "batch"]
 
 
-class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape
+    changes.
+    """
 
-    def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: NormKind) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-        self.norm1 = _norm(after, norm)
+        self.norm1 = _make_norm(after, norm)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.norm2 = _norm(after, norm)
+        self.norm2 = _make_norm(after, norm)
         self.shortcut = nn.Sequential()
         if stride > 1 or before != after:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), _norm(after, norm))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), _make_norm(after, norm)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.norm1(self.conv1(x)))
@@ -32,23 +36,30 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A 3x3 stem, `blocks` blocks of each width (halving the image from the second on), the mean, one linear layer.
+    """A 3x3 stem, `blocks` blocks of each width (halving the image from the second on), the mean,
+    one linear layer.
 
-    Three widths 16, 32, 64 and 1 or 3 blocks make ResNet-8 and -20; four from 64 on and 2 blocks make ResNet-18.
+    Three widths 16, 32, 64 and 1 or 3 blocks make ResNet-8 and -20; four from 64 on and 2 blocks
+    make ResNet-18.
     """
 
     def __init__(
-        self, channels: int, outputs: int, widths: tuple[int, ...] = (16, 32, 64), blocks: int = 1, norm: Norm = "group"
+        self,
+        channels: int,
+        outputs: int,
+        widths: tuple[int, ...] = (16, 32, 64),
+        blocks: int = 1,
+        norm: NormKind = "group",
     ) -> None:
         super().__init__()
         self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
-        self.norm = _norm(widths[0], norm)
-        stages: list[Block] = []
+        self.norm = _make_norm(widths[0], norm)
+        stages: list[ResidualBlock] = []
         before = widths[0]
         for stage, width in enumerate(widths):
             for block in range(blocks):
                 stride = 2 if stage and not block else 1
-                stages.append(Block(before, width, stride, norm))
+                stages.append(ResidualBlock(before, width, stride, norm))
                 before = width
         self.blocks = nn.Sequential(*stages)
         self.head = nn.Linear(before, outputs)
@@ -59,5 +70,5 @@ class ResNet(nn.Module):
         return scores
 
 
-def _norm(width: int, norm: Norm) -> nn.Module:
-    return nn.GroupNorm(GROUPS, width) if norm == "group" else nn.BatchNorm2d(width)
+def _make_norm(width: int, norm: NormKind) -> nn.Module:
+    return nn.GroupNorm(NORM_GROUPS, width) if norm == "group" else nn.BatchNorm2d(width)

@@ -1,20 +1,30 @@
-"""Networks for sequences: LEAF's stacked LSTM and a GRU for token ids, a 1-D CNN for time series."""
+"""Networks for sequences: LEAF's stacked LSTM and a GRU for token ids, a 1-D CNN for time
+series.
+"""
 
 from typing import Literal
 
 from torch import Tensor, nn
 
 
-class Recurrent(nn.Module):
-    """Token ids (N, L) -> scores (N, outputs) after the last id, or (N, L, outputs) after every one.
+class RecurrentNetwork(nn.Module):
+    """Token ids (N, L) -> scores (N, outputs) after the last id, or (N, L, outputs) after every
+    one.
 
-    The defaults are LEAF's network for Shakespeare (Caldas et al. 2018): embedding 8, two layers of 256.
+    The defaults are LEAF's network for Shakespeare (Caldas et al. 2018): embedding 8, two layers of
+    256.
     """
 
     def __init__(
-        self, vocabulary: int, outputs: int, every: bool = False, cell: Literal["lstm", "gru"] = "lstm",
-        embedding: int = 8, width: int = 256, layers: int = 2,
-    ) -> None:  # fmt: skip
+        self,
+        vocabulary: int,
+        outputs: int,
+        every: bool = False,
+        cell: Literal["lstm", "gru"] = "lstm",
+        embedding: int = 8,
+        width: int = 256,
+        layers: int = 2,
+    ) -> None:
         super().__init__()
         self.every = every
         self.embedding = nn.Embedding(vocabulary, embedding)
@@ -28,16 +38,25 @@ class Recurrent(nn.Module):
         return scores
 
 
-class Series(nn.Sequential):
-    """Time series (N, C, L) -> (N, outputs): three convolutions of 5 steps, each GroupNorm-ReLU, then the mean."""
+class TimeSeriesCNN(nn.Sequential):
+    """Time series (N, C, L) -> (N, outputs): three convolutions of 5 steps, each GroupNorm-ReLU,
+    then the mean.
+    """
 
     def __init__(self, channels: int, outputs: int, width: int = 32) -> None:
         super().__init__(
-            nn.Conv1d(channels, width, 5, padding=2), nn.GroupNorm(4, width), nn.ReLU(),
+            nn.Conv1d(channels, width, 5, padding=2),
+            nn.GroupNorm(4, width),
+            nn.ReLU(),
             nn.MaxPool1d(2, ceil_mode=True),
-            nn.Conv1d(width, 2 * width, 5, padding=2), nn.GroupNorm(4, 2 * width), nn.ReLU(),
+            nn.Conv1d(width, 2 * width, 5, padding=2),
+            nn.GroupNorm(4, 2 * width),
+            nn.ReLU(),
             nn.MaxPool1d(2, ceil_mode=True),
-            nn.Conv1d(2 * width, 2 * width, 5, padding=2), nn.GroupNorm(4, 2 * width), nn.ReLU(),
-            nn.AdaptiveAvgPool1d(1), nn.Flatten(),
+            nn.Conv1d(2 * width, 2 * width, 5, padding=2),
+            nn.GroupNorm(4, 2 * width),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool1d(1),
+            nn.Flatten(),
             nn.Linear(2 * width, outputs),
-        )  # fmt: skip
+        )

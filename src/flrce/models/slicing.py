@@ -1,8 +1,9 @@
-"""A physically smaller network out of a chain of layers: some units of every hidden layer, input and logits intact.
+"""A physically smaller network out of a chain of layers: some units of every hidden layer, input
+and logits intact.
 
-Dropping a unit of one layer drops the inputs that it feeds in the next: a channel's BatchNorm, and after a flattening
-its whole block of H x W inputs. The small network is built anew from the chain, so that a forward() with sizes written
-into it does not matter.
+Dropping a unit of one layer drops the inputs that it feeds in the next: a channel's BatchNorm, and
+after a flattening its whole block of H x W inputs. The small network is built anew from the chain,
+so that a forward() with sizes written into it does not matter.
 """
 
 from collections.abc import Sequence
@@ -12,95 +13,122 @@ import torch
 from numpy.random import Generator
 from torch import Tensor, nn
 
+from flrce.core.pieces import Recipe
+from flrce.core.traits import BlockFreezer, LayerChainPiece
 from flrce.errors import BadInput
-from flrce.models.adapters import rank_of
-from flrce.models.chain import Chain, Layer, chain
-from flrce.models.flat import Layout, layout
-from flrce.models.part import Part, before, portion
-from flrce.pieces import Recipe
-from flrce.traits import Chained, Freezes
+from flrce.models.adapters import get_adapter_rank
+from flrce.models.chain import LayerChain, LayerSpec, build_layer_chain
+from flrce.models.flat import ModelLayout, make_layout
+from flrce.models.part import ModelPart, floor_share, list_frozen_layers
 
 
 @dataclass(frozen=True, eq=False)
-class Slice:
-    """The small network of one rate; which units it stands for is said by their coordinates in w."""
+class SlicedNetwork:
+    """The small network of one rate; which units it stands for is said by their coordinates in
+    w.
+    """
 
     rate: float
     net: nn.Sequential
-    where: Layout  # of the small net
-    blocks: Chain  # of the small net
-    source: Chain
-    layout: Layout  # of the whole net
+    where: ModelLayout  # of the small net
+    blocks: LayerChain  # of the small net
+    source: LayerChain
+    layout: ModelLayout  # of the whole net
 
-    def part(self, units: Sequence[Tensor]) -> Part:
+    def make_part(self, units: Sequence[Tensor]) -> ModelPart:
         """The part that holds these units of the hidden layers, input side first."""
-        found = indices(self.layout, self.source, units)
+        found = find_kept_positions(self.layout, self.source, units)
         held, names = [], []
         for slot in self.where.slots:
             position, _, tensor = slot.name.partition(".")
             name = f"{self.source.layers[int(position)].name}.{tensor}"
             held.append(found[name] + self.layout[name].offset)
             names.append((name, slot.size))
-        return Part(self.net, (self.rate, 0), tuple(names), torch.cat(held))
+        return ModelPart(self.net, (self.rate, 0), tuple(names), torch.cat(held))
 
 
-def slice_of(net: nn.Module, where: Layout, blocks: Chain, rate: float) -> Slice:
+def slice_network(
+    net: nn.Module, where: ModelLayout, blocks: LayerChain, rate: float
+) -> SlicedNetwork:
     """The small network that keeps max(1, floor(rate * width)) units of every hidden layer."""
-    sliceable(blocks)
-    narrow = _narrow(blocks, [portion(rate, width) for width in widths(blocks)])
-    small = _build(net, blocks, narrow)
-    return Slice(rate, small, layout(small), narrow, blocks, where)
+    validate_sliceable(blocks)
+    narrow = _narrow_chain(
+        blocks, [floor_share(rate, width) for width in list_hidden_widths(blocks)]
+    )
+    small = _build_sliced_network(net, blocks, narrow)
+    return SlicedNetwork(rate, small, make_layout(small), narrow, blocks, where)
 
 
-def widths(blocks: Chain) -> tuple[int, ...]:
+def list_hidden_widths(blocks: LayerChain) -> tuple[int, ...]:
     """Units of each hidden layer: every trained one but the last, which makes the logits."""
-    return tuple(layer.out[0] for layer in blocks.trained[:-1])
+    return tuple(layer.out[0] for layer in blocks.weight_layers[:-1])
 
 
-def prefix_units(blocks: Chain, rate: float) -> list[Tensor]:
+def select_prefix_units(blocks: LayerChain, rate: float) -> list[Tensor]:
     """The first units of each hidden layer (HeteroFL, FjORD)."""
-    return [torch.arange(portion(rate, width)) for width in widths(blocks)]
+    return [torch.arange(floor_share(rate, width)) for width in list_hidden_widths(blocks)]
 
 
-def random_units(blocks: Chain, rate: float, rng: Generator) -> list[Tensor]:
+def draw_random_units(blocks: LayerChain, rate: float, rng: Generator) -> list[Tensor]:
     """Random units of each hidden layer (Federated Dropout), in ascending order."""
-    drawn = [rng.permutation(width)[: portion(rate, width)] for width in widths(blocks)]
+    drawn = [
+        rng.permutation(width)[: floor_share(rate, width)] for width in list_hidden_widths(blocks)
+    ]
     return [torch.from_numpy(units).sort().values for units in drawn]
 
 
-def sliceable(blocks: Chain) -> None:
+def validate_sliceable(blocks: LayerChain) -> None:
     """BadInput with the reason where units cannot be dropped."""
-    for layer in blocks.trained:
+    for layer in blocks.weight_layers:
         if layer.kind == "conv" and layer["groups"] != 1:
-            raise BadInput(f"sub-models: {layer.name!r} convolves in {layer['groups']} groups; only 1 can be cut")
+            raise BadInput(
+                f"sub-models: {layer.name!r} convolves in {layer['groups']} groups; only 1 can"
+                " be cut"
+            )
         if layer.kind == "linear" and len(layer.inside) != 1:
-            raise BadInput(f"sub-models: {layer.name!r} gets {layer.inside}; flatten before a linear layer")
+            raise BadInput(
+                f"sub-models: {layer.name!r} gets {layer.inside}; flatten before a linear layer"
+            )
 
 
-def suits(recipe: Recipe, net: nn.Module, shape: tuple[int, ...]) -> None:
-    """BadInput where pieces of a recipe need a plain chain of layers, or more blocks, and the network is none such."""
-    roles = {role: piece for role, piece in recipe.pieces() if isinstance(piece, Chained) and piece.chained}
+def validate_recipe_network(recipe: Recipe, net: nn.Module, shape: tuple[int, ...]) -> None:
+    """BadInput where pieces of a recipe need a plain chain of layers, or more blocks, and the
+    network is none such.
+    """
+    roles = {
+        role: piece
+        for role, piece in recipe.iter_pieces()
+        if isinstance(piece, LayerChainPiece) and piece.needs_layer_chain
+    }
     needing = list(roles.values())
     if not needing:
         return
-    if rank_of(net) and set(roles) == {"submodel"}:
+    if get_adapter_rank(net) and set(roles) == {"submodel"}:
         return  # adapters have inner units to leave out, whatever they stand beside
     try:
-        blocks = chain(net, shape)
-        before(blocks, recipe.trainer.first if isinstance(recipe.trainer, Freezes) else 0)
-        if isinstance(recipe.submodel, Chained) and recipe.submodel.chained:
-            sliceable(blocks)
+        blocks = build_layer_chain(net, shape)
+        list_frozen_layers(
+            blocks, recipe.trainer.first if isinstance(recipe.trainer, BlockFreezer) else 0
+        )
+        if isinstance(recipe.submodel, LayerChainPiece) and recipe.submodel.needs_layer_chain:
+            validate_sliceable(blocks)
             if not all(p.requires_grad for p in net.parameters()):
-                raise BadInput("sub-models: some of its parameters are fixed, and only trained ones can be cut")
+                raise BadInput(
+                    "sub-models: some of its parameters are fixed, and only trained ones can be cut"
+                )
     except BadInput as why:
         raise BadInput(f"{type(needing[0]).__name__} does not go with this network: {why}") from why
 
 
-def indices(where: Layout, blocks: Chain, units: Sequence[Tensor]) -> dict[str, Tensor]:
+def find_kept_positions(
+    where: ModelLayout, blocks: LayerChain, units: Sequence[Tensor]
+) -> dict[str, Tensor]:
     """For each tensor of the chain, the flat positions within it that these hidden units keep."""
     found: dict[str, Tensor] = {}
     hidden = iter(units)
-    flowing = torch.arange(blocks.layers[0].inside[0])  # channels or units that reach the next layer
+    flowing = torch.arange(
+        blocks.layers[0].inside[0]
+    )  # channels or units that reach the next layer
     for layer in blocks.layers:
         if layer.kind in ("conv", "linear"):
             out = next(hidden, torch.arange(layer.out[0]))
@@ -114,17 +142,17 @@ def indices(where: Layout, blocks: Chain, units: Sequence[Tensor]) -> dict[str, 
             for name in ("weight", "bias", "running_mean", "running_var"):
                 found[f"{layer.name}.{name}"] = flowing
         elif layer.kind == "flatten":
-            block = _block(layer)
+            block = _count_inputs_per_channel(layer)
             flowing = (flowing[:, None] * block + torch.arange(block)).flatten()
     return found
 
 
-def _block(layer: Layer) -> int:
+def _count_inputs_per_channel(layer: LayerSpec) -> int:
     """Flattened inputs per channel."""
     return int(torch.Size(layer.inside[1:]).numel())
 
 
-def _narrow(blocks: Chain, keep: Sequence[int]) -> Chain:
+def _narrow_chain(blocks: LayerChain, keep: Sequence[int]) -> LayerChain:
     """The chain of the small network, whose layers are numbered.
 
     It is told, not traced: torch.fx patches nn.Module for all threads while it traces.
@@ -135,27 +163,34 @@ def _narrow(blocks: Chain, keep: Sequence[int]) -> Chain:
         if layer.kind in ("conv", "linear"):
             flowing = next(hidden, layer.out[0])
         elif layer.kind == "flatten":
-            flowing *= _block(layer)
-        layers.append(replace(layer, name=str(position), inside=inside, out=(flowing, *layer.out[1:])))
-    return Chain(tuple(layers))
+            flowing *= _count_inputs_per_channel(layer)
+        layers.append(
+            replace(layer, name=str(position), inside=inside, out=(flowing, *layer.out[1:]))
+        )
+    return LayerChain(tuple(layers))
 
 
-def _build(net: nn.Module, source: Chain, narrow: Chain) -> nn.Sequential:
+def _build_sliced_network(net: nn.Module, source: LayerChain, narrow: LayerChain) -> nn.Sequential:
     """The small network, untrained."""
     modules, layers = dict(net.named_modules()), []
     with torch.random.fork_rng(devices=[]):
         for layer, small in zip(source.layers, narrow.layers, strict=True):
-            layers.append(_layer(small, modules.get(layer.name)))
+            layers.append(_build_layer(small, modules.get(layer.name)))
     return nn.Sequential(*layers)
 
 
-def _layer(layer: Layer, like: nn.Module | None) -> nn.Module:
+def _build_layer(layer: LayerSpec, like: nn.Module | None) -> nn.Module:
     options, inside, out = dict(layer.options), layer.inside[0], layer.out[0]
     if layer.kind == "conv":
         return nn.Conv2d(
-            inside, out, options["kernel"], options["stride"], options["padding"], options["dilation"],
+            inside,
+            out,
+            options["kernel"],
+            options["stride"],
+            options["padding"],
+            options["dilation"],
             bias=options["bias"],
-        )  # fmt: skip
+        )
     if layer.kind == "linear":
         return nn.Linear(inside, out, bias=options["bias"])
     if layer.kind == "batchnorm":
@@ -164,7 +199,11 @@ def _layer(layer: Layer, like: nn.Module | None) -> nn.Module:
         return kind(out, options["eps"], options["momentum"], options["affine"], options["running"])
     if layer.kind == "maxpool":
         return nn.MaxPool2d(
-            options["kernel"], options["stride"], options["padding"], options["dilation"], ceil_mode=options["ceil"]
+            options["kernel"],
+            options["stride"],
+            options["padding"],
+            options["dilation"],
+            ceil_mode=options["ceil"],
         )
     if layer.kind == "dropout":
         return nn.Dropout(options["p"])

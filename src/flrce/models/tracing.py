@@ -1,4 +1,6 @@
-"""What a module calls, in order, by torch.fx; and what a trace would not show: hooks, shared parameters."""
+"""What a module calls, in order, by torch.fx; and what a trace would not show: hooks, shared
+parameters.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -8,23 +10,33 @@ import torch
 from torch import fx, nn
 
 from flrce.errors import BadInput
-from flrce.models.drawing import kept, states
-from flrce.models.kinds import Kinds
+from flrce.models.drawing import get_rng_states, preserve_rng_states
+from flrce.models.kinds import LayerKinds
 
-#: torch.fx patches nn.Module while it traces, so one thread at a time, and none may run a module meanwhile
-TRACING = Lock()
+#: torch.fx patches nn.Module while it traces, so one thread at a time, and none may run a module
+#: meanwhile
+TRACING_LOCK = Lock()
 
 
-def hooked(module: nn.Module) -> str:
-    """Where something happens as a layer is called that its own code does not say; "" where nothing does."""
+def find_hooks(module: nn.Module) -> str:
+    """Where something happens as a layer is called that its own code does not say; "" where nothing
+    does.
+    """
     for path, layer in module.named_modules():
-        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        if (
+            layer._forward_hooks
+            or layer._forward_pre_hooks
+            or layer._backward_hooks
+            or layer._backward_pre_hooks
+        ):
             return f"a hook at {path!r}" if path else "a hook"
     return ""
 
 
-def tied(module: nn.Module) -> str:
-    """Parameters that go by two names; "" where there are none. Those of a layer used twice are its own."""
+def find_tied_parameters(module: nn.Module) -> str:
+    """Parameters that go by two names; "" where there are none. Those of a layer used twice are its
+    own.
+    """
     first: dict[int, str] = {}
     for path, layer in module.named_modules():
         for name, p in layer.named_parameters(path, recurse=False):
@@ -34,46 +46,50 @@ def tied(module: nn.Module) -> str:
     return ""
 
 
-def told(module: nn.Module, kinds: Kinds) -> bool:
+def is_plain_sequence(module: nn.Module, kinds: LayerKinds) -> bool:
     """Whether a module is a plain sequence of such layers, each once, with no code of its own."""
-    leaves = [layer for _, layer in _leaves(module, "")]
+    leaves = [layer for _, layer in _iter_sequence_layers(module, "")]
     plain = bool(leaves) and all(type(layer) in kinds for layer in leaves)
     return plain and len({id(layer) for layer in leaves}) == len(leaves)
 
 
-def traced(module: nn.Module, kinds: Kinds) -> fx.Graph:
+def trace_graph(module: nn.Module, kinds: LayerKinds) -> fx.Graph:
     """What feeds what. A plain sequence is told, not traced: see TRACING."""
-    if told(module, kinds):
+    if is_plain_sequence(module, kinds):
         graph = fx.Graph()
         x = graph.placeholder("x")
-        for path, _ in _leaves(module, ""):
+        for path, _ in _iter_sequence_layers(module, ""):
             x = graph.call_module(path, (x,))
         graph.output(x)
         return graph
     host = torch.device("cpu")
-    with TRACING, kept(host):
-        before = states(host)
-        made = [fx.symbolic_trace(copy.deepcopy(module).train(mode)).graph for mode in (True, False)]
-        if states(host) != before:
+    with TRACING_LOCK, preserve_rng_states(host):
+        before = get_rng_states(host)
+        made = [
+            fx.symbolic_trace(copy.deepcopy(module).train(mode)).graph for mode in (True, False)
+        ]
+        if get_rng_states(host) != before:
             raise BadInput(f"{type(module).__name__} draws at random without a layer that says so")
-    if _steps(made[0]) != _steps(made[1]):
+    if _format_steps(made[0]) != _format_steps(made[1]):
         raise BadInput(f"{type(module).__name__} calls other layers in training than in evaluation")
     return made[0]
 
 
-def _steps(graph: fx.Graph) -> list[str]:
+def _format_steps(graph: fx.Graph) -> list[str]:
     return [f"{step.op} {step.target} {step.args} {step.kwargs}" for step in graph.nodes]
 
 
-def _leaves(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """(path, layer) of a sequence and the sequences within it, in order; nothing for any other module."""
+def _iter_sequence_layers(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """(path, layer) of a sequence and the sequences within it, in order; nothing for any other
+    module.
+    """
     if type(module) is nn.Sequential:
         for name, child in module._modules.items():
             if child is not None:
-                yield from _leaves(child, f"{path}.{name}".lstrip("."))
+                yield from _iter_sequence_layers(child, f"{path}.{name}".lstrip("."))
     elif path:
         yield path, module
 
 
-def line(why: Exception) -> str:
+def get_first_line(why: Exception) -> str:
     return str(why).splitlines()[0] if str(why) else type(why).__name__

@@ -1,7 +1,8 @@
-"""The wheel as a stranger meets it: an empty environment outside the checkout, no pins, then no compiler, then no home.
+"""The wheel as a stranger meets it: an empty environment outside the checkout, no pins, then no
+compiler, then no home.
 
-Only torch is lent by the environment that runs this, because an unpinned one is gigabytes; the rest is what the wheel
-asks for, in today's newest versions.
+Only torch is lent by the environment that runs this, because an unpinned one is gigabytes; the rest
+is what the wheel asks for, in today's newest versions.
 """
 
 import os
@@ -23,8 +24,16 @@ NOBODY = 65534
 
 def call(command: list[str | Path], folder: Path, **env: str) -> "subprocess.CompletedProcess[str]":
     """A command in a folder, with nothing in its environment but what is said here."""
-    given = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1", "COLUMNS": "100", **env}
-    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=600)
+    given = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "100",
+        **env,
+    }
+    return subprocess.run(
+        command, cwd=folder, env=given, capture_output=True, text=True, timeout=600
+    )
 
 
 def required(name: str, found: dict[str, Distribution]) -> dict[str, Distribution]:
@@ -46,7 +55,9 @@ def lend(site: Path, lent: Path) -> None:
     """Show an environment this one's torch, and nothing else of it."""
     lent.mkdir()
     for one in required("torch", {}).values():
-        for top in {Path(str(file)).parts[0] for file in one.files or () if not str(file).startswith("..")}:
+        for top in {
+            Path(str(file)).parts[0] for file in one.files or () if not str(file).startswith("..")
+        }:
             source = Path(str(one.locate_file(top)))
             if source.exists() and not (lent / top).exists() and top != "__pycache__":
                 (lent / top).symlink_to(source)
@@ -89,11 +100,15 @@ def folder(place: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def test_nothing_but_the_wheel_asks_for_is_there(venv, folder):
-    listed = call([venv / "bin" / "python", "-m", "pip", "list", "--format=freeze"], folder).stdout.lower()
+    listed = call(
+        [venv / "bin" / "python", "-m", "pip", "list", "--format=freeze"], folder
+    ).stdout.lower()
     assert "click==" in listed
     assert "typer==" not in listed
     assert "pytest==" not in listed
-    where = call([venv / "bin" / "python", "-c", "import flrce; print(flrce.__file__)"], folder).stdout
+    where = call(
+        [venv / "bin" / "python", "-c", "import flrce; print(flrce.__file__)"], folder
+    ).stdout
     assert str(venv) in where
 
 
@@ -104,7 +119,12 @@ def test_help_version_and_a_usage_error(venv, folder):
     assert "\\[" not in helped.stdout
     assert "..." not in helped.stdout.replace("[ARGS]...", "")  # no summary is cut
     assert "flrce " in call([flrce, "--version"], folder).stdout
-    for wrong in (["run", "--nonsense"], ["nonsense"], ["compare", "--seeds"], ["run", "--set", "rounds=0"]):
+    for wrong in (
+        ["run", "--nonsense"],
+        ["nonsense"],
+        ["compare", "--seeds"],
+        ["run", "--set", "rounds=0"],
+    ):
         said = call([flrce, *wrong], folder)
         assert said.returncode == 2, said
         assert len(said.stderr.splitlines()) == 1, said.stderr
@@ -118,12 +138,21 @@ def test_run_and_report(venv, folder):
     told = call([flrce, "report", "runs/a", "--out", "page.html"], folder)
     assert told.returncode == 0, told.stderr
     assert (folder / "page.html").stat().st_size > 20_000
-    compared = call([flrce, "compare", *SMALL, "--recipes", "fedavg,flrce", "--out", "runs/b"], folder)
+    compared = call(
+        [flrce, "compare", *SMALL, "--recipes", "fedavg,flrce", "--out", "runs/b"], folder
+    )
     assert compared.returncode == 0, compared.stderr
     assert (folder / "runs" / "b" / "report.html").exists()
     watched = call([flrce, "watch", "runs", "--once"], folder)
     assert watched.stdout.count("3 of 3") == 3, watched.stdout + watched.stderr
-    page = call([venv / "bin" / "python", "-c", "from flrce.apps.served import page; print(len(page()[0]))"], folder)
+    page = call(
+        [
+            venv / "bin" / "python",
+            "-c",
+            "from flrce.cli.watch_server import render_watch_page; print(len(render_watch_page()[0]))",
+        ],
+        folder,
+    )
     assert int(page.stdout) > 10_000  # its parts are in the wheel
 
 
@@ -133,12 +162,17 @@ def test_a_network_beside_the_experiment(venv, folder):
         "from torch import nn\n\n\nclass Net(nn.Sequential):\n    def __init__(self):\n"
         "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
     )
-    ran = call([venv / "bin" / "flrce", "run", *SMALL, "--set", "model.name=mine:Net", "--out", "a"], folder)
+    ran = call(
+        [venv / "bin" / "flrce", "run", *SMALL, "--set", "model.name=mine:Net", "--out", "a"],
+        folder,
+    )
     assert ran.returncode == 0, ran.stderr
 
 
 def test_without_a_compiler(venv, folder):
-    ran = call([venv / "bin" / "flrce", "run", *SMALL, "--out", "a"], folder, PATH=str(venv / "bin"))
+    ran = call(
+        [venv / "bin" / "flrce", "run", *SMALL, "--out", "a"], folder, PATH=str(venv / "bin")
+    )
     assert ran.returncode == 0, ran.stderr
     assert "no C compiler" in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -147,10 +181,16 @@ def test_without_a_compiler(venv, folder):
 
 def readable_python(version: tuple[int, int], prefix: list[str]) -> str | None:
     """An interpreter of this version that the other user may start."""
-    names = [sys.executable, *(shutil.which(f"python{v}", path="/usr/bin:/usr/local/bin") for v in ("3.11", "3"))]
+    names = [
+        sys.executable,
+        *(shutil.which(f"python{v}", path="/usr/bin:/usr/local/bin") for v in ("3.11", "3")),
+    ]
     for name in filter(None, names):
         asked = subprocess.run(
-            [*prefix, name, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, cwd="/"
+            [*prefix, name, "-c", "import sys; print(*sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            cwd="/",
         )
         if asked.stdout.split() == [str(v) for v in version]:
             return str(name)
@@ -160,19 +200,25 @@ def readable_python(version: tuple[int, int], prefix: list[str]) -> str | None:
 def test_an_ordinary_user_with_a_read_only_home(venv, folder):
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
         pytest.skip("root, and no setpriv to become somebody else")
-    prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"] if os.geteuid() == 0 else []
+    prefix = (
+        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        if os.geteuid() == 0
+        else []
+    )
     python = readable_python(sys.version_info[:2], prefix)
     if python is None:
         pytest.skip("no interpreter of this version that an ordinary user may start")
     site = next((venv / "lib").glob("python*/site-packages"))
-    if subprocess.run([*prefix, "test", "-r", site.parents[3] / "lent" / "torch" / "__init__.py"]).returncode:
+    if subprocess.run(
+        [*prefix, "test", "-r", site.parents[3] / "lent" / "torch" / "__init__.py"]
+    ).returncode:
         pytest.skip("this environment's torch is for its owner's eyes only")
     home, work = folder / "home", folder / "work"
     home.mkdir(mode=0o555)
     work.mkdir()
     work.chmod(0o777)
     paths = os.pathsep.join([str(site), str(site.parents[3] / "lent")])
-    flrce: list[str | Path] = [*prefix, python, "-m", "flrce.apps.cli"]
+    flrce: list[str | Path] = [*prefix, python, "-m", "flrce.cli.cli"]
     env = {"HOME": str(home), "PYTHONPATH": paths}
     ran = call([*flrce, "run", *SMALL, "--out", "a"], work, **env)
     assert ran.returncode == 0, ran.stderr

@@ -7,85 +7,121 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.core.files import format_path, validate_regular
 from flrce.data.own.arrays import COLUMNS, from_arrays, refuse_columns
 from flrce.data.own.clients import from_clients, from_split, holds_clients
-from flrce.data.own.datasets import from_dataset, from_huggingface, named_items
-from flrce.data.own.folders import FILES, form, from_folder, from_folders, from_npz
+from flrce.data.own.datasets import from_dataset, from_huggingface, has_named_items
+from flrce.data.own.folders import (
+    FILE_READERS,
+    choose_folder_reader,
+    from_folder,
+    from_folders,
+    from_npz,
+)
 from flrce.data.own.leaf import from_leaf
 from flrce.data.own.tables import from_columns, from_csv, from_jsonl, from_pandas, from_parquet
 from flrce.data.own.text import from_text
 from flrce.data.sources import Source
-from flrce.errors import BadInput, brief
-from flrce.reading import shown, validate_regular
+from flrce.errors import BadInput, format_one_line
 
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
-FORMS = "an .npz, .csv, .parquet, .jsonl or LEAF .json file, a folder of images by class, or a folder by client"
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+SUPPORTED_FORMS = (
+    "an .npz, .csv, .parquet, .jsonl or LEAF .json file, a folder of images by class, or a folder"
+    " by client"
+)
 
 
 def from_path(path: Path | str, **how: Any) -> Source:
     """A file or folder of any known form; its suffix, or where its images lie, says which."""
     path = Path(path)
     if not os.path.exists(path):
-        raise BadInput(f"data.path {str(path)!r} does not exist; give {FORMS}")
+        raise BadInput(f"data.path {str(path)!r} does not exist; give {SUPPORTED_FORMS}")
     try:
         return _from_existing(path, how)
     except OSError as why:
-        reason = why.strerror or brief(why, 80)
-        raise BadInput(f"data.path {str(path)!r} cannot be read ({reason}); give {FORMS}") from why
+        reason = why.strerror or format_one_line(why, 80)
+        raise BadInput(
+            f"data.path {str(path)!r} cannot be read ({reason}); give {SUPPORTED_FORMS}"
+        ) from why
 
 
 def _from_existing(path: Path, how: dict[str, Any]) -> Source:
     if not path.is_dir():
-        validate_regular(path, f"give {FORMS}", f"data.path {str(path)!r}")
+        validate_regular(path, f"give {SUPPORTED_FORMS}", f"data.path {str(path)!r}")
     if "tokenizer" in how:
         return from_text(path, **how)
     for key in ("length", "most", "least"):
         if key in how:
-            raise BadInput(f"data.{key} is about text; set data.tokenizer to a language model, or drop it")
-    if not (path.is_dir() or path.suffix.lower() in TABLES):
-        refuse_columns(how, f"data.path {shown(path)!r} is none")
+            raise BadInput(
+                f"data.{key} is about text; set data.tokenizer to a language model, or drop it"
+            )
+    if not (path.is_dir() or path.suffix.lower() in TABLE_SUFFIXES):
+        refuse_columns(how, f"data.path {format_path(path)!r} is none")
     if "size" in how and path.is_file():
-        raise BadInput(f"data.size is about folders of images, data.path {shown(path)!r} is none; drop it")
+        raise BadInput(
+            f"data.size is about folders of images, data.path {format_path(path)!r} is none;"
+            " drop it"
+        )
     if path.is_file():
         suffix = path.suffix.lower()
         if suffix == ".json":
             return from_leaf(path, **how)
-        if suffix in FILES:
-            return FILES[suffix](path, how)
-        raise BadInput(f"data.path {shown(path)!r} is of no known form; give {FORMS}")
+        if suffix in FILE_READERS:
+            return FILE_READERS[suffix](path, how)
+        raise BadInput(
+            f"data.path {format_path(path)!r} is of no known form; give {SUPPORTED_FORMS}"
+        )
     if (path / "meta.json").is_file():
         from flrce.data import cache
 
         for key in how:
-            raise BadInput(f"data.{key} is not for a prepared data set, as data.path {shown(path)!r} is; drop it")
-        return cache.load(path)
-    if any(path.glob("*.json")) or any(path.glob("train/*.json")) or any(path.glob("all_data/*.json")):
+            raise BadInput(
+                f"data.{key} is not for a prepared data set, as data.path {format_path(path)!r} is;"
+                " drop it"
+            )
+        return cache.load_prepared(path)
+    if (
+        any(path.glob("*.json"))
+        or any(path.glob("train/*.json"))
+        or any(path.glob("all_data/*.json"))
+    ):
         return from_leaf(path, **how)
-    return form(path)(path, **how)
+    return choose_folder_reader(path)(path, **how)
 
 
-def adopt(data: Any, **how: Any) -> Source:
+def to_source(data: Any, **how: Any) -> Source:
     """Whatever was handed over as `data`, as a source."""
     if isinstance(data, Source):
         return data
     if isinstance(data, (str, Path)):
         return from_path(data, **how)
     if "size" in how:
-        raise BadInput("data.size is about folders of images; resize what you hand over, or drop it")
+        raise BadInput(
+            "data.size is about folders of images; resize what you hand over, or drop it"
+        )
     if hasattr(data, "column_names"):
         return from_huggingface(data, **how)
     if isinstance(data, dict) and "train" in data:
         theirs = hasattr(data["train"], "column_names")
-        return from_huggingface(data, **how) if theirs else from_split(data, adopt, **how)
+        return from_huggingface(data, **how) if theirs else from_split(data, to_source, **how)
     if holds_clients(data):
-        return from_clients(data, adopt, **how)
+        return from_clients(data, to_source, **how)
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return from_pandas(data, **how)
     if isinstance(data, dict) and not {"x", "y"} <= data.keys():
-        return from_columns({str(key): column(value, str(key)) for key, value in data.items()}, **how)
+        return from_columns(
+            {str(key): get_column(value, str(key)) for key, value in data.items()}, **how
+        )
     if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
-        raise BadInput("data is a DataLoader; clients make their own batches: give its data set, data=loader.dataset")
-    if hasattr(data, "__getitem__") and not isinstance(data, (dict, tuple, list)) and named_items(data):
+        raise BadInput(
+            "data is a DataLoader; clients make their own batches: give its data set,"
+            " data=loader.dataset"
+        )
+    if (
+        hasattr(data, "__getitem__")
+        and not isinstance(data, (dict, tuple, list))
+        and has_named_items(data)
+    ):
         return from_dataset(data, **how)
     refuse_columns(how, f"a {type(data).__name__} has none")
     if isinstance(data, dict):
@@ -95,12 +131,12 @@ def adopt(data: Any, **how: Any) -> Source:
     if hasattr(data, "__getitem__"):
         return from_dataset(data, **how)
     raise BadInput(
-        f"data is a {type(data).__name__}; give (x, y), a list or dict of each client's (x, y), a torch or "
-        "HuggingFace Dataset, a DataFrame, a path or a Source"
+        f"data is a {type(data).__name__}; give (x, y), a list or dict of each client's (x, y), a"
+        " torch or HuggingFace Dataset, a DataFrame, a path or a Source"
     )
 
 
-def column(value: Any, name: str) -> NDArray[Any]:
+def get_column(value: Any, name: str) -> NDArray[Any]:
     """One column of a dict of columns."""
     try:
         return np.asarray(value)
@@ -109,7 +145,21 @@ def column(value: Any, name: str) -> NDArray[Any]:
 
 
 __all__ = [
-    "adopt", "from_arrays", "from_clients", "from_columns", "from_csv", "from_dataset", "from_folder", "from_folders",
-    "from_huggingface", "from_jsonl", "from_leaf", "from_npz", "from_pandas", "from_parquet", "from_path", "from_text",
+    "from_arrays",
+    "from_clients",
+    "from_columns",
+    "from_csv",
+    "from_dataset",
+    "from_folder",
+    "from_folders",
+    "from_huggingface",
+    "from_jsonl",
+    "from_leaf",
+    "from_npz",
+    "from_pandas",
+    "from_parquet",
+    "from_path",
+    "from_text",
     "holds_clients",
-]  # fmt: skip
+    "to_source",
+]

@@ -1,4 +1,6 @@
-"""Arrays of one's own made a Source: what x holds, what y asks for, and a line wherever that had to be guessed."""
+"""Arrays of one's own made a Source: what x holds, what y asks for, and a line wherever that had to
+be guessed.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -7,57 +9,91 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.own.targets import named, some, targets
-from flrce.data.sources import Kind, Source
+from flrce.data.own.targets import convert_targets, format_examples, resolve_class_names
+from flrce.data.sources import Source, TargetKind
 from flrce.errors import BadInput
 
-Layout = Literal["auto", "images", "series", "table", "tokens"]
-Fill = float | int | str | None  # a number, "mean" (of a column), "drop" (the row), or nothing: refuse
-CHANNELS = (1, 3, 4)
+InputLayout = Literal["auto", "images", "series", "table", "tokens"]
+FillValue = (
+    float | int | str | None
+)  # a number, "mean" (of a column), "drop" (the row), or nothing: refuse
+IMAGE_CHANNELS = (1, 3, 4)
 COLUMN_SETTINGS = ("target", "group", "test", "ignore", "features")
 COLUMNS = "give a dict of columns of one length, of {client: (x, y)}, or of x and y"
-FAR = 100.0  # features beyond it want scaling before gradient descent does well
+MAX_UNSCALED_FEATURE = 100.0  # features beyond it want scaling before gradient descent does well
 log = logging.getLogger("flrce")
 
 
 def from_arrays(
-    x: Any, y: Any, group: Any = None, test: Any = None, *, kind: Kind | Literal["auto"] = "auto",
-    layout: Layout = "auto", classes: Sequence[str] = (), fill: Fill = None, standardise: bool = False,
-    name: str = "mine", where: str = "arrays",
-) -> Source:  # fmt: skip
+    x: Any,
+    y: Any,
+    group: Any = None,
+    test: Any = None,
+    *,
+    kind: TargetKind | Literal["auto"] = "auto",
+    layout: InputLayout = "auto",
+    classes: Sequence[str] = (),
+    fill: FillValue = None,
+    standardise: bool = False,
+    name: str = "mine",
+    where: str = "arrays",
+) -> Source:
     """A source from arrays, tensors or lists in memory, checked.
 
-    x: samples; uint8 is scaled to 0..1. y: classes (integers or text), values (floats), labels (N, K) of 0 and 1, or
-    next symbols. group: who a sample belongs to. test: True where a sample is only for judging.
-    layout says what x is where its form does not: "series" (N, channels, steps), "tokens" (N, ids), "table", "images".
+    x: samples; uint8 is scaled to 0..1. y: classes (integers or text), values (floats), labels (N,
+    K) of 0 and 1, or next symbols. group: who a sample belongs to. test: True where a sample is
+    only for judging. layout says what x is where its form does not: "series" (N, channels, steps),
+    "tokens" (N, ids), "table", "images".
     """
-    x, y = (_array(value, which, where) for value, which in ((x, "x"), (y, "y")))
-    if not len(x) == len(y) == len(x if group is None else group) == len(x if test is None else test):
-        raise BadInput(f"{where} has {len(x)} samples but {len(y)} labels or another number of groups; make them equal")
+    x, y = (_to_array(value, which, where) for value, which in ((x, "x"), (y, "y")))
+    if (
+        not len(x)
+        == len(y)
+        == len(x if group is None else group)
+        == len(x if test is None else test)
+    ):
+        raise BadInput(
+            f"{where} has {len(x)} samples but {len(y)} labels or another number of groups; make"
+            " them equal"
+        )
     if group is not None and np.ndim(group) != 1:
         raise BadInput(f"{where} group must name one client a sample, got shape {np.shape(group)}")
     if not len(x):
         raise BadInput(f"{where} holds no samples; give at least a few for each client")
     if y.ndim == 2 and y.shape[1] == 1 and kind in ("auto", "classes") and y.dtype.kind != "f":
         y = y[:, 0]  # a column
-    held = None if test is None else _split(test, where)
-    if kind == "tokens" or (layout == "auto" and _next_symbols(x, y)):
+    held = None if test is None else _parse_split(test, where)
+    if kind == "tokens" or (layout == "auto" and _is_next_symbol_task(x, y)):
         layout = "tokens"
-    x, kept = (_tokens(x, where), slice(None)) if layout == "tokens" else _numbers(x, layout, fill, where)
-    x, y, group, held = x[kept], y[kept], _rows(group, kept), _rows(held, kept)
-    y, names, told = targets(y, kind, layout == "tokens", where, len(classes))
-    x = shaped(x, layout, where)
+    x, kept = (
+        (_convert_tokens(x, where), slice(None))
+        if layout == "tokens"
+        else _convert_numbers(x, layout, fill, where)
+    )
+    x, y, group, held = x[kept], y[kept], _select_rows(group, kept), _select_rows(held, kept)
+    y, names, told = convert_targets(y, kind, layout == "tokens", where, len(classes))
+    x = arrange_axes(x, layout, where)
     if standardise:
-        x = standardised(x, held, where)
-    elif x.ndim == 2 and x.dtype == np.float32 and np.abs(x).max(initial=0) > FAR:
-        log.warning("%s: features reach %.3g; data.standardise = true helps where training diverges", where,
-                    np.abs(x).max())  # fmt: skip
-    codes, groups = _codes(group)
+        x = standardize_features(x, held, where)
+    elif x.ndim == 2 and x.dtype == np.float32 and np.abs(x).max(initial=0) > MAX_UNSCALED_FEATURE:
+        log.warning(
+            "%s: features reach %.3g; data.standardise = true helps where training diverges",
+            where,
+            np.abs(x).max(),
+        )
+    codes, groups = _encode_groups(group)
     scale = 1 / 255 if x.dtype == np.uint8 else 1.0
     return Source(
-        name, np.ascontiguousarray(x), y, named(names, classes, where), codes, groups, scale=scale, kind=told,
+        name,
+        np.ascontiguousarray(x),
+        y,
+        resolve_class_names(names, classes, where),
+        codes,
+        groups,
+        scale=scale,
+        kind=told,
         held=held,
-    )  # fmt: skip
+    )
 
 
 def refuse_columns(how: Mapping[str, Any], why: str) -> None:
@@ -67,34 +103,46 @@ def refuse_columns(how: Mapping[str, Any], why: str) -> None:
             raise BadInput(f"data.{key} names a column of a table, {why}; drop it")
 
 
-def shaped(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
+def arrange_axes(x: NDArray[Any], layout: InputLayout, where: str) -> NDArray[Any]:
     """x with the axes a network wants: images (N, C, H, W), series (N, C, L)."""
     wanted = {"images": (3, 4), "series": (3,), "table": (2,), "tokens": (2,)}
     if layout != "auto" and x.ndim not in wanted[layout]:
-        raise BadInput(f"{where} x has shape {x.shape}, which is no {layout}; give {wanted[layout][-1]} axes")
+        raise BadInput(
+            f"{where} x has shape {x.shape}, which is no {layout}; give {wanted[layout][-1]} axes"
+        )
     if x.ndim == 3 and layout != "series":  # grey images without a channel axis
         return x[:, None]
-    if x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
-        log.warning("%s: x %s has its channels last; taken as %d images of shape %s", where, x.shape, len(x),
-                    (x.shape[3], *x.shape[1:3]))  # fmt: skip
+    if x.ndim == 4 and x.shape[3] in IMAGE_CHANNELS and x.shape[1] not in IMAGE_CHANNELS:
+        log.warning(
+            "%s: x %s has its channels last; taken as %d images of shape %s",
+            where,
+            x.shape,
+            len(x),
+            (x.shape[3], *x.shape[1:3]),
+        )
         return x.transpose(0, 3, 1, 2)
     if x.ndim == 1:
         return x[:, None]
     return x
 
 
-def standardised(x: NDArray[Any], held: NDArray[np.bool_] | None, where: str) -> NDArray[np.float32]:
-    """Each feature less its mean, over its deviation; both of all clients' training samples, which a real federation
-    would have to agree on first."""
+def standardize_features(
+    x: NDArray[Any], held: NDArray[np.bool_] | None, where: str
+) -> NDArray[np.float32]:
+    """Each feature less its mean, over its deviation; both of all clients' training samples, which
+    a real federation would have to agree on first.
+    """
     if x.dtype != np.float32:
-        raise BadInput(f"{where}: only float features are standardised, x is {x.dtype}; leave standardise out")
+        raise BadInput(
+            f"{where}: only float features are standardised, x is {x.dtype}; leave standardise out"
+        )
     known = x if held is None else x[~held]
     deviation = known.std(0, dtype=np.float64)
     found = (x - known.mean(0, dtype=np.float64)) / np.where(deviation > 0, deviation, 1)
     return np.asarray(found, np.float32)
 
 
-def _array(value: Any, which: str, where: str) -> NDArray[Any]:
+def _to_array(value: Any, which: str, where: str) -> NDArray[Any]:
     if value is None:
         raise BadInput(f"{where} lacks {which}; it needs x (samples) and y (labels)")
     if hasattr(value, "detach"):  # a tensor, which may need gradients or live on a GPU
@@ -104,36 +152,56 @@ def _array(value: Any, which: str, where: str) -> NDArray[Any]:
     except ValueError as why:
         raise BadInput(f"{where} {which} has rows of different lengths; make them equal") from why
     if found.ndim == 0:
-        raise BadInput(f"{where} {which} must hold one entry a sample, got a single {type(value).__name__}")
+        raise BadInput(
+            f"{where} {which} must hold one entry a sample, got a single {type(value).__name__}"
+        )
     return found
 
 
-def _numbers(x: NDArray[Any], layout: Layout, fill: Fill, where: str) -> tuple[NDArray[Any], Any]:
+def _convert_numbers(
+    x: NDArray[Any], layout: InputLayout, fill: FillValue, where: str
+) -> tuple[NDArray[Any], Any]:
     """x in uint8 or float32, and the rows that stay."""
     if x.dtype.kind in "OUS":
-        raise BadInput(f"{where} x holds text or rows of different lengths; give numbers, or token ids of one length")
+        raise BadInput(
+            f"{where} x holds text or rows of different lengths; give numbers, or token ids of one"
+            " length"
+        )
     if x.dtype.kind not in "fiub":
-        raise BadInput(f"{where} x must be numbers, got {x.dtype}; save images as uint8 or features as float32")
+        raise BadInput(
+            f"{where} x must be numbers, got {x.dtype}; save images as uint8 or features as float32"
+        )
     if layout == "auto" and x.ndim == 2 and x.dtype.kind in "iu":
         how = "numbers divided by 255" if x.dtype == np.uint8 else "numbers"
-        log.warning("%s: x holds whole numbers %s to %s and is taken as %s; if they are token ids say layout='tokens', "
-                    "else layout='table'", where, x.min(), x.max(), how)  # fmt: skip
+        log.warning(
+            "%s: x holds whole numbers %s to %s and is taken as %s; if they are token ids say"
+            " layout='tokens', else layout='table'",
+            where,
+            x.min(),
+            x.max(),
+            how,
+        )
     if x.dtype == np.uint8:
         return x, slice(None)
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if np.isinf(x).any():
         raise BadInput(f"{where} x holds NaN or infinity; clean the samples first")
-    return _filled(x, fill, where)
+    return _fill_missing(x, fill, where)
 
 
-def _filled(x: NDArray[np.float32], fill: Fill, where: str) -> tuple[NDArray[np.float32], Any]:
+def _fill_missing(
+    x: NDArray[np.float32], fill: FillValue, where: str
+) -> tuple[NDArray[np.float32], Any]:
     missing = np.isnan(x)
     if not missing.any():
         return x, slice(None)
     count = int(missing.reshape(len(x), -1).any(1).sum())
     if fill is None:
-        raise BadInput(f"{where} x holds NaN in {count} of {len(x)} samples; give fill = 'mean', 'drop' or a number")
+        raise BadInput(
+            f"{where} x holds NaN in {count} of {len(x)} samples; give fill = 'mean', 'drop' or a"
+            " number"
+        )
     if fill == "drop":
         return x, ~missing.reshape(len(x), -1).any(1)
     if fill == "mean":
@@ -145,41 +213,45 @@ def _filled(x: NDArray[np.float32], fill: Fill, where: str) -> tuple[NDArray[np.
     return np.where(missing, np.float32(fill), x), slice(None)
 
 
-def _tokens(x: NDArray[Any], where: str) -> NDArray[np.int64]:
+def _convert_tokens(x: NDArray[Any], where: str) -> NDArray[np.int64]:
     if x.dtype.kind not in "iu" or (len(x) and x.min() < 0):
         raise BadInput(
-            f"{where} x must hold token ids 0, 1, ..., got {x.dtype}; leave layout = 'tokens' out for numbers"
+            f"{where} x must hold token ids 0, 1, ..., got {x.dtype}; leave layout = 'tokens' out"
+            " for numbers"
         )
     return x.astype(np.int64)
 
 
-def _next_symbols(x: NDArray[Any], y: NDArray[Any]) -> bool:
+def _is_next_symbol_task(x: NDArray[Any], y: NDArray[Any]) -> bool:
     """Whether x and y are ids in step, so that y must be the ids that follow."""
     whole = x.dtype.kind in "iu" and y.dtype.kind in "iu"
     return whole and x.shape == y.shape and x.ndim == 2 and int(y.max()) > 1
 
 
-def _split(test: Any, where: str) -> NDArray[np.bool_]:
+def _parse_split(test: Any, where: str) -> NDArray[np.bool_]:
     """True where a sample is for judging; of booleans, 0 and 1, or words such as train and test."""
     found = np.asarray(test)
     if found.dtype.kind in "OUS":
         words = np.char.lower(found.astype(str))
         if not np.isin(words, ("train", "training", "test", "val", "valid", "validation")).all():
-            raise BadInput(f"{where} splits samples into {some(np.unique(words))}; use train and test")
+            raise BadInput(
+                f"{where} splits samples into {format_examples(np.unique(words))}; use train and"
+                " test"
+            )
         return ~np.isin(words, ("train", "training"))
     if not np.isin(found, (0, 1)).all():
         raise BadInput(f"{where} must mark test samples with True or 1, others with False or 0")
     return found.astype(bool)
 
 
-def _codes(group: NDArray[Any] | None) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+def _encode_groups(group: NDArray[Any] | None) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     if group is None:
         return None, ()
     found, codes = np.unique(group, return_inverse=True)
     return codes.reshape(-1).astype(np.int64), tuple(str(g) for g in found)
 
 
-def _rows(values: Any, kept: Any) -> Any:
+def _select_rows(values: Any, kept: Any) -> Any:
     if values is None:
         return None
     found = np.asarray(values)

@@ -1,4 +1,6 @@
-"""One data set a client: a list or dict of (x, y) pairs, as federated data are often handed over from Python."""
+"""One data set a client: a list or dict of (x, y) pairs, as federated data are often handed over
+from Python.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -8,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.own.arrays import CHANNELS, from_arrays
-from flrce.data.pool import joined, owned
+from flrce.data.own.arrays import IMAGE_CHANNELS, from_arrays
+from flrce.data.pool import assign_to_client, join_sources
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
@@ -20,8 +22,9 @@ log = logging.getLogger("flrce")
 def holds_clients(data: Any) -> bool:
     """Whether data is a list or dict of clients' data sets, not of samples or columns.
 
-    A pair is a client's where x and y have one entry a sample: x of two axes or more and y as long as x. A list of
-    pairs of one axis each is one of samples (token ids and those that follow), unless their lengths differ.
+    A pair is a client's where x and y have one entry a sample: x of two axes or more and y as long
+    as x. A list of pairs of one axis each is one of samples (token ids and those that follow),
+    unless their lengths differ.
     """
     if isinstance(data, Mapping):
         if not data or {"x", "y"} <= data.keys() or ("train" in data and not is_split(data)):
@@ -32,7 +35,11 @@ def holds_clients(data: Any) -> bool:
 
 def is_split(data: Any) -> bool:
     """Whether data is a dict of a training and a test set."""
-    return isinstance(data, Mapping) and set(data) == set(SPLITS) and all(_is_pair(value) for value in data.values())
+    return (
+        isinstance(data, Mapping)
+        and set(data) == set(SPLITS)
+        and all(_is_pair(value) for value in data.values())
+    )
 
 
 def _all_clients(values: Sequence[Any]) -> bool:
@@ -41,10 +48,12 @@ def _all_clients(values: Sequence[Any]) -> bool:
     if _is_table(values[0]):
         return True
     shapes = {tuple(getattr(x, "shape", ())) for x, _ in values}
-    if len(shapes) == 1 and len(first := next(iter(shapes))) == 3 and first[0] in CHANNELS:
+    if len(shapes) == 1 and len(first := next(iter(shapes))) == 3 and first[0] in IMAGE_CHANNELS:
         return False  # images, each with as many labels as it has channels
     sizes = [len(x) for x, _ in values]
-    deep = all(np.ndim(x[0]) >= 1 if isinstance(x, list) else np.ndim(x) >= 2 for x, _ in values if len(x))
+    deep = all(
+        np.ndim(x[0]) >= 1 if isinstance(x, list) else np.ndim(x) >= 2 for x, _ in values if len(x)
+    )
     return deep or len(set(sizes)) > 1
 
 
@@ -58,19 +67,27 @@ def _is_pair(value: Any) -> bool:
 def _has_axis(value: Any) -> bool:
     if isinstance(value, str | bytes | Mapping):
         return False
-    return getattr(value, "ndim", 1) >= 1 and hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return (
+        getattr(value, "ndim", 1) >= 1
+        and hasattr(value, "__len__")
+        and hasattr(value, "__getitem__")
+    )
 
 
 def _is_table(value: Any) -> bool:
     """Whether value is a source, a DataFrame or a data set with items of its own."""
     frame = hasattr(value, "columns") and hasattr(value, "to_numpy")
-    plain = isinstance(value, str | bytes | Mapping | tuple | list | np.ndarray) or hasattr(value, "__array__")
+    plain = isinstance(value, str | bytes | Mapping | tuple | list | np.ndarray) or hasattr(
+        value, "__array__"
+    )
     items = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not plain
     return isinstance(value, Source) or frame or items
 
 
 def from_clients(data: Any, read: Callable[..., Source], **how: Any) -> Source:
-    """A source in which each client has the samples that were given for it; `read` reads one client's data set."""
+    """A source in which each client has the samples that were given for it; `read` reads one
+    client's data set.
+    """
     named = dict(data) if isinstance(data, Mapping) else dict(enumerate(data))
     clients = {str(name): value for name, value in named.items()}
     if len(clients) < len(named):
@@ -78,22 +95,36 @@ def from_clients(data: Any, read: Callable[..., Source], **how: Any) -> Source:
     log.info("data: %d clients, each with samples of its own", len(clients))
     if not all(_is_pair(value) for value in clients.values()):
         if how.get("standardise"):
-            raise BadInput("data.standardise is not for a list of tables; give one table with a column for the client")
-        return joined([owned(read(value, **how), name) for name, value in clients.items()], name="mine")
+            raise BadInput(
+                "data.standardise is not for a list of tables; give one table with a column for the"
+                " client"
+            )
+        return join_sources(
+            [assign_to_client(read(value, **how), name) for name, value in clients.items()],
+            name="mine",
+        )
     x, y = (_concatenate([value[i] for value in clients.values()], "xy"[i]) for i in (0, 1))
-    group = np.repeat(np.array(list(clients), object), [len(value[1]) for value in clients.values()])
+    group = np.repeat(
+        np.array(list(clients), object), [len(value[1]) for value in clients.values()]
+    )
     source = from_arrays(x, y, group.astype(str), where="data", **how)
     return _in_order(source, list(clients))
 
 
 def from_split(data: Mapping[str, Any], read: Callable[..., Source], **how: Any) -> Source:
-    """A source from {"train": ..., "test": ...}: pairs, tables or data sets; `read` reads one that is no pair."""
+    """A source from {"train": ..., "test": ...}: pairs, tables or data sets; `read` reads one that
+    is no pair.
+    """
     odd = next((key for key in data if key not in SPLITS), None)
     if odd is not None:
-        raise BadInput(f"data has {odd!a} beside train; give train and test alone, or one entry a client")
+        raise BadInput(
+            f"data has {odd!a} beside train; give train and test alone, or one entry a client"
+        )
     if not is_split(data):
         parts = [(read(data[key], **how), held) for key, held in SPLITS.items() if key in data]
-        return joined([part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ())
+        return join_sources(
+            [part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ()
+        )
     x, y = (_concatenate([data[key][i] for key in SPLITS], "xy"[i]) for i in (0, 1))
     test = np.repeat(list(SPLITS.values()), [len(data[key][1]) for key in SPLITS])
     return from_arrays(x, y, None, test, where="data", **how)
@@ -101,18 +132,24 @@ def from_split(data: Mapping[str, Any], read: Callable[..., Source], **how: Any)
 
 def _concatenate(parts: list[Any], which: str) -> NDArray[Any]:
     try:
-        arrays = [np.asarray(part.detach().cpu() if hasattr(part, "detach") else part) for part in parts]
+        arrays = [
+            np.asarray(part.detach().cpu() if hasattr(part, "detach") else part) for part in parts
+        ]
         arrays = [array for array in arrays if len(array)]
         kinds = {array.dtype.kind in "OUS" for array in arrays}
         if len(kinds) > 1 or len({array.shape[1:] for array in arrays}) > 1:
             raise ValueError("shapes")
         return np.concatenate(arrays)
     except (ValueError, TypeError) as why:
-        raise BadInput(f"data: the clients' {which} have different shapes or kinds; make them alike") from why
+        raise BadInput(
+            f"data: the clients' {which} have different shapes or kinds; make them alike"
+        ) from why
 
 
 def _in_order(source: Source, clients: list[str]) -> Source:
-    """The source with its clients in the order in which they were given, not in that of the alphabet."""
+    """The source with its clients in the order in which they were given, not in that of the
+    alphabet.
+    """
     assert source.group is not None
     kept = [name for name in clients if name in set(source.groups)]
     place = np.array([kept.index(name) for name in source.groups])

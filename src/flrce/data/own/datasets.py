@@ -7,119 +7,158 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.own.arrays import from_arrays
-from flrce.data.own.tables import GROUPS, SPLITS, TARGETS, _column, from_columns
-from flrce.data.pool import joined
-from flrce.data.readers.columns import typed
+from flrce.data.own.tables import GROUPS, SPLITS, TARGETS, _find_column, from_columns
+from flrce.data.pool import join_sources
+from flrce.data.readers.columns import convert_column
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
 
 def from_dataset(data: Any, test: Any = None, group: Any = None, **how: Any) -> Source:
-    """A source from a torch Dataset of (x, y) pairs, as its transforms give them; `test` is one of samples to judge by.
+    """A source from a torch Dataset of (x, y) pairs, as its transforms give them; `test` is one of
+    samples to judge by.
 
-    One of dicts is read as HuggingFace's are: by `target` and `group`, or the usual names. A random transform
-    (augmentation) is drawn once: the samples stay what they are then.
+    One of dicts is read as HuggingFace's are: by `target` and `group`, or the usual names. A random
+    transform (augmentation) is drawn once: the samples stay what they are then.
     """
     given = {"where": type(data).__name__, "name": type(data).__name__.lower(), **how}
-    if named_items(data):
+    if has_named_items(data):
         both = [data] if test is None or isinstance(test, str) else [data, test]
         given |= {"group": group or "", **({"test": test} if isinstance(test, str) else {})}
-        parts = [from_huggingface(_Table(each), **given) for each in both]
-        return parts[0] if len(parts) == 1 else joined(parts, [False, True])
-    x, y = _pairs(data, given["where"])
+        parts = [from_huggingface(_ItemTable(each), **given) for each in both]
+        return parts[0] if len(parts) == 1 else join_sources(parts, [False, True])
+    x, y = _read_pairs(data, given["where"])
     if test is None:
-        return from_arrays(x, y, group, **_classes(data, y, given))
-    more_x, more_y = _pairs(test, given["where"])
+        return from_arrays(x, y, group, **_add_class_names(data, y, given))
+    more_x, more_y = _read_pairs(test, given["where"])
     split = np.repeat([False, True], [len(x), len(more_x)])
-    return from_arrays([*x, *more_x], [*y, *more_y], group, split, **_classes(data, y, given))
+    return from_arrays(
+        [*x, *more_x], [*y, *more_y], group, split, **_add_class_names(data, y, given)
+    )
 
 
 def from_huggingface(
-    data: Any, target: str = "", group: str = "", columns: Iterable[str] = (), ignore: str | Sequence[str] = (),
-    features: str | Sequence[str] = (), **how: Any,
-) -> Source:  # fmt: skip
+    data: Any,
+    target: str = "",
+    group: str = "",
+    columns: Iterable[str] = (),
+    ignore: str | Sequence[str] = (),
+    features: str | Sequence[str] = (),
+    **how: Any,
+) -> Source:
     """A source from a HuggingFace Dataset, or a DatasetDict with train and test.
 
     One column of images, arrays or lists is x; several columns of numbers are a table's features.
     """
     if isinstance(data, dict):  # DatasetDict
-        return _splits(data, target, group, columns, {"ignore": ignore, "features": features, **how})
+        return _pool_splits(
+            data, target, group, columns, {"ignore": ignore, "features": features, **how}
+        )
     where = how.pop("where", "Dataset")
     names = dict.fromkeys(data.column_names)
-    label = _column(names, target, TARGETS, "target", where)  # type: ignore[arg-type]
-    owner = _column(names, group, GROUPS, "group", where)  # type: ignore[arg-type]
-    split = _column(names, how.pop("test", ""), SPLITS, "test", where)  # type: ignore[arg-type]
+    label = _find_column(names, target, TARGETS, "target", where)  # type: ignore[arg-type]
+    owner = _find_column(names, group, GROUPS, "group", where)  # type: ignore[arg-type]
+    split = _find_column(names, how.pop("test", ""), SPLITS, "test", where)  # type: ignore[arg-type]
     if not label:
-        raise BadInput(f"{where} has no label column; name it with target = one of {', '.join(names)}")
+        raise BadInput(
+            f"{where} has no label column; name it with target = one of {', '.join(names)}"
+        )
     left_out = [ignore] if isinstance(ignore, str) else list(ignore)
-    chosen = list(columns) or ([features] if isinstance(features, str) and features else list(features))
+    chosen = list(columns) or (
+        [features] if isinstance(features, str) and features else list(features)
+    )
     for key in chosen:
-        _column(names, key, (), "features", where)  # type: ignore[arg-type]
+        _find_column(names, key, (), "features", where)  # type: ignore[arg-type]
     wanted = chosen or [key for key in names if key not in (label, owner, split, *left_out)]
     feature: Any = getattr(data, "features", {}).get(label)
-    how = {"name": "mine", "where": where, **({"classes": feature.names} if hasattr(feature, "names") else {}), **how}
+    how = {
+        "name": "mine",
+        "where": where,
+        **({"classes": feature.names} if hasattr(feature, "names") else {}),
+        **how,
+    }
     loose = data.with_format(None) if hasattr(data, "with_format") else data
     if len(wanted) == 1:
-        x, y = ([_plain(value) for value in loose[key]] for key in (wanted[0], label))
+        x, y = ([_to_plain_array(value) for value in loose[key]] for key in (wanted[0], label))
         more: dict[str, Any] = {"group": list(loose[owner])} if owner else {}
         more |= {"test": list(loose[split])} if split else {}
         if x and isinstance(x[0], str):
-            raise BadInput(f"{where} column {wanted[0]!a} holds text; turn it into token ids of one length first")
-        return from_arrays(_stacked(x, where), y, **more, **how)
-    deep = [key for key in wanted if len(loose[key]) and np.ndim(_plain(loose[key][0]))]
+            raise BadInput(
+                f"{where} column {wanted[0]!a} holds text; turn it into token ids of one length"
+                " first"
+            )
+        return from_arrays(_stack_samples(x, where), y, **more, **how)
+    deep = [key for key in wanted if len(loose[key]) and np.ndim(_to_plain_array(loose[key][0]))]
     if deep:
-        what = f"{where} has lists or images ({deep[0]!a}) beside other columns ({_other(wanted, deep[0])!a})"
+        what = (
+            f"{where} has lists or images ({deep[0]!a}) beside other columns"
+            f" ({_find_other_name(wanted, deep[0])!a})"
+        )
         raise BadInput(f"{what}; name those to leave out with ignore")
-    table = {key: typed(list(loose[key])) for key in (*wanted, label, owner, split) if key}
+    table = {key: convert_column(list(loose[key])) for key in (*wanted, label, owner, split) if key}
     return from_columns(table, label, owner, split, features=chosen, **how)
 
 
-def named_items(data: Any) -> bool:
+def has_named_items(data: Any) -> bool:
     """Whether a data set gives dicts."""
     return hasattr(data, "__len__") and len(data) > 0 and isinstance(data[0], Mapping)
 
 
-class _Table:
+class _ItemTable:
     """A data set of dicts as columns, each item asked for once."""
 
     def __init__(self, data: Any) -> None:
         items = [data[i] for i in range(len(data))]
         odd = next((i for i, item in enumerate(items) if item.keys() != items[0].keys()), None)
         if odd is not None:
-            raise BadInput(f"{type(data).__name__} item {odd} has other keys than item 0; make them alike")
-        self.columns = {str(key): [_plain(item[key]) for item in items] for key in items[0]}
+            raise BadInput(
+                f"{type(data).__name__} item {odd} has other keys than item 0; make them alike"
+            )
+        self.columns = {
+            str(key): [_to_plain_array(item[key]) for item in items] for key in items[0]
+        }
         self.column_names = list(self.columns)
 
     def __getitem__(self, key: str) -> list[Any]:
         return self.columns[key]
 
 
-def _splits(data: dict[str, Any], target: str, group: str, columns: Iterable[str], how: dict[str, Any]) -> Source:
+def _pool_splits(
+    data: dict[str, Any], target: str, group: str, columns: Iterable[str], how: dict[str, Any]
+) -> Source:
     """Train and test of a DatasetDict, pooled, the second held out."""
     if "train" not in data:
-        raise BadInput(f"the DatasetDict has {', '.join(data)}, but no train; hand one of them over")
-    parts = [from_huggingface(data[key], target, group, columns, **how) for key in ("train", "test") if key in data]
+        raise BadInput(
+            f"the DatasetDict has {', '.join(data)}, but no train; hand one of them over"
+        )
+    parts = [
+        from_huggingface(data[key], target, group, columns, **how)
+        for key in ("train", "test")
+        if key in data
+    ]
     if len(parts) == 1:
         return parts[0]
-    return joined(parts, [False, True])
+    return join_sources(parts, [False, True])
 
 
-def _pairs(data: Any, where: str) -> tuple[NDArray[Any], list[Any]]:
+def _read_pairs(data: Any, where: str) -> tuple[NDArray[Any], list[Any]]:
     x, y = [], []
     for i in range(len(data)) if hasattr(data, "__len__") else iter(data):
         item = data[i] if hasattr(data, "__len__") else i
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise BadInput(f"{where} gives {type(item).__name__} where a pair (x, y) is expected; wrap it")
-        x.append(_plain(item[0]))
-        y.append(_plain(item[1]))
-    return _stacked(x, where), y
+            raise BadInput(
+                f"{where} gives {type(item).__name__} where a pair (x, y) is expected; wrap it"
+            )
+        x.append(_to_plain_array(item[0]))
+        y.append(_to_plain_array(item[1]))
+    return _stack_samples(x, where), y
 
 
-def _other(names: Sequence[str], name: str) -> str:
+def _find_other_name(names: Sequence[str], name: str) -> str:
     return next(each for each in names if each != name)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_array(value: Any) -> Any:
     """Tensors and images as arrays."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
@@ -128,15 +167,17 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
-def _stacked(x: list[Any], where: str) -> NDArray[Any]:
+def _stack_samples(x: list[Any], where: str) -> NDArray[Any]:
     shapes = {np.shape(value) for value in x}
     if len(shapes) > 1:
         few = ", ".join(map(str, sorted(shapes)[:3]))
-        raise BadInput(f"{where} has samples of different shapes ({few}); resize or pad them to one")
+        raise BadInput(
+            f"{where} has samples of different shapes ({few}); resize or pad them to one"
+        )
     return np.array(x)
 
 
-def _classes(data: Any, y: list[Any], given: dict[str, Any]) -> dict[str, Any]:
+def _add_class_names(data: Any, y: list[Any], given: dict[str, Any]) -> dict[str, Any]:
     """The data set's own names of its classes, where y holds their codes."""
     names: Any = getattr(data, "classes", None) or ()
     coded = all(isinstance(value, int) for value in y)

@@ -3,7 +3,8 @@
 FOLDER/CLASS/*.png                        images by class
 FOLDER/train/CLASS/*.png  FOLDER/test/... the same with a split of its own
 FOLDER/CLIENT/CLASS/*.png                 images by client and class; train and test may lie between
-FOLDER/CLIENT/*.csv, FOLDER/CLIENT.csv    tables or arrays (npz, parquet, jsonl) by client; test.csv is the test split
+FOLDER/CLIENT/*.csv, FOLDER/CLIENT.csv
+    tables or arrays (npz, parquet, jsonl) by client; test.csv is the test split
 """
 
 import os
@@ -15,131 +16,182 @@ from typing import Any
 
 import numpy as np
 
+from flrce.core.files import format_path
 from flrce.data.own.arrays import from_arrays, refuse_columns
-from flrce.data.own.tables import GROUPS, _column, csv_cells, from_columns, from_csv, from_jsonl, from_parquet
+from flrce.data.own.tables import (
+    GROUPS,
+    _find_column,
+    from_columns,
+    from_csv,
+    from_jsonl,
+    from_parquet,
+    read_csv_cells,
+)
 from flrce.data.own.tables import SPLITS as MARKS
-from flrce.data.pool import joined, owned
-from flrce.data.readers.columns import typed
-from flrce.data.readers.images import FORMATS, class_folders, load
+from flrce.data.pool import assign_to_client, join_sources
+from flrce.data.readers.columns import convert_column
+from flrce.data.readers.images import IMAGE_FORMATS, list_class_images, load_images
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 from flrce.formats import npz
-from flrce.reading import shown
 
-FORMS = "one folder a class (FOLDER/CLASS/*.png), or one folder or file a client (FOLDER/CLIENT/..., FOLDER/CLIENT.csv)"
-SPLITS = {"train": False, "training": False, "test": True, "val": True, "valid": True, "validation": True}
+FOLDER_FORMS = (
+    "one folder a class (FOLDER/CLASS/*.png), or one folder or file a client (FOLDER/CLIENT/...,"
+    " FOLDER/CLIENT.csv)"
+)
+SPLIT_NAMES = {
+    "train": False,
+    "training": False,
+    "test": True,
+    "val": True,
+    "valid": True,
+    "validation": True,
+}
 
 
 def from_folder(path: Path | str, **how: Any) -> Source:
-    """Images, one folder a class; with train and test folders above, the data's own split. Needs Pillow."""
-    folder = _folder(path)
+    """Images, one folder a class; with train and test folders above, the data's own split. Needs
+    Pillow.
+    """
+    folder = _require_folder(path)
     _refuse_for_images(how, folder)
-    parts = _by_split(folder, partial(_images, size=how.get("size")))
-    source = joined([part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ())
+    parts = _read_splits(folder, partial(_read_images, size=how.get("size")))
+    source = join_sources(
+        [part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ()
+    )
     return replace(source, name=str(how.get("name", folder.name)))
 
 
 def from_folders(path: Path | str, **how: Any) -> Source:
     """One folder or one file a client; each may bring its own test split."""
-    folder = _folder(path)
+    folder = _require_folder(path)
     named = {"name": folder.name, **how}
     below = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
-    files = [(entry, file) for entry in below for file in _files(entry)]
+    files = [(entry, file) for entry in below for file in _list_client_files(entry)]
     if files and all(file.suffix.lower() in (".csv", ".tsv") for _, file in files):
-        return _tables(files, {"where": shown(folder), **named})
+        return _join_client_tables(files, {"where": format_path(folder), **named})
     clients: list[Source] = []
     for entry in below:
         if entry.is_dir():
-            clients.append(owned(_client(entry, how), entry.name))
-        elif entry.suffix.lower() in FILES:
-            clients.append(owned(FILES[entry.suffix.lower()](entry, how), entry.stem))
+            clients.append(assign_to_client(_read_client_folder(entry, how), entry.name))
+        elif entry.suffix.lower() in FILE_READERS:
+            clients.append(
+                assign_to_client(FILE_READERS[entry.suffix.lower()](entry, how), entry.stem)
+            )
     if not clients:
-        raise BadInput(f"{shown(folder)} holds neither folders nor tables; give {FORMS}")
-    return joined(clients, name=str(named["name"]))
+        raise BadInput(
+            f"{format_path(folder)} holds neither folders nor tables; give {FOLDER_FORMS}"
+        )
+    return join_sources(clients, name=str(named["name"]))
 
 
-def _files(entry: Path) -> list[Path]:
+def _list_client_files(entry: Path) -> list[Path]:
     """The files with samples of one client, which has a file or a folder."""
     inside = sorted(entry.iterdir()) if entry.is_dir() else [entry]
-    return [file for file in inside if file.suffix.lower() in (*FILES, *FORMATS) or file.is_dir()]
+    return [
+        file
+        for file in inside
+        if file.suffix.lower() in (*FILE_READERS, *IMAGE_FORMATS) or file.is_dir()
+    ]
 
 
-def _tables(files: Sequence[tuple[Path, Path]], how: Mapping[str, Any]) -> Source:
-    """The csv files of all clients as one table, so that a text that some of them lack is a column for all."""
+def _join_client_tables(files: Sequence[tuple[Path, Path]], how: Mapping[str, Any]) -> Source:
+    """The csv files of all clients as one table, so that a text that some of them lack is a column
+    for all.
+    """
     if "size" in how:
-        raise BadInput(f"data.size is about folders of images, {how['where']} holds tables; drop it")
+        raise BadInput(
+            f"data.size is about folders of images, {how['where']} holds tables; drop it"
+        )
     rows: dict[str, list[Any]] = {}
     clients: list[str] = []
     held: list[bool] = []
     for entry, file in files:
-        found = csv_cells(file)
+        found = read_csv_cells(file)
         odd = sorted(found.keys() ^ rows.keys()) if rows else []
         if odd:
-            raise BadInput(f"{shown(file)} and {shown(files[0][1])} differ in column {odd[0]!a}; make them alike")
+            raise BadInput(
+                f"{format_path(file)} and {format_path(files[0][1])} differ in column {odd[0]!a};"
+                " make them alike"
+            )
         for key, values in found.items():
             rows.setdefault(key, []).extend(values)
         count = len(next(iter(found.values())))
         clients += [entry.name if entry.is_dir() else entry.stem] * count
-        held += [entry.is_dir() and SPLITS.get(file.stem.lower(), False)] * count
-    columns = {key: typed(values) for key, values in rows.items()}
-    owner = _column(columns, how.get("group", ""), GROUPS, "group", how["where"]) or "group"
-    split = _column(columns, how.get("test", ""), MARKS, "test", how["where"]) or "split"
+        held += [entry.is_dir() and SPLIT_NAMES.get(file.stem.lower(), False)] * count
+    columns = {key: convert_column(values) for key, values in rows.items()}
+    owner = _find_column(columns, how.get("group", ""), GROUPS, "group", how["where"]) or "group"
+    split = _find_column(columns, how.get("test", ""), MARKS, "test", how["where"]) or "split"
     columns[owner] = np.array(clients)
     if any(held):
         columns[split] = np.array(held)
     return from_columns(columns, **how)
 
 
-def form(folder: Path) -> Callable[..., Source]:
+def choose_folder_reader(folder: Path) -> Callable[..., Source]:
     """Which of the forms above a folder has, by where its images or tables lie."""
-    below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
-    named = all(entry.name.lower() in SPLITS for entry in below) and below
+    below = [
+        entry
+        for entry in sorted(folder.iterdir())
+        if entry.is_dir() and not entry.name.startswith(".")
+    ]
+    named = all(entry.name.lower() in SPLIT_NAMES for entry in below) and below
     if named or any(_has_images(entry) for entry in below):
         return from_folder
     return from_folders
 
 
-def _client(folder: Path, how: Mapping[str, Any]) -> Source:
+def _read_client_folder(folder: Path, how: Mapping[str, Any]) -> Source:
     """One client's folder: class folders of images, or tables, with or without a split."""
-    files = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in FILES]
+    files = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in FILE_READERS]
     if not files:
         _refuse_for_images(how, folder)
-        parts = _by_split(folder, partial(_images, size=how.get("size")))
-        return joined([part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ())
-    read = [FILES[entry.suffix.lower()](entry, how) for entry in files]
-    split = [SPLITS.get(entry.stem.lower(), False) for entry in files]
-    return joined(read, split if any(split) else ())
+        parts = _read_splits(folder, partial(_read_images, size=how.get("size")))
+        return join_sources(
+            [part for part, _ in parts], [held for _, held in parts] if len(parts) > 1 else ()
+        )
+    read = [FILE_READERS[entry.suffix.lower()](entry, how) for entry in files]
+    split = [SPLIT_NAMES.get(entry.stem.lower(), False) for entry in files]
+    return join_sources(read, split if any(split) else ())
 
 
-def _by_split(folder: Path, read: Callable[[Path], Source]) -> list[tuple[Source, bool]]:
-    below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
-    if below and all(entry.name.lower() in SPLITS for entry in below) and not any(map(_has_images, below)):
-        return [(read(entry), SPLITS[entry.name.lower()]) for entry in below]
+def _read_splits(folder: Path, read: Callable[[Path], Source]) -> list[tuple[Source, bool]]:
+    below = [
+        entry
+        for entry in sorted(folder.iterdir())
+        if entry.is_dir() and not entry.name.startswith(".")
+    ]
+    if (
+        below
+        and all(entry.name.lower() in SPLIT_NAMES for entry in below)
+        and not any(map(_has_images, below))
+    ):
+        return [(read(entry), SPLIT_NAMES[entry.name.lower()]) for entry in below]
     return [(read(folder), False)]
 
 
-def _images(folder: Path, size: int | None = None) -> Source:
-    found = class_folders(folder, depth=1)
+def _read_images(folder: Path, size: int | None = None) -> Source:
+    found = list_class_images(folder, depth=1)
     if not found:
-        raise BadInput(f"{shown(folder)} has no folders of images; give {FORMS}")
-    x, y = load(found, False, folder.name, size=size)
+        raise BadInput(f"{format_path(folder)} has no folders of images; give {FOLDER_FORMS}")
+    x, y = load_images(found, False, folder.name, size=size)
     return Source(folder.name, x, y, tuple(found), scale=1 / 255)
 
 
 def _refuse_for_images(how: Mapping[str, Any], folder: Path) -> None:
     for key in how:
         if key not in ("size", "name"):
-            raise BadInput(f"data.{key} is not for images, as {shown(folder)} holds; drop it")
+            raise BadInput(f"data.{key} is not for images, as {format_path(folder)} holds; drop it")
 
 
 def _has_images(folder: Path) -> bool:
-    return any(entry.suffix.lower() in FORMATS for entry in folder.iterdir())
+    return any(entry.suffix.lower() in IMAGE_FORMATS for entry in folder.iterdir())
 
 
-def _folder(path: Path | str) -> Path:
+def _require_folder(path: Path | str) -> Path:
     folder = Path(path)
     if not folder.is_dir():
-        raise BadInput(f"{shown(folder)} is no folder; give {FORMS}")
+        raise BadInput(f"{format_path(folder)} is no folder; give {FOLDER_FORMS}")
     return folder
 
 
@@ -150,16 +202,21 @@ def from_npz(path: Path | str, **how: Any) -> Source:
     if not os.path.exists(path):
         raise BadInput(f"{where} does not exist; give an .npz with x, y and optional group")
     refuse_columns(how, "an .npz has arrays called x, y, group and test instead")
-    found = npz.load(path, ("x", "y", "group", "test", "classes"), where)
+    found = npz.load_npz(path, ("x", "y", "group", "test", "classes"), where)
     more = {"classes": [str(name) for name in found["classes"]]} if "classes" in found else {}
     return from_arrays(
-        found.get("x"), found.get("y"), found.get("group"), found.get("test"),
+        found.get("x"),
+        found.get("y"),
+        found.get("group"),
+        found.get("test"),
         **{"name": path.stem, "where": where, **more, **how},
-    )  # fmt: skip
+    )
 
 
-FILES: dict[str, Callable[[Path, Mapping[str, Any]], Source]] = {
-    ".csv": lambda path, how: from_csv(path, **how), ".tsv": lambda path, how: from_csv(path, **how),
-    ".jsonl": lambda path, how: from_jsonl(path, **how), ".parquet": lambda path, how: from_parquet(path, **how),
+FILE_READERS: dict[str, Callable[[Path, Mapping[str, Any]], Source]] = {
+    ".csv": lambda path, how: from_csv(path, **how),
+    ".tsv": lambda path, how: from_csv(path, **how),
+    ".jsonl": lambda path, how: from_jsonl(path, **how),
+    ".parquet": lambda path, how: from_parquet(path, **how),
     ".npz": lambda path, how: from_npz(path, **how),
-}  # fmt: skip
+}

@@ -1,7 +1,8 @@
-"""Columns of a table that only tell rows apart: numbers of patients, counters, names. They are no features.
+"""Columns of a table that only tell rows apart: numbers of patients, counters, names. They are no
+features.
 
-A model that is given such a column learns the order of the file: with rows sorted by label it is right about rows it
-has never seen, and about nothing else.
+A model that is given such a column learns the order of the file: with rows sorted by label it is
+right about rows it has never seen, and about nothing else.
 """
 
 import re
@@ -12,16 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_ROWS, MIN_CLIENT_ROWS = 20, 8  # fewer say nothing
-STRONG = {"id", "ids", "uuid", "guid"}  # last words of a name
-WEAK = {*STRONG, "index", "idx", "row", "no", "nr", "number", "key", "code"}
+STRONG_ID_NAMES = {"id", "ids", "uuid", "guid"}  # last words of a name
+WEAK_ID_NAMES = {*STRONG_ID_NAMES, "index", "idx", "row", "no", "nr", "number", "key", "code"}
 REPEATED_SHARE, REPEATED_VALUES = 0.1, 20  # a number of a patient with several rows
 
 
 def find_identifiers(
     columns: Mapping[str, NDArray[Any]], label: NDArray[Any] | None, owner: NDArray[Any] | None
 ) -> dict[str, str]:
-    """Name of a column -> why it is an identifier. `label` (N,) is what is learnt, `owner` (N,) each row's client."""
-    found = {name: _describe_identifier(name, values, label, owner) for name, values in columns.items()}
+    """Name of a column -> why it is an identifier. `label` (N,) is what is learnt, `owner` (N,)
+    each row's client.
+    """
+    found = {
+        name: _describe_identifier(name, values, label, owner) for name, values in columns.items()
+    }
     return {name: why for name, why in found.items() if why}
 
 
@@ -38,15 +43,15 @@ def _describe_identifier(
     word = _last_word(name)
     distinct = len(np.unique(values))
     if distinct == rows:
-        if _counts(values):
+        if _is_running_number(values):
             return "it counts the rows"
-        if word in WEAK:
+        if word in WEAK_ID_NAMES:
             return "a different whole number in every row"
         if label is not None and _sorts_label(values, label):
             return "a different whole number in every row, which sorts the labels"
     elif owner is not None and _counts_by_client(values, owner):
         return "it counts the rows of each client"
-    if word in STRONG and distinct >= max(REPEATED_VALUES, REPEATED_SHARE * rows):
+    if word in STRONG_ID_NAMES and distinct >= max(REPEATED_VALUES, REPEATED_SHARE * rows):
         return f"{distinct} different whole numbers"
     return ""
 
@@ -54,20 +59,28 @@ def _describe_identifier(
 def _is_whole(values: NDArray[Any]) -> bool:
     if values.dtype.kind in "iu":
         return True
-    return values.dtype.kind == "f" and bool(np.isfinite(values).all() and (values == np.round(values)).all())
+    return values.dtype.kind == "f" and bool(
+        np.isfinite(values).all() and (values == np.round(values)).all()
+    )
 
 
-def _counts(values: NDArray[Any]) -> bool:
-    """Whether different numbers are a range without gaps, in any order, or rise or fall from row to row."""
+def _is_running_number(values: NDArray[Any]) -> bool:
+    """Whether different numbers are a range without gaps, in any order, or rise or fall from row to
+    row.
+    """
     steps = np.diff(values.astype(np.float64))
-    return float(values.max()) - float(values.min()) == len(values) - 1 or bool((steps > 0).all() or (steps < 0).all())
+    return float(values.max()) - float(values.min()) == len(values) - 1 or bool(
+        (steps > 0).all() or (steps < 0).all()
+    )
 
 
 def _counts_by_client(values: NDArray[Any], owner: NDArray[Any]) -> bool:
     order = np.argsort(owner, kind="stable")
     parts = np.split(values[order], np.flatnonzero(owner[order][1:] != owner[order][:-1]) + 1)
     large = [part for part in parts if len(part) >= MIN_CLIENT_ROWS]
-    return len(large) > 0 and all(len(np.unique(part)) == len(part) and _counts(part) for part in large)
+    return len(large) > 0 and all(
+        len(np.unique(part)) == len(part) and _is_running_number(part) for part in large
+    )
 
 
 def _sorts_label(values: NDArray[Any], label: NDArray[Any]) -> bool:

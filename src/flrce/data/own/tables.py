@@ -1,4 +1,6 @@
-"""Tables of one's own: csv, json lines, parquet, pandas. One row a sample; columns say label, client and split."""
+"""Tables of one's own: csv, json lines, parquet, pandas. One row a sample; columns say label,
+client and split.
+"""
 
 import importlib
 import json
@@ -11,68 +13,116 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.own.arrays import COLUMNS, Layout, from_arrays, refuse_columns
+from flrce.core.files import (
+    format_path,
+    read_lines,
+    read_text_limited,
+    validate_memory,
+    validate_regular,
+)
+from flrce.data.own.arrays import COLUMNS, InputLayout, from_arrays, refuse_columns
 from flrce.data.own.identifiers import find_identifiers
-from flrce.data.readers.columns import cells, typed
+from flrce.data.readers.columns import convert_column, parse_csv_cells
 from flrce.data.sources import Source
-from flrce.errors import BadInput, brief, installs, nearest
-from flrce.reading import read_lines, read_text_limited, shown, validate_memory, validate_regular
+from flrce.errors import BadInput, format_install_command, format_one_line, suggest_name
 
-LIMIT = 4 << 30  # bytes of one text file
-MOST = 50  # distinct texts of a column that becomes one column each
+MAX_FILE_BYTES = 4 << 30  # bytes of one text file
+MAX_TEXT_VALUES = 50  # distinct texts of a column that becomes one column each
 TARGETS, GROUPS, SPLITS = ("y", "label", "target", "class"), ("group", "client"), ("split", "test")
-Columns = Mapping[str, NDArray[Any]]
+ColumnTable = Mapping[str, NDArray[Any]]
 log = logging.getLogger("flrce")
 
 
 def from_columns(
-    columns: Columns, target: str | Sequence[str] = "", group: str = "", test: str = "", *, name: str = "mine",
-    where: str = "table", layout: Layout = "table", ignore: str | Sequence[str] = (),
-    features: str | Sequence[str] = (), **how: Any,
-) -> Source:  # fmt: skip
-    """A source from named columns: `target` to be learnt (one column or several), `group` the client, `test` the split.
+    columns: ColumnTable,
+    target: str | Sequence[str] = "",
+    group: str = "",
+    test: str = "",
+    *,
+    name: str = "mine",
+    where: str = "table",
+    layout: InputLayout = "table",
+    ignore: str | Sequence[str] = (),
+    features: str | Sequence[str] = (),
+    **how: Any,
+) -> Source:
+    """A source from named columns: `target` to be learnt (one column or several), `group` the
+    client, `test` the split.
 
-    Without a name, columns called y, label, target or class; group or client; split or test are taken for those. All
-    others but those to `ignore` and those that only tell rows apart are features, unless `features` names them; text
-    with few values becomes one column of 0 and 1 a value.
+    Without a name, columns called y, label, target or class; group or client; split or test are
+    taken for those. All others but those to `ignore` and those that only tell rows apart are
+    features, unless `features` names them; text with few values becomes one column of 0 and 1 a
+    value.
     """
     _validate_lengths(columns, where)
-    columns = _without(columns, [ignore] if isinstance(ignore, str) else ignore, where)
+    columns = _drop_columns(columns, [ignore] if isinstance(ignore, str) else ignore, where)
     wanted = [target] if isinstance(target, str) else list(target)
-    told = [found for one in wanted if (found := _column(columns, one, TARGETS, "target", where))]
-    owner = _column(columns, group, GROUPS, "group", where)
-    split = _column(columns, test, SPLITS, "test", where)
+    told = [
+        found for one in wanted if (found := _find_column(columns, one, TARGETS, "target", where))
+    ]
+    owner = _find_column(columns, group, GROUPS, "group", where)
+    split = _find_column(columns, test, SPLITS, "test", where)
     if not told:
-        raise BadInput(f"{where} has no label column; name it with target = one of {_listed(columns)}")
-    columns = _complete(columns, [key for key in (*told, owner) if key], how.get("fill"), where)
-    rest: Columns = {key: value for key, value in columns.items() if key not in {*told, owner, split}}
-    rest = _chosen(rest, [features] if isinstance(features, str) else list(features), where) if features else (
-        _without_identifiers(rest, columns[told[0]], columns[owner] if owner else None, where)
-    )  # fmt: skip
+        raise BadInput(
+            f"{where} has no label column; name it with target = one of {_format_names(columns)}"
+        )
+    columns = _drop_incomplete_rows(
+        columns, [key for key in (*told, owner) if key], how.get("fill"), where
+    )
+    rest: ColumnTable = {
+        key: value for key, value in columns.items() if key not in {*told, owner, split}
+    }
+    rest = (
+        _select_features(rest, [features] if isinstance(features, str) else list(features), where)
+        if features
+        else (
+            _without_identifiers(rest, columns[told[0]], columns[owner] if owner else None, where)
+        )
+    )
     if not rest:
         raise BadInput(
-            f"{where} has no column left for features besides identifiers and {_listed([*told, owner, split])}"
+            f"{where} has no column left for features besides identifiers and"
+            f" {_format_names([*told, owner, split])}"
         )
-    gaps = [key for key, value in rest.items() if _missing(value).any()] if how.get("fill") is None else []
+    gaps = (
+        [key for key, value in rest.items() if _find_missing(value).any()]
+        if how.get("fill") is None
+        else []
+    )
     if gaps:
-        count = int(np.any([_missing(rest[key]) for key in gaps], axis=0).sum())
+        count = int(np.any([_find_missing(rest[key]) for key in gaps], axis=0).sum())
         raise BadInput(
-            f"{where} x holds NaN in {count} of {len(rest[gaps[0]])} samples (columns {_listed(gaps)}); "
-            "give fill = 'mean', 'drop' or a number"
+            f"{where} x holds NaN in {count} of {len(rest[gaps[0]])} samples (columns"
+            f" {_format_names(gaps)}); give fill = 'mean', 'drop' or a number"
         )
-    x = np.stack([part for key, value in rest.items() for part in _feature(key, value, where)], 1)
-    log.info("%s: %d features of %s; label %s%s%s", where, x.shape[1], _listed(rest), _listed(told),
-             f"; client {owner}" if owner else "", f"; split {split}" if split else "")  # fmt: skip
+    x = np.stack(
+        [part for key, value in rest.items() for part in _encode_feature(key, value, where)], 1
+    )
+    log.info(
+        "%s: %d features of %s; label %s%s%s",
+        where,
+        x.shape[1],
+        _format_names(rest),
+        _format_names(told),
+        f"; client {owner}" if owner else "",
+        f"; split {split}" if split else "",
+    )
     y = columns[told[0]] if len(told) == 1 else np.stack([columns[key] for key in told], 1)
     names = {"classes": told} if how.get("kind") == "labels" and len(told) > 1 else {}
     made = from_arrays(
-        x, y, columns[owner] if owner else None, columns[split] if split else None, name=name, where=where,
-        layout=layout, **{**names, **how},
-    )  # fmt: skip
+        x,
+        y,
+        columns[owner] if owner else None,
+        columns[split] if split else None,
+        name=name,
+        where=where,
+        layout=layout,
+        **{**names, **how},
+    )
     return replace(made, features=tuple(rest))
 
 
-def _validate_lengths(columns: Columns, where: str) -> None:
+def _validate_lengths(columns: ColumnTable, where: str) -> None:
     for key, values in columns.items():
         if values.ndim != 1:
             raise BadInput(f"{where} column {key!a} has shape {values.shape}; {COLUMNS}")
@@ -80,93 +130,124 @@ def _validate_lengths(columns: Columns, where: str) -> None:
         raise BadInput(f"{where} has columns of different lengths; {COLUMNS}")
 
 
-def _chosen(columns: Columns, features: Sequence[str], where: str) -> Columns:
+def _select_features(columns: ColumnTable, features: Sequence[str], where: str) -> ColumnTable:
     """The columns that `features` names."""
     for key in features:
         if key not in columns:
-            raise BadInput(f"{where} has no column {key!a} for features; {nearest(key, columns)}")
+            raise BadInput(
+                f"{where} has no column {key!a} for features; {suggest_name(key, columns)}"
+            )
     return {key: columns[key] for key in features}
 
 
-def _without_identifiers(columns: Columns, label: NDArray[Any], owner: NDArray[Any] | None, where: str) -> Columns:
+def _without_identifiers(
+    columns: ColumnTable, label: NDArray[Any], owner: NDArray[Any] | None, where: str
+) -> ColumnTable:
     """The columns without those that only tell rows apart; each is told of."""
     found = find_identifiers(columns, label, owner)
     for key, why in found.items():
-        log.warning("%s: column %s is left out as an identifier (%s); list the features in data.features to use "
-                    "it, or name it in data.ignore to drop it without this line", where, ascii(key), why)  # fmt: skip
+        log.warning(
+            "%s: column %s is left out as an identifier (%s); list the features in data.features to"
+            " use it, or name it in data.ignore to drop it without this line",
+            where,
+            ascii(key),
+            why,
+        )
     return {key: values for key, values in columns.items() if key not in found}
 
 
-def _without(columns: Columns, ignored: Sequence[str], where: str) -> Columns:
-    """The table without columns that are not wanted, and without a nameless one that only counts rows."""
+def _drop_columns(columns: ColumnTable, ignored: Sequence[str], where: str) -> ColumnTable:
+    """The table without columns that are not wanted, and without a nameless one that only counts
+    rows.
+    """
     for key in ignored:
         if key not in columns:
-            raise BadInput(f"{where} has no column {key!a} to ignore; {nearest(key, columns)}")
+            raise BadInput(f"{where} has no column {key!a} to ignore; {suggest_name(key, columns)}")
     kept = {key: value for key, value in columns.items() if key not in ignored}
     for key in [key for key in kept if not key or key.startswith("Unnamed: ")]:
-        if kept[key].dtype.kind in "iu" and np.array_equal(kept[key] - kept[key][0], np.arange(len(kept[key]))):
-            log.warning("%s: the column without a name counts rows and is left out; name it to keep it", where)
+        if kept[key].dtype.kind in "iu" and np.array_equal(
+            kept[key] - kept[key][0], np.arange(len(kept[key]))
+        ):
+            log.warning(
+                "%s: the column without a name counts rows and is left out; name it to keep it",
+                where,
+            )
             del kept[key]
     return kept
 
 
-def _complete(columns: Columns, needed: Sequence[str], fill: Any, where: str) -> Columns:
-    """The rows that have a label and a client; BadInput where some lack them and are not to be dropped."""
+def _drop_incomplete_rows(
+    columns: ColumnTable, needed: Sequence[str], fill: Any, where: str
+) -> ColumnTable:
+    """The rows that have a label and a client; BadInput where some lack them and are not to be
+    dropped.
+    """
     if fill == "drop":
-        whole = ~np.any([_missing(value) for value in columns.values()], axis=0)
+        whole = ~np.any([_find_missing(value) for value in columns.values()], axis=0)
         return {key: value[whole] for key, value in columns.items()}
     for key in needed:
-        count = int(_missing(columns[key]).sum())
+        count = int(_find_missing(columns[key]).sum())
         if count:
             lacks = f"{where} column {key!a} lacks {count} values"
             raise BadInput(f"{lacks}; fill them in, or drop those rows with fill = 'drop'")
     return columns
 
 
-def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+def _find_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = np.isnan(values) if values.dtype.kind == "f" else values == ""
     return np.broadcast_to(found, values.shape)
 
 
-def csv_cells(path: Path) -> dict[str, list[Any]]:
+def read_csv_cells(path: Path) -> dict[str, list[Any]]:
     """The cells of a csv file's columns."""
-    return cells(read_text_limited(path, LIMIT, "give a csv file", expansion=8), shown(path))
+    return parse_csv_cells(
+        read_text_limited(path, MAX_FILE_BYTES, "give a csv file", expansion=8), format_path(path)
+    )
 
 
 def from_csv(path: Path | str, **how: Any) -> Source:
     """A table from a csv file with a header line (commas, semicolons or tabs)."""
     path = Path(path)
-    columns = {key: typed(values) for key, values in csv_cells(path).items()}
-    return from_columns(columns, **{"name": path.stem, "where": shown(path), **how})
+    columns = {key: convert_column(values) for key, values in read_csv_cells(path).items()}
+    return from_columns(columns, **{"name": path.stem, "where": format_path(path), **how})
 
 
 def from_jsonl(path: Path | str, **how: Any) -> Source:
     """A table from lines of json, one object a sample, all with the same keys."""
     path = Path(path)
-    rows = jsonl_rows(path)
-    given = {"name": path.stem, "where": shown(path), **how}
+    rows = read_jsonl_rows(path)
+    given = {"name": path.stem, "where": format_path(path), **how}
     if {"x", "y"} <= rows[0].keys() and isinstance(rows[0]["x"], list):
-        refuse_columns(how, f"{shown(path)} has x, y, group and test instead")
-        more: dict[str, Any] = {key: [row[key] for row in rows] for key in ("group", "test") if key in rows[0]}
+        refuse_columns(how, f"{format_path(path)} has x, y, group and test instead")
+        more: dict[str, Any] = {
+            key: [row[key] for row in rows] for key in ("group", "test") if key in rows[0]
+        }
         return from_arrays([row["x"] for row in rows], [row["y"] for row in rows], **more, **given)
-    return from_columns({key: typed([row[key] for row in rows]) for key in rows[0]}, **given)
+    return from_columns(
+        {key: convert_column([row[key] for row in rows]) for key in rows[0]}, **given
+    )
 
 
-def jsonl_rows(path: Path) -> list[dict[str, Any]]:
+def read_jsonl_rows(path: Path) -> list[dict[str, Any]]:
     """The objects of a file, one a line."""
     rows: list[dict[str, Any]] = []
-    for number, line in read_lines(path, LIMIT, "give json lines", expansion=8):
+    for number, line in read_lines(path, MAX_FILE_BYTES, "give json lines", expansion=8):
         try:
             row = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError) as why:
-            raise BadInput(f"{shown(path)} line {number} is no json; give one object a line") from why
+            raise BadInput(
+                f"{format_path(path)} line {number} is no json; give one object a line"
+            ) from why
         if row is None:
             continue
         if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
-            raise BadInput(f"{shown(path)} line {number} has other keys than the first; give one object a line")
+            raise BadInput(
+                f"{format_path(path)} line {number} has other keys than the first; give one object"
+                " a line"
+            )
         rows.append(row)
     if not rows:
-        raise BadInput(f"{shown(path)} holds no samples; give one object a line")
+        raise BadInput(f"{format_path(path)} holds no samples; give one object a line")
     return rows
 
 
@@ -174,7 +255,7 @@ def from_parquet(path: Path | str, **how: Any) -> Source:
     """A table from a parquet file. Needs pandas with pyarrow."""
     path = Path(path)
     if not path.exists():
-        raise BadInput(f"{shown(path)} does not exist; give a parquet file")
+        raise BadInput(f"{format_path(path)} does not exist; give a parquet file")
     validate_regular(path, "give a parquet file")
     try:
         import pandas as pd
@@ -184,15 +265,19 @@ def from_parquet(path: Path | str, **how: Any) -> Source:
             told = opened.metadata
             groups = [told.row_group(i).total_byte_size for i in range(told.num_row_groups)]
         needed = max(sum(groups), 8 * told.num_rows * told.num_columns)
-        validate_memory(2 * needed, shown(path), "give fewer samples")
+        validate_memory(2 * needed, format_path(path), "give fewer samples")
         frame = pd.read_parquet(path)
     except ImportError as why:
-        raise BadInput(f"parquet files need pandas and pyarrow; {installs('tables')}") from why
+        raise BadInput(
+            f"parquet files need pandas and pyarrow; {format_install_command('tables')}"
+        ) from why
     except BadInput:
         raise
     except Exception as why:  # pyarrow has exceptions of its own
-        raise BadInput(f"{shown(path)} is no parquet file ({brief(why, 120)}); write it afresh") from why
-    return from_pandas(frame, **{"name": path.stem, "where": shown(path), **how})
+        raise BadInput(
+            f"{format_path(path)} is no parquet file ({format_one_line(why, 120)}); write it afresh"
+        ) from why
+    return from_pandas(frame, **{"name": path.stem, "where": format_path(path), **how})
 
 
 def from_pandas(frame: Any, **how: Any) -> Source:
@@ -204,31 +289,39 @@ def from_pandas(frame: Any, **how: Any) -> Source:
             columns[str(key)] = column.to_numpy()
         else:  # text, categories, and numbers that may be missing
             gaps = column.isna()
-            columns[str(key)] = typed([None if gap else v for v, gap in zip(column.astype(object), gaps, strict=True)])
+            columns[str(key)] = convert_column(
+                [None if gap else v for v, gap in zip(column.astype(object), gaps, strict=True)]
+            )
     return from_columns(columns, **{"where": "DataFrame", **how})
 
 
-def _column(columns: Columns, named: str, usual: Sequence[str], role: str, where: str) -> str:
+def _find_column(
+    columns: ColumnTable, named: str, usual: Sequence[str], role: str, where: str
+) -> str:
     """The column that plays a role: the named one, else one with a usual name, else ""."""
     if named:
         if named not in columns:
-            raise BadInput(f"{where} has no column {named!a} for {role}; {nearest(named, columns)}")
+            raise BadInput(
+                f"{where} has no column {named!a} for {role}; {suggest_name(named, columns)}"
+            )
         return named
     return next((key for key in columns if key.lower() in usual), "")
 
 
-def _feature(key: str, values: NDArray[Any], where: str) -> list[NDArray[Any]]:
+def _encode_feature(key: str, values: NDArray[Any], where: str) -> list[NDArray[Any]]:
     """A column as numbers; text as one column of 0 and 1 for each value but the first of two."""
     if values.dtype.kind in "biuf":
         return [values.astype(np.float32)]
     found = np.unique(values)
-    if len(found) > MOST:
+    if len(found) > MAX_TEXT_VALUES:
         what = f"{where} column {key!a} holds {len(found)} different texts"
         raise BadInput(f"{what}; name it in data.ignore, or turn it into numbers")
     log.info("%s: text column %s becomes %d columns of 0 and 1", where, ascii(key), len(found))
-    return [(values == value).astype(np.float32) for value in (found[1:] if len(found) == 2 else found)]
+    return [
+        (values == value).astype(np.float32) for value in (found[1:] if len(found) == 2 else found)
+    ]
 
 
-def _listed(names: Any) -> str:
+def _format_names(names: Any) -> str:
     known = [ascii(name)[1:-1] for name in names if name]
     return ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")

@@ -1,4 +1,6 @@
-"""What y asks for: classes, values, several labels or next symbols; found out where nobody says it."""
+"""What y asks for: classes, values, several labels or next symbols; found out where nobody says
+it.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -7,58 +9,89 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.sources import IGNORED, Kind
+from flrce.data.sources import IGNORED_TARGET, TargetKind
 from flrce.errors import BadInput
 
 log = logging.getLogger("flrce")
 
 
-def targets(
+def convert_targets(
     y: NDArray[Any], kind: str, tokens: bool, where: str, known: int = 0
-) -> tuple[NDArray[Any], tuple[str, ...], Kind]:
+) -> tuple[NDArray[Any], tuple[str, ...], TargetKind]:
     """y in the dtype of its kind, its classes' names, and the kind, found out where it is "auto".
 
     With `known` classes, integers are their codes.
     """
-    told = _kind(y, tokens, where) if kind == "auto" else kind
-    if kind == "auto" and y.ndim == 2 and y.shape[1] > 1 and told in ("values", "labels") and _one_hot(y):
-        log.warning("%s: every row of y has a single 1 and is taken as %d %s; if they are classes give y.argmax(1)",
-                    where, y.shape[1], told)  # fmt: skip
+    told = _detect_kind(y, tokens, where) if kind == "auto" else kind
+    if (
+        kind == "auto"
+        and y.ndim == 2
+        and y.shape[1] > 1
+        and told in ("values", "labels")
+        and _is_one_hot(y)
+    ):
+        log.warning(
+            "%s: every row of y has a single 1 and is taken as %d %s; if they are classes give"
+            " y.argmax(1)",
+            where,
+            y.shape[1],
+            told,
+        )
     if told == "values":
-        return _finite(y, where), (), "values"
+        return _convert_values(y, where), (), "values"
     if told == "labels":
         if y.ndim != 2 or not np.isin(y, (0, 1)).all():
-            raise BadInput(f"{where} y must be (N, K) of 0 and 1 for several labels, got {y.dtype} {y.shape}")
+            raise BadInput(
+                f"{where} y must be (N, K) of 0 and 1 for several labels, got {y.dtype} {y.shape}"
+            )
         return y.astype(np.uint8), tuple(map(str, range(y.shape[1]))), "labels"
     if told == "tokens":
-        if y.dtype.kind not in "iu" or y.ndim > 2 or (len(y) and y.min() < 0 and not _only_ignored(y)):
+        if (
+            y.dtype.kind not in "iu"
+            or y.ndim > 2
+            or (len(y) and y.min() < 0 and not _has_only_ignored(y))
+        ):
             raise BadInput(
-                f"{where} y must hold next symbols as ids 0, 1, ... ({IGNORED}: none), got {y.dtype} {y.shape}"
+                f"{where} y must hold next symbols as ids 0, 1, ... ({IGNORED_TARGET}: none), got"
+                f" {y.dtype} {y.shape}"
             )
         return y.astype(np.int64), tuple(map(str, range(int(y.max()) + 1))), "tokens"
     if told != "classes":
         raise BadInput(f"{where} kind {told!r} is unknown; use classes, values, tokens or labels")
     if y.ndim != 1:
-        raise BadInput(f"{where} y must be one class a sample, got shape {y.shape}; for several at once give 0 and 1")
+        raise BadInput(
+            f"{where} y must be one class a sample, got shape {y.shape}; for several at once give 0"
+            " and 1"
+        )
     if known and y.dtype.kind in "iu":
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < known:
-            raise BadInput(f"{where} has labels {y.min()} to {y.max()}, but {known} classes are named; name them all")
+            raise BadInput(
+                f"{where} has labels {y.min()} to {y.max()}, but {known} classes are named; name"
+                " them all"
+            )
         return y.astype(np.int64), tuple(map(str, range(known))), "classes"
     if y.dtype.kind not in "biufOUS":
         raise BadInput(f"{where} y holds {y.dtype}; give classes as whole numbers or text")
-    lost = sum(value is None or value != value for value in y.tolist()) if y.dtype.kind == "O" else 0
+    lost = (
+        sum(value is None or value != value for value in y.tolist()) if y.dtype.kind == "O" else 0
+    )
     if lost:
         raise BadInput(f"{where} y lacks {lost} of {len(y)} labels; drop those samples first")
-    codes, names = dense(y, where)
+    codes, names = encode_classes(y, where)
     return codes, names, "classes"
 
 
-def dense(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Codes 0, 1, ... and their names. Text and scattered numbers are numbered in order; 0..max stays as it is where
-    at least half of it occurs, so that a class that happens to be missing keeps its place."""
+def encode_classes(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Codes 0, 1, ... and their names. Text and scattered numbers are numbered in order; 0..max
+    stays as it is where at least half of it occurs, so that a class that happens to be missing
+    keeps its place.
+    """
     if y.dtype.kind == "f":
         if not (np.isfinite(y).all() and (y == np.round(y)).all()):
-            raise BadInput(f"{where} y holds numbers that are no classes; leave out kind='classes' to learn values")
+            raise BadInput(
+                f"{where} y holds numbers that are no classes; leave out kind='classes' to learn"
+                " values"
+            )
         y = y.astype(np.int64)
     if y.dtype.kind == "b":
         return y.astype(np.int64), ("False", "True")
@@ -66,39 +99,51 @@ def dense(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ..
     if y.dtype.kind in "iu" and found[0] >= 0 and 2 * len(found) >= int(found[-1]) + 1:
         return y.astype(np.int64), tuple(str(c) for c in range(int(found[-1]) + 1))
     if y.dtype.kind in "iu":
-        log.info("%s: labels %s are numbered 0..%d", where, some(found), len(found) - 1)
+        log.info("%s: labels %s are numbered 0..%d", where, format_examples(found), len(found) - 1)
     return codes.reshape(y.shape).astype(np.int64), tuple(str(c) for c in found)
 
 
-def _kind(y: NDArray[Any], tokens: bool, where: str) -> Kind:
+def _detect_kind(y: NDArray[Any], tokens: bool, where: str) -> TargetKind:
     if y.ndim == 2 and y.dtype.kind in "iub":
         return "tokens" if tokens else "labels"
     if y.dtype.kind != "f":
         return "classes"
-    if y.ndim == 1 and np.isfinite(y).all() and (y == np.round(y)).all() and len(np.unique(y)) <= 20:
-        log.warning("%s: y holds whole numbers as floats and is taken as values; if they are classes say "
-                    "kind='classes'", where)  # fmt: skip
+    if (
+        y.ndim == 1
+        and np.isfinite(y).all()
+        and (y == np.round(y)).all()
+        and len(np.unique(y)) <= 20
+    ):
+        log.warning(
+            "%s: y holds whole numbers as floats and is taken as values; if they are classes say "
+            "kind='classes'",
+            where,
+        )
     return "values"
 
 
-def _one_hot(y: NDArray[Any]) -> bool:
+def _is_one_hot(y: NDArray[Any]) -> bool:
     return bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
 
 
-def _finite(y: NDArray[Any], where: str) -> NDArray[np.float32]:
+def _convert_values(y: NDArray[Any], where: str) -> NDArray[np.float32]:
     if y.dtype.kind not in "fiub" or y.ndim > 2:
-        raise BadInput(f"{where} y must be (N,) or (N, K) numbers to learn values, got {y.dtype} {y.shape}")
+        raise BadInput(
+            f"{where} y must be (N,) or (N, K) numbers to learn values, got {y.dtype} {y.shape}"
+        )
     found = y.astype(np.float32)
     if not np.isfinite(found).all():
         raise BadInput(f"{where} y holds NaN or infinity; drop those samples first")
     return found
 
 
-def _only_ignored(y: NDArray[Any]) -> bool:
-    return bool((y[y < 0] == IGNORED).all())
+def _has_only_ignored(y: NDArray[Any]) -> bool:
+    return bool((y[y < 0] == IGNORED_TARGET).all())
 
 
-def named(found: tuple[str, ...], given: Sequence[str], where: str) -> tuple[str, ...]:
+def resolve_class_names(
+    found: tuple[str, ...], given: Sequence[str], where: str
+) -> tuple[str, ...]:
     if not given:
         return found
     if len(given) < len(found):
@@ -106,5 +151,7 @@ def named(found: tuple[str, ...], given: Sequence[str], where: str) -> tuple[str
     return tuple(map(str, given))
 
 
-def some(found: NDArray[Any]) -> str:
-    return ", ".join(ascii(str(value))[1:-1] for value in found[:4]) + (", ..." if len(found) > 4 else "")
+def format_examples(found: NDArray[Any]) -> str:
+    return ", ".join(ascii(str(value))[1:-1] for value in found[:4]) + (
+        ", ..." if len(found) > 4 else ""
+    )

@@ -1,7 +1,8 @@
-"""CIFAR-10 and CIFAR-100 as their author publishes them (python batches, binary version), or as folders of images.
+"""CIFAR-10 and CIFAR-100 as their author publishes them (python batches, binary version), or as
+folders of images.
 
-Only the 50,000 training images are read, as in the paper: a federation makes its own hold-out from them, and the test
-batch stays out of the pool. CIFAR-100 gets its fine labels.
+Only the 50,000 training images are read, as in the paper: a federation makes its own hold-out from
+them, and the test batch stays out of the pool. CIFAR-100 gets its fine labels.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,20 +12,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.core.files import format_path, read_limited
 from flrce.data.readers import images, inert
-from flrce.data.readers.files import check_labels, steps
+from flrce.data.readers.files import check_labels, track_progress
 from flrce.data.sources import Source
 from flrce.errors import BadInput
-from flrce.reading import read_limited, shown
 
-PIXELS = 3 * 32 * 32
-LIMIT = 512 << 20  # bytes of one file; CIFAR-100's training batch has 155 MB
+PIXELS_PER_IMAGE = 3 * 32 * 32
+MAX_FILE_BYTES = 512 << 20  # bytes of one file; CIFAR-100's training batch has 155 MB
 
-Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]  # (N, 3, 32, 32), (N,)
+ImageBatch = tuple[NDArray[np.uint8], NDArray[np.int64]]  # (N, 3, 32, 32), (N,)
 
 
 @dataclass(frozen=True)
-class Layout:
+class CifarArchive:
     """What the public archives of one set contain."""
 
     name: str
@@ -44,7 +45,7 @@ class Layout:
         return f"unpack {self.name.replace('cifar', 'cifar-')}-python.tar.gz afresh"
 
 
-CIFAR10 = Layout(
+CIFAR10 = CifarArchive(
     name="cifar10",
     classes=10,
     python_folder="cifar-10-batches-py",
@@ -57,7 +58,7 @@ CIFAR10 = Layout(
     label_bytes=1,
     names="batches.meta.txt",
 )
-CIFAR100 = Layout(
+CIFAR100 = CifarArchive(
     name="cifar100",
     classes=100,
     python_folder="cifar-100-python",
@@ -72,103 +73,148 @@ CIFAR100 = Layout(
 )
 
 
-def cifar10(folder: Path, progress: bool = False) -> Source:
-    return _read(CIFAR10, folder, progress)
+def read_cifar10(folder: Path, progress: bool = False) -> Source:
+    return _read_archive(CIFAR10, folder, progress)
 
 
-def cifar100(folder: Path, progress: bool = False) -> Source:
-    return _read(CIFAR100, folder, progress)
+def read_cifar100(folder: Path, progress: bool = False) -> Source:
+    return _read_archive(CIFAR100, folder, progress)
 
 
-def _read(layout: Layout, folder: Path, progress: bool) -> Source:
+def _read_archive(layout: CifarArchive, folder: Path, progress: bool) -> Source:
     for root in (folder, folder / layout.python_folder):
         if any((root / name).is_file() for name in layout.python):
             files = [root / name for name in layout.python]
-            return _join(layout, files, _python_batch, _python_names(layout, root), progress)
+            return _join_batches(
+                layout, files, _read_python_batch, _read_python_names(layout, root), progress
+            )
     for root in (folder, folder / layout.binary_folder):
         if any((root / name).is_file() for name in layout.binary):
             files = [root / name for name in layout.binary]
-            return _join(layout, files, _binary_batch, _binary_names(layout, root), progress)
+            return _join_batches(
+                layout, files, _read_binary_batch, _read_binary_names(layout, root), progress
+            )
     for root in (folder / "train", folder / layout.name / "train"):
-        if found := images.class_folders(root, depth=2):
-            return _from_images(layout, root, found, progress)
+        if found := images.list_class_images(root, depth=2):
+            return _read_image_folders(layout, root, found, progress)
     raise BadInput(
-        f"{shown(folder)} holds no {layout.name}; unpack {layout.name.replace('cifar', 'cifar-')}-python.tar.gz or "
-        f"-binary.tar.gz there, or images as train/CLASS/*.png"
+        f"{format_path(folder)} holds no {layout.name}; unpack"
+        f" {layout.name.replace('cifar', 'cifar-')}-python.tar.gz or -binary.tar.gz there, or"
+        " images as train/CLASS/*.png"
     )
 
 
-def _join(
-    layout: Layout, files: list[Path], read: Callable[[Layout, Path], Batch], names: tuple[str, ...], progress: bool
+def _join_batches(
+    layout: CifarArchive,
+    files: list[Path],
+    read: Callable[[CifarArchive, Path], ImageBatch],
+    names: tuple[str, ...],
+    progress: bool,
 ) -> Source:
-    batches = [read(layout, path) for path in steps(files, layout.name, progress)]
+    batches = [read(layout, path) for path in track_progress(files, layout.name, progress)]
     most = max(len(x) for x, _ in batches)
     for path, (x, _) in zip(files, batches, strict=True):
         if len(x) != most:  # cut between two records
-            raise BadInput(f"{shown(path)} has {len(x):,} images where its fellows have {most:,}; {layout.remedy}")
+            raise BadInput(
+                f"{format_path(path)} has {len(x):,} images where its fellows have {most:,};"
+                f" {layout.remedy}"
+            )
     x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
-    return _source(layout, x, y, names)
+    return _build_source(layout, x, y, names)
 
 
-def _source(layout: Layout, x: NDArray[np.uint8], y: NDArray[np.int64], names: tuple[str, ...]) -> Source:
+def _build_source(
+    layout: CifarArchive, x: NDArray[np.uint8], y: NDArray[np.int64], names: tuple[str, ...]
+) -> Source:
     return Source(layout.name, x, y, names, scale=2 / 255, shift=-1.0)  # (x / 255 - 0.5) / 0.5
 
 
-def _parsed(layout: Layout, path: Path) -> dict[str, object]:
+def _parse_batch_file(layout: CifarArchive, path: Path) -> dict[str, object]:
     try:
-        return inert.parse(read_limited(path, LIMIT, layout.remedy))
-    except inert.Refused as why:
-        raise BadInput(f"{shown(path)} is not a {layout.name} file: {why}; {layout.remedy}") from why
+        return inert.parse_pickle(read_limited(path, MAX_FILE_BYTES, layout.remedy))
+    except inert.UnsafePickle as why:
+        raise BadInput(
+            f"{format_path(path)} is not a {layout.name} file: {why}; {layout.remedy}"
+        ) from why
 
 
-def _python_names(layout: Layout, root: Path) -> tuple[str, ...]:
-    names = _parsed(layout, root / layout.meta).get(layout.names_key)
+def _read_python_names(layout: CifarArchive, root: Path) -> tuple[str, ...]:
+    names = _parse_batch_file(layout, root / layout.meta).get(layout.names_key)
     if not isinstance(names, list):
-        raise BadInput(f"{shown(root / layout.meta)} lacks {layout.names_key!r}; {layout.remedy}")
-    return _checked(layout, root / layout.meta, [n.decode("latin-1") if isinstance(n, bytes) else n for n in names])
+        raise BadInput(
+            f"{format_path(root / layout.meta)} lacks {layout.names_key!r}; {layout.remedy}"
+        )
+    return _validate_class_names(
+        layout,
+        root / layout.meta,
+        [n.decode("latin-1") if isinstance(n, bytes) else n for n in names],
+    )
 
 
-def _binary_names(layout: Layout, root: Path) -> tuple[str, ...]:
+def _read_binary_names(layout: CifarArchive, root: Path) -> tuple[str, ...]:
     text = read_limited(root / layout.names, 1 << 16, layout.remedy).decode("utf-8", "replace")
-    return _checked(layout, root / layout.names, text.split())
+    return _validate_class_names(layout, root / layout.names, text.split())
 
 
-def _checked(layout: Layout, path: Path, names: Sequence[object]) -> tuple[str, ...]:
+def _validate_class_names(
+    layout: CifarArchive, path: Path, names: Sequence[object]
+) -> tuple[str, ...]:
     words = tuple(name for name in names if isinstance(name, str) and name)
     if len(words) != len(names) or len(words) != layout.classes:
-        raise BadInput(f"{shown(path)} names {len(words)} classes instead of {layout.classes}; {layout.remedy}")
+        raise BadInput(
+            f"{format_path(path)} names {len(words)} classes instead of {layout.classes};"
+            f" {layout.remedy}"
+        )
     return words
 
 
-def _python_batch(layout: Layout, path: Path) -> Batch:
-    content = _parsed(layout, path)
+def _read_python_batch(layout: CifarArchive, path: Path) -> ImageBatch:
+    content = _parse_batch_file(layout, path)
     labels = content.get(layout.label_key)
-    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
-        raise BadInput(f"{shown(path)} lacks {layout.label_key!r}, one small integer an image; {layout.remedy}")
+    if not isinstance(labels, list) or not all(
+        type(label) is int and 0 <= label < 256 for label in labels
+    ):
+        raise BadInput(
+            f"{format_path(path)} lacks {layout.label_key!r}, one small integer an image;"
+            f" {layout.remedy}"
+        )
     try:
-        x = inert.array(content.get("data"))
-    except inert.Refused as why:
-        raise BadInput(f"{shown(path)} is not a {layout.name} file: {why}; {layout.remedy}") from why
-    if x.ndim != 2 or x.shape[1] != PIXELS:
-        raise BadInput(f"{shown(path)} has an array of shape {x.shape} instead of (N, {PIXELS}); {layout.remedy}")
+        x = inert.build_array(content.get("data"))
+    except inert.UnsafePickle as why:
+        raise BadInput(
+            f"{format_path(path)} is not a {layout.name} file: {why}; {layout.remedy}"
+        ) from why
+    if x.ndim != 2 or x.shape[1] != PIXELS_PER_IMAGE:
+        raise BadInput(
+            f"{format_path(path)} has an array of shape {x.shape} instead of (N,"
+            f" {PIXELS_PER_IMAGE}); {layout.remedy}"
+        )
     y = np.array(labels, np.int64)
     check_labels(path, y, len(x), layout.classes, layout.remedy)
     return np.ascontiguousarray(x).reshape(-1, 3, 32, 32), y
 
 
-def _binary_batch(layout: Layout, path: Path) -> Batch:
-    raw = np.frombuffer(read_limited(path, LIMIT, layout.remedy), np.uint8)
-    record = layout.label_bytes + PIXELS
+def _read_binary_batch(layout: CifarArchive, path: Path) -> ImageBatch:
+    raw = np.frombuffer(read_limited(path, MAX_FILE_BYTES, layout.remedy), np.uint8)
+    record = layout.label_bytes + PIXELS_PER_IMAGE
     if not raw.size or raw.size % record:
-        raise BadInput(f"{shown(path)} has {raw.size:,} bytes, no multiple of {record:,}; {layout.remedy}")
+        raise BadInput(
+            f"{format_path(path)} has {raw.size:,} bytes, no multiple of {record:,};"
+            f" {layout.remedy}"
+        )
     rows = raw.reshape(-1, record)
     y = rows[:, layout.label_bytes - 1].astype(np.int64)
     check_labels(path, y, len(rows), layout.classes, layout.remedy)
     return rows[:, layout.label_bytes :].reshape(-1, 3, 32, 32), y
 
 
-def _from_images(layout: Layout, root: Path, found: dict[str, list[Path]], progress: bool) -> Source:
+def _read_image_folders(
+    layout: CifarArchive, root: Path, found: dict[str, list[Path]], progress: bool
+) -> Source:
     if len(found) != layout.classes:
-        raise BadInput(f"{shown(root)} has {len(found)} class folders instead of {layout.classes}; {layout.remedy}")
-    x, y = images.load(found, progress, label=layout.name, shape=(3, 32, 32))
-    return _source(layout, x, y, tuple(found))
+        raise BadInput(
+            f"{format_path(root)} has {len(found)} class folders instead of {layout.classes};"
+            f" {layout.remedy}"
+        )
+    x, y = images.load_images(found, progress, label=layout.name, shape=(3, 32, 32))
+    return _build_source(layout, x, y, tuple(found))

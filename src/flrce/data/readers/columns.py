@@ -8,19 +8,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.errors import BadInput, brief
-from flrce.reading import parse_csv
+from flrce.core.files import parse_csv
+from flrce.errors import BadInput, format_one_line
 
-DECIMAL = re.compile(r"[+-]?\d*,?\d+([eE][+-]?\d+)?")
-MISSING = ("", "na", "nan", "?", "null", "none")
+DECIMAL_COMMA_PATTERN = re.compile(r"[+-]?\d*,?\d+([eE][+-]?\d+)?")
+MISSING_MARKS = ("", "na", "nan", "?", "null", "none")
 
 
-def read_csv(text: str, where: str, header: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+def read_csv_columns(
+    text: str, where: str, header: Sequence[str] | None = None
+) -> dict[str, NDArray[Any]]:
     """Columns of a csv text, each in its dtype."""
-    return {key: typed(values) for key, values in cells(text, where, header).items()}
+    return {
+        key: convert_column(values) for key, values in parse_csv_cells(text, where, header).items()
+    }
 
 
-def cells(text: str, where: str, header: Sequence[str] | None = None) -> dict[str, list[Any]]:
+def parse_csv_cells(
+    text: str, where: str, header: Sequence[str] | None = None
+) -> dict[str, list[Any]]:
     """The cells of each column; the separator is the one that the first line has most of.
 
     Where that is no comma, numbers may have decimal commas.
@@ -30,7 +36,8 @@ def cells(text: str, where: str, header: Sequence[str] | None = None) -> dict[st
         rows = list(parse_csv(text, separator))
     except csv.Error as why:
         raise BadInput(
-            f"{where} is no csv that can be read: {brief(why, 80)}; is a quotation mark not closed?"
+            f"{where} is no csv that can be read: {format_one_line(why, 80)}; is a quotation mark"
+            " not closed?"
         ) from why
     if not rows:
         raise BadInput(f"{where} is empty; give a header line and one line a sample")
@@ -39,43 +46,57 @@ def cells(text: str, where: str, header: Sequence[str] | None = None) -> dict[st
         raise BadInput(f"{where} has no header line with a different name for each column; add one")
     for number, row in rows:
         if len(row) != len(names):
-            raise BadInput(f"{where} line {number} has {len(row)} cells where {len(names)} are expected; mend it")
+            raise BadInput(
+                f"{where} line {number} has {len(row)} cells where {len(names)} are expected;"
+                " mend it"
+            )
     if not rows:
         raise BadInput(f"{where} holds no samples below its header; add one line a sample")
     found = {key: [row[i].strip() for _, row in rows] for i, key in enumerate(names)}
-    return found if separator == "," else {key: _points(values) for key, values in found.items()}
+    return (
+        found
+        if separator == ","
+        else {key: _convert_decimal_commas(values) for key, values in found.items()}
+    )
 
 
-def _points(values: list[str]) -> list[str]:
-    """Numbers with a decimal comma, as they are written in many countries, with a point; other columns as they are."""
-    known = [value for value in values if value.lower() not in MISSING]
-    commas = any("," in value for value in known) and all(DECIMAL.fullmatch(value) for value in known)
+def _convert_decimal_commas(values: list[str]) -> list[str]:
+    """Numbers with a decimal comma, as they are written in many countries, with a point; other
+    columns as they are.
+    """
+    known = [value for value in values if value.lower() not in MISSING_MARKS]
+    commas = any("," in value for value in known) and all(
+        DECIMAL_COMMA_PATTERN.fullmatch(value) for value in known
+    )
     return [value.replace(",", ".") for value in values] if commas else values
 
 
-def typed(values: list[Any]) -> NDArray[Any]:
+def convert_column(values: list[Any]) -> NDArray[Any]:
     """Integers, else floats (NaN where missing), else text."""
-    known = [None if value is None or str(value).strip().lower() in MISSING else value for value in values]
+    known = [
+        None if value is None or str(value).strip().lower() in MISSING_MARKS else value
+        for value in values
+    ]
     if all(isinstance(value, (bool, np.bool_)) for value in known):
         return np.array(known, bool)
     if None not in known:
         try:
-            return np.array([_whole(value) for value in known], np.int64)
+            return np.array([_to_integer(value) for value in known], np.int64)
         except (ValueError, TypeError, OverflowError):
             pass
     try:
         return np.array([np.nan if value is None else float(value) for value in known], np.float64)
     except (ValueError, TypeError):
-        return np.array([_text(value) for value in values])
+        return np.array([_to_text(value) for value in values])
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     """A cell of a text column; "none" is a word there, and may be a class."""
-    gap = value is None or str(value).strip().lower() in MISSING[:-1]
+    gap = value is None or str(value).strip().lower() in MISSING_MARKS[:-1]
     return "" if gap else str(value)
 
 
-def _whole(value: Any) -> int:
+def _to_integer(value: Any) -> int:
     if isinstance(value, float):
         raise ValueError(value)
     return int(value)

@@ -1,7 +1,8 @@
 """The idx files of MNIST and its relatives, plain or gzipped.
 
-MNIST, QMNIST and EMNIST come as a training and a test part; both go into one pool, because a federation makes its own
-hold-out. Fashion-MNIST keeps to its 60,000 training images, like the set that ships with Debian.
+MNIST, QMNIST and EMNIST come as a training and a test part; both go into one pool, because a
+federation makes its own hold-out. Fashion-MNIST keeps to its 60,000 training images, like the set
+that ships with Debian.
 """
 
 import gzip
@@ -13,144 +14,216 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.readers.files import check_labels, locate
+from flrce.core.files import format_path, open_regular, validate_memory
+from flrce.data.readers.files import check_labels, find_first_file
 from flrce.data.sources import Source
 from flrce.errors import BadInput
-from flrce.reading import open_regular, shown, validate_memory
 
-TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
-LIMIT = 1 << 30  # bytes once unpacked; EMNIST by class, the largest, has 547 MB
+IDX_DTYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
+MAX_UNPACKED_BYTES = 1 << 30  # bytes once unpacked; EMNIST by class, the largest, has 547 MB
 HEADER_BYTES = 20
-GZIP_RATIO = 1032  # deflate cannot pack tighter, so a larger claim is false
-DIGITS = tuple("0123456789")
-BY_CLASS = (*DIGITS, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ", *"abcdefghijklmnopqrstuvwxyz")
-CLOTHES = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-FOLDERS = {  # where unpacking and torchvision put the files; MNIST and Fashion-MNIST share file names
+MAX_GZIP_RATIO = 1032  # deflate cannot pack tighter, so a larger claim is false
+DIGIT_CLASSES = tuple("0123456789")
+EMNIST_CLASSES = (*DIGIT_CLASSES, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ", *"abcdefghijklmnopqrstuvwxyz")
+FASHION_CLASSES = (
+    "T-shirt",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+# where unpacking and torchvision put the files; MNIST and Fashion-MNIST share file names
+SEARCH_FOLDERS = {
     "MNIST": ("", "raw", "MNIST/raw"),
     "Fashion-MNIST": ("", "raw", "FashionMNIST/raw"),
     "EMNIST by class": ("", "raw", "gzip", "EMNIST/raw"),
     "QMNIST": ("", "raw", "MNIST/raw", "QMNIST/raw"),
 }
-WRITER = 2  # column of QMNIST's labels; column 0 is the digit
+WRITER_COLUMN = 2  # column of QMNIST's labels; column 0 is the digit
 
 
 def read_idx(path: Path, dims: int, kind: int = 0x08) -> NDArray[Any]:
-    """An idx array; its header is believed only as far as the file's size allows, and checked before allocation."""
+    """An idx array; its header is believed only as far as the file's size allows, and checked
+    before allocation.
+    """
     remedy = "download or copy it afresh"
     try:
         packed = path.suffix == ".gz"
-        with open_regular(path, remedy, LIMIT + HEADER_BYTES) as opened:
+        with open_regular(path, remedy, MAX_UNPACKED_BYTES + HEADER_BYTES) as opened:
             file = cast("IO[bytes]", gzip.GzipFile(fileobj=opened)) if packed else opened
             header = np.frombuffer(file.read(4 + 4 * dims), np.uint8)
             if len(header) != 4 + 4 * dims or header[:4].tolist() != [0, 0, kind, dims]:
-                raise BadInput(f"{shown(path)} is no idx file of {dims} dimensions; {remedy}")
+                raise BadInput(f"{format_path(path)} is no idx file of {dims} dimensions; {remedy}")
             shape = tuple(int(side) for side in header[4:].view(">u4"))
-            size = prod(shape) * TYPES[kind].itemsize
-            room = min(LIMIT, path.stat().st_size * (GZIP_RATIO if packed else 1))
+            size = prod(shape) * IDX_DTYPES[kind].itemsize
+            room = min(MAX_UNPACKED_BYTES, path.stat().st_size * (MAX_GZIP_RATIO if packed else 1))
             if size > room:
-                raise BadInput(f"{shown(path)} claims {size:,} bytes of data but can hold at most {room:,}; {remedy}")
-            validate_memory(size, shown(path), remedy)
+                raise BadInput(
+                    f"{format_path(path)} claims {size:,} bytes of data but can hold at most"
+                    f" {room:,}; {remedy}"
+                )
+            validate_memory(size, format_path(path), remedy)
             content = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as why:
-        raise BadInput(f"{shown(path)} cannot be read ({_reason(why)}); {remedy}") from why
+        raise BadInput(
+            f"{format_path(path)} cannot be read ({_format_reason(why)}); {remedy}"
+        ) from why
     if len(content) != size:
         found = "more" if len(content) > size else f"{len(content):,}"
-        raise BadInput(f"{shown(path)} claims {size:,} bytes of data but holds {found}; {remedy}")
-    return np.frombuffer(content, TYPES[kind]).reshape(shape)
+        raise BadInput(
+            f"{format_path(path)} claims {size:,} bytes of data but holds {found}; {remedy}"
+        )
+    return np.frombuffer(content, IDX_DTYPES[kind]).reshape(shape)
 
 
-def _reason(why: Exception) -> str:
+def _format_reason(why: Exception) -> str:
     return getattr(why, "strerror", None) or str(why)
 
 
-def mnist(folder: Path, progress: bool = False) -> Source:
+def read_mnist(folder: Path, progress: bool = False) -> Source:
     """MNIST, 60,000 + 10,000 digits without their writers."""
-    x, y = _pool(folder, "MNIST", [("train-images", "train-labels"), ("t10k-images", "t10k-labels")], 10)
-    return Source("mnist", x, y, DIGITS, scale=1 / 255)
+    x, y = _pool_parts(
+        folder, "MNIST", [("train-images", "train-labels"), ("t10k-images", "t10k-labels")], 10
+    )
+    return Source("mnist", x, y, DIGIT_CLASSES, scale=1 / 255)
 
 
-def fashion_mnist(folder: Path, progress: bool = False) -> Source:
+def read_fashion_mnist(folder: Path, progress: bool = False) -> Source:
     """Fashion-MNIST's 60,000 training images (Debian: dataset-fashion-mnist)."""
-    x, y = _pool(folder, "Fashion-MNIST", [("train-images", "train-labels")], 10)
-    return Source("fashion-mnist", x, y, CLOTHES, scale=1 / 255)
+    x, y = _pool_parts(folder, "Fashion-MNIST", [("train-images", "train-labels")], 10)
+    return Source("fashion-mnist", x, y, FASHION_CLASSES, scale=1 / 255)
 
 
-def emnist(folder: Path, progress: bool = False) -> Source:
-    """EMNIST by class: 697,932 + 116,323 characters in 62 classes, without writers; stored transposed, turned here."""
-    parts = [(f"emnist-byclass-{part}-images", f"emnist-byclass-{part}-labels") for part in ("train", "test")]
-    x, y = _pool(folder, "EMNIST by class", parts, 62)
-    return Source("femnist", np.ascontiguousarray(x.transpose(0, 1, 3, 2)), y, BY_CLASS, scale=1 / 255)
+def read_emnist(folder: Path, progress: bool = False) -> Source:
+    """EMNIST by class: 697,932 + 116,323 characters in 62 classes, without writers; stored
+    transposed, turned here.
+    """
+    parts = [
+        (f"emnist-byclass-{part}-images", f"emnist-byclass-{part}-labels")
+        for part in ("train", "test")
+    ]
+    x, y = _pool_parts(folder, "EMNIST by class", parts, 62)
+    return Source(
+        "femnist", np.ascontiguousarray(x.transpose(0, 1, 3, 2)), y, EMNIST_CLASSES, scale=1 / 255
+    )
 
 
-def mnist_writers(folder: Path, progress: bool = False) -> Source:
+def read_mnist_writers(folder: Path, progress: bool = False) -> Source:
     """MNIST with the writer of each digit from QMNIST's labels, which follow MNIST's order.
 
-    With MNIST's own images: 70,000 digits (the test labels beyond its 10,000 are left). With QMNIST's: 120,000.
+    With MNIST's own images: 70,000 digits (the test labels beyond its 10,000 are left). With
+    QMNIST's: 120,000.
     """
-    pools = [_written(folder, "train", "train", needed=True), _written(folder, "test", "t10k", needed=False)]
+    pools = [
+        _read_qmnist_part(folder, "train", "train", needed=True),
+        _read_qmnist_part(folder, "test", "t10k", needed=False),
+    ]
     x, y, writer = (np.concatenate(part) for part in zip(*(p for p in pools if p), strict=True))
     names, codes = np.unique(writer, return_inverse=True)
-    return Source("mnist-writers", x, y, DIGITS, codes.astype(np.int64), tuple(map(str, names)), scale=1 / 255)
+    return Source(
+        "mnist-writers",
+        x,
+        y,
+        DIGIT_CLASSES,
+        codes.astype(np.int64),
+        tuple(map(str, names)),
+        scale=1 / 255,
+    )
 
 
 def has_emnist(folder: Path) -> bool:
-    return find(folder, "EMNIST by class", "emnist-byclass-train-images", 3) is not None
+    return find_idx_file(folder, "EMNIST by class", "emnist-byclass-train-images", 3) is not None
 
 
-def find(folder: Path, title: str, stem: str, dims: int, kind: str = "ubyte") -> Path | None:
+def find_idx_file(
+    folder: Path, title: str, stem: str, dims: int, kind: str = "ubyte"
+) -> Path | None:
     """A file of the set, gzipped or not, under the names in use: x-idx3-ubyte and x.idx3-ubyte."""
     names = [f"{stem}{mark}idx{dims}-{kind}{end}" for mark in "-." for end in ("", ".gz")]
-    return locate(folder, FOLDERS[title], names)
+    return find_first_file(folder, SEARCH_FOLDERS[title], names)
 
 
-def _pool(
+def _pool_parts(
     folder: Path, title: str, parts: list[tuple[str, str]], classes: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (N, 1, 28, 28) and labels of all parts; the first part must exist, another may be missing whole."""
+    """Images (N, 1, 28, 28) and labels of all parts; the first part must exist, another may be
+    missing whole.
+    """
     pairs: list[tuple[NDArray[np.uint8], NDArray[np.int64]]] = []
     for images_stem, labels_stem in parts:
-        images, labels = find(folder, title, images_stem, 3), find(folder, title, labels_stem, 1)
+        images, labels = (
+            find_idx_file(folder, title, images_stem, 3),
+            find_idx_file(folder, title, labels_stem, 1),
+        )
         if pairs and images is None and labels is None:
             continue
         if images is None or labels is None:
-            missing = f"{images_stem}-idx3-ubyte.gz" if images is None else f"{labels_stem}-idx1-ubyte.gz"
-            raise BadInput(f"{shown(folder)} lacks {missing}; unpack {title}'s files there")
-        x = _images(images)
+            missing = (
+                f"{images_stem}-idx3-ubyte.gz" if images is None else f"{labels_stem}-idx1-ubyte.gz"
+            )
+            raise BadInput(f"{format_path(folder)} lacks {missing}; unpack {title}'s files there")
+        x = _read_images(images)
         y = read_idx(labels, 1).astype(np.int64)
-        check_labels(labels, y, len(x), classes, f"take it from the same copy of {title} as {images.name}")
+        check_labels(
+            labels, y, len(x), classes, f"take it from the same copy of {title} as {images.name}"
+        )
         pairs.append((x, y))
     xs, ys = zip(*pairs, strict=True)
     return np.concatenate(xs), np.concatenate(ys)
 
 
-def _images(path: Path) -> NDArray[np.uint8]:
+def _read_images(path: Path) -> NDArray[np.uint8]:
     x = read_idx(path, 3)
     if x.shape[1:] != (28, 28):
-        raise BadInput(f"{shown(path)} has images of {x.shape[1]}x{x.shape[2]} instead of 28x28; download it afresh")
+        raise BadInput(
+            f"{format_path(path)} has images of {x.shape[1]}x{x.shape[2]} instead of 28x28;"
+            " download it afresh"
+        )
     return x[:, None]
 
 
-def _written(
+def _read_qmnist_part(
     folder: Path, part: str, mnist_part: str, needed: bool
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] | None:
     """One part of QMNIST: images, digits, writers; None when it is not needed and not there."""
-    labels = find(folder, "QMNIST", f"qmnist-{part}-labels", 2, "int")
+    labels = find_idx_file(folder, "QMNIST", f"qmnist-{part}-labels", 2, "int")
     own, borrowed = (
-        find(folder, "QMNIST", f"{mnist_part}-images", 3),
-        find(folder, "QMNIST", f"qmnist-{part}-images", 3),
+        find_idx_file(folder, "QMNIST", f"{mnist_part}-images", 3),
+        find_idx_file(folder, "QMNIST", f"qmnist-{part}-images", 3),
     )
     if labels is None and not needed:
         return None
     images = own or borrowed
     if labels is None or images is None:
-        missing = f"qmnist-{part}-labels-idx2-int.gz" if labels is None else f"{mnist_part}-images-idx3-ubyte.gz"
-        raise BadInput(f"{shown(folder)} lacks {missing}; put QMNIST's labels and MNIST's images there")
-    x, table = _images(images), read_idx(labels, 2, kind=0x0C).astype(np.int64)
-    if table.shape[1] != 8 or len(table) < len(x) or (len(table) > len(x) and not (own and part == "test")):
-        raise BadInput(f"{shown(labels)} has shape {table.shape} for {len(x):,} images; download it afresh")
+        missing = (
+            f"qmnist-{part}-labels-idx2-int.gz"
+            if labels is None
+            else f"{mnist_part}-images-idx3-ubyte.gz"
+        )
+        raise BadInput(
+            f"{format_path(folder)} lacks {missing}; put QMNIST's labels and MNIST's images there"
+        )
+    x, table = _read_images(images), read_idx(labels, 2, kind=0x0C).astype(np.int64)
+    if (
+        table.shape[1] != 8
+        or len(table) < len(x)
+        or (len(table) > len(x) and not (own and part == "test"))
+    ):
+        raise BadInput(
+            f"{format_path(labels)} has shape {table.shape} for {len(x):,} images; download it"
+            " afresh"
+        )
     table = table[: len(x)]
     check_labels(labels, table[:, 0], len(x), 10, "download it afresh")
-    plain = find(folder, "QMNIST", f"{mnist_part}-labels", 1)
+    plain = find_idx_file(folder, "QMNIST", f"{mnist_part}-labels", 1)
     if own and plain and not np.array_equal(read_idx(plain, 1), table[:, 0]):
-        raise BadInput(f"{shown(labels)} disagrees with {plain.name}; take MNIST's and QMNIST's original files")
-    return x, table[:, 0], table[:, WRITER]
+        raise BadInput(
+            f"{format_path(labels)} disagrees with {plain.name}; take MNIST's and QMNIST's original"
+            " files"
+        )
+    return x, table[:, 0], table[:, WRITER_COLUMN]

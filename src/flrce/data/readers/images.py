@@ -6,95 +6,125 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.data.readers.files import steps
+from flrce.core.files import format_path, read_limited, validate_memory
+from flrce.data.readers.files import track_progress
 from flrce.data.sources import Source
 from flrce.errors import BadInput
-from flrce.reading import read_limited, shown, validate_memory
 
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
-FILE_LIMIT = 64 << 20  # bytes of one file
+IMAGE_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
+MAX_FILE_BYTES = 64 << 20  # bytes of one file
 MAX_PIXELS = 1 << 26  # of one image: its header says how many, and a small file may say any number
-POOL_LIMIT = 16 << 30  # bytes of all pixels
+MAX_POOL_BYTES = 16 << 30  # bytes of all pixels
 GREY, COLOUR = {"1", "L"}, {"P", "LA", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
-REMEDY = "give images of 8 bits a channel, in PNG, JPEG, BMP or WebP"
+IMAGE_REMEDY = "give images of 8 bits a channel, in PNG, JPEG, BMP or WebP"
 
 
-def images(folder: Path, progress: bool = False) -> Source:
-    """FOLDER/CLASS/*.png: grey when every image is grey, else RGB; classes in alphabetical order."""
-    found = class_folders(folder, depth=1)
+def read_image_classes(folder: Path, progress: bool = False) -> Source:
+    """FOLDER/CLASS/*.png: grey when every image is grey, else RGB; classes in alphabetical
+    order.
+    """
+    found = list_class_images(folder, depth=1)
     if not found:
-        raise BadInput(f"{shown(folder)} has no folders of images; give one folder a class, as FOLDER/CLASS/*.png")
-    x, y = load(found, progress, label="images")
+        raise BadInput(
+            f"{format_path(folder)} has no folders of images; give one folder a class, as"
+            " FOLDER/CLASS/*.png"
+        )
+    x, y = load_images(found, progress, label="images")
     return Source("images", x, y, tuple(found), scale=1 / 255)
 
 
-def class_folders(root: Path, depth: int) -> dict[str, list[Path]]:
-    """Images by the name of the folder that holds them, at most `depth` folders down (CIFAR-100: coarse/fine)."""
+def list_class_images(root: Path, depth: int) -> dict[str, list[Path]]:
+    """Images by the name of the folder that holds them, at most `depth` folders down (CIFAR-100:
+    coarse/fine).
+    """
     found: dict[str, list[Path]] = {}
     level = [root] if root.is_dir() else []
     for _ in range(depth):
         level = [entry for parent in level for entry in sorted(parent.iterdir()) if entry.is_dir()]
         for folder in level:
-            files = sorted(path for path in folder.iterdir() if path.suffix.lower() in FORMATS)
+            files = sorted(
+                path for path in folder.iterdir() if path.suffix.lower() in IMAGE_FORMATS
+            )
             if files:
                 found.setdefault(folder.name, []).extend(files)
     return dict(sorted(found.items()))
 
 
-def load(
-    found: dict[str, list[Path]], progress: bool, label: str, shape: tuple[int, int, int] | None = None,
+def load_images(
+    found: dict[str, list[Path]],
+    progress: bool,
+    label: str,
+    shape: tuple[int, int, int] | None = None,
     size: int | None = None,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:  # fmt: skip
-    """Pixels (N, C, H, W) and labels; `shape` is demanded of each image, else the first image sets it.
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Pixels (N, C, H, W) and labels; `shape` is demanded of each image, else the first image sets
+    it.
 
     With `size`, each is made that wide and high.
     """
     paths = [path for files in found.values() for path in files]
-    shape = shape or _common_shape(paths)
+    shape = shape or _find_common_shape(paths)
     shape = (shape[0], size, size) if size else shape
-    if len(paths) * np.prod(shape, dtype=float) > POOL_LIMIT:
-        raise BadInput(f"{len(paths):,} images of shape {shape} need over {POOL_LIMIT >> 30} GiB; make them smaller")
+    if len(paths) * np.prod(shape, dtype=float) > MAX_POOL_BYTES:
+        raise BadInput(
+            f"{len(paths):,} images of shape {shape} need over {MAX_POOL_BYTES >> 30} GiB; make"
+            " them smaller"
+        )
     needed = int(len(paths) * np.prod(shape, dtype=float))
-    validate_memory(needed, f"{len(paths):,} images of shape {shape}", "make them smaller, with data.size")
+    validate_memory(
+        needed, f"{len(paths):,} images of shape {shape}", "make them smaller, with data.size"
+    )
     x = np.empty((len(paths), *shape), np.uint8)
-    for row, path in enumerate(steps(paths, label, progress)):
-        x[row] = _pixels(path, shape, bool(size))
+    for row, path in enumerate(track_progress(paths, label, progress)):
+        x[row] = _read_pixels(path, shape, bool(size))
     return x, np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
 
 
-def _common_shape(paths: list[Path]) -> tuple[int, int, int]:
-    with _opened(paths[0]) as image:
+def _find_common_shape(paths: list[Path]) -> tuple[int, int, int]:
+    with _open_image(paths[0]) as image:
         width, height = image.size
-    grey = all(_mode(path) in GREY for path in paths)
+    grey = all(_read_mode(path) in GREY for path in paths)
     return (1 if grey else 3, height, width)
 
 
-def _mode(path: Path) -> str:
-    with _opened(path) as image:
+def _read_mode(path: Path) -> str:
+    with _open_image(path) as image:
         return str(image.mode)
 
 
-def _pixels(path: Path, shape: tuple[int, int, int], fitted: bool = False) -> NDArray[np.uint8]:
+def _read_pixels(
+    path: Path, shape: tuple[int, int, int], fitted: bool = False
+) -> NDArray[np.uint8]:
     channels, height, width = shape
-    with _opened(path) as image:
-        if image.size != (width, height) and not fitted:  # known from the header, before any pixel is decoded
+    with _open_image(path) as image:
+        if (
+            image.size != (width, height) and not fitted
+        ):  # known from the header, before any pixel is decoded
             got = f"{image.size[0]}x{image.size[1]}"
-            remedy = f"give images of one size, or say data.size = {min(width, height)} to have them made alike"
-            raise BadInput(f"{shown(path)} is {got} where {width}x{height} is expected; {remedy}")
+            remedy = (
+                f"give images of one size, or say data.size = {min(width, height)} to have them"
+                " made alike"
+            )
+            raise BadInput(
+                f"{format_path(path)} is {got} where {width}x{height} is expected; {remedy}"
+            )
         if image.mode not in GREY | COLOUR:  # 16 bits a channel would be clipped in silence
             raise BadInput(
-                f"{shown(path)} has pixels of kind {image.mode} where 8 bits a channel are expected; {REMEDY}"
+                f"{format_path(path)} has pixels of kind {image.mode} where 8 bits a channel are"
+                f" expected; {IMAGE_REMEDY}"
             )
         try:
             plain = image.convert("L" if channels == 1 else "RGB")
             pixels = np.asarray(plain.resize((width, height)) if fitted else plain)
         except (OSError, ValueError, SyntaxError) as why:
-            raise BadInput(f"{shown(path)} is cut short or damaged; {REMEDY}") from why
+            raise BadInput(f"{format_path(path)} is cut short or damaged; {IMAGE_REMEDY}") from why
     return pixels.reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def _opened(path: Path) -> Any:
-    """A Pillow image of which only the header is read; the format must be the one that the suffix names."""
+def _open_image(path: Path) -> Any:
+    """A Pillow image of which only the header is read; the format must be the one that the suffix
+    names.
+    """
     try:
         from PIL import Image
     except ImportError as why:
@@ -102,12 +132,19 @@ def _opened(path: Path) -> Any:
     from io import BytesIO
 
     try:
-        image = Image.open(BytesIO(read_limited(path, FILE_LIMIT, REMEDY)), formats=[FORMATS[path.suffix.lower()]])
+        image = Image.open(
+            BytesIO(read_limited(path, MAX_FILE_BYTES, IMAGE_REMEDY)),
+            formats=[IMAGE_FORMATS[path.suffix.lower()]],
+        )
         if image.size[0] * image.size[1] > MAX_PIXELS:
             got = f"{image.size[0]}x{image.size[1]}"
-            raise BadInput(f"{shown(path)} is {got}, more than {MAX_PIXELS:,} pixels; make it smaller")
+            raise BadInput(
+                f"{format_path(path)} is {got}, more than {MAX_PIXELS:,} pixels; make it smaller"
+            )
         return image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as why:
         if isinstance(why, BadInput):
             raise
-        raise BadInput(f"{shown(path)} is no {FORMATS[path.suffix.lower()]} image; {REMEDY}") from why
+        raise BadInput(
+            f"{format_path(path)} is no {IMAGE_FORMATS[path.suffix.lower()]} image; {IMAGE_REMEDY}"
+        ) from why

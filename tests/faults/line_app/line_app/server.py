@@ -10,7 +10,15 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     config = context.run_config
-    strategy = FLrce(per_round=3, psi=2, state=config["state"], ask_names=False, fraction_evaluate=0.0,
-                     min_evaluate_nodes=0)  # fmt: skip
+    strategy = FLrce(
+        per_round=3,
+        psi=2,
+        state=config["state"],
+        ask_names=False,
+        fraction_evaluate=0.0,
+        min_evaluate_nodes=0,
+    )
     arrays = ArrayRecord({"w": Array(np.zeros(2000, np.float32))})
-    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=config["rounds"], timeout=config["timeout"])
+    strategy.start(
+        grid=grid, initial_arrays=arrays, num_rounds=config["rounds"], timeout=config["timeout"]
+    )

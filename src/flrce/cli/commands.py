@@ -1,0 +1,398 @@
+"""Every command with its options and help. What a command does stands in a module of its own,
+loaded when it is run.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flrce.cli import completion, groups, options, shared_options
+from flrce.cli.options import PATH_TYPE, OrderedGroup, add_option
+
+LIST_METAVAR = "A,B,..."
+
+
+@click.group(
+    "flrce",
+    cls=OrderedGroup,
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+)
+@shared_options.version_flag
+@shared_options.install_completion_flag
+@shared_options.show_completion_flag
+def app() -> None:
+    """Federated learning that counts every joule and byte."""
+
+
+@app.command("run")
+@options.file_argument
+@options.set_option
+@add_option(
+    "--out",
+    type=PATH_TYPE,
+    shell_complete=completion.complete_run_folders,
+    help="Run directory; default runs/RECIPE-DATE.",
+)
+@add_option("--no-save", is_flag=True, help="Keep nothing.")
+@options.seeds_option
+@options.resume_option
+@options.device_option
+@options.trust_option
+@options.json_option
+def run_command(**given: Any) -> None:
+    """Run one experiment; several seeds give means with 95 % intervals.
+
+    FILE is an experiment (TOML); without one, FLrce on the embedded digits. With --out and --resume
+    alone a run goes on as it was begun; --set rounds=N then extends it.
+    """
+    from flrce.cli.run import run_experiment
+
+    run_experiment(**given)
+
+
+@app.command("compare")
+@options.file_argument
+@add_option(
+    "--recipes",
+    "names",
+    default="fedavg,flrce",
+    show_default=True,
+    metavar=LIST_METAVAR,
+    shell_complete=completion.recipes,
+    help="Names from `flrce recipes list`, or all.",
+)
+@add_option(
+    "--out",
+    type=PATH_TYPE,
+    required=True,
+    shell_complete=completion.complete_run_folders,
+    help="Folder for all runs, the table and the report.",
+)
+@options.set_option
+@add_option(
+    "--seeds",
+    "seed_list",
+    default="0",
+    show_default=True,
+    metavar="0-4",
+    help="Several seeds, such as 0,1,2 or 0-4.",
+)
+@options.resume_option
+@options.device_option
+@options.on_option
+@options.trust_option
+@options.json_option
+def compare_command(**given: Any) -> None:
+    """Run several recipes on the same data, seeds and costs; one table, one report."""
+    from flrce.cli.compare import compare_recipes
+
+    compare_recipes(**given)
+
+
+@app.command("runs")
+@click.argument("folder", type=PATH_TYPE, required=False, metavar="[FOLDER]")
+@options.json_option
+def runs_command(**given: Any) -> None:
+    """List the runs there are, finished or not.
+
+    FOLDER is where to look; without one, runs.
+    """
+    from flrce.cli.runs import list_runs
+
+    list_runs(**given)
+
+
+@app.command("watch")
+@click.argument(
+    "runs",
+    type=PATH_TYPE,
+    nargs=-1,
+    metavar="[RUN|DIR]...",
+    shell_complete=completion.complete_run_folders,
+)
+@add_option("--page", is_flag=True, help="Serve a page on this machine instead of the terminal.")
+@add_option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="The page's port; 0 takes any that is free.",
+)
+@add_option("--once", is_flag=True, help="Look once and end.")
+@options.json_option
+def watch_command(**given: Any) -> None:
+    """Follow runs under way: who trains, the metric, refused replies, the price of a point, time
+    and budget left.
+
+    RUN is a run directory, DIR a folder that holds some, now or later; without any, runs. Folders
+    are only read, so it works beside whatever trains in them, Flower included. The page answers on
+    127.0.0.1 alone.
+    """
+    from flrce.cli.watch import watch_runs
+
+    watch_runs(**given)
+
+
+@app.command("reproduce")
+@click.argument(
+    "target",
+    shell_complete=completion.complete_choices(
+        "table3",
+        "table4",
+        "fig-accuracy",
+        "fig-energy",
+        "fig-bandwidth",
+        "fig-efficiency",
+        "fig-ablation",
+        "fig-motivation",
+        "claims",
+        "rates",
+        "all",
+    ),
+)
+@add_option(
+    "--out", type=PATH_TYPE, required=True, help="Folder for cells, records, tables and figures."
+)
+@add_option("--data", type=PATH_TYPE, help="Folder of prepared data sets.")
+@add_option("--regime", help="dirichlet or quantity; without it, both.")
+@add_option(
+    "--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4 (the default)."
+)
+@add_option("--datasets", help="Default: the paper's four.")
+@add_option("--quick", is_flag=True, help="Small, on the embedded digits: seconds.")
+@add_option("--again", is_flag=True, help="Run finished cells anew.")
+@add_option("--tables-only", is_flag=True, help="Train nothing; write what is there.")
+@add_option("--lr", help="Other rates than the paper's: femnist=0.02,...")
+@add_option("--network", help="Other networks than the released ones, such as cifar100=cnn-cifar.")
+@add_option("--rates", help="Learning rates to search, for `rates`.")
+@add_option("--page", type=PATH_TYPE, help="Markdown file to put the tables into.")
+@options.device_option
+@options.on_option
+@options.json_option
+def reproduce_command(**given: Any) -> None:
+    """The paper's tables and figures, beside its numbers; goes on where it was interrupted.
+
+    TARGET is table3, table4, fig-accuracy, fig-energy, fig-bandwidth, fig-efficiency, fig-ablation,
+    fig-motivation, or all; claims judges what the paper claims, and rates searches learning rates
+    by its rule.
+    """
+    from flrce.cli.reproduce import reproduce_targets
+
+    reproduce_targets(**given)
+
+
+@app.command("report")
+@options.add_runs_argument("RUNS...", many=True)
+@add_option("--out", type=PATH_TYPE, help="Where the page goes; default report.html.")
+@add_option("--figures", type=PATH_TYPE, help="Folder for the paper's figures, svg and pdf.")
+@options.json_option
+def report_command(runs: tuple[Path, ...], **given: Any) -> None:
+    """Write one self-contained page about any number of runs; with --figures, static figures too.
+
+    RUNS are run directories, or folders of seeds or of recipes.
+    """
+    from flrce.cli.report import report_runs
+
+    report_runs(list(runs), **given)
+
+
+@app.command("reach")
+@options.add_runs_argument("RUNS...", many=True)
+@add_option(
+    "--target",
+    type=float,
+    required=True,
+    help="Of the headline metric; accuracy as a share, such as 0.8.",
+)
+@options.json_option
+def reach_command(runs: tuple[Path, ...], **given: Any) -> None:
+    """What it took to reach a target: rounds, time, energy, traffic and CO2 by then, with intervals
+    over seeds.
+
+    RUNS are run directories, or folders of seeds or of recipes.
+    """
+    from flrce.cli.target_costs import show_target_costs
+
+    show_target_costs(list(runs), **given)
+
+
+@app.command("whatif")
+@options.add_runs_argument("RUN")
+@add_option(
+    "--psi",
+    metavar=LIST_METAVAR,
+    help="Thresholds of the paper's rule, numbers or percentages of P.",
+)
+@add_option("--patience", metavar=LIST_METAVAR, help="Evaluations without progress.")
+@add_option("--joules", metavar=LIST_METAVAR, help="Budgets of energy.")
+@add_option("--bytes", "nbytes", metavar=LIST_METAVAR, help="Budgets of traffic.")
+@add_option("--seconds", metavar=LIST_METAVAR, help="Budgets of time.")
+@add_option("--rounds", metavar=LIST_METAVAR, help="Numbers of rounds.")
+@add_option(
+    "--preset", metavar=LIST_METAVAR, help="FLrce's own stop: frugal, balanced or accurate."
+)
+@add_option(
+    "--points", metavar=LIST_METAVAR, help="Prices: points that twice the rounds must bring."
+)
+@add_option(
+    "--start",
+    metavar=LIST_METAVAR,
+    help="Moments (UTC) to begin at instead: what the run would have emitted.",
+)
+@options.json_option
+def whatif_command(**given: Any) -> None:
+    """Replay stop rules on a recorded run: where each would have ended it, and what that would have
+    saved.
+
+    RUN is a run directory, or a folder of seeds. Every value is a rule of its own; without any, the
+    paper's thresholds psi. Selection changes need a new run.
+    """
+    from flrce.cli.whatif import show_whatif
+
+    show_whatif(**given)
+
+
+@app.command("why")
+@options.add_runs_argument("RUN")
+@add_option("--round", "t", type=int, help="How this round chose, and what came of it.")
+@add_option("--client", help="A client's part; with --round, in that round.")
+@add_option("--stop", is_flag=True, help="Why the run ended when it did.")
+@options.json_option
+def why_command(**given: Any) -> None:
+    """Say in sentences why a round, a client or the end of a run came out as it did."""
+    from flrce.cli.why import explain_run
+
+    explain_run(**given)
+
+
+@app.command("arena")
+@click.argument("plan", type=PATH_TYPE)
+@add_option(
+    "--out", type=PATH_TYPE, required=True, help="Folder for records, leaderboards and the page."
+)
+@add_option(
+    "--against",
+    type=PATH_TYPE,
+    help="An arena that was run: its methods are not run again, and PLAN needs new methods only.",
+)
+@add_option("--tasks", metavar=LIST_METAVAR, help="Of the plan's; all, unless given.")
+@options.on_option
+@options.trust_option
+@options.json_option
+def arena_command(**given: Any) -> None:
+    """Run many methods on many tasks and rank them at equal joules, bytes, seconds and rounds.
+
+    PLAN is a TOML file with methods, tasks, seeds and one rule for tuning. The same command goes on
+    where it was interrupted; only what is not recorded is run.
+    """
+    from flrce.cli.arena import run_arena
+
+    run_arena(**given)
+
+
+@app.command("advise")
+@options.file_argument
+@options.set_option
+@add_option("--out", type=PATH_TYPE, help="Experiment file to write the advice into.")
+@add_option("--joules", type=float, help="Energy that may be spent in all, the search included.")
+@add_option("--bytes", "nbytes", type=float, help="Traffic, likewise.")
+@add_option("--seconds", type=float, help="Time, likewise.")
+@add_option(
+    "--work",
+    type=PATH_TYPE,
+    help="Folder to keep the search in; the same command goes on there after an interruption.",
+)
+@options.device_option
+@options.on_option
+@options.trust_option
+@options.json_option
+def advise_command(**given: Any) -> None:
+    """Find the recipe for an experiment and a budget, by a race in two heats; say when plain FedAvg
+    is enough.
+    """
+    from flrce.cli.advise import show_advice
+
+    show_advice(**given)
+
+
+@app.command("profile")
+@add_option("--out", type=PATH_TYPE, help="Profile to write; then fleet.profile = that file.")
+@add_option("--model", multiple=True, help="Network to train; may be repeated.")
+@add_option(
+    "--for",
+    "experiment",
+    type=PATH_TYPE,
+    help="Experiment whose own network to train: what its joules follow from.",
+)
+@options.set_option
+@add_option("--watts", type=float, help="Power while training, where none is measured.")
+@add_option("--idle-watts", type=float, help="Power while idle, likewise.")
+@add_option(
+    "--seconds", type=float, default=3.0, help="How long to measure power, each of idle and busy."
+)
+@options.trust_option
+@options.json_option
+def profile_command(**given: Any) -> None:
+    """Measure how fast this machine trains and, where it can tell, what it draws."""
+    from flrce.cli.profile import profile_machine
+
+    profile_machine(**given)
+
+
+@app.command("doctor")
+@options.file_argument
+@options.set_option
+@options.out_option
+@add_option("--tls", type=PATH_TYPE, help="Folder with a deployment's certificates and keys.")
+@add_option("--peer-clock", "peer", type=float, help="Seconds since 1970 on a node, now.")
+@options.trust_option
+@options.json_option
+def doctor_command(**given: Any) -> None:
+    """Look at this machine before a run: versions, memory, disk, clock, certificates. Exit 2 if a
+    run would fail.
+    """
+    from flrce.cli.doctor import check_machine
+
+    check_machine(**given)
+
+
+@app.command("verify")
+@options.add_runs_argument("RUN", name="a")
+@click.argument(
+    "b",
+    type=options.PATH_TYPE,
+    required=False,
+    metavar="[RUN]",
+    shell_complete=completion.complete_run_folders,
+)
+@options.json_option
+def verify_command(**given: Any) -> None:
+    """Check the files of a run against their hashes, or compare two runs bit by bit. Exit code 1:
+    something differs.
+    """
+    from flrce.cli.verify import verify_runs
+
+    verify_runs(**given)
+
+
+@app.command("export")
+@options.add_runs_argument("RUN", name="run")
+@add_option(
+    "--out",
+    type=PATH_TYPE,
+    required=True,
+    help="Folder for adapter_config.json and adapter_model.safetensors.",
+)
+@add_option("--last", is_flag=True, help="The last model, where an average was handed back.")
+@options.json_option
+def export_command(**given: Any) -> None:
+    """Write a language model's adapters as HuggingFace's peft reads them:
+    PeftModel.from_pretrained(base, FOLDER).
+    """
+    from flrce.cli.export import export_run_adapters
+
+    export_run_adapters(**given)
+
+
+for group in (groups.recipes_group, groups.data_group, groups.deploy_group):
+    app.add_command(group)

@@ -1,0 +1,113 @@
+"""flrce compare cifar10.toml --recipes fedavg,flrce --seeds 0-4 --out runs/all"""
+
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flrce.arena.executors import get_remote_executor, run_experiments_remotely
+from flrce.cli.options import load_experiment, parse_on_option, parse_seeds
+from flrce.cli.run import build_result_table
+from flrce.cli.targets import prepare_folder
+from flrce.cli.terminal import ProgressDisplay, print_table
+from flrce.config.experiment import Experiment
+from flrce.core.types import Round
+from flrce.errors import BadInput, suggest_name
+from flrce.methods.catalogue.lora import LORA_RECIPES
+from flrce.methods.catalogue.recipes import CATALOGUE
+from flrce.report import page
+from flrce.simulation import runs
+from flrce.storage.disk import write_atomically
+from flrce.storage.ledger import refuse_unless_new
+
+
+def compare_recipes(
+    file: Path | None,
+    overrides: tuple[str, ...],
+    out: Path,
+    names: str,
+    seed_list: str | None,
+    resume: bool,
+    device: str | None,
+    where: str,
+    as_json: bool,
+    trust: bool = False,
+) -> None:
+    """Run several recipes on the same data, seeds and costs; one table, one report."""
+    exp = load_experiment(file, overrides, device, trust)
+    if where == "here":
+        runs.choose_device(exp)
+    every = [name for name in CATALOGUE if name not in LORA_RECIPES]  # those want adapters
+    wanted = every if names == "all" else [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in CATALOGUE:
+            raise BadInput(f"--recipes {name!r} is unknown; {suggest_name(name, CATALOGUE)}")
+    aggregates: dict[str, dict[str, Any]] = {}
+    experiments = {
+        name: exp.with_tables({"recipe": get_recipe_settings(exp.recipe, name)}) for name in wanted
+    }
+    prepare_folder(out, "--out")
+    read = runs.make_cached_reader()
+    if where != "here":
+        _run_remotely(experiments, parse_seeds(seed_list) or [0], out, resume, where)
+        resume = True
+    with ProgressDisplay("", exp.rounds, again="the same command and --resume") as progress:
+        for name, each in experiments.items():
+            progress.restart(name, each.build_recipe().stop)
+            aggregates[name] = runs.run_seeds(
+                each,
+                parse_seeds(seed_list) or [0],
+                out / name,
+                resume,
+                partial(_update_progress, progress, name),
+                read,
+            )
+    write_atomically(out / "compare.json", json.dumps(aggregates, indent=1).encode())
+    page.write_report([out / name for name in wanted], out / "report.html")
+    if as_json:
+        print(json.dumps(aggregates, indent=1))
+    else:
+        count = len(parse_seeds(seed_list) or [0])
+        spread = (
+            f"{count} seeds, {'95 % intervals' if count > 2 else 'least to most'}"
+            if count > 1
+            else "one seed"
+        )
+        title = f"{exp.data.path or exp.data.name}, {exp.data.partition}, {spread}"
+        print_table(title, *build_result_table(aggregates))
+        print(f"report: {out / 'report.html'}")
+
+
+def _run_remotely(
+    experiments: Mapping[str, Experiment], wanted: list[int], out: Path, resume: bool, where: str
+) -> None:
+    """Every run on other machines; what follows finds them finished."""
+    send = get_remote_executor(*parse_on_option(where))
+    jobs = []
+    for name, each in experiments.items():
+        for seed in wanted:
+            folder = out / name / f"seed-{seed}"
+            refuse_unless_new(folder, resume)
+            jobs.append((each.with_seed(seed), folder))
+    for done, (i, history) in enumerate(run_experiments_remotely(send, jobs, out), 1):
+        last = f"{len(history)} rounds" + (
+            f", {history[-1].stop}" if history and history[-1].stop else ""
+        )
+        print(
+            f"{done} of {len(jobs)}: {jobs[i][1].relative_to(out)}: {last}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _update_progress(progress: ProgressDisplay, name: str, seed: int, done: Round) -> None:
+    progress(done, f"{name} seed {seed}")
+
+
+def get_recipe_settings(recipe: dict[str, Any], name: str) -> dict[str, Any]:
+    """The experiment's own settings for the recipe it names; the others run as the catalogue has
+    them.
+    """
+    return {**recipe, "name": name} if recipe.get("name", "flrce") == name else {"name": name}

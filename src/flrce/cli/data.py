@@ -1,0 +1,196 @@
+"""flrce data list | info [NAME] [FILE] | prepare NAME --from DIR"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flrce.cli.options import look_at
+from flrce.cli.targets import prepare_file
+from flrce.cli.terminal import print_table
+from flrce.data.sources import DATASET_NAMES, is_prepared
+from flrce.errors import BadInput, suggest_name
+
+
+def list_datasets(as_json: bool) -> None:
+    """Every data set by name, and whether it is ready to use."""
+    from flrce.data import cache
+    from flrce.data.sources import FASHION_MNIST_FOLDER
+
+    rows = []
+    own = sorted(
+        folder.name
+        for folder in cache.get_data_folder().glob("*")
+        if folder.name not in DATASET_NAMES and is_prepared(folder.name)
+    )
+    for name in (*DATASET_NAMES, *own):
+        ready = (
+            name in ("digits", *own)
+            or (cache.get_data_folder() / name).is_dir()
+            or (name == "fashion-mnist" and FASHION_MNIST_FOLDER.is_dir())
+        )
+        rows.append([name, "ready" if ready else f"flrce data prepare {name} --from DIR"])
+    if "images" not in own:
+        rows.append(["images", "of your own: flrce data prepare images --from DIR"])
+    print_table("data sets", ("name", "state"), rows, as_json)
+
+
+def show_partition(
+    name: str | None,
+    file: Path | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    svg: Path | None,
+    trust: bool = False,
+) -> None:
+    """How an experiment shares its samples out: sizes and labels per client."""
+
+    if name and not file and name.endswith(".toml"):
+        file, name = Path(name), None
+    more = [f'data.name="{name}"'] if name else []
+    if name and name not in DATASET_NAMES and not is_prepared(name):
+        hint = (
+            f"a file goes by --set data.path={name}"
+            if Path(name).exists()
+            else suggest_name(name, DATASET_NAMES)
+        )
+        raise BadInput(f"data set {name!r} is unknown; {hint}")
+    exp = look_at(file, [*overrides, *more], trust)
+    d = exp.data
+    if name and d.path:
+        raise BadInput(f"{name} and data.path = {str(d.path)!r}: leave one of them out")
+    pool = d.read_source()
+    federation = exp.federate(pool)
+    described = federation.describe()
+    what = f"{pool.outputs} {pool.kind}"
+    title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {what}; {d.partition}"
+    title += f", seed {exp.seed}"
+    if svg and "labels" not in described:
+        raise BadInput(
+            f"--svg draws who holds which classes, {pool.name} has {pool.kind}; leave it out"
+        )
+    if svg:
+        prepare_file(svg, "--svg")
+        from flrce.reproduction.figures import draw_partition
+
+        draw_partition(described, title, svg)
+    if as_json:
+        import json
+
+        print(
+            json.dumps(
+                {**described, "features": list(pool.features)} if pool.features else described
+            )
+        )
+        return
+    if "labels" not in described:
+        sizes = [
+            [client, str(train), str(held), format_bar(train, max(described["train"]))]
+            for client, train, held in zip(
+                described["clients"], described["train"], described["held"], strict=True
+            )
+        ]
+        print_table(title, ("client", "train", "held out", "size"), sizes)
+        print_features(pool.features)
+        return
+    most, rows = max(described["train"]), []
+    for client, train, held, labels in zip(
+        described["clients"],
+        described["train"],
+        described["held"],
+        described["labels"],
+        strict=True,
+    ):
+        rows.append(
+            [
+                client,
+                str(train),
+                str(held),
+                format_bar(train, most),
+                format_label_histogram(pool_labels(labels)),
+            ]
+        )
+    print_table(
+        title,
+        ("client", "train", "held out", "size", f"labels {format_label_range(len(pool.classes))}"),
+        rows,
+    )
+    print(describe_skew(described["train"], described["labels"]))
+    print_features(pool.features)
+
+
+def print_features(features: Sequence[str]) -> None:
+    """The columns of a table that the model is given."""
+    if features:
+        named = ", ".join(ascii(name)[1:-1] for name in features[:MAX_LISTED_FEATURES])
+        more = (
+            f" and {len(features) - MAX_LISTED_FEATURES} more"
+            if len(features) > MAX_LISTED_FEATURES
+            else ""
+        )
+        print(f"features: {named}{more}")
+
+
+def prepare_dataset(name: str, folder: Path, own: str | None) -> None:
+    """Convert a data set's public files once into a checked, memory-mapped cache."""
+    from flrce.data import cache
+
+    called = own or name
+    if (
+        called != Path(called).name
+        or called.startswith(".")
+        or (own in DATASET_NAMES and own != name)
+    ):
+        raise BadInput(f"--as {called!r}: give a plain name that no other data set has")
+    print(
+        "prepared"
+        f" {cache.prepare_dataset(name, folder, cache.get_data_folder() / called, progress=True)}"
+    )
+    print(f'use it with: data.name = "{called}"')
+
+
+MAX_LISTED_FEATURES = 40  # features that are listed
+MAX_LABEL_CHARACTERS = 50  # characters for the labels; more of them are pooled
+
+
+def format_bar(count: int, most: int, width: int = 12) -> str:
+    """A size as a bar, in eighths of a character."""
+    eighths = round(8 * width * count / max(most, 1)) or 1
+    return ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(
+        width, "·"
+    )  # spaces at its end would be cut
+
+
+def pool_labels(labels: list[int]) -> list[int]:
+    """Neighbouring labels summed, where there are too many for one character each."""
+    step = -(-len(labels) // MAX_LABEL_CHARACTERS)
+    return [sum(labels[i : i + step]) for i in range(0, len(labels), step)]
+
+
+def format_label_range(classes: int) -> str:
+    step = -(-classes // MAX_LABEL_CHARACTERS)
+    return f"0..{classes - 1}" + (f", {step} a character" if step > 1 else "")
+
+
+def format_label_histogram(labels: list[int]) -> str:
+    """A client's label histogram as one character a class, from nothing to its most frequent."""
+    shades, most = "·░▒▓█", max([*labels, 1])
+    return "".join(shades[-(-(len(shades) - 1) * count // most)] for count in labels)
+
+
+def describe_skew(sizes: list[int], labels: list[list[int]]) -> str:
+    """The partition in one line: how uneven the sizes are, and how many labels a client really
+    sees.
+    """
+    ordered = sorted(sizes, reverse=True)
+    top = -(-len(sizes) // 5)
+    seen = sorted(_count_effective_labels(row) for row in labels)
+    return (
+        f"sizes {min(sizes)} to {max(sizes)}, median {ordered[len(sizes) // 2]}; the largest fifth"
+        f" of the clients holds {sum(ordered[:top]) / max(sum(sizes), 1):.0%}; labels a client"
+        f" effectively sees: median {seen[len(seen) // 2]:.1f} of {len(labels[0])}"
+    )
+
+
+def _count_effective_labels(labels: list[int]) -> float:
+    """Effective number of labels: the inverse of the chance that two samples share one."""
+    total = sum(labels)
+    return total**2 / sum(count**2 for count in labels) if total else 0.0

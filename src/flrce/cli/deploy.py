@@ -1,0 +1,77 @@
+"""flrce deploy init fleet experiment.toml"""
+
+import keyword
+import re
+from importlib import resources
+from pathlib import Path
+
+from flrce.cli.options import look_at
+from flrce.cli.targets import prepare_folder
+from flrce.errors import BadInput
+
+#: template -> path in the app
+APP_FILES = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "server_app.py": "@package@/server_app.py",
+    "client_app.py": "@package@/client_app.py",
+    "__main__.py": "@package@/__main__.py",
+}
+
+
+def write_flower_app(
+    folder: Path, file: Path | None, overrides: tuple[str, ...], own: bool, publisher: str
+) -> None:
+    """Write a Flower app (`flwr run` works) that trains an experiment's recipe, data and model."""
+    exp = look_at(file, [*overrides, 'engine.name="flower"'])
+    files = render_app_files(folder.resolve().name, publisher, own)
+    prepare_folder(folder, "deploy init", private=False)
+    for path, text in files.items():
+        _write_new_file(folder / path, text)
+    _write_new_file(
+        folder / to_package_name(folder.resolve().name) / "experiment.toml", exp.to_toml()
+    )
+    print(f"wrote {folder}; next: see its README.md")
+
+
+def render_app_files(name: str, publisher: str, own: bool) -> dict[str, str]:
+    """The app's files: path -> text."""
+    package = to_package_name(name)
+    names = {"@name@": package.replace("_", "-"), "@package@": package, "@publisher@": publisher}
+    task = "task_own.py" if own else "task.py"
+    files = {**APP_FILES, task: "@package@/task.py"}
+    made = {path: _read_template(source) for source, path in files.items()}
+    made["@package@/__init__.py"] = '"""Federated learning with flrce on Flower."""\n'
+    return {
+        _fill_placeholders(path, names): _fill_placeholders(text, names)
+        for path, text in made.items()
+    }
+
+
+def to_package_name(name: str) -> str:
+    """A folder's name as that of a Python package."""
+    package = re.sub(r"\W", "_", name).lower()
+    if not package.isidentifier() or keyword.iskeyword(package) or package in ("flrce", "flwr"):
+        raise BadInput(
+            f"deploy init {name!r}: no name for a Python package; use letters, digits and -"
+        )
+    return package
+
+
+def _read_template(name: str) -> str:
+    return (resources.files("flrce") / "cli" / "templates" / f"{name}.txt").read_text()
+
+
+def _fill_placeholders(text: str, names: dict[str, str]) -> str:
+    for mark, value in names.items():
+        text = text.replace(mark, value)
+    return text
+
+
+def _write_new_file(path: Path, text: str) -> None:
+    if path.exists():
+        raise BadInput(
+            f"{path} exists already; deploy init overwrites nothing: name another folder"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

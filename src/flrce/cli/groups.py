@@ -1,0 +1,110 @@
+"""Commands that come in groups: the catalogue of methods, data sets, deployments. As commands.py in
+all else.
+"""
+
+from typing import Any
+
+import click
+
+from flrce.cli import completion, options
+from flrce.cli.options import PATH_TYPE, OrderedGroup, add_option
+
+
+@click.group("recipes", cls=OrderedGroup)
+def recipes_group() -> None:
+    """The catalogue of methods."""
+
+
+@recipes_group.command("list")
+@options.json_option
+def recipes_list_command(**given: Any) -> None:
+    """Every recipe with one line about it."""
+    from flrce.cli.recipes import list_recipes
+
+    list_recipes(**given)
+
+
+@recipes_group.command("show")
+@click.argument("name", shell_complete=completion.recipe)
+@options.set_option
+@options.json_option
+def recipes_show_command(**given: Any) -> None:
+    """One recipe's pieces, presets and settings.
+
+    NAME is one from `flrce recipes list`; `--set recipe.preset=paper` shows it changed.
+    """
+    from flrce.cli.recipes import show_recipe
+
+    show_recipe(**given)
+
+
+@click.group("data", cls=OrderedGroup)
+def data_group() -> None:
+    """Data sets: which there are, how they are shared out."""
+
+
+@data_group.command("list")
+@options.json_option
+def data_list_command(**given: Any) -> None:
+    """Every data set by name, and whether it is ready to use."""
+    from flrce.cli.data import list_datasets
+
+    list_datasets(**given)
+
+
+@data_group.command("info")
+@click.argument(
+    "name", required=False, metavar="[NAME]", shell_complete=completion.complete_data_or_experiments
+)
+@options.file_argument
+@options.set_option
+@options.json_option
+@add_option("--svg", type=PATH_TYPE, help="Also draw it into this file (extra: report).")
+@options.trust_option
+def data_info_command(**given: Any) -> None:
+    """How an experiment shares its samples out: sizes and labels per client.
+
+    NAME is a data set; FILE, an experiment (TOML), may stand alone.
+    """
+    from flrce.cli.data import show_partition
+
+    show_partition(**given)
+
+
+@data_group.command("prepare")
+@click.argument("name", shell_complete=completion.data)
+@add_option(
+    "--from", "folder", type=PATH_TYPE, required=True, help="Folder with the set's public files."
+)
+@add_option("--as", "own", help="Another name for it: the data.name of experiments.")
+def data_prepare_command(**given: Any) -> None:
+    """Convert a data set's public files once into a checked, memory-mapped cache."""
+    from flrce.cli.data import prepare_dataset
+
+    prepare_dataset(**given)
+
+
+@click.group("deploy", cls=OrderedGroup)
+def deploy_group() -> None:
+    """Run an experiment on real devices, through Flower."""
+
+
+@deploy_group.command("init")
+@click.argument("folder", type=PATH_TYPE)
+@options.file_argument
+@options.set_option
+@add_option("--own", is_flag=True, help="With a network and samples of your own, to be filled in.")
+@add_option(
+    "--publisher",
+    default="flrce",
+    show_default=True,
+    help="Flower's name for who publishes the app.",
+)
+def deploy_init_command(**given: Any) -> None:
+    """Write a Flower app (`flwr run` works) that trains an experiment's recipe, data and model.
+
+    FOLDER is where it goes; its last part becomes its name.
+    """
+    from flrce.cli.deploy import write_flower_app
+
+    write_flower_app(**given)

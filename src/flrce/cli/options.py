@@ -1,0 +1,222 @@
+"""What the command line is made of: commands that show their whole summary, and options that
+several of them share.
+
+Only light modules are imported here: help and completion must not wait for PyTorch.
+"""
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from flrce.cli import completion
+from flrce.errors import BadInput, format_one_line
+
+if TYPE_CHECKING:
+    from flrce.config.experiment import Experiment
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class PathName(click.Path):
+    """A path that the system can have a file at: no null characters, no name that is too long."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            os.lstat(value)
+        except (OSError, ValueError) as why:
+            if isinstance(why, ValueError) or why.errno == errno.ENAMETOOLONG:
+                self.fail(
+                    f"{format_one_line(value, 40)!r} can be no file or folder:"
+                    f" {getattr(why, 'strerror', None) or why}",
+                    param,
+                    ctx,
+                )
+        return super().convert(value, param, ctx)
+
+
+PATH_TYPE = PathName(path_type=Path)
+MAX_SEEDS = 10_000  # seeds of one command
+
+
+class SummaryCommand(click.Command):
+    """A command whose summary is its first sentence, never cut."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        return first_paragraph(self.help or "")
+
+
+class OrderedGroup(click.Group):
+    """Commands in the order in which they were written; alone, it shows its help."""
+
+    command_class = SummaryCommand
+    group_class = type  # groups inside are of this class too
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"invoke_without_command": True, **kwargs})
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        return first_paragraph(self.help or "")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        found = super().invoke(ctx)
+        if ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
+        return found
+
+
+def first_paragraph(text: str) -> str:
+    """The first paragraph of a help text, on one line."""
+    return " ".join(text.strip().split("\n\n")[0].split())
+
+
+def add_option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """An option whose default is told by its help where it matters."""
+    return click.option(*names, **settings)
+
+
+def add_runs_argument(help: str, many: bool = False, name: str = "run") -> Callable[[F], F]:
+    """An argument that names run directories; completion offers them."""
+    return click.argument(
+        f"{name}s" if many else name,
+        type=PATH_TYPE,
+        nargs=-1 if many else 1,
+        required=True,
+        metavar=help,
+        shell_complete=completion.complete_run_folders,
+    )
+
+
+file_argument = click.argument(
+    "file",
+    type=PATH_TYPE,
+    required=False,
+    metavar="[FILE]",
+    shell_complete=completion.complete_experiments,
+)
+set_option = add_option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=completion.complete_setting_keys,
+    help="Override one key of the experiment; may be repeated.",
+)
+out_option = add_option(
+    "--out", type=PATH_TYPE, shell_complete=completion.complete_run_folders, help="Run directory."
+)
+seeds_option = add_option(
+    "--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4."
+)
+resume_option = add_option("--resume", is_flag=True, help="Go on from the last committed round.")
+device_option = add_option(
+    "--device",
+    metavar="auto|cpu|cuda",
+    shell_complete=completion.complete_choices("auto", "cpu", "cuda"),
+    help="Where to train.",
+)
+on_option = add_option(
+    "--on",
+    "where",
+    default="here",
+    show_default=True,
+    metavar="here|ray|slurm|processes",
+    shell_complete=completion.complete_choices("here", "ray", "slurm", "processes"),
+    help=(
+        "Where runs are made; settings of Ray's or submitit's own follow:"
+        " slurm,slurm_partition=gpu."
+    ),
+)
+trust_option = add_option(
+    "--trust",
+    is_flag=True,
+    help=(
+        "Import code that the experiment names from anywhere; else only from its folder, from here,"
+        " or as registered."
+    ),
+)
+json_option = add_option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def load_experiment(
+    file: Path | None,
+    overrides: tuple[str, ...] | list[str],
+    device: str | None = None,
+    trust: bool = False,
+) -> "Experiment":
+    """The experiment that a command line names, to be run."""
+    from flrce.config.experiment import Experiment
+
+    return Experiment.load(file, device_override(overrides, device), trust)
+
+
+def device_override(overrides: tuple[str, ...] | list[str], device: str | None) -> list[str]:
+    """The overrides, with --device among them."""
+    return [*overrides, *([f'engine.device="{device}"'] if device is not None else [])]
+
+
+def look_at(
+    file: Path | None, overrides: tuple[str, ...] | list[str], trust: bool = False
+) -> "Experiment":
+    """The experiment that a command line names, for a command that runs nothing: it imports no
+    code, unless trusted.
+    """
+    from flrce.config.experiment import Experiment
+    from flrce.core.user_code import NOTHING
+
+    return Experiment.load(file, overrides, trust or NOTHING)
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """0,1,2 or 0-4 as a list."""
+    if text is None:
+        return None
+    from flrce.config.experiment import MAX_SEED
+
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,19})(?:-([0-9]{1,19}))?\s*", part)
+        if match is None:
+            raise BadInput(
+                f"--seeds {text[:60]!r}: {part[:60]!r} is no seed; write for example 0,1,2 or 0-4"
+            )
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high - low >= MAX_SEEDS or len(found) >= MAX_SEEDS or high > MAX_SEED:
+            raise BadInput(
+                f"--seeds {text[:60]!r}: at most {MAX_SEEDS} seeds, each at most {MAX_SEED}; name"
+                " fewer"
+            )
+        found += range(low, high + 1)
+    if len(set(found)) < len(found) or not found:
+        raise BadInput(
+            f"--seeds {text[:60]!r} names no seed, or one twice; write for example 0,1,2 or 0-4"
+        )
+    return found
+
+
+def parse_on_option(where: str) -> tuple[str, dict[str, Any]]:
+    """--on as a name and settings.
+
+    >>> parse_on_option("slurm,slurm_partition=gpu,timeout_min=60")
+    ('slurm', {'slurm_partition': 'gpu', 'timeout_min': 60})
+    """
+    name, *given = [word.strip() for word in where.split(",")]
+    settings: dict[str, Any] = {}
+    for word in given:
+        key, equals, value = word.partition("=")
+        if not (key.isidentifier() and equals and value):
+            raise BadInput(
+                f"--on {where!r}: {word!r} is no setting; write for example --on"
+                " slurm,slurm_partition=gpu"
+            )
+        settings[key] = int(value) if value.isdecimal() else value
+    if name == "here" and settings:
+        raise BadInput(f"--on {where!r}: here has no settings; drop them")
+    return name, settings

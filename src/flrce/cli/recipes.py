@@ -1,0 +1,47 @@
+"""flrce recipes list | show NAME"""
+
+import inspect
+import json
+
+from flrce.cli.options import look_at
+from flrce.cli.terminal import print_table
+from flrce.config.compose import list_recipe_settings
+from flrce.core.pieces import describe_piece
+from flrce.errors import BadInput, suggest_name
+from flrce.methods.catalogue.recipes import CATALOGUE
+
+
+def list_recipes(as_json: bool) -> None:
+    """Every recipe with one line about it."""
+    rows = [[name, (make.__doc__ or "").split("\n")[0]] for name, make in CATALOGUE.items()]
+    print_table("recipes", ("name", "what it is"), rows, as_json)
+
+
+def show_recipe(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """One recipe's pieces, as `overrides` change them, what it says of itself, and its own
+    settings.
+    """
+    if name not in CATALOGUE:
+        raise BadInput(f"recipe {name!r} is unknown; {suggest_name(name, CATALOGUE)}")
+    recipe = (
+        look_at(None, [*overrides, f"recipe.name={name}"]).build_recipe()
+        if overrides
+        else CATALOGUE[name]()
+    )
+    pieces = {role: describe_piece(piece) for role, piece in recipe.iter_pieces()}
+    if as_json:
+        print(json.dumps(pieces, indent=1, default=str))
+        return
+    rows = []
+    for role, piece in pieces.items():
+        kind = str(piece.pop("piece"))
+        rows.append([role, kind, ", ".join(f"{key} = {value}" for key, value in piece.items())])
+    summary, _, more = (inspect.getdoc(CATALOGUE[name]) or "").partition("\n")
+    print_table(f"{name}: {summary}", ("question", "answer", "settings"), rows)
+    if more.strip():
+        print(more.strip())
+    own = [
+        f"{key} = {default.default!r}"
+        for key, default in list_recipe_settings(CATALOGUE[name]).items()
+    ]
+    print(f"Settings of its own, under [recipe]: {', '.join(own) or 'none'}.")

@@ -1,0 +1,97 @@
+"""flrce report runs/all --out report.html --figures figures"""
+
+import json
+from pathlib import Path
+
+from flrce.cli.targets import prepare_file, prepare_folder
+from flrce.cli.terminal import print_table
+from flrce.errors import BadInput
+from flrce.report import page, tables
+from flrce.report.tasks import TaskRuns, group_by_task
+from flrce.storage import read
+
+
+def report_runs(runs: list[Path], out: Path | None, figures: Path | None, as_json: bool) -> None:
+    """Write one self-contained page about any number of runs; with --figures, static figures
+    too.
+    """
+    found = read.read_runs(runs)
+    if out is not None:
+        prepare_file(out, "--out")
+    if figures is not None:
+        prepare_folder(figures, "--figures", private=False)
+    with read.explain_damaged_runs(found):
+        _write_report(found, out, figures, as_json)
+
+
+def _write_report(
+    found: list[read.RecordedRun], out: Path | None, figures: Path | None, as_json: bool
+) -> None:
+    several = group_by_task(found)
+    written: list[Path] = []
+    try:
+        for task in several:
+            written += _write_task_report(task, out, figures, len(several) > 1)
+    except OSError as why:
+        raise BadInput(
+            f"{why.filename or out} cannot be written: {why.strerror}; name another place"
+        ) from why
+    if as_json:
+        headline = [
+            {"task": task.label, **row}
+            for task in several
+            for row in tables.to_plain_rows(tables.group_runs(task.runs))
+        ]
+        print(json.dumps({"written": list(map(str, written)), "headline": headline}, indent=1))
+        return
+    for task in several:
+        _print_task_table(task, len(several) > 1)
+    for path in written:
+        print(f"wrote {path}")
+    if len(several) > 1:
+        print(
+            f"{len(several)} different tasks, reported apart: scores of different data or metrics"
+            " are not compared"
+        )
+
+
+def _write_task_report(
+    task: TaskRuns, out: Path | None, figures: Path | None, apart: bool
+) -> list[Path]:
+    """The page and the figures of one task; of several, each has its name in theirs."""
+    written = []
+    if out is not None or figures is None:
+        path = out or Path("report.html")
+        written.append(
+            page.write_task_report(
+                task.runs, path.with_stem(f"{path.stem}-{task.slug}") if apart else path
+            )
+        )
+    if figures is not None:
+        from flrce.report.figures import draw_figures
+
+        written += draw_figures(
+            tables.group_runs(task.runs), figures / task.slug if apart else figures
+        )
+    return written
+
+
+def _print_task_table(task: TaskRuns, apart: bool) -> None:
+    groups = tables.group_runs(task.runs)
+    heads, rows = tables.build_summary_table(groups)
+    digits = [digits for _, _, digits in tables.get_summary_columns(groups).values()]
+    cells = [
+        [row[0], str(row[1]), *(c.format_interval(n) for c, n in zip(row[2:], digits, strict=True))]
+        for row in rows
+    ]
+    kept = [i for i, head in enumerate(heads) if not head.startswith(("Seeds", "Time", "Wasted"))]
+    most = max(len(part.runs) for part in groups)
+    spread = (
+        "mean ± 95 % interval"
+        if most > 2
+        else "from least to most of two seeds"
+        if most == 2
+        else "one seed"
+    )
+    title = f"{task.label}: {spread}" if apart else spread
+    print_table(title, [heads[i] for i in kept], [[row[i] for i in kept] for row in cells])

@@ -1,0 +1,54 @@
+"""Places that a command writes to, looked at before any work is done."""
+
+import os
+from pathlib import Path
+
+from flrce.errors import BadInput, format_one_line
+from flrce.storage.disk import make_folder
+
+
+def prepare_folder(path: Path, option: str, private: bool = True) -> None:
+    """Make the folder that a command writes into; BadInput if it is a file or cannot be written.
+
+    A folder that holds runs is `private`, its owner's alone; others follow the umask.
+    """
+    try:
+        if private:
+            make_folder(path)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as why:
+        raise _describe_refusal(
+            path, option, "is a file" if path_is_file(path) else why.strerror or why, "folder"
+        ) from why
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise _describe_refusal(path, option, "Permission denied", "folder")
+
+
+def prepare_file(path: Path, option: str) -> None:
+    """Make the folder of the file that a command writes; BadInput where the file could not be
+    written there.
+    """
+    aside = path.with_name(f"{path.name}.part") if path.name else path  # what is written first
+    try:
+        if not path.name or path.is_dir():
+            raise _describe_refusal(path, option, "is a folder", "file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.is_symlink()  # raises where the name is too long
+    except OSError as why:
+        raise _describe_refusal(path, option, why.strerror or why, "file") from why
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise _describe_refusal(path, option, "Permission denied", "file")
+
+
+def path_is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _describe_refusal(path: Path, option: str, reason: object, wanted: str) -> BadInput:
+    return BadInput(
+        f"{option} {format_one_line(path, 200)} cannot be written: {reason}; name another {wanted}"
+    )

@@ -1,0 +1,272 @@
+"""What a terminal shows: a live line per run, plain lines in a pipe, and tables."""
+
+import json
+import logging
+import math
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from flrce.core.types import Round, RoundRecord
+from flrce.errors import InterruptedRun
+from flrce.methods.stopping.budget import AnyOf
+from flrce.methods.stopping.conflict import UpdateConflicts
+from flrce.storage import metric_format as words
+
+
+class ProgressDisplay:
+    """A small live board on a terminal, a plain line per round in a pipe. `stop` is the rule whose
+    psi it shows.
+
+    Before the first round the board says what is being prepared. `again` is the command that goes
+    on after Ctrl-C.
+    """
+
+    def __init__(self, title: str, T: int, stop: Any = None, again: str = "") -> None:
+        self.T, self.console, self.again = T, Console(stderr=True), again
+        self.records: list[RoundRecord] = []
+        self.seen = 0  # rounds since this began
+        self.said: set[str] = (
+            set()
+        )  # notes are told once, however many seeds or files have the same
+        self.handler, self.level = _ProgressLogHandler(self), logging.NOTSET
+        self.live = (
+            Live(console=self.console, refresh_per_second=8, transient=True)
+            if self.console.is_terminal
+            else None
+        )
+        self.restart(title, stop)
+
+    def __call__(self, done: Round, title: str = "") -> None:
+        r = done.record
+        if title and title != self.title:  # the next seed
+            self.restart(title, self.stop)
+        self.records, self.seen = (
+            list(done.state.history),
+            self.seen + 1,
+        )  # those before a resume among them
+        line = self.format_line()
+        if self.live:
+            self.live.update(self.build_board())
+            if r.stop or r.t == self.T:
+                self.live.console.print(Text(line))
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def restart(self, title: str, stop: Any = None) -> None:
+        """The next run of several."""
+        self.title, self.stop, self.began, self.seen = title, stop, time.monotonic(), 0
+        self.records = []
+
+    def format_line(self) -> str:
+        """The last round in one line."""
+        r = self.records[-1]
+        value = (
+            "  --  "
+            if r.final_model_metric is None
+            else f"{words.format_metric_value(r.metric, r.final_model_metric):>6}"
+        )
+        line = (
+            f"{self.title}  round {r.t:>3}/{self.T}  {'exploit' if r.exploit else 'explore'} "
+            f" {r.metric} {value}  conflicts {r.conflicts:3.1f}  {self.nbytes / 1e6:8.2f} MB "
+            f" {self.joules:9.1f} J  {self.seconds_left:4.0f} s left"
+        )
+        return f"{line}  stop: {r.stop}" if r.stop else line
+
+    def build_board(self) -> Table:
+        """The run so far: courses of accuracy and conflicts, what is spent, how long it still
+        takes.
+        """
+        r, psi = self.records[-1], find_psi(self.stop)
+        values = [h.final_model_metric for h in self.records if h.final_model_metric is not None]
+        against = "" if psi is None else f" of psi {psi:g}"
+        board = Table.grid(padding=(0, 2))
+        board.add_row(
+            Text(self.title, style="bold"),
+            Text(f"round {r.t} of {self.T}, {self.seconds_left:.0f} s left"),
+        )
+        shown = (
+            f"{words.format_metric_value(r.metric, values[-1]):>7}  {format_sparkline(values)}"
+            if values
+            else "not judged yet"
+        )
+        board.add_row(Text(r.metric), Text(shown))
+        board.add_row(
+            Text("conflicts"),
+            Text(
+                f"{r.conflicts:5.1f}   "
+                f" {format_sparkline([h.conflicts for h in self.records])}{against}"
+            ),
+        )
+        board.add_row(Text("selection"), Text("exploit" if r.exploit else "explore"))
+        board.add_row(Text("spent"), Text(f"{self.nbytes / 1e6:.2f} MB, {self.joules:.1f} J"))
+        return board
+
+    @property
+    def joules(self) -> float:
+        return sum(h.joules for h in self.records)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(h.bytes_up + h.bytes_down for h in self.records)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until T at the pace so far."""
+        return (self.T - self.records[-1].t) * (time.monotonic() - self.began) / max(self.seen, 1)
+
+    def show_message(self, message: str, level: int) -> None:
+        """What the engine says: a step of the preparations, or something to know."""
+        if message in self.said:
+            return
+        if level >= logging.WARNING:
+            self.said.add(message)
+            (self.live.console if self.live else self.console).print(
+                Text(f"note: {message}"), soft_wrap=True
+            )
+        elif self.live and not self.records:
+            self.live.update(Text(f"{self.title}: {message} ..."))
+
+    def __enter__(self) -> "ProgressDisplay":
+        log = logging.getLogger("flrce")
+        self.level = log.level
+        log.setLevel(logging.INFO)
+        log.addHandler(self.handler)
+        logging.getLogger("flwr").setLevel(logging.WARNING)
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        why: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        log = logging.getLogger("flrce")
+        log.removeHandler(self.handler)
+        log.setLevel(self.level)
+        if self.live:
+            self.live.stop()
+        if isinstance(why, KeyboardInterrupt):
+            raise InterruptedRun(self.describe_progress()) from None
+        if why is not None:
+            why.add_note(self.describe_progress())
+
+    def describe_progress(self) -> str:
+        """How far the run got, what is kept, and how to go on."""
+        if not self.records:
+            return "before the first round; nothing was trained yet"
+        reached = f"after round {self.records[-1].t} of {self.T}"
+        return (
+            f"{reached}; go on with: {self.again}"
+            if self.again
+            else f"{reached}; nothing was kept (--no-save)"
+        )
+
+
+class _ProgressLogHandler(logging.Handler):
+    """Passes the log on to the board."""
+
+    def __init__(self, board: ProgressDisplay) -> None:
+        super().__init__(logging.INFO)
+        self.board = board
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.board.show_message(record.getMessage(), record.levelno)
+
+
+def find_psi(stop: Any) -> float | None:
+    """The psi of a stop rule, or of one among several."""
+    rules = stop.rules if isinstance(stop, AnyOf) else (stop,)
+    return next((rule.psi for rule in rules if isinstance(rule, UpdateConflicts)), None)
+
+
+def format_sparkline(values: Sequence[float], most: int = 40) -> str:
+    """The last values as a row of bars, from the lowest to the highest.
+
+    >>> format_sparkline([0, 1, 2, 3, 4, 5, 6, 7])
+    '▁▂▃▄▅▆▇█'
+    """
+    kept = values[-most:]
+    low, span = min(kept, default=0.0), (max(kept, default=0.0) - min(kept, default=0.0)) or 1.0
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * (value - low) / span)] for value in kept)
+
+
+def format_bars(
+    labels: Sequence[str], values: Sequence[float | None], texts: Sequence[str], width: int = 32
+) -> list[str]:
+    """A line for each value; a bar grows by as much whenever its value doubles.
+
+    >>> format_bars(["a", "bb"], [1.0, 8.0], ["1 J", "8 J"], width=8)
+    [' a  ██        1 J', 'bb  ████████  8 J']
+    """
+    known = [math.log2(value) for value in values if value is not None and value > 0]
+    low, span = min(known, default=0.0), (max(known, default=0.0) - min(known, default=0.0)) or 1.0
+    lines, most = [], max(map(len, labels), default=0)
+    for label, value, text in zip(labels, values, texts, strict=True):
+        share = (
+            0.25 + 0.75 * (math.log2(value) - low) / span
+            if value is not None and value > 0
+            else 0.0
+        )
+        lines.append(f"{label:>{most}}  {'█' * round(width * share):<{width}}  {text}")
+    return lines
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    as_json: bool = False,
+    left: Sequence[str] | None = None,
+) -> None:
+    """Print a table for a person, or the same as JSON for a program; `left`: columns of text, else
+    what looks so.
+    """
+    if as_json:
+        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=1))
+        return
+    shown = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        wordy = i == 0 or not all(_is_number(row[i]) for row in rows)
+        text = wordy if left is None else column in left
+        shown.add_column(column, justify="left" if text else "right")
+    for row in rows:
+        shown.add_row(*(Text(_replace_unprintable(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 120).print(shown)
+
+
+def _replace_unprintable(cell: str) -> str:
+    """Names come from files and clients: nothing that a terminal would obey; line ends stay."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in cell)
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a cell holds a number, with or without its interval."""
+    return bool(
+        re.fullmatch(
+            r"[-+]?[\d.,]+(e[-+]?\d+)?( (±|to) [\d.,]+)?|--|yes|no|\d+ of \d+", cell.strip()
+        )
+    )
+
+
+def format_aggregate(entry: Mapping[str, Any], scale: float = 1.0, digits: int = 1) -> str:
+    """Mean ± half-width, scaled; the range of whole numbers (no digits), and of two: their interval
+    says nothing.
+    """
+    if entry["mean"] is None:
+        return "--"
+    if entry.get("low") is not None and (digits == 0 or entry.get("n") == 2):
+        low, high = (f"{entry[end] * scale:.{digits}f}" for end in ("low", "high"))
+        return low if low == high else f"{low} to {high}"
+    half = f" ± {entry['half'] * scale:.{digits}f}" if entry["half"] is not None else ""
+    return f"{entry['mean'] * scale:.{digits}f}{half}"

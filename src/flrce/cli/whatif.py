@@ -1,0 +1,220 @@
+"""flrce whatif runs/a --psi 4,4.5,5 --preset frugal,accurate"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flrce.cli.terminal import format_bars, print_table
+from flrce.core.intervals import confidence_interval
+from flrce.errors import BadInput
+from flrce.methods.catalogue.recipes import resolve_conflict_threshold
+from flrce.methods.stopping.marginal_gain import metric_scale
+from flrce.report import tables
+from flrce.report.carbon import shift_run_start
+from flrce.report.cost_per_point import compute_point_prices, thin_prices
+from flrce.report.tasks import require_one_task
+from flrce.report.whatif import (
+    ReplayOutcome,
+    build_stop_rules,
+    build_threshold_rules,
+    list_caveats,
+    replay_rule,
+)
+from flrce.storage import metric_format as words
+from flrce.storage import read
+
+ValueList = str | None  # A,B,...
+SHIFTED_START_CAVEAT = (
+    "The same rounds, clients and joules: who would have been there at another time needs a new"
+    " run."
+)
+
+
+def show_whatif(
+    run: Path,
+    psi: ValueList,
+    patience: ValueList,
+    joules: ValueList,
+    nbytes: ValueList,
+    seconds: ValueList,
+    rounds: ValueList,
+    preset: ValueList,
+    points: ValueList,
+    start: ValueList,
+    as_json: bool,
+) -> None:
+    """Replay stop rules on a recorded run: where each would have ended it, and what that would have
+    saved.
+
+    Every value is a rule of its own; without any, the paper's thresholds psi. A preset is FLrce's
+    own stop: frugal, balanced or accurate. Selection changes need a new run.
+    """
+    runs = read.read_runs([run])
+    wanted: dict[str, list[Any]] = {
+        "psi": _parse_values(
+            "psi",
+            psi,
+            lambda part: resolve_conflict_threshold(
+                part if "%" in part else float(part), runs[0].P
+            ),
+        ),
+        "patience": _parse_values("patience", patience, int),
+        "rounds": _parse_values("rounds", rounds, int),
+        "joules": _parse_values("joules", joules, float),
+        "nbytes": _parse_values("bytes", nbytes, float),
+        "seconds": _parse_values("seconds", seconds, float),
+        "preset": _parse_values("preset", preset, str.strip),
+        "points": _parse_values("points", points, float),
+    }
+    if len({each.name for each in runs}) > 1:
+        raise BadInput(
+            f"{run} holds several recipes; name the folder of one, such as {runs[0].folder.parent}"
+        )
+    with read.explain_damaged_runs(runs):
+        require_one_task(runs, "name the folder of one")
+        if start:
+            _show_shifted_starts(runs, start.split(","), as_json)
+        else:
+            _show_replayed_rules(run, runs, wanted, as_json)
+
+
+def _show_shifted_starts(runs: list[read.RecordedRun], starts: list[str], as_json: bool) -> None:
+    """Grams at other times."""
+    found = {each: shift_run_start(each, starts) for each in runs}
+    if as_json:
+        told = [
+            {"run": str(each.folder), "starts": [asdict(m) for m in same]}
+            for each, same in found.items()
+        ]
+        print(json.dumps({"runs": told, "notes": [SHIFTED_START_CAVEAT]}, indent=1))
+        return
+    rows = [
+        [
+            same[0].start,
+            confidence_interval([m.grams for m in same]).format_interval(3),
+            confidence_interval([m.ratio for m in same]).format_interval(2),
+        ]
+        for same in zip(*found.values(), strict=True)
+    ]
+    print_table(
+        "the same rounds begun at another time", ["start", "g CO2", "times what was booked"], rows
+    )
+    print(SHIFTED_START_CAVEAT)
+
+
+def _show_replayed_rules(
+    run: Path, runs: list[read.RecordedRun], wanted: dict[str, list[Any]], as_json: bool
+) -> None:
+    outcomes = {
+        each: [
+            replay_rule(each, *rule)
+            for rule in (build_stop_rules(each, **wanted) or build_threshold_rules(each)).items()
+        ]
+        for each in runs
+    }
+    notes = list(
+        dict.fromkeys(note for each in runs for note in list_caveats(each, outcomes[each]))
+    )
+    if as_json:
+        told = [
+            {
+                "run": str(each.folder),
+                "rules": [asdict(o) for o in outcomes[each]],
+                "price": [asdict(price) for price in compute_point_prices(each)],
+            }
+            for each in runs
+        ]
+        print(json.dumps({"runs": told, "notes": notes}, indent=1))
+        return
+    title = (
+        f"{run}: {len(runs[0].committed_rounds)} rounds recorded"
+        if len(runs) == 1
+        else f"{run}: {len(runs)} runs, 95 % intervals"
+    )
+    units, judged = (
+        tables.choose_units(tables.group_runs(runs)),
+        tables.get_primary_metric(tables.group_runs(runs)),
+    )
+    energy, traffic = units["joules"][1], units["bytes"][1]
+    heads = [
+        "rule",
+        "stops",
+        "round",
+        words.format_metric_heading(judged),
+        f"averaged{' %' if judged in words.SHARES else ''}",
+        energy,
+        traffic,
+        f"{energy} saved",
+        f"{traffic} saved",
+    ]
+    print_table(
+        title,
+        heads,
+        [_format_rule_row(list(same), units) for same in zip(*outcomes.values(), strict=True)],
+    )
+    for note in notes:
+        print(note)
+    if len(runs) == 1:
+        _print_point_prices(runs[0])
+
+
+def _print_point_prices(run: read.RecordedRun) -> None:
+    """What a point would have cost, over the run."""
+    found = thin_prices(compute_point_prices(run))
+    if not found:
+        return
+    scale = metric_scale(run.committed_rounds)
+    what = (
+        "one more point"
+        if scale.in_points
+        else f"improving {words.format_metric_name(scale.metric)} by {scale.format_amount(1.0)}"
+    )
+    print(
+        f"\nEstimated cost of {what} (as many rounds again, over the upper end of their predicted"
+        " gain):"
+    )
+    labels, lengths = [f"round {p.t}" for p in found], [p.joules for p in found]
+    print("\n".join(format_bars(labels, lengths, [p.describe() for p in found])))
+
+
+def _format_rule_row(same: list[ReplayOutcome], units: dict[str, tuple[float, str]]) -> list[str]:
+    """One rule over the seeds."""
+    stops, many = [float(o.stop) for o in same if o.stop is not None], len(same) > 1
+    said = "yes" if stops else "no"
+    if many:
+        said = f"{len(stops)} of {len(same)}"
+    (joules, _), (nbytes, _) = units["joules"], units["bytes"]
+    share = units["headline"][0]
+    digits = 1 if share != 1 else 4
+    figures = {
+        "accuracy": (share, digits),
+        "averaged": (share, digits),
+        "joules": (joules, 1),
+        "bytes": (nbytes, 2),
+    }
+    figures |= {"joules_saved": (joules, 1), "bytes_saved": (nbytes, 2)}
+    cells = []
+    for name, (per, digits) in figures.items():
+        values = [getattr(o, name) / per for o in same if getattr(o, name) is not None]
+        cells.append(confidence_interval(values).format_interval(digits))
+    return [
+        same[0].rule,
+        said,
+        confidence_interval(stops).format_interval(1 if many else 0),
+        *cells,
+    ]
+
+
+def _parse_values(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
+    """A,B,... as numbers."""
+    try:
+        return [kind(part) for part in text.split(",")] if text else []
+    except BadInput:
+        raise
+    except ValueError:
+        word = "whole numbers" if kind is int else "numbers"
+        raise BadInput(
+            f"--{name} {text!r}: give {word} with commas, such as --{name} 5,10"
+        ) from None

@@ -1,0 +1,357 @@
+"""From names to pieces: the catalogue's recipes with pieces exchanged or tuned, as an experiment
+file writes them.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from functools import lru_cache, partial
+from typing import Any
+
+from flrce.config import unused_settings
+from flrce.core.bounds import SettingsSchema, format_value, get_schema, make_schema
+from flrce.core.pieces import ROLES, Recipe
+from flrce.core.user_code import has_member, import_object, validate_factory
+from flrce.errors import BadInput, format_one_line, suggest_name
+from flrce.methods.catalogue.recipes import CATALOGUE
+from flrce.methods.registry import PIECES
+from flrce.methods.stopping.budget import AnyOf, CostBudget
+from flrce.training.metrics import MetricLike
+from flrce.training.objectives import OBJECTIVES, OBJECTIVES_BY_KIND, Objective
+from flrce.training.optimizers import SGD, Adam, GradientClip, Momentum, PersistentLink, WeightDecay
+from flrce.training.update_chain import UpdateChain
+
+LOCAL_WORK_KEYS = ("epochs", "batch", "lr")
+#: trainers of version 0.1, whose tables could hold what [train] holds now
+OLD_TRAINERS = (
+    "sgd",
+    "fill-the-round",
+    "fewer-epochs",
+    "proximal",
+    "freeze",
+    "deadline",
+    "corrected",
+)
+RECIPE_FLAGS = ("holdouts", "sums")  # of any recipe: true or false
+ROLE_METHODS = {
+    "selector": "select",
+    "trainer": "assign",
+    "submodel": "assign",
+    "compressor": "encode",
+    "aggregator": "__call__",
+    "server": "step",
+    "pace": "cohort_size",
+    "stop": "__call__",
+    "average": "model",
+    "link": "step",
+    "schedule": "__call__",
+    "augment": "__call__",
+    "availability": "__call__",
+    "trouble": "apply_to_fleet",
+    "presence": "find_next_change",
+    "battery": "compute_levels",
+}
+ALTERNATIVE_METHODS = {"link": ("probe", "loss_term")}  # what a piece may have in place of it
+
+
+def compose_recipe(
+    table: Mapping[str, Any],
+    local: Mapping[str, Any],
+    budget: Mapping[str, Any],
+    kept: tuple[str, ...] = (),
+    fixed: tuple[str, ...] = (),
+) -> Recipe:
+    """A recipe from `[recipe]`: `name`, that recipe's own settings, pieces by role; plus the
+    budgets of `[stop]`.
+
+    With `base`, that is the recipe of the catalogue, and the name is one's own.
+    """
+    chosen = dict(table)
+    label = chosen.pop("name", "flrce")
+    name, key = chosen.pop("base", label), "base" if "base" in table else "name"
+    if not isinstance(name, str) or name not in CATALOGUE:
+        raise BadInput(
+            f"recipe.{key} = {format_value(name)}:"
+            f" {suggest_name(format_one_line(name, 60), CATALOGUE)}"
+        )
+    if not isinstance(label, str) or not label or len(label) > 60:
+        raise BadInput(
+            f"recipe.name = {format_value(label)}: give it a name of at most 60 characters"
+        )
+    pieces = {role: chosen.pop(role) for role in ROLES if role in chosen}
+    local = dict(local)
+    if "trainer" in pieces:
+        moved = _old_settings(pieces["trainer"])
+        local |= moved
+        if moved:
+            pieces["trainer"] = {
+                key: value for key, value in pieces["trainer"].items() if key not in moved
+            }
+    steps = local.pop("steps", None)
+    minimum = chosen.pop("minimum", None)
+    flags = {key: chosen.pop(key) for key in RECIPE_FLAGS if key in chosen}
+    # a chain that a recipe of one's own is written with is whole, and may want what is kept
+    given = local.pop("update", None) if "base" in table else None
+    make = CATALOGUE[name]
+    _validate_recipe_settings(chosen, name)
+    try:
+        recipe = make(**chosen, **local)
+    except (TypeError, ValueError, ArithmeticError) as why:
+        raise BadInput(f"recipe.{name}: {why}") from why
+    recipe = replace(recipe, work=replace(recipe.work, steps=steps))
+    update = {"update": given} if given is not None else {}
+    made = {role: build_piece(role, wanted) for role, wanted in pieces.items()}
+    unused_settings.refuse_unused_settings(
+        name, chosen, list_recipe_settings(make), made, lambda settings: make(**settings, **local)
+    )
+    recipe = replace(
+        recipe, kept=(*recipe.kept, *kept), fixed=(*recipe.fixed, *fixed), **update, **made
+    )
+    minimum = recipe.minimum if minimum is None else minimum
+    if type(minimum) is not int or not 1 <= minimum <= recipe.P:
+        raise BadInput(
+            f"recipe.minimum = {format_value(minimum)}: must be an integer from 1 to per_round ="
+            f" {recipe.P}"
+        )
+    for key, value in flags.items():
+        if type(value) is not bool:
+            raise BadInput(f"recipe.{key} = {format_value(value)}: must be true or false")
+    if budget:
+        recipe = replace(recipe, stop=AnyOf((recipe.stop, CostBudget(**budget))))
+    if "base" in table:
+        recipe = replace(recipe, name=label)
+    return replace(recipe, minimum=minimum, **flags)
+
+
+def _old_settings(trainer: Any) -> dict[str, Any]:
+    """How much clients train, where a file of version 0.1 says it in the trainer's table instead of
+    in [train].
+
+    Only of trainers that version had, and only what is no field of theirs: a class of the user's
+    keeps its own.
+    """
+    name = trainer.get("piece") if isinstance(trainer, Mapping) else None
+    if not isinstance(name, str) or name not in OLD_TRAINERS:
+        return {}
+    own = {f.name for f in _dataclass_fields(PIECES["trainer"][name])}
+    return {key: trainer[key] for key in LOCAL_WORK_KEYS if key in trainer and key not in own}
+
+
+def list_recipe_settings(make: Any) -> dict[str, inspect.Parameter]:
+    """A catalogue function's own settings, by name; what [train] and per_round set is not among
+    them.
+    """
+    taken = {"P", "epochs", "batch", "lr", "steps", "update", "augment", "local", "kw"}
+    found: dict[str, inspect.Parameter] = {}
+    for base in (make, *getattr(make, "bases", ())):
+        found |= {
+            k: p
+            for k, p in inspect.signature(base).parameters.items()
+            if k not in taken and k not in found
+        }
+    return found
+
+
+def build_local_settings(train: Mapping[str, Any]) -> dict[str, Any]:
+    """`[train]` as the settings that every recipe takes: how much, and a chain of links unless it
+    is plain SGD.
+    """
+    train = dict(train)
+    local: dict[str, Any] = {
+        key: train.pop(key) for key in ("epochs", "batch", "lr", "steps") if key in train
+    }
+    if "augment" in train:
+        local["augment"] = tuple(
+            build_piece("augment", wanted, "train") for wanted in train.pop("augment")
+        )
+    if "update" in train:
+        links = train.pop("update")
+        if train:
+            raise BadInput(
+                f"train.update is a whole chain; drop train.{min(train)}, or name it as a link"
+            )
+        return local | {
+            "update": UpdateChain(tuple(build_piece("link", wanted, "train") for wanted in links))
+        }
+    if train:
+        local["update"] = _build_update_chain(train, local.get("lr", 0.1))
+    return local
+
+
+def _build_update_chain(train: Mapping[str, Any], lr: float) -> UpdateChain:
+    """Clipping, weight decay, momentum and the optimiser, in this order."""
+    schedule = build_piece("schedule", train.get("schedule", "constant"), "train")
+    name, decay = train.get("optimizer", "sgd"), train.get("weight_decay", 0.0)
+    links: list[Any] = [GradientClip(train["clip"])] if "clip" in train else []
+    if name == "adamw":
+        end: Any = Adam(lr, decay=train.get("weight_decay", 0.01), schedule=schedule)
+    else:
+        links += [WeightDecay(decay)] if decay else []
+        end = Adam(lr, schedule=schedule) if name == "adam" else SGD(lr, schedule)
+    if name != "sgd" and ("momentum" in train or "nesterov" in train):
+        raise BadInput(f"train.momentum goes with optimizer = 'sgd'; {name} has its own")
+    if train.get("nesterov") and not train.get("momentum"):
+        raise BadInput(
+            "train.nesterov = true is about momentum; set train.momentum above 0, or drop it"
+        )
+    if train.get("carry") and name == "sgd" and not train.get("momentum"):
+        raise BadInput(
+            "train.carry = true keeps momentum or Adam's state, plain SGD has none; drop it"
+        )
+    if train.get("momentum"):
+        links.append(Momentum(train["momentum"], train.get("nesterov", False)))
+    if train.get("carry"):
+        links = [PersistentLink(link) if isinstance(link, Momentum) else link for link in links]
+        end = PersistentLink(end) if isinstance(end, Adam) else end
+    return UpdateChain((*links, end))
+
+
+def compose_objective(wanted: str | Mapping[str, Any] | None, kind: str) -> Any:
+    """An objective by name, as a table {name = ..., field = value}, or by what the targets are."""
+    table: dict[str, Any] = {"name": wanted} if isinstance(wanted, str) else dict(wanted or {})
+    name = table.pop("name", None)
+    make: Any
+    if name is None:
+        make = OBJECTIVES_BY_KIND[kind]
+    elif isinstance(name, str) and name in OBJECTIVES:
+        make = OBJECTIVES[name]
+    elif isinstance(name, str) and ":" in name:
+        make = import_object(name, "objective.name")
+        lacks = "no losses(out, y) or no evaluation_metrics"
+        validate_factory(make, name, "objective.name", _is_objective, "objective", lacks)
+    else:
+        raise BadInput(
+            f"objective.name = {name!r}: {suggest_name(str(name), OBJECTIVES)}, or"
+            ' "package.module:Class"'
+        )
+    if "metrics" in table:
+        table["metrics"] = _resolve_metrics(table["metrics"])
+    try:
+        made = make(**table)
+    except (TypeError, ValueError) as why:
+        raise BadInput(f"objective = {name or kind!r}: {why}") from why
+    if not isinstance(made, Objective):
+        raise BadInput(
+            f"objective.name = {name!r} has no losses(out, y) or no evaluation_metrics; see"
+            " docs/extending.md"
+        )
+    return made
+
+
+def _resolve_metrics(wanted: Any) -> tuple[Any, ...]:
+    """An objective's metrics: names of ours, and what "package.module:Class" names."""
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+        raise BadInput(
+            f'objective.metrics = {format_value(wanted)}: give a list of them, such as ["accuracy"]'
+        )
+    return tuple(_resolve_metric(m) if isinstance(m, str) and ":" in m else m for m in wanted)
+
+
+def _resolve_metric(name: str) -> Any:
+    """The metric that "package.module:name" names; it is made already, and nothing is called."""
+    found = import_object(name, "objective.metrics")
+    if not isinstance(found, MetricLike):
+        raise BadInput(
+            f"objective.metrics: {format_value(name)} is a {type(found).__name__}, no metric; it"
+            " needs name, better, of(out, y) and value(...)"
+        )
+    return found
+
+
+def build_piece(role: str, wanted: Any, where: str = "recipe") -> Any:
+    """One piece from a name ("topk", "package.module:Class") or a table {piece = name, field =
+    value, ...}.
+    """
+    if isinstance(wanted, str):
+        wanted = {"piece": wanted}
+    table = dict(wanted) if isinstance(wanted, Mapping) else {}
+    name = table.pop("piece", None)
+    if not isinstance(name, str):
+        raise BadInput(
+            f'{where}.{role} = {format_value(wanted)}: give a name, or a table with piece = "name"'
+        )
+    if ":" in name:
+        make = import_object(name, f"{where}.{role}")
+        validate_factory(
+            make,
+            name,
+            f"{where}.{role}",
+            partial(_has_role, role),
+            role,
+            f"no {ROLE_METHODS[role]!r}",
+        )
+    elif name in PIECES[role]:
+        make = PIECES[role][name]
+    else:
+        raise BadInput(
+            f"{where}.{role} = {format_value(name)}: {suggest_name(name[:60], PIECES[role])}, or"
+            ' "package.module:Class"'
+        )
+    wrapped = {
+        f.name: build_piece(_inner_role(role, f), table[f.name], where)
+        for f in _dataclass_fields(make)
+        if f.metadata.get("piece") and f.name in table
+    }
+    try:
+        why, values = get_schema(make).validate_values({**table, **wrapped})
+        made = None if why else make(**values)
+    except Exception as problem:  # a class of the user's may raise anything
+        raise BadInput(
+            f"{where}.{role} = {name!r}: {problem or type(problem).__name__}"
+        ) from problem
+    if why:
+        raise BadInput(f"{where}.{role} = {name!r}: {why}")
+    if not any(hasattr(made, method) for method in _list_role_methods(role)):
+        raise BadInput(
+            f"{where}.{role} = {name!r} has no {ROLE_METHODS[role]!r}, so it is no {role}; see"
+            " docs/extending.md"
+        )
+    return made
+
+
+def _list_role_methods(role: str) -> tuple[str, ...]:
+    """What a piece of the role has, one of them at least."""
+    return (ROLE_METHODS[role], *ALTERNATIVE_METHODS.get(role, ()))
+
+
+def _has_role(role: str, kind: type) -> bool:
+    """Whether pieces of this class can have the role."""
+    return any(has_member(kind, method) for method in _list_role_methods(role))
+
+
+def _is_objective(kind: type) -> bool:
+    """Whether values of this class can be objectives."""
+    return has_member(kind, "losses", "evaluation_metrics")
+
+
+def _inner_role(role: str, f: Any) -> str:
+    """The role of a piece within a piece: metadata may name another one than its own."""
+    named = f.metadata["piece"]
+    return named if isinstance(named, str) else role
+
+
+def _dataclass_fields(make: Any) -> tuple[Any, ...]:
+    return fields(make) if hasattr(make, "__dataclass_fields__") else ()
+
+
+def _validate_recipe_settings(given: Mapping[str, Any], name: str) -> None:
+    """BadInput unless these are settings of the recipe, each of its type."""
+    valid = list_recipe_settings(CATALOGUE[name])
+    for key in given:
+        if key not in valid:
+            hint = suggest_name(key[:60], ["name", *valid, *ROLES, "minimum", *RECIPE_FLAGS])
+            raise BadInput(f"recipe.{key[:60]} is no setting of {name}; {hint}")
+    why, _ = _settings_schema(name).validate_values(given)
+    if why:
+        raise BadInput(f"recipe.{why}")
+
+
+@lru_cache
+def _settings_schema(name: str) -> SettingsSchema:
+    return make_schema(
+        name,
+        {
+            key: (p.annotation, p.default)
+            for key, p in list_recipe_settings(CATALOGUE[name]).items()
+        },
+    )

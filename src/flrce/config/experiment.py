@@ -1,0 +1,351 @@
+"""The experiment file: TOML -> checked settings -> recipe, data, model, engine. All is refused
+before data loads.
+"""
+
+import tomllib
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+from annotated_types import Ge, Le
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
+
+from flrce.config.compose import build_local_settings, compose_objective, compose_recipe
+from flrce.config.network import build_net
+from flrce.config.sections import (
+    DataSection,
+    EngineSection,
+    FleetSection,
+    ModelSection,
+    Section,
+    StopSection,
+    TrainSection,
+)
+from flrce.config.serialize import serialize_recipe
+from flrce.core.bounds import PositiveInt, format_value
+from flrce.core.files import read_limited
+from flrce.core.pieces import ROLES, Recipe
+from flrce.core.user_code import (
+    NOTHING,
+    Trust,
+    UserCodeNotImported,
+    apply_trust,
+    current_trust,
+    find_names,
+    trust_file,
+)
+from flrce.data.federation import Federation, federate
+from flrce.data.sources import Source
+from flrce.devices.costs import DeviceProfile
+from flrce.devices.fleet_model import FleetDynamics
+from flrce.errors import BadInput, format_one_line, suggest_name
+
+MAX_SEED = 2**63 - 1  # what TOML can hold
+MAX_FILE_BYTES = 2**20  # of an experiment file
+
+
+class Experiment(Section):
+    """One run, or one per seed. `Experiment.load` reads a file; `Experiment(**tables)` works from
+    Python.
+
+    There `recipe` may also be a value, such as `replace(recipes.fedavg(P=4), server=Momentum())`:
+    it says how many train in a round and how, and is kept as tables that name its pieces.
+    """
+
+    seed: Annotated[int, Ge(0), Le(MAX_SEED)] = 0
+    rounds: PositiveInt = 100
+    clients: PositiveInt = 100
+    per_round: PositiveInt = 10
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    train: TrainSection = TrainSection()
+    recipe: dict[str, Any] = Field(default_factory=lambda: {"name": "flrce"})
+    engine: EngineSection = EngineSection()
+    fleet: FleetSection = FleetSection()
+    stop: StopSection = StopSection()
+    objective: str | dict[str, Any] | None = None  # by default what the data's targets are
+    _trust: Trust = PrivateAttr(
+        default_factory=current_trust
+    )  # where modules that it names may be imported from
+
+    def __init__(self, /, **tables: Any) -> None:  # a key may be called self
+        if isinstance(tables.get("recipe"), Recipe):
+            tables = _embed_recipe(tables, tables["recipe"])
+        try:
+            super().__init__(**tables)
+        except ValidationError as error:
+            raise BadInput(f"experiment: {_explain_error(error)}") from None
+
+    @model_validator(mode="after")
+    def _validate_consistency(self) -> "Experiment":
+        if self.per_round > self.clients:
+            raise ValueError(
+                f"per_round must be at most clients = {self.clients}, got {self.per_round};"
+                " lower it"
+            )
+        if self.data.path is not None and self.data.name != "digits":
+            raise ValueError(
+                f"data.name {self.data.name!r} and data.path exclude each other; drop one"
+            )
+        with suppress(UserCodeNotImported):  # a command that only looks goes on without
+            self.build_recipe()
+        with suppress(UserCodeNotImported):
+            self.build_availability()
+        with suppress(UserCodeNotImported), apply_trust(self._trust):
+            self.data.build_trouble()
+        with suppress(UserCodeNotImported):
+            self.build_life((), {})
+        with suppress(UserCodeNotImported):
+            if self.objective is not None:
+                self.build_objective("classes")
+        return self
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str | None = None,
+        overrides: tuple[str, ...] | list[str] = (),
+        trust: Trust | bool = False,
+    ) -> "Experiment":
+        """An experiment file with `key=value` overrides; without a path, the defaults.
+
+        A file that names code as "package.module:Class" is code. Modules are imported that lie
+        beside the file, in the working directory, or are loaded already; with `trust`, from
+        anywhere (docs/extending.md).
+        """
+        tables: dict[str, Any] = {}
+        if path is not None:
+            tables = read_toml(Path(path))
+        for override in overrides:
+            _apply_override(tables, override)
+        if not isinstance(trust, Trust):
+            trust = trust_file(
+                None if path is None else str(Path(path).parent.absolute()), everything=trust
+            )
+        return cls.from_tables(tables, str(path) if path else "experiment", trust)
+
+    @classmethod
+    def from_tables(
+        cls, tables: dict[str, Any], where: str = "experiment", trust: Trust | bool = False
+    ) -> "Experiment":
+        """Checked settings, or BadInput with one line; `trust`: import modules that they name from
+        anywhere.
+        """
+        if not isinstance(trust, Trust):
+            trust = trust_file(None, everything=True) if trust else current_trust()
+        try:
+            with apply_trust(trust):
+                return cls(**tables)
+        except BadInput as why:
+            raise BadInput(f"{where}: {str(why).removeprefix('experiment: ')}") from why
+        except RecursionError as why:
+            raise BadInput(
+                f"{where}: tables within tables without end; pieces wrap a few others at most"
+            ) from why
+
+    def with_seed(self, seed: int) -> "Experiment":
+        if type(seed) is not int or not 0 <= seed <= MAX_SEED:
+            raise BadInput(
+                f"seed = {format_value(seed)}: should be an integer from 0 to {MAX_SEED}"
+            )
+        return self.model_copy(update={"seed": seed})
+
+    def to_toml(self) -> str:
+        """The resolved experiment, as it is kept in the run directory."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+    @property
+    def get_trust(self) -> Trust:
+        """Where modules that it names may be imported from."""
+        return self._trust
+
+    def with_tables(self, *tables: Mapping[str, Any]) -> "Experiment":
+        """The experiment with other tables in place of some; it may import what it could before."""
+        merged: dict[str, Any] = self.model_dump(exclude_none=True)
+        for table in tables:
+            merged |= table
+        return Experiment.from_tables(merged, trust=self._trust)
+
+    def build_recipe(self) -> Recipe:
+        with apply_trust(self._trust):
+            local = {
+                "P": self.per_round,
+                **build_local_settings(self.train.model_dump(exclude_none=True)),
+            }
+            kept, fixed = _as_tuple(self.model.kept), _as_tuple(self.model.fixed)
+            return compose_recipe(
+                self.recipe, local, self.stop.model_dump(exclude_none=True), kept, fixed
+            )
+
+    def kept_patterns(self) -> tuple[str, ...]:
+        """The parameters that stay with their client, by the recipe and by model.kept; nothing is
+        imported for it.
+        """
+        plain = {
+            key: value
+            for key, value in self.recipe.items()
+            if key not in ROLES or not any(find_names(value))
+        }
+        with apply_trust(NOTHING):
+            return compose_recipe(plain, {"P": self.per_round}, {}, _as_tuple(self.model.kept)).kept
+
+    def build_network(self, pool: Source) -> Any:
+        """The network that the experiment names, for these samples."""
+        with apply_trust(self._trust):
+            return build_net(self.model.name, pool, self.seed, self.model.options)
+
+    def build_availability(self) -> Callable[[str, int], bool] | None:
+        """(client, round) -> whether it can be reached; None: always."""
+        with apply_trust(self._trust):
+            return self.fleet.build_round_availability(self.seed)
+
+    def build_life(
+        self, clients: tuple[str, ...], devices: Mapping[str, DeviceProfile]
+    ) -> FleetDynamics | None:
+        """The fleet by the clock; None: everyone is there all the time."""
+        with apply_trust(self._trust):
+            return self.fleet.build_fleet_model(self.seed, clients, devices)
+
+    def federate(self, pool: Source) -> Federation:
+        """These samples shared out among the clients, with what is wrong with some of them."""
+        d = self.data
+        with apply_trust(self._trust):
+            kinds = d.build_trouble()
+        return federate(
+            pool, d.partition, self.clients, self.seed, d.alpha, d.holdout, d.minimum, kinds
+        )
+
+    def build_objective(self, kind: str) -> Any:
+        """What the model is for; `kind` is that of the data's targets, which decides where the
+        experiment does not.
+        """
+        with apply_trust(self._trust):
+            return compose_objective(self.objective, kind)
+
+
+def _as_tuple(value: str | list[str] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _embed_recipe(tables: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """The tables with a recipe that was made in Python written into them."""
+    for key in ("per_round", "train"):
+        if key in tables:
+            raise BadInput(f"recipe is a value and has its own {key}; drop one of them")
+    found = serialize_recipe(recipe)
+    model = tables.get("model", {})
+    if not isinstance(model, dict):
+        model = model.model_dump(exclude_none=True)
+    clash = set(model) & set(found.get("model", {}))
+    if clash:
+        raise BadInput(f"recipe is a value and has its own model.{min(clash)}; drop one of them")
+    return {**tables, **found, "model": {**model, **found.get("model", {})}}
+
+
+def read_toml(path: Path, what: str = "give an experiment file (TOML)") -> dict[str, Any]:
+    """A TOML file of moderate size as tables, or BadInput."""
+    data = read_limited(path, MAX_FILE_BYTES, what)
+    return _parse_toml(data.decode(errors="surrogateescape"), str(path))
+
+
+def _parse_toml(text: str, where: str) -> dict[str, Any]:
+    try:
+        text.encode()
+        return tomllib.loads(text)
+    except (
+        ValueError,
+        RecursionError,
+    ) as why:  # giant integers and a thousand brackets are no TOMLDecodeError
+        raise BadInput(f"{where} is not valid TOML: {format_one_line(why, 200)}") from why
+
+
+def _apply_override(tables: dict[str, Any], override: str) -> None:
+    """Apply `a.b=value`; the value is TOML, or else a plain string."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise BadInput(
+            f"--set {format_value(override)} is no key=value; write for example --set recipe.psi=5"
+        )
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    except (ValueError, RecursionError) as why:
+        raise BadInput(f"--set {format_one_line(key, 60)}: {format_one_line(why, 200)}") from why
+    *path, last = key.strip().split(".")
+    table = tables
+    for name in path:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise BadInput(
+                f"--set {format_value(override)}: {name!r} is a value, not a table; drop what"
+                " follows it"
+            )
+    table[last] = value
+
+
+def _explain_error(error: ValidationError) -> str:
+    """The first problem, as `key = value: rule; remedy`."""
+    first = error.errors()[0]
+    path: list[str] = []
+    section: Any = Experiment
+    for part in map(str, first["loc"]):
+        if part not in section.model_fields:
+            break  # pydantic goes on to name the kinds of a union
+        path.append(part)
+        section = section.model_fields[part].annotation
+        if not hasattr(section, "model_fields"):
+            break
+    kinds = [kind for kind in typing.get_args(section) or (section,) if kind is not type(None)]
+    table = all(typing.get_origin(kind) is dict for kind in kinds) and len(first["loc"]) > len(path)
+    if table:
+        path.append(str(first["loc"][len(path)]))  # a key that the user named: model.options.width
+    key = format_one_line(".".join(path), 100)
+    if first["type"] == "extra_forbidden":
+        unknown = str(first["loc"][-1])
+        homes = (
+            ()
+            if path
+            else [
+                f"{home}.{unknown}"
+                for home, table in _list_tables()
+                if unknown in table.model_fields
+            ]
+        )
+        hint = (
+            f"did you mean {homes[0]!r}?"
+            if homes
+            else suggest_name(unknown[:60], section.model_fields)
+        )
+        return f"{format_one_line('.'.join([*path, unknown]), 100)} is no known key; {hint}"
+    if first["type"] in ("model_type", "dict_type") and (
+        hasattr(section, "model_fields") or key == "recipe"
+    ):
+        some = (
+            "name"
+            if key in ("recipe", "model", "engine", "data")
+            else next(iter(section.model_fields))
+        )
+        return (
+            f"{key} = {format_value(first['input'])}: is a table; set one of its keys, such as"
+            f" {key}.{some}"
+        )
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if table:  # all kinds of value that would do
+        message = " or ".join(
+            dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors())
+        )
+        return f"{key} = {format_value(first['input'])}: should be {message}"
+    if not key:
+        return message
+    return f"{key} = {format_value(first['input'])}: {message}"
+
+
+def _list_tables() -> Iterator[tuple[str, Any]]:
+    """The experiment's tables, by name."""
+    for name, found in Experiment.model_fields.items():
+        if hasattr(found.annotation, "model_fields"):
+            yield name, found.annotation

@@ -1,0 +1,70 @@
+"""The network that an experiment names: one of ours, or the user's own."""
+
+import inspect
+from typing import Any
+
+import torch
+
+from flrce.core.user_code import import_object, validate_factory
+from flrce.data.sources import Source
+from flrce.errors import BadInput, describe_exception, explain_shortage, format_one_line
+from flrce.models.nets import build_network
+
+
+def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None = None) -> Any:
+    """The network an experiment names, for these samples.
+
+    A class of the user's gets, if it asks for them, `shape` (of one sample), `outputs` (how many
+    numbers it is to give; also as `classes`) and `vocabulary` (how many token ids there are), and
+    the options of the experiment.
+    """
+    if ":" not in name:
+        return build_network(
+            name,
+            pool.shape,
+            pool.outputs,
+            seed,
+            pool.vocabulary,
+            pool.predicts_every_position,
+            options,
+            pool.shift < 0,
+        )
+    make = import_object(name, "model.name")
+    validate_factory(
+        make, name, "model.name", _is_network, "network", "no torch.nn.Module among its bases"
+    )
+    wanted = inspect.signature(make).parameters
+    known = {
+        "shape": pool.shape,
+        "outputs": pool.outputs,
+        "classes": pool.outputs,
+        "vocabulary": pool.vocabulary,
+    }
+    given = {**{key: value for key, value in known.items() if key in wanted}, **(options or {})}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            net = make(**given)
+        except TypeError as why:
+            raise BadInput(
+                f"model.name {name!r} cannot be built: {why}; accept shape, outputs, vocabulary or"
+                " nothing, and give the rest in model.options"
+            ) from why
+        except BadInput:
+            raise
+        except Exception as why:  # whatever a network of the user's may raise
+            if explain_shortage(why):
+                raise
+            raise BadInput(
+                f"model.name {name!r} cannot be built with {format_one_line(given, 160)}:"
+                f" {describe_exception(why)}"
+            ) from why
+    if not isinstance(net, torch.nn.Module):
+        raise BadInput(
+            f"model.name {name!r} gives a {type(net).__name__}; it must be a torch.nn.Module"
+        )
+    return net
+
+
+def _is_network(kind: type) -> bool:
+    return issubclass(kind, torch.nn.Module)

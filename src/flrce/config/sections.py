@@ -1,0 +1,248 @@
+"""The tables of an experiment file, each checked by itself: data, model, train, engine, fleet,
+stop.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from flrce.config.compose import build_piece
+from flrce.core.bounds import BatchSize, EpochCount, LearningRate, PositiveFloat, PositiveInt
+from flrce.core.update_placement import PlacementSetting
+from flrce.core.user_code import MODULE_PATH
+from flrce.data.partition import PARTITION_SCHEMES
+from flrce.data.sources import DATASET_NAMES as DATA
+from flrce.data.sources import Source, is_prepared, load_source
+from flrce.data.trouble import SlowLabels
+from flrce.devices import carbon
+from flrce.devices.costs import DeviceProfile, load_profile, read_device_assignments
+from flrce.devices.fleet_model import FleetDynamics, build_fleet_dynamics
+from flrce.errors import BadInput, suggest_name
+from flrce.models.nets import NETWORK_NAMES as MODELS
+from flrce.training.precision import Precision
+
+TEXT_SETTINGS = ("tokenizer", "length", "most", "least")  # what is said about text
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class DataSection(Section):
+    name: str = "digits"
+    path: str | None = None
+    partition: str = "dirichlet"
+    alpha: PositiveFloat = 0.1
+    holdout: Annotated[float, Ge(0), Lt(1)] = 0.3
+    minimum: Annotated[int, Ge(2), Le(10**9)] = 5
+    target: str | list[str] | None = None  # of a table: what is to be learnt, by column
+    group: str | None = None  # of a table: the column that names a sample's client
+    test: str | None = None  # of a table: the column that marks test samples
+    kind: Literal["classes", "values", "tokens", "labels"] | None = (
+        None  # what y holds, where its form does not say
+    )
+    layout: Literal["images", "series", "table", "tokens"] | None = None  # what x holds
+    fill: float | Literal["mean", "drop"] | None = None  # instead of what is missing
+    tokenizer: str | None = None  # of text: the language model whose token ids it becomes
+    length: Annotated[int, Ge(2), Le(10**6)] | None = None  # of text: ids in a window
+    most: PositiveInt | None = None  # of text: windows or answers that a client has at most
+    least: PositiveInt | None = None  # of text: clients that have fewer are left out
+    standardise: bool | None = None
+    ignore: str | list[str] | None = None  # columns of a table that are no features
+    features: str | list[str] | None = None  # columns of a table that are features; none else are
+    size: Annotated[int, Ge(1), Le(4096)] | None = (
+        None  # pixels: images of a folder are made that wide and high
+    )
+    trouble: list[Any] | None = None  # what is wrong with some clients (data/trouble.py)
+
+    def build_trouble(self) -> tuple[Any, ...]:
+        """The trouble that the experiment names."""
+        kinds = tuple(build_piece("trouble", wanted, "data") for wanted in self.trouble or ())
+        for kind in kinds:
+            if isinstance(kind, SlowLabels):
+                load_profile(kind.profile, "data.trouble slow-labels: profile")
+        return kinds
+
+    def reader_options(self) -> dict[str, Any]:
+        """What the experiment says about data of one's own."""
+        keys = (
+            "target",
+            "group",
+            "test",
+            "ignore",
+            "features",
+            "size",
+            "kind",
+            "layout",
+            "fill",
+            "standardise",
+            *TEXT_SETTINGS,
+        )
+        return {key: value for key in keys if (value := getattr(self, key)) is not None}
+
+    def read_source(self) -> Source:
+        """The samples that the experiment names."""
+        if self.path is None and (how := self.reader_options()):
+            raise BadInput(
+                f"data.{next(iter(how))} is about data of your own; give data.path, or drop it"
+            )
+        return load_source(self.name, self.path, **self.reader_options())
+
+    @field_validator("partition")
+    @classmethod
+    def _validate_partition(cls, value: str) -> str:
+        return _require_one_of(value, PARTITION_SCHEMES)
+
+    @field_validator("name")
+    @classmethod
+    def _validate_name(cls, value: str) -> str:
+        known = value in DATA or is_prepared(value)
+        return (
+            value
+            if known
+            else _require_one_of(
+                value, DATA, "(or prepare images of your own: flrce data prepare images)"
+            )
+        )
+
+
+class ModelSection(Section):
+    name: str = "auto"
+    options: dict[str, bool | int | float | str | list[str]] | None = (
+        None  # the network's arguments: width, ...
+    )
+    kept: str | list[str] | None = None  # patterns of parameters that stay with their client
+    fixed: str | list[str] | None = None  # patterns of parameters that neither train nor travel
+
+    @field_validator("name")
+    @classmethod
+    def _validate_model_name(cls, value: str) -> str:
+        if ":" not in value:
+            return _require_one_of(value, MODELS, 'or "package.module:Class"')
+        if not MODULE_PATH.fullmatch(value):
+            raise ValueError('write "package.module:Class"')
+        return value
+
+
+class TrainSection(Section):
+    """How clients train: epochs (or steps), batch, rate, and how gradients become steps
+    (docs/extending.md).
+    """
+
+    batch: BatchSize = 16
+    epochs: EpochCount = 5
+    lr: LearningRate = 0.1
+    steps: PositiveInt | None = None  # batches a round, whatever a client's samples
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    nesterov: bool | None = None
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    clip: PositiveFloat | None = None
+    schedule: str | dict[str, Any] | None = None
+    carry: bool | None = None  # the optimiser's state stays with the client from round to round
+    update: list[Any] | None = None  # a chain of links instead of the six above
+    augment: list[Any] | None = None
+
+
+class EngineSection(Section):
+    name: Literal["simulator", "flower"] = "simulator"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    workers: Annotated[int, Ge(1), Le(1024)] | Literal["auto"] = "auto"
+    kernel: Literal["auto", "native", "torch"] = "auto"
+    eval_every: PositiveInt = 1
+    precision: Precision | None = None  # of products on clients; None: float32
+    # where updates of a GPU are summed; None: there, if all pieces can (core/update_placement.py)
+    updates: PlacementSetting = None
+
+
+class FleetSection(Section):
+    profile: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] = "jetson-nano"
+    clients: str | dict[str, str] | None = (
+        None  # profiles by client or pattern, or a csv file of them
+    )
+    availability: str | dict[str, Any] | None = (
+        None  # who can be reached in which round; all, unless given
+    )
+    presence: str | dict[str, Any] | list[str | dict[str, Any]] | None = (
+        None  # and at which second; of several, all
+    )
+    battery: str | dict[str, Any] | None = None  # what devices run on; mains, unless given
+    carbon: str | None = None  # a file of carbon intensities by hour
+    regions: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] | None = (
+        None  # whose electricity; all of the file
+    )
+    start: str | None = None  # when the run begins, UTC; with the file's first hour, unless given
+
+    def build_round_availability(self, seed: int) -> Callable[[str, int], bool] | None:
+        """(client, round) -> whether it can be reached; None: always."""
+        if self.availability is None:
+            return None
+        return partial(build_piece("availability", self.availability, "fleet"), seed)
+
+    def build_fleet_model(
+        self, seed: int, clients: tuple[str, ...], devices: Mapping[str, DeviceProfile]
+    ) -> FleetDynamics | None:
+        """The fleet by the clock; None: everyone is there all the time, and nothing else is asked
+        of it.
+        """
+        if self.carbon is None and (self.regions is not None or self.start is not None):
+            raise BadInput(
+                "fleet.regions and fleet.start are about carbon; give fleet.carbon, a file of"
+                " intensities"
+            )
+        if self.presence is None and self.battery is None and self.carbon is None:
+            return None
+        if self.availability is not None:
+            raise BadInput(
+                "fleet.availability goes by rounds, all else in [fleet] by seconds; take"
+                " fleet.presence"
+            )
+        presence = "always" if self.presence is None else self.presence
+        wanted = presence if isinstance(presence, list) else [presence]
+        if not wanted:
+            raise BadInput(
+                "fleet.presence = []: name at least one model of who is there, or leave it out"
+            )
+        models = [build_piece("presence", each, "fleet") for each in wanted]
+        battery = None if self.battery is None else build_piece("battery", self.battery, "fleet")
+        grid = (
+            None
+            if self.carbon is None
+            else carbon.build_carbon_grid(self.carbon, self.regions, self.start, clients, seed)
+        )
+        return build_fleet_dynamics(seed, clients, devices, models, battery, grid)
+
+    @field_validator("profile")
+    @classmethod
+    def _validate_profile(cls, value: str | dict[str, float]) -> str | dict[str, float]:
+        for name in [value] if isinstance(value, str) else value:
+            load_profile(name)
+        if not value:
+            raise ValueError("an empty mix has no devices; name at least one profile")
+        return value
+
+    @field_validator("clients")
+    @classmethod
+    def _validate_clients(cls, value: str | dict[str, str] | None) -> str | dict[str, str] | None:
+        for name in set(read_device_assignments(value).values()) if value is not None else ():
+            load_profile(name)
+        return value
+
+
+class StopSection(Section):
+    """Budgets that end any recipe's run."""
+
+    rounds: PositiveInt | None = None
+    bytes: PositiveFloat | None = None
+    joules: PositiveFloat | None = None
+    seconds: PositiveFloat | None = None
+    grams: PositiveFloat | None = None
+
+
+def _require_one_of(value: str, valid: Any, more: str = "") -> str:
+    if value not in valid:
+        raise ValueError(f"{suggest_name(value[:60], valid)} {more}".strip())
+    return value

@@ -1,0 +1,95 @@
+"""From pieces to names: a recipe made in Python as the tables of an experiment file, to be kept and
+resumed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from flrce.config.compose import RECIPE_FLAGS, build_local_settings, compose_recipe
+from flrce.core.pieces import ROLES, Recipe
+from flrce.errors import BadInput
+from flrce.methods.registry import PIECES
+from flrce.training.update_chain import UpdateChain
+
+#: class -> its name in run directories, which a renaming must not change: a resumed run compares
+#: them
+STORED_NAMES = {"WrappedSelector": "Theirs", "WrappedAggregator": "TheirSum"}
+
+
+def serialize_recipe(recipe: Recipe) -> dict[str, Any]:
+    """`per_round`, `recipe`, `train` and `model.kept`; BadInput where a piece could not be made
+    again from them.
+    """
+    recipe = recipe if recipe.update is not None else replace(recipe, update=UpdateChain())
+    table: dict[str, Any] = {
+        "name": recipe.name or "custom",
+        "base": "fedavg",
+        "minimum": recipe.minimum,
+    }
+    table |= {role: serialize_piece(role, getattr(recipe, role), own=True) for role in ROLES}
+    table |= {flag: True for flag in RECIPE_FLAGS if getattr(recipe, flag)}
+    work = {"epochs": recipe.work.epochs, "batch": recipe.work.batch, "steps": recipe.work.steps}
+    train: dict[str, Any] = {key: value for key, value in work.items() if value is not None}
+    train |= {"update": [serialize_piece("link", link, own=True) for link in recipe.update.links]}
+    train |= (
+        {"augment": [serialize_piece("augment", each, own=True) for each in recipe.augment]}
+        if recipe.augment
+        else {}
+    )
+    found: dict[str, Any] = {"per_round": recipe.P, "recipe": table, "train": train}
+    model = {
+        key: list(value) for key, value in (("kept", recipe.kept), ("fixed", recipe.fixed)) if value
+    }
+    _verify_round_trip(recipe, found, model)
+    return found | ({"model": model} if model else {})
+
+
+def serialize_piece(role: str, piece: Any, own: bool = False) -> dict[str, Any]:
+    """A piece as an experiment file writes it: its short name and its fields.
+
+    One that has no short name goes by its class; with `own`, by "package.module:Class", which can
+    be read again.
+    """
+    kind = type(piece)
+    stored = STORED_NAMES.get(kind.__name__, kind.__name__)
+    there = f"{kind.__module__}:{kind.__qualname__}" if own else stored
+    name = next((name for name, make in PIECES[role].items() if make is kind), there)
+    table: dict[str, Any] = {"piece": name}
+    for f in fields(piece) if is_dataclass(piece) else ():
+        value = getattr(piece, f.name)
+        inner = f.metadata.get("piece")
+        inside = inner if own and isinstance(inner, str) else role
+        if is_dataclass(value):
+            table[f.name] = serialize_piece(inside, value, own)
+        elif isinstance(value, tuple):
+            table[f.name] = [
+                serialize_piece(inside, item, own) if is_dataclass(item) else item for item in value
+            ]
+        elif isinstance(value, str | int | float | bool):
+            table[f.name] = value
+    return table
+
+
+def _verify_round_trip(recipe: Recipe, tables: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """BadInput unless the tables make the same recipe."""
+    remedy = (
+        "pieces are frozen dataclasses of numbers, names and pieces, in a module that can be"
+        " imported"
+    )
+    try:
+        local = {"P": recipe.P, **build_local_settings(tables["train"])}
+        again = compose_recipe(
+            tables["recipe"], local, {}, **{key: tuple(names) for key, names in model.items()}
+        )
+    except BadInput as why:
+        raise BadInput(f"this recipe cannot be written down: {why}; {remedy}") from why
+    again = replace(again, name=recipe.name)
+    if again != recipe:
+        names = [
+            f.name for f in fields(recipe) if getattr(again, f.name) != getattr(recipe, f.name)
+        ]
+        raise BadInput(
+            f"this recipe cannot be written down: {', '.join(names)} would not be the same;"
+            f" {remedy}"
+        )

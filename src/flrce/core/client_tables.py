@@ -1,0 +1,36 @@
+"""Tables over clients grow here, and only here, when a client appears.
+
+A piece declares a table as a field of its memory: `field(metadata={"rows": True})`. "fill" says
+what a row holds before it is first written (0 unless given); "square" means a table over pairs of
+clients.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from flrce.core.linalg import grow_square_table, grow_table
+from flrce.core.state_values import list_fields
+
+
+def grow_tables(memory: Mapping[str, Any], M: int) -> dict[str, Any]:
+    """Every piece's memory with room for M clients; what has it already is left as it is."""
+    return {role: grow_state_tables(kept, M) for role, kept in memory.items()}
+
+
+def grow_state_tables(kept: Any, M: int) -> Any:
+    """One memory with room for M clients."""
+    changes: dict[str, Tensor] = {}
+    for f in list_fields(kept):
+        table = getattr(kept, f.name)
+        if not f.metadata.get("rows") or not isinstance(table, Tensor) or len(table) >= M:
+            continue
+        square = f.metadata.get("square")
+        changes[f.name] = (
+            grow_square_table(table, M)
+            if square
+            else grow_table(table, M, f.metadata.get("fill", 0.0))
+        )
+    return replace(kept, **changes) if changes else kept

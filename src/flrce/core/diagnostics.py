@@ -1,0 +1,52 @@
+"""What a committed round shows besides its model: conflict, consensus, headway, and who is out of
+line.
+
+Nothing here changes the run; stop rules and reports read it from the record.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flrce.core.linalg import gram_matrix, mean_conflicts, update_consensus
+from flrce.core.pieces import Recipe
+from flrce.core.traits import (
+    DistanceStop,
+    DownweightingAggregator,
+    HeadwayAverage,
+    find_stateful_piece,
+)
+from flrce.core.trust import count_trusted_conflicts, find_muted_clients, flag_updates
+from flrce.core.types import RoundEvent, RoundRecord, State
+
+
+def add_diagnostics(
+    record: RoundRecord, recipe: Recipe, state: State, after: State, event: RoundEvent
+) -> RoundRecord:
+    """The record with the round's diagnostics; `state` is that before the round. Of sums: what
+    models alone tell.
+    """
+    stop = find_stateful_piece(recipe.stop)
+    if isinstance(stop, DistanceStop):
+        record = replace(record, way=stop.distance_from_start(after.memory["stop"]))
+    if recipe.sums:
+        return record
+    updates = event.updates
+    G = gram_matrix(updates.u)
+    odd = flag_updates(G, record.replied)
+    headway = None
+    if isinstance(recipe.average, HeadwayAverage):
+        headway = recipe.average.get_headway(after.memory["average"])
+    left: Sequence[float] = ()
+    if isinstance(recipe.aggregator, DownweightingAggregator):
+        left = recipe.aggregator.downweights(after.memory["aggregator"])
+    return replace(
+        record,
+        conflicts=mean_conflicts(G),
+        consensus=update_consensus(G, updates.n),
+        headway=headway,
+        flagged=odd,
+        doubted={
+            client: share for client, share in zip(record.replied, left, strict=False) if share < 1
+        },
+        votes=count_trusted_conflicts(G, record.replied, find_muted_clients(state.history, odd)),
+    )

@@ -1,0 +1,189 @@
+"""Rounds by the clock: when one begins, who can be asked then, who went while it worked, and what
+that emitted.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flrce.core.engine import BatteryEngine, DynamicFleetEngine, Engine
+from flrce.core.pieces import Recipe, RoundView
+from flrce.core.traits import DeferringPace
+from flrce.core.types import (
+    ClientCost,
+    ClientRecord,
+    PendingTask,
+    Reply,
+    RoundPlan,
+    RoundRecord,
+    State,
+    Task,
+)
+
+FLEET_STATE_KEY = "fleet"  # where a state's memory has the batteries
+
+
+def read_clock(history: Sequence[RoundRecord]) -> float:
+    """Seconds since the run began: the end of its last round."""
+    return history[-1].began + history[-1].seconds if history else 0.0
+
+
+def replay_clock(history: Sequence[RoundRecord]) -> float:
+    """The same of records that may come from before rounds knew when they began."""
+    now = 0.0
+    for record in history:
+        now = max(record.began, now) + record.seconds
+    return now
+
+
+def fill_start_times(history: Iterable[RoundRecord]) -> tuple[RoundRecord, ...]:
+    """Records with the second at which each began; those that know it keep it."""
+    found: list[RoundRecord] = []
+    for record in history:
+        began = max(record.began, read_clock(found))
+        found.append(record if began == record.began else replace(record, began=began))
+    return tuple(found)
+
+
+def get_fleet_dynamics(engine: Engine) -> Any:
+    """How the engine's clients live; None: all are always there."""
+    return engine.fleet_dynamics if isinstance(engine, DynamicFleetEngine) else None
+
+
+def initial_fleet_state(engine: Engine) -> dict[str, Any]:
+    """What the fleet remembers before the first round."""
+    life = get_fleet_dynamics(engine)
+    charge = None if life is None else life.initial_state()
+    return {} if charge is None else {FLEET_STATE_KEY: charge}
+
+
+def reachable_clients(
+    recipe: Recipe, engine: Engine, state: State, t: int, under_way: Sequence[PendingTask]
+) -> tuple[float, Sequence[str]]:
+    """When round t begins, and who can be reached then.
+
+    A round waits for what its pace wants, and until as many are there as it needs replies, unless
+    some are under way.
+    """
+    now, life = read_clock(state.history), get_fleet_dynamics(engine)
+    if life is None:
+        return now, engine.clients(t)
+    charge = state.memory.get(FLEET_STATE_KEY)
+    if isinstance(recipe.pace, DeferringPace) and life.grid is not None:
+        now = recipe.pace.choose_start_time(
+            now, life.grid.forecast_intensity(now, recipe.pace.look)
+        )
+    if not under_way:
+        now = life.find_time_with_clients(now, recipe.minimum, charge)
+    return now, life.list_reachable_clients(now, charge)
+
+
+def view_with_fleet_state(view: RoundView, engine: Engine, state: State) -> RoundView:
+    """The view with what a fleet that lives can report: levels of batteries, carbon intensities."""
+    life, roster = get_fleet_dynamics(engine), state.roster
+    if isinstance(engine, BatteryEngine) and engine.battery_levels(roster) is not None:
+        return replace(view, battery=lambda k: _select_levels(engine.battery_levels(roster), k))
+    if life is None:
+        return view
+    charge = state.memory.get(FLEET_STATE_KEY)
+    held = (
+        None
+        if charge is None
+        else lambda k: life.report_battery_levels([roster[row] for row in k], view.now, charge)
+    )
+    dirt = (
+        None
+        if life.grid is None
+        else lambda k: life.get_carbon_intensity([roster[row] for row in k], view.now)
+    )
+    return replace(view, battery=held, intensity=dirt)
+
+
+def _select_levels(levels: Any, k: Sequence[int]) -> Any:
+    return levels[list(k)]
+
+
+def estimate_return_times(
+    engine: Engine, state: State, tasks: Sequence[Task], now: float
+) -> list[float]:
+    """When each client will have done its task by the model of its costs, or will have left."""
+    estimates, life = [engine.estimate(task) for task in tasks], get_fleet_dynamics(engine)
+    if life is not None and tasks:
+        works = [(task.client, now, spent) for task, spent in zip(tasks, estimates, strict=True)]
+        estimates = [
+            spent for spent, _ in life.simulate_work(works, state.memory.get(FLEET_STATE_KEY))
+        ]
+    return [now + spent.seconds for spent in estimates]
+
+
+def drop_departed_clients(
+    engine: Engine, state: State, flights: Sequence[PendingTask], replies: Sequence[Reply]
+) -> Sequence[Reply]:
+    """The replies to these tasks; of clients that were gone before they had finished, only what
+    they had spent.
+    """
+    life = get_fleet_dynamics(engine)
+    if life is None or not replies:
+        return replies
+    sent = {flight.task.client: flight.sent for flight in flights}
+    works = [(reply.client, sent[reply.client], reply.spent) for reply in replies]
+    ends = life.simulate_work(works, state.memory.get(FLEET_STATE_KEY))
+    return [
+        Reply(reply.client, reply.t, error=why, spent=spent) if why else reply
+        for reply, (spent, why) in zip(replies, ends, strict=True)
+    ]
+
+
+def add_carbon(
+    engine: Engine, plan: RoundPlan
+) -> Callable[[Sequence[ClientRecord]], list[ClientRecord]]:
+    """Puts down on each client's line what its work emitted."""
+    life = get_fleet_dynamics(engine)
+
+    def price_records(lines: Sequence[ClientRecord]) -> list[ClientRecord]:
+        if life is None or life.grid is None:
+            return list(lines)
+        grams = life.compute_emissions(_list_client_work(plan, lines))
+        return [
+            replace(line, spent=replace(line.spent, grams=each))
+            for line, each in zip(lines, grams, strict=True)
+        ]
+
+    return price_records
+
+
+def estimate_carbon(
+    engine: Engine, state: State, tasks: Sequence[Task], spent: Sequence[ClientCost]
+) -> list[ClientCost]:
+    """Estimates with what they would emit if the work began now."""
+    life = get_fleet_dynamics(engine)
+    if life is None or life.grid is None:
+        return list(spent)
+    now = read_clock(state.history)
+    grams = life.compute_emissions(
+        [(task.client, now, each) for task, each in zip(tasks, spent, strict=True)]
+    )
+    return [replace(each, grams=amount) for each, amount in zip(spent, grams, strict=True)]
+
+
+def update_batteries(
+    engine: Engine, plan: RoundPlan, lines: Sequence[ClientRecord]
+) -> dict[str, Any]:
+    """The fleet's memory after the round."""
+    charge = plan.state.memory.get(FLEET_STATE_KEY)
+    if charge is None:
+        return {}
+    asked = {flight.task.client for flight in plan.flights}
+    mine = [line for line in lines if line.client in asked and line.outcome != "asked"]
+    return {
+        FLEET_STATE_KEY: get_fleet_dynamics(engine).drain_batteries(
+            _list_client_work(plan, mine), charge
+        )
+    }
+
+
+def _list_client_work(
+    plan: RoundPlan, lines: Sequence[ClientRecord]
+) -> list[tuple[str, float, ClientCost]]:
+    sent = {flight.task.client: flight.sent for flight in plan.flights}
+    return [(line.client, sent.get(line.client, plan.began), line.spent) for line in lines]

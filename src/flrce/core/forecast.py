@@ -1,0 +1,114 @@
+"""What a round will cost, before it is begun: budgets are asked with this."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from flrce.core.engine import Engine, ModelBytesEngine
+from flrce.core.fleet_state import estimate_carbon
+from flrce.core.payload_bytes import count_bytes
+from flrce.core.pieces import Recipe
+from flrce.core.traits import CostAwareStop
+from flrce.core.types import ClientCost, State, Task
+from flrce.core.upload_estimates import expect_uploads
+
+
+class RoundRefused(Exception):
+    """A round that may not be started: str(self) says why."""
+
+
+def check_budget(
+    recipe: Recipe,
+    engine: Engine,
+    state: State,
+    tasks: Sequence[Task],
+    asked: Sequence[str],
+    some: bool = False,
+) -> None:
+    """Refused where the recipe's budget does not pay for these tasks and for asking these clients
+    for their losses.
+
+    With `some`, only P of the tasks will be run, and it is not known which: then the dearest must
+    be affordable.
+    """
+    if not isinstance(recipe.stop, CostAwareStop):
+        return
+    expected = [engine.estimate(task) for task in expect_uploads(engine, state, tasks)]
+    estimates = estimate_carbon(engine, state, tasks, expected)
+    down = count_model_bytes(engine, state.w)
+    if some:
+        costs = combine_estimates(
+            bound_task_costs(estimates, recipe.P),
+            bound_inquiry_costs(engine, asked, recipe.P, down),
+        )
+    else:
+        questions = estimate_inquiries(engine, asked, {task.client for task in tasks}, down)
+        costs = combine_estimates(estimates, [spent for _, spent in questions])
+    why = recipe.stop.check_next_round(state.history, costs)
+    if why:
+        raise RoundRefused(why)
+
+
+def count_model_bytes(engine: Engine, w: Tensor) -> int:
+    """Bytes of w as this engine sends it."""
+    return engine.model_bytes if isinstance(engine, ModelBytesEngine) else count_bytes(w)
+
+
+def estimate_inquiries(
+    engine: Engine, asked: Sequence[str], chosen: set[str], down: int
+) -> list[tuple[str, ClientCost]]:
+    """Asking clients for their loss: a download and 4 bytes back, unless one trains and gets the
+    model anyway.
+    """
+    return [
+        (client, _estimate_inquiry(engine, client, 0 if client in chosen else down))
+        for client in asked
+    ]
+
+
+def bound_inquiry_costs(
+    engine: Engine, asked: Sequence[str], P: int, down: int
+) -> list[ClientCost]:
+    """The same before it is known which P of them train: then those whose downloads cost least."""
+    both = [
+        (_estimate_inquiry(engine, client, down), _estimate_inquiry(engine, client, 0))
+        for client in asked
+    ]
+    both.sort(key=lambda pair: pair[0].joules - pair[1].joules)
+    return [spared for _, spared in both[:P]] + [full for full, _ in both[P:]]
+
+
+def _estimate_inquiry(engine: Engine, client: str, down: int) -> ClientCost:
+    spent = engine.estimate_inquiry(client, down)
+    return replace(spent, framing=4) if down else spent
+
+
+def combine_estimates(tasks: Sequence[ClientCost], asked: Sequence[ClientCost]) -> list[ClientCost]:
+    """A round's estimates, client by client: being asked for a loss comes before training, and
+    nobody idles in it.
+    """
+    first = max((spent.seconds for spent in asked), default=0.0)
+    waits = [replace(spent, transfer_seconds=spent.transfer_seconds + first) for spent in tasks]
+    return [*waits, *(replace(spent, idle_watts=0.0) for spent in asked)]
+
+
+def bound_task_costs(estimates: Sequence[ClientCost], P: int) -> list[ClientCost]:
+    """What the dearest P of these clients could cost at most, where it is not known which P will
+    train.
+    """
+    if not estimates:
+        return []
+    down = sorted((spent.bytes_down for spent in estimates), reverse=True)
+    up = sorted((spent.bytes_up for spent in estimates), reverse=True)
+    joules = sorted((spent.joules for spent in estimates), reverse=True)
+    soonest = sorted(spent.seconds for spent in estimates)
+    seconds = [
+        soonest[-1],
+        *soonest,
+    ]  # the round lasts as long as the slowest, and whoever is done soon idles longest
+    watts = max(spent.idle_watts for spent in estimates)
+    return [
+        ClientCost(down[i], up[i], joules=joules[i], compute_seconds=seconds[i], idle_watts=watts)
+        for i in range(min(P, len(estimates)))
+    ]

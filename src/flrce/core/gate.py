@@ -1,0 +1,232 @@
+"""The one door between clients and everything else: a reply passes whole, or is that client's
+failure with a reason.
+
+Nothing a client sends raises: what is not as the task asked for it is refused, sizes before
+contents.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flrce.core.payloads import (
+    SentModel,
+    decode_update,
+    is_finite_number,
+    is_plausible_cost,
+    validate_extras,
+    validate_variances,
+)
+from flrce.core.pieces import MalformedPayload, NoCompression
+from flrce.core.types import Reply, Task, Updates
+from flrce.core.update_table import stack_updates
+from flrce.errors import format_one_line
+
+MAX_SAMPLES_PER_CLIENT = 10_000_000  # a client that claims more lies, or should be several clients
+MAX_SAMPLE_RATIO = (
+    4  # times as many samples as it had before: nobody gathers more between two rounds
+)
+TaskLayoutFunction = Callable[[Task], tuple[Tensor | None, Sequence[tuple[str, int]]]]
+StrayReply = tuple[Reply, str]
+
+
+def validate_replies(
+    tasks: Sequence[Task],
+    replies: Sequence[Reply],
+    holdings: TaskLayoutFunction,
+    d: int,
+    trainable: int,
+    keep: int | None = None,
+    w: Tensor | None = None,
+    known: Tensor | None = None,
+    bases: Mapping[str, Tensor] = {},
+    t: int | None = None,
+    oldest: int | None = None,
+    table: Tensor | None = None,
+) -> tuple[Updates, dict[str, str]]:
+    """The updates that passed, ordered by row, and why each other client did not count.
+
+    w is the model now, and what clients start from where `bases` has no older one; `known` (M,) the
+    samples that they had before, 0 where nobody knows. In round t, replies more than `oldest`
+    rounds old do not count. `table` is as in Arrivals; where updates lie on a device, w is there
+    too.
+    """
+    asked = {task.client: task for task in tasks}
+    now = None if w is None else SentModel(w)
+    sent = {client: now if base is w else SentModel(base) for client, base in bases.items()}
+    first, strays = match_replies(tasks, replies)
+    rejected = {task.client: "no reply" for task in tasks if task.client not in first}
+    rejected |= {reply.client: why for reply, why in strays if reply.client in rejected}
+    passed: dict[str, tuple[Reply, Tensor]] = {}
+
+    def examine_reply(client: str, reply: Reply) -> None:
+        task = asked[client]
+        why, u = validate_reply(task, reply, holdings, sent.get(client, now), now, trainable)
+        age = 0 if t is None else t - task.t
+        had = 0 if known is None or task.k >= len(known) else int(known[task.k])
+        if u is None:
+            rejected[client] = why
+        elif oldest is not None and age > oldest:
+            rejected[client] = f"late: {age} rounds old"
+        elif 0 < MAX_SAMPLE_RATIO * had < reply.n:
+            rejected[client] = (
+                f"num_examples grew from {had} to {reply.n}, more than {MAX_SAMPLE_RATIO} times"
+            )
+        else:
+            passed[client] = (reply, u)
+
+    for client, reply in first.items():
+        examine_reply(client, reply)
+    for client in _find_slow_clients(passed, keep):
+        del passed[client]
+        rejected[client] = "slower than the replies that were waited for"
+    few = sorted((asked[client] for client in passed), key=lambda task: task.k)
+    dtype = torch.float32 if w is None else w.dtype
+    handed_over = [
+        passed.pop(task.client) for task in few
+    ]  # each may be a large model, let go of as it is stacked
+    updates = stack_updates(few, handed_over, holdings, d, trainable, dtype, table, w)
+    ages = [0 if t is None else t - task.t for task in few]
+    if any(ages) and w is not None:
+        updates = replace(
+            updates, age=torch.tensor(ages), base=tuple(bases.get(task.client, w) for task in few)
+        )
+    return updates, rejected
+
+
+def match_replies(
+    tasks: Sequence[Task], replies: Sequence[Reply]
+) -> tuple[dict[str, Reply], list[StrayReply]]:
+    """Each asked client's first reply to this round, and all others with the reason: late,
+    duplicate, or unasked.
+    """
+    asked = {task.client: task.t for task in tasks}
+    first: dict[str, Reply] = {}
+    strays: list[StrayReply] = []
+    for reply in replies:
+        if not isinstance(reply, Reply) or type(reply.client) is not str:
+            continue  # nothing to hold anybody to
+        if reply.client not in asked:
+            known = any(type(reply.t) is int and reply.t < t for t in asked.values())
+            strays.append(
+                (
+                    reply,
+                    (
+                        f"late: reply to round {format_one_line(reply.t, 20)}"
+                        if known
+                        else "nobody asked"
+                    ),
+                )
+            )
+        elif type(reply.t) is not int or reply.t != asked[reply.client]:
+            strays.append(
+                (
+                    reply,
+                    (
+                        f"late: reply to round {format_one_line(reply.t, 20)} in round"
+                        f" {asked[reply.client]}"
+                    ),
+                )
+            )
+        elif reply.client in first:
+            strays.append((reply, "duplicate"))
+        else:
+            first[reply.client] = reply
+    return first, strays
+
+
+def collect_client_states(
+    tasks: Sequence[Task], replies: Sequence[Reply]
+) -> dict[str, Mapping[str, Tensor]]:
+    """What each client that answered keeps for its next task; it has moved on even where its reply
+    did not count.
+    """
+    first, _ = match_replies(tasks, replies)
+    return {
+        client: reply.carry
+        for client, reply in first.items()
+        if reply.carry and _is_tensor_mapping(reply.carry)
+    }
+
+
+def format_rejections(rejected: Mapping[str, str]) -> str:
+    """Why nobody counted, in one line."""
+    return (
+        "; ".join(f"{client}: {why}" for client, why in sorted(rejected.items())[:3])
+        or "nobody was chosen, or nobody is reachable"
+    )
+
+
+def validate_reply(
+    task: Task,
+    reply: Reply,
+    holdings: TaskLayoutFunction,
+    base: SentModel | None = None,
+    now: SentModel | None = None,
+    trainable: int = 0,
+) -> tuple[str, Tensor | None]:
+    """("", the decoded update), or (why not, None). It started from `base` and is added to `now`,
+    if another.
+    """
+    now = now or base
+    if reply.error or reply.payload is None:
+        return format_one_line(reply.error or "") or "empty reply", None
+    if type(reply.t) is not int or reply.t != task.t:
+        return f"late: reply to round {format_one_line(reply.t, 20)} in round {task.t}", None
+    if type(reply.base) is not str or (base and reply.base and reply.base != base.digest):
+        return f"trained from another model: {format_one_line(reply.base, 40)!r}", None
+    if type(reply.n) is not int or not 1 <= reply.n <= MAX_SAMPLES_PER_CLIENT:
+        return (
+            (
+                f"num_examples {format_one_line(reply.n, 20)!r} is not an integer from 1 to"
+                f" {MAX_SAMPLES_PER_CLIENT}"
+            ),
+            None,
+        )
+    if not is_plausible_cost(reply.spent):
+        return "malformed: costs must be finite numbers of at least 0 that a device can reach", None
+    if not (is_finite_number(reply.loss) and is_finite_number(reply.loss_square)):
+        return (
+            (
+                f"malformed: loss {_format_number(reply.loss)}, squared"
+                f" {_format_number(reply.loss_square)}"
+            ),
+            None,
+        )
+    if not reply.spent.seconds <= task.deadline:
+        return (
+            f"late: {reply.spent.seconds:.3g} s, past the deadline of {task.deadline:.3g} s",
+            None,
+        )
+    try:
+        held, layout = holdings(task)
+        validate_extras(task, reply.extras, trainable)
+        why, u = decode_update(task, reply.payload, layout)
+        if u is None or now is None:
+            return why, u
+        exact = base is now and (task.compressor is None or type(task.compressor) is NoCompression)
+        return validate_variances(u, now.w, held, layout, exact)
+    except MalformedPayload as why:
+        return f"malformed: {format_one_line(why)}", None
+    except Exception as why:  # a decoder, perhaps a user's, met bytes it did not expect
+        return f"malformed: {type(why).__name__} while decoding", None
+
+
+def _is_tensor_mapping(carry: Any) -> bool:
+    return isinstance(carry, Mapping) and all(
+        type(k) is str and type(x) is Tensor for k, x in carry.items()
+    )
+
+
+def _find_slow_clients(passed: dict[str, tuple[Reply, Tensor]], keep: int | None) -> list[str]:
+    """Clients beyond the `keep` fastest; ties by name."""
+    if not keep:
+        return []
+    return sorted(passed, key=lambda client: (passed[client][0].spent.seconds, client))[keep:]
+
+
+def _format_number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else format_one_line(value, 20)

@@ -1,0 +1,182 @@
+"""What this machine has to offer."""
+
+import os
+import sys
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from flrce.core.process_lifetime import Starter, describe_starter, end_with_parent
+from flrce.errors import BadInput
+
+T = TypeVar("T")
+THREADS_FOLDER = Path("/proc/self/task")
+CGROUP_FOLDER = Path("/sys/fs/cgroup")
+
+
+def get_available_memory() -> int | None:
+    """Bytes that can still be had: what the system has left, or what its control group allows;
+    None: unknown.
+    """
+    found = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        found.append(1024 * int(lines["MemAvailable"].split()[0]))
+    elif "SC_AVPHYS_PAGES" in os.sysconf_names:
+        found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if (left := _get_cgroup_memory(CGROUP_FOLDER)) is not None:
+        found.append(left)
+    return min(found, default=None)
+
+
+def _get_cgroup_memory(root: Path) -> int | None:
+    """Bytes that a control group allows beyond what it holds; None where it sets no limit.
+
+    Pages of files that were read count as used, and are given up as soon as memory is wanted: they
+    are left.
+    """
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = int((root / "memory.current").read_text())
+        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if not limit.isdigit():
+        return None
+    files = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
+    return max(int(limit) - used + files, 0)
+
+
+def find_device(wanted: str, engine: str = "simulator") -> str:
+    """Where clients train, "cuda" or "cpu": "auto" chooses, an explicit device is required."""
+    if engine == "flower":
+        if wanted == "cuda":
+            raise BadInput(
+                "engine.device = 'cuda': Flower clients of an experiment train on the CPU; set"
+                " engine.device = 'auto', or engine.name = 'simulator'"
+            )
+        return "cpu"
+    if wanted == "cuda":
+        require_gpu("engine.device = 'cuda'")
+    return "cuda" if wanted != "cpu" and _has_gpu() else "cpu"
+
+
+def require_gpu(setting: str) -> None:
+    """BadInput where torch finds no GPU; `setting` is what asked for one."""
+    if not _has_gpu():
+        raise BadInput(
+            f"{setting}: torch finds no GPU on this machine; use device 'auto' or 'cpu' (--device"
+            " auto)"
+        )
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def require_memory(need: int, what: str, remedy: str) -> None:
+    """BadInput unless so many bytes can still be had: told in advance, for the system would kill
+    the run later.
+    """
+    have = get_available_memory()
+    if have is not None and need > have:
+        raise BadInput(
+            f"{what} needs {need / 1e9:.1f} GB, and {have / 1e9:.1f} GB are available; {remedy}"
+        )
+
+
+def choose_start_method() -> str:
+    """How worker processes begin: "fork" shares samples without a copy and knows any user's class;
+    else "spawn".
+
+    macOS cannot fork safely. Nor can a process that has used a GPU, or in which autograd has begun
+    its threads, one for each GPU: a child of it could not train.
+    """
+    torch: Any = sys.modules.get("torch")  # not imported for this
+    used = torch is not None and torch.cuda.is_initialized()
+    threads = any(name.startswith("pt_autograd") for name in _list_thread_names())
+    return "spawn" if sys.platform != "linux" or used or threads else "fork"
+
+
+def run_in_child(work: Callable[[], T]) -> T:
+    """What `work` gives, found in a child that is forked for it: what it begins in the process ends
+    with that.
+
+    Here, where there is no forking. An exception of the child's is raised here.
+    """
+    if choose_start_method() != "fork":
+        return work()
+    context = get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(
+        target=_send_result, args=(work, there, here, describe_starter()), daemon=True
+    )
+    child.start()
+    there.close()
+    try:
+        found: T | Exception = here.recv()
+    except EOFError:  # it died without a word
+        return work()
+    finally:
+        child.join()
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def start_process(child: Any, told: bytes = b"") -> None:
+    """Start a spawned process. It reads the caller's script again only if what it is `told` names
+    something of it.
+
+    So a script needs no `if __name__ == "__main__"`, nor a file: it may come from standard input.
+    """
+    if b"__main__" in told:
+        child.start()
+        return
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        child.start()
+    finally:
+        sys.modules["__main__"] = script
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _send_result(
+    work: Callable[[], T], pipe: Connection, other: Connection, parent: Starter
+) -> None:
+    end_with_parent(parent)
+    other.close()  # the parent's end, which it was forked with
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(
+            1
+        )  # OpenMP's threads are the parent's: a child that waits for them waits for ever
+    try:
+        pipe.send(work())
+    except Exception as error:
+        pipe.send(error)
+
+
+def _list_thread_names() -> list[str]:
+    """Names of this process's threads, where the system tells."""
+    found = []
+    for comm in THREADS_FOLDER.glob("*/comm"):
+        try:
+            found.append(comm.read_text())
+        except OSError:  # it has just ended
+            continue
+    return found

@@ -1,0 +1,200 @@
+"""What a client sent, inspected before it is used: sizes before contents, and nothing is ever
+executed.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.core import device_transfer
+from flrce.core.pieces import MalformedPayload, NoCompression
+from flrce.core.types import ClientCost, Payload, Task
+from flrce.errors import format_one_line
+from flrce.rng import make_stream
+
+MAX_COORDINATE = 1e9  # of one coordinate: beyond it float32 products of updates overflow
+# of any figure that a client reports: sums over clients, samples and rounds stay far from overflow
+MAX_REPORTED_VALUE = 1e30
+MAX_COST = 1e18  # of bytes, seconds, joules
+WATTS, PER_BYTE = (
+    20_000.0,
+    0.01,
+)  # a measured cost beyond these is no device's: a full rack drawer, a satellite's radio
+COST_LIMITS = tuple(
+    (f.name, MAX_REPORTED_VALUE if f.name == "flops" else MAX_COST) for f in fields(ClientCost)
+)  # and how large each may be
+VARIANCE_SUFFIX = "running_var"  # how BatchNorm's variances are named
+
+
+@dataclass(frozen=True, eq=False)
+class SentModel:
+    """The model that a round's clients were sent."""
+
+    w: Tensor
+
+    @cached_property
+    def digest(self) -> str:
+        return fingerprint_model(self.w)
+
+
+def fingerprint_model(w: Tensor) -> str:
+    """A model in 32 hexadecimal digits."""
+    return hashlib.blake2b(w.detach().cpu().contiguous().numpy().data, digest_size=16).hexdigest()
+
+
+def validate_variances(
+    u: Tensor, w: Tensor, held: Tensor | None, layout: Sequence[tuple[str, int]], exact: bool
+) -> tuple[str, Tensor | None]:
+    """("", u) that leaves no variance of w below 0, where its root would be NaN; or (which it
+    would, None).
+
+    What a compressor did not keep `exact` may pass 0 without ill will: it is cut there.
+    """
+    start = 0
+    for name, size in layout:
+        span = slice(start, start + size)
+        start += size
+        if not size or not name.endswith(VARIANCE_SUFFIX):
+            continue
+        before = device_transfer.to_device_of(w[span] if held is None else w[held[span]], u)
+        lowest = float((before + u[span]).min())
+        if lowest < 0 and exact:
+            return f"a variance of {lowest:.3g} in {name[-60:]!r}", None
+        if lowest < 0:
+            u = u.clone()
+            u[span] = torch.maximum(u[span], -before)
+    return "", u
+
+
+def decode_update(
+    task: Task, payload: Payload, layout: Sequence[tuple[str, int]]
+) -> tuple[str, Tensor | None]:
+    """("", the update) or (why its values cannot be used, None); Malformed where there are none to
+    speak of.
+    """
+    size = sum(count for _, count in layout)
+    validate_payload_size(payload, size, len(layout))
+    buffers = _TrackedBuffers(payload.buffers)
+    rng = (
+        None if type(task.compressor) is NoCompression else make_encoding_stream(task)
+    )  # which takes longer than to decode
+    u = task.compressor.decode(Payload(buffers), layout, rng)
+    if buffers.unread:
+        raise MalformedPayload(f"unexpected buffer {format_one_line(min(buffers.unread), 40)!r}")
+    if type(u) is not Tensor or tuple(u.shape) != (size,) or not u.is_floating_point():
+        raise MalformedPayload(
+            f"decodes to {str(getattr(u, 'shape', type(u).__name__))[:40]}, not to {size} floats"
+        )
+    u = u.detach() if u.dtype == torch.float64 else u.detach().float()
+    largest = (
+        max(map(abs, map(float, torch.aminmax(u)))) if size else 0.0
+    )  # one pass; a NaN comes out as NaN
+    if not math.isfinite(largest):
+        return f"{int((~torch.isfinite(u)).sum())} of {size} values are not finite", None
+    if largest > MAX_COORDINATE:
+        return f"a value of {largest:.3g} is beyond {MAX_COORDINATE:g}", None
+    return "", u
+
+
+def validate_extras(task: Task, extras: Any, d: int) -> None:
+    """Malformed unless what a client sends beside its update is what the links of its task send."""
+    expected = task.update.list_extra_sizes(d) if task.update is not None else {}
+    if not isinstance(extras, Mapping) or set(extras) != set(expected):
+        names = (
+            ", ".join(sorted(map(str, extras)))[:80]
+            if isinstance(extras, Mapping)
+            else type(extras).__name__
+        )
+        raise MalformedPayload(
+            f"sends {names or 'nothing'} beside its update, not {', '.join(expected) or 'nothing'}"
+        )
+    for name, size in expected.items():
+        value = extras[name]
+        if (
+            type(value) is not Tensor
+            or tuple(value.shape) != (size,)
+            or not value.is_floating_point()
+        ):
+            raise MalformedPayload(
+                f"{name!r} is {str(getattr(value, 'shape', type(value).__name__))[:40]}, not {size}"
+                " floats"
+            )
+        if size and not float(value.abs().max()) <= MAX_COORDINATE:
+            raise MalformedPayload(
+                f"{name!r} holds values that are not finite, or beyond {MAX_COORDINATE:g}"
+            )
+
+
+def validate_payload_size(payload: Payload, size: int, tensors: int) -> None:
+    """Malformed unless the payload is plain tensors, no more and no heavier than a task of `size`
+    floats can need.
+    """
+    if not isinstance(payload, Payload) or not isinstance(payload.buffers, Mapping):
+        raise MalformedPayload(f"a {type(payload).__name__[:40]} is no payload")
+    buffers, most = payload.buffers, 8 * size + 64 * tensors + 4096
+    if len(buffers) > 4 * tensors + 16:
+        raise MalformedPayload(f"{len(buffers)} buffers for {tensors} tensors")
+    for name, buffer in buffers.items():
+        if type(name) is not str or type(buffer) is not Tensor:
+            raise MalformedPayload(
+                f"buffer {format_one_line(name, 40)!r} is a {type(buffer).__name__[:40]}, not a"
+                " tensor"
+            )
+        if buffer.layout != torch.strided or buffer.is_meta or buffer.is_quantized:
+            raise MalformedPayload(
+                f"buffer {format_one_line(name, 40)!r} is no plain tensor in memory"
+            )
+    if payload.nbytes > most:
+        raise MalformedPayload(
+            f"{payload.nbytes} bytes, more than the {most} that {size} floats can need"
+        )
+
+
+def is_plausible_cost(spent: Any) -> bool:
+    """Whether what a client says it spent can be booked: numbers in bounds, and no more joules than
+    its time allows.
+    """
+    if not isinstance(spent, ClientCost):
+        return False
+    if not all(is_finite_number(getattr(spent, name), 0, most) for name, most in COST_LIMITS):
+        return False
+    most = WATTS * spent.seconds + PER_BYTE * (spent.bytes_up + spent.bytes_down)
+    return not spent.measured or spent.joules <= most
+
+
+def is_finite_number(
+    value: Any, least: float = -MAX_REPORTED_VALUE, most: float = MAX_REPORTED_VALUE
+) -> bool:
+    """Whether this is a finite number within bounds; a giant integer is none."""
+    return isinstance(value, int | float) and least <= value <= most  # NaN compares with nothing
+
+
+def make_encoding_stream(task: Task) -> Generator:
+    """The randomness that the client encoded with."""
+    return make_stream(task.seed, "encode", task.t, task.client)
+
+
+class _TrackedBuffers(Mapping[str, Tensor]):
+    """Buffers that know which of them were looked at."""
+
+    def __init__(self, buffers: Mapping[str, Tensor]) -> None:
+        self.buffers, self.unread = buffers, set(buffers)
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.unread.discard(name)
+        return self.buffers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self.buffers:
+            self.unread.discard(name)
+            yield name
+
+    def __len__(self) -> int:
+        return len(self.buffers)

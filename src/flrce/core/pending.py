@@ -1,0 +1,132 @@
+"""Tasks under way: sent in this round or an earlier one, back in this round or a later one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from flrce.core.async_state import AsyncState, split_due_tasks
+from flrce.core.engine import AsynchronousEngine, Engine
+from flrce.core.fleet_state import drop_departed_clients, estimate_return_times
+from flrce.core.pieces import Recipe
+from flrce.core.state_packing import pack_pending_tasks, unpack_pending_tasks, validate_packable
+from flrce.core.traits import AsynchronousPace
+from flrce.core.types import (
+    PendingTask,
+    RepliesWithTable,
+    Reply,
+    RoundPlan,
+    RoundReplies,
+    State,
+    Task,
+    Updates,
+)
+
+
+@dataclass(frozen=True)
+class DueTasks:
+    """Which tasks a round answers for, and what is still under way after it."""
+
+    tasks: tuple[Task, ...]
+    bases: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # client -> the model it was sent, if not this round's
+    seconds: float | None = None  # how long the round lasted; None: as its replies say
+    oldest: int | None = None  # replies that are more rounds old do not count
+    memory: Mapping[str, Any] = field(default_factory=dict)  # the pace's, after the round
+
+
+def list_pending_tasks(recipe: Recipe, state: State) -> list[PendingTask]:
+    """What is under way before the round begins."""
+    sky = state.memory.get("pace")
+    if not isinstance(sky, AsyncState):
+        return []
+    return unpack_pending_tasks(recipe, sky)
+
+
+def dispatch(
+    recipe: Recipe,
+    engine: Engine,
+    state: State,
+    tasks: Sequence[Task],
+    under_way: Sequence[PendingTask],
+    now: float = 0.0,
+) -> tuple[PendingTask, ...]:
+    """Everything under way once this round's tasks are sent."""
+    if not isinstance(recipe.pace, AsynchronousPace):
+        return tuple(PendingTask(task, state.w, now) for task in tasks)
+    validate_packable(recipe, tasks)
+    back = estimate_return_times(engine, state, tasks, now)
+    return (
+        *under_way,
+        *(PendingTask(task, state.w, now, at) for task, at in zip(tasks, back, strict=True)),
+    )
+
+
+def collect_replies(
+    recipe: Recipe, engine: Engine, flights: Sequence[PendingTask], state: State, keep: int | None
+) -> RoundReplies:
+    """The replies of a round."""
+    buffers = recipe.pace if isinstance(recipe.pace, AsynchronousPace) else None
+    size = buffers.size if buffers else keep
+    if isinstance(engine, AsynchronousEngine):
+        engine.send(flights, state.carry)
+        return engine.collect(flights, size, open_ended=buffers is not None)
+    if buffers:
+        return RoundReplies(train_in_modelled_order(engine, flights, buffers.size, state))
+    replies = engine.train(state.w, [flight.task for flight in flights], state.carry, keep)
+    table, sent = (
+        (replies.table, replies.sent) if isinstance(replies, RepliesWithTable) else (None, None)
+    )
+    return RoundReplies(
+        drop_departed_clients(engine, state, flights, replies), table=table, sent=sent
+    )
+
+
+def train_in_modelled_order(
+    engine: Engine, flights: Sequence[PendingTask], size: int, state: State
+) -> list[Reply]:
+    """The replies that the model of their costs has come back first; nobody trains before that."""
+    replies: list[Reply] = []
+    rest, open_ = list(flights), size
+    while rest and open_ > 0:  # clients that went while they worked bring nothing
+        back, rest = split_due_tasks(rest, open_)
+        for t in sorted({flight.task.t for flight in back}):
+            group = [flight for flight in back if flight.task.t == t]
+            come = engine.train(group[0].w, [flight.task for flight in group], state.carry)
+            replies += drop_departed_clients(engine, state, group, come)
+        open_ = size - sum(not reply.error for reply in replies)
+    return replies
+
+
+def collect_due(recipe: Recipe, plan: RoundPlan, came: RoundReplies) -> DueTasks:
+    """Whose replies the round is about, and what goes on."""
+    flights, began = plan.flights, plan.began
+    if not isinstance(recipe.pace, AsynchronousPace):
+        return DueTasks(tuple(flight.task for flight in flights))
+    answered = {(reply.client, reply.t) for reply in came.replies if isinstance(reply, Reply)}
+    back = [flight for flight in flights if (flight.task.client, flight.task.t) in answered]
+    rest = [flight for flight in flights if (flight.task.client, flight.task.t) not in answered]
+    clock = max([began, *(flight.due for flight in back)])
+    if came.seconds is not None:  # measured
+        clock = began + came.seconds
+    sky = pack_pending_tasks(recipe, plan.state.memory["pace"], rest, clock)
+    return DueTasks(
+        tuple(flight.task for flight in back),
+        {flight.task.client: flight.w for flight in back},
+        clock - began,
+        recipe.pace.oldest,
+        {"pace": sky},
+    )
+
+
+def list_reply_ages(roster: Sequence[str], updates: Updates) -> dict[str, int]:
+    """Client -> how many rounds old its reply is, for those that are not of this round."""
+    if updates.age is None:
+        return {}
+    return {
+        roster[k]: age
+        for k, age in zip(updates.k.tolist(), updates.age.tolist(), strict=True)
+        if age
+    }

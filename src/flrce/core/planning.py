@@ -1,0 +1,124 @@
+"""Before clients work: who can be reached, who is chosen, what each does, and who pays for it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.core.engine import AnnotatingEngine, Engine
+from flrce.core.fleet_state import reachable_clients, view_with_fleet_state
+from flrce.core.forecast import RoundRefused, check_budget
+from flrce.core.memory_limits import has_memory_for_clients, has_updates_on_device
+from flrce.core.pending import dispatch, list_pending_tasks
+from flrce.core.pieces import Recipe, RoundView
+from flrce.core.roster import count_absent, exclude_busy_clients, get_sample_counts, update_roster
+from flrce.core.types import RoundPlan, Selection, State, Task
+from flrce.core.validation import validate_cohort_size, validate_selection
+from flrce.rng import make_stream
+
+
+class LossInquiry:
+    """Asks clients for their loss at w, and notes which: their bytes are booked."""
+
+    def __init__(self, recipe: Recipe, engine: Engine, state: State) -> None:
+        self.recipe, self.engine, self.state = recipe, engine, state
+        self.view: RoundView | None = None  # of the round that is planned
+        self.asked: list[int] = []  # indices
+
+    def __call__(self, indices: Sequence[int]) -> Tensor:
+        assert self.view is not None
+        state = self.state
+        tasks = self.recipe.build_tasks(Selection(tuple(indices)), state.memory, self.view)
+        clients = [state.roster[k] for k in indices]
+        # nobody is asked for a round that the budget does not pay for
+        check_budget(self.recipe, self.engine, state, tasks, clients, some=True)
+        self.asked.extend(indices)
+        return self.engine.losses(state.w, clients)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients that were asked."""
+        return tuple(self.state.roster[k] for k in self.asked)
+
+
+def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -> RoundPlan:
+    """Choose C_t and say what each client is to do."""
+    t = state.t + 1
+    purpose = f"select{state.attempt or ''}"  # another try at the same round draws anew
+    pending = list_pending_tasks(recipe, state)
+    now, reachable = reachable_clients(recipe, engine, state, t, pending)
+    state, pool = admit_clients(recipe, engine, state, reachable)
+    busy = {task.task.k for task in pending}
+    pool = exclude_busy_clients(pool, busy) if busy else pool
+    inquiry = LossInquiry(recipe, engine, state)
+    n = get_sample_counts(engine, state.roster)
+    view = RoundView(
+        t,
+        validate_cohort_size(recipe.pace, recipe.pace.cohort_size(recipe.P, len(busy))),
+        pool,
+        n,
+        engine.estimate,
+        lambda k: draft_task(recipe, state.roster[k], k, t, seed, T),
+        inquiry,
+        state.history,
+        engine.blocks,
+        state.w,
+        now,
+    )
+    inquiry.view = view = view_with_fleet_state(view, engine, state)
+    selection, tasks, refusal = choose_tasks(
+        recipe, engine, state, inquiry, make_stream(seed, purpose, t)
+    )
+    notes = engine.annotate_tasks(tasks) if isinstance(engine, AnnotatingEngine) else {}
+    absent = count_absent(state.roster, pool, busy)
+    selection = replace(selection, why={**selection.why, **notes, **absent})
+    flights = dispatch(recipe, engine, state, tasks, pending, now)
+    keep = selection.keep or recipe.pace.max_replies(recipe.P)
+    return RoundPlan(state, t, selection, flights, inquiry.clients, refusal, n, keep, now)
+
+
+def admit_clients(
+    recipe: Recipe, engine: Engine, state: State, reachable: Sequence[str]
+) -> tuple[State, tuple[int, ...]]:
+    """The state with new clients in its roster, and the indices of those that can be reached."""
+
+    def has_memory(M: int) -> bool:
+        on_device = has_updates_on_device(engine)
+        return has_memory_for_clients(recipe, M, engine.trainable, len(state.w), on_device)
+
+    return update_roster(state, tuple(reachable), has_memory)
+
+
+def draft_task(recipe: Recipe, client: str, k: int, t: int, seed: int, T: int) -> Task:
+    """The plain task of a client, before trainer, sub-model and pace fit it."""
+    return Task(
+        client,
+        k,
+        t,
+        seed,
+        recipe.work,
+        update=recipe.chain,
+        augment=recipe.augment,
+        compressor=recipe.compressor,
+        rounds=T,
+    )
+
+
+def choose_tasks(
+    recipe: Recipe, engine: Engine, state: State, inquiry: LossInquiry, rng: Generator
+) -> tuple[Selection, tuple[Task, ...], str]:
+    """The selector's choice and its tasks; without tasks and with a reason if a budget refuses."""
+    view = inquiry.view
+    assert view is not None
+    selection = Selection(())
+    try:
+        if view.pool and view.P:
+            selected = recipe.selector.select(state.memory.get("selector"), view, rng)
+            selection = validate_selection(recipe.selector, selected, len(state.roster))
+        drafts = recipe.build_tasks(selection, state.memory, view)
+        tasks = tuple(engine.adapt_task(task) for task in drafts)
+        check_budget(recipe, engine, state, tasks, inquiry.clients)
+    except RoundRefused as why:
+        return selection, (), str(why)
+    return selection, tasks, ""

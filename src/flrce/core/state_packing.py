@@ -1,0 +1,181 @@
+"""Tasks under way as plain data and tensors that a checkpoint holds, and back to the same bits.
+
+A task's pieces are the recipe's with other numbers, such as a compressor's rate for one client:
+what differs is written. Tensors are numbered, each kept once however many tasks were sent it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from flrce.core.async_state import AsyncState
+from flrce.core.pieces import NoCompression, Recipe
+from flrce.core.types import LocalWork, PendingTask, Portion, Task
+from flrce.errors import BadInput
+
+FieldChanges = dict[str, Any]  # "field.of.field" -> value
+
+
+@dataclass(frozen=True)
+class IncompatiblePiece(Exception):
+    """A piece that is not the recipe's with other numbers."""
+
+    what: str
+
+
+class PackedTask(dict[str, Any]):
+    """A flight as plain data that also remembers it: of many under way, few change in a round."""
+
+    def __init__(self, data: Any = (), flight: PendingTask | None = None) -> None:
+        super().__init__(data)
+        self.flight = flight
+
+
+def pack_pending_tasks(
+    recipe: Recipe, before: AsyncState, flights: Sequence[PendingTask], clock: float
+) -> AsyncState:
+    """What is under way after a round; `before` it, tensors had numbers that they keep."""
+    numbers = {id(tensor): number for number, tensor in before.tensors.items()}
+    kept: dict[int, Tensor] = {}
+    free = 1 + max(before.tensors, default=0)
+    for flight in flights:
+        for tensor in flight.task.tensors.values():
+            number = numbers.setdefault(id(tensor), free)
+            free = max(free, number + 1)
+            kept[number] = tensor
+    known = {id(row.flight): row for row in before.flights if isinstance(row, PackedTask)}
+    rows = tuple(
+        known.get(id(flight)) or PackedTask(_pack_task(recipe, flight, numbers), flight)
+        for flight in flights
+    )
+    return AsyncState({flight.task.t: flight.w for flight in flights}, rows, clock, kept)
+
+
+def unpack_pending_tasks(recipe: Recipe, sky: AsyncState) -> list[PendingTask]:
+    """The flights that `pack_pending_tasks` wrote."""
+    found: list[PendingTask] = []
+    for row in sky.flights:
+        known = (
+            row.flight if isinstance(row, PackedTask) else None
+        )  # rows of a checkpoint remember nothing
+        found.append(known or _unpack_task(recipe, sky, row))
+    return found
+
+
+def validate_packable(recipe: Recipe, tasks: Sequence[Task]) -> None:
+    """BadInput where a task holds pieces that are not the recipe's with other numbers."""
+    for task in tasks:
+        try:
+            _find_task_changes(recipe, task)
+        except IncompatiblePiece as odd:
+            name = type(recipe.trainer).__name__
+            raise BadInput(
+                f"pace = buffered does not go with {name}: a task under way is kept as the recipe's"
+                f" pieces with other numbers, and {odd.what}"
+            ) from None
+
+
+def _pack_task(recipe: Recipe, flight: PendingTask, numbers: Mapping[int, int]) -> dict[str, Any]:
+    task = flight.task
+    return {
+        "client": task.client,
+        "k": task.k,
+        "t": task.t,
+        "seed": task.seed,
+        "rounds": task.rounds,
+        "deadline": None if math.isinf(task.deadline) else task.deadline,
+        "sent": flight.sent,
+        "due": flight.due,
+        "judge": task.judge,
+        "work": _to_dict(task.work),
+        "part": _to_dict(task.part),
+        "tensors": {name: numbers[id(tensor)] for name, tensor in task.tensors.items()},
+        **_find_task_changes(recipe, task),
+    }
+
+
+def _unpack_task(recipe: Recipe, sky: AsyncState, row: Mapping[str, Any]) -> PendingTask:
+    compressor = (
+        NoCompression()
+        if row.get("dense")
+        else apply_changes(recipe.compressor, row.get("compressor", {}))
+    )
+    task = Task(
+        row["client"],
+        row["k"],
+        row["t"],
+        row["seed"],
+        LocalWork(**row["work"]),
+        Portion(**row["part"]),
+        update=apply_changes(recipe.chain, row.get("update", {})),
+        augment=recipe.augment,
+        compressor=compressor,
+        rounds=row["rounds"],
+        deadline=math.inf if row["deadline"] is None else row["deadline"],
+        judge=row.get("judge", False),
+        tensors={name: sky.tensors[number] for name, number in row.get("tensors", {}).items()},
+    )
+    return PendingTask(task, sky.bases[row["t"]], row["sent"], row["due"])
+
+
+def _find_task_changes(recipe: Recipe, task: Task) -> dict[str, Any]:
+    """What of a task's pieces is not the recipe's own. A client that cannot compress was told to
+    send all.
+    """
+    dense = type(task.compressor) is NoCompression
+    return {
+        "dense": dense,
+        "update": find_changes(task.update, recipe.chain),
+        "compressor": {} if dense else find_changes(task.compressor, recipe.compressor),
+    }
+
+
+def find_changes(piece: Any, like: Any) -> FieldChanges:
+    """Where a piece differs from another of the same make; OtherMake where it is of another."""
+    if piece is like or (type(piece) is type(like) and piece == like):
+        return {}
+    if type(piece) is type(like) and is_dataclass(piece):
+        parts = {
+            f.name: (getattr(piece, f.name), getattr(like, f.name)) for f in fields(piece) if f.init
+        }
+    elif isinstance(piece, tuple) and isinstance(like, tuple) and len(piece) == len(like):
+        parts = {str(i): pair for i, pair in enumerate(zip(piece, like, strict=True))}
+    elif _is_scalar(piece) and _is_scalar(like):
+        return {"": piece}
+    else:
+        raise IncompatiblePiece(f"{type(piece).__name__} is not its {type(like).__name__}")
+    found: FieldChanges = {}
+    for name, (ours, theirs) in parts.items():
+        found |= {
+            f"{name}.{path}" if path else name: value
+            for path, value in find_changes(ours, theirs).items()
+        }
+    return found
+
+
+def apply_changes(like: Any, told: FieldChanges) -> Any:
+    """The piece that differs so from this one."""
+    if not told:
+        return like
+    if "" in told:
+        return told[""]
+    inner: dict[str, FieldChanges] = {}
+    for path, value in told.items():
+        name, _, rest = path.partition(".")
+        inner.setdefault(name, {})[rest] = value
+    if isinstance(like, tuple):
+        return tuple(apply_changes(part, inner.get(str(i), {})) for i, part in enumerate(like))
+    return replace(
+        like, **{name: apply_changes(getattr(like, name), part) for name, part in inner.items()}
+    )
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _to_dict(piece: Any) -> dict[str, Any]:
+    return {f.name: getattr(piece, f.name) for f in fields(piece)}

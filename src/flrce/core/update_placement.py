@@ -1,0 +1,103 @@
+"""Where a round's updates are summed and compared: on the device that trained them, or on the host.
+
+They stay on the device where nobody needs them elsewhere: no piece keeps whole ones or looks at
+them in a way of its own, every reply is a whole dense update of this round's model, and the device
+has room for them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flrce.core.linalg import LARGE
+from flrce.core.pieces import NoCompression, Recipe
+from flrce.core.traits import (
+    AsynchronousPace,
+    RoundObserver,
+    find_stateful_piece,
+    is_device_agnostic,
+)
+from flrce.errors import BadInput
+
+DEVICE_MEMORY_DIVISOR = 4  # of a device's memory, one in so many is for a round's updates
+PlacementSetting = Literal["device", "host"] | None
+
+
+@dataclass(frozen=True)
+class UpdatePlacement:
+    """Where updates are; `lean`: they are made on the device in one table, wherever that goes."""
+
+    near: bool = False  # they stay on the device
+    lean: bool = False
+    why: str = ""  # why they do not stay
+
+
+HOST_PLACEMENT = UpdatePlacement()
+
+
+def choose_placement(
+    recipe: Recipe, d: int, D: int, room: int, alone: bool, wanted: PlacementSetting = None
+) -> UpdatePlacement:
+    """For d trained floats of D; `room`: bytes of the device's memory; `alone`: no other run in
+    this process uses it.
+
+    BadInput where "device" is `wanted` and cannot be. Of small models updates come home, as they
+    are there at once.
+    """
+    size, apart = (
+        4 * D * (2 * recipe.P + 4),
+        explain_partial_replies(recipe, d),
+    )  # trained models and updates
+    if not apart and not alone:
+        apart = "several runs share the device"
+    if not apart and size > room // DEVICE_MEMORY_DIVISOR:
+        apart = (
+            f"{size / 1e9:.1f} GB for a round's updates are more than a quarter of the device's"
+            " memory"
+        )
+    why = apart or explain_host_only(recipe)
+    if wanted == "device" and why:
+        raise BadInput(f"engine.updates = 'device': {why}; leave it out, or set 'host'")
+    if wanted is None and D <= LARGE:
+        return UpdatePlacement(why=f"{D} floats are few")
+    if wanted == "host":
+        why = "engine.updates = 'host'"
+    return UpdatePlacement(not why, not apart, why)
+
+
+def explain_partial_replies(recipe: Recipe, d: int) -> str:
+    """Why replies may be something else than whole dense updates of this round's model; "" where
+    they are these.
+    """
+    if isinstance(recipe.pace, AsynchronousPace):
+        return "tasks outlive a round"
+    if type(recipe.compressor) is not NoCompression:
+        return f"{type(recipe.compressor).__name__} encodes on the host"
+    if recipe.partial_pieces:
+        return f"{recipe.partial_pieces} lets replies cover some coordinates only"
+    if recipe.kept:
+        return "some parameters stay with their clients"
+    if recipe.chain is not None and recipe.chain.list_extra_sizes(d):
+        return "clients send more than their updates"
+    return ""
+
+
+def explain_host_only(recipe: Recipe) -> str:
+    """Which piece wants updates on the host; "" where none does."""
+    for role, piece in recipe.iter_pieces():
+        sees = role in ("aggregator", "server") or isinstance(
+            find_stateful_piece(piece), RoundObserver
+        )
+        if sees and not is_device_agnostic(find_stateful_piece(piece)):
+            return f"{type(find_stateful_piece(piece)).__name__} ({role}) takes them there"
+    return ""
+
+
+def describe_placement(found: UpdatePlacement, P: int, D: int, device: str) -> str:
+    """One line about it, with what crosses to the host in a round."""
+    bytes_down = 4 * D * (1 if found.near else P)
+    if found.near:
+        return (
+            f"updates are summed and compared on {device}: {bytes_down / 1e9:.2f} GB a round to the"
+            " host"
+        )
+    return f"updates come to the host, {bytes_down / 1e9:.2f} GB a round: {found.why}"

@@ -1,0 +1,268 @@
+"""Code that settings name as "package.module:Class": from where it may be imported, and what it
+must be to be called.
+
+A name in an experiment file runs code on this machine, so a file alone cannot decide what is
+imported. A module may lie beside the experiment file, in the working directory, or be registered by
+an installed package (entry points of the group `flrce.pieces`); all else needs the user's word
+(`--trust`). Commands that only look import nothing.
+"""
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from flrce.core.module_places import (
+    ModulePlace,
+    find_module,
+    is_within,
+    main_folder,
+    working_folder,
+)
+from flrce.errors import BadInput, format_one_line
+
+MODULE_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:Class
+ENTRY_POINTS = "flrce.pieces"
+OWN_PACKAGE = "flrce"
+#: pieces without a short name that files of earlier versions name by their former module
+MOVED_NAMES = {"flrce.stops.budget:AnyOf": "flrce.methods.stopping.budget:AnyOf"}
+
+
+class UserCodeNotImported(BadInput):
+    """Settings name a module, and the command only looks at them."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What may be imported. Experiments that differ in nothing else are equal.
+
+    nothing: no module. file: modules in `folders` and those that this process has loaded already,
+    unless they are installed. caller: any that is not installed, and installed ones that are loaded
+    already; settings written in Python are code of the caller. everything: any but Python's own
+    library.
+    """
+
+    kind: Literal["nothing", "file", "caller", "everything"] = field(
+        default="caller", compare=False
+    )
+    folders: tuple[str, ...] = field(default=(), compare=False)
+    barred: tuple[str, ...] = field(
+        default=(), compare=False
+    )  # folders of records, which are never code
+
+    def explain_refusal(self, place: ModulePlace, module: str) -> str:
+        """Why the module may not be imported from this place; "" if it may."""
+        if module.partition(".")[0] == OWN_PACKAGE:
+            return ""
+        if place.kind == "standard":
+            return "belongs to Python's own library, which has no pieces"
+        if any(is_within(place.folder, folder) for folder in self.barred):
+            return (
+                f"lies in {place.folder}, a run directory, which is data: name the experiment file"
+                " itself"
+            )
+        loaded = place.loaded and (place.kind == "local" or self.kind == "caller")
+        inside = place.kind == "local" and any(
+            is_within(place.folder, folder) for folder in self.folders
+        )
+        anywhere = self.kind == "everything" or (self.kind == "caller" and place.kind == "local")
+        if anywhere or loaded or inside:
+            return ""
+        return (
+            f"lies in {place.folder}, neither beside the experiment file nor in the working"
+            " directory; if you trust it, add --trust (in Python: trust=True)"
+        )
+
+
+NOTHING = Trust("nothing")
+_current: ContextVar[Trust | None] = ContextVar("flrce_trust", default=None)
+
+
+def current_trust() -> Trust:
+    """What applies here; to settings that Python code writes, that of a caller."""
+    return _current.get() or Trust("caller", _own_folders())
+
+
+@contextmanager
+def apply_trust(trust: Trust) -> Iterator[None]:
+    token = _current.set(trust)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def trust_file(folder: str | None, everything: bool = False) -> Trust:
+    """For an experiment file in this folder; None: for settings of the command line alone."""
+    return Trust(
+        "everything" if everything else "file", (*_own_folders(), *([folder] if folder else ()))
+    )
+
+
+def trust_record(folder: str, everything: bool = False) -> Trust:
+    """For the settings that a run directory holds: nothing in it is imported."""
+    return Trust("everything" if everything else "file", _own_folders(), (folder,))
+
+
+def _own_folders() -> tuple[str, ...]:
+    return tuple(dict.fromkeys(folder for folder in (working_folder(), main_folder()) if folder))
+
+
+def import_object(name: str, where: str) -> Any:
+    """The object that "package.module:name" names, if its module may be imported. It is not
+    called.
+    """
+    module, attribute = split_name(MOVED_NAMES.get(name, name), where)
+    trust = current_trust()
+    if trust.kind == "nothing" and module.partition(".")[0] != OWN_PACKAGE:
+        raise UserCodeNotImported(
+            f"{where} = {_quote_name(name)} names code; a command that only looks imports none"
+            " (`doctor` and `data info` do with --trust)"
+        )
+    try:
+        found = _import_module(module, name, where, trust)
+    except BadInput:
+        raise
+    except ImportError as why:
+        remedy = "is it beside the experiment file, in the working directory, or installed?"
+        if trust.barred:
+            remedy = (
+                "start from its folder, or name the experiment file: flrce run FILE --out DIR"
+                " --resume"
+            )
+        raise BadInput(
+            f"{where} = {_quote_name(name)} cannot be imported: {why}; {remedy}"
+        ) from why
+    except Exception as why:  # a module that raises as it is read
+        raise BadInput(
+            f"{where} = {_quote_name(name)} cannot be imported: {type(why).__name__}: {why}"
+        ) from why
+    try:
+        return getattr(found, attribute)
+    except AttributeError as why:
+        raise BadInput(f"{where} = {_quote_name(name)}: {module} has no {attribute!r}") from why
+
+
+def split_name(name: str, where: str) -> tuple[str, str]:
+    """Module and attribute of "package.module:name"; BadInput unless it is written so."""
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py") and attribute:
+        meant = module.removesuffix(".py")
+        raise BadInput(
+            f"{where} = {_quote_name(name)}: a module is named, not a file: write"
+            f' "{meant}:{attribute}"'
+        )
+    if not MODULE_PATH.fullmatch(name) or len(name) > 500:
+        raise BadInput(f'{where} = {_quote_name(name)}: write "package.module:Class"')
+    return module, attribute
+
+
+def _quote_name(name: str) -> str:
+    return repr(format_one_line(name, 80))
+
+
+def _import_module(module: str, name: str, where: str, trust: Trust) -> types.ModuleType:
+    """Import a module; its packages and the module itself are located, and may be refused, before
+    each is loaded.
+    """
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        part = ".".join(parts[:count])
+        place = find_module(part, trust.folders)
+        if place is None:
+            break  # the import says what is missing
+        why = trust.explain_refusal(place, part)
+        if why and not _is_registered(name):
+            raise BadInput(f"{where} = {_quote_name(name)}: the module {part} {why}")
+        if place.search_path and place.search_path not in sys.path:
+            sys.path.append(place.search_path)  # last, so that nothing installed is hidden
+        if not place.loaded:
+            importlib.import_module(part)
+    return importlib.import_module(module)
+
+
+def _is_registered(name: str) -> bool:
+    """Whether an installed package registers the object, or its whole module, as a piece."""
+    values = {point.value.replace(" ", "") for point in entry_points(group=ENTRY_POINTS)}
+    return name in values or name.partition(":")[0] in values
+
+
+def validate_factory(
+    make: Any, name: str, where: str, fits: Callable[[type], bool], noun: str, lacks: str
+) -> None:
+    """BadInput unless `make` is a class that `fits`, or a function that returns one; nothing is
+    called.
+    """
+    while isinstance(make, functools.partial):
+        make = make.func
+    text, so = f"{where} = {_quote_name(name)}", f"so it is no {noun}; see docs/extending.md"
+    if isinstance(make, type):
+        if not fits(make):
+            raise BadInput(f"{text} has {lacks}, {so}")
+        return
+    if not isinstance(make, types.FunctionType):
+        kind = "built-in function" if inspect.isbuiltin(make) else type(make).__name__
+        raise BadInput(f"{text} is a {kind}, not a class, {so}")
+    returned = _return_type(make)
+    if returned is None and not _may_call(make):
+        raise BadInput(
+            f"{text} is a function that does not say that it returns a {noun}; annotate it with the"
+            " class (-> Class), or name the class"
+        )
+    if returned is not None and not fits(returned):
+        raise BadInput(f"{text} returns {returned.__name__}, which has {lacks}, {so}")
+
+
+def _return_type(make: types.FunctionType) -> type | None:
+    """The class that a function is annotated to return; None where it does not say."""
+    try:
+        hint = typing.get_type_hints(make).get("return")
+    except Exception:  # names that exist for type checkers alone
+        return None
+    hint = typing.get_origin(hint) or hint
+    return hint if isinstance(hint, type) else None
+
+
+def _may_call(make: types.FunctionType) -> bool:
+    """Whether a function that does not say what it returns may be called: code of the user's own,
+    never a library's.
+    """
+    trust = current_trust()
+    place = find_module(make.__module__, trust.folders)
+    return (
+        place is not None
+        and place.kind == "local"
+        and not trust.explain_refusal(place, make.__module__)
+    )
+
+
+def has_member(kind: type, *names: str) -> bool:
+    """Whether instances of a class have these methods or fields; what its metaclass has does not
+    count.
+    """
+    own: set[str] = set()
+    for base in kind.__mro__:
+        own |= set(vars(base)) | set(vars(base).get("__annotations__", ()))
+    return own.issuperset(names)
+
+
+def find_names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(key, name) of everything in tables that is written as a name of code."""
+    if isinstance(value, str):
+        if MODULE_PATH.fullmatch(value):
+            yield key, value
+    elif isinstance(value, Mapping):
+        for inner, each in value.items():
+            yield from find_names(each, f"{key}.{inner}" if key else str(inner))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from find_names(each, key)

@@ -1,0 +1,303 @@
+"""Grams of CO2 from joules: each region's carbon intensity of electricity, hour by hour.
+
+Read are Electricity Maps' csv files (life-cycle intensity where they have it), CarbonCast's (UTC
+time, carbon_intensity), others with a time and a carbon intensity in their header, and .npz files
+of hourly arrays by region with REGION_start.
+"""
+
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.core.files import parse_csv, read_text_limited
+from flrce.devices.availability import HOUR, FloatArray
+from flrce.errors import BadInput, format_one_line, suggest_name
+from flrce.formats import npz
+from flrce.rng import make_stream
+
+JOULES_PER_KWH = 3.6e6  # a kWh
+MAX_BYTES, MAX_FILES = (
+    64 << 20,
+    10_000,
+)  # of one csv file, of a folder; a year of hours has some 600 kB
+REMEDY = "give a csv file with a time (UTC) and a carbon intensity, a folder of such, or an .npz"
+#: hours that clocks are ahead of UTC, without summer time, by the beginning of a region's name
+UTC_OFFSET_HOURS = {
+    "AUS_QLD": 10,
+    "AU-QLD": 10,
+    "AU": 10,
+    "BPAT": -8,
+    "CISO": -8,
+    "US-CAL": -8,
+    "US-NW": -8,
+    "DE": 1,
+    "ERCO": -6,
+    "US-TEX": -6,
+    "ES": 1,
+    "FPL": -5,
+    "US-FLA": -5,
+    "ISNE": -5,
+    "US-NE": -5,
+    "NL": 1,
+    "NYISO": -5,
+    "US-NY": -5,
+    "PJM": -5,
+    "US-MIDA": -5,
+    "PL": 1,
+    "SE": 1,
+    "FR": 1,
+    "IT": 1,
+    "DK": 1,
+    "NO": 1,
+    "AT": 1,
+    "BE": 1,
+    "CH": 1,
+    "GB": 0,
+    "PT": 0,
+    "FI": 2,
+    "IN": 5.5,
+    "JP": 9,
+    "KR": 9,
+    "BR": -3,
+    "ZA": 2,
+}
+TIME_COLUMNS = ("datetime (utc)", "utc time", "datetime", "timestamp", "time")
+
+
+@dataclass(frozen=True, eq=False)
+class HourlyIntensity:
+    """One region's hourly intensity, g/kWh, from `first` on (seconds since 1970, UTC)."""
+
+    first: float
+    values: FloatArray
+
+    @property
+    def end_time(self) -> float:
+        return self.first + HOUR * len(self.values)
+
+
+@dataclass(frozen=True, eq=False)
+class CarbonGrid:
+    """Where each client's electricity comes from. A run that outlasts the figures meets the first
+    ones again.
+    """
+
+    regions: tuple[str, ...]
+    of: NDArray[np.int64]  # (M,) client's row -> region
+    hours: tuple[HourlyIntensity, ...]
+    start: float  # seconds since 1970 when the run begins
+
+    def mean_intensity(
+        self, rows: NDArray[np.int64], at: FloatArray, seconds: FloatArray
+    ) -> FloatArray:
+        """(rows,) mean g/kWh of each client's region over so many seconds from `at` on."""
+        found = np.empty(len(rows))
+        for region, hours in enumerate(self.hours):
+            mine = self.of[rows] == region
+            found[mine] = _mean_intensity(hours, self.start + at[mine], seconds[mine])
+        return found
+
+    def compute_emissions(
+        self, rows: NDArray[np.int64], at: FloatArray, seconds: FloatArray, joules: FloatArray
+    ) -> FloatArray:
+        """What work of so many joules emits, spread evenly over its time."""
+        return joules / JOULES_PER_KWH * self.mean_intensity(rows, at, seconds)
+
+    def forecast_intensity(self, at: float, hours: int) -> FloatArray:
+        """(hours,) mean intensity over all clients, for the hours to come: the figures themselves
+        are the forecast.
+        """
+        rows, when = (
+            np.arange(len(self.of)),
+            [np.full(len(self.of), at + h * HOUR) for h in range(hours)],
+        )
+        return np.array(
+            [float(self.mean_intensity(rows, each, np.zeros(len(rows))).mean()) for each in when]
+        )
+
+
+def _mean_intensity(hours: HourlyIntensity, at: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Mean over [at, at + seconds] of a step function; the value at `at` where that is no time."""
+    total = np.concatenate([[0.0], np.cumsum(hours.values)])
+    length = len(hours.values)
+
+    def integrate_up_to(
+        x: FloatArray,
+    ) -> FloatArray:  # integral from the first hour to x hours after it, coming again and again
+        laps, rest = np.divmod(x, length)
+        whole = np.minimum(rest.astype(np.int64), length - 1)
+        return np.asarray(laps * total[-1] + total[whole] + (rest - whole) * hours.values[whole])
+
+    a, b = (at - hours.first) / HOUR, (at + seconds - hours.first) / HOUR
+    now = hours.values[np.minimum(np.mod(a, length).astype(np.int64), length - 1)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = (integrate_up_to(b) - integrate_up_to(a)) / (b - a)
+    return np.where(b - a > 1e-9, mean, now)
+
+
+def build_carbon_grid(
+    path: str,
+    regions: str | Mapping[str, float] | None,
+    start: str | None,
+    clients: Sequence[str],
+    seed: int,
+) -> CarbonGrid:
+    """A fleet's grid: regions by name, or a mix assigned by a seeded shuffle; without them, all of
+    the file alike.
+    """
+    known = load_intensities(path)
+    if isinstance(regions, str):
+        regions = {regions: 1.0}
+    mix = dict(regions) if regions else dict.fromkeys(known, 1.0)
+    for name in mix:
+        if name not in known:
+            raise BadInput(
+                f"fleet.regions {name!r} is not in {path!r}; {suggest_name(name, known)}"
+            )
+    hours = tuple(known[name] for name in mix)
+    begin = max(each.first for each in hours) if start is None else parse_time(start)
+    for name, each in zip(mix, hours, strict=True):
+        if not each.first <= begin < each.end_time:
+            span = format_date_range(each.first, each.end_time)
+            raise BadInput(
+                f"fleet.start {start!r} is outside the figures of {name}; they go from {span}"
+            )
+    of, order = (
+        np.zeros(len(clients), np.int64),
+        make_stream(seed, "regions").permutation(len(clients)),
+    )
+    edges = np.round(np.cumsum([0.0, *mix.values()]) / sum(mix.values()) * len(clients)).astype(int)
+    for region in range(len(mix)):
+        of[order[edges[region] : edges[region + 1]]] = region
+    return CarbonGrid(tuple(mix), of, hours, begin)
+
+
+def get_utc_offset(name: str) -> float | None:
+    """Hours that a region's clocks are ahead of UTC, where they are known."""
+    fits = [
+        key for key in UTC_OFFSET_HOURS if name == key or name.startswith((f"{key}-", f"{key}_"))
+    ]
+    return float(UTC_OFFSET_HOURS[max(fits, key=len)]) if fits else None
+
+
+def parse_time(text: str) -> float:
+    """Seconds since 1970 of a date or a time in ISO's form; UTC, unless it says otherwise."""
+    try:
+        when = datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        raise BadInput(
+            f"start {text!r} is no moment; write for example 2020-06-01 or 2020-06-01T18:00"
+        ) from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+@lru_cache(maxsize=8)
+def load_intensities(path: str) -> dict[str, HourlyIntensity]:
+    """Every region in a file, or in a folder of csv files."""
+    try:
+        where = Path(path)
+        files = sorted(where.glob("*.csv")) if where.is_dir() else [where]
+        if len(files) > MAX_FILES:
+            raise ValueError(f"{len(files)} files, more than {MAX_FILES}")
+        told: dict[str, dict[int, list[float]]] = {}
+        if where.suffix == ".npz":
+            return _load_npz_intensities(where)
+        for file in files:
+            for region, hour, value in _read_csv_rows(file):
+                told.setdefault(region, {}).setdefault(hour, []).append(value)
+    except BadInput:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, csv.Error) as why:
+        raise BadInput(
+            f"fleet.carbon {path!r} cannot be read: {format_one_line(why, 120)}; {REMEDY}"
+        ) from why
+    if not told:
+        raise BadInput(f"fleet.carbon {path!r} holds no figures; {REMEDY}")
+    return {region: _fill_missing_hours(hours) for region, hours in told.items()}
+
+
+def _fill_missing_hours(hours: Mapping[int, Sequence[float]]) -> HourlyIntensity:
+    """Means by the hour; an hour without a figure has the one before it."""
+    first, last = min(hours), max(hours)
+    if last - first > 200_000:
+        raise BadInput(
+            f"fleet.carbon spans {last - first} hours, more than twenty years; is its time column a"
+            " time?"
+        )
+    values = np.empty(last - first + 1)
+    for i in range(len(values)):
+        values[i] = np.mean(hours[first + i]) if first + i in hours else values[i - 1]
+    return HourlyIntensity(first * HOUR, values)
+
+
+def _read_csv_rows(file: Path) -> Iterator[tuple[str, int, float]]:
+    lines = parse_csv(
+        read_text_limited(file, MAX_BYTES, REMEDY, where=f"fleet.carbon {str(file)!r}")
+    )
+    header = [cell.strip().lower() for cell in next(lines, (1, []))[1]]
+    time = next((header.index(name) for name in TIME_COLUMNS if name in header), None)
+    value = _find_intensity_column(header)
+    zone = next(
+        (header.index(name) for name in ("zone id", "zone", "region") if name in header), None
+    )
+    if time is None or value is None:
+        raise ValueError(f"{file.name} has no time or no carbon intensity among its columns")
+    for number, row in lines:
+        if len(row) > value and not row[value].strip():
+            continue
+        try:
+            hour, grams = (
+                math.floor(parse_time(row[time].strip().replace("Z", "+00:00")) / HOUR),
+                float(row[value]),
+            )
+        except (BadInput, ValueError, IndexError):
+            raise ValueError(f"{file.name} line {number} has no time and number") from None
+        if not 0 <= grams < 1e5:
+            raise ValueError(f"{file.name} line {number}: {grams:g} g/kWh")
+        if zone is not None and len(row) <= zone:
+            raise ValueError(f"{file.name} line {number} has no region")
+        yield file.stem if zone is None else row[zone].strip(), hour, grams
+
+
+def _find_intensity_column(header: Sequence[str]) -> int | None:
+    """The column of the life-cycle intensity, or of any carbon intensity."""
+    plain = [name.replace("_", " ") for name in header]
+    fits = [i for i, name in enumerate(plain) if "carbon intensity" in name or name == "avg ci"]
+    cycle = [i for i in fits if "life" in plain[i] or "lca" in plain[i]]
+    return next(iter(cycle or fits), None)
+
+
+def _load_npz_intensities(path: Path) -> dict[str, HourlyIntensity]:
+    found: dict[str, HourlyIntensity] = {}
+    arrays = npz.load_npz(path, None, f"fleet.carbon {str(path)!r}")
+    for name, column in arrays.items():
+        if f"{name}_start" in arrays:
+            values: Any = np.asarray(column, np.float64)
+            if (
+                values.ndim != 1
+                or not len(values)
+                or not np.isfinite(values).all()
+                or (values < 0).any()
+            ):
+                raise ValueError(f"{name} is no row of intensities")
+            found[name] = HourlyIntensity(parse_time(str(arrays[f"{name}_start"])), values)
+    if not found:
+        raise ValueError("it has no REGION and REGION_start")
+    return found
+
+
+def format_date_range(first: float, end: float) -> str:
+    """A span of time in words."""
+    return f"{_format_date(first)} to {_format_date(end)}"
+
+
+def _format_date(second: float) -> str:
+    return datetime.fromtimestamp(second, UTC).date().isoformat()

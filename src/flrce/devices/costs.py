@@ -1,0 +1,281 @@
+"""From work and payloads to seconds and joules: device profiles, fleets, and the FLOPs a network
+really needs.
+
+E = P_act (a batches + FLOPs / R) + e_up B_up + e_down B_down, and P_idle while waiting for the
+round's end. For nets as small as the paper's the fixed cost `a` of a batch outweighs its FLOPs.
+"""
+
+import csv
+import fnmatch
+import logging
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flrce.core.files import parse_csv, read_text_limited
+from flrce.core.host import run_in_child
+from flrce.core.types import ClientCost
+from flrce.devices.flops import EXTRA_FLOP_FORMULAS, open_flop_counter, unroll_lstms
+from flrce.errors import BadInput, format_one_line, suggest_name
+from flrce.rng import make_stream
+
+MAX_PROFILE_BYTES, MAX_CLIENTS_BYTES = 1 << 20, 256 << 20
+log = logging.getLogger("flrce")
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """One kind of device; the files in `profiles/` give each figure's source."""
+
+    name: str
+    idle_watts: float
+    active_watts: float
+    flops: float  # per second, as reached in training
+    batch_seconds: float  # fixed cost of a batch: loading, launching
+    up_bits: float  # per second
+    down_bits: float
+    up_joules: float  # per byte
+    down_joules: float
+    # of its joules: they may be 1 + error times as many, or that many times fewer; 0: not stated
+    error: float = 0.0
+
+    def __post_init__(self) -> None:
+        for f in fields(self)[1:]:
+            value = getattr(self, f.name)
+            if type(value) not in (int, float) or not 0 <= value < math.inf:
+                raise ValueError(f"{f.name} must be a number, 0 or more, got {value!r}")
+            if f.name in ("flops", "up_bits", "down_bits") and not value:
+                raise ValueError(f"{f.name} must be above 0")
+
+    def estimate_cost(
+        self, bytes_down: int, bytes_up: int, flops: float, batches: int, framing: int = 0
+    ) -> ClientCost:
+        """The modelled cost of one client's part of a round."""
+        compute = self.batch_seconds * batches + flops / self.flops
+        transfer = 8 * bytes_down / self.down_bits + 8 * bytes_up / self.up_bits
+        radio = self.up_joules * bytes_up + self.down_joules * bytes_down
+        return ClientCost(
+            bytes_down=bytes_down,
+            bytes_up=bytes_up,
+            framing=framing,
+            flops=flops,
+            batches=batches,
+            compute_seconds=compute,
+            transfer_seconds=transfer,
+            joules=self.active_watts * compute + radio,
+            idle_watts=self.idle_watts,
+            error=self.error,
+        )
+
+    def truncate_cost(self, spent: ClientCost, seconds: float) -> ClientCost:
+        """What of this cost is spent by a client that stops after so many seconds: download,
+        training, upload.
+        """
+        left = max(seconds, 0.0)
+        down = min(left, 8 * spent.bytes_down / self.down_bits)
+        compute = min(left - down, spent.compute_seconds)
+        up = min(left - down - compute, 8 * spent.bytes_up / self.up_bits)
+        part = compute / spent.compute_seconds if spent.compute_seconds else 0.0
+        bytes_down, bytes_up = int(down * self.down_bits / 8), int(up * self.up_bits / 8)
+        radio = self.up_joules * bytes_up + self.down_joules * bytes_down
+        return replace(
+            spent,
+            bytes_down=bytes_down,
+            bytes_up=bytes_up,
+            flops=part * spent.flops,
+            batches=int(part * spent.batches),
+            compute_seconds=compute,
+            transfer_seconds=down + up,
+            joules=self.active_watts * compute + radio,
+        )
+
+
+@cache
+def list_profile_names() -> tuple[str, ...]:
+    """The profiles shipped with the package."""
+    files = (resources.files("flrce") / "devices" / "profiles").iterdir()
+    return tuple(sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")))
+
+
+def load_profile(name: str, where: str = "fleet.profile") -> DeviceProfile:
+    """A shipped profile by name, or a TOML file of one's own by path; `where` it is named, for
+    complaints.
+    """
+    if name.endswith(".toml"):
+        remedy = "give a shipped name or a TOML file"
+        text = read_text_limited(name, MAX_PROFILE_BYTES, remedy, where=f"{where} {name!r}")
+        return _parse_profile(name, text, where)
+    if name not in list_profile_names():
+        raise BadInput(
+            f"{where} {name!r} is unknown; {suggest_name(name, list_profile_names())}, or a file"
+            " name.toml"
+        )
+    return _load_shipped_profile(name)
+
+
+@cache  # every experiment names one, and the package's files do not change under it
+def _load_shipped_profile(name: str) -> DeviceProfile:
+    return _parse_profile(
+        name, (resources.files("flrce") / "devices" / "profiles" / f"{name}.toml").read_text()
+    )
+
+
+def _parse_profile(name: str, text: str, where: str = "fleet.profile") -> DeviceProfile:
+    try:
+        return DeviceProfile(
+            name, **{key: figure["value"] for key, figure in tomllib.loads(text).items()}
+        )
+    except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as why:
+        raise BadInput(
+            f"{where} {name!r} is malformed ({why}); copy a shipped one and change its values"
+        ) from why
+
+
+def assign_devices(
+    mix: str | Mapping[str, float],
+    clients: Sequence[str],
+    seed: int,
+    by_client: str | Mapping[str, str] | None = None,
+) -> dict[str, DeviceProfile]:
+    """Each client's device: all alike, or a mix assigned by a seeded shuffle, but for those named
+    in `by_client`.
+
+    `by_client` maps names or patterns ("phone-*", the last that fits counts) to profiles, or is a
+    csv file of them.
+    """
+    devices = _assign_device_mix(mix, clients, seed)
+    if not by_client:
+        return devices
+    named = read_device_assignments(by_client)
+    known = {name: load_profile(name) for name in set(named.values())}
+    exact = {client: known[named[client]] for client in clients if client in named}
+    patterns = {
+        pattern: kind for pattern, kind in named.items() if any(sign in pattern for sign in "*?[")
+    }
+    for pattern, kind in patterns.items():
+        fits = fnmatch.filter(clients, pattern)
+        if not fits:
+            log.warning(
+                "fleet.clients: %s fits no client; the first are %s",
+                ascii(pattern),
+                ", ".join(clients[:3]),
+            )
+        devices |= dict.fromkeys(fits, known[kind])
+    if not exact and not patterns:
+        log.warning(
+            "fleet.clients names none of the clients; the first are %s", ", ".join(clients[:3])
+        )
+    return devices | exact
+
+
+def read_device_assignments(by_client: str | Mapping[str, str]) -> dict[str, str]:
+    """Client or pattern -> profile, from a table or from a csv file with the columns client and
+    profile.
+    """
+    if not isinstance(by_client, str):
+        return dict(by_client)
+    remedy = "give a csv file with a header line client,profile"
+    where = f"fleet.clients {by_client!r}"
+    try:
+        rows = list(
+            parse_csv(
+                read_text_limited(by_client, MAX_CLIENTS_BYTES, remedy, expansion=8, where=where)
+            )
+        )
+    except csv.Error as why:
+        raise BadInput(f"{where} cannot be read: {format_one_line(why, 120)}; {remedy}") from why
+    if not rows or [cell.strip().lower() for cell in rows[0][1]] != ["client", "profile"]:
+        raise BadInput(f"{where} has no columns client and profile; {remedy}")
+    found: dict[str, str] = {}
+    for number, row in rows[1:]:
+        if len(row) != 2 or row[0].strip() in found:
+            raise BadInput(f"{where} line {number} is no pair, or names a client twice; {remedy}")
+        found[row[0].strip()] = row[1].strip()
+    return found
+
+
+def _assign_device_mix(
+    mix: str | Mapping[str, float], clients: Sequence[str], seed: int
+) -> dict[str, DeviceProfile]:
+    if isinstance(mix, str):
+        one = load_profile(mix)
+        return dict.fromkeys(clients, one)
+    total, order = sum(mix.values()), make_stream(seed, "fleet").permutation(len(clients))
+    devices: dict[str, DeviceProfile] = {}
+    edge = 0.0
+    for name, share in mix.items():
+        one, start = load_profile(name), round(edge / total * len(clients))
+        edge += share
+        for i in order[start : round(edge / total * len(clients))]:
+            devices[clients[i]] = one
+    return devices
+
+
+def training_flops(
+    net: nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False
+) -> float:
+    """FLOPs to train on one sample, forward and backward, of the layers that ask for gradients;
+    torch counts them.
+
+    The objective's own are left out: they are few, and torch counts none of them.
+    """
+    counted = unroll_lstms(net)
+
+    def count_flops() -> float:
+        with open_flop_counter(EXTRA_FLOP_FORMULAS) as counter, torch.random.fork_rng(devices=[]):
+            _sum_outputs(counted(_make_blank_samples(shape, tokens, samples))).backward()
+        return float(counter.get_total_flops())
+
+    # beside a GPU a backward pass begins threads, after which no worker can be forked any more
+    return (
+        _warn_if_no_flops(
+            run_in_child(count_flops) if torch.cuda.is_available() else count_flops(), net
+        )
+        / samples
+    )
+
+
+def inference_flops(
+    net: nn.Module, shape: tuple[int, ...], samples: int = 2, tokens: bool = False
+) -> float:
+    """FLOPs to judge one sample."""
+    with open_flop_counter(
+        EXTRA_FLOP_FORMULAS
+    ) as counter:  # with gradients: no fused encoder layers
+        unroll_lstms(net).eval()(_make_blank_samples(shape, tokens, samples))
+    return float(counter.get_total_flops()) / samples
+
+
+def _warn_if_no_flops(total: float, net: nn.Module) -> float:
+    """What was counted; a network that seems to train for nothing is told of."""
+    if not total:
+        log.warning(
+            "the FLOPs of %s are unknown: torch counts none of its operations, so that its joules"
+            " and seconds hold only the fixed cost of a batch",
+            type(net).__name__,
+        )
+    return total
+
+
+def _sum_outputs(out: Any) -> Tensor:
+    """The sum of all that a network gave: a tensor, or tuples, lists and dicts of them that its
+    objective takes.
+    """
+    if isinstance(out, Tensor):
+        return out.sum()
+    if isinstance(out, Mapping):
+        out = list(out.values())
+    parts = out if isinstance(out, tuple | list) else ()
+    return torch.stack([torch.zeros(()), *map(_sum_outputs, parts)]).sum()
+
+
+def _make_blank_samples(shape: tuple[int, ...], tokens: bool, samples: int) -> Tensor:
+    """Samples of the dtype that the network is given; their values do not matter."""
+    return torch.zeros(samples, *shape, dtype=torch.int64 if tokens else torch.float32)

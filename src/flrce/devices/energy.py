@@ -1,0 +1,118 @@
+"""Energy as the hardware counts it, through zeus: NVML (NVIDIA), AMD SMI, RAPL (Intel, AMD), Jetson
+and Apple sensors.
+
+zeus (extra `energy`) knows each counter's quirks: RAPL registers that wrap, GPUs without an energy
+counter, Jetson rails of which only the total may be used. Where a machine has no counter, or zeus
+is not installed, energy is None and `EnergyMeter.why` says so in one line; nothing is guessed from
+a TDP.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, TypeVar
+
+import torch
+
+from flrce.core.types import ClientCost
+from flrce.errors import format_install_command
+
+T = TypeVar("T")
+NO_COUNTER_MESSAGE = (
+    "energy is not measured: no counter here can be read (NVML, AMD SMI, Jetson; RAPL, which may"
+    " need root)"
+)
+
+
+@dataclass(frozen=True)
+class EnergyReading:
+    """What one piece of work took: `joules` by counter, empty where there is none."""
+
+    seconds: float
+    counters: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def joules(self) -> float | None:
+        """All counters together; None: nothing was measured."""
+        return sum(value for _, value in self.counters) if self.counters else None
+
+    @property
+    def watts(self) -> float | None:
+        """Mean power."""
+        return self.joules / self.seconds if self.joules is not None and self.seconds > 0 else None
+
+
+class EnergyMeter:
+    """The machine's energy counters; `why` says what is missing, "" if nothing is."""
+
+    def __init__(self) -> None:
+        self.monitor, self.why = _open_zeus_monitor()
+        self.seen: tuple[str, ...] = ()
+        if self.monitor:
+            self.seen = tuple(name for name, _ in self.measure(lambda: None)[1].counters)
+            self.why = "" if self.seen else NO_COUNTER_MESSAGE
+
+    def measure(self, work: Callable[[], T]) -> tuple[T, EnergyReading]:
+        """Do the work; its result, and what it took. Counters count the whole machine, so let
+        nothing else run.
+        """
+        wait = torch.cuda.is_available()  # for kernels under way
+        if self.monitor:
+            self.monitor.begin_window("work", sync_execution=wait)
+        began, window = perf_counter(), None
+        try:
+            result = work()
+        except BaseException:
+            if self.monitor:
+                self.monitor.end_window("work", sync_execution=False, cancel=True)
+            raise
+        if self.monitor:
+            window = self.monitor.end_window("work", sync_execution=wait)
+        return result, EnergyReading(
+            perf_counter() - began, extract_counters(window) if window else ()
+        )
+
+
+def extract_counters(window: Any) -> tuple[tuple[str, float], ...]:
+    """A zeus measurement as (counter, joules). A Jetson's total holds its rails, so those are never
+    added to it.
+    """
+    found = [(f"gpu {i}", float(joules)) for i, joules in (window.gpu_energy or {}).items()]
+    found += [(f"cpu {i}", float(joules)) for i, joules in (window.cpu_energy or {}).items()]
+    found += [(f"dram {i}", float(joules)) for i, joules in (window.dram_energy or {}).items()]
+    soc = window.soc_energy
+    total = getattr(soc, "total_energy_mj", None)
+    if total is not None:
+        return (("board", total / 1e3),)
+    parts = ("cpu_total_mj", "gpu_mj", "gpu_sram_mj", "dram_mj", "ane_mj")
+    values = [(name.removesuffix("_mj"), getattr(soc, name, None)) for name in parts]
+    return (*found, *((name, value / 1e3) for name, value in values if value is not None))
+
+
+def with_measured_cost(spent: ClientCost, reading: EnergyReading) -> ClientCost:
+    """The cost with the reading in place of the model's time and energy; unchanged where nothing
+    was measured.
+
+    The radio is part of it only where the board's total is counted (Jetson): other counters see the
+    processors.
+    """
+    if reading.joules is None:
+        return spent
+    return replace(
+        spent, compute_seconds=reading.seconds, joules=reading.joules, measured=True, error=0.0
+    )
+
+
+def _open_zeus_monitor() -> tuple[Any, str]:
+    """(zeus's monitor, ""), or (None, why there is none)."""
+    try:
+        from zeus.monitor import ZeusMonitor
+    except ImportError:
+        return (
+            None,
+            f"energy is not measured: zeus is not installed; {format_install_command('energy')}",
+        )
+    try:
+        return ZeusMonitor(), ""
+    except Exception as why:  # zeus raises a kind for each driver
+        return None, f"energy is not measured: {' '.join(str(why).split())[:200]}"

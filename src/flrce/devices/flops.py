@@ -1,0 +1,129 @@
+"""What torch's FLOP counter does not see: LSTMs (one fused call on a CPU), attention fused for a
+CPU, embeddings.
+"""
+
+import copy
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.utils import flop_counter
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def open_flop_counter(more: Mapping[Any, Any]) -> Iterator[FlopCounterMode]:
+    """Torch's counter of FLOPs, `more` operations known to it.
+
+    Its dispatch mode loads torch's compiler, a second or two, only to keep it away from itself.
+    Where nothing has loaded the compiler there is nothing to keep away: torch looks that up under
+    the name set here.
+    """
+    mode: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
+    kept = getattr(
+        mode.__torch_dispatch__, "__wrapped__", None
+    )  # None: a version of torch that loads nothing
+    spared = kept is not None and "torch._dynamo" not in sys.modules
+    if spared:
+        kept.__dict__["__dynamo_disable"] = kept
+    try:
+        with FlopCounterMode(display=False, custom_mapping=dict(more)) as counter:
+            yield counter
+    finally:
+        if spared:
+            kept.__dict__.pop("__dynamo_disable", None)
+
+
+def unroll_lstms(net: nn.Module) -> nn.Module:
+    """A copy of the net whose LSTMs multiply matrices one by one, where a counter sees them."""
+    net = copy.deepcopy(net)
+    for module in net.modules():
+        if isinstance(module, nn.LSTM):
+            module.forward = _UnrolledLSTM(module)  # type: ignore[method-assign, assignment]
+    return net
+
+
+class _UnrolledLSTM:
+    """An LSTM's forward pass in plain products: 2 (inputs + width) 4 width FLOPs a step and
+    layer.
+    """
+
+    def __init__(self, module: nn.LSTM) -> None:
+        self.module = module
+
+    def __call__(self, x: Any, hx: Any = None) -> Any:
+        lstm = self.module
+        if isinstance(
+            x, PackedSequence
+        ):  # of several lengths: counted as if all were as long as the longest
+            padded, lengths = pad_packed_sequence(x, batch_first=lstm.batch_first)
+            out, last = self(padded)
+            return pack_padded_sequence(
+                out, lengths, batch_first=lstm.batch_first, enforce_sorted=False
+            ), last
+        steps = x if not lstm.batch_first or x.ndim == 2 else x.transpose(0, 1)
+        alone = x.ndim == 2
+        steps = steps[:, None] if alone else steps  # (L, N, inputs)
+        last_h, last_c = [], []
+        for layer in range(lstm.num_layers):
+            sides = []
+            for side in range(2 if lstm.bidirectional else 1):
+                suffix = f"_l{layer}" + ("_reverse" if side else "")
+                out, h, c = self._run_direction(steps.flip(0) if side else steps, suffix)
+                sides.append(out.flip(0) if side else out)
+                last_h.append(h)
+                last_c.append(c)
+            steps = torch.cat(sides, 2)
+        h, c = torch.stack(last_h), torch.stack(last_c)
+        if alone:
+            return steps[:, 0], (h[:, 0], c[:, 0])
+        return steps.transpose(0, 1) if lstm.batch_first else steps, (h, c)
+
+    def _run_direction(self, steps: Tensor, suffix: str) -> tuple[Tensor, Tensor, Tensor]:
+        lstm = self.module
+
+        def get_weight(name: str) -> Any:
+            return getattr(lstm, name + suffix, None)  # there may be no bias
+
+        c = steps.new_zeros(steps.shape[1], lstm.hidden_size)
+        h = steps.new_zeros(steps.shape[1], lstm.proj_size or lstm.hidden_size)
+        fed = F.linear(steps, get_weight("weight_ih"), get_weight("bias_ih"))  # (L, N, 4 width)
+        found = []
+        for one in fed:
+            i, f, g, o = (one + F.linear(h, get_weight("weight_hh"), get_weight("bias_hh"))).chunk(
+                4, 1
+            )
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            if lstm.proj_size:
+                h = F.linear(h, get_weight("weight_hr"))
+            found.append(h)
+        return torch.stack(found), h, c
+
+
+def _attention_flops(q: Any, k: Any, v: Any, *rest: Any, **more: Any) -> int:
+    return int(sdpa_flop_count(q, k, v))
+
+
+def _attention_backward_flops(grad: Any, q: Any, k: Any, v: Any, *rest: Any, **more: Any) -> int:
+    return int(sdpa_backward_flop_count(grad, q, k, v))
+
+
+def _embedding_backward_flops(grad: Any, *rest: Any, **more: Any) -> int:
+    """A look-up costs none; each of its gradients is added to a row of the table."""
+    return int(torch.Size(grad).numel())
+
+
+#: operation -> FLOPs from the shapes of its arguments
+EXTRA_FLOP_FORMULAS = {
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    aten.embedding_dense_backward: _embedding_backward_flops,
+}

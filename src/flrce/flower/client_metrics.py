@@ -1,0 +1,234 @@
+"""Metrics that clients report about themselves: found, checked and averaged."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr.app import Message, MetricRecord, RecordDict
+
+from flrce.core.gate import MAX_SAMPLES_PER_CLIENT
+from flrce.core.payloads import is_finite_number
+from flrce.errors import format_one_line
+from flrce.flower.messages import explain_failure
+from flrce.flower.options import MetricsAggregation
+from flrce.flower.wire import SAMPLES_KEY
+from flrce.training.metrics import BoundedMetric, MetricLike
+
+ACCURACY_KEYS = ("accuracy", "eval_acc", "acc", "eval_accuracy", "val_acc", "val_accuracy")
+PERCENT_SCALE = 100.0
+LOSS_KEYS = ("loss", "eval_loss", "val_loss")
+log = logging.getLogger("flwr")
+
+
+def find_accuracy_scale(figures: Sequence[Mapping[str, Any]]) -> float:
+    """The largest accuracy that can be: 1, or 100 where more than half of the clients report
+    percentages.
+    """
+    found = [
+        f[name]
+        for f in figures
+        for name in ACCURACY_KEYS
+        if is_finite_number(f.get(name), 0.0, PERCENT_SCALE)
+    ]
+    return PERCENT_SCALE if 2 * sum(value > 1 for value in found) > len(found) else 1.0
+
+
+def average_metrics(
+    figures: Sequence[Mapping[str, Any]], by: str = SAMPLES_KEY, most: float = 1.0
+) -> MetricRecord:
+    """Every metric that at least half of the clients name, averaged over samples, or by another
+    weight.
+
+    Only values within their range count, so a client's NaN is left out and the others' mean stays.
+    Lists are averaged by element, over those of the usual length.
+    """
+    named = Counter(key for f in figures for key in f if key != by)
+    found: dict[str, Any] = {}
+    for key in (key for key, count in named.items() if 2 * count >= len(figures)):
+        pairs = [
+            (f[key], float(f[by])) for f in figures if key in f and _is_usable(key, f[key], most)
+        ]
+        lengths = Counter(len(value) if isinstance(value, list) else -1 for value, _ in pairs)
+        usual = max(lengths, key=lambda length: lengths[length], default=0)
+        if usual == -1:
+            found[key] = _weighted_mean([pair for pair in pairs if not isinstance(pair[0], list)])
+        elif pairs:
+            same = [pair for pair in pairs if isinstance(pair[0], list) and len(pair[0]) == usual]
+            found[key] = [
+                _weighted_mean([(value[i], n) for value, n in same]) for i in range(usual)
+            ]
+    return MetricRecord(found)
+
+
+def _is_usable(name: str, value: Any, most: float) -> bool:
+    """Whether a metric, or every element of a list of them, is a number within its range."""
+    return all(
+        is_plausible_metric(name, one, most)
+        for one in (value if isinstance(value, list) else [value])
+    )
+
+
+def _weighted_mean(pairs: Sequence[tuple[Any, float]]) -> float:
+    """Of (value, weight)."""
+    return math.fsum(float(value) * n for value, n in pairs) / math.fsum(n for _, n in pairs)
+
+
+def select_consistent(figures: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Positions of those that code of others can sum: every value a number, and names and lengths
+    as most have them.
+    """
+    shapes = {
+        i: tuple(
+            sorted(
+                (name, len(value) if isinstance(value, list) else -1) for name, value in f.items()
+            )
+        )
+        for i, f in enumerate(figures)
+        if not any_nan(f)
+    }
+    counts = Counter(shapes.values())
+    usual = min(counts, key=lambda shape: (-counts[shape], shape), default=())
+    return [i for i, shape in shapes.items() if shape == usual]
+
+
+def any_nan(figures: Mapping[str, Any]) -> str:
+    """The name of the first metric that is NaN, or that holds one; "" where none does."""
+    for name, value in figures.items():
+        if any(one != one for one in (value if isinstance(value, list) else [value])):
+            return name
+    return ""
+
+
+def find_limits(judge: MetricLike) -> tuple[float, float]:
+    """The values that a metric can have."""
+    return (
+        (float(judge.low), float(judge.high))
+        if isinstance(judge, BoundedMetric)
+        else (-math.inf, math.inf)
+    )
+
+
+def average_by_metric(
+    judges: Sequence[MetricLike], figures: Sequence[Mapping[str, Any]], by: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Each metric's mean over the clients that report it within its range, and their mean by
+    samples.
+    """
+    alike: dict[str, float] = {}
+    by_samples: dict[str, float] = {}
+    for judge in judges:
+        low, high = find_limits(judge)
+        known = [
+            (float(f[judge.name]), float(f[by]))
+            for f in figures
+            if is_finite_number(f.get(judge.name), low, high)
+        ]
+        if known:
+            alike[judge.name] = math.fsum(value for value, _ in known) / len(known)
+            total = math.fsum(n for _, n in known)
+            by_samples[judge.name] = math.fsum(value * n for value, n in known) / total
+    return alike, by_samples
+
+
+def aggregate_metrics(
+    figures: Sequence[Mapping[str, Any]], by: str, how: MetricsAggregation | None, most: float = 1.0
+) -> MetricRecord | None:
+    """One round's metrics from those of its clients; None where there are none, or where `how`
+    cannot.
+
+    `how`, the user's own, is given what it can sum: no NaN, and the same names from everybody.
+    """
+    known = [f for f in figures if is_finite_number(f.get(by)) and f[by] > 0]
+    if not known:
+        return None
+    if how is None:
+        return average_metrics(known, by, most)
+    try:
+        return how(
+            [
+                RecordDict({"metrics": MetricRecord(dict(known[i]))})
+                for i in select_consistent(known)
+            ],
+            by,
+        )
+    except Exception as why:  # the user's own function
+        log.warning(
+            "%s could not sum the clients' metrics: %s: %s",
+            getattr(how, "__name__", how),
+            type(why).__name__,
+            why,
+        )
+        return None
+
+
+def read_valid_metrics(reply: Message, most: float = 1.0, by: str = "") -> Mapping[str, Any]:
+    """The metrics of an answer; of one that failed, that has one out of its range, or that has no
+    `by`, none.
+    """
+    if reply.has_error():
+        log.info("node %d: %s", reply.metadata.src_node_id, explain_failure(reply))
+        return {}
+    figures = get_reply_metrics(reply)
+    if figures.get(SAMPLES_KEY) == 0:  # a client that holds nothing back has nothing to say
+        return {}
+    problem = explain_implausible_metric(figures, most)
+    if not problem and by and not (is_finite_number(figures.get(by)) and figures[by] > 0):
+        problem = (
+            f"metric {by!r} is {format_one_line(figures[by], 20)}"
+            if by in figures
+            else f"no metric {by!r}"
+        )
+    if problem:
+        log.warning("node %d: %s; its metrics do not count", reply.metadata.src_node_id, problem)
+    elif name := any_nan(figures):
+        log.warning(
+            "node %d: metric %r is not a number; it does not count",
+            reply.metadata.src_node_id,
+            format_one_line(name, 40),
+        )
+    return {} if problem else figures
+
+
+def get_reply_metrics(reply: Message) -> Mapping[str, Any]:
+    """What an answer reports."""
+    return {} if reply.has_error() else next(iter(reply.content.metric_records.values()), {})
+
+
+def find_metric(
+    figures: Mapping[str, Any], names: Sequence[str], most: float = 1.0
+) -> float | None:
+    """The first of these metrics that is a number within its range."""
+    for name in names:
+        value: Any = figures.get(name)
+        if is_plausible_metric(name, value, most):
+            return float(value)
+    return None
+
+
+def is_plausible_metric(name: str, value: Any, most: float = 1.0) -> bool:
+    """Whether a metric is a finite number that can be: accuracies from 0 to `most`, whole samples,
+    others bounded.
+    """
+    if name in ACCURACY_KEYS:
+        return is_finite_number(value, 0.0, most)
+    return (
+        is_finite_number(value, 1, MAX_SAMPLES_PER_CLIENT)
+        if name == SAMPLES_KEY
+        else is_finite_number(value)
+    )
+
+
+def explain_implausible_metric(figures: Mapping[str, Any], most: float = 1.0) -> str:
+    """What is wrong with the first metric out of its range, or ""; NaN only says that a client does
+    not know.
+    """
+    for name, value in figures.items():
+        for one in value if isinstance(value, list) else [value]:
+            if one == one and not is_plausible_metric(name, one, most):
+                return (
+                    f"metric {format_one_line(name, 40)!r} is {format_one_line(one, 20)}, out of"
+                    " its range"
+                )
+    return ""

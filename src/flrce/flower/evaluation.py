@@ -1,0 +1,244 @@
+"""A model before its judges: the clients with their hold-outs, and the server where it has
+samples.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from flrce.core.payloads import is_finite_number
+from flrce.core.types import ClientEvaluation, Evaluation, PrimaryMetric, Reply
+from flrce.flower import classes
+from flrce.flower.arrays import ArrayTemplate
+from flrce.flower.client_metrics import (
+    ACCURACY_KEYS,
+    LOSS_KEYS,
+    aggregate_metrics,
+    average_by_metric,
+    explain_implausible_metric,
+    find_accuracy_scale,
+    find_limits,
+    find_metric,
+    get_reply_metrics,
+    read_valid_metrics,
+)
+from flrce.flower.inquiries import InquiryTracker
+from flrce.flower.nodes import ConnectedClient
+from flrce.flower.options import EvaluateFunction, FlowerOptions, RoundConfig, resolve_config
+from flrce.rng import make_stream
+from flrce.training.metrics import is_poolable
+
+MetricsAndEvaluation = tuple[MetricRecord | None, Evaluation | None]
+
+
+class Evaluator:
+    """Judges one model a round, once. `free` are the clients that may be asked; `own` is the
+    server's judgement.
+
+    `host` is a strategy with a configure_evaluate and an aggregate_evaluate of its own, to be used
+    instead.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        template: ArrayTemplate,
+        options: FlowerOptions,
+        config: RoundConfig,
+        own: EvaluateFunction | None,
+        free: Callable[[], list[ConnectedClient]],
+        host: Any = None,
+    ) -> None:
+        self.grid, self.template, self.options, self.config, self.own = (
+            grid,
+            template,
+            options,
+            config,
+            own,
+        )
+        self.free, self.host = free, host or self
+        self.inquiries = InquiryTracker(grid, options.timeout, "evaluation")
+        self.asking = False  # at this moment
+        self.last = 0  # round whose model was judged last
+        self.by_clients: MetricRecord | None = None
+        self.by_server: MetricRecord | None = None
+        self.each: dict[
+            int, float
+        ] = {}  # node -> its own figure of the headline metric, of the model judged last
+        self.by_class: classes.ClassTotals | None = None  # likewise, over the judges that told it
+
+    def is_due(self, t: int, last: bool) -> bool:
+        """Whether a model is to be judged in round t; once, whatever is made of it."""
+        return t != self.last and (last or t % self.options.eval_every == 0)
+
+    def evaluate_model(self, arrays: ArrayRecord, t: int) -> Evaluation | None:
+        """What the clients think of a model, or else the server."""
+        self.last = t
+        self.by_server = self.own(t, arrays) if self.own else None
+        self.asking = True
+        try:
+            self.by_clients, seen = self.query_clients(arrays, t)
+        finally:
+            self.asking = False
+        if seen:
+            return seen
+        figures: Mapping[str, Any] = self.by_server or {}
+        most = find_accuracy_scale([figures])
+        accuracy = find_metric(figures, ACCURACY_KEYS, most)
+        if accuracy is None:
+            return None
+        return Evaluation(accuracy / most, accuracy / most, find_metric(figures, LOSS_KEYS) or 0.0)
+
+    def clear_metrics(self) -> None:
+        """The metrics of a round that is done."""
+        self.by_clients = self.by_server = None
+
+    @property
+    def primary_metric(self) -> PrimaryMetric:
+        """The headline metric; accuracy where nobody says otherwise."""
+        head = self.options.judges[0] if self.options.judges else None
+        if head is None:
+            return PrimaryMetric()
+        return PrimaryMetric(head.name, head.better == "lower", *find_limits(head))
+
+    def add_reported_metric(self, reply: Reply, figures: Mapping[str, Any], most: float) -> Reply:
+        """A client that knows nothing of our tasks may report the headline metric of its own
+        accord.
+        """
+        if reply.error or reply.judged is not None:
+            return reply
+        metric = self.primary_metric.metric
+        plain = metric == "accuracy"
+        value = find_metric(figures, (metric, *(ACCURACY_KEYS if plain else ())), most)
+        n = figures.get("held-examples", reply.n)
+        if value is None or type(n) is not int:
+            return reply
+        return replace(reply, judged=ClientEvaluation(value / most if plain else value, n))
+
+    def configure_evaluate(
+        self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """The model for each judge."""
+        config["server-round"] = t
+        content = RecordDict({self.options.arrays_key: arrays, self.options.config_key: config})
+        return [
+            Message(content, judge.node, MessageType.EVALUATE, group_id=str(t))
+            for judge in self._draw_clients(t)
+        ]
+
+    def aggregate_evaluate(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The judges' metrics as one; those without samples, or out of their range, have no say."""
+        key, replies = self.options.weight_key, list(replies)
+        most = find_accuracy_scale(list(map(get_reply_metrics, replies)))
+        figures = [f for reply in replies if (f := read_valid_metrics(reply, most, key))]
+        return aggregate_metrics(figures, key, self.options.evaluate_sum, most)
+
+    def query_clients(self, arrays: ArrayRecord, t: int) -> MetricsAndEvaluation:
+        """The clients' metrics, weighted by samples, and accuracy per client and per sample where
+        they report it.
+        """
+        config = ConfigRecord(self.build_config(t))
+        messages = list(self.host.configure_evaluate(t, arrays, config, self.grid))
+        messages = self.inquiries.select_askable(messages)
+        replies = list(self.inquiries.ask_nodes(messages).values())
+        mean = self.host.aggregate_evaluate(t, replies)
+        figures, key = list(map(get_reply_metrics, replies)), self.options.weight_key
+        most = find_accuracy_scale(figures)
+        told = [
+            not explain_implausible_metric(f, most) and is_finite_number(f.get(key)) and f[key] > 0
+            for f in figures
+        ]
+        sane = [f for f, good in zip(figures, told, strict=True) if good]
+        self._store_client_metrics(replies, told, most)
+        if self.options.judges and mean is not None:
+            return mean, self._build_evaluation(
+                sane, find_metric(mean, LOSS_KEYS) or 0.0, len(messages)
+            )
+        accuracies = [
+            value / most for f in sane if (value := find_metric(f, ACCURACY_KEYS, most)) is not None
+        ]
+        if mean is None or not accuracies:
+            return mean, None
+        down = self.template.nbytes * len(messages)
+        overall, loss = find_metric(mean, ACCURACY_KEYS, most), find_metric(mean, LOSS_KEYS)
+        return mean, Evaluation(
+            sum(accuracies) / len(accuracies), (overall or 0.0) / most, loss or 0.0, down
+        )
+
+    def build_config(self, t: int) -> dict[str, Any]:
+        """What judges are told besides the model."""
+        return {
+            **resolve_config(self.config, t),
+            **({classes.BY_CLASS_REQUEST_KEY: True} if self.options.by_class else {}),
+        }
+
+    def _store_client_metrics(
+        self, replies: Sequence[Message], told: Sequence[bool], most: float
+    ) -> None:
+        """What is kept of the judges' answers besides their means: each one's headline, and figures
+        by class.
+        """
+        self.each = self._collect_node_metrics(replies, told, most)
+        heard = [
+            reply
+            for reply, good in zip(replies, told, strict=True)
+            if good and self.options.by_class
+        ]
+        samples = [get_reply_metrics(reply)[self.options.weight_key] for reply in heard]
+        self.by_class = classes.sum_class_totals(heard, samples, self.primary_metric)
+
+    def _collect_node_metrics(
+        self, replies: Sequence[Message], told: Sequence[bool], most: float
+    ) -> dict[int, float]:
+        """The headline metric of every node that reports it."""
+        metric = self.primary_metric.metric
+        plain = metric == "accuracy"
+        found = {
+            reply.metadata.src_node_id: find_metric(
+                get_reply_metrics(reply), (metric, *(ACCURACY_KEYS if plain else ())), most
+            )
+            for reply, good in zip(replies, told, strict=True)
+            if good
+        }
+        return {
+            node: value / (most if plain else 1.0)
+            for node, value in found.items()
+            if value is not None
+        }
+
+    def _draw_clients(self, t: int) -> list[ConnectedClient]:
+        """This round's judges."""
+        share, everyone = self.options.fraction_evaluate, self.free()
+        count = (
+            min(max(int(share * len(everyone)), self.options.least_evaluate), len(everyone))
+            if share
+            else 0
+        )
+        picked = make_stream(self.options.seed, "evaluate", t).permutation(len(everyone))[:count]
+        return [everyone[i] for i in sorted(picked)]
+
+    def _build_evaluation(
+        self, figures: Sequence[Mapping[str, Any]], loss: float, asked: int
+    ) -> Evaluation | None:
+        """The headline and all other metrics of the objective. Over all samples only means are
+        known: nobody sends what the others would need.
+        """
+        judges = self.options.judges
+        alike, by_samples = average_by_metric(judges, figures, self.options.weight_key)
+        head = judges[0]
+        if head.name not in alike:
+            return None
+        pooled = {j.name: by_samples[j.name] for j in judges if j.name in alike and is_poolable(j)}
+        return Evaluation(
+            alike[head.name],
+            by_samples[head.name],
+            loss,
+            self.template.nbytes * asked,
+            head.name,
+            head.better == "lower",
+            alike,
+            pooled,
+        )

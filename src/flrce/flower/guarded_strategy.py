@@ -1,0 +1,289 @@
+"""Any of Flower's own strategies as a recipe: it chooses and sums; our gate, books and checkpoints
+do the rest.
+"""
+
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp.strategy import Strategy
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.core.pieces import NoCompression, Recipe, RoundView, StopRule
+from flrce.core.traits import CostAwareStop
+from flrce.core.types import (
+    ClientCost,
+    Evaluation,
+    PendingTask,
+    Portion,
+    Reply,
+    RoundEvent,
+    RoundRecord,
+    RoundReplies,
+    Selection,
+    Task,
+    Updates,
+)
+from flrce.flower.arrays import ArrayTemplate
+from flrce.flower.client_metrics import (
+    ACCURACY_KEYS,
+    find_accuracy_scale,
+    find_metric,
+    get_reply_metrics,
+    read_valid_metrics,
+    select_consistent,
+)
+from flrce.flower.engine import FlowerEngine
+from flrce.flower.evaluation import Evaluator, MetricsAndEvaluation
+from flrce.flower.nodes import ConnectedClient
+from flrce.flower.options import resolve_config
+from flrce.flower.pending import SentTask
+from flrce.flower.strategy_state import restore_strategy, serialize_strategy
+from flrce.methods.client.workload import PlainTraining
+from flrce.rng import make_stream
+
+log = logging.getLogger("flwr")
+
+
+class TooFewNodes(TimeoutError):
+    """A strategy went on asking for more nodes than there are."""
+
+
+class SelectionGrid:
+    """The grid as a strategy sees it while it chooses: nodes in the order of their names, and no
+    waiting for ever.
+    """
+
+    def __init__(self, engine: "GuardedEngine") -> None:
+        self.engine, self.end = engine, time.monotonic() + engine.options.wait
+
+    def get_node_ids(self) -> list[int]:
+        if time.monotonic() > self.end:
+            raise TooFewNodes(
+                f"fewer nodes than the strategy wants after {self.engine.options.wait:g} s"
+            )
+        return [client.node for client in self.engine.refresh_connected().values()]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine.grid, name)
+
+
+class GuardedEngine(FlowerEngine):
+    """Sends what the strategy wants sent; keeps the replies for it to sum."""
+
+    def __init__(self, strategy: Strategy, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.strategy, self.panel = strategy, WrappedEvaluator(self, self.panel)
+        self.outgoing: dict[str, Message] = {}
+        self.incoming: dict[str, Message] = {}
+        self.rows: dict[int, str] = {}
+        self.t = self.made = 0  # this round, models made so far
+
+    def choose_clients(self, view: RoundView) -> tuple[int, ...]:
+        """The strategy's choice as rows; its draws are ours, so that a resumed run draws the
+        same.
+        """
+        self.t, self.outgoing, self.incoming = view.t, {}, {}
+        self.rows = {k: view.draft(k).client for k in view.pool}
+        assert view.w is not None
+        config = resolve_config(self.train_config, view.t)
+        messages = self.configure_with_seed(
+            "select", view.t, self.get_model_arrays(view.w), config, self.strategy.configure_train
+        )
+        names = {client.node: client.name for client in self.online.values()}
+        self.outgoing = {
+            names[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in names
+        }
+        return tuple(k for k, client in self.rows.items() if client in self.outgoing)
+
+    def adapt_task(self, task: Task) -> Task:
+        return replace(task, compressor=NoCompression(), part=Portion())
+
+    def build_message(self, w: Tensor, task: Task) -> Message:
+        return self.outgoing[task.client]
+
+    def refresh_connected(self) -> dict[str, ConnectedClient]:
+        """Who is here now, without waiting for more."""
+        self.online = self.nodes.get_connected_clients()
+        return self.online
+
+    def parse_reply(self, sent: SentTask, reply: Message, seconds: float) -> Reply:
+        self.incoming[sent.task.client] = reply
+        return super().parse_reply(sent, reply, seconds)
+
+    def collect(
+        self, flights: Sequence[PendingTask], size: int | None, open_ended: bool
+    ) -> RoundReplies:
+        """As always; and a reply whose metrics are not like the others', which Flower would end the
+        run for, is out.
+        """
+        came = super().collect(flights, size, open_ended)
+        keys = {client: tuple(sorted(metrics)) for client, metrics in self.claims.metrics.items()}
+        usual = min(
+            Counter(keys.values()).most_common(),
+            key=lambda pair: (-pair[1], pair[0]),
+            default=((), 0),
+        )[0]
+        replies = [
+            reply
+            if reply.error or keys.get(reply.client) == usual
+            else replace(
+                reply, payload=None, error="malformed: metrics unlike those of the other clients"
+            )
+            for reply in came.replies
+        ]
+        return replace(came, replies=replies)
+
+    def aggregate_updates(self, w: Tensor, updates: Updates) -> Tensor:
+        """The strategy's new model from the replies that passed; w where it makes none, or none
+        that is finite.
+        """
+        replies = [self.incoming[self.rows[k]] for k in updates.k.tolist()]
+        try:
+            arrays, self.claims.summed = self.strategy.aggregate_train(self.t, replies)
+            made = None if arrays is None else flatten_arrays(self.template, arrays)
+        except Exception as why:  # a strategy's own: too few replies for Krum, for instance
+            log.warning(
+                "%s made no model in round %d: %s", type(self.strategy).__name__, self.t, why
+            )
+            return w
+        if made is None or not torch.isfinite(made).all():
+            log.warning(
+                "%s made no finite model in round %d; the last one stays",
+                type(self.strategy).__name__,
+                self.t,
+            )
+            return w
+        self.made += 1
+        return made
+
+    def made_model(self, initial: Tensor, w: Tensor, history: Sequence[RoundRecord]) -> bool:
+        """Whether the strategy made any model, now or before the run was resumed."""
+        return super().made_model(initial, w, history) and (
+            self.made > 0 or not torch.equal(initial, w)
+        )
+
+    def configure_with_seed(
+        self, purpose: str, t: int, arrays: ArrayRecord, config: Mapping[str, Any], make: Any
+    ) -> list[Message]:
+        before = random.getstate()
+        random.seed(int(make_stream(self.options.seed, purpose, t).integers(2**63)))
+        try:
+            return list(make(t, arrays, ConfigRecord(dict(config)), SelectionGrid(self)))
+        except TooFewNodes as why:
+            log.warning("round %d: %s", t, why)
+            return []
+        finally:
+            random.setstate(before)
+
+
+class WrappedEvaluator(Evaluator):
+    """Evaluation is the strategy's too: its messages, its sums."""
+
+    def __init__(self, engine: GuardedEngine, ours: Evaluator) -> None:
+        super().__init__(ours.grid, ours.template, ours.options, ours.config, ours.own, ours.free)
+        self.engine = engine
+
+    def query_clients(self, arrays: ArrayRecord, t: int) -> MetricsAndEvaluation:
+        strategy = self.engine.strategy
+        messages = self.engine.configure_with_seed(
+            "evaluate", t, arrays, self.build_config(t), strategy.configure_evaluate
+        )
+        messages = self.inquiries.select_askable(messages)
+        came = list(self.inquiries.ask_nodes(messages).values())
+        most = find_accuracy_scale(list(map(get_reply_metrics, came)))
+        key = self.options.weight_key
+        sane = [
+            reply
+            for reply in came
+            if read_valid_metrics(reply, most, key) and len(reply.content.metric_records) == 1
+        ]
+        good = [sane[i] for i in select_consistent(list(map(get_reply_metrics, sane)))]
+        self._store_client_metrics(good, [True] * len(good), most)
+        try:
+            metrics = strategy.aggregate_evaluate(t, good) if good else None
+        except Exception as why:
+            log.warning(
+                "%s could not sum evaluations of round %d: %s", type(strategy).__name__, t, why
+            )
+            return None, None
+        accuracy = find_metric(metrics or {}, ACCURACY_KEYS, most)
+        down = self.template.nbytes * len(messages)
+        return metrics, None if accuracy is None else Evaluation(
+            accuracy / most, accuracy / most, 0.0, down
+        )
+
+
+@dataclass(frozen=True)
+class StrategyState:
+    """A strategy's own state (momenta, clipping norms), as bytes."""
+
+    blob: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))
+
+
+@dataclass(frozen=True)
+class WrappedSelector:
+    """Who trains: the strategy says. Its state is this piece's memory, so that it is checkpointed
+    and restored.
+    """
+
+    engine: GuardedEngine
+
+    def initial_state(self, M: int, d: int, D: int) -> StrategyState:
+        return StrategyState(serialize_strategy(self.engine.strategy))
+
+    def select(self, memory: StrategyState, view: RoundView, rng: Generator) -> Selection:
+        restore_strategy(self.engine.strategy, memory.blob)
+        return Selection(self.engine.choose_clients(view))
+
+    def observe(self, memory: StrategyState, event: RoundEvent) -> StrategyState:
+        return StrategyState(serialize_strategy(self.engine.strategy))
+
+
+@dataclass(frozen=True)
+class WrappedAggregator:
+    """What replies become: the strategy says."""
+
+    engine: GuardedEngine
+
+    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
+        return self.engine.aggregate_updates(w, updates)
+
+
+@dataclass(frozen=True)
+class EveryRound:
+    """A stop rule for runs without exploit rounds: each round counts as one."""
+
+    rule: StopRule
+
+    def __call__(self, history: Sequence[RoundRecord]) -> str:
+        return self.rule([replace(record, exploit=True) for record in history])
+
+    def check_next_round(
+        self, history: Sequence[RoundRecord], estimates: Sequence[ClientCost]
+    ) -> str:
+        return (
+            self.rule.check_next_round(history, estimates)
+            if isinstance(self.rule, CostAwareStop)
+            else ""
+        )
+
+
+def build_guarded_recipe(engine: GuardedEngine, P: int) -> Recipe:
+    """The strategy as a recipe."""
+    name = f"guarded-{type(engine.strategy).__name__.lower()}"
+    return Recipe(P, WrappedSelector(engine), PlainTraining(), WrappedAggregator(engine), name=name)
+
+
+def flatten_arrays(template: ArrayTemplate, arrays: ArrayRecord) -> Tensor:
+    """w of a record that our own server's strategy made, whatever its dtypes."""
+    parts = [np.asarray(arrays[s.name].numpy()).reshape(s.shape) for s in template.layout.slots]
+    return torch.cat([torch.from_numpy(part.reshape(-1)).to(template.dtype) for part in parts])

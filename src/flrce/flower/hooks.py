@@ -1,0 +1,176 @@
+"""A round in two halves, configure_train and aggregate_train: for Flower's own loop, and for
+subclasses.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp.strategy import Strategy
+
+from flrce.core import loop
+from flrce.core.traits import AsynchronousPace
+from flrce.core.types import Round, RoundPlan, RoundReplies, State
+from flrce.errors import BadInput, UnfinishedRun
+from flrce.flower.messages import MessageQueue
+from flrce.flower.options import resolve_config
+from flrce.flower.session import Session, to_flower_metrics
+
+HOOK_NAMES = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+
+
+@dataclass
+class OpenRound:
+    """The round that is under way."""
+
+    session: Session
+    state: State
+    plan: RoundPlan | None = None
+    messages: Sequence[Message] = ()
+    since: float = 0.0
+    seconds: Mapping[str, float] = field(
+        default_factory=dict
+    )  # message -> how long its answer took, where known
+    done: Round | None = None
+    arrays: ArrayRecord | None = None  # what the round made
+
+    def prepare_messages(self, config: ConfigRecord) -> Sequence[Message]:
+        """The messages of the round that begins; none once the run was stopped."""
+        session, engine, self.plan, self.messages, self.done = (
+            self.session,
+            self.session.engine,
+            None,
+            (),
+            None,
+        )
+        if loop.is_stopped(self.state):
+            return []
+        recipe = session.resize_recipe()
+        if isinstance(recipe.pace, AsynchronousPace):
+            raise BadInput(
+                f"{type(recipe.pace).__name__} leaves tasks under way between rounds, which two"
+                " halves of a round cannot: use start, without a configure_train of your own"
+            )
+        engine.begin_external_round(config)
+        self.plan = loop.plan_round(recipe, engine, self.state, engine.options.seed, session.T)
+        tasks = () if self.plan.refused else self.plan.tasks
+        self.messages = [engine.build_message(self.state.w, task) for task in tasks]
+        self.since = time.monotonic()
+        return self.messages
+
+    def use_sent_messages(self, messages: Sequence[Message]) -> None:
+        """Go by the messages that were really sent: a subclass may have left some out or written
+        them anew.
+        """
+        assert self.plan is not None
+        online = self.session.engine.online
+        flights = {online[flight.task.client].node: flight for flight in self.plan.flights}
+        odd = next(
+            (m.metadata.dst_node_id for m in messages if m.metadata.dst_node_id not in flights),
+            None,
+        )
+        if odd is not None:
+            raise BadInput(
+                f"configure_train has a message for node {odd}, which was not chosen; choose by a"
+                " Selector"
+            )
+        self.plan = replace(
+            self.plan, flights=tuple(flights[m.metadata.dst_node_id] for m in messages)
+        )
+        self.messages = messages
+
+    def aggregate_replies(
+        self, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The model that would be handed back now, None where the round made none, and the round's
+        figures.
+        """
+        plan, engine = self.plan, self.session.engine
+        if plan is None:
+            return None, None
+        at = {message.metadata.message_id: i for i, message in enumerate(self.messages)}
+        passed = time.monotonic() - self.since
+        read = []
+        for reply in replies:
+            i = at.get(reply.metadata.reply_to_message_id)
+            if i is not None:
+                message = self.messages[i]
+                seconds = self.seconds.get(message.metadata.message_id, passed)
+                read.append(
+                    engine.parse_reply(
+                        engine.make_sent_task(message, plan.tasks[i], self.state.w), reply, seconds
+                    )
+                )
+        self.done = loop.close_round(
+            self.session.recipe,
+            engine,
+            plan,
+            RoundReplies(engine.validate_reply_metrics(read)),
+            self.session.T,
+        )
+        self.state = self.done.state
+        record, self.arrays = self.done.record, None
+        own_loop = (
+            self.session.by_halves is not None
+        )  # then the session says so, once the round is on disk
+        if (
+            record.stop
+            and not own_loop
+            and not engine.made_model(self.session.w, self.state.w, self.state.history)
+        ):
+            raise UnfinishedRun(
+                f"no round was completed, the model is still the initial one: {record.stop}"
+            )
+        if record.outcome == "committed":
+            self.arrays = engine.get_model_arrays(
+                self.state.w if self.done.model is None else self.done.model
+            )
+        metrics = dict(engine.claims.aggregate_training_metrics(record) or {})
+        return self.arrays, MetricRecord({**metrics, **to_flower_metrics(record)})
+
+
+def list_overridden_hooks(strategy: Strategy, ours: type) -> list[str]:
+    """The halves that a subclass has methods of its own for."""
+    return [name for name in HOOK_NAMES if getattr(type(strategy), name) is not getattr(ours, name)]
+
+
+def run_hooked_round(strategy: Strategy, opened: OpenRound) -> Round:
+    """One round through a subclass's own configure_train and aggregate_train."""
+    engine, name, t = opened.session.engine, type(strategy).__name__, opened.state.t + 1
+    config = ConfigRecord(dict(resolve_config(opened.session.train_config, t)))
+    messages = list(
+        strategy.configure_train(t, engine.get_model_arrays(opened.state.w), config, engine.grid)
+    )
+    if opened.plan is None:
+        raise BadInput(
+            f"{name}.configure_train must call super().configure_train(...), which chooses the"
+            " clients"
+        )
+    opened.use_sent_messages(messages)
+    post = MessageQueue(engine.grid)
+    ids = post.send(messages)
+    found = {
+        key: (reply, took)
+        for key, reply, took in post.iter_answers(ids, time.monotonic() + engine.options.timeout)
+    }
+    opened.seconds = {key: took for key, (_, took) in found.items()}
+    arrays, metrics = strategy.aggregate_train(t, [found[key][0] for key in ids if key in found])
+    if opened.done is None:
+        raise BadInput(
+            f"{name}.aggregate_train must call super().aggregate_train(server_round, replies)"
+        )
+    if arrays is not None and not _has_same_arrays(arrays, opened.arrays):
+        raise BadInput(
+            f"{name}.aggregate_train returns another model than super()'s; use an Aggregator for"
+            " that"
+        )
+    engine.claims.summed = metrics  # as the strategy made one of them
+    return opened.done
+
+
+def _has_same_arrays(arrays: ArrayRecord, made: ArrayRecord | None) -> bool:
+    return made is not None and (
+        arrays is made
+        or {n: a.data for n, a in arrays.items()} == {n: a.data for n, a in made.items()}
+    )

@@ -1,0 +1,148 @@
+"""What a client on Flower trains with, and the machinery around it: runners by thread, tracing by
+turns, a meter.
+"""
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flrce.devices.energy import EnergyMeter, EnergyReading
+from flrce.training.client import ClientRunner
+from flrce.training.cpu import why_none
+from flrce.training.objectives import Classification, Objective
+
+IndexArray = NDArray[np.int64]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """What a client trains with: a network, a pool of samples x (n, ...) and labels y, and which of
+    them are its own.
+
+    `train` and `held` index the pool (by default all of it is trained on and none held back); a
+    sample reaches the network as x * scale + shift. `name` is the client's stable name; by default
+    what `get_client_name` finds.
+    """
+
+    net: nn.Module
+    x: Tensor
+    y: Tensor
+    train: IndexArray | None = None
+    held: IndexArray | None = None
+    scale: float = 1.0
+    shift: float = 0.0
+    name: str | None = None
+    objective: Objective = Classification()
+    kept: tuple[str, ...] = ()  # patterns of parameters that stay with this client
+    kernel: str = (
+        "torch"  # "auto" trains with fused kernels where the network and the machine have them
+    )
+
+    @property
+    def train_index(self) -> IndexArray:
+        return np.arange(len(self.y)) if self.train is None else self.train
+
+
+def get_client_name(context: Context) -> str:
+    """The node's stable name: client-id or partition-id of its --node-config, else its node id."""
+    config = context.node_config
+    return str(config.get("client-id", config.get("partition-id", f"node-{context.node_id}")))
+
+
+_meter_lock = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _get_meter() -> EnergyMeter:
+    return EnergyMeter()
+
+
+def measure_cost(work: Callable[[], T]) -> tuple[T, EnergyReading]:
+    """The work's result and cost; joules only where no other client works on this machine at the
+    same time.
+    """
+    if not _meter_lock.acquire(blocking=False):
+        start = time.monotonic()
+        return work(), EnergyReading(time.monotonic() - start)
+    try:
+        return _get_meter().measure(work)
+    finally:
+        _meter_lock.release()
+
+
+class TracingLock:
+    """torch.fx patches every network's call while it traces one: in one process, it has to have it
+    to itself.
+    """
+
+    def __init__(self) -> None:
+        self.change, self.working = threading.Condition(), 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (
+            TracingLock,
+            (),
+        )  # Ray hands copies of an app to its processes: each has its own turns
+
+    @contextmanager
+    def hold_shared(self) -> Iterator[None]:
+        with self.change:
+            self.working += 1
+        try:
+            yield
+        finally:
+            with self.change:
+                self.working -= 1
+                self.change.notify_all()
+
+    @contextmanager
+    def hold_exclusive(self) -> Iterator[None]:
+        with self.change:  # held while it lasts, so nobody starts
+            self.change.wait_for(lambda: not self.working)
+            yield
+
+
+class RunnerCache:
+    """A Runner per thread and pool of samples: its network is bound to one client's work at a
+    time.
+    """
+
+    def __init__(self, tracing: TracingLock, most: int = 4) -> None:
+        self.here, self.tracing, self.most = threading.local(), tracing, most
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunnerCache, (self.tracing, self.most)
+
+    def __call__(self, local: Local) -> ClientRunner:
+        kept: dict[int, tuple[Tensor, ClientRunner]] = self.here.__dict__.setdefault("kept", {})
+        if id(local.x) not in kept:
+            net, shape = copy.deepcopy(local.net), tuple(local.x.shape[1:])
+            with self.tracing.hold_exclusive():
+                native = local.kernel != "torch" and not why_none(net, shape)
+            runner = ClientRunner(
+                net,
+                shape,
+                local.x,
+                local.y,
+                local.scale,
+                local.shift,
+                native,
+                local.objective,
+                local.kept,
+            )
+            runner.compiled = local.kernel != "torch"
+            kept[id(local.x)] = (local.x, runner)
+            for old in list(kept)[: -self.most]:
+                del kept[old]
+        return kept[id(local.x)][1]

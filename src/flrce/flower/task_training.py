@@ -1,0 +1,113 @@
+"""What a client makes of a message: the model, its task, and what it kept of earlier rounds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from flrce.core.pieces import NoCompression
+from flrce.core.types import LocalWork, Payload, Reply, Task
+from flrce.flower.arrays import ArrayTemplate, read_tensors, to_array_record
+from flrce.flower.local_training import TracingLock, get_client_name
+from flrce.flower.wire import KEY_PREFIX, SAMPLES_KEY, read_task
+from flrce.training.client import ClientRunner
+from flrce.training.update_chain import SGD, UpdateChain
+
+CLIENT_STATE_PREFIX = "flrce-carry-"  # record in Context.state: what a compressor keeps, by round
+
+
+def get_message_arrays(message: Message) -> ArrayRecord:
+    found = message.content.array_records
+    return found["arrays"] if "arrays" in found else next(iter(found.values()))
+
+
+def has_exact_model(message: Message) -> bool:
+    """Whether what was sent is the server's w, all of it and unrounded."""
+    arrays = get_message_arrays(message)
+    return set(arrays) != {"held"} and not {array.dtype for array in arrays.values()} & {
+        "float16",
+        "float64",
+    }
+
+
+def read_message(
+    message: Message, context: Context, runner: ClientRunner, tracing: TracingLock
+) -> tuple[Tensor, Task, ArrayTemplate | None]:
+    """(w, the task, the template of a reply to a strategy that is not ours)."""
+    config = next(iter(message.content.config_records.values()), ConfigRecord())
+    arrays = get_message_arrays(message)
+    if KEY_PREFIX + "t" not in config:
+        template = ArrayTemplate.from_arrays(arrays, runner.layout)
+        return template.pack(arrays), _build_plain_task(config, context), template
+    cap = 8 * runner.layout.size + 2**16
+    extra = message.content.array_records.get("tensors", ArrayRecord())
+    task = read_task(config, read_tensors(extra, cap))
+    if set(arrays) != {"held"}:
+        return ArrayTemplate.from_arrays(arrays, runner.layout).pack(arrays), task, None
+    with tracing.hold_exclusive():
+        held = runner.get_part(task).held
+    w = torch.zeros(runner.layout.size)
+    w[held if held is not None else slice(None)] = read_tensors(arrays, cap)["held"]
+    return w, task, None
+
+
+def _build_plain_task(config: Mapping[str, Any], context: Context) -> Task:
+    """What to do under a strategy that sends no task: epochs, batch and lr of its config, else of
+    the run's.
+    """
+    settings = {**context.run_config, **config}
+    work = LocalWork(**{key: settings[key] for key in ("epochs", "batch") if key in settings})
+    links: list[Any] = [SGD(float(settings.get("lr", 0.1)))]
+    t = int(settings.get("server-round", 0))
+    return Task(
+        get_client_name(context),
+        0,
+        t,
+        int(settings.get("seed", 0)),
+        work,
+        update=UpdateChain(tuple(links)),
+        compressor=NoCompression(),
+    )
+
+
+def build_plain_reply(template: ArrayTemplate, w: Tensor, reply: Reply) -> RecordDict:
+    payload = reply.payload or Payload({})
+    metrics = MetricRecord({SAMPLES_KEY: reply.n, "train_loss": reply.loss})
+    return RecordDict({"arrays": template.unpack(w + payload.buffers["u"]), "metrics": metrics})
+
+
+def load_client_state(context: Context, t: int | None = None) -> dict[str, Tensor]:
+    """What this client kept before round t, or last: a round that is run again starts from the
+    same.
+    """
+    rounds = [
+        int(key.removeprefix(CLIENT_STATE_PREFIX))
+        for key in context.state
+        if key.startswith(CLIENT_STATE_PREFIX)
+    ]
+    before = [r for r in rounds if t is None or r < t]
+    if not before:
+        return {}
+    kept = context.state[f"{CLIENT_STATE_PREFIX}{max(before)}"]
+    assert isinstance(kept, ArrayRecord)
+    return read_tensors(kept, 2**40)
+
+
+def save_client_state(context: Context, t: int, carry: Mapping[str, Tensor]) -> None:
+    if not carry:
+        return
+    context.state[f"{CLIENT_STATE_PREFIX}{t}"] = to_array_record(carry)
+    rounds = sorted(
+        (
+            int(key.removeprefix(CLIENT_STATE_PREFIX))
+            for key in context.state
+            if key.startswith(CLIENT_STATE_PREFIX)
+        ),
+        reverse=True,
+    )
+    for old in rounds[
+        3:
+    ]:  # the server may die with one round sent and the one before not yet committed
+        del context.state[f"{CLIENT_STATE_PREFIX}{old}"]

@@ -1,0 +1,86 @@
+"""Error feedback: what a compressor left out is added to the client's next update."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.pieces import Compressor, NoCompression, Recipe
+from flrce.core.traits import (
+    CoordinateChanger,
+    CoverageCompressor,
+    PartialPiece,
+    ScalingCompressor,
+    SizedCompressor,
+)
+from flrce.core.types import Payload
+from flrce.errors import BadInput
+from flrce.methods.compression.buffers import TensorSizes, count_floats
+
+RESIDUAL_KEY = "residual"
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """The inner compressor with a memory; the residual stays with the client, also while it is not
+    chosen.
+    """
+
+    inner: Compressor = field(default=NoCompression(), metadata={"piece": True})
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Compressor):
+            raise BadInput(f"inner = {self.inner!r}: must be a compressor")
+        if isinstance(self.inner, ScalingCompressor) and self.inner.scaled:
+            raise BadInput(
+                "error feedback on scaled values would add the scaling's own error up; set scaled ="
+                " false"
+            )
+
+    @property
+    def partial(self) -> bool:
+        return isinstance(self.inner, PartialPiece) and self.inner.partial
+
+    def check_recipe(self, recipe: Recipe) -> str:
+        """Residuals belong to coordinates, so every round must send the same ones."""
+        for piece in (recipe.submodel, recipe.trainer):
+            if isinstance(piece, CoordinateChanger) and piece.changes_coordinates:
+                return (
+                    f"error feedback keeps a residual per coordinate, but {type(piece).__name__}"
+                    " gives a client other coordinates in every round; use the compressor"
+                    " without it"
+                )
+        return ""
+
+    def encode(
+        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+    ) -> tuple[Payload, Mapping[str, Tensor]]:
+        residual = carry.get(RESIDUAL_KEY)
+        if residual is not None and residual.shape == u.shape and bool(residual.isfinite().all()):
+            u = u + residual
+        there = copy.deepcopy(rng)
+        payload, carry = self.inner.encode(u, layout, rng, carry)
+        return payload, {**carry, RESIDUAL_KEY: u - self.inner.decode(payload, layout, there)}
+
+    def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
+        return self.inner.decode(payload, layout, rng)
+
+    def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int | None:
+        """As the inner compressor's payload, if that is known."""
+        if type(self.inner) is NoCompression:
+            return count_value_bytes(count_floats(layout))
+        return (
+            self.inner.estimate_bytes(layout, rng)
+            if isinstance(self.inner, SizedCompressor)
+            else None
+        )
+
+    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor:
+        """(d,) bool: the coordinates that count in the mean."""
+        if isinstance(self.inner, CoverageCompressor):
+            return self.inner.coverage_mask(layout, rng)
+        return torch.ones(count_floats(layout), dtype=torch.bool)

@@ -1,0 +1,95 @@
+"""Send every coordinate in a few bits (FedCOM's quantiser, Haddadpour et al. 2021)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from annotated_types import Ge, Le
+from numpy.random import Generator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.pieces import get_buffer
+from flrce.core.types import Payload
+from flrce.errors import BadInput
+from flrce.methods.compression.buffers import (
+    TensorSizes,
+    count_floats,
+    pack_bits,
+    require_buffers,
+    unpack_bits,
+)
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """2^bits levels between each tensor's least and greatest value, counted from its mean.
+
+    A tensor costs three float32 more (mean, step, the mean's level). `stochastic` rounds up with
+    the probability that makes the result unbiased, as the theory wants; without, to the nearest, as
+    the authors' code does. A constant tensor, so also an update of zero, arrives exactly.
+    """
+
+    bits: Annotated[int, Ge(1), Le(8)] = 8
+    stochastic: bool = True
+
+    def __post_init__(self) -> None:
+        if type(self.bits) is not int or not 1 <= self.bits <= 8:
+            raise BadInput(f"bits = {self.bits!r}: must be an integer from 1 to 8")
+
+    def encode(
+        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+    ) -> tuple[Payload, Mapping[str, Tensor]]:
+        ranges, levels = [], []
+        with np.errstate(
+            all="ignore"
+        ):  # a diverged client's update travels too: the gate says why it is refused
+            for x in np.split(u.double().numpy(), np.cumsum([size for _, size in layout])[:-1]):
+                mean, step, zero = header = _quantization_range(x, 2**self.bits - 1)
+                exact = np.nan_to_num((x - mean) / step + zero) if step else np.zeros_like(x)
+                up = rng.random(len(x)) if self.stochastic else 0.5
+                levels.append(np.clip(np.floor(exact + up), 0, 2**self.bits - 1).astype(np.uint8))
+                ranges.append(header)
+        packed = pack_bits(torch.from_numpy(np.concatenate(levels)), self.bits)
+        return Payload(
+            {
+                "levels": packed,
+                "ranges": torch.from_numpy(np.concatenate(ranges).astype(np.float32)),
+            }
+        ), carry
+
+    def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int:
+        """What a payload weighs, whatever the update: levels without gaps, and three floats of each
+        tensor.
+        """
+        return -(-count_floats(layout) * self.bits // 8) + count_value_bytes(3 * len(layout))
+
+    def decode(self, payload: Payload, layout: TensorSizes, rng: Generator | None = None) -> Tensor:
+        require_buffers(payload, {"levels", "ranges"})
+        sizes, d = [size for _, size in layout], count_floats(layout)
+        ranges = (
+            get_buffer(payload, "ranges", torch.float32, 3 * len(sizes)).double().reshape(-1, 3)
+        )
+        packed = get_buffer(payload, "levels", torch.uint8, -(-d * self.bits // 8))
+        levels = torch.split(unpack_bits(packed, self.bits, d).double(), sizes)
+        parts = [
+            mean + step * (q - zero) for q, (mean, step, zero) in zip(levels, ranges, strict=True)
+        ]
+        return torch.cat([torch.empty(0, dtype=torch.float64), *parts]).float()
+
+
+def _quantization_range(x: FloatArray, top: int) -> FloatArray:
+    """(mean, step, level of the mean) as they travel, in float32's values; step 0 for a constant
+    tensor.
+    """
+    low, high = (x.min(), x.max()) if len(x) else (0.0, 0.0)
+    if low == high:
+        return np.array([low, 0.0, 0.0])
+    step = np.float64(np.float32((high - low) / top))
+    zero = np.nan_to_num((x.mean() - low) / step) if step else 0.0
+    return np.array([x.mean(), step, zero]).astype(np.float32).astype(np.float64)

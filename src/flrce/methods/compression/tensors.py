@@ -1,0 +1,70 @@
+"""Leave whole tensors out of an upload (PyramidFL's upload dropout, Li et al. 2022)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.core.bounds import Proportion
+from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.pieces import get_buffer
+from flrce.core.types import Payload
+from flrce.errors import BadInput
+from flrce.methods.compression.buffers import TensorSizes, require_buffers
+
+
+@dataclass(frozen=True)
+class TensorDropout:
+    """Each tensor is sent with probability 1 - rate; both sides draw which, so what is left out
+    weighs nothing.
+
+    A tensor left out counts as unchanged, as in the authors' code; with `coverage` the mean is over
+    those who sent it.
+    """
+
+    rate: Proportion = 0.325
+    coverage: bool = False
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.rate, bool)
+            or not isinstance(self.rate, int | float)
+            or not 0 <= self.rate <= 1
+        ):
+            raise BadInput(
+                f"rate = {self.rate!r}: must lie between 0 (send all) and 1 (send nothing)"
+            )
+
+    @property
+    def partial(self) -> bool:
+        """Whether a reply may cover only some coordinates."""
+        return self.coverage and self.rate > 0
+
+    def encode(
+        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+    ) -> tuple[Payload, Mapping[str, Tensor]]:
+        kept = self._draw_sent_mask(layout, rng)
+        return Payload({"values": u.float()[kept]} if kept.any() else {}), carry
+
+    def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
+        kept = self._draw_sent_mask(layout, rng)
+        require_buffers(payload, {"values"} if kept.any() else set())
+        u = torch.zeros(len(kept))
+        if kept.any():
+            u[kept] = get_buffer(payload, "values", torch.float32, int(kept.sum()))
+        return u
+
+    def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int:
+        """What a payload weighs, whatever the update: both sides draw which tensors travel."""
+        return count_value_bytes(int(self._draw_sent_mask(layout, rng).sum()))
+
+    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor:
+        """(d,) bool: the coordinates that count in the mean."""
+        kept = self._draw_sent_mask(layout, rng)
+        return kept if self.coverage else torch.ones_like(kept)
+
+    def _draw_sent_mask(self, layout: TensorSizes, rng: Generator) -> Tensor:
+        sizes = torch.tensor([size for _, size in layout], dtype=torch.long)
+        return torch.from_numpy(rng.random(len(sizes)) >= self.rate).repeat_interleave(sizes)

@@ -1,0 +1,60 @@
+"""A pace that puts rounds off to hours of clean electricity."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flrce.core.bounds import PositiveFloat, PositiveInt, PositiveProportion
+from flrce.core.pieces import SynchronousPace
+from flrce.core.traits import AsynchronousPace, DeadlinePace
+from flrce.core.types import Task
+
+HOUR_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class CleanHours:
+    """A round begins in one of the cleanest hours to come: a `share` of the next `look`, by the
+    fleet's mean intensity.
+
+    It is put off by `within` seconds at most, and after second `deadline` of the run's clock not at
+    all. What goes on in a round is up to the `pace` inside. Without a grid (`fleet.carbon`) nothing
+    is put off.
+    """
+
+    share: PositiveProportion = 0.25
+    within: PositiveFloat = 12 * HOUR_SECONDS
+    deadline: PositiveFloat = 1e18
+    look: PositiveInt = 24
+    pace: Any = field(default=SynchronousPace(), metadata={"piece": True})
+
+    def __post_init__(self) -> None:
+        if isinstance(self.pace, AsynchronousPace):
+            raise ValueError(
+                "tasks that outlive a round cannot wait for clean hours; take another pace inside"
+            )
+
+    def cohort_size(self, P: int, busy: int) -> int:
+        return int(self.pace.cohort_size(P, busy))
+
+    def max_replies(self, P: int) -> int | None:
+        found: int | None = self.pace.max_replies(P)
+        return found
+
+    def with_deadline(self, task: Task) -> Task:
+        return self.pace.with_deadline(task) if isinstance(self.pace, DeadlinePace) else task
+
+    def choose_start_time(self, now: float, forecast: Sequence[float]) -> float:
+        """When the next round begins, given the mean intensity of this hour and those after it."""
+        limit = float(np.quantile(np.asarray(forecast), self.share, method="lower"))
+        for hour, value in enumerate(forecast):
+            later = now + hour * HOUR_SECONDS
+            if (
+                value <= limit
+                and hour * HOUR_SECONDS <= self.within
+                and (hour == 0 or later <= self.deadline)
+            ):
+                return later
+        return now

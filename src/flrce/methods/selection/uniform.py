@@ -1,0 +1,18 @@
+"""P clients at random, without replacement (FedAvg)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.random import Generator
+
+from flrce.core.pieces import RoundView
+from flrce.core.types import Selection
+
+
+@dataclass(frozen=True)
+class UniformSelector:
+    """Everyone reachable is as likely as everyone else."""
+
+    def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
+        picked = rng.permutation(len(view.pool))[: view.P]
+        return Selection(tuple(view.pool[i] for i in picked))

@@ -1,0 +1,225 @@
+"""What is handed back: the last model, an exponential average of the models, or the mean of the
+last few.
+
+An average costs the server one vector and the clients nothing; BatchNorm statistics are averaged
+along.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import torch
+from annotated_types import Ge, Le, Lt
+from torch import Tensor
+
+from flrce.core.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    PositiveProportion,
+    Proportion,
+)
+from flrce.core.buffers import allocate_like
+from flrce.core.linalg import LARGE
+from flrce.core.types import RoundEvent
+
+FLOATS_PER_CAST = 2**20  # floats widened to float64 at a time: models can be large
+FLOATS_PER_CACHE_BLOCK = (
+    2**16
+)  # the same where nothing is summed over them, so that any number gives the same bits
+
+
+@dataclass(frozen=True)
+class RunningMeanState:
+    """A running weighted sum of models."""
+
+    total: Tensor  # (d,) float64
+    weight: float = 0.0
+    headway: float | None = None  # of the last round
+    straight: float = 0.0  # decayed sum of the headways so far
+    known: float = 0.0  # and of their weights
+
+
+@dataclass(frozen=True)
+class EMA:
+    """sum decay^(t-s) w_s, divided by the sum of its weights, so that early rounds are not biased
+    towards nothing.
+
+    A young average lags behind a model that still learns fast. With `ease` above 0 the way from the
+    last model to the average is gone only in part, (1 - decay^t)^ease of it: almost the last model
+    at first, the average later. A model that goes straight on leaves its average behind too: with a
+    `level` above 0 all of the way is gone only while the mean headway of the rounds is below it,
+    less and less of it above, and nothing from twice the level on.
+    """
+
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.9
+    ease: NonNegativeFloat = 0.0
+    level: Proportion = 0.0
+    device_agnostic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.decay < 1 and 0 <= self.ease < math.inf and 0 <= self.level <= 1):
+            raise ValueError(
+                f"decay is from 0 to below 1, ease at least 0, level from 0 to 1; got {self}"
+            )
+
+    def initial_state(self, M: int, d: int, D: int) -> RunningMeanState:
+        return RunningMeanState(torch.zeros(D, dtype=torch.float64))
+
+    def observe(self, memory: RunningMeanState, event: RoundEvent) -> RunningMeanState:
+        total = allocate_like(memory.total)
+        for part, before, w in zip(
+            *(x.split(FLOATS_PER_CACHE_BLOCK) for x in (total, memory.total, event.w_next)),
+            strict=True,
+        ):
+            torch.mul(before, self.decay, out=part).add_(w, alpha=1 - self.decay)  # in the cache
+        headway, straight, known = (
+            self._compute_headway(memory, event),
+            memory.straight,
+            memory.known,
+        )
+        if headway is not None:
+            straight = self.decay * straight + (1 - self.decay) * headway
+            known = self.decay * known + (1 - self.decay)
+        return RunningMeanState(
+            total, self.decay * memory.weight + 1 - self.decay, headway, straight, known
+        )
+
+    def model(self, memory: RunningMeanState, w: Tensor) -> Tensor:
+        if not memory.weight:
+            return w
+        share = self._compute_average_share(memory)
+        if not share:
+            return w
+        model = allocate_like(w)
+        for part, last, total in zip(
+            model.split(FLOATS_PER_CACHE_BLOCK),
+            w.split(FLOATS_PER_CACHE_BLOCK),
+            memory.total.split(FLOATS_PER_CACHE_BLOCK),
+            strict=True,
+        ):
+            average = total / memory.weight
+            part.copy_(torch.lerp(last.double(), average, share) if share < 1 else average)
+        return model
+
+    def _compute_average_share(self, memory: RunningMeanState) -> float:
+        """How much of the way from the last model to the average is gone."""
+        eased = float(memory.weight**self.ease)
+        if not self.level:
+            return eased
+        if not memory.known:  # nothing is known of the way yet
+            return 0.0
+        return eased * min(max(2 - memory.straight / memory.known / self.level, 0.0), 1.0)
+
+    def get_headway(self, memory: RunningMeanState) -> float | None:
+        """Of the round that was observed last."""
+        return memory.headway
+
+    def _compute_headway(self, memory: RunningMeanState, event: RoundEvent) -> float | None:
+        """Cosine between the round's step and the way from the average before it to w; None where
+        there is no way.
+
+        w - average is the decayed sum of the past steps: 1 means straight on, below 0 back towards
+        the average. After one round the average is w itself, and what is left of the way is
+        rounding.
+        """
+        if memory.weight <= 1 - self.decay:
+            return None
+        d, products = event.updates.trainable, torch.zeros(3, dtype=torch.float64)
+        vectors = (event.w[:d], event.w_next[:d], memory.total[:d])
+        part = FLOATS_PER_CACHE_BLOCK if d > LARGE else FLOATS_PER_CAST
+        for w, w_next, total in zip(*(vector.split(part) for vector in vectors), strict=True):
+            way, step = w - total / memory.weight, (w_next - w).double()
+            products += torch.stack([way @ step, way @ way, step @ step])
+        length = math.sqrt(float(products[1] * products[2]))
+        return float(products[0]) / length if length else None
+
+
+#: what FLrce's own presets hand back: the average, unless it is young or rounds go straight on
+#: (docs/beyond.md)
+FLRCE_EMA = EMA(ease=4.0, level=0.15)
+
+
+@dataclass(frozen=True)
+class SWA:
+    """The mean of every `every`-th model after the first `after` rounds (Izmailov et al. 2018); the
+    last before that.
+
+    One vector, however many models it is of.
+    """
+
+    after: NonNegativeInt = 0
+    every: PositiveInt = 1
+    device_agnostic: ClassVar[bool] = True
+
+    def initial_state(self, M: int, d: int, D: int) -> RunningMeanState:
+        return RunningMeanState(torch.zeros(D, dtype=torch.float64))
+
+    def observe(self, memory: RunningMeanState, event: RoundEvent) -> RunningMeanState:
+        late = event.t - self.after
+        if late <= 0 or late % self.every:
+            return memory
+        return RunningMeanState(memory.total + event.w_next, memory.weight + 1)
+
+    def model(self, memory: RunningMeanState, w: Tensor) -> Tensor:
+        return (memory.total / memory.weight).to(w.dtype) if memory.weight else w
+
+
+@dataclass(frozen=True)
+class TailState:
+    """The last models, oldest first."""
+
+    models: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
+
+
+@dataclass(frozen=True)
+class TailMean:
+    """The mean of the last `last` models."""
+
+    last: Annotated[int, Ge(1), Le(10_000)] = 10
+    device_agnostic: ClassVar[bool] = True
+
+    def initial_state(self, M: int, d: int, D: int) -> TailState:
+        return TailState()
+
+    def observe(self, memory: TailState, event: RoundEvent) -> TailState:
+        kept = deque([*memory.models.items(), (event.t, event.w_next)], maxlen=self.last)
+        return TailState(dict(kept))
+
+    def model(self, memory: Any, w: Tensor) -> Tensor:
+        return _compute_mean_model(memory, w)
+
+
+@dataclass(frozen=True)
+class GrowingTailMean:
+    """The mean of the last `share` of all models so far, rounded up: a window that grows with the
+    run (t / 4).
+
+    A fixed tail is a smaller share the longer a run is. It keeps as many models as it averages.
+    """
+
+    share: PositiveProportion = 0.25
+    device_agnostic: ClassVar[bool] = True
+
+    def initial_state(self, M: int, d: int, D: int) -> TailState:
+        return TailState()
+
+    def observe(self, memory: TailState, event: RoundEvent) -> TailState:
+        oldest = event.t - math.ceil(self.share * event.t - 1e-9) + 1
+        kept = {t: model for t, model in memory.models.items() if t >= oldest}
+        return TailState({**kept, event.t: event.w_next})
+
+    def model(self, memory: Any, w: Tensor) -> Tensor:
+        return _compute_mean_model(memory, w)
+
+
+def _compute_mean_model(memory: TailState, w: Tensor) -> Tensor:
+    """The models' mean; w where there are none."""
+    if not memory.models:
+        return w
+    total = torch.zeros_like(w, dtype=torch.float64)
+    for model in memory.models.values():
+        total += model.double()
+    return (total / len(memory.models)).to(w.dtype)

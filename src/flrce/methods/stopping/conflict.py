@@ -1,0 +1,63 @@
+"""FLrce's early stop (Algorithm 3): enough once the chosen clients pull against one another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flrce.core.bounds import NonNegativeInt, PositiveFloat, PositiveInt
+from flrce.core.types import RoundRecord
+
+
+@dataclass(frozen=True)
+class UpdateConflicts:
+    """Stop in an exploit round in which a client has psi conflicting peers on average.
+
+    Needs at least two replies. `r` of the last `n` exploit rounds must agree and `after` rounds
+    must have passed; the paper's rule is r = n = 1, after = 0. With `trusted`, clients that were
+    flagged have no vote, so a few that push against everybody else cannot end the run. With
+    `confirmed`, r of the last n rounds of clients drawn at random must agree as well: whoever
+    captured the selection is a minority there.
+    """
+
+    psi: PositiveFloat
+    r: PositiveInt = 1
+    n: PositiveInt = 1
+    after: NonNegativeInt = 0
+    trusted: bool = False
+    confirmed: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.psi > 0 and 1 <= self.r <= self.n and self.after >= 0):
+            raise ValueError(f"psi must be above 0, 1 <= r <= n and after >= 0, got {self}")
+
+    def get_conflicts(self, record: RoundRecord) -> float:
+        """Conflicting peers per client in a round."""
+        return record.votes if self.trusted else record.conflicts
+
+    def __call__(self, history: Sequence[RoundRecord]) -> str:
+        last = history[-1]
+        if (
+            not last.exploit
+            or last.outcome != "committed"
+            or last.t <= self.after
+            or self.get_conflicts(last) < self.psi
+        ):
+            return ""
+        over = self._count_conflicting_rounds(history, exploit=True)
+        if over < self.r:
+            return ""
+        if self.confirmed and self._count_conflicting_rounds(history, exploit=False) < self.r:
+            return ""
+        return f"conflicts {self.get_conflicts(last):g} >= psi {self.psi:g}" + (
+            f" in {over} of {self.n}" if self.n > 1 else ""
+        )
+
+    def _count_conflicting_rounds(self, history: Sequence[RoundRecord], exploit: bool) -> int:
+        """How many of the last n rounds that exploit, or that do not, had as many conflicts as
+        psi.
+        """
+        some = [
+            h
+            for h in history
+            if bool(h.exploit) == exploit and h.outcome == "committed" and h.t > self.after
+        ]
+        return sum(self.get_conflicts(h) >= self.psi for h in some[-self.n :])

@@ -1,0 +1,75 @@
+"""A stop for skewed labels: enough once rounds undo one another, whatever their clients make of
+each other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from flrce.core.bounds import NonNegativeInt, PositiveInt, Proportion
+from flrce.core.pieces import Recipe
+from flrce.core.traits import HeadwayAverage
+from flrce.core.types import RoundRecord
+
+
+@dataclass(frozen=True)
+class NoHeadway:
+    """Stop once the mean headway of the last `n` rounds is below `level` + `share` of that of the
+    `first` rounds.
+
+    Headway is the cosine between a round's step and the way that the rounds before went
+    (averages.py): above 0 while they follow one another, 0 where they wander, below 0 where each
+    takes back what the last did. Conflict between rounds, where Algorithm 3 looks at conflict
+    within one: clients with few labels each conflict in every round, whether training gets anywhere
+    or not. The first rounds tell how much headway there is to lose: the more labels differ between
+    clients, the less of it is ever seen. No run ends within `after` rounds (docs/first-study.md).
+    """
+
+    level: Annotated[float, Ge(-1), Le(1)] = -0.08
+    share: Proportion = 0.4
+    n: PositiveInt = 20
+    first: PositiveInt = 10
+    after: NonNegativeInt = 69
+
+    def __post_init__(self) -> None:
+        if not (
+            -1 <= self.level <= 1
+            and 0 <= self.share <= 1
+            and min(self.n, self.first) >= 1
+            and self.after >= 0
+        ):
+            raise ValueError(
+                "level is from -1 to 1, share from 0 to 1, n and first at least 1, after 0; got"
+                f" {self}"
+            )
+
+    def check_recipe(self, recipe: Recipe) -> str:
+        if not isinstance(recipe.average, HeadwayAverage):
+            return (
+                'stop = "standstill" measures rounds against the averaged model; set average ='
+                ' "ema"'
+            )
+        if self.first < 3:
+            return (
+                f"stop.first = {self.first}: the first two rounds have no headway to compare with;"
+                " set at least 3"
+            )
+        return ""
+
+    def compare_headway(self, history: Sequence[RoundRecord]) -> tuple[float, float] | None:
+        """Mean headway of the last rounds and the least that goes on; None while there are too
+        few.
+        """
+        known = [h.headway for h in history if h.headway is not None]
+        early = [h.headway for h in history if h.headway is not None and h.t <= self.first]
+        if not early or history[-1].headway is None or len(known) < self.n:
+            return None
+        return sum(known[-self.n :]) / self.n, self.level + self.share * sum(early) / len(early)
+
+    def __call__(self, history: Sequence[RoundRecord]) -> str:
+        found = self.compare_headway(history) if history and history[-1].t > self.after else None
+        if found is None or found[0] >= found[1]:
+            return ""
+        return f"headway {found[0]:.3f} < {found[1]:.3f} over {self.n} rounds"

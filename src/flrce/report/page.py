@@ -1,0 +1,290 @@
+"""One self-contained page: tables in plain HTML, charts drawn by our own script from data in the
+page.
+
+No library and no request: the content security policy forbids both, and runs only the script whose
+hash it names. Client names and folders are untrusted text: escaped in HTML, and handled as text by
+the script.
+"""
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from flrce.core.intervals import ConfidenceInterval
+from flrce.report import carbon, run_detail, tables
+from flrce.report.tables import COST_AXES, SUMMARY_COLUMNS, RunGroup
+from flrce.report.tasks import require_one_task
+from flrce.report.verdict import describe_ending, describe_groups
+from flrce.storage import metric_format as words
+from flrce.storage import read
+from flrce.storage.disk import BY_UMASK, write_atomically
+from flrce.storage.read import RecordedRun
+from flrce.version import __version__
+
+MAX_MAP_BYTES = 1_500_000  # bytes of relationship maps in one page
+CURVE_KINDS = ("raw", "averaged", "smooth")
+SCRIPT_FILES = ("draw.js", "lines.js", "grids.js", "page.js")
+
+
+def write_report(folders: Sequence[Path | str], out: Path | str) -> Path:
+    """The report of every run in the folders; BadInput where they are of several tasks."""
+    runs = read.read_runs(folders)
+    require_one_task(runs, "write a report of each")
+    return write_task_report(runs, Path(out))
+
+
+def write_task_report(runs: Sequence[RecordedRun], path: Path) -> Path:
+    """The report of runs of one task."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, render_report(runs).encode(), BY_UMASK)
+    return path
+
+
+def render_report(runs: Sequence[RecordedRun]) -> str:
+    """The page as text."""
+    parts = tables.group_runs(runs)
+    metric = html.escape(words.format_metric_name(tables.get_primary_metric(parts)))
+    script = "\n".join(_read_asset(name) for name in SCRIPT_FILES)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template(_read_asset("page.html")).substitute(
+        script=script,
+        digest=digest,
+        style=_read_asset("page.css"),
+        data=to_embedded_json(build_report_payload(parts)),
+        version=__version__,
+        story=render_summary_sentences(parts),
+        carbon=carbon.render_carbon_table(runs),
+        headline=render_summary_table(parts),
+        metric=metric,
+        energy=describe_energy_origin(runs),
+        setting=html.escape(describe_setting(runs)),
+        spread=describe_spread(parts),
+        compared="Recipes compared" if len(parts) > 1 else metric,
+        picker=render_run_options(parts),
+        settings=render_settings(parts),
+    )
+
+
+def to_embedded_json(data: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever the names in it."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def build_report_payload(parts: Sequence[RunGroup]) -> dict[str, Any]:
+    """All that the script draws."""
+    runs, rosters, partitions = [], _UniqueItems(), _UniqueItems()
+    for i, part in enumerate(parts):
+        for run in part.runs:
+            rows = run_detail.select_charted_clients(run)
+            labels = run.partition.get("labels", [])
+            found = run_detail.build_run_detail(run, rows)
+            classes = [str(name) for name in run.partition.get("classes", ())]
+            runs.append(
+                {
+                    "recipe": i,
+                    "seed": run.seed,
+                    "M": len(run.roster),
+                    "clients": rosters.get_index([run.roster[k] for k in rows]),
+                    "partition": partitions.get_index([labels[k] for k in rows if k < len(labels)]),
+                    "classes": classes or [str(label) for label in range(len(found["byClass"]))],
+                    "order": (
+                        run_detail.order_by_relationship(run)
+                        if len(rows) == len(run.roster)
+                        else list(range(len(rows)))
+                    ),
+                    "relations": None,
+                    **found,
+                }
+            )
+    _add_maps(runs, [run for part in parts for run in part.runs])
+    return {
+        "units": {
+            name: {"per": per, "name": unit}
+            for name, (per, unit) in tables.choose_units(parts).items()
+        },
+        "metric": {
+            "name": words.format_metric_heading(tables.get_primary_metric(parts)),
+            "per": words.metric_unit(tables.get_primary_metric(parts)),
+        },
+        "recipes": [build_group_payload(part) for part in parts],
+        "runs": runs,
+        "rosters": rosters.items,
+        "partitions": partitions.items,
+    }
+
+
+def _add_maps(described: list[dict[str, Any]], runs: Sequence[RecordedRun]) -> None:
+    """Relationship maps as far as the page's size allows: every recipe's first seed, then the
+    second ones, ...
+    """
+    left, seen = MAX_MAP_BYTES, [0] * (1 + max((d["recipe"] for d in described), default=0))
+    turn = []
+    for d in described:
+        turn.append(seen[d["recipe"]])
+        seen[d["recipe"]] += 1
+    for i in sorted(range(len(runs)), key=lambda i: (turn[i], i)):
+        found = run_detail.pack_relationship_rows(runs[i])
+        size = sum(map(len, found["rows"])) if found else 0
+        if found and size > left:
+            described[i]["left_out"] = True
+        elif found:
+            left -= size
+            described[i]["relations"] = found
+
+
+class _UniqueItems:
+    """Equal things once: runs of one seed share their partition."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.known: dict[str, int] = {}
+
+    def get_index(self, item: Any) -> int:
+        key = json.dumps(item)
+        if key not in self.known:
+            self.known[key] = len(self.items)
+            self.items.append(item)
+        return self.known[key]
+
+
+def build_group_payload(part: RunGroup) -> dict[str, Any]:
+    """A recipe's bars and curves."""
+    names = (*SUMMARY_COLUMNS, "bytes_up", "bytes_down", "joules_wasted")
+    return {
+        "label": part.label,
+        "seeds": len(part.runs),
+        "figures": {
+            name: [part.compute_interval(name).mean, part.compute_interval(name).spread]
+            for name in names
+        },
+        "hasAverage": any(h.averaged is not None for run in part.runs for h in run.rounds),
+        "curves": {
+            kind: {axis: _sample_mean_band(part, axis, kind) for axis in COST_AXES}
+            for kind in CURVE_KINDS
+        },
+    }
+
+
+def _sample_mean_band(part: RunGroup, axis: str, kind: str) -> list[Any]:
+    x, mean, half = tables.compute_mean_band(part, axis, kind)
+    return [
+        None if values is None else [float(f"{v:.5g}") for v in values]
+        for values in (x, mean, half)
+    ]
+
+
+def render_summary_table(parts: Sequence[RunGroup]) -> str:
+    """The table at the top, readable without the script."""
+    heads, rows = tables.build_summary_table(parts)
+    digits = [digits for _, _, digits in tables.get_summary_columns(parts).values()]
+    lines = [
+        "<thead><tr>",
+        *(f'<th scope="col" tabindex="0">{html.escape(head)}</th>' for head in heads),
+        "</tr></thead><tbody>",
+    ]
+    for label, seeds, *cells in rows:
+        lines.append(f'<tr><th scope="row">{html.escape(label)}</th><td>{seeds}</td>')
+        lines += [
+            f"<td>{render_interval(cell, n)}</td>" for cell, n in zip(cells, digits, strict=True)
+        ]
+        lines.append("</tr>")
+    return "".join([*lines, "</tbody>"])
+
+
+def render_interval(cell: ConfidenceInterval, digits: int) -> str:
+    """A cell of the table, its interval in grey."""
+    mean, sign, half = cell.format_interval(digits).partition(" ± ")
+    return f'{mean} <span class="half">± {half}</span>' if sign else mean
+
+
+def render_summary_sentences(parts: Sequence[RunGroup]) -> str:
+    """The opening sentences."""
+    return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in describe_groups(parts))
+
+
+def describe_spread(parts: Sequence[RunGroup]) -> str:
+    """What stands beside a mean."""
+    most = max((len(part.runs) for part in parts), default=1)
+    if most == 1:
+        return "One seed, so no intervals."
+    if most == 2:
+        return "From the least to the most of two seeds; bands and whiskers likewise."
+    return (
+        "Mean over seeds ± half-width of the 95 % interval (Student's t); rounds from fewest to"
+        " most."
+    )
+
+
+def describe_energy_origin(runs: Sequence[RecordedRun]) -> str:
+    """What the figures of energy and time are."""
+    return "measured" if all(run.summary["energy"] == "measured" for run in runs) else "modelled"
+
+
+def describe_setting(runs: Sequence[RecordedRun]) -> str:
+    """What the runs were about, in one line."""
+    kinds = {}
+    for run in runs:
+        data = run.experiment.get("data", {})
+        name = data.get("path") or data.get("name", "digits")
+        M, P = run.experiment.get("clients", len(run.roster)), run.P
+        kinds[
+            f"{name}, {data.get('partition', 'dirichlet')} partition, {M} clients, {P} per round"
+        ] = True
+    energy = " and ".join(sorted({run.summary["energy"] for run in runs}))
+    return (
+        f"{'; '.join(kinds)}. {len(runs)} run{'s' if len(runs) > 1 else ''}; energy"
+        f" {energy}{describe_energy_error(runs)}."
+    )
+
+
+def describe_energy_error(runs: Sequence[RecordedRun]) -> str:
+    """How far the joules may be off by what the devices' profiles state; "" where they state
+    nothing.
+    """
+    sums = [
+        sum(run.summary[name] for run in runs) for name in ("joules_low", "joules", "joules_high")
+    ]
+    low, joules, high = sums
+    if not joules or not low or high <= joules * 1.0001:
+        return ""
+    return (
+        f" (by the profiles' stated errors {low / joules:.2f} to {high / joules:.2f} times as much)"
+    )
+
+
+def render_run_options(parts: Sequence[RunGroup]) -> str:
+    """One option per run."""
+    names = [f"{part.label}, seed {run.seed}" for part in parts for run in part.runs]
+    return "".join(
+        f'<option value="{i}">{html.escape(name)}</option>' for i, name in enumerate(names)
+    )
+
+
+def render_settings(parts: Sequence[RunGroup]) -> str:
+    """Each group's settings, folders and versions, folded away."""
+    blocks = []
+    for part in parts:
+        run = part.runs[0]
+        lines = [f"{key} = {value}" for key, value in tables.list_result_settings(run).items()]
+        lines += [f"{key} {value}" for key, value in run.summary["versions"].items()] + [
+            run.summary["hardware"]
+        ]
+        lines += [
+            f"seed {each.seed}: {each.folder.name}, {describe_ending(each)}" for each in part.runs
+        ]
+        text = html.escape("\n".join(lines))
+        blocks.append(
+            f"<details><summary>{html.escape(part.label)}</summary><pre>{text}</pre></details>"
+        )
+    return "".join(blocks)
+
+
+def _read_asset(name: str) -> str:
+    return (files("flrce.report") / "assets" / name).read_text("utf-8")

@@ -1,0 +1,164 @@
+"""A run's adapters as HuggingFace's peft reads them: adapter_config.json and
+adapter_model.safetensors.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from flrce.config.experiment import Experiment
+from flrce.core.user_code import NOTHING
+from flrce.errors import BadInput, format_one_line
+from flrce.models.adapters import DOWN, UP
+from flrce.models.nets import build_network
+from flrce.models.seeds import SeedSpaceNetwork
+from flrce.storage.disk import BY_UMASK, write_atomically
+from flrce.storage.seal import (
+    MAX_SETTINGS_BYTES,
+    SEAL_FILE,
+    FileMarks,
+    read_seal,
+    read_sealed_file,
+    refuse_unlisted,
+)
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PUBLISHED_MODELS = {
+    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"
+}  # where a model that has a name here is published
+DEFAULT_MODEL_OPTIONS: dict[str, Any] = {
+    "path": "smollm2",
+    "rank": 8,
+    "alpha": 16.0,
+}  # of model.options
+PEFT_NAME_PREFIX = "base_model.model."  # peft around a causal model
+
+
+def export_adapters(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
+    """Write the adapters that a run handed back, or its `last` ones, into the folder `out`; the
+    config is returned.
+    """
+    if not os.path.lexists(run / "experiment.toml"):
+        raise BadInput(f"{run} is no run directory; give the --out of a run")
+    marks = _read_model_marks(run, last)
+    read_sealed_file(
+        run / "experiment.toml", marks, MAX_SETTINGS_BYTES
+    )  # rank and alpha stand there: as they were sealed
+    experiment = Experiment.load(run / "experiment.toml", trust=NOTHING)  # a record is data
+    if kept := experiment.kept_patterns():
+        raise BadInput(
+            f"{run}: every client keeps {', '.join(kept)} of its own; flrce.run(experiment,"
+            f" {str(run)!r}, resume=True).personal has their models, and"
+            " flrce.report.peft.write_adapters writes one"
+        )
+    return write_adapters(_load_run_model(run, last, marks), experiment, out)
+
+
+def write_adapters(
+    model: Mapping[str, Tensor], experiment: Experiment, out: Path | str
+) -> dict[str, Any]:
+    """Write the adapters among a model's named tensors, a run's or one client's own; the config is
+    returned.
+    """
+    if experiment.model.name != "llama":
+        raise BadInput(
+            f"the run trained model.name = {experiment.model.name!r}; adapters are those of 'llama'"
+            " alone, any other network takes its model.safetensors by load_state_dict"
+        )
+    options, out = {**DEFAULT_MODEL_OPTIONS, **(experiment.model.options or {})}, Path(out)
+    tensors = {
+        to_transformers_name(name): x for name, x in collect_adapters(model, experiment).items()
+    }
+    if not tensors:
+        few = ", ".join(sorted(model)[:2])
+        raise BadInput(
+            f"the model has no adapters of 'llama' but {few or 'nothing'}: a network that was"
+            " handed over in Python takes its tensors by load_state_dict, and its own library"
+            " writes them"
+        )
+    targets = sorted({name.rpartition(".")[0] for name in tensors})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "inference_mode": True,
+        "base_model_name_or_path": PUBLISHED_MODELS.get(str(options["path"]), str(options["path"])),
+        "r": int(options["rank"]),
+        "lora_alpha": float(options["alpha"]),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "target_modules": targets,
+    }
+    named = {
+        f"{PEFT_NAME_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / WEIGHTS, save(named, {"format": "pt"}), BY_UMASK)
+        write_atomically(out / CONFIG, json.dumps(config, indent=1).encode(), BY_UMASK)
+    except OSError as why:
+        raise BadInput(
+            f"{out} cannot be written: {why.strerror or why}; give a folder that can"
+        ) from why
+    return config
+
+
+def to_transformers_name(name: str) -> str:
+    """The name in a causal model of transformers: its layers lie below `model`, its output layer
+    beside it.
+    """
+    return f"lm_{name}" if name.startswith("head.") else f"model.{name}"
+
+
+def collect_adapters(tensors: Mapping[str, Tensor], experiment: Experiment) -> dict[str, Tensor]:
+    """Both matrices of every adapter, by their names in the network; those of a seed space are
+    worked out.
+    """
+    if "steps" in tensors:
+        net = build_network("llama", (1,), 1, experiment.seed, 1, True, experiment.model.options)
+        assert isinstance(net, SeedSpaceNetwork)
+        net.load_state_dict({"steps": tensors["steps"]}, strict=False)
+        tensors = dict(net.net.named_parameters()) | net.compute_parameters()
+    return {
+        name: x.detach() for name, x in tensors.items() if name.rpartition(".")[2] in (DOWN, UP)
+    }
+
+
+def _read_model_marks(run: Path, last: bool) -> FileMarks:
+    """What the seal says of a run's files; BadInput where there is no model, or nothing to check it
+    by.
+    """
+    marks = read_seal(run)
+    names = ("last.safetensors", "model.safetensors") if last else ("model.safetensors",)
+    if not any(os.path.lexists(run / name) or name in marks for name in names):
+        raise BadInput(
+            f"{run} has no model yet: one is written when the run ends or is interrupted; go on"
+            " with --resume"
+        )
+    if not marks:
+        raise BadInput(
+            f"{run} has no {SEAL_FILE} to check its weights by; flrce run --out {run} --resume"
+            " writes it"
+        )
+    refuse_unlisted(run, marks)
+    return marks
+
+
+def _load_run_model(run: Path, last: bool, marks: FileMarks) -> dict[str, Tensor]:
+    name = (
+        "last.safetensors" if last and "last.safetensors" in marks else "model.safetensors"
+    )  # often the same
+    path, size = run / name, marks.get(name, {"bytes": 0})["bytes"]
+    try:
+        return load(read_sealed_file(path, marks, size))
+    except SafetensorError as why:
+        raise BadInput(
+            f"{path} cannot be read ({format_one_line(why, 80)}); restore it (flrce verify {run}"
+            " checks all)"
+        ) from why

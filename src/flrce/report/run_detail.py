@@ -1,0 +1,176 @@
+"""One run in detail, as the page shows it: conflicts, selections, costs per client, the
+relationship map.
+"""
+
+import base64
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.methods.stopping.no_headway import NoHeadway
+from flrce.report.cost_per_point import build_gain_chart, build_price_chart
+from flrce.report.verdict import describe_ending, get_stop_criterion
+from flrce.storage import metric_format as words
+from flrce.storage.read import RecordedRun
+
+MAX_CHARTED_CLIENTS = 300  # clients in a chart; the most often chosen of a larger fleet
+
+
+def select_charted_clients(run: RecordedRun) -> list[int]:
+    """Rows of the clients that the charts show."""
+    if len(run.roster) <= MAX_CHARTED_CLIENTS:
+        return list(range(len(run.roster)))
+    chosen = Counter(run.client_indices[client] for h in run.rounds for client in h.chosen)
+    return sorted(
+        sorted(range(len(run.roster)), key=lambda k: (-chosen[k], k))[:MAX_CHARTED_CLIENTS]
+    )
+
+
+def build_run_detail(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
+    """Rounds and clients of one run; clients by their place in `rows`."""
+    place = {run.roster[k]: i for i, k in enumerate(rows)}
+    return {
+        "t": [h.t for h in run.rounds],
+        "outcome": [h.outcome for h in run.rounds],
+        "exploit": [int(h.exploit) for h in run.rounds],
+        "conflicts": [round(run.count_conflicts(h), 3) for h in run.rounds],
+        **build_headway_series(run),
+        "worth": build_gain_chart(run),
+        "point": build_price_chart(run),
+        "accuracy": [_round_digits(h.last_model_metric) for h in run.rounds],
+        "averaged": [_round_digits(h.averaged) for h in run.rounds],
+        "joules": [_round_digits(x) for x in np.cumsum([h.joules for h in run.rounds])],
+        "bytes": [int(x) for x in np.cumsum([h.bytes_up + h.bytes_down for h in run.rounds])],
+        "grams": [_round_digits(x) for x in np.cumsum([h.grams for h in run.rounds])],
+        "seconds": [_round_digits(x) for x in [h.began + h.seconds for h in run.rounds]],
+        "chosen": [[place[c] for c in h.chosen if c in place] for h in run.rounds],
+        "rejected": [[place[c] for c in h.rejected if c in place] for h in run.rounds],
+        "loss": [_round_digits(h.loss) for h in run.rounds],
+        "training": mean_training_losses(run),
+        "decided": get_stop_criterion(run),
+        "psi": run.psi,
+        "stop": run.rounds[-1].stop if run.rounds else "",
+        "ended": describe_ending(run),
+        "costs": sum_client_costs(run, rows),
+        **build_final_metrics(run, rows),
+    }
+
+
+def build_final_metrics(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
+    """The headline of the model handed back for each client, and its accuracy for each class, where
+    recorded.
+    """
+    metric = str(run.final.get("metric", "accuracy"))
+    clients, classes = (
+        run.final.get("clients", []),
+        run.final.get("classes", []) if metric == "accuracy" else [],
+    )
+    return {
+        "byClient": [_round_digits(clients[k]) if k < len(clients) else None for k in rows],
+        "byClass": [_round_digits(value) for value in classes],
+        "served": {
+            "name": words.format_metric_heading(metric),
+            "per": words.metric_unit(metric),
+            "lower": run.summary["better"] == "lower",
+        },
+    }
+
+
+def mean_training_losses(run: RecordedRun) -> list[float | None]:
+    """Mean loss of the clients whose replies counted, over the first epoch of each round."""
+    found = []
+    for lines in run.client_lines:
+        losses = [
+            line["loss"]
+            for line in lines
+            if line["outcome"] == "useful" and line.get("loss") is not None
+        ]
+        found.append(_round_digits(sum(losses) / len(losses)) if losses else None)
+    return found
+
+
+def build_headway_series(run: RecordedRun) -> dict[str, Any]:
+    """Headway of each round; where a standstill ends the run, the mean it looks at, and the least
+    that goes on.
+    """
+    rules = [rule for rule in run.stop_rules if isinstance(rule, NoHeadway)]
+    seen = (
+        [
+            rules[0].compare_headway(run.committed_rounds[: i + 1])
+            for i in range(len(run.committed_rounds))
+        ]
+        if rules
+        else []
+    )
+    at = {h.t: figures for h, figures in zip(run.committed_rounds, seen, strict=False) if figures}
+    return {
+        "headway": [_round_digits(h.headway) for h in run.rounds],
+        "course": [_round_digits(at[h.t][0]) if h.t in at else None for h in run.rounds],
+        "least": next((_round_digits(least) for _, least in reversed(at.values())), None),
+    }
+
+
+def sum_client_costs(run: RecordedRun, rows: Sequence[int]) -> dict[str, list[float]]:
+    """Joules and bytes of each client, useful and wasted, and the times it was chosen."""
+    totals = {
+        name: np.zeros(len(run.roster))
+        for name in ("joules", "joules_wasted", "bytes", "bytes_wasted", "n")
+    }
+    for line in run.costs:
+        k = run.client_indices.get(line["client"])
+        if k is None:
+            continue  # a reply from somebody who is no client
+        wasted = "" if line["outcome"] in ("useful", "asked") else "_wasted"
+        totals[f"joules{wasted}"][k] += line["joules"]
+        totals[f"bytes{wasted}"][k] += line["bytes_up"] + line["bytes_down"]
+    for h in run.rounds:
+        totals["n"][[run.client_indices[client] for client in h.chosen]] += 1
+    return {
+        name: [_round_digits(x, 9) for x in values[list(rows)]] for name, values in totals.items()
+    }
+
+
+def pack_relationship_rows(run: RecordedRun) -> dict[str, Any] | None:
+    """Rows of Omega as each round left them, still packed; None where they were not kept."""
+    kept = [r for r in run.relations if r.Omega is not None]
+    if not kept or len(run.roster) > MAX_CHARTED_CLIENTS:
+        return None
+    packed = [base64.b64encode(r.Omega.tobytes()).decode() for r in kept if r.Omega is not None]
+    return {"t": [r.t for r in kept], "k": [list(r.k) for r in kept], "rows": packed}
+
+
+def rebuild_relationship_map(run: RecordedRun, t: int | None = None) -> NDArray[np.float64] | None:
+    """(M, M) Omega after round t (the last one), to 1/127; None where it was not kept."""
+    kept = [r for r in run.relations if r.Omega is not None and (t is None or r.t <= t)]
+    if not kept:
+        return None
+    M = max(len(run.roster), *(r.Omega.shape[1] for r in kept if r.Omega is not None))
+    Omega = np.zeros((M, M))
+    for r in kept:
+        assert r.Omega is not None
+        Omega[list(r.k), : r.Omega.shape[1]] = r.Omega / 127
+    return Omega
+
+
+def order_by_relationship(run: RecordedRun) -> list[int]:
+    """Rows ordered so that clients that agree stand together: average linkage on 1 - mutual
+    relationship.
+    """
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    Omega = rebuild_relationship_map(run)
+    if Omega is None or len(Omega) < 3:
+        return list(range(len(run.roster)))
+    apart = 1 - (Omega + Omega.T) / 2
+    np.fill_diagonal(apart, 0)
+    order = leaves_list(linkage(squareform(apart, checks=False), "average", optimal_ordering=True))
+    return [int(k) for k in order]
+
+
+def _round_digits(x: Any, digits: int = 5) -> Any:
+    """As many digits as are read; five are more than a chart shows."""
+    return None if x is None else float(f"{float(x):.{digits}g}")

@@ -1,0 +1,230 @@
+"""Runs grouped by what was asked, with means and 95 % intervals over their seeds, and curves with
+bands.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.core.intervals import ConfidenceInterval, confidence_interval, half_width
+from flrce.core.types import RoundRecord
+from flrce.storage import metric_format as words
+from flrce.storage.read import RecordedRun
+from flrce.storage.settings import NEUTRAL_SETTINGS, flatten_tables
+
+FloatSeries = NDArray[np.float64]
+
+COST_AXES = ("rounds", "joules", "bytes", "seconds", "grams")
+SMOOTHING_WINDOW = 5  # evaluations in the running mean
+CURVE_POINTS = 100  # of a curve that is a mean over seeds
+#: figure -> heading, unit's name in `choose_units`, digits; the first is the objective's headline
+#: metric, accuracy as a rule
+SUMMARY_COLUMNS = {
+    "accuracy": ("Accuracy %", "headline", 1),
+    "rounds": ("Rounds", "", 0),
+    "joules": ("Energy", "joules", 1),
+    "bytes": ("Traffic", "bytes", 2),
+    "seconds": ("Time", "seconds", 2),
+    "grams": ("CO2", "grams", 2),
+    "computation_efficiency": ("Acc. per kJ", "", 2),
+    "communication_efficiency": ("Acc. per GB", "", 2),
+    "wasted": ("Wasted %", "percent", 1),
+}
+UNIT_SCALES = {
+    "joules": ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")),
+    "bytes": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")),
+    "seconds": ((3600.0, "h"), (60.0, "min"), (1.0, "s")),
+    "grams": ((1e3, "kg"), (1.0, "g"), (1e-3, "mg")),
+}
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that differ in their seed only."""
+
+    label: str
+    runs: tuple[RecordedRun, ...]
+
+    def get_values(self, figure: str) -> list[float]:
+        found = [get_summary_values(run)[figure] for run in self.runs]
+        return [value for value in found if value is not None]
+
+    def compute_interval(self, figure: str) -> ConfidenceInterval:
+        return confidence_interval(self.get_values(figure))
+
+
+def get_summary_values(run: RecordedRun) -> dict[str, float | None]:
+    """The headline figures of one run."""
+    s = run.summary
+    return {
+        "accuracy": s.get("value", s["accuracy"]),
+        **{name: s[name] for name in ("accuracy_last", "rounds", "joules", "seconds", "grams")},
+        **{
+            name: s[name]
+            for name in ("computation_efficiency", "communication_efficiency", "joules_wasted")
+        },
+        "bytes": s["bytes_up"] + s["bytes_down"],
+        "bytes_up": s["bytes_up"],
+        "bytes_down": s["bytes_down"],
+        "wasted": s["joules_wasted"] / s["joules"] if s["joules"] else None,
+    }
+
+
+def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
+    """Runs by experiment, seeds and what changes no result set aside; labels tell groups apart."""
+    found: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        found.setdefault(repr(sorted(list_result_settings(run).items())), []).append(run)
+    parts = list(found.values())
+    labels = _label_groups([part[0] for part in parts])
+    return [RunGroup(label, tuple(part)) for label, part in zip(labels, parts, strict=True)]
+
+
+def _label_groups(runs: Sequence[RecordedRun]) -> list[str]:
+    """Recipe names; where one repeats, with the settings in which its groups differ."""
+    labels: list[str] = []
+    for run in runs:
+        same = [list_result_settings(other) for other in runs if other.name == run.name]
+        mine = list_result_settings(run)
+        keys = [key for key in mine if any(other.get(key) != mine[key] for other in same)]
+        told = ", ".join(f"{key.rpartition('.')[2]} {mine[key]}" for key in sorted(keys)[:3])
+        label = f"{run.name} ({told})" if told else run.name
+        again = sum(before == label or before.startswith(f"{label} #") for before in labels)
+        labels.append(f"{label} #{again + 1}" if again else label)
+    return labels
+
+
+def list_result_settings(run: RecordedRun) -> dict[str, str]:
+    """An experiment's settings as "table.key" -> text, without those that change no result of a
+    seed.
+    """
+    return {
+        key: str(value)
+        for key, value in flatten_tables(run.experiment).items()
+        if key not in ("seed", *NEUTRAL_SETTINGS)
+    }
+
+
+def choose_units(parts: Sequence[RunGroup]) -> dict[str, tuple[float, str]]:
+    """The unit in which each cost of these groups reads best."""
+    chosen = {
+        "percent": (0.01, "%"),
+        "": (1.0, ""),
+        "headline": (words.metric_unit(get_primary_metric(parts)), ""),
+    }
+    for name in UNIT_SCALES:
+        chosen[name] = choose_unit(
+            name, max((value for part in parts for value in part.get_values(name)), default=0.0)
+        )
+    return chosen
+
+
+def choose_unit(name: str, largest: float) -> tuple[float, str]:
+    """The unit in which a cost of that size reads best: how many of ours it is, and its name."""
+    return next((unit for unit in UNIT_SCALES[name] if largest >= unit[0]), UNIT_SCALES[name][-1])
+
+
+def get_primary_metric(parts: Sequence[RunGroup]) -> str:
+    """What these runs are judged by."""
+    return words.find_common_metric(run.summary for part in parts for run in part.runs)
+
+
+def get_summary_columns(parts: Sequence[RunGroup]) -> dict[str, tuple[str, str, int]]:
+    """HEADLINE with the heading and digits of these runs' metric; what is gained per joule only of
+    shares.
+    """
+    judged = get_primary_metric(parts)
+    found = {
+        **SUMMARY_COLUMNS,
+        "accuracy": (words.format_metric_heading(judged), "headline", words.metric_digits(judged)),
+    }
+    if not any(value for part in parts for value in part.get_values("grams")):
+        del found["grams"]
+    if judged == "accuracy":
+        return found
+    return {name: entry for name, entry in found.items() if not name.endswith("_efficiency")}
+
+
+def build_summary_table(parts: Sequence[RunGroup]) -> tuple[list[str], list[list[Any]]]:
+    """The table at the top: headings, and per group its label, seeds, and an Interval per figure in
+    its unit.
+    """
+    scales = choose_units(parts)
+    heads = [
+        f"{head}{f' {scales[unit][1]}' if unit in UNIT_SCALES else ''}"
+        for head, unit, _ in get_summary_columns(parts).values()
+    ]
+    rows = []
+    for part in parts:
+        row: list[Any] = [part.label, len(part.runs)]
+        for name, (_, unit, _) in get_summary_columns(parts).items():
+            row.append(part.compute_interval(name).divide_by(scales[unit][0]))
+        rows.append(row)
+    return ["Recipe", "Seeds", *heads], rows
+
+
+def to_plain_rows(parts: Sequence[RunGroup]) -> list[dict[str, Any]]:
+    """The headline for a program: figures in base units."""
+    return [
+        {"recipe": part.label, "seeds": [run.seed for run in part.runs]}
+        | {"metric": get_primary_metric([part])}
+        | {name: asdict(part.compute_interval(name)) for name in SUMMARY_COLUMNS}
+        for part in parts
+    ]
+
+
+def get_round_cost(h: RoundRecord, axis: str) -> float:
+    """What a round adds along an axis."""
+    if axis == "rounds":
+        return float(h.outcome == "committed")
+    return float(h.bytes_up + h.bytes_down if axis == "bytes" else getattr(h, axis))
+
+
+def trace_metric(run: RecordedRun, axis: str, kind: str = "raw") -> tuple[FloatSeries, FloatSeries]:
+    """The headline metric along an axis: rounds, or what had been spent by then, abandoned rounds
+    included.
+
+    `kind`: "raw", the model of the round; "averaged", the server average where one was kept;
+    "smooth", a running mean.
+    """
+    total, x, y = 0.0, [], []
+    for h in run.rounds:
+        total = (
+            h.began + h.seconds if axis == "seconds" else total + get_round_cost(h, axis)
+        )  # waiting is time too
+        if h.last_model_metric is not None:
+            x.append(total)
+            y.append(
+                h.averaged if kind == "averaged" and h.averaged is not None else h.last_model_metric
+            )
+    values = np.array(y, dtype=np.float64)
+    if kind == "smooth":
+        sums = np.concatenate([[0.0], np.cumsum(values)])
+        first = np.maximum(np.arange(len(values)) - SMOOTHING_WINDOW + 1, 0)
+        values = (sums[1:] - sums[first]) / (np.arange(len(values)) - first + 1)
+    return np.array(x), values
+
+
+def compute_mean_band(
+    part: RunGroup, axis: str, kind: str = "raw"
+) -> tuple[FloatSeries, FloatSeries, FloatSeries | None]:
+    """Mean headline of a group along an axis, and its interval; a run that has ended keeps its last
+    value.
+    """
+    courses = [c for c in (trace_metric(run, axis, kind) for run in part.runs) if len(c[0])]
+    if not courses:
+        return np.empty(0), np.empty(0), None
+    if axis == "rounds" or len(courses) == 1:
+        x = np.unique(np.concatenate([c[0] for c in courses]))
+    else:
+        x = np.linspace(min(c[0][0] for c in courses), max(c[0][-1] for c in courses), CURVE_POINTS)
+    values = np.stack([np.interp(x, *c) for c in courses])  # (seeds, points)
+    n = len(values)
+    if n < 2:
+        return x, values[0], None
+    if n == 2:  # no interval worth drawing: from the one to the other
+        return x, values.mean(0), np.abs(values[0] - values[1]) / 2
+    return x, values.mean(0), half_width(values)

@@ -1,0 +1,312 @@
+"""An experiment's parts, built: its recipe, everybody's samples, the network, and the engine that
+trains it.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flrce.config.experiment import Experiment
+from flrce.core import loop
+from flrce.core.host import find_device
+from flrce.core.linalg import LARGE
+from flrce.core.memory_limits import estimate_spare_bytes
+from flrce.core.pieces import Recipe
+from flrce.core.types import Round, State, Task
+from flrce.core.update_placement import (
+    PlacementSetting,
+    UpdatePlacement,
+    choose_placement,
+    describe_placement,
+)
+from flrce.data.federation import Federation
+from flrce.data.own import holds_clients, to_source
+from flrce.devices.costs import assign_devices, load_profile
+from flrce.errors import BadInput
+from flrce.formats.language import has_same_vocabulary
+from flrce.methods.aggregation.lora_products import LoRAProductMean
+from flrce.models.adapters import get_adapter_rank, prepare_network
+from flrce.models.flat import (
+    FrozenParameter,
+    convert_to_float32,
+    fingerprint_frozen_parameters,
+    freeze_parameters,
+    pack_model,
+)
+from flrce.models.inputs import (
+    initialize_lazy_layers,
+    scale_inputs,
+    validate_network,
+    validate_single_sample_batch,
+)
+from flrce.models.seeds import SeedSpaceNetwork
+from flrce.models.slicing import validate_recipe_network
+from flrce.simulation.baseline import describe_data
+from flrce.simulation.recipe_check import find_device_mismatch
+from flrce.simulation.result import PersonalModels
+from flrce.simulation.run_slot import DeviceSchedulers, RunSlot
+from flrce.simulation.simulator import Simulator
+from flrce.simulation.workers import PooledWorkers, start_workers
+from flrce.training.client import ClientRunner, find_personal_state
+from flrce.training.dry_run import unwrap_network_output, validate_on_samples
+from flrce.training.links import GradientEstimator
+from flrce.training.precision import Precision, resolve_cpu_precision
+
+log = logging.getLogger("flrce")
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """An experiment's parts, built."""
+
+    recipe: Recipe
+    federation: Federation
+    net: nn.Module
+    engine: Simulator
+
+    def initial_state(self) -> State:
+        """Before the first round."""
+        return loop.make_initial_state(
+            self.recipe, self.engine, pack_model(self.net, self.engine.runner.layout)
+        )
+
+    def describe_clients(self) -> dict[str, Any]:
+        """What was dealt to whom, whose electricity each client has, and which fixed base they
+        share.
+        """
+        grid = None if self.engine.fleet_dynamics is None else self.engine.fleet_dynamics.grid
+        where = (
+            {}
+            if grid is None
+            else {"regions": [grid.regions[i] for i in grid.of], "begins": grid.start}
+        )
+        base = fingerprint_frozen_parameters(self.net)
+        return {
+            **describe_data(self.federation, self.engine.runner.objective),
+            **where,
+            **({"base": base} if base else {}),
+        }
+
+    def iterate_rounds(self, experiment: Experiment, state: State | None = None) -> Iterator[Round]:
+        start = state or self.initial_state()
+        return loop.rounds(self.recipe, self.engine, start, experiment.rounds, experiment.seed)
+
+
+def build_simulation(
+    experiment: Experiment,
+    data: Any = None,
+    model: nn.Module | None = None,
+    decks: DeviceSchedulers | None = None,
+) -> Simulation:
+    """Build recipe, federation, network and engine; `data` and `model` replace what the experiment
+    names.
+    """
+    recipe = experiment.build_recipe()
+    on_gpu = decks is not None or choose_device(experiment) == "cuda"
+    federation, net = build_data_and_model(experiment, data, model)
+    validate_recipe_network(recipe, net, federation.source.shape)
+    if not isinstance(net, SeedSpaceNetwork) and any(
+        isinstance(link, GradientEstimator) for link in recipe.chain.links
+    ):
+        log.warning(
+            "%s probes single weights of this model, which teaches it next to nothing; set"
+            " model.options.seeds, such as 1024, or hand over"
+            " flrce.models.seeds.SeedSpaceNetwork(network, 1024)",
+            recipe.name or "the recipe",
+        )
+    if isinstance(recipe.aggregator, LoRAProductMean) and not get_adapter_rank(net):
+        log.warning(
+            "%s averages products of adapters, and this network has none, so that it is a plain"
+            " mean; put some in by flrce.models.adapters.add_lora_adapters",
+            recipe.name or "the recipe",
+        )
+    devices = assign_devices(
+        experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients
+    )
+    devices |= {client: load_profile(name) for client, name in federation.trouble.slow.items()}
+    workers = experiment.engine.workers
+    count = (os.cpu_count() or 1) if workers == "auto" else workers
+    precision: Precision = experiment.engine.precision or "float32"
+
+    def make_pooled_workers(runner: ClientRunner) -> PooledWorkers:
+        runner.precision = resolve_cpu_precision(precision)
+        work = replace(recipe.work, batch=min(recipe.work.batch, max(1, int(federation.n.max()))))
+        task = Task(
+            "", 0, 1, 0, work, update=recipe.chain, augment=recipe.augment, rounds=experiment.rounds
+        )
+        found = runner.layout
+        left = (
+            estimate_spare_bytes(recipe, len(federation.clients), found.trainable, found.size)
+            if workers == "auto"
+            else None
+        )
+        return start_workers(runner, experiment.engine.kernel, count, task, left)
+
+    def make_run_slot(runner: ClientRunner) -> RunSlot:
+        deck = decks or DeviceSchedulers("cuda", single=True)
+        size = runner.layout.size
+        found = choose_update_placement(
+            recipe, runner.layout.trainable, size, deck, experiment.engine.updates
+        )
+        if size > LARGE:
+            log.warning("%s", describe_placement(found, recipe.P, size, deck.device))
+        return deck.open_slot(runner, precision, found)
+
+    if experiment.engine.updates == "device" and not on_gpu:
+        log.warning(
+            "engine.updates = 'device' is for a GPU: here clients train on the host, and sums are"
+            " made there"
+        )
+    engine = Simulator(
+        federation,
+        net,
+        devices,
+        make_run_slot if on_gpu else make_pooled_workers,
+        experiment.engine.eval_every,
+        experiment.build_objective(federation.source.kind),
+        recipe.kept,
+        experiment.build_availability(),
+        experiment.build_life(tuple(federation.clients), devices),
+    )
+    return Simulation(recipe, federation, net, engine)
+
+
+def choose_update_placement(
+    recipe: Recipe, d: int, D: int, decks: DeviceSchedulers, wanted: PlacementSetting
+) -> UpdatePlacement:
+    """Where a round's updates of d trained floats, of D, are summed and compared."""
+    found = choose_placement(recipe, d, D, decks.memory_bytes, decks.single, wanted)
+    why = find_device_mismatch(recipe, decks.device) if found.near else ""
+    if why and wanted == "device":
+        raise BadInput(f"engine.updates = 'device': {why}; leave it out, or set 'host'")
+    return replace(found, near=False, why=why) if why else found
+
+
+def with_given_clients(experiment: Experiment, data: Any) -> Experiment:
+    """The experiment, with data.partition = "given" where data come by client and it says nothing
+    else.
+    """
+    d = experiment.data
+    if "partition" in d.model_fields_set or not holds_clients(data):
+        return experiment
+    log.info(
+        "data come by client: data.partition = 'given'; set another one to share the samples out"
+        " anew"
+    )
+    return experiment.model_copy(update={"data": d.model_copy(update={"partition": "given"})})
+
+
+def build_data_and_model(
+    experiment: Experiment, data: Any = None, model: nn.Module | None = None
+) -> tuple[Federation, nn.Module]:
+    """The samples of every client, and the network."""
+    d = experiment.data
+    log.info("preparing the samples of %d clients", experiment.clients)
+    pool = d.read_source() if data is None else to_source(data, **d.reader_options())
+    if pool.kind == "classes" and pool.outputs < 2:
+        log.warning(
+            "every sample is of class %r: there is nothing to tell apart; is data.target right?",
+            *pool.classes,
+        )
+    federation = experiment.federate(pool)
+    named = experiment.model
+    if model is None and named.name == "llama" and d.tokenizer is not None:
+        _require_same_vocabulary(d.tokenizer, str((named.options or {}).get("path", "smollm2")))
+    net = experiment.build_network(pool) if model is None else model
+    net = prepare_network(net)
+    few = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
+    recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
+    net = freeze_parameters(
+        convert_to_float32(initialize_lazy_layers(net, few, experiment.seed)), recipe.fixed
+    )
+    probes = max(
+        (
+            link.forward_passes // 2
+            for link in recipe.chain.links
+            if isinstance(link, GradientEstimator)
+        ),
+        default=0,
+    )
+    moving = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    if probes > moving:
+        raise BadInput(
+            f"a step probes {probes} directions, and {moving} numbers train; lower"
+            " recipe.directions, or raise model.options.seeds"
+        )
+    counted = experiment.objective is None and pool.kind in (
+        "classes",
+        "tokens",
+    )  # one output for each
+    validate_network(net, few, pool.outputs if counted else None)
+    net = unwrap_network_output(net, few, objective)
+    validate_on_samples(net, few, torch.from_numpy(np.array(pool.y[:2])), objective, recipe.augment)
+    if experiment.train.batch == 1:
+        validate_single_sample_batch(net, few)
+    return federation, net
+
+
+def _require_same_vocabulary(tokenizer: str, path: str) -> None:
+    """BadInput where the ids of the text are words of another model."""
+    if not has_same_vocabulary(tokenizer, path):
+        raise BadInput(
+            f"data.tokenizer = {tokenizer!r} numbers its tokens otherwise than the model of"
+            f" model.options.path = {path!r}: every id would be another word; set both alike"
+        )
+
+
+def choose_device(experiment: Experiment) -> str:
+    """Where an experiment trains, "cuda" or "cpu"; BadInput where it requires a GPU that is not
+    there.
+    """
+    return find_device(experiment.engine.device, experiment.engine.name)
+
+
+def get_final_model(recipe: Recipe, state: State) -> Tensor:
+    return recipe.average.model(state.memory.get("average"), state.w)
+
+
+def name_model_tensors(built: Simulation, w: Tensor) -> dict[str, Tensor]:
+    """The model as named tensors: what travels, what is fixed, and what clients keep as it was at
+    first.
+    """
+    found = {
+        name: view.clone() for name, view in built.engine.runner.layout.view_tensors(w).items()
+    }
+    return add_untravelled_tensors(found, built.net)
+
+
+def get_personal_models(built: Simulation, state: State) -> PersonalModels:
+    """The models that clients are judged with, where these are not the one that all share."""
+    owns = {
+        client: own
+        for client, kept in state.carry.items()
+        if (own := find_personal_state(kept)) is not None
+    }
+    where = built.engine.runner.layout
+    held = {slot.name for slot in where.local_layout.slots}
+    rest = (
+        {name: x for name, x in add_untravelled_tensors({}, built.net).items() if name not in held}
+        if owns
+        else {}
+    )
+    return PersonalModels(where, get_final_model(built.recipe, state), owns, rest)
+
+
+def add_untravelled_tensors(found: dict[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
+    """What travelled, and what of the network did not: fixed parameters that lie in no file, and
+    what clients keep.
+    """
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if (
+            name not in found
+            and tensor.is_floating_point()
+            and not isinstance(tensor, FrozenParameter)
+        ):
+            found[name] = tensor.detach().clone()
+    return found

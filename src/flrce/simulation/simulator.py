@@ -1,0 +1,338 @@
+"""The embedded engine: a whole federation on one machine, its costs modelled by the fleet's device
+profiles.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flrce.core.engine import DeviceEngine, WorkerEngine
+from flrce.core.payload_bytes import count_bytes, count_value_bytes
+from flrce.core.types import (
+    ClientCost,
+    ClientEvaluation,
+    ClientStates,
+    Evaluation,
+    PrimaryMetric,
+    RepliesWithTable,
+    Reply,
+    Task,
+)
+from flrce.core.upload_estimates import estimate_upload_bytes
+from flrce.data.federation import Federation
+from flrce.devices.costs import DeviceProfile, inference_flops, training_flops
+from flrce.devices.fleet_model import FleetDynamics
+from flrce.models.part import copy_for_training
+from flrce.simulation.evaluation import (
+    build_evaluation,
+    build_primary_metric,
+    compute_client_metrics,
+    compute_group_metrics,
+)
+from flrce.simulation.worker_pool import WorkerFailure
+from flrce.simulation.workers import SampleScores, Workers
+from flrce.training.batches import compute_batch_sizes, count_steps
+from flrce.training.client import ClientRunner, find_personal_state
+from flrce.training.free_riders import make_free_rider_reply
+from flrce.training.links import GradientEstimator
+from flrce.training.objectives import Classification, Objective
+from flrce.training.trainer import EVALUATION_CHUNK_SAMPLES
+
+MAX_BREAKDOWN_CLIENTS = 100_000  # clients of whom each gets a figure at the end
+
+
+class Simulator:
+    """P clients of a federation trained by whatever workers there are; same bits whatever their
+    number.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        net: nn.Module,
+        fleet: Mapping[str, DeviceProfile],
+        hire: Callable[[ClientRunner], Workers],
+        eval_every: int = 1,
+        objective: Objective = Classification(),
+        kept: Sequence[str] = (),
+        there: Callable[[str, int], bool] | None = None,
+        life: FleetDynamics | None = None,
+    ) -> None:
+        source = federation.source
+        self.fleet_dynamics = life  # by the clock; None: everyone is there all the time
+        self.there = there  # (client, round) -> whether it can be reached; None: always
+        self.federation, self.fleet, self.eval_every, self.tokens = (
+            federation,
+            fleet,
+            eval_every,
+            source.has_token_ids,
+        )
+        self.runner = ClientRunner(
+            net,
+            source.shape,
+            federation.x,
+            federation.y,
+            source.scale,
+            source.shift,
+            objective=objective,
+            kept=kept,
+        )
+        self.trainable, self.size = self.runner.layout.trainable, self.runner.layout.size
+        self.shapes = tuple((slot.name, slot.shape) for slot in self.runner.layout.slots)
+        self.blocks = self.runner.blocks
+        self.flops: dict[tuple[float | int, ...], float] = {}
+        self.workers = hire(self.runner)
+
+    judges_once = False
+
+    @property
+    def updates_on_device(self) -> bool:
+        """Whether a round's updates stay on the device."""
+        return isinstance(self.workers, DeviceEngine) and self.workers.updates_on_device
+
+    @property
+    def device_lock(self) -> AbstractContextManager[Any]:
+        return self.workers.device_lock if isinstance(self.workers, DeviceEngine) else nullcontext()
+
+    @property
+    def worker_processes(self) -> tuple[int, int]:
+        """Worker processes, and bytes that each takes."""
+        return self.workers.worker_processes if isinstance(self.workers, WorkerEngine) else (0, 0)
+
+    def remember_device_copy(self, w: Tensor, there: Tensor) -> None:
+        if isinstance(self.workers, DeviceEngine):
+            self.workers.remember_device_copy(w, there)
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the model as clients receive it."""
+        return count_value_bytes(self.size)
+
+    def clients(self, t: int = 1) -> Sequence[str]:
+        if self.there is None or t < 1:
+            return self.federation.clients
+        return [client for client in self.federation.clients if self.there(client, t)]
+
+    def count_samples(self, client: str) -> int:
+        return len(self._get_client_samples(client))
+
+    def get_task_layout(self, task: Task) -> tuple[Tensor | None, Sequence[tuple[str, int]]]:
+        part = self.runner.get_part(task)
+        return part.coordinates, part.names
+
+    def estimate(self, task: Task) -> ClientCost:
+        """What a task will cost; its reply counts as dense where its compressor does not know what
+        it will weigh.
+        """
+        up = estimate_upload_bytes(task, self.get_task_layout(task)[1], self.trainable)
+        return self._compute_costs(task, self._count_downlink_bytes(task), up)
+
+    def adapt_task(self, task: Task) -> Task:
+        return task
+
+    def train(
+        self, w: Tensor, tasks: Sequence[Task], carry: ClientStates, keep: int | None = None
+    ) -> Sequence[Reply]:
+        judged = self._evaluate_on_clients(
+            w, [task for task in tasks if self._count_holdout_samples(task)], carry
+        )
+        riding = self.federation.trouble.riding
+        honest = [task for task in tasks if task.client not in riding]
+        orders = [
+            (task, self._get_client_samples(task.client, task.t), carry.get(task.client, {}))
+            for task in honest
+        ]
+        trained = self.workers.train(w, orders)
+        replies = dict(zip((task.client for task in honest), trained, strict=True))
+        for task in tasks:
+            if task.client in riding:
+                n, own = self.count_samples(task.client), carry.get(task.client, {})
+                replies[task.client] = make_free_rider_reply(
+                    self.runner, w, task, riding[task.client], n, own
+                )
+        booked = [self._book_costs(task, replies[task.client]) for task in tasks]
+        found = [replace(reply, judged=judged.get(reply.client)) for reply in booked]
+        if not isinstance(trained, RepliesWithTable):
+            return found
+        return RepliesWithTable(
+            found, trained.table if len(honest) == len(tasks) else None, trained.sent
+        )
+
+    def evaluate(
+        self, w: Tensor, t: int, last: bool = False, carry: ClientStates | None = None
+    ) -> Evaluation | None:
+        """The model on every client's hold-out, in one pass; in the rounds that are due, and in the
+        `last` one.
+        """
+        index, rows = self.federation.holdout_index
+        if (t % self.eval_every and not last) or not len(index):
+            return None
+        numbers = self._score_samples(w, carry or {}, index, rows)
+        return build_evaluation(self.runner.objective, numbers, rows, self.model_bytes)
+
+    def break_down_metric(self, w: Tensor, carry: ClientStates) -> dict[str, Any] | None:
+        """The headline metric of w for each client and, where labels are classes, each class; None:
+        no hold-outs.
+        """
+        index, rows = self.federation.holdout_index
+        source, head = self.federation.source, self.runner.objective.evaluation_metrics[0]
+        if not len(index) or len(self.federation.clients) > MAX_BREAKDOWN_CLIENTS:
+            return None
+        numbers = self._score_samples(w, carry, index, rows)[head.name]
+        by_client = compute_group_metrics(head, numbers, rows, len(self.federation.clients))
+        found: dict[str, Any] = {"metric": head.name, "clients": by_client}
+        if source.kind == "classes":
+            labels = np.asarray(source.y)[index]
+            found["classes"] = compute_group_metrics(head, numbers, labels, len(source.classes))
+            found["held"] = np.bincount(labels, minlength=len(source.classes)).tolist()
+        return found
+
+    def _score_samples(
+        self, w: Tensor, carry: ClientStates, index: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> SampleScores:
+        """Numbers of every sample: in one pass, or client by client where some have parameters of
+        their own.
+        """
+        owns = {
+            client: own
+            for client, kept in carry.items()
+            if (own := find_personal_state(kept)) is not None
+        }
+        if not self.runner.layout.kept and not owns:
+            return self.workers.score_samples(w, index)
+        parts = []
+        for row in np.unique(rows):
+            parts.append(
+                self.workers.score_samples(
+                    w, index[rows == row], owns.get(self.federation.clients[row])
+                )
+            )
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    @property
+    def primary_metric(self) -> PrimaryMetric:
+        return build_primary_metric(self.runner.objective)
+
+    def _count_holdout_samples(self, task: Task) -> int:
+        """Samples on which a client judges the model it is sent: none where it is sent only a
+        part.
+        """
+        if not task.judge or self.runner.get_part(task).held is not None:
+            return 0
+        return len(self.federation.held[self.federation.client_indices[task.client]])
+
+    def _evaluate_on_clients(
+        self, w: Tensor, tasks: Sequence[Task], carry: ClientStates
+    ) -> dict[str, ClientEvaluation]:
+        """What each of these clients makes of w on its hold-out, all in one pass; a figure that is
+        none is left out.
+        """
+        if not tasks:
+            return {}
+        order = sorted(self.federation.client_indices[task.client] for task in tasks)
+        held = [self.federation.held[row] for row in order]
+        rows = np.repeat(order, [len(part) for part in held])
+        head = self.runner.objective.evaluation_metrics[0]
+        numbers = self._score_samples(w, carry, np.concatenate(held), rows)[head.name]
+        figures = zip(
+            order, held, compute_client_metrics(head, numbers, rows).tolist(), strict=True
+        )
+        return {
+            self.federation.clients[row]: ClientEvaluation(value, len(part))
+            for row, part, value in figures
+            if math.isfinite(value)
+        }
+
+    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
+        """Mean loss of w on each client's training samples."""
+        parts = [self._get_client_samples(client) for client in clients]
+        loss = self.workers.score_samples(w, np.concatenate(parts))["loss"]
+        ends = np.cumsum([len(part) for part in parts])[:-1]
+        return torch.tensor([part.mean() for part in np.split(loss, ends)], dtype=torch.float64)
+
+    def estimate_inquiry(self, client: str, down: int) -> ClientCost:
+        """What it costs a client to receive `down` bytes and judge w on its training samples."""
+        n = self.count_samples(client)
+        return self.fleet[client].estimate_cost(
+            down, 0, n * self._inference_flops, -(-n // EVALUATION_CHUNK_SAMPLES)
+        )
+
+    def close(self) -> None:
+        self.workers.close()
+
+    def _get_client_samples(self, client: str, t: int = 1) -> NDArray[np.int64]:
+        """A client's training samples in round t."""
+        return self.federation.get_client_samples(client, t)
+
+    def _book_costs(self, task: Task, reply: Reply | WorkerFailure) -> Reply:
+        if isinstance(reply, WorkerFailure):
+            reply = Reply(task.client, task.t, error=str(reply))
+        up = (reply.payload.nbytes if reply.payload else 0) + count_bytes(reply.extras)
+        return replace(reply, spent=self._compute_costs(task, self._count_downlink_bytes(task), up))
+
+    def _count_downlink_bytes(self, task: Task) -> int:
+        """Bytes that a client receives: what it holds of the model, and the task's further
+        tensors.
+        """
+        held = self.runner.get_part(task).held
+        model = self.model_bytes if held is None else count_value_bytes(len(held))
+        return model + count_bytes(task.tensors)
+
+    def _compute_costs(self, task: Task, down: int, up: int) -> ClientCost:
+        n = self.count_samples(task.client)
+        epoch = compute_batch_sizes(n, task.work.batch, self.runner.normalised)
+        steps = count_steps(task, len(epoch))
+        epochs, rest = divmod(steps, max(len(epoch), 1))
+        passes = 1.0 if task.update is None else task.update.passes_per_step
+        samples = float(
+            epochs * epoch.sum() + epoch[:rest].sum()
+        )  # an epoch's last batch is smaller than the others
+        flops, held = (
+            samples * self._count_training_flops(task) * passes,
+            self._count_holdout_samples(task),
+        )
+        if not held:
+            return self.fleet[task.client].estimate_cost(down, up, flops, steps, framing=8)
+        look = (
+            held * self._inference_flops
+        )  # the model is judged first; the figure and its count are eight bytes more
+        return self.fleet[task.client].estimate_cost(
+            down, up, flops + look, steps + -(-held // EVALUATION_CHUNK_SAMPLES), framing=16
+        )
+
+    @property
+    def _inference_flops(self) -> float:
+        """FLOPs to judge one sample."""
+        if (1.0, -1) not in self.flops:
+            self.flops[(1.0, -1)] = inference_flops(
+                self.runner.net, self.runner.shape, tokens=self.tokens
+            )
+        return self.flops[(1.0, -1)]
+
+    def _count_training_flops(self, task: Task) -> float:
+        """Training FLOPs of one sample under this task, counted once per shape."""
+        part, shape = self.runner.get_part(task), self.runner.shape
+        looks = (
+            sum(
+                link.forward_passes
+                for link in task.update.links
+                if isinstance(link, GradientEstimator)
+            )
+            if task.update
+            else 0
+        )
+        key = (*part.key, looks)
+        if key not in self.flops and looks:
+            self.flops[key] = looks * inference_flops(part.net, shape, tokens=self.tokens)
+        elif key not in self.flops:
+            self.flops[key] = training_flops(
+                copy_for_training(part, shape), shape, tokens=self.tokens
+            )
+        return self.flops[key]

@@ -1,0 +1,311 @@
+"""State on disk: one commit point a round, cost proportional to the round's P clients, and proof of
+every byte.
+
+A commit writes `N.state` (the model and what is small), `N.rows` (the rows of the server's tables
+that the round touched, and what its clients keep) and, when clients have appeared, `N.roster`. The
+manifest names every file still needed and the ledger's length, each with its SHA-256, and bears its
+own; it is written aside, fsynced and renamed: that rename is the commit. Manifests take turns
+between two names, so the previous commit stays whole at every moment.
+
+Clients' last updates lie in these files as they came; like all of a run directory they are their
+owner's alone.
+
+What the pieces remember is described in snapshot.py; `N.I.rows` are the rows of a table that
+changed, where they are looked for.
+
+A row's newest file counts. Files of which less than half is still current are emptied bit by bit:
+their last rows move into the next commit, so the folder holds at most about twice the tables' size.
+"""
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from flrce.core.host import require_memory, sync_folder
+from flrce.core.types import Round, State
+from flrce.errors import BadInput, format_one_line
+from flrce.storage import snapshot
+from flrce.storage.changed import TableWatch
+from flrce.storage.disk import make_folder, write_atomically, write_chunks
+from flrce.storage.failpoint import hit_failpoint
+from flrce.storage.limited import describe_error, read_limited
+from flrce.storage.manifest import (
+    MANIFEST_FILES,
+    OLD_MANIFEST_FILES,
+    Commit,
+    read_manifests,
+    serialize_commit,
+)
+from flrce.storage.places import RowLocations
+from flrce.storage.seal import FileMarks
+from flrce.storage.snapshot import ROWS_OF, NamedTensors, Snapshot, StateAssembly
+from flrce.storage.tensor_file import TableRows, iter_safetensors_chunks
+
+CHECKPOINT_SUFFIXES = (".state", ".rows", ".roster", ".part")
+DAMAGE_ERRORS = (
+    ValueError,
+    KeyError,
+    IndexError,
+    OSError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RuntimeError,
+    SafetensorError,
+)
+Tables = dict[str, Tensor | TableRows]
+log = logging.getLogger("flrce")
+
+__all__ = ["Commit", "FileMarks", "Journal", "read_manifests", "write_atomically"]
+
+
+class Journal:
+    """The checkpoint folder of one run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        experiment: str,
+        versions: Mapping[str, str],
+        former: Collection[str] = (),
+    ) -> None:
+        """`experiment` is the fingerprint of the settings; commits under a `former` one are gone on
+        with too.
+        """
+        self.folder, self.experiment, self.versions = folder, experiment, dict(versions)
+        self.accepted = {experiment, *former}
+        self.last: Commit | None = None
+        self.slot = ""  # the name of the last commit's manifest
+        self.unusable: list[Path] = []  # manifests of newer commits that could not be restored
+        self.roster: tuple[str, ...] = ()
+        self.places = RowLocations()
+        self.changed: dict[
+            str, RowLocations
+        ] = {}  # table of which all that changed is written -> where its rows lie
+        self.watch = TableWatch()
+
+    def save(self, done: Round, ledger: FileMarks, guard: Callable[[], None]) -> None:
+        """Commit one round; `guard` raises if the folder is no longer this run's."""
+        make_folder(self.folder)
+        state, stem = done.state, f"{len(done.state.history):06d}"
+        touched = sorted({*done.touched, *self.places.find_stragglers(set(done.touched))})
+        shot = snapshot.take_snapshot(state, touched)
+        changed = self._changed_rows(shot)
+        before = self.last.rounds if self.last else {}
+        stored = {
+            name: file for name, file in before.items() if name in shot.rounds
+        }  # entries by round never change
+        rounds = {name: stored.get(name, f"{stem}.rows") for name in shot.rounds}
+        new = {name: x for name, x in shot.rounds.items() if name not in stored}
+        files = self._write_files(stem, shot, new, touched, changed)
+        roster = self.last.roster if self.last else ""
+        if state.roster != self.roster or not roster:
+            roster = f"{stem}.roster"
+            files[roster] = write_chunks(self.folder / roster, [json.dumps(state.roster).encode()])
+        needed = {*self.places.count_current_rows(touched), *rounds.values(), roster}
+        for key, rows in changed.items():
+            needed |= self.changed.get(key, RowLocations()).count_current_rows(rows).keys()
+        kept = {
+            name: entry
+            for name, entry in (self.last.files if self.last else {}).items()
+            if name in needed
+        }
+        commit = Commit(
+            state.t,
+            state.attempt,
+            kept | files,
+            stem,
+            roster,
+            rounds,
+            shot.scalars,
+            {name: dict(mark) for name, mark in ledger.items()},
+            self.experiment,
+            self.versions,
+        )
+        self._commit_manifest(commit, guard)
+        self.last, self.roster = commit, state.roster
+        self.places.move_rows(touched, f"{stem}.rows")
+        self.changed = {key: self.changed.get(key, RowLocations()) for key in changed}
+        for (key, rows), name in zip(changed.items(), _name_row_files(stem, changed), strict=True):
+            self.changed[key].move_rows(rows, name)
+        self.watch.remember_tables(shot.tables)
+
+    def _changed_rows(self, shot: Snapshot) -> dict[str, list[int]]:
+        """Table -> rows to write: those that changed since the last commit, and some that empty an
+        old file.
+        """
+        found = {}
+        for key, table in shot.tables.items():
+            rows = set(self.watch.find_changed_rows(key, table))
+            old = self.changed.get(key, RowLocations()).find_stragglers(rows)
+            found[key] = sorted(rows | {k for k in old if k < len(table)})
+        return found
+
+    def _write_files(
+        self,
+        stem: str,
+        shot: Snapshot,
+        new: NamedTensors,
+        touched: Sequence[int],
+        changed: Mapping[str, Sequence[int]],
+    ) -> dict[str, dict[str, Any]]:
+        """The files of a commit and their marks: the model and what is small; rows, and `new`
+        entries by round.
+        """
+        whole = f"{stem}.state"
+        files = {whole: write_chunks(self.folder / whole, iter_safetensors_chunks(shot.whole))}
+        if touched or new:
+            rows = f"{stem}.rows"
+            files[rows] = write_chunks(self.folder / rows, iter_safetensors_chunks(shot.rows | new))
+        for (key, k), name in zip(changed.items(), _name_row_files(stem, changed), strict=True):
+            if k:  # a file for each table: it is deleted when that table needs it no longer
+                own: Tables = {
+                    key: TableRows(shot.tables[key], tuple(k)),
+                    ROWS_OF + key: torch.tensor(k),
+                }
+                files[name] = write_chunks(self.folder / name, iter_safetensors_chunks(own))
+        return files
+
+    def restore(self, start: State, verify: Callable[[FileMarks], None]) -> State | None:
+        """The last committed state without its history; `start` is the initial one of the same
+        recipe.
+
+        A damaged newest checkpoint falls back on the spare; `verify` raises ValueError if the
+        ledger is not as a manifest says. None: nothing was committed.
+        """
+        found, problems = read_manifests(self.folder)
+        self.unusable = []
+        for path, commit, roster in found:
+            try:
+                state = self._load_state(commit, roster, start)
+                verify(commit.ledger)
+            except BadInput:
+                raise
+            except DAMAGE_ERRORS as why:
+                problems.append(f"{path.name}: {format_one_line(describe_error(why), 200)}")
+                self.unusable.append(path)
+                continue
+            if commit.experiment not in self.accepted:
+                raise BadInput(
+                    f"{self.folder.parent} was made by another experiment; use its own, or another"
+                    " --out"
+                )
+            if problems:
+                log.warning(
+                    f"{self.folder}: {problems[0]}; going on from round {commit.t}, the commit"
+                    " before"
+                )
+            self._warn_about_versions(commit)
+            self.last, self.roster, self.slot = commit, state.roster, path.name
+            return state
+        if problems:
+            raise BadInput(
+                f"{self.folder} is damaged beyond its spare ({'; '.join(problems)}); use another"
+                " --out"
+            )
+        return None
+
+    def drop_unusable(self) -> None:
+        """Delete manifests of commits that the run does not go on from: the ledger is about to be
+        cut to another's.
+        """
+        for path in self.unusable:
+            path.unlink()
+        if self.unusable:
+            sync_folder(self.folder)
+        self.unusable = []
+
+    def _load_state(self, commit: Commit, roster: tuple[str, ...], start: State) -> State:
+        """The state that a manifest describes, one file in memory at a time."""
+        roster = roster or tuple(json.loads(self._read_verified(commit.roster, commit)))
+        build, rounds = StateAssembly(start, roster, commit.scalars), {}
+        content: dict[str, tuple[int, ...]] = {}
+        changed: dict[str, dict[str, tuple[int, ...]]] = {key: {} for key in build.owners}
+        for name in sorted((name for name in commit.files if name.endswith(".rows")), reverse=True):
+            tensors = load(self._read_verified(name, commit))
+            build.add_rows(name, tensors)
+            content[name] = tuple(tensors["k"].tolist()) if "k" in tensors else ()
+            for key, held in changed.items():
+                held[name] = (
+                    tuple(tensors[ROWS_OF + key].tolist()) if ROWS_OF + key in tensors else ()
+                )
+            rounds.update(
+                {
+                    entry: tensors[entry].clone()
+                    for entry, file in commit.rounds.items()
+                    if file == name
+                }
+            )
+        whole: NamedTensors = load(self._read_verified(f"{commit.latest}.state", commit))
+        state = build.build_state(commit.t, commit.attempt, whole, rounds)
+        self.places = RowLocations(build.owner, content, Counter(build.owner.values()))
+        self.changed = {
+            key: RowLocations(own, changed[key], Counter(own.values()))
+            for key, own in build.owners.items()
+        }
+        self.watch.remember_tables(build.found)
+        return state
+
+    def _read_verified(self, name: str, commit: Commit) -> bytes:
+        entry = commit.files[name]
+        if (self.folder / name).lstat().st_size == entry["bytes"]:
+            require_memory(entry["bytes"], str(self.folder / name), "free some memory")
+        data = read_limited(self.folder / name, entry["bytes"])
+        if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise ValueError(f"{name} is not as it was written")
+        return data
+
+    def _commit_manifest(self, commit: Commit, guard: Callable[[], None]) -> None:
+        """Write the manifest under the name that the last one has not: until it is whole, that one
+        counts.
+        """
+        sync_folder(self.folder)
+        hit_failpoint("commit.ready")
+        guard()
+        first, second = MANIFEST_FILES
+        spare = self.slot
+        self.slot = second if spare == first else first
+        write_atomically(self.folder / self.slot, serialize_commit(commit))
+        sync_folder(self.folder)
+        hit_failpoint("commit.done")
+        self._delete_unneeded(
+            {*commit.files, *(self.last.files if self.last else ()), self.slot, spare}
+        )
+
+    def _delete_unneeded(self, needed: set[str]) -> None:
+        """Delete what neither this commit nor the one before needs."""
+        for path in self.folder.iterdir():
+            if path.name not in needed and (
+                path.suffix in CHECKPOINT_SUFFIXES
+                or path.name in (*MANIFEST_FILES, *OLD_MANIFEST_FILES)
+            ):
+                path.unlink()
+                hit_failpoint("commit.swept")
+
+    def _warn_about_versions(self, commit: Commit) -> None:
+        """Say which versions have changed since: the same bits are promised only for the same
+        ones.
+        """
+        old = commit.versions
+        drift = [
+            f"{k} {old[k]} -> {v}" for k, v in self.versions.items() if k in old and old[k] != v
+        ]
+        if drift:
+            log.warning(
+                f"{self.folder.parent} was begun with other versions ({', '.join(drift)}): bits may"
+                " differ"
+            )
+
+
+def _name_row_files(stem: str, tables: Collection[str]) -> list[str]:
+    """Files of a commit for these tables' rows."""
+    return [f"{stem}.{i}.rows" for i in range(len(tables))]

@@ -1,0 +1,62 @@
+"""Lines of the ledger: records as JSON and back."""
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from flrce.core.traits import RelationshipMap
+from flrce.core.types import Round, RoundRecord
+
+MAX_MAPPED_CLIENTS = (
+    300  # clients up to which the rows of Omega are kept round by round, for the report's slider
+)
+
+
+def to_jsonl(rows: Iterable[Any]) -> bytes:
+    return b"".join(
+        json.dumps(replace_non_finite(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        for row in rows
+    )
+
+
+def replace_non_finite(value: Any) -> Any:
+    """The same with null for every float that JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: replace_non_finite(item) for key, item in value.items()}
+    return (
+        [replace_non_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    )
+
+
+def parse_record(row: Mapping[str, Any]) -> RoundRecord:
+    """A ledger line as a Record; a figure that JSON could not hold was written as null and counts
+    as none.
+    """
+    known = {f.name: f.default for f in fields(RoundRecord)}
+    values: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known
+    }
+    return RoundRecord(
+        **{key: v for key, v in values.items() if v is not None or known[key] is None}
+    )
+
+
+def to_relation_line(done: Round) -> dict[str, Any]:
+    """What the round changed in the relationship map: rows k, their H, and Omega[k] as int8 (value
+    * 127) in base64.
+    """
+    memory, k = done.state.memory.get("selector"), list(done.touched)
+    if not k or not isinstance(memory, RelationshipMap) or memory.H is None:
+        return {}
+    line: dict[str, Any] = {"t": done.record.t, "k": k, "H": memory.H[k].tolist()}
+    if memory.Omega is not None and len(memory.Omega) <= MAX_MAPPED_CLIENTS:
+        rows = (memory.Omega[k] * 127).round().to(torch.int8)  # (P, M)
+        line["Omega"] = base64.b64encode(rows.numpy().tobytes()).decode()
+    return line

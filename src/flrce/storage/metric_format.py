@@ -1,0 +1,31 @@
+"""How a run's headline metric is named and shown: shares in percent, everything else as it is."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from flrce.core.record import SHARES as SHARES
+from flrce.core.record import format_metric, metric_name
+
+format_metric_name, format_metric_value = metric_name, format_metric
+
+
+def format_metric_heading(metric: str) -> str:
+    """A column's or an axis' head."""
+    return f"{format_metric_name(metric)} %" if metric in SHARES else format_metric_name(metric)
+
+
+def metric_unit(metric: str) -> float:
+    """What one unit on paper stands for."""
+    return 0.01 if metric in SHARES else 1.0
+
+
+def metric_digits(metric: str) -> int:
+    return 1 if metric in SHARES else 4
+
+
+def find_common_metric(summaries: Iterable[dict[str, Any]]) -> str:
+    """The metric of these runs; "headline" where they differ."""
+    found = {str(summary.get("metric", "accuracy")) for summary in summaries}
+    if not found:
+        return "accuracy"
+    return found.pop() if len(found) == 1 else "headline"

@@ -1,0 +1,246 @@
+"""Run directories as plain data. Reads what the ledger wrote, finished or not; never a State, an
+engine or a model.
+"""
+
+import base64
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Required
+
+import numpy as np
+from annotated_types import Ge
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from flrce.core.fleet_state import fill_start_times
+from flrce.core.types import RoundRecord
+from flrce.errors import BadInput, format_one_line
+from flrce.storage.ledger_lines import MAX_MAPPED_CLIENTS
+from flrce.storage.manifest import known_marks
+from flrce.storage.seal import (
+    MAX_SETTINGS_BYTES,
+    SEAL_FILE,
+    FileMarks,
+    parse_document,
+    read_lines,
+    read_sealed_file,
+)
+from flrce.storage.stored_recipe import RecordedRun as RecordedRun
+from flrce.storage.stored_recipe import RelationChange as RelationChange
+
+MOST, MOST_ROUNDS = (
+    1e30,
+    10**9,
+)  # of any figure, and of rounds: what is larger was not written by a run
+
+
+class ClientLine(TypedDict, total=False):
+    """A line of clients.jsonl."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)  # type: ignore[misc]
+    t: Required[Annotated[int, Ge(0)]]
+    client: Required[str]
+    outcome: Required[str]
+    n: int
+    loss: float
+    joules: float
+    bytes_up: int
+    bytes_down: int
+    framing: int
+    compute_seconds: float
+    transfer_seconds: float
+
+
+class RelationLine(TypedDict, total=False):
+    """A line of relations.jsonl."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)  # type: ignore[misc]
+    t: Required[Annotated[int, Ge(0)]]
+    k: Required[list[Annotated[int, Ge(0)]]]
+    H: Required[list[float]]
+    Omega: str
+
+
+RECORD, COST, RELATION = (
+    TypeAdapter(RoundRecord),
+    TypeAdapter(ClientLine),
+    TypeAdapter(RelationLine),
+)
+
+
+def read_runs(folders: Sequence[Path | str]) -> list[RecordedRun]:
+    """Every run in the folders: each a run, a folder of seeds, or a folder of recipes with
+    seeds.
+    """
+    found: dict[Path, RecordedRun] = {}
+    for folder in map(Path, folders):
+        if not os.path.exists(folder):
+            raise BadInput(
+                f"{folder} does not exist; give a run directory, as `flrce run --out` makes it"
+            )
+        inside = sorted(run_folders(folder, 2), key=_natural_sort_key)
+        if not inside:
+            raise BadInput(
+                f"{folder} is no run: it holds no rounds.jsonl, nor do its folders; give what --out"
+                " named"
+            )
+        found |= {path.resolve(): read_run(path) for path in inside if path.resolve() not in found}
+    return list(found.values())
+
+
+def run_folders(place: Path, depth: int) -> set[Path]:
+    """Folders at or below a place that hold a run's rounds, or the seal of one whose rounds are
+    gone.
+    """
+    names = [
+        f"{'*/' * level}{name}"
+        for level in range(depth + 1)
+        for name in ("rounds.jsonl", SEAL_FILE)
+    ]
+    return {path.parent for name in names for path in place.glob(name)}
+
+
+def read_single_run(folder: Path | str) -> RecordedRun:
+    """The only run in a folder."""
+    runs = read_runs([folder])
+    if len(runs) > 1:
+        some = ", ".join(str(run.folder) for run in runs[:3])
+        raise BadInput(
+            f"{folder} holds {len(runs)} runs; name one of them:"
+            f" {some}{', ...' if len(runs) > 3 else ''}"
+        )
+    return runs[0]
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """One run directory, checked against its seal, or its last commit where it has none; half a
+    line is left out.
+    """
+    try:
+        marks, is_sealed = known_marks(folder)
+        experiment = read_settings(folder, marks)
+        run = RecordedRun(
+            folder,
+            experiment,
+            fill_start_times(map(validate_round_line, _read_lines(folder / "rounds.jsonl", marks))),
+            tuple(map(_validate_client_line, _read_lines(folder / "clients.jsonl", marks))),
+            _read_json(folder / "partition.json", marks),
+            tuple(map(_parse_relation, _read_lines(folder / "relations.jsonl", marks))),
+            _read_json(folder / "summary.json", marks),
+            is_sealed,
+            _read_json(folder / "final.json", marks),
+        )
+        _validate_run(run)
+        return run
+    except BadInput:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
+        said = format_one_line(
+            why.errors()[0]["msg"] if isinstance(why, ValidationError) else why, 200
+        )
+        raise BadInput(f"{folder} is no readable run: {said}; was it changed by hand?") from why
+
+
+@contextmanager
+def explain_damaged_runs(runs: Sequence[RecordedRun]) -> Iterator[None]:
+    """What no seal vouches for may hold anything: whatever a report stumbles over is one line, not
+    a traceback.
+    """
+    try:
+        yield
+    except (BadInput, OSError):
+        raise
+    except Exception as why:
+        loose = [run.folder for run in runs if not run.sealed]
+        if not loose:
+            raise
+        said = f"{type(why).__name__}: {format_one_line(why, 100)}"
+        raise BadInput(
+            f"{loose[0]} holds figures that make no sense ({said}); was it changed by hand?"
+        ) from why
+
+
+def _validate_run(run: RecordedRun) -> None:
+    """ValueError where a table would grow with a number that somebody wrote, not with what the run
+    was.
+    """
+    if not isinstance(run.experiment.get("recipe", {}), Mapping):
+        raise ValueError("experiment.toml names no recipe")
+    names = run.partition.get("clients", ())
+    if not isinstance(names, list | tuple):
+        raise ValueError("partition.json lists no clients")
+    most = len(names) + len({client for h in run.rounds for client in h.chosen})
+    for relation in run.relations:
+        if any(k >= most for k in relation.k):
+            raise ValueError(f"relations.jsonl names row {max(relation.k)} of {most} clients")
+
+
+def validate_round_line(row: Mapping[str, Any]) -> RoundRecord:
+    """A round's line with every figure of its type, and within bounds."""
+    found = RECORD.validate_python({key: value for key, value in row.items() if value is not None})
+    figures = [value for value in vars(found).values() if isinstance(value, int | float)]
+    figures += [value for value in (*found.holdouts, *found.held) if value is not None]
+    if not 0 <= found.t <= MOST_ROUNDS or any(abs(value) > MOST for value in figures):
+        raise ValueError(
+            f"rounds.jsonl has a figure beyond all bounds in round {format_one_line(found.t, 20)}"
+        )
+    return found
+
+
+def _validate_client_line(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A client's line of a round."""
+    COST.validate_python({key: value for key, value in row.items() if value is not None})
+    return row
+
+
+def _parse_relation(row: Mapping[str, Any]) -> RelationChange:
+    found = RELATION.validate_python(row)
+    k, H, packed = found["k"], found["H"], found.get("Omega")
+    if len(H) != len(k):
+        raise ValueError(f"relations.jsonl has {len(H)} sums for {len(k)} rows")
+    Omega = (
+        None if packed is None else np.frombuffer(base64.b64decode(packed, validate=True), np.int8)
+    )
+    if Omega is not None:
+        Omega = Omega.reshape(len(k), -1)
+        if Omega.shape[1] > MAX_MAPPED_CLIENTS:
+            raise ValueError(f"relations.jsonl has a map of {Omega.shape[1]} clients")
+    return RelationChange(found["t"], tuple(k), tuple(H), Omega)
+
+
+def read_settings(folder: Path, marks: FileMarks) -> dict[str, Any]:
+    """The tables of a run's experiment.toml."""
+    path = folder / "experiment.toml"
+    if not os.path.lexists(path) and path.name not in marks:
+        raise ValueError("it has no experiment.toml")
+    return tomllib.loads(read_sealed_file(path, marks, MAX_SETTINGS_BYTES).decode())
+
+
+def _read_lines(path: Path, marks: FileMarks) -> Iterator[dict[str, Any]]:
+    return parse_lines(read_lines(path, marks), path.name)
+
+
+def parse_lines(lines: Iterable[bytes], name: str) -> Iterator[dict[str, Any]]:
+    """Whole lines of a file as tables."""
+    for line in lines:
+        if line.strip():
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"{name} has a line that is no table")
+            yield row
+
+
+def _read_json(path: Path, marks: FileMarks) -> dict[str, Any]:
+    there = os.path.lexists(path) or path.name in marks
+    return parse_document(read_sealed_file(path, marks), path) if there else {}
+
+
+def _natural_sort_key(path: Path) -> tuple[Any, ...]:
+    """seed-2 before seed-10."""
+    return tuple(
+        tuple((int(s) if s.isdigit() else -1, s) for s in name.split("-")) for name in path.parts
+    )

@@ -1,0 +1,306 @@
+"""What a user should know about a run beyond its figures: a training that diverged, a model that
+learnt nothing, a rule that could not act, an average that lags. Pure functions of the record and of
+the label counts.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flrce.core.pieces import Recipe, StopRule
+from flrce.core.record import metric_name
+from flrce.core.types import RoundRecord
+from flrce.methods.aggregation.related_mean import MIN_CLIENTS_PER_KIN, RelatedMean
+from flrce.methods.selection.turns import RoundRobinSelector
+from flrce.methods.stopping.budget import AnyOf, Patience
+from flrce.methods.stopping.conflict import UpdateConflicts
+from flrce.methods.stopping.distance_growth import DistanceGrowth
+from flrce.methods.stopping.marginal_gain import PATIENCE_SWEEPS, MarginalGain
+from flrce.methods.stopping.no_headway import NoHeadway
+from flrce.methods.stopping.trend import MIN_TREND_ROUNDS
+from flrce.storage.metric_format import SHARES, format_metric_value
+
+DIVERGENCE_PHRASES = (
+    "not finite",
+    "malformed: loss",
+    "is beyond",
+)  # what the gate says of replies that have diverged
+DIVERGED_LOSS_RATIO = 1e3  # times its first value: a loss that is lost
+MAX_CHANCE_RATIO = 1.15  # times what guessing gets
+MAJORITY_TOLERANCE = 0.005  # of what a constant prediction gets, where the metric is a share
+MIN_RISE_OVER_BASELINE = 0.01  # likewise of its score, of other metrics
+LEARNING_REMEDY = (
+    "train for longer, change train.lr or the model, or scale the features (data.standardise)"
+)
+MAX_AVERAGE_LAG = 0.01  # by which the model handed back may be worse than the last one
+MAX_RELATIVE_LAG = 0.02  # likewise of the last one's, where the metric is no share
+
+
+def list_run_notes(
+    history: Sequence[RoundRecord],
+    partition: Mapping[str, Any],
+    stop: StopRule,
+    T: int,
+    eval_every: int = 1,
+    sweep: float | None = None,
+) -> tuple[str, ...]:
+    """Every note about a run, the gravest first."""
+    late = explain_unreachable_rule(stop, T, eval_every, sweep)
+    found = [
+        explain_divergence(history),
+        explain_unknown_metric(history, partition, eval_every),
+        explain_no_learning(history, partition),
+        explain_lagging_average(history),
+        late,
+    ]
+    return tuple(note for note in found if note)
+
+
+def explain_divergence(history: Sequence[RoundRecord]) -> str:
+    """The first round in which losses or updates went to infinity, and what to do; "" where none
+    did.
+    """
+    for h in history:
+        if what := refused_updates(h) or lost_loss(h, history):
+            return _suggest_remedy(what, h)
+    return ""
+
+
+def ended_diverged(history: Sequence[RoundRecord]) -> str:
+    """The same where it decided the end: the last evaluation is lost, or rounds were given up for
+    diverged updates.
+    """
+    if not history:
+        return ""
+    if history[-1].outcome == "abandoned" and history[-1].stop:
+        return _suggest_remedy(refused_updates(history[-1]), history[-1])
+    judged = next(
+        (h for h in reversed(history) if h.last_model_metric is not None or h.bytes_evaluation),
+        None,
+    )
+    return "" if judged is None else _suggest_remedy(lost_loss(judged, history), judged)
+
+
+def refused_updates(h: RoundRecord) -> str:
+    """Whether half of a round's updates or more had diverged."""
+    lost = sum(any(word in reason for word in DIVERGENCE_PHRASES) for reason in h.rejected.values())
+    many = lost and 2 * lost >= len(h.chosen)
+    return f"the training of {lost} of {len(h.chosen)} clients diverged" if many else ""
+
+
+def lost_loss(h: RoundRecord, history: Sequence[RoundRecord]) -> str:
+    """Whether a round's evaluation found a loss that is infinite, or far beyond that of the first
+    evaluation.
+    """
+    first = next((other.loss for other in history if other.loss is not None), 1.0)
+    if h.loss is None:
+        return (
+            "the loss went to infinity"
+            if h.last_model_metric is not None or h.bytes_evaluation
+            else ""
+        )
+    return (
+        f"the loss went to {h.loss:.1e}" if h.loss > DIVERGED_LOSS_RATIO * max(first, 1.0) else ""
+    )
+
+
+def _suggest_remedy(what: str, h: RoundRecord) -> str:
+    remedy = "lower train.lr, or scale the features (data.standardise) or the values to be learnt"
+    return f"{what} in round {h.t}: {remedy}" if what else ""
+
+
+def explain_unknown_metric(
+    history: Sequence[RoundRecord], partition: Mapping[str, Any], eval_every: int
+) -> str:
+    """Whether samples were held back and judged, and the metric is not known of any client's."""
+    judged = [h for h in history if h.outcome == "committed" and h.t % eval_every == 0]
+    if (
+        not judged
+        or any(h.last_model_metric is not None for h in history)
+        or not sum(partition.get("held") or ())
+    ):
+        return ""
+    return (
+        f"{judged[0].metric} is not known of any client's hold-out, so nothing is judged: is it"
+        " defined there (one class has no AUC)? Hold more back (data.holdout), or name another"
+        " metric first"
+    )
+
+
+def explain_no_learning(history: Sequence[RoundRecord], partition: Mapping[str, Any]) -> str:
+    """Whether the last evaluation is no better than a constant prediction, or than guessing."""
+    seen = next((h for h in reversed(history) if h.last_model_metric is not None), None)
+    if seen is None:
+        return ""
+    return (
+        beats_no_constant(seen, partition.get("baseline") or {})
+        or negative_r2(seen)
+        or by_chance(seen, partition)
+    )
+
+
+def beats_no_constant(seen: RoundRecord, baseline: Mapping[str, Any]) -> str:
+    """Whether the final model is at or below the score of the most frequent class, or of the mean
+    value.
+    """
+    constant, value = (baseline.get("metrics") or {}).get(seen.metric), seen.final_model_metric
+    if constant is None or value is None:
+        return ""
+    margin = (
+        MAJORITY_TOLERANCE
+        if seen.metric in (*SHARES, "r2")
+        else MIN_RISE_OVER_BASELINE * abs(constant)
+    )
+    if (constant - value if seen.lower else value - constant) > margin:
+        return ""
+    return (
+        f"{metric_name(seen.metric)} {format_metric_value(seen.metric, value)} is no better than a"
+        f" constant prediction: always predicting {baseline.get('predicts', 'the same')} gives"
+        f" {format_metric_value(seen.metric, constant)}. The model may have learnt nothing:"
+        f" {LEARNING_REMEDY}"
+    )
+
+
+def negative_r2(seen: RoundRecord) -> str:
+    """Whether a model of values is worse than their mean."""
+    found = (
+        {"r2": seen.final_model_metric} if seen.metric == "r2" else {**seen.metrics, **seen.pooled}
+    )
+    value = found.get("r2")
+    if value is None or value >= 0:
+        return ""
+    return (
+        f"R² {value:.3g} is below 0: predicting the mean value would be better."
+        f" {LEARNING_REMEDY[0].upper()}{LEARNING_REMEDY[1:]}"
+    )
+
+
+def by_chance(seen: RoundRecord, partition: Mapping[str, Any]) -> str:
+    """The same as `beats_no_constant` by the training labels alone, where no baseline was recorded;
+    and chance.
+    """
+    labels, classes = (
+        partition.get("labels") or (),
+        [str(name) for name in partition.get("classes", ())],
+    )
+    if (
+        seen.accuracy_weighted is None
+        or not labels
+        or len(classes) < 2
+        or not any(map(sum, labels))
+    ):
+        return ""
+    accuracy = float(seen.accuracy_weighted)
+    counts = [sum(column) for column in zip(*labels, strict=True)]
+    share, name = max(zip((count / sum(counts) for count in counts), classes, strict=True))
+    if (
+        share > MAX_CHANCE_RATIO / len(classes)
+        and accuracy <= share + MAJORITY_TOLERANCE
+        and "baseline" not in partition
+    ):
+        return (
+            f"{100 * accuracy:.1f} % of all samples right is no better than always predicting class"
+            f" {name!r} ({100 * share:.1f} %). The model may have learnt nothing: {LEARNING_REMEDY}"
+        )
+    if accuracy <= MAX_CHANCE_RATIO / len(classes):
+        return (
+            f"{100 * accuracy:.1f} % of all samples right is chance for {len(classes)} classes:"
+            f" {LEARNING_REMEDY}"
+        )
+    return ""
+
+
+def explain_lagging_average(history: Sequence[RoundRecord]) -> str:
+    """Whether the averaged model that is handed back is worse than the last one, by the headline
+    metric.
+    """
+    seen = [h for h in history if h.last_model_metric is not None]
+    if not seen or seen[-1].averaged is None:
+        return ""
+    metric, last, averaged = (
+        seen[-1].metric,
+        float(seen[-1].last_model_metric or 0.0),
+        float(seen[-1].averaged or 0.0),
+    )
+    worse = averaged - last if seen[-1].lower else last - averaged
+    if worse <= (MAX_AVERAGE_LAG if metric in SHARES else MAX_RELATIVE_LAG * abs(last)):
+        return ""
+    what = "" if metric == "accuracy" else f" ({metric})"
+    return (
+        f"the averaged model that is handed back scored {format_metric_value(metric, averaged)},"
+        f" the last one {format_metric_value(metric, last)}"
+        f"{what} (last.safetensors): train for longer, or hand the last one back with"
+        ' recipe.average = "last"'
+    )
+
+
+def compute_sweep_rounds(recipe: Recipe, M: int) -> float | None:
+    """Rounds in which nobody is heard twice: a sweep where clients take turns; None where they are
+    not asked at all.
+    """
+    if not recipe.holdouts:
+        return None
+    return M / recipe.P if isinstance(recipe.selector, RoundRobinSelector) else 1.0
+
+
+def find_earliest_stop(rule: Any, eval_every: int = 1, sweep: float | None = None) -> int:
+    """The first round in which a rule of ours can say stop; `sweep` as above."""
+    if isinstance(rule, MarginalGain):
+        judged = (
+            2 * MIN_TREND_ROUNDS - 1
+        ) * eval_every  # so many evaluations in the last half of the rounds
+        if sweep is None:
+            return judged
+        alone = (
+            max(MIN_TREND_ROUNDS, math.floor(sweep)) + 1
+        )  # clients' figures, not from the first round on; one speaks twice
+        late = math.ceil(
+            PATIENCE_SWEEPS * max(sweep, 2)
+        )  # from then on clients decide, where evaluations are rare
+        return alone if alone < eval_every else min(max(judged, alone), late)
+    if isinstance(rule, NoHeadway):
+        return max(rule.after + 1, rule.n + 2)  # headway is known from the third round on
+    if isinstance(rule, UpdateConflicts):
+        return max(rule.after + 1, rule.r)
+    if isinstance(rule, DistanceGrowth):
+        return rule.rounds + 1
+    return (rule.rounds + 1) * eval_every if isinstance(rule, Patience) else 1
+
+
+def explain_unreachable_rule(
+    stop: Any, T: int, eval_every: int = 1, sweep: float | None = None
+) -> str:
+    """Rules that cannot act within T rounds."""
+    for rule in iter_stop_rules(stop):
+        at = find_earliest_stop(rule, eval_every, sweep)
+        if at > T:
+            return (
+                f"the stop rule ({type(rule).__name__}) acts from round {at} on, so it cannot end a"
+                f" run of {T} rounds"
+            )
+    return ""
+
+
+def explain_small_fleet(recipe: Recipe, M: int) -> str:
+    """Whether a fleet is too small for its aggregator to tell who has no kin."""
+    least = (
+        MIN_CLIENTS_PER_KIN * recipe.aggregator.kin
+        if isinstance(recipe.aggregator, RelatedMean)
+        else 0
+    )
+    if least < M:
+        return ""
+    return (
+        f"the aggregator (related) compares clients once it has heard from more than {least}, and"
+        f" there are {M}: it leaves out copies and zeros, but wrong labels and noise count in full;"
+        " lower its kin"
+    )
+
+
+def iter_stop_rules(stop: Any) -> Iterator[Any]:
+    """A stop rule, or those that it is any of."""
+    if isinstance(stop, AnyOf):
+        for inner in stop.rules:
+            yield from iter_stop_rules(inner)
+    else:
+        yield stop

@@ -1,0 +1,230 @@
+"""The hashes of a run's files, written when it ends: whoever reads them later knows that nothing
+has changed.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flrce.core.host import require_memory
+from flrce.errors import BadInput, format_one_line
+from flrce.storage.disk import hash_file, write_atomically
+from flrce.storage.limited import (
+    MAX_DOCUMENT_BYTES,
+    describe_error,
+    hash_prefix,
+    open_regular,
+    read_limited,
+    split_lines,
+)
+
+SEAL_FILE = "checksums.json"
+SEALED_FILES = (
+    "experiment.toml",
+    "partition.json",
+    "rounds.jsonl",
+    "clients.jsonl",
+    "relations.jsonl",
+    "model.safetensors",
+    "last.safetensors",
+    "relations.safetensors",
+    "final.json",
+    "summary.json",
+)
+MANIFESTS = tuple(
+    f"checkpoint/manifest.{slot}.json" for slot in "ab"
+)  # they vouch for the rest of the checkpoint
+MAX_SEAL_BYTES = 2**20
+MAX_SETTINGS_BYTES = 2**24  # of experiment.toml
+PARSED = 4  # times its size in memory, at least: a file that is read as a whole
+
+
+class DamagedRun(BadInput):
+    """A file of a run is not as it was written."""
+
+
+FileMarks = Mapping[str, Mapping[str, Any]]  # file -> bytes, sha256
+
+
+def write_seal(folder: Path, known: FileMarks) -> None:
+    """Write the hashes of every file of a run; `known` are those of the ledgers, as far as they are
+    committed.
+    """
+    names = [name for name in (*SEALED_FILES, *MANIFESTS) if (folder / name).is_file()]
+    files = {name: dict(known.get(name) or hash_file(folder / name)) for name in names}
+    write_atomically(folder / SEAL_FILE, serialize_marks(files))
+
+
+def serialize_marks(files: FileMarks) -> bytes:
+    """The seal's bytes, its own hash included."""
+    return json.dumps({"sha256": _hash_marks(files), "files": files}, indent=1).encode()
+
+
+def read_seal(folder: Path) -> FileMarks:
+    """What the files of a finished run hashed to; nothing where it has not ended, or an earlier
+    version wrote it.
+    """
+    path = folder / SEAL_FILE
+    if not os.path.lexists(path):
+        return {}
+    try:
+        data = read_limited(path, MAX_SEAL_BYTES)
+        files = parse_document(data, path).get("files")
+    except OSError as why:
+        raise DamagedRun(
+            f"{path} cannot be read ({describe_error(why)}); restore it, or use another --out"
+        ) from why
+    except BadInput as why:
+        raise DamagedRun(why) from why
+    if (
+        not isinstance(files, dict)
+        or not _is_plausible_seal(files)
+        or data != serialize_marks(files)
+    ):
+        raise DamagedRun(
+            f"{path} is not as it was written; restore it, or delete it to read the run unchecked"
+        )
+    return files
+
+
+def list_unlisted_files(folder: Path, marks: FileMarks) -> list[str]:
+    """Files of a sealed run that its seal does not know: they were put there later."""
+    names = (
+        SEALED_FILES if set(marks).isdisjoint(MANIFESTS) else (*SEALED_FILES, *MANIFESTS)
+    )  # earlier versions left them out
+    return [name for name in names if name not in marks and os.path.lexists(folder / name)]
+
+
+def refuse_unlisted(folder: Path, marks: FileMarks) -> None:
+    """BadInput if a file was added to a sealed run."""
+    for name in list_unlisted_files(folder, marks):
+        raise DamagedRun(
+            f"{folder / name} was added after the run ended ({SEAL_FILE} does not list it);"
+            " remove it"
+        )
+
+
+def read_sealed_file(path: Path, marks: FileMarks, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """A file as it was sealed, BadInput if it is not; as it is, where nothing is known of it; empty
+    if not there.
+    """
+    mark = marks.get(path.name)
+    try:
+        size = path.lstat().st_size
+        require_memory(PARSED * min(size, limit), str(path), "read it on a larger machine")
+        data = read_limited(path, limit)
+    except FileNotFoundError:
+        data = b""
+    except OSError as why:
+        raise BadInput(f"{path} cannot be read: {describe_error(why)}") from why
+    if mark is None:
+        return data
+    data = data[: mark["bytes"]]  # what follows was never committed
+    if len(data) < mark["bytes"] or (
+        mark["sha256"] and hashlib.sha256(data).hexdigest() != mark["sha256"]
+    ):
+        raise DamagedRun(_describe_damage(path))
+    return data
+
+
+def read_lines(path: Path, marks: FileMarks) -> Iterator[bytes]:
+    """Whole lines of a ledger as it was sealed or committed, BadInput if it is not; none if it is
+    not there.
+    """
+    mark = marks.get(path.name)
+    length = None if mark is None else mark["bytes"]
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        if length:
+            raise DamagedRun(_describe_damage(path)) from None
+        return
+    except OSError as why:
+        raise BadInput(f"{path} cannot be read: {describe_error(why)}") from why
+    with file:
+        size = os.fstat(file.fileno()).st_size if length is None else length
+        if mark is not None:
+            count, sha256 = hash_prefix(file, length)
+            if count < mark["bytes"] or (mark["sha256"] and sha256 != mark["sha256"]):
+                raise DamagedRun(_describe_damage(path))
+        require_memory(PARSED * size, str(path), "read it on a larger machine")
+        yield from split_lines(file, length)
+
+
+def find_damaged_files(folder: Path, marks: FileMarks) -> list[str]:
+    """Every file that is not as its mark says, with the reason."""
+    found = []
+    for name, mark in marks.items():
+        path = folder / name
+        try:
+            now, size = hash_file(path, mark["bytes"]), path.stat().st_size
+        except FileNotFoundError:
+            found.append(f"{name}: missing")
+            continue
+        except OSError as why:
+            found.append(f"{name}: {describe_error(why)}")
+            continue
+        if now["bytes"] < mark["bytes"]:
+            found.append(f"{name}: {now['bytes']} bytes, {mark['bytes']} were written")
+        elif mark["sha256"] and now["sha256"] != mark["sha256"]:
+            found.append(f"{name}: its SHA-256 is not that of what was written")
+        elif size > mark["bytes"]:
+            found.append(f"{name}: {size - mark['bytes']} bytes more than were committed")
+    return found
+
+
+def read_json_table(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
+    """A JSON file that holds a table, or BadInput."""
+    try:
+        data = read_limited(path, limit)
+    except OSError as why:
+        raise BadInput(
+            f"{path} cannot be read ({describe_error(why)}); restore it, or use another --out"
+        ) from why
+    return parse_document(data, path)
+
+
+def parse_document(data: bytes, path: Path) -> dict[str, Any]:
+    """The table in the bytes of a JSON file, or BadInput."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as why:
+        raise BadInput(
+            f"{path} cannot be read ({format_one_line(why, 100)}); restore it, or use another --out"
+        ) from why
+    if not isinstance(found, dict):
+        raise BadInput(f"{path} holds no table; restore it, or use another --out")
+    return found
+
+
+def is_mark(value: Any) -> bool:
+    """Whether this is the length and the SHA-256 of a file; the first schema knew some lengths
+    only.
+    """
+    if not isinstance(value, dict) or type(value.get("bytes")) is not int or value["bytes"] < 0:
+        return False
+    sha256 = value.get("sha256", 0)
+    return sha256 is None or (
+        isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) is not None
+    )
+
+
+def _describe_damage(path: Path) -> str:
+    return (
+        f"{path} is not as it was written; restore it (flrce verify {path.parent} checks all files)"
+    )
+
+
+def _is_plausible_seal(files: Mapping[str, Any]) -> bool:
+    """Whether these are names of files in a run directory, each with its mark."""
+    return bool(files) and all(
+        name in (*SEALED_FILES, *MANIFESTS) and is_mark(mark) for name, mark in files.items()
+    )
+
+
+def _hash_marks(files: Any) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

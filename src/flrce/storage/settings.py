@@ -1,0 +1,114 @@
+"""A run's settings: what was asked at first and what is asked now, compared value by value."""
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flrce.errors import BadInput, format_one_line
+from flrce.storage.seal import MAX_SETTINGS_BYTES, read_json_table, read_lines, read_sealed_file
+
+NEUTRAL_SETTINGS = ("engine.workers", "engine.device")  # settings that change no result
+LENGTH_SETTING = "rounds"  # changes where a run ends, and no round before that
+FlatSettings = dict[str, Any]  # "table.key" -> value
+
+
+def parse_settings(experiment: str) -> FlatSettings:
+    """The values of an experiment file; how it is written does not matter."""
+    return flatten_tables(tomllib.loads(experiment))
+
+
+def select_deciding_settings(found: FlatSettings) -> FlatSettings:
+    """Those on which a run's rounds depend."""
+    return {
+        key: value for key, value in found.items() if key not in (*NEUTRAL_SETTINGS, LENGTH_SETTING)
+    }
+
+
+def require_same_experiment(path: Path, experiment: str) -> str:
+    """Refuses another experiment than the folder's, or a shorter one; returns the folder's own."""
+    if not os.path.lexists(path):
+        return experiment
+    try:
+        before = read_sealed_file(path, {}, MAX_SETTINGS_BYTES).decode()
+        old, new = parse_settings(before), parse_settings(experiment)
+    except BadInput:
+        raise
+    except (ValueError, RecursionError) as why:
+        raise BadInput(
+            f"{path} is damaged ({format_one_line(why, 100)}); restore it, or use another --out"
+        ) from why
+    _require_same_settings(path, select_deciding_settings(old), select_deciding_settings(new))
+    _require_enough_rounds(path, new)
+    return before
+
+
+def _require_same_settings(path: Path, old: FlatSettings, new: FlatSettings) -> None:
+    changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+    if changed:
+        told = "; ".join(
+            f"{key} {old.get(key, 'unset')!r} -> {new.get(key, 'unset')!r}" for key in changed[:6]
+        )
+        raise BadInput(
+            f"{path} differs from this experiment: {told}; undo that, or use another --out"
+        )
+
+
+def _require_enough_rounds(path: Path, new: FlatSettings) -> None:
+    rounds = path.with_name("rounds.jsonl")
+    done = sum(b'"outcome":"committed"' in line for line in read_lines(rounds, {}))
+    if new.get(LENGTH_SETTING, done) < done:
+        raise BadInput(
+            f"rounds = {new[LENGTH_SETTING]}: {path.parent} holds {done} already; give at least"
+            " that, or another --out"
+        )
+
+
+def fingerprint_experiment(experiment: str) -> str:
+    """Of all that decides a run's rounds."""
+    text = json.dumps(
+        select_deciding_settings(parse_settings(experiment)), sort_keys=True, default=str
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def fingerprint_experiment_text(experiment: str) -> str:
+    """As version 0.1 wrote it: of the text, its length included. Its runs are gone on with."""
+    lines = [
+        line
+        for line in experiment.splitlines()
+        if line.split(" = ")[0] not in ("workers", "device")
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def require_same_data(path: Path, partition: Mapping[str, Any]) -> None:
+    """Refuses other data than the folder's."""
+    if not path.exists():
+        return
+    old, new = read_json_table(path), json.loads(json.dumps(partition))
+    changed = [
+        key for key in sorted(old.keys() & new.keys()) if key != "baseline" and old[key] != new[key]
+    ]
+    if changed == ["base"]:
+        raise BadInput(f"{path} was made with another base model; restore it, or use another --out")
+    if changed:
+        raise BadInput(
+            f"{path} was made from other data ({', '.join(changed)} differ); restore it, or use"
+            " another --out"
+        )
+
+
+def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as {"a.b": value}."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        found |= (
+            flatten_tables(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {prefix + key: value}
+        )
+    return found

@@ -1,0 +1,168 @@
+"""A run as its folder tells it: settings, rounds, costs, the map, and what follows from them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.config.compose import build_local_settings, compose_recipe
+from flrce.core.pieces import Recipe
+from flrce.core.types import ClientCost, RoundRecord
+from flrce.errors import BadInput
+from flrce.methods.stopping.conflict import UpdateConflicts
+from flrce.storage.summary import summarize_run
+
+Int8Matrix = NDArray[np.int8]
+
+
+@dataclass(frozen=True)
+class RelationChange:
+    """What one round changed in the relationship map."""
+
+    t: int
+    k: tuple[int, ...]
+    H: tuple[float, ...]
+    Omega: Int8Matrix | None  # (P, M) int8, value * 127; None for fleets too large to keep it
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedRun:
+    """One run directory."""
+
+    folder: Path
+    experiment: Mapping[str, Any]
+    rounds: tuple[RoundRecord, ...]
+    costs: tuple[Mapping[str, Any], ...]  # lines of clients.jsonl
+    partition: Mapping[str, Any]
+    relations: tuple[RelationChange, ...]
+    extra: Mapping[str, Any]  # summary.json, where the run got as far as writing one
+    sealed: bool = False  # whether its files are known to be as they were written
+    final: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # how good its model is for each client and each class
+
+    @property
+    def name(self) -> str:
+        return str(self.experiment.get("recipe", {}).get("name", "flrce"))
+
+    @property
+    def seed(self) -> int:
+        return int(self.experiment.get("seed", 0))
+
+    @property
+    def P(self) -> int:
+        return int(self.experiment.get("per_round", 10))
+
+    @cached_property
+    def committed_rounds(self) -> tuple[RoundRecord, ...]:
+        """Committed rounds."""
+        return tuple(h for h in self.rounds if h.outcome == "committed")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Final figures from the rounds themselves, so that an unfinished run has them too."""
+        sizes = [
+            self.extra.get(key, 0) for key in ("floats_on_the_wire", "parameters", "bytes_base")
+        ]
+        figures = summarize_run(self.rounds, *sizes)
+        return figures | {
+            key: self.extra[key] for key in ("versions", "hardware") if key in self.extra
+        }
+
+    @cached_property
+    def roster(self) -> tuple[str, ...]:
+        """Row -> client. Clients that joined later are known from the rounds that chose them."""
+        names = dict(enumerate(map(str, self.partition.get("clients", ()))))
+        chosen = {h.t: h.chosen for h in self.committed_rounds}
+        for relation in self.relations:
+            names |= dict(zip(relation.k, chosen.get(relation.t, ()), strict=False))
+        known = set(names.values())
+        late = sorted({c for h in self.rounds for c in h.chosen} - known)
+        names |= {max(names, default=-1) + 1 + i: client for i, client in enumerate(late)}
+        return tuple(names.get(k, f"row {k}") for k in range(max(names, default=-1) + 1))
+
+    @cached_property
+    def client_indices(self) -> dict[str, int]:
+        return {client: k for k, client in enumerate(self.roster)}
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """The recipe as it was run; None where it needs code that is not ours, which reading a
+        folder must not load.
+        """
+        table = self.experiment.get("recipe", {})
+        if _names_foreign_code(table) or _names_foreign_code(self.experiment.get("train", {})):
+            return None
+        try:
+            local = {"P": self.P, **build_local_settings(self.experiment.get("train", {}))}
+            return compose_recipe(table, local, self.experiment.get("stop", {}))
+        except (BadInput, TypeError):  # written by a version with another catalogue
+            return None
+
+    @cached_property
+    def stop_rules(self) -> tuple[Any, ...]:
+        """The stop rules that the run was under."""
+        return tuple(_iter_rules(self.recipe.stop)) if self.recipe else ()
+
+    @cached_property
+    def conflict_rule(self) -> UpdateConflicts | None:
+        """The conflict rule among them."""
+        return next((rule for rule in self.stop_rules if isinstance(rule, UpdateConflicts)), None)
+
+    @property
+    def psi(self) -> float | None:
+        return None if self.conflict_rule is None else float(self.conflict_rule.psi)
+
+    def count_conflicts(self, h: RoundRecord) -> float:
+        """Conflicting peers as the run's rule counts them."""
+        return h.conflicts if self.conflict_rule is None else self.conflict_rule.get_conflicts(h)
+
+    @cached_property
+    def client_lines(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+        """Each record's own lines of clients.jsonl: one per chosen client, in order.
+
+        Replies that nobody waited for and questions for losses follow them; an abandoned round is
+        tried again under the same number, so the next record's clients say where its lines begin.
+        """
+        found, at = [], 0
+        for h in self.rounds:
+            names = list(h.chosen)
+            while at < len(self.costs) and (
+                self.costs[at]["t"] < h.t
+                or [line["client"] for line in self.costs[at : at + len(names)]] != names
+            ):
+                at += 1
+            found.append(self.costs[at : at + len(names)])
+            at += len(names)
+        return tuple(found)
+
+    def list_client_costs(self, i: int) -> list[ClientCost]:
+        """What every client's part of record i cost, its wait for the round's end included."""
+        names = {f.name for f in fields(ClientCost)} - {"idle_watts"}
+        return [
+            ClientCost(**{key: line[key] for key in names & set(line)})
+            for line in self.client_lines[i]
+        ]
+
+
+def _names_foreign_code(value: Any) -> bool:
+    """Whether a setting names code as "package.module:Class"."""
+    if isinstance(value, str):
+        return ":" in value
+    if isinstance(value, Mapping):
+        return any(map(_names_foreign_code, value.values()))
+    return isinstance(value, list) and any(map(_names_foreign_code, value))
+
+
+def _iter_rules(stop: Any) -> Iterator[Any]:
+    """A stop rule and those inside it."""
+    yield stop
+    for f in fields(stop):
+        inner = getattr(stop, f.name)
+        for each in inner if isinstance(inner, tuple) else (inner,):
+            if hasattr(each, "__dataclass_fields__"):
+                yield from _iter_rules(each)

@@ -1,0 +1,106 @@
+"""A run in a few figures, and the machine and versions that made it."""
+
+import math
+import os
+import platform
+from typing import Any
+
+import torch
+
+from flrce.core.fleet_state import replay_clock
+from flrce.core.types import RoundRecord
+from flrce.version import __version__
+
+
+def get_versions() -> dict[str, str]:
+    return {"flrce": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def describe_hardware() -> str:
+    """The machine, with the GPU that runs go to where there is one."""
+    gpu = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
+    return f"{platform.machine()}, {os.cpu_count()} cores{gpu}"
+
+
+def summarize_run(
+    history: tuple[RoundRecord, ...], size: int, trainable: int, base: int = 0
+) -> dict[str, Any]:
+    """A run's final figures. `base`: bytes of the model that never travel; every client is given
+    them once.
+    """
+    done = [h for h in history if h.outcome == "committed"]
+    seen = [
+        h for h in history if h.last_model_metric is not None
+    ]  # a round that was not started may judge the one before
+    last = RoundRecord(0)
+    if seen:
+        last = seen[-1]
+    elif history:
+        last = RoundRecord(0, metric=history[-1].metric, lower=history[-1].lower)
+    joules = sum(h.joules for h in history)
+    up, down = sum(h.bytes_up for h in history), sum(h.bytes_down for h in history)
+    handed = last.final_model_metric if last.metric == "accuracy" else None
+    return {
+        "rounds": len(done),
+        "metric": last.metric,  # the headline of the model that is handed back, and of the last one
+        "better": "lower" if last.lower else "higher",
+        "value": last.final_model_metric,
+        "value_last": last.last_model_metric,
+        "metrics": dict(last.metrics_averaged or last.metrics),
+        "accuracy": handed,
+        "accuracy_last": last.accuracy,
+        "accuracy_weighted": last.accuracy_weighted,
+        "loss": last.loss,
+        "stopped": history[-1].stop if history else "",
+        "joules": joules,
+        "joules_wasted": sum(h.joules_wasted for h in history),
+        "joules_low": sum(h.joules_low for h in history),
+        "joules_high": sum(h.joules_high for h in history),
+        "grams": sum(h.grams for h in history),
+        "grams_wasted": sum(h.grams_wasted for h in history),
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_wasted": sum(h.bytes_wasted for h in history),
+        "bytes_framing": sum(h.bytes_framing for h in history),
+        "bytes_evaluation": sum(h.bytes_evaluation for h in history),
+        "seconds": replay_clock(history),
+        "energy": "measured" if history and all(h.measured for h in history) else "modelled",
+        "computation_efficiency": _accuracy_per_unit(handed, joules / 1e3),
+        "communication_efficiency": _accuracy_per_unit(handed, (up + down) / 1e9),
+        "shadow_stops": _find_shadow_stops(done),
+        "exploit_rounds": sum(h.exploit for h in done),
+        "parameters": trainable,
+        "floats_on_the_wire": size,
+        "versions": get_versions(),
+        "hardware": describe_hardware(),
+        **count_provisioned_bytes(history, base),
+    }
+
+
+def _accuracy_per_unit(handed: float | None, spent: float) -> float | None:
+    """Accuracy per unit spent; None where nothing was, or next to nothing by a client's own
+    word.
+    """
+    if handed is None or spent == 0:
+        return None
+    found = handed / spent
+    return found if math.isfinite(found) else None
+
+
+def count_provisioned_bytes(history: tuple[RoundRecord, ...], base: int) -> dict[str, int]:
+    """What the fixed part of the model weighs, and what it adds up to, given once to everyone asked
+    to train.
+    """
+    asked = {client for record in history for client in record.chosen}
+    return {"bytes_base": base, "bytes_provisioned": base * len(asked)} if base else {}
+
+
+def _find_shadow_stops(done: list[RoundRecord]) -> dict[str, int]:
+    """For every threshold psi of the paper's grid: the first round that would have ended the
+    run.
+    """
+    first: dict[str, int] = {}
+    for h in done:
+        for psi in h.shadow:
+            first.setdefault(f"{psi:g}", h.t)
+    return first

@@ -1,0 +1,75 @@
+"""Tensors as a safetensors file in pieces: tables of gigabytes are written from where they lie,
+without a copy.
+
+The format: 8 bytes with the length of a JSON header, little-endian; the header, name -> dtype,
+shape and place; values.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MIN_ROW_BYTES = (
+    2**16
+)  # bytes of a row below which rows are gathered first: a write for each would cost more
+SAFETENSORS_DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Some rows of a table (M, ...)."""
+
+    table: Tensor
+    k: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.k), *self.table.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.table.dtype
+
+    def iter_bytes(self) -> Iterator[memoryview]:
+        if self.table.stride(0) * self.table.element_size() < MIN_ROW_BYTES:
+            yield _to_memoryview(self.table[list(self.k)])
+        else:
+            yield from (_to_memoryview(self.table[k]) for k in self.k)
+
+
+def iter_safetensors_chunks(tensors: Mapping[str, Tensor | TableRows]) -> Iterator[memoryview]:
+    """The file, piece by piece; wide numbers come first, so that all are aligned."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header, end = {}, 0
+    for name in names:
+        start, found = end, tensors[name]
+        end += found.dtype.itemsize * torch.Size(found.shape).numel()
+        header[name] = {
+            "dtype": SAFETENSORS_DTYPES[found.dtype],
+            "shape": list(found.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        found = tensors[name]
+        yield from found.iter_bytes() if isinstance(found, TableRows) else [_to_memoryview(found)]
+
+
+def _to_memoryview(x: Tensor) -> memoryview:
+    return x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

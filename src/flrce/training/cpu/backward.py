@@ -1,0 +1,182 @@
+"""C text of backward_s: from the gradient of a stage's output to its tensors' SGD steps and its
+input's gradient.
+"""
+
+from flrce.training.cpu import convolution
+from flrce.training.cpu.frames import Frame
+from flrce.training.cpu.setting import Setting
+
+
+def text(it: Setting) -> str:
+    """backward_s(n, b, step, deeper): the input's gradient only if deeper."""
+    alone = {"pool": _pool, "average": _average, "group": _group, "sum": _sum}
+    body = alone[it.stage.op](it) if it.stage.op in alone else _stage(it)
+    return f"""
+static void backward_{it.s}(struct net *n, const struct batch *b, const struct step *step, int deeper) {{
+    {body}
+}}
+"""
+
+
+def _tiles(body: str) -> str:
+    return f"for (long t = 0; t < b->tiles; t++) {body}"
+
+
+def _added(it: Setting, call: str) -> str:
+    """The call, with INTO the input's gradient; made aside and then added where another's is there
+    already.
+    """
+    if not it.aside:
+        return call.replace("INTO", it.below)
+    return f"{{ {call.replace('INTO', 'n->aside')} more({it.below}, n->aside, {it.inside}); }}"
+
+
+def _sum(it: Setting) -> str:
+    """The gradient goes to both sources alike."""
+    ways = [
+        f"(n->d{flow.source} + t * {it.inside}), {int(flow.adds)}" if flow.learns else "0, 0"
+        for flow in it.flows
+    ]
+    ways = [*ways, "0, 0"][:2]
+    sizes = ", ".join(map(str, (it.stage.act, *it.stage.inside, *it.extent)))
+    return _tiles(f"sum_back({it.next}, {it.d}, {', '.join(ways)}, {sizes});") if it.deeper else ""
+
+
+def _pool(it: Setting) -> str:
+    stage = it.stage
+    sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.padding, *stage.out[1:])
+    return (
+        _tiles(_added(it, f"pool_back({it.x}, {it.d}, INTO, {', '.join(map(str, sizes))});"))
+        if it.deeper
+        else ""
+    )
+
+
+def _average(it: Setting) -> str:
+    stage = it.stage
+    sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.out[1:])
+    return (
+        _tiles(_added(it, f"average_back({it.d}, INTO, {', '.join(map(str, sizes))});"))
+        if it.deeper
+        else ""
+    )
+
+
+def _group(it: Setting) -> str:
+    stage, group, below = it.stage, it.group, "deeper ? INTO : 0" if it.deeper else "0"
+    sizes = ", ".join(map(str, (group.groups, *stage.inside)))
+    tensors = f"{it.at(group.gamma)}, {it.at(group.beta)}"
+    steps = _descents(it, [(group.beta, "level", "first"), (group.gamma, "slope", "second")])
+    return "\n    ".join(
+        [
+            f"struct channel *c = n->c{it.s};",
+            "memset(c->first, 0, sizeof c->first + sizeof c->second);",
+            _tiles(
+                _added(
+                    it,
+                    f"group_back(c, {it.x}, {it.d}, {below}, {it.moments}, {tensors}, {stage.act},"
+                    f" {sizes});",
+                )
+            ),
+            *steps,
+        ]
+    )
+
+
+def _stage(it: Setting) -> str:
+    stage, (C, H, W) = it.stage, it.stage.middle
+    parts = [
+        f"struct channel *c = n->c{it.s};",
+        "memset(c->first, 0, sizeof c->first + sizeof c->second);",
+    ]
+    if it.norm or stage.bias or stage.act != "PLAIN":
+        pooled = f"n->best{it.s}" if it.pooled else it.y
+        sizes = f"{it.norm}, {stage.act}, {int(bool(it.norm or stage.bias))}, {C}, {it.out // C}"
+        parts += [
+            f"for (long t = b->tiles - 1; t >= 0; t--) shape_sums(c, {pooled} + t * {it.out},"
+            f" {it.d}, {sizes});"
+        ]
+    if it.norm:
+        parts += [f"norm_slopes(c, {C}, (double)b->size * {H * W});"]
+    parts += {"conv": _conv, "linear": _linear, "none": _none}[stage.op](it)
+    return "\n    ".join([*parts, *_channel_steps(it)])
+
+
+def _channel_steps(it: Setting) -> list[str]:
+    """SGD on gamma, beta or the bias. A bias in front of BatchNorm has no gradient: the mean takes
+    it away.
+    """
+    stage = it.stage
+    pairs = [(stage.bias, "level", "first")]
+    if stage.norm:
+        pairs = [(stage.norm.beta, "level", "first"), (stage.norm.gamma, "slope", "second")]
+    return _descents(it, pairs)
+
+
+def _descents(it: Setting, pairs: list[tuple[str, str, str]]) -> list[str]:
+    """SGD on a number per channel: the tensor, its gradient as floats, and as the sums it comes
+    from.
+    """
+    C = it.stage.middle[0]
+    return [
+        f"for (int i = 0; i < {C}; i++) c->{to}[i] = c->{source}[i];\n   "
+        f" descend({it.at(name, 'n->q')}, {it.at(name, 'n->origin')}, c->{to}, {C}, step->lr,"
+        f" {it.pull(name)});"
+        for name, to, source in pairs
+        if name
+    ]
+
+
+def _shape_back(it: Setting, dy: str, rows: tuple[str, str], frame: Frame) -> str:
+    sizes = ", ".join(map(str, (*it.stage.middle, *it.stage.pool, *rows, frame.plane, frame.pitch)))
+    best = f"n->best{it.s} + t * {it.out}" if it.pooled else "0"
+    return (
+        f"shape_back(c, filled(b, t), {it.y} + t * {it.middle}, {best}, {it.d}, {dy}, {it.norm},"
+        f" {sizes});"
+    )
+
+
+def _conv(it: Setting) -> list[str]:
+    """A group of rows of dy at a time, used for the weights while in the first-level cache."""
+    stage, s, H, dy = it.stage, it.s, it.stage.middle[1], it.dy
+    rows, weight, place = convolution.row_group(stage), it.at(stage.weight), it.places[stage.weight]
+    into = f"n->dy{s} + {dy.origin} + h * {dy.pitch}" if it.deeper else f"n->dy{s}"
+    tile = f"""{{
+        {it.load}
+        for (int h = 0; h < {H}; h += {rows}) {{
+            int end = h + {rows} < {H} ? h + {rows} : {H};
+            {_shape_back(it, into, ("h", "end"), dy)}
+            dw_{s}({it.x}, {into}, n->g{s}, h, end);
+        }}
+        {f"if (deeper) dx_{s}(n->dy{s}, {weight}, {it.below});" if it.deeper else ""}
+    }}"""
+    stepped, origin = it.at(stage.weight, "n->q"), it.at(stage.weight, "n->origin")
+    return [
+        f"memset(n->g{s}, 0, sizeof(vec) * {place.pitch});",
+        _tiles(tile),
+        (
+            f"descend_lanes({stepped}, {origin}, n->g{s}, {place.cols}, step->lr,"
+            f" {it.pull(stage.weight)});"
+        ),
+    ]
+
+
+def _linear(it: Setting) -> list[str]:
+    stage, s = it.stage, it.s
+    weight, stepped, origin = (it.at(stage.weight, base) for base in ("n->p", "n->q", "n->origin"))
+    parts = (
+        [_tiles(_shape_back(it, it.d, ("0", "1"), Frame(0, 1, 1)))] if it.norm else []
+    )  # in place
+    parts += (
+        [f"if (deeper) dx_{s}(n->d{s}, {weight}, n->d{stage.sources[0]}, b->tiles);"]
+        if it.deeper
+        else []
+    )
+    rest = f"n->strip, b->size, step->lr, {it.pull(stage.weight)}"
+    return [*parts, f"dw_{s}({it.all}, (const float *)n->d{s}, {stepped}, {origin}, {rest});"]
+
+
+def _none(it: Setting) -> list[str]:
+    _, H, W = it.stage.middle
+    back = _tiles(_added(it, _shape_back(it, "INTO", ("0", str(H)), Frame(0, H, W))))
+    return [f"if (deeper) {back}"] if it.deeper else []

@@ -1,0 +1,173 @@
+"""GRU layers on a CPU: the steps in compiled C, what is one product over all steps by torch.
+
+torch walks a GRU through a dozen small operations a step; here a step is one product and one pass
+over the gates, samples side by side in vectors. A network keeps its layers: `hasten` changes their
+class, and a call beyond the plain case (states given, packed sequences, other precisions) is
+torch's. Its LSTM is fused already, and is left as it is.
+"""
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from flrce.core import c_compiler as build
+from flrce.core.c_compiler import KernelUnavailable, Processor
+from flrce.training.cpu.emit import interleaved
+from flrce.training.cpu.linear import product
+
+HERE = Path(__file__).parent
+ALIGNED = 64  # bytes of the widest vector
+wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its like
+
+
+def source(units: int, machine: Processor) -> str:
+    """The C file of one width."""
+    parts = [
+        f"#define LANES {machine.lanes}\n#define CHANNELS 1\n#define H {units}",
+        interleaved(machine.lanes),
+    ]
+    parts += [(HERE / "prelude.h").read_text()]
+    parts += [product("states", "forward", 3 * units, units, units, 1, machine)]
+    parts += [product("gates", "backward", units, 3 * units, 1, units, machine)]
+    return "\n".join([*parts, (HERE / "cells.h").read_text()])
+
+
+@lru_cache
+def compiled(units: int) -> tuple[Any, int]:
+    """(the functions of this width, samples in a vector); Unsupported says why there are none."""
+    command, macros, machine = build.find_toolchain()
+    try:
+        code = ctypes.CDLL(
+            str(build.load_or_build_library(source(units, machine), command, macros))
+        )
+    except OSError as why:
+        raise KernelUnavailable(
+            f"the compiled cells do not load ({why}); set FLRCE_CACHE to another folder"
+        ) from why
+    for call in (code.steps_forward, code.steps_back):
+        call.restype, call.argtypes = None, [ctypes.c_void_p] * 6 + [ctypes.c_long] * 2
+    return code, machine.lanes
+
+
+class _Steps(torch.autograd.Function):
+    """One layer over all steps: x (in, steps, samples) and its tensors -> states (units, steps,
+    samples).
+
+    Samples are padded to whole vectors; the padding's gradients are 0. Without `back` nothing is
+    kept for them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, wi: Tensor, wh: Tensor, bi: Tensor, bh: Tensor, back: bool
+    ) -> Tensor:
+        units, (_, steps, n) = wh.shape[1], x.shape
+        code, lanes = compiled(units)
+        given = torch.addmm(bi[:, None], wi, x.flatten(1))  # (3 units, steps samples)
+        out, work = x.new_empty(units, steps, n), x.new_empty(4, units, n)
+        kept = x.new_empty(4, units, steps, n) if back else x.new_empty(0)
+        tensors = [given, wh.contiguous(), bh.contiguous(), out, kept, work]
+        code.steps_forward(
+            *(t.data_ptr() if t.numel() else None for t in tensors), steps, n // lanes
+        )
+        ctx.save_for_backward(x, wi, wh, out, kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, wi, wh, out, kept = ctx.saved_tensors
+        units, (_, steps, n) = wh.shape[1], x.shape
+        code, lanes = compiled(units)
+        d, work = x.new_empty(4 * units, steps, n), x.new_empty(5, units, n)
+        tensors = [_aligned(dout), out, kept, wh.contiguous(), d, work]
+        code.steps_back(*(t.data_ptr() for t in tensors), steps, n // lanes)
+        # rows of d: r, z, n as the inputs see it, n as the states do (times r)
+        inner, last = d[: 3 * units].flatten(1), d[3 * units :].flatten(1)
+        later, before = (
+            d[:, 1:].flatten(1),
+            out[:, :-1].flatten(1).T,
+        )  # steps but the first, and where they began
+        dwh = torch.cat([later[: 2 * units] @ before, later[3 * units :] @ before])
+        dbi = inner.sum(1)
+        dx = (wi.T @ inner).view(x.shape) if ctx.needs_input_grad[0] else None
+        return (
+            dx,
+            inner @ x.flatten(1).T,
+            dwh,
+            dbi,
+            torch.cat([dbi[: 2 * units], last.sum(1)]),
+            None,
+        )
+
+
+def _aligned(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % ALIGNED else x
+
+
+class Gru(nn.GRU):
+    """nn.GRU by compiled steps."""
+
+    def forward(self, x: Any, given: Any = None) -> Any:
+        if given is not None or not self._plain(x):
+            return super().forward(x, given)
+        n, (_, lanes) = x.shape[0 if self.batch_first else 1], compiled(self.hidden_size)
+        now = x.permute(2, 1, 0) if self.batch_first else x.permute(2, 0, 1)  # (in, steps, samples)
+        now, last = nn.functional.pad(now, (0, -n % lanes)), []
+        for layer in range(self.num_layers):
+            wi, wh = getattr(self, f"weight_ih_l{layer}"), getattr(self, f"weight_hh_l{layer}")
+            none = wi.new_zeros(len(wi))
+            bi, bh = (
+                getattr(self, f"bias_{which}_l{layer}") if self.bias else none
+                for which in ("ih", "hh")
+            )
+            now = cast(
+                Tensor, _Steps.apply(now.contiguous(), wi, wh, bi, bh, torch.is_grad_enabled())
+            )
+            last.append(now[:, -1, :n].T)
+        out = now[..., :n].permute(2, 1, 0) if self.batch_first else now[..., :n].permute(1, 2, 0)
+        return out, torch.stack(last)
+
+    def _plain(self, x: Any) -> bool:
+        """Whether the compiled steps know this call."""
+        if (
+            not isinstance(x, Tensor)
+            or x.dim() != 3
+            or not x.numel()
+            or x.shape[-1] != self.input_size
+        ):
+            return False
+        both = (x, self.weight_hh_l0)
+        float32 = all(
+            t.dtype == torch.float32 and t.device.type == "cpu" and not wrapped(t) for t in both
+        )
+        return (
+            float32
+            and not (self.training and self.dropout)
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+
+def steps(layer: nn.Module) -> bool:
+    """Whether a layer is a GRU that has compiled steps."""
+    if type(layer) is not nn.GRU or layer.bidirectional:
+        return False
+    try:
+        compiled(layer.hidden_size)
+    except KernelUnavailable:
+        return False
+    return True
+
+
+def hasten(net: nn.Module) -> nn.Module:
+    """The net, its GRU layers by compiled steps from now on."""
+    for layer in net.modules():
+        if steps(layer):
+            layer.__class__ = Gru
+    return net

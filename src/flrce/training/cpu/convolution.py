@@ -1,0 +1,179 @@
+"""C text of a convolution's three products: forward, gradient of the input, gradient of the
+weights.
+"""
+
+from itertools import product
+from math import prod
+
+from flrce.core.c_compiler import Processor
+from flrce.training.cpu.blocks import Correlation, Product, blocking, each, split
+from flrce.training.cpu.frames import Frame, axes
+from flrce.training.cpu.plan import Stage
+
+
+def gradient_frame(stage: Stage) -> Frame:
+    """The output's gradient of one tile, padded so that the input's gradient needs no bounds."""
+    (top, bottom), (left, right) = (axis.reach for axis in axes(stage))
+    C, H, W = stage.middle
+    return Frame(C, top + H + bottom, left + W + right, top, left)
+
+
+def row_group(stage: Stage) -> int:
+    """Rows of gradient to make and use at once: whole pooling windows, enough columns to pay for
+    loading the sums.
+
+    Many weights' sums come from beyond the second-level cache, so that they pay for more columns.
+    """
+    step, rows = stage.pool[0], stage.pool[0]
+    columns = 24 if stage.middle[0] * stage.inside[0] * prod(stage.kernel) <= 8192 else 128
+    while rows * stage.middle[2] < columns and rows < stage.middle[1]:
+        rows += step
+    return min(rows, stage.middle[1])
+
+
+def forward(stage: Stage, s: int, machine: Processor, frame: Frame) -> str:
+    """product_s: y of one tile of this frame, with the sums BatchNorm needs."""
+    h, w = axes(stage)
+    C, H, W = stage.middle
+    taps = [
+        (i * frame.pitch + j, i * w.kernel + j) for i in range(h.kernel) for j in range(w.kernel)
+    ]
+    weights, width = stage.inside[0] * prod(stage.kernel), max(1, w.dead - w.live)
+    most = blocking(C, width, machine)
+    kernels: dict[str, str] = {}
+    loops: list[str] = []
+    base = f"x + (h * {h.stride} + {h.before - h.padding}) * {frame.pitch} + {w.position(w.live)}"
+    sums = ", sum ? sum + c : 0, square + c" if stage.norm else ""
+    for r, c in product(split(C, most[0]), split(width, most[1])):
+        name = f"conv{s}_{r.size}x{c.size}"
+        kernels[name] = Product(
+            name,
+            r.size,
+            c.size,
+            stage.inside[0],
+            frame.plane,
+            prod(stage.kernel),
+            tuple(taps),
+            weights,
+            w.stride,
+            H * W,
+            1,
+            starts=True,
+            sums=stage.norm is not None,
+        ).text()
+        out = f"y + (c * {H} + h) * {W} + {w.live} + o"
+        call = f"{name}({base} + o * {w.stride}, w + c * {weights}, {out}, start + c{sums});"
+        loops += each([r], "c", " ".join(each([c], "o", call)))
+    body = "\n".join(loops) if w.dead > w.live else ""
+    dead = (
+        ""
+        if (h.live, h.dead, w.live, w.dead) == (0, H, 0, W)
+        else (
+            f"for (int c = 0; c < {C}; c++) for (int h = 0; h < {H}; h++) for (int o = 0; o < {W};"
+            f" o++)\nif (h < {h.live} || h >= {h.dead} || o < {w.live} || o >= {w.dead})\ny[(c *"
+            f" {H} + h) * {W} + o] = fill(start[c]);\n"
+        )
+    )
+    return (
+        "\n".join(kernels.values())
+        + f"\nstatic void product_{s}(const vec *x, const float *w, const float *start, vec *y, vec"
+        f" *sum, vec *square) {{\n{dead}for (int h = {h.live}; h < {h.dead}; h++)"
+        f" {{\n{body}\n}}\n}}\n"
+    )
+
+
+def backward(stage: Stage, s: int, machine: Processor, adds: bool) -> str:
+    """dx_s: one tile's input gradient, gathered phase by phase where the stride skips; `adds`: to
+    what is there.
+    """
+    h, w = axes(stage)
+    C = stage.inside[0]
+    frame, K = gradient_frame(stage), prod(stage.kernel)
+    kernels: dict[str, str] = {}
+    loops = []
+    for p in range(min(h.stride, h.size)):
+        for q in range(min(w.stride, w.size)):
+            taps = tuple(
+                (
+                    (h.gather(p, i) + frame.top) * frame.pitch + w.gather(q, j) + frame.left,
+                    i * w.kernel + j,
+                )
+                for i in h.taps(p)
+                for j in w.taps(q)
+            )
+            if adds and not taps:
+                continue
+            rows, cols = -(-(h.size - p) // h.stride), -(-(w.size - q) // w.stride)
+            most = blocking(C, cols, machine)
+            loops += [f"for (int h = 0; h < {rows}; h++) {{"]
+            for r, c in product(split(C, most[0]), split(cols, most[1])):
+                name = f"back{s}_{p}_{q}_{r.size}x{c.size}"
+                kernels[name] = Product(
+                    name,
+                    r.size,
+                    c.size,
+                    stage.middle[0],
+                    frame.plane,
+                    C * K,
+                    taps,
+                    K,
+                    1,
+                    h.size * w.size,
+                    w.stride,
+                    adds=adds,
+                ).text()
+                call = (
+                    f"{name}(dy + h * {frame.pitch} + o, w + c * {K}, dx + (c * {h.size} + h *"
+                    f" {h.stride} + {p}) * {w.size} + o * {w.stride} + {q});"
+                )
+                loops += each([r], "c", " ".join(each([c], "o", call)))
+            loops += ["}"]
+    return "\n".join(kernels.values()) + (
+        f"\nstatic void dx_{s}(const vec *dy, const float *w, vec *dx) {{\n"
+        + "\n".join(loops)
+        + "\n}\n"
+    )
+
+
+def weights(stage: Stage, s: int, machine: Processor, frame: Frame, dy: Frame) -> str:
+    """dw_s: adds output rows [from, to) of one tile to the weights' gradient; dy points at row
+    `from`; `frame`: x's.
+    """
+    h, w = axes(stage)
+    K, inputs = prod(stage.kernel), stage.inside[0]
+    # of a 1 x 1 kernel, several inputs are taken together: their gradients lie side by side, as
+    # other kernels' taps do
+    group = next(n for n in range(min(8, inputs), 0, -1) if inputs % n == 0) if K == 1 else 1
+    taps = [
+        c * frame.plane + i * frame.pitch + j
+        for c in range(group)
+        for i in range(h.kernel)
+        for j in range(w.kernel)
+    ]
+    most = blocking(stage.middle[0], len(taps), machine)
+    kernels: dict[str, str] = {}
+    loops: list[str] = []
+    for r, t in product(split(stage.middle[0], most[0]), split(len(taps), most[1])):
+        for at in range(t.start, t.start + t.size * t.count, t.size):
+            name = f"correlate{s}_{r.size}_{at}"
+            kernels[name] = Correlation(
+                name,
+                r.size,
+                tuple(taps[at : at + t.size]),
+                w.dead - w.live,
+                dy.plane,
+                dy.pitch,
+                w.stride,
+                h.stride * frame.pitch,
+                inputs * K,
+            ).text()
+            sums = f"g + (c * {inputs} + i) * {K} + {at}"
+            call = f"{name}(x + i * {frame.plane}, dy + c * {dy.plane}, {sums}, to - from);"
+            more = f"i += {group}" if group > 1 else "i++"
+            loops += each([r], "c", f"for (int i = 0; i < {inputs}; {more}) {call}")
+    return "\n".join(kernels.values()) + (
+        f"\nstatic void dw_{s}(const vec *x, const vec *dy, vec *g, int from, int to) {{\nif (from"
+        f" < {h.live}) {{ dy += ({h.live} - from) * {dy.pitch}; from = {h.live}; }}\nif (to >"
+        f" {h.dead}) to = {h.dead};\nx += (from * {h.stride} + {h.before - h.padding}) *"
+        f" {frame.pitch} + {w.position(w.live)}; dy += {w.live};\n" + "\n".join(loops) + "\n}\n"
+    )

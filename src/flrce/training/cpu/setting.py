@@ -1,0 +1,166 @@
+"""One stage among the others, and how its C text names things."""
+
+from dataclasses import dataclass
+from math import prod
+
+from flrce.core.c_compiler import Processor
+from flrce.training.cpu import convolution
+from flrce.training.cpu.frames import Frame, Place, entry, tight
+from flrce.training.cpu.joints import Flow
+from flrce.training.cpu.plan import Group, Stage
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A stage's surroundings: its number, the frames it reads and writes, its ways back, and the
+    tensors by name.
+    """
+
+    s: int
+    stage: Stage
+    origins: tuple[Frame, ...]  # of its sources' outputs
+    target: Frame  # of its output; tight at the end
+    flows: tuple[Flow, ...]
+    places: dict[str, Place]
+    machine: Processor
+
+    @property
+    def deeper(self) -> bool:
+        """Whether any stage that it depends on learns."""
+        return any(flow.learns for flow in self.flows)
+
+    @property
+    def adds(self) -> bool:
+        """Whether its input's gradient is added to another's."""
+        return self.deeper and self.flows[0].adds
+
+    @property
+    def aside(self) -> bool:
+        """Whether its input's gradient is made aside first: its code writes, and cannot add."""
+        return self.adds and self.stage.op not in ("conv", "linear", "sum")
+
+    def at(self, name: str, base: str = "n->p") -> str:
+        """A tensor's address, or 0 where the stage has none."""
+        return f"({base} + {self.places[name].inner})" if name else "0"
+
+    def pull(self, name: str) -> str:
+        return f"step->pull[{list(self.places).index(name)}]"
+
+    @property
+    def norm(self) -> int:
+        return int(self.stage.norm is not None)
+
+    @property
+    def group(self) -> Group:
+        assert self.stage.group is not None
+        return self.stage.group
+
+    @property
+    def moments(self) -> str:
+        """Tile t's mean and inverse deviation of each group."""
+        return f"(n->m{self.s} + t * {2 * self.group.groups})"
+
+    @property
+    def pooled(self) -> bool:
+        return self.stage.pool != (1, 1)
+
+    @property
+    def direct(self) -> bool:
+        """Whether the product's output is the stage's, where it is wanted: a convolution before
+        GroupNorm, say.
+        """
+        stage = self.stage
+        bare = stage.op == "conv" and not stage.norm and stage.act == "PLAIN" and not self.pooled
+        return bare and self.target == tight(stage.out)
+
+    @property
+    def dy(self) -> Frame:
+        """Where a convolution's output gradient goes: a whole tile, or the rows in use if no stage
+        below needs it.
+        """
+        if self.deeper:
+            return convolution.gradient_frame(self.stage)
+        return Frame(self.stage.middle[0], convolution.row_group(self.stage), self.stage.middle[2])
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """How far apart channels and rows lie in the target: as in y's own planes where the next
+        stage flattens.
+        """
+        _, H, W = self.stage.out
+        return (
+            (self.target.plane, self.target.pitch)
+            if self.target.channels == self.stage.out[0]
+            else (H * W, W)
+        )
+
+    @property
+    def inside(self) -> int:
+        return prod(self.stage.inside)
+
+    @property
+    def middle(self) -> int:
+        return prod(self.stage.middle)
+
+    @property
+    def out(self) -> int:
+        return prod(self.stage.out)
+
+    @property
+    def x(self) -> str:
+        """Tile t of the input. A net's first convolution keeps one tile only, and reads the samples
+        anew (see load).
+        """
+        once = self.s == 0 and self.stage.op == "conv"
+        if once:
+            return f"n->in{self.s}"
+        own, there = entry(self.stage), self.origins[0]
+        skipped = (
+            there.origin - (own.top * there.pitch + own.left) if self.stage.op == "conv" else 0
+        )
+        more = f" + {skipped}" if skipped else ""  # padding that only others need
+        return f"(n->in{self.stage.sources[0] + 1} + t * {there.size}{more})"
+
+    def terms(self) -> list[tuple[str, int, int]]:
+        """Tile t of each source of a sum, and how far apart its channels and rows lie."""
+        _, H, W = self.stage.inside
+        found = []
+        for v, there in zip(self.stage.sources, self.origins, strict=True):
+            whole = there.channels == self.stage.inside[0]
+            plane, pitch = (there.plane, there.pitch) if whole else (H * W, W)
+            found.append((f"(n->in{v + 1} + t * {there.size} + {there.origin})", plane, pitch))
+        return found
+
+    @property
+    def all(self) -> str:
+        """The input, of all tiles."""
+        return f"n->in{self.stage.sources[0] + 1}"
+
+    @property
+    def y(self) -> str:
+        """The product's output, of all tiles."""
+        if self.direct:
+            return f"n->in{self.s + 1}"
+        return self.all if self.stage.op == "none" else f"n->y{self.s}"
+
+    @property
+    def d(self) -> str:
+        """Tile t of the output's gradient."""
+        return f"(n->d{self.s} + t * {self.out})"
+
+    @property
+    def below(self) -> str:
+        """Tile t of the input's gradient."""
+        return f"(n->d{self.stage.sources[0]} + t * {self.inside})"
+
+    @property
+    def next(self) -> str:
+        """Tile t of the next stage's input."""
+        return f"(n->in{self.s + 1} + t * {self.target.size} + {self.target.origin})"
+
+    @property
+    def load(self) -> str:
+        """The first stage reads samples: bytes, so reading them again costs less than keeping
+        floats.
+        """
+        return f"load_tile(b, t, {self.x}, place, {self.inside});" if self.s == 0 else ""

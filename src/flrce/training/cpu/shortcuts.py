@@ -1,0 +1,222 @@
+"""Transformers and wide linear layers on a CPU: which calls go through compiled code, whatever
+makes them.
+
+`Shortcuts()` is a mode of torch: while it lasts, calls of F.linear, F.gelu,
+F.scaled_dot_product_attention and of nn.MultiheadAttention's function go through layers.py, from
+any layer or network. A call beyond the plain case (masks, dropout, other precisions, few numbers)
+is torch's.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from flrce.core.c_compiler import KernelUnavailable
+from flrce.training.cpu.layers import Attention, Gelu, Linear, compiled
+
+PRODUCT = 2**23  # multiply-adds from which on a product is worth the call
+VALUES = 2**15  # numbers from which on the others are
+LONGEST = 256  # tokens that attend: all their shares are kept for the way back
+WIDE = 2**12  # weights of a layer that counts
+WORTH = (
+    2**24
+)  # multiply-adds of a batch in the largest layer from which on the mode is worth its calls
+watchers = torch._C._autograd._top_saved_tensors_default_hooks
+wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its like
+
+
+@lru_cache
+def faster_here() -> bool:
+    """Whether compiled layers are known to be faster than torch's: measured on AMD, where MKL's
+    products are slow.
+    """
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+def _known(*tensors: Any) -> bool:
+    """Whether all are plain float32 numbers here, and nobody watches what is kept for the way back.
+
+    Layers that are recomputed on that way are: torch recomputes them without its modes.
+    """
+    if torch.is_autocast_enabled("cpu") or watchers(False) is not None:
+        return False
+    for x in tensors:
+        plain = type(x) is Tensor or isinstance(x, nn.Parameter)
+        if (
+            not plain
+            or wrapped(x)
+            or x.dtype != torch.float32
+            or x.device.type != "cpu"
+            or x.layout != torch.strided
+        ):
+            return False
+    return True
+
+
+def linear(input: Any, weight: Any, bias: Any = None, **more: Any) -> Tensor | None:
+    """F.linear; None, here and below: not by compiled code."""
+    given = (input, weight) if bias is None else (input, weight, bias)
+    if more or not _known(*given) or weight.dim() != 2 or input.dim() < 2:
+        return None
+    fits = input.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
+    if not fits or input.numel() * len(weight) < PRODUCT:
+        return None
+    return cast(Tensor, Linear.apply(input, weight, bias))
+
+
+def gelu(input: Any, *, approximate: str = "none", **more: Any) -> Tensor | None:
+    """F.gelu"""
+    if (
+        more
+        or approximate != "none"
+        or not torch.is_grad_enabled()
+        or not _known(input)
+        or input.numel() < VALUES
+    ):
+        return None
+    return cast(Tensor, Gelu.apply(input))
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """F.scaled_dot_product_attention"""
+    if attn_mask is not None or dropout_p or enable_gqa or not _known(query, key, value):
+        return None
+    if (
+        not query.dim() == key.dim() == 4
+        or key.shape != value.shape
+        or query.shape[:2] != key.shape[:2]
+    ):
+        return None
+    L, S, D = query.shape[2], key.shape[2], query.shape[3]
+    scale = D**-0.5 if scale is None else float(scale)
+    if key.shape[3] != D or query.numel() < VALUES or max(L, S) > LONGEST or scale <= 0:
+        return None
+    near = [x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value)]
+    return cast(Tensor, Attention.apply(*near, scale, is_causal, torch.is_grad_enabled()))
+
+
+def multi_head(
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Any,
+    in_proj_bias: Any,
+    bias_k: Any,
+    bias_v: Any,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Any,
+    out_proj_bias: Any,
+    training: bool = True,
+    key_padding_mask: Any = None,
+    need_weights: bool = True,
+    attn_mask: Any = None,
+    use_separate_proj_weight: bool = False,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    **more: Any,
+) -> tuple[Tensor, None] | None:
+    """F.multi_head_attention_forward where a sequence attends to itself: (tokens, samples,
+    width).
+    """
+    alone = query is key and key is value and _known(query) and query.dim() == 3
+    if not alone or query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
+        return None
+    others = (bias_k, bias_v, key_padding_mask, *more.values())
+    if (
+        any(x is not None for x in others)
+        or add_zero_attn
+        or use_separate_proj_weight
+        or need_weights
+    ):
+        return None
+    if (training and dropout_p) or is_causal != (
+        attn_mask is not None
+    ):  # a mask that is not causal, or a mistake
+        return None
+    if query.numel() < VALUES or len(query) > LONGEST:
+        return None
+    turned = query.transpose(
+        0, 1
+    ).is_contiguous()  # nn.MultiheadAttention has turned samples first into tokens first
+    x = query.transpose(0, 1) if turned else query
+    qkv = _linear(x, in_proj_weight, in_proj_bias).view(*x.shape[:2], 3, num_heads, -1)
+    three = qkv.permute(
+        (2, 0, 3, 1, 4) if turned else (2, 1, 3, 0, 4)
+    )  # of (samples, heads, tokens, numbers)
+    scale = (embed_dim_to_check // num_heads) ** -0.5
+    seen = cast(
+        Tensor, Attention.apply(three, None, None, scale, is_causal, torch.is_grad_enabled())
+    )
+    seen = seen.permute((0, 2, 1, 3) if turned else (2, 0, 1, 3)).reshape(x.shape)
+    out = _linear(seen, out_proj_weight, out_proj_bias)
+    return (out.transpose(0, 1) if turned else out), None
+
+
+def _linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    found = linear(x, w, b)
+    return F.linear(x, w, b) if found is None else found
+
+
+REPLACED: dict[Any, Callable[..., Any]] = {
+    F.linear: linear,
+    F.gelu: gelu,
+    F.scaled_dot_product_attention: attention,
+    F.multi_head_attention_forward: multi_head,
+}
+
+
+class Shortcuts(TorchFunctionMode):
+    """While it lasts, calls that compiled code knows go there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = REPLACED.get(func)
+        found = None if known is None else known(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if found is None else found
+
+
+def widest(net: nn.Module) -> int:
+    """Weights of the largest layer that compiled code may be faster for; 0: there is none, or no
+    code.
+    """
+    layers = [m for m in net.modules() if isinstance(m, nn.Linear | nn.MultiheadAttention)]
+    found = max(
+        (p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2), default=0
+    )
+    if found < WIDE or not faster_here():
+        return 0
+    try:
+        compiled()
+    except KernelUnavailable:
+        return 0
+    return found
+
+
+def worth(weights: int, x: Tensor, n: int) -> bool:
+    """Whether n samples like those of x give such a layer enough to do; by shapes alone: a resume
+    does alike.
+    """
+    rows = n * (
+        x.shape[1] if x.dim() == 3 or (x.dim() == 2 and not x.is_floating_point()) else 1
+    )  # tokens, or samples
+    return rows * weights >= WORTH and torch.get_num_threads() == 1

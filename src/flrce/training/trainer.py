@@ -1,0 +1,341 @@
+"""Local training in plain PyTorch: any network, any objective, any chain of links, on any device.
+
+The reference for every faster trainer, and what does the work where they do not apply.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flrce.core import device_transfer
+from flrce.errors import BadInput, describe_exception
+from flrce.models.abilities import limit_samples_per_pass
+from flrce.models.chain import build_layer_chain
+from flrce.models.drawing import get_rng_states, preserve_rng_states, use_seed
+from flrce.models.flat import bind_to_vector, make_layout
+from flrce.models.inputs import scale_inputs
+from flrce.rng import make_stream
+from flrce.training.batch_step import BoundNetwork, TrainingStep
+from flrce.training.cpu import Kernel
+from flrce.training.cpu.cells import hasten
+from flrce.training.cpu.shortcuts import Shortcuts, widest, worth
+from flrce.training.links import ClientContext, GradientEstimator
+from flrce.training.objectives import Classification, Objective, validate_per_sample
+from flrce.training.pooling_layers import use_fast_pools
+from flrce.training.precision import Precision, autocast_network, use_deterministic_kernels
+from flrce.training.update_chain import UpdateChain
+
+IndexArray = NDArray[np.int64]
+EVALUATION_CHUNK_SAMPLES = (
+    250  # samples an evaluation looks at together: fits the cache, where one giant batch does not
+)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came of a client's training."""
+
+    w: Tensor  # (size,) the local vector after the last step, where the one was that it began with
+    losses: Tensor  # (steps,) mean loss of each batch before its step
+    squares: Tensor  # (steps,) mean squared per-sample loss
+    carry: Mapping[str, Tensor] = field(default_factory=dict)  # what the links keep with the client
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # what they send back
+
+
+class TorchTrainer:
+    """One network bound to one flat vector, reused for every client that a worker trains."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        shape: tuple[int, ...],
+        objective: Objective = Classification(),
+        kept: Sequence[str] = (),
+        device: str | torch.device = "cpu",
+        precision: Precision = "float32",
+        kernel: Kernel | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.kernel = (
+            kernel  # finds gradients faster than autograd, where links want nothing else of a batch
+        )
+        self.layout, self.objective, self.shape = make_layout(net, kept), objective, shape
+        self.where = self.layout.local_layout
+        self.w = torch.zeros(self.where.size, device=device)
+        self.g = torch.zeros(self.where.trainable, device=device)
+        self.precision: Precision = precision
+        self.net = use_fast_pools(copy.deepcopy(net).to(device))
+        if compiled:
+            self.net = hasten(self.net)
+        self.widest = widest(self.net) if compiled else 0  # weights of one layer
+        self.net = bind_to_vector(self.net, self.w, self.g, self.where)
+        self.net = autocast_network(self.net, self.w.device, precision)
+        self.given = net  # with the layers that a chain knows
+        self.learning = [p for p in self.net.parameters() if p.requires_grad]
+        self.buffers = [
+            (m, name, b) for m in self.net.modules() for name, b in m.named_buffers(recurse=False)
+        ]
+        self.counts = [(b, b.clone()) for _, _, b in self.buffers if not b.is_floating_point()]
+        self.random: dict[
+            bool, bool
+        ] = {}  # whether it draws in training, in evaluation; the first batch tells
+        self.fresh = [
+            (m, dict(vars(m))) for m in self.net.modules()
+        ]  # modules may note things as they run
+
+    def train(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        scale: float,
+        shift: float,
+        order: IndexArray,
+        sizes: IndexArray,
+        update: UpdateChain,
+        local: ClientContext,
+        carry: Mapping[str, Tensor] = {},
+        augment: Sequence[Any] = (),
+    ) -> TrainingResult:
+        """Train from the local vector w (size,) on these batches.
+
+        x (n, ...), y (n, ...); `order` holds the sample indices of all batches, `sizes` the
+        batches' lengths. Blocks before the task's first one are frozen, their BatchNorms in eval
+        mode.
+        """
+        self.w.copy_(w)
+        weights = self.w[: self.where.trainable]
+        frozen = self._freeze_blocks(local.task.part.first)
+        losses, squares = torch.zeros(2, len(sizes), device=self.w.device)
+        where = torch.from_numpy(order).to(x.device)
+        local, carry = self._move_context(local), self._to_own_device(carry)
+        task = local.task
+        rng = torch.Generator().manual_seed(_derive_seed(task, "augment")) if augment else None
+        states = update.begin_round(weights, local, carry)
+        alone = next((link for link in update.links if isinstance(link, GradientEstimator)), None)
+        two = scale_inputs(x[:2], scale, shift)
+        with (
+            self._use_trainer_kernels(x, max(sizes, default=0)),
+            self._seed_random_layers(two, _derive_seed(task, "layers")),
+        ):
+            self._reset_module_state()
+            scene = BoundNetwork(
+                self.net,
+                self.w,
+                self.g,
+                self.objective,
+                self.random[True],
+                partial(_derive_seed, task, "links"),
+            )
+            with scene.record_features() if update.needs_batch else nullcontext():
+                for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
+                    self.g.zero_()
+                    batch = scale_inputs(
+                        x.index_select(0, index), scale, shift
+                    )  # ten times as fast as x[index]
+                    for transform in augment:
+                        batch = transform(batch, rng)
+                    rate = update.compute_step_rate(step, local)
+                    one = TrainingStep(
+                        scene,
+                        batch,
+                        y[index],
+                        step,
+                        rate,
+                        partial(update.compute_loss_terms, states=states),
+                    )
+                    if self.kernel is not None and alone is None and not update.needs_batch:
+                        loss = self.kernel.gradient(
+                            self.w, batch, y[index], self.g, task.part.first
+                        )
+                    elif alone is None:
+                        loss = self._backpropagate(one)
+                    else:
+                        loss = self._estimate_gradient(
+                            alone, one, weights, states[update.links.index(alone)]
+                        )
+                    with torch.no_grad():
+                        losses[step], squares[step] = loss.mean(), loss.square().mean()
+                        direction, states = update.step(self.g, weights, states, one)
+                        for span in frozen:
+                            direction[span] = 0
+                        for mask in update.frozen_coordinates(states):
+                            direction = direction.masked_fill(mask, 0)
+                        weights.sub_(direction, alpha=rate)
+        self._unfreeze_blocks()
+        self._rebind_buffers()
+        stays, sent = update.end_round(weights, states)
+        sent = {name: value.cpu() for name, value in sent.items()}
+        stays = {name: value.cpu() for name, value in stays.items()}
+        done = self.w.clone() if w.device == self.w.device else device_transfer.to_host(self.w)
+        return TrainingResult(done, losses.cpu(), squares.cpu(), stays, sent)
+
+    def _backpropagate(self, one: TrainingStep) -> Tensor:
+        """(n,) losses; their mean's gradient is in g."""
+        try:
+            loss = one.losses()
+            one.compute_total_loss(loss).backward()
+        except (BadInput, torch.OutOfMemoryError):
+            raise
+        except Exception as why:  # whatever a network of the user's may raise
+            shape, name = tuple(one.x.shape), type(self.given).__name__
+            raise BadInput(
+                f"{name} cannot be trained on a batch of shape {shape}: {describe_exception(why)}"
+            ) from why
+        return loss
+
+    def _estimate_gradient(
+        self, link: GradientEstimator, one: TrainingStep, weights: Tensor, state: Any
+    ) -> Tensor:
+        """(n,) losses; the gradient that the link found is in g."""
+        with torch.no_grad():
+            loss, g = link.estimate(one.losses, weights, state)
+            self.g.copy_(g)
+        return loss
+
+    def _reset_module_state(self) -> None:
+        """What modules counted or noted before, such as BatchNorm's batches: no client goes on with
+        another's.
+        """
+        for count, first in self.counts:
+            count.copy_(first)
+        for module, attributes in self.fresh:
+            now = vars(module)
+            for name in now.keys() - attributes.keys():
+                del now[name]
+            now.update({name: value for name, value in attributes.items() if name != "training"})
+
+    def _rebind_buffers(self) -> None:
+        """Buffers that a forward replaced by new tensors: their values go into w, and w is what
+        they are again.
+        """
+        for module, name, bound in self.buffers:
+            found = module._buffers[name]
+            if found is not bound and found is not None:
+                bound.copy_(found)
+                module._buffers[name] = bound
+
+    def _to_own_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to(self.w.device) for name, value in tensors.items()}
+
+    def _move_context(self, local: ClientContext) -> ClientContext:
+        """What the client knows, with its model and the tensors of its task on this device."""
+        task = local.task
+        task = replace(task, tensors=self._to_own_device(task.tensors)) if task.tensors else task
+        return replace(local, task=task, whole=self.w)
+
+    def evaluate(
+        self, w: Tensor, x: Tensor, y: Tensor, scale: float, shift: float
+    ) -> dict[str, Tensor]:
+        """ "loss" (n,), and the numbers of each metric (n, ...), in eval mode."""
+        self.w.copy_(w)
+        self.net.eval()
+        found: dict[str, list[Tensor]] = {
+            "loss": [],
+            **{judge.name: [] for judge in self.objective.evaluation_metrics},
+        }
+        two = scale_inputs(x[:2], scale, shift)
+        few = self._count_chunk_samples()
+        with (
+            self._use_trainer_kernels(x, min(few, len(x))),
+            torch.inference_mode(),
+            self._seed_random_layers(two, 0),
+        ):
+            self._reset_module_state()
+            for part, target in zip(x.split(few), y.split(few), strict=True):
+                out = self.net(scale_inputs(part, scale, shift))
+                found["loss"].append(
+                    validate_per_sample(
+                        self.objective.losses(out, target), target, self.objective, "losses"
+                    )
+                )
+                for judge in self.objective.evaluation_metrics:
+                    found[judge.name].append(
+                        validate_per_sample(
+                            judge.of(out, target), target, judge, f"{judge.name}.of"
+                        )
+                    )
+        self._rebind_buffers()
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
+    def _count_chunk_samples(self) -> int:
+        """Samples to look at together: fewer where the network says that its answers are large."""
+        return limit_samples_per_pass(
+            self.given,
+            self.shape,
+            EVALUATION_CHUNK_SAMPLES,
+            room=4 if self.w.device.type == "cuda" else 1,
+        )
+
+    @contextmanager
+    def _use_trainer_kernels(self, x: Tensor, n: int) -> Iterator[None]:
+        """While batches of n samples train or are judged: the same bits twice, by compiled layers
+        where these pay.
+        """
+        with (
+            use_deterministic_kernels(self.w.device, self.precision),
+            Shortcuts() if worth(self.widest, x, n) else nullcontext(),
+        ):
+            yield
+
+    def _seed_random_layers(self, batch: Tensor, seed: int) -> AbstractContextManager[None]:
+        """Random layers draw from this seed; a network without them needs no turn."""
+        mode = self.net.training
+        if mode not in self.random:
+            self.random[mode] = self._uses_randomness(batch)
+        return use_seed(seed, self.w.device) if self.random[mode] else nullcontext()
+
+    def _uses_randomness(self, batch: Tensor) -> bool:
+        """Whether a forward pass in this mode takes numbers from a generator."""
+        if not len(batch):
+            return False
+        with preserve_rng_states(self.w.device), torch.no_grad():
+            state = self.w.clone()  # BatchNorm moves its statistics
+            before = get_rng_states(self.w.device)
+            self.net(
+                batch.repeat(2, *(1,) * (batch.dim() - 1))
+            )  # two samples at least, for BatchNorm
+            after = get_rng_states(self.w.device)
+            self._rebind_buffers()
+            self.w.copy_(state)
+        return before != after
+
+    def _freeze_blocks(self, first: int) -> list[slice]:
+        """Freeze the blocks before `first`; returns the spans of w that must not move."""
+        self.net.train()
+        if not first:
+            return []
+        blocks = build_layer_chain(self.given, self.shape)
+        if first >= len(blocks.weight_layers):
+            raise BadInput(
+                f"first trained block {first}: the network has only {len(blocks.weight_layers)}"
+            )
+        cut = blocks.layers.index(blocks.weight_layers[first])
+        modules = dict(self.net.named_modules())
+        names = {layer.name for layer in blocks.layers[:cut] if layer.name}
+        for name in names:
+            modules[name].eval().requires_grad_(False)
+        return [
+            s.span for s in self.where.slots if s.trainable and s.name.rpartition(".")[0] in names
+        ]
+
+    def _unfreeze_blocks(self) -> None:
+        for p in self.learning:
+            p.requires_grad_(True)
+
+
+def _derive_seed(task: Any, purpose: str) -> int:
+    return int(make_stream(task.seed, purpose, task.t, task.client).integers(2**63))
+
+
+def derive_layer_seed(task: Any) -> int:
+    """What a task's random layers draw from."""
+    return _derive_seed(task, "layers")
