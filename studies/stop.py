@@ -247,7 +247,7 @@ def looked(run, by, bent, waits, liars):
 
 
 def headway(run, rule=OLD):
-    """As `run.stops(Standstill())`, in one pass."""
+    """As `run.stops(NoHeadway())`, in one pass."""
     values, early = (
         run.series["headway"],
         [x for x in run.series["headway"][: rule.first] if x is not None],
@@ -263,7 +263,7 @@ def headway(run, rule=OLD):
 
 
 def conflicts(run, share=0.5):
-    """As `run.stops(Conflicts(share * run.P))`."""
+    """As `run.stops(UpdateConflicts(share * run.P))`."""
     return next(
         (t for t, count in enumerate(run.series["conflicts"], 1) if count >= share * run.P), None
     )

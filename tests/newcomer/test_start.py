@@ -204,6 +204,6 @@ def test_a_recipe_is_shown_as_it_would_run(capsys):
         )
         == 0
     )
-    assert json.loads(capsys.readouterr().out)["stop"]["piece"] == "Standstill"
+    assert json.loads(capsys.readouterr().out)["stop"]["piece"] == "NoHeadway"
     assert main(["recipes", "show", "flrce", "--set", "recipe.preset=thrifty"]) == 2
     assert "recipe.preset = 'thrifty'" in capsys.readouterr().err

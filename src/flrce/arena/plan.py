@@ -32,6 +32,7 @@ MACHINE_SETTINGS = (
     "kernel",
     "updates",
 )  # engine settings in which the machines of one arena may differ
+LATER_SETTINGS = (("data", "features"),)  # younger than the first arenas: these had none
 PlanEntryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}$")]
 PositiveShare = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 SeedNumber = Annotated[int, Field(ge=0, lt=2**63)]
@@ -280,6 +281,9 @@ class ArenaCell:
         tables["engine"] = {
             key: value for key, value in tables["engine"].items() if key not in MACHINE_SETTINGS
         }
+        for section, key in LATER_SETTINGS:
+            if tables[section][key] is None:
+                del tables[section][key]
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
 
     @property

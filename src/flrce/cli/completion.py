@@ -195,7 +195,7 @@ def collect_words() -> dict[str, dict[str, str]]:
     from flrce.config.experiment import Experiment
     from flrce.core.pieces import ROLES
     from flrce.data.sources import DATASET_NAMES
-    from flrce.methods.catalogue.recipes import CATALOGUE
+    from flrce.methods.catalogue.recipes import CATALOGUE, summarize_recipe
 
     settings: dict[str, str] = {}
     for name, field in Experiment.model_fields.items():
@@ -210,7 +210,7 @@ def collect_words() -> dict[str, dict[str, str]]:
             settings |= {f"{name}.{key}": "" for key in section.model_fields}
         else:
             settings[name] = ""
-    about = {name: (make.__doc__ or "").split("\n")[0] for name, make in CATALOGUE.items()}
+    about = {name: summarize_recipe(name) for name in CATALOGUE}
     return {"recipes": about, "data": dict.fromkeys(sorted(DATASET_NAMES), ""), "keys": settings}
 
 

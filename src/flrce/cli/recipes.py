@@ -8,12 +8,12 @@ from flrce.cli.terminal import print_table
 from flrce.config.compose import list_recipe_settings
 from flrce.core.pieces import describe_piece
 from flrce.errors import BadInput, suggest_name
-from flrce.methods.catalogue.recipes import CATALOGUE
+from flrce.methods.catalogue.recipes import CATALOGUE, summarize_recipe
 
 
 def list_recipes(as_json: bool) -> None:
     """Every recipe with one line about it."""
-    rows = [[name, (make.__doc__ or "").split("\n")[0]] for name, make in CATALOGUE.items()]
+    rows = [[name, summarize_recipe(name)] for name in CATALOGUE]
     print_table("recipes", ("name", "what it is"), rows, as_json)
 
 
@@ -36,8 +36,8 @@ def show_recipe(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
     for role, piece in pieces.items():
         kind = str(piece.pop("piece"))
         rows.append([role, kind, ", ".join(f"{key} = {value}" for key, value in piece.items())])
-    summary, _, more = (inspect.getdoc(CATALOGUE[name]) or "").partition("\n")
-    print_table(f"{name}: {summary}", ("question", "answer", "settings"), rows)
+    more = (inspect.getdoc(CATALOGUE[name]) or "").partition("\n\n")[2]
+    print_table(f"{name}: {summarize_recipe(name)}", ("question", "answer", "settings"), rows)
     if more.strip():
         print(more.strip())
     own = [

@@ -51,8 +51,9 @@ class Experiment(Section):
     """One run, or one per seed. `Experiment.load` reads a file; `Experiment(**tables)` works from
     Python.
 
-    There `recipe` may also be a value, such as `replace(recipes.fedavg(P=4), server=Momentum())`:
-    it says how many train in a round and how, and is kept as tables that name its pieces.
+    There `recipe` may also be a value, such as
+    `replace(recipes.fedavg(P=4), server=ServerMomentum())`: it says how many train in a round and
+    how, and is kept as tables that name its pieces.
     """
 
     seed: Annotated[int, Ge(0), Le(MAX_SEED)] = 0

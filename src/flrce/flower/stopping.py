@@ -155,10 +155,11 @@ def _validate_rule(rule: Any) -> None:
             )
         if isinstance(part, MarginalGain) and (part.bytes is not None or part.joules is not None):
             raise BadInput(
-                "should_stop sees neither bytes nor joules: give Worth(points=...) or seconds;"
-                f" {GUARD_REMEDY}"
+                "should_stop sees neither bytes nor joules: give MarginalGain(points=...) or"
+                f" seconds; {GUARD_REMEDY}"
             )
         if not callable(part):
             raise BadInput(
-                f"should_stop takes a stop rule, such as Worth() or Patience(10); got {part!r}"
+                "should_stop takes a stop rule, such as MarginalGain() or Patience(10); got"
+                f" {part!r}"
             )

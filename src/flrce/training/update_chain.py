@@ -1,10 +1,10 @@
 """How a gradient becomes a step: a chain of links, each a frozen dataclass that turns g into
 another g.
 
-    Chain((Clip(1.0), Prox(0.01), Momentum(0.9), SGD(0.1)))
+    UpdateChain((GradientClip(1.0), ProximalTerm(0.01), Momentum(0.9), SGD(0.1)))
 
 The last link says how far to go: w -= lr * g, with a rate that may follow a schedule. What a link
-is: link.py; those that ship: optimisers.py.
+is: links.py; those that ship: optimizers.py.
 """
 
 import math

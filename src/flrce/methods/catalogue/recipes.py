@@ -2,9 +2,9 @@
 answer or two.
 
 Here are FLrce, and the savings that its paper compares it with or that go with it: fewer bits,
-epochs or weights. field.py has FedAvg, which all start from, and what the field made of it;
-rivals.py other choices of clients and means that hold against attackers; thrift.py methods that
-mind energy; tuning.py those for language models.
+epochs or weights. standard.py has FedAvg, which all start from, and what the field made of it;
+selection.py other choices of clients and means that hold against attackers; energy.py methods that
+mind energy; lora.py those for language models.
 """
 
 from collections.abc import Callable, Sequence
@@ -283,6 +283,11 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     **ENERGY_RECIPES,
     **LORA_RECIPES,
 }
+
+
+def summarize_recipe(name: str) -> str:
+    """The first paragraph of what a recipe says of itself, on one line."""
+    return " ".join((CATALOGUE[name].__doc__ or "").split("\n\n")[0].split())
 
 
 def resolve_conflict_threshold(psi: float | str, P: int) -> float:
