@@ -21,6 +21,7 @@ from flrce.core.engine import (
     AsynchronousEngine as AsynchronousEngine,
 )  # asked for here too, as is Engine
 from flrce.core.engine import Engine as Engine
+from flrce.core.renamed_methods import explain_renamed_method
 from flrce.core.state_values import validate_state
 from flrce.core.traits import (
     DeadlinePace,
@@ -311,7 +312,9 @@ class Recipe:
                 )
         links = () if self.update is None else self.chain.links
         for piece in (*(piece for _, piece in self.iter_pieces()), *links):
-            why = piece.check_recipe(self) if isinstance(piece, RecipeChecker) else ""
+            why = explain_renamed_method(piece)
+            if not why and isinstance(piece, RecipeChecker):
+                why = piece.check_recipe(self)
             if why:
                 raise BadInput(why)
         chooser = self.selector
