@@ -340,7 +340,8 @@ def test_a_workshop_replies_with_what_it_was_asked_for():
 
 
 def test_the_public_names():
-    assert set(flrce.__all__) <= set(dir(flrce)) | set(flrce._HOMES) | {"recipes"}
+    assert set(flrce.__all__) <= set(dir(flrce))
+    assert all(getattr(flrce, name) is not None for name in flrce.__all__)
     assert flrce.recipes.fedavg().name == "fedavg"
     with pytest.raises(AttributeError):
         _ = flrce.nonsense

@@ -1,49 +1,142 @@
-"""Federated learning that counts every joule and byte: FLrce and its peers as recipes of small
-pieces.
+"""Federated learning that counts every joule and byte: FLrce and its peers as recipes of pieces.
 
 >>> import flrce
 >>> result = flrce.run(flrce.Experiment(rounds=2, clients=10, per_round=2))
 >>> sorted(result.summary)[:2]
 ['accuracy', 'accuracy_last']
+
+The names here are what an experiment, a reader of runs and the author of a piece need. They are
+stable within a minor version; modules below the package may move.
 """
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from flrce.version import __version__
 
+if TYPE_CHECKING:
+    from flrce.config.experiment import Experiment
+    from flrce.core.pieces import (
+        Aggregator,
+        Compressor,
+        LocalTrainer,
+        Pace,
+        Recipe,
+        RoundView,
+        Selector,
+        ServerAverage,
+        ServerStep,
+        StopRule,
+        SubModel,
+    )
+    from flrce.core.types import (
+        ClientCost,
+        Evaluation,
+        LocalWork,
+        Payload,
+        Reply,
+        Round,
+        RoundEvent,
+        RoundRecord,
+        Selection,
+        State,
+        Task,
+        Updates,
+    )
+    from flrce.data.sources import Source
+    from flrce.errors import BadInput, Diverged, UnfinishedRun
+    from flrce.methods.catalogue import recipes
+    from flrce.simulation.result import Result
+    from flrce.simulation.runs import rounds, run
+    from flrce.training.links import Batch, ClientContext, Link
+
 __all__ = [
+    "Aggregator",
     "BadInput",
+    "Batch",
+    "ClientContext",
+    "ClientCost",
+    "Compressor",
     "Diverged",
+    "Evaluation",
     "Experiment",
+    "Link",
+    "LocalTrainer",
+    "LocalWork",
+    "Pace",
+    "Payload",
     "Recipe",
+    "Reply",
     "Result",
+    "Round",
+    "RoundEvent",
+    "RoundRecord",
+    "RoundView",
+    "Selection",
+    "Selector",
+    "ServerAverage",
+    "ServerStep",
     "Source",
+    "State",
+    "StopRule",
+    "SubModel",
+    "Task",
     "UnfinishedRun",
+    "Updates",
     "__version__",
     "recipes",
     "rounds",
     "run",
 ]
 
+#: module -> its public names, which load on first use
 _HOMES = {
-    "BadInput": "flrce.errors",
-    "Diverged": "flrce.errors",
-    "UnfinishedRun": "flrce.errors",
-    "Experiment": "flrce.config.experiment",
-    "Recipe": "flrce.core.pieces",
-    "Result": "flrce.simulation.runs",
-    "Source": "flrce.data.sources",
-    "rounds": "flrce.simulation.runs",
-    "run": "flrce.simulation.runs",
+    "flrce.methods.catalogue": ("recipes",),
+    "flrce.config.experiment": ("Experiment",),
+    "flrce.core.pieces": (
+        "Aggregator",
+        "Compressor",
+        "LocalTrainer",
+        "Pace",
+        "Recipe",
+        "RoundView",
+        "Selector",
+        "ServerAverage",
+        "ServerStep",
+        "StopRule",
+        "SubModel",
+    ),
+    "flrce.core.types": (
+        "ClientCost",
+        "Evaluation",
+        "LocalWork",
+        "Payload",
+        "Reply",
+        "Round",
+        "RoundEvent",
+        "RoundRecord",
+        "Selection",
+        "State",
+        "Task",
+        "Updates",
+    ),
+    "flrce.data.sources": ("Source",),
+    "flrce.errors": ("BadInput", "Diverged", "UnfinishedRun"),
+    "flrce.simulation.result": ("Result",),
+    "flrce.simulation.runs": ("rounds", "run"),
+    "flrce.training.links": ("Batch", "ClientContext", "Link"),
 }
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Public names load on first use, so that importing one corner does not import all."""
-    from importlib import import_module
-
+    if name not in _MODULES:
+        raise AttributeError(f"module 'flrce' has no attribute {name!r}")
     if name == "recipes":
         return import_module("flrce.methods.catalogue.recipes")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'flrce' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
