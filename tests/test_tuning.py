@@ -159,7 +159,7 @@ def test_differences_are_the_gradient_of_a_parabola():
     assert g.tolist() == [2.0, -1.0, 4.0]  # exact: a parabola has no third derivative
     assert torch.equal(w, before)
     assert float(loss) == pytest.approx(1 + 0.25 + 4 + 0.25)  # eps^2 above
-    assert link.looks == 6
+    assert link.forward_passes == 6
 
 
 @pytest.mark.parametrize("count", [1, 3])
