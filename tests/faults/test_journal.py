@@ -363,10 +363,10 @@ def test_a_later_schema(reference, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(reference[0], copy)
     path = found(copy)[0][0]
-    body = json.loads(path.read_text())["commit"] | {"schema": 3}
+    body = json.loads(path.read_text())["commit"] | {"schema": 4}
     data = manifest._canonical_json(body)
     import hashlib
 
     path.write_text(json.dumps({"sha256": hashlib.sha256(data).hexdigest(), "commit": body}))
-    with pytest.raises(BadInput, match="has schema 3, this version reads 2"):
+    with pytest.raises(BadInput, match="has schema 4, this version reads 3"):
         go(copy, resume=True)
