@@ -302,5 +302,5 @@ def test_only_the_monotonic_clock():
             ):
                 wall.append(f"{path.name}: {name}")
     assert not [
-        w for w in wall if not w.startswith(("doctor.py", "folders.py", "live.py"))
+        w for w in wall if not w.startswith(("doctor.py", "run_folders.py", "live.py"))
     ]  # shown to people, decides nothing
