@@ -73,7 +73,7 @@ def rounds(
             if done.record.stop:
                 return
             state = done.state
-            del done  # and with it the model that was handed back: it may be large
+            del done  # and with it the final model: it may be large
     finally:
         free_unused_buffers()
 

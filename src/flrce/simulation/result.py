@@ -27,7 +27,7 @@ class PersonalModels(Mapping[str, dict[str, Tensor]]):
     """
 
     where: ModelLayout
-    w: Tensor  # (size,) what travels, as handed back
+    w: Tensor  # (size,) what travels, of the final model
     owns: Mapping[
         str, Tensor
     ]  # of each such client: a whole local vector, or the floats that it keeps
@@ -58,7 +58,7 @@ class Result:
 
     summary: dict[str, Any]
     history: tuple[RoundRecord, ...]
-    model: dict[str, Tensor]  # name -> tensor, as handed back
+    model: dict[str, Tensor]  # name -> tensor, of the final model
     folder: Path | None = None
     notes: tuple[str, ...] = ()
     personal: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)
