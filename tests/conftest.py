@@ -59,6 +59,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
+@pytest.fixture(autouse=True)
+def _forget_written_modules(tmp_path_factory):
+    """Modules that a test wrote and imported are forgotten: another test's `mine` is another."""
+    before = set(sys.modules)
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if isinstance(file, str) and file.startswith(written):
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with real data in its packed form; tests that need it skip where there is none."""

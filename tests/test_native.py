@@ -93,6 +93,12 @@ def by_torch(net, w, x, y, order, sizes, lr, mu=0.0, first=0, squared=True):
     return pack_model(net.requires_grad_(True)), losses, squares
 
 
+def near(w: Tensor, count: int = 4) -> list[Tensor]:
+    """Weights that differ from w by the rounding of float32."""
+    rng = torch.Generator().manual_seed(0)
+    return [w * (1 + 1e-7 * torch.randn(w.shape, generator=rng)) for _ in range(count)]
+
+
 def assert_trains_alike(k, net, w, x, y, sizes, lr, tolerance=2e-4, seed=0, **options):
     order, sizes = batches(len(x), sizes, seed)
     got, losses, squares = k.train(w, x, y, SCALE, SHIFT, order, sizes, lr, **options)
@@ -104,11 +110,13 @@ def assert_trains_alike(k, net, w, x, y, sizes, lr, tolerance=2e-4, seed=0, **op
             # rounding leaves
             continue
         error = (got - want)[slot.span].norm()
-        assert error <= tolerance * moved + 2e-5 * slot.size**0.5, (
-            slot.name,
-            float(error),
-            float(moved),
-        )
+        allowed = tolerance * moved + 2e-5 * slot.size**0.5
+        if error > allowed:  # a norm over two values can amplify rounding a thousand times
+            trained = [
+                by_torch(net, start, x, y, order, sizes, lr, **options)[0] for start in near(w)
+            ]
+            allowed += 5 * max((other - want)[slot.span].norm() for other in trained)
+        assert error <= allowed, (slot.name, float(error), float(moved), float(allowed))
     np.testing.assert_allclose(losses, losses_want, rtol=2e-4, atol=1e-5)
     np.testing.assert_allclose(squares, squares_want, rtol=4e-4, atol=1e-5)
 

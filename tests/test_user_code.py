@@ -38,15 +38,12 @@ NOISY = "from pathlib import Path\nPath({marker!r}).touch()\n" + STEADY
 
 @pytest.fixture(autouse=True)
 def _own_modules(monkeypatch, tmp_path):
-    """An empty working directory; what tests import is forgotten."""
+    """An empty working directory, and a search path that a test may extend."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name in ("steady", "noisy", "mine"):
-            del sys.modules[name]
+    for name in ("steady", "noisy", "mine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def with_recipe(**pieces):
