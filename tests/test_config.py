@@ -52,19 +52,15 @@ BAD = [
     ),
     (
         "recipe={name='flrce', psi=5.0, preset='frugal'}",
-        "'frugal' changes nothing here: recipe.psi = 5.0 overrules it",
+        "recipe.psi and recipe.preset = 'frugal' set two stop rules; drop one",
     ),
     (
         "recipe={name='fedasync', b=3}",
-        "recipe.b = 3 changes nothing here: it goes with recipe.staleness = 'hinge'",
+        "recipe.b needs recipe.staleness = 'hinge'; set that, or drop b",
     ),
     (
         "recipe={name='tifl', every=5}",
-        "recipe.every = 5 changes nothing here; drop it, or see what it goes with:",
-    ),
-    (
-        "recipe={name='fedcom', keep=0.3, compressor='quantize'}",
-        "compressor takes the place of what it is about",
+        "recipe.every and recipe.credits need recipe.policy = 'adaptive'",
     ),
     ("recipe={name='flora', rates=0.5}", "recipe.rates = 0.5: should be a list"),
     ("train={nesterov=true}", "train.nesterov = true is about momentum"),

@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from flrce.config import unused_settings
 from flrce.core.bounds import SettingsSchema, format_value, get_schema, make_schema
 from flrce.core.pieces import ROLES, Recipe
 from flrce.core.user_code import has_member, import_object, validate_factory
@@ -101,9 +100,6 @@ def compose_recipe(
     recipe = replace(recipe, work=replace(recipe.work, steps=steps))
     update = {"update": given} if given is not None else {}
     made = {role: build_piece(role, wanted) for role, wanted in pieces.items()}
-    unused_settings.refuse_unused_settings(
-        name, chosen, list_recipe_settings(make), made, lambda settings: make(**settings, **local)
-    )
     recipe = replace(
         recipe, kept=(*recipe.kept, *kept), fixed=(*recipe.fixed, *fixed), **update, **made
     )

@@ -94,11 +94,7 @@ def build_stop_rules(
 def _get_preset_rule(run: RecordedRun) -> UpdateConflicts:
     """The conflict rule that a run without one would have been under: its preset's."""
     preset = run.experiment.get("recipe", {}).get("preset", "default")
-    stop = (
-        flrce(psi="50%", preset=preset, P=run.P).stop
-        if preset in (*STOP_PRESETS, *RELATIONSHIP_PRESETS)
-        else None
-    )
+    stop = flrce(psi="50%", preset=preset, P=run.P).stop if preset in RELATIONSHIP_PRESETS else None
     return stop if isinstance(stop, UpdateConflicts) else UpdateConflicts(1.0)
 
 

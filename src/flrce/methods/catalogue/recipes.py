@@ -78,6 +78,8 @@ def flrce(
             f"recipe.preset = {preset!r}:"
             f" {suggest_name(preset, (*STOP_PRESETS, *RELATIONSHIP_PRESETS, 'private'))}"
         )
+    if psi is not None and STOP_PRESETS[preset] != STOP_PRESETS["default"]:
+        raise BadInput(f"recipe.psi and recipe.preset = {preset!r} set two stop rules; drop one")
     stop = STOP_PRESETS[preset] if psi is None else conflict
     mean = (
         RelatedMean(cap=DEFAULT_SAMPLE_CAP_RATIO)

@@ -90,19 +90,24 @@ def clustered_sampling(by: str = "similarity", P: int = 10, **local: Any) -> Rec
 
 
 def tifl(
-    policy: str = "uniform", every: int = 10, credits: int = 0, P: int = 10, **local: Any
+    policy: str = "uniform", every: int | None = None, credits: int = 0, P: int = 10, **local: Any
 ) -> Recipe:
     """TiFL (Chai et al. 2020): five tiers by speed, one a round; policies uniform, random, fast,
     slow and adaptive.
 
-    `adaptive` asks each tier for its loss `every` few rounds, and takes a tier `credits` times at
-    most (0: any).
+    `adaptive` asks each tier for its loss every `every` rounds (10), and takes a tier `credits`
+    times at most (0: any).
     """
     if policy == "adaptive":
         return replace(
             fedavg(P, **local),
-            selector=AdaptiveTierSelector(every=every, credits=credits),
+            selector=AdaptiveTierSelector(every=10 if every is None else every, credits=credits),
             name="tifl",
+        )
+    if every is not None or credits:
+        raise BadInput(
+            "recipe.every and recipe.credits need recipe.policy = 'adaptive'; set that, or drop"
+            " them"
         )
     odds = look_up_name(policy, {**TIER_POLICIES, "adaptive": ()}, "recipe.policy")
     return replace(fedavg(P, **local), selector=TierSelector(len(odds), odds), name="tifl")

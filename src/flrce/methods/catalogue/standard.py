@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from flrce.core.pieces import Recipe, ServerSGD
 from flrce.core.types import LocalWork
+from flrce.errors import BadInput
 from flrce.methods.aggregation.fednova import FedNovaMean
 from flrce.methods.aggregation.mean import WeightedMean
 from flrce.methods.aggregation.staleness import FedAsyncMixing, StalenessDiscountedMean
@@ -250,30 +251,30 @@ def fedasync(
     alpha: float = 0.6,
     staleness: Literal["constant", "hinge", "polynomial"] = "polynomial",
     a: float | None = None,
-    b: int = 4,
+    b: int | None = None,
     mu: float = 0.005,
     decay: float = 1.0,
-    after: int = 800,
+    after: int | None = None,
     P: int = 10,
     **local: Any,
 ) -> Recipe:
     """FedAsync (Xie et al. 2019): P clients always under way, every reply mixed in at once, less if
     it is stale.
 
-    a is .5 for polynomial weights and 10 for the hinge unless given; from round `after` on, `decay`
-    times alpha counts.
+    a is .5 for polynomial weights and 10 for the hinge unless given, b is 4; from round `after`
+    (800) on, `decay` times alpha counts.
     """
+    if a is not None and staleness == "constant":
+        raise BadInput("recipe.a has no effect with recipe.staleness = 'constant'; drop one")
+    if b is not None and staleness != "hinge":
+        raise BadInput("recipe.b needs recipe.staleness = 'hinge'; set that, or drop b")
+    if after is not None and decay == 1:
+        raise BadInput("recipe.after needs recipe.decay below 1; set that, or drop after")
     if a is None:
         a = 10.0 if staleness == "hinge" else 0.5
-    if staleness != "hinge":
-        # the fields that a kind of weight does not read stand as they are, so that giving one is
-        # noticed
-        b = 4
-    if staleness == "constant":
-        a = 0.5
-    if decay == 1:
-        after = 800
-    mixed = FedAsyncMixing(alpha, staleness, a, b, decay, after)
+    mixed = FedAsyncMixing(
+        alpha, staleness, a, 4 if b is None else b, decay, 800 if after is None else after
+    )
     return replace(
         fedavg(P, **local),
         pace=BufferedPace(1),
