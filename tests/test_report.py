@@ -545,11 +545,22 @@ def test_progress_starts_over_with_each_seed(capsys):
     assert told[2].startswith("flrce seed 1  round   1/4")
 
 
+def test_compare_prints_one_line_per_run(capsys):
+    progress = ProgressDisplay("fedavg", 2, per_run=True)
+    for t in (1, 2):
+        record = RoundRecord(t, accuracy=0.5, joules=2.0)
+        progress(Round(State(t, torch.zeros(1), {}, history=(record,)), record, ()))
+    assert capsys.readouterr().err.splitlines() == [
+        "fedavg  round   2/2  accuracy 50.0 %      0.00 MB        2.0 J"
+    ]
+
+
 def test_the_live_board_shows_course_threshold_and_costs():
     progress = ProgressDisplay("flrce", 10, UpdateConflicts(3.0))
     for t, accuracy in enumerate((0.1, 0.5, 0.9), 1):
+        phase = {"exploit": t == 3, "why": {"phi": 0.5}}
         progress.records.append(
-            RoundRecord(t, accuracy=accuracy, conflicts=t / 2, joules=2.0, exploit=t == 3)
+            RoundRecord(t, accuracy=accuracy, conflicts=t / 2, joules=2.0, **phase)
         )
     console = Console(width=100, file=io.StringIO())
     console.print(progress.build_board())

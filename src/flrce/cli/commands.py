@@ -78,6 +78,7 @@ def run_command(**given: Any) -> None:
     metavar="0-4",
     help="Several seeds, such as 0,1,2 or 0-4.",
 )
+@add_option("--verbose", is_flag=True, help="Print every round, not one line per run.")
 @options.resume_option
 @options.device_option
 @options.on_option
@@ -394,5 +395,5 @@ def export_command(**given: Any) -> None:
     export_run_adapters(**given)
 
 
-for group in (groups.recipes_group, groups.data_group, groups.deploy_group):
+for group in (groups.recipes_group, groups.pieces_group, groups.data_group, groups.deploy_group):
     app.add_command(group)

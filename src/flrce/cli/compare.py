@@ -34,6 +34,7 @@ def compare_recipes(
     where: str,
     as_json: bool,
     trust: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Run several recipes on the same data, seeds and costs; one table, one report."""
     exp = load_experiment(file, overrides, device, trust)
@@ -53,7 +54,8 @@ def compare_recipes(
     if where != "here":
         _run_remotely(experiments, parse_seeds(seed_list) or [0], out, resume, where)
         resume = True
-    with ProgressDisplay("", exp.rounds, again="the same command and --resume") as progress:
+    again = "the same command and --resume"
+    with ProgressDisplay("", exp.rounds, again=again, per_run=not verbose) as progress:
         for name, each in experiments.items():
             progress.restart(name, each.build_recipe().stop)
             aggregates[name] = runs.run_seeds(

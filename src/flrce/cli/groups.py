@@ -18,7 +18,7 @@ def recipes_group() -> None:
 @recipes_group.command("list")
 @options.json_option
 def recipes_list_command(**given: Any) -> None:
-    """Every recipe with one line about it."""
+    """Every recipe with its family and a summary."""
     from flrce.cli.recipes import list_recipes
 
     list_recipes(**given)
@@ -36,6 +36,37 @@ def recipes_show_command(**given: Any) -> None:
     from flrce.cli.recipes import show_recipe
 
     show_recipe(**given)
+
+
+@click.group("pieces", cls=OrderedGroup)
+def pieces_group() -> None:
+    """The pieces that recipes are composed of."""
+
+
+@pieces_group.command("list")
+@click.argument("role", required=False, metavar="[ROLE]")
+@options.json_option
+def pieces_list_command(**given: Any) -> None:
+    """Every piece with its settings and its file.
+
+    ROLE shows one role only, such as selector, compressor or stop.
+    """
+    from flrce.cli.pieces import list_pieces
+
+    list_pieces(**given)
+
+
+@pieces_group.command("show")
+@click.argument("name")
+@options.json_option
+def pieces_show_command(**given: Any) -> None:
+    """One piece: settings with types and defaults, documentation, file.
+
+    NAME is one from `flrce pieces list`.
+    """
+    from flrce.cli.pieces import show_piece
+
+    show_piece(**given)
 
 
 @click.group("data", cls=OrderedGroup)

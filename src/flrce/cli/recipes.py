@@ -8,13 +8,23 @@ from flrce.cli.terminal import print_table
 from flrce.config.compose import list_recipe_settings
 from flrce.core.pieces import describe_piece
 from flrce.errors import BadInput, suggest_name
+from flrce.methods.catalogue.families import FAMILIES
 from flrce.methods.catalogue.recipes import CATALOGUE, summarize_recipe
 
 
 def list_recipes(as_json: bool) -> None:
-    """Every recipe with one line about it."""
-    rows = [[name, summarize_recipe(name)] for name in CATALOGUE]
-    print_table("recipes", ("name", "what it is"), rows, as_json)
+    """Every recipe with its family and a summary."""
+    rows = [
+        [family, name, summarize_recipe(name)]
+        for family, names in FAMILIES.items()
+        for name in names
+    ]
+    if not as_json:  # a family is named once, before its first method
+        rows = [
+            ["" if i and rows[i - 1][0] == row[0] else row[0], *row[1:]]
+            for i, row in enumerate(rows)
+        ]
+    print_table("recipes", ("family", "name", "summary"), rows, as_json)
 
 
 def show_recipe(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
@@ -37,11 +47,11 @@ def show_recipe(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
         kind = str(piece.pop("piece"))
         rows.append([role, kind, ", ".join(f"{key} = {value}" for key, value in piece.items())])
     more = (inspect.getdoc(CATALOGUE[name]) or "").partition("\n\n")[2]
-    print_table(f"{name}: {summarize_recipe(name)}", ("question", "answer", "settings"), rows)
+    print_table(f"{name}: {summarize_recipe(name)}", ("role", "piece", "settings"), rows)
     if more.strip():
         print(more.strip())
     own = [
         f"{key} = {default.default!r}"
         for key, default in list_recipe_settings(CATALOGUE[name]).items()
     ]
-    print(f"Settings of its own, under [recipe]: {', '.join(own) or 'none'}.")
+    print(f"Settings of this recipe, under [recipe]: {', '.join(own) or 'none'}.")

@@ -21,17 +21,23 @@ from flrce.methods.stopping.budget import AnyOf
 from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.storage import metric_format as words
 
+#: names of the probability to explore in a selector's notes: the paper's phi, Oort's epsilon
+EXPLORATION_CHANCES = frozenset({"phi", "epsilon"})
+
 
 class ProgressDisplay:
-    """A small live board on a terminal, a plain line per round in a pipe. `stop` is the rule whose
-    psi it shows.
+    """A small live board on a terminal, and plain lines on stderr.
 
-    Before the first round the board says what is being prepared. `again` is the command that goes
-    on after Ctrl-C.
+    In a pipe every round prints a line; with `per_run` only the last round of a run does, on a
+    terminal too. Before the first round the board names the step of the preparation. `stop` is the
+    rule whose psi is shown; `again` is the command that resumes after Ctrl-C.
     """
 
-    def __init__(self, title: str, T: int, stop: Any = None, again: str = "") -> None:
+    def __init__(
+        self, title: str, T: int, stop: Any = None, again: str = "", per_run: bool = False
+    ) -> None:
         self.T, self.console, self.again = T, Console(stderr=True), again
+        self.per_run = per_run
         self.records: list[RoundRecord] = []
         self.seen = 0  # rounds since this began
         self.said: set[str] = (
@@ -53,13 +59,13 @@ class ProgressDisplay:
             list(done.state.history),
             self.seen + 1,
         )  # those before a resume among them
-        line = self.format_line()
+        ended = bool(r.stop) or r.t == self.T
         if self.live:
             self.live.update(self.build_board())
-            if r.stop or r.t == self.T:
-                self.live.console.print(Text(line))
-        else:
-            print(line, file=sys.stderr, flush=True)
+            if ended:
+                self.live.console.print(Text(self.format_line()))
+        elif ended or not self.per_run:
+            print(self.format_line(), file=sys.stderr, flush=True)
 
     def restart(self, title: str, stop: Any = None) -> None:
         """The next run of several."""
@@ -74,12 +80,20 @@ class ProgressDisplay:
             if r.final_model_metric is None
             else f"{words.format_metric_value(r.metric, r.final_model_metric):>6}"
         )
-        line = (
-            f"{self.title}  round {r.t:>3}/{self.T}  {'exploit' if r.exploit else 'explore'} "
-            f" {r.metric} {value}  conflicts {r.conflicts:3.1f}  {self.nbytes / 1e6:8.2f} MB "
-            f" {self.joules:9.1f} J  {self.seconds_left:4.0f} s left"
-        )
-        return f"{line}  stop: {r.stop}" if r.stop else line
+        parts = [
+            self.title,
+            f"round {r.t:>3}/{self.T}",
+            *([get_phase(r)] if get_phase(r) else []),
+            f"{r.metric} {value}",
+            *([f"conflicts {r.conflicts:3.1f}"] if find_psi(self.stop) is not None else []),
+            f"{self.nbytes / 1e6:8.2f} MB",
+            f"{self.joules:9.1f} J",
+        ]
+        if r.stop:
+            parts.append(f"stopped: {r.stop}")
+        elif r.t < self.T:
+            parts.append(f"{self.seconds_left:4.0f} s left")
+        return "  ".join(parts)
 
     def build_board(self) -> Table:
         """The run so far: courses of accuracy and conflicts, what is spent, how long it still
@@ -87,7 +101,6 @@ class ProgressDisplay:
         """
         r, psi = self.records[-1], find_psi(self.stop)
         values = [h.final_model_metric for h in self.records if h.final_model_metric is not None]
-        against = "" if psi is None else f" of psi {psi:g}"
         board = Table.grid(padding=(0, 2))
         board.add_row(
             Text(self.title, style="bold"),
@@ -96,17 +109,14 @@ class ProgressDisplay:
         shown = (
             f"{words.format_metric_value(r.metric, values[-1]):>7}  {format_sparkline(values)}"
             if values
-            else "not judged yet"
+            else "not evaluated yet"
         )
         board.add_row(Text(r.metric), Text(shown))
-        board.add_row(
-            Text("conflicts"),
-            Text(
-                f"{r.conflicts:5.1f}   "
-                f" {format_sparkline([h.conflicts for h in self.records])}{against}"
-            ),
-        )
-        board.add_row(Text("selection"), Text("exploit" if r.exploit else "explore"))
+        if psi is not None:
+            course = format_sparkline([h.conflicts for h in self.records])
+            board.add_row(Text("conflicts"), Text(f"{r.conflicts:5.1f}    {course} of psi {psi:g}"))
+        if get_phase(r):
+            board.add_row(Text("selection"), Text(get_phase(r)))
         board.add_row(Text("spent"), Text(f"{self.nbytes / 1e6:.2f} MB, {self.joules:.1f} J"))
         return board
 
@@ -184,6 +194,13 @@ class _ProgressLogHandler(logging.Handler):
         self.board.show_message(record.getMessage(), record.levelno)
 
 
+def get_phase(record: RoundRecord) -> str:
+    """ "explore" or "exploit" where the selector draws between the two; otherwise ""."""
+    if not EXPLORATION_CHANCES & set(record.why):
+        return ""
+    return "exploit" if record.exploit else "explore"
+
+
 def find_psi(stop: Any) -> float | None:
     """The psi of a stop rule, or of one among several."""
     rules = stop.rules if isinstance(stop, AnyOf) else (stop,)
@@ -239,7 +256,7 @@ def print_table(
     for i, column in enumerate(columns):
         wordy = i == 0 or not all(_is_number(row[i]) for row in rows)
         text = wordy if left is None else column in left
-        shown.add_column(column, justify="left" if text else "right")
+        shown.add_column(column, justify="left" if text else "right", overflow="fold")
     for row in rows:
         shown.add_row(*(Text(_replace_unprintable(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else 120).print(shown)
