@@ -31,7 +31,7 @@ from torch import Tensor
 from flrce.core.loop import make_initial_state, rounds
 from flrce.core.payloads import make_encoding_stream
 from flrce.core.pieces import Recipe
-from flrce.core.types import ClientCost, Evaluation, Payload, Reply, State, Task
+from flrce.core.types import ClientCost, Evaluation, Payload, PendingTask, Reply, State, Task
 from flrce.errors import BadInput
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.rng import make_stream
@@ -144,13 +144,12 @@ class Drawn(StubEngine):
 
     def train(
         self,
-        w: Tensor,
-        tasks: Sequence[Task],
+        pending: Sequence[PendingTask],
         carry: Mapping[str, Mapping[str, Tensor]],
         keep: int | None = None,
     ) -> list[Reply]:
         replies: list[Reply] = []
-        for task in tasks:
+        for task, w in ((one.task, one.w) for one in pending):
             rng = make_stream(self.plan.number, "reply", task.t, task.client)
             u = torch.from_numpy(rng.normal(0, 0.1, D)).float() - 0.1 * w
             payload, kept = task.compressor.encode(

@@ -26,6 +26,7 @@ import torch
 
 import flrce
 from flrce.core import loop
+from flrce.core.types import PendingTask
 from flrce.data.own.text import from_text
 from flrce.data.sources import Source
 from flrce.devices.costs import inference_flops, training_flops
@@ -301,7 +302,7 @@ def told(what: str, args: Any) -> None:
 
 
 def engine(built: Any, state: Any, device: str, dtype: str) -> Any:
-    return lambda tasks: built.engine.train(state.w, tasks, {}, None)
+    return lambda tasks: built.engine.train([PendingTask(one, state.w) for one in tasks], {}, None)
 
 
 def ours(built: Any, state: Any, device: str, dtype: str) -> Any:

@@ -59,9 +59,9 @@ class Made(StubEngine):
     def estimate(self, task):
         return self.spent
 
-    def train(self, w, tasks, carry, keep=None):
-        self.asked.append(tuple(task.client for task in tasks))
-        return super().train(w, tasks, carry, keep)
+    def train(self, pending, carry, keep=None):
+        self.asked.append(tuple(one.task.client for one in pending))
+        return super().train(pending, carry, keep)
 
     def reply(self, task: Task, w):
         u = self.update(task.client, task.t, w)
@@ -267,8 +267,8 @@ def test_the_order_of_replies_never_matters(order):
     table = {str(k): torch.tensor(rng.normal(size=2), dtype=torch.float32) for k in range(5)}
 
     class Shuffled(Made):
-        def train(self, w, tasks, carry, keep=None):
-            replies = super().train(w, tasks, carry, keep)
+        def train(self, pending, carry, keep=None):
+            replies = super().train(pending, carry, keep)
             return [replies[i] for i in order]
 
     engines = [

@@ -69,7 +69,8 @@ class Clients(StubEngine):
         u[TRAINED:] = u[TRAINED:].abs()
         return self.hostile.get(task.client, lambda u: u)(u)
 
-    def train(self, w, tasks, carry, keep=None):
+    def train(self, pending, carry, keep=None):
+        tasks, w = [one.task for one in pending], pending[0].w
         sent = [(task, self.update(task, w)) for task in tasks]
         replies = [Reply(task.client, task.t, Payload({"u": u}), n=10 + task.k) for task, u in sent]
         if not self.far:

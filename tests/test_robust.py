@@ -281,8 +281,8 @@ class Attacked:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def train(self, w, tasks, carry, keep=None):
-        return [self.twisted(reply) for reply in self.engine.train(w, tasks, carry)]
+    def train(self, pending, carry, keep=None):
+        return [self.twisted(reply) for reply in self.engine.train(pending, carry)]
 
     def twisted(self, reply):
         if reply.client not in self.attackers:

@@ -20,7 +20,7 @@ import flrce
 from flrce.cli.cli import main
 from flrce.config.experiment import Experiment
 from flrce.core.pieces import NoCompression
-from flrce.core.types import LocalWork, Task
+from flrce.core.types import LocalWork, PendingTask, Task
 from flrce.data.own import from_arrays
 from flrce.errors import BadInput
 from flrce.models.flat import pack_model
@@ -180,10 +180,10 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again():
     crew = built.engine.workers
     w = pack_model(built.net)
     task = Task("3", 3, 1, 0, compressor=NoCompression(), work=LocalWork(batch=16))
-    before = built.engine.train(w, [task], {})[0]
+    before = built.engine.train([PendingTask(task, w)], {})[0]
     os.kill(crew.workers[0][0].pid, signal.SIGKILL)
     os.kill(crew.workers[1][0].pid, signal.SIGKILL)
-    after = built.engine.train(w, [task], {})[0]
+    after = built.engine.train([PendingTask(task, w)], {})[0]
     assert torch.equal(before.payload.buffers["u"], after.payload.buffers["u"])
     built.engine.close()
 

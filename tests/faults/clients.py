@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flrce.core.payloads import make_encoding_stream
-from flrce.core.types import ClientCost, Evaluation, Payload, Reply, Task
+from flrce.core.types import ClientCost, Evaluation, Payload, PendingTask, Reply, Task
 from flrce.rng import make_stream
 from flrce.simulation.stub_engine import StubEngine
 
@@ -92,13 +92,14 @@ class Fleet(StubEngine):
 
     def train(
         self,
-        w: Tensor,
-        tasks: Sequence[Task],
+        pending: Sequence[PendingTask],
         carry: Mapping[str, Mapping[str, Tensor]],
         keep: int | None = None,
     ) -> list[Reply]:
+        tasks = [one.task for one in pending]
         replies = [
-            self.change(self.honest(w, task, carry.get(task.client, {})), task) for task in tasks
+            self.change(self.honest(one.w, one.task, carry.get(one.task.client, {})), one.task)
+            for one in pending
         ]
         replies = [reply for reply in replies if reply is not None] + self.extra(tasks)
         if self.shuffle:

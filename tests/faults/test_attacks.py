@@ -170,8 +170,8 @@ class Follower(Attacked):
             return reply
         return replace(reply, payload=replace(reply.payload, buffers={"u": -10 * self.last}))
 
-    def train(self, w, tasks, carry, keep=None):
-        replies = super().train(w, tasks, carry, keep)
+    def train(self, pending, carry, keep=None):
+        replies = super().train(pending, carry, keep)
         self.last = next(
             (r.payload.buffers["u"] for r in replies if r.client == self.victim and r.payload),
             self.last,

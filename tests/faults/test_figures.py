@@ -15,7 +15,7 @@ from flrce.core.costs import book_costs
 from flrce.core.gate import MAX_SAMPLE_RATIO, validate_replies
 from flrce.core.loop import make_initial_state, rounds
 from flrce.core.payloads import MAX_REPORTED_VALUE, is_finite_number, is_plausible_cost
-from flrce.core.types import ClientCost, ClientRecord, RoundRecord, Updates
+from flrce.core.types import ClientCost, ClientRecord, PendingTask, RoundRecord, Updates
 from flrce.errors import format_one_line
 from flrce.methods.aggregation.mean import WeightedMean, compute_reply_weights
 from flrce.methods.catalogue import recipes
@@ -127,7 +127,8 @@ def test_next_to_no_joules_end_no_run(joules):
 def test_samples_may_not_leap():
     fleet = Fleet()
     tasks = list(initial_tasks(fleet))
-    replies = list(fleet.train(torch.zeros(D), tasks, {}))
+    pending = [PendingTask(task, torch.zeros(D)) for task in tasks]
+    replies = list(fleet.train(pending, {}))
     known = torch.tensor(
         [float(fleet.count_samples(client)) for client in fleet.clients(1)], dtype=torch.float64
     )

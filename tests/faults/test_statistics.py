@@ -47,9 +47,9 @@ class Poisoned:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def train(self, w, tasks, carry, keep=None):
-        replies = list(self.engine.train(w, tasks, carry))
-        for i, job in enumerate(tasks):
+    def train(self, pending, carry, keep=None):
+        replies = list(self.engine.train(pending, carry))
+        for i, (job, w) in enumerate((one.task, one.w) for one in pending):
             held, layout = self.get_task_layout(job)
             spans = torch.split(torch.zeros(sum(n for _, n in layout)), [n for _, n in layout])
             marked = torch.cat(

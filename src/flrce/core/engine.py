@@ -39,15 +39,18 @@ class Engine(Protocol):
     def estimate_inquiry(
         self, client: str, down: int
     ) -> ClientCost: ...  # what asking for its loss costs
-    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor: ...
+    # mean loss of each client's model on its training samples
+    def losses(self, models: Sequence[Tensor], clients: Sequence[str]) -> Tensor: ...
     def get_task_layout(
         self, task: Task
     ) -> tuple[Tensor | None, Sequence[tuple[str, int]]]: ...  # coordinates, layout
 
     def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: ClientStates, keep: int | None = None
+        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
-        """Replies to these tasks; with `keep`, no more good ones than that need be waited for."""
+        """Replies to these tasks, each trained from its own `w`; with `keep`, no more good ones
+        than that need be waited for.
+        """
         ...
 
     def evaluate(self, w: Tensor, t: int, last: bool, carry: ClientStates) -> Evaluation | None:

@@ -75,7 +75,7 @@ def collect_replies(
         return engine.collect(flights, size, open_ended=buffers is not None)
     if buffers:
         return RoundReplies(train_in_modelled_order(engine, flights, buffers.size, state))
-    replies = engine.train(state.w, [flight.task for flight in flights], state.carry, keep)
+    replies = engine.train(flights, state.carry, keep)
     table, sent = (
         (replies.table, replies.sent) if isinstance(replies, RepliesWithTable) else (None, None)
     )
@@ -94,7 +94,7 @@ def train_in_modelled_order(
         back, rest = split_due_tasks(rest, open_)
         for t in sorted({flight.task.t for flight in back}):
             group = [flight for flight in back if flight.task.t == t]
-            come = engine.train(group[0].w, [flight.task for flight in group], state.carry)
+            come = engine.train(group, state.carry)
             replies += drop_departed_clients(engine, state, group, come)
         open_ = size - sum(not reply.error for reply in replies)
     return replies

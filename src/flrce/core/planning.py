@@ -34,7 +34,7 @@ class LossInquiry:
         # nobody is asked for a round that the budget does not pay for
         check_budget(self.recipe, self.engine, state, tasks, clients, some=True)
         self.asked.extend(indices)
-        return self.engine.losses(state.w, clients)
+        return self.engine.losses([state.w] * len(clients), clients)
 
     @property
     def clients(self) -> tuple[str, ...]:

@@ -189,12 +189,11 @@ class FlowerEngine:
         )
 
     def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: ClientStates, keep: int | None = None
+        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
         """Send the tasks and wait for the replies; with `keep`, for no more good ones than that."""
-        flights = [PendingTask(task, w) for task in tasks]
-        self.send(flights, carry)
-        return self.collect(flights, keep, open_ended=False).replies
+        self.send(pending, carry)
+        return self.collect(pending, keep, open_ended=False).replies
 
     def send(self, flights: Sequence[PendingTask], carry: ClientStates) -> None:
         """Send what is not under way yet. Whatever clients carry from task to task lies with
@@ -378,7 +377,7 @@ class FlowerEngine:
         by_class = classes.compute_class_metrics(self.panel.by_class) if self.panel.by_class else {}
         return {"metric": self.panel.primary_metric.metric, "clients": values, **by_class}
 
-    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
+    def losses(self, models: Sequence[Tensor], clients: Sequence[str]) -> Tensor:
         """Mean loss of w on each client's training samples; of one that cannot tell, as it last
         reported.
 
@@ -387,7 +386,7 @@ class FlowerEngine:
         """
         content = RecordDict(
             {
-                self.options.arrays_key: self.get_model_arrays(w),
+                self.options.arrays_key: self.get_model_arrays(models[0]),
                 self.options.config_key: ConfigRecord({}),
             }
         )

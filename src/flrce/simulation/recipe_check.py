@@ -12,7 +12,15 @@ from torch import Tensor
 
 from flrce.core import device_transfer, loop
 from flrce.core.pieces import Recipe
-from flrce.core.types import ClientStates, Payload, RepliesWithTable, Reply, State, Task
+from flrce.core.types import (
+    ClientStates,
+    Payload,
+    PendingTask,
+    RepliesWithTable,
+    Reply,
+    State,
+    Task,
+)
 from flrce.errors import format_one_line
 from flrce.rng import make_stream
 from flrce.simulation.stub_engine import StubEngine
@@ -45,12 +53,13 @@ class SmallFleet(StubEngine):
         )
 
     def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: ClientStates, keep: int | None = None
+        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
-        replies = [self.reply(task, w) for task in tasks]
+        tasks = [one.task for one in pending]
+        replies = [self.reply(one.task, one.w) for one in pending]
         if not self.device:
             return replies
-        there = device_transfer.to_device(w, self.device)
+        there = device_transfer.to_device(pending[0].w, self.device)
         order = sorted(range(len(tasks)), key=lambda i: tasks[i].k)
         table = there.new_empty(len(tasks), D)
         for row, i in zip(table, order, strict=True):

@@ -169,13 +169,14 @@ class RunSlot:
     def remember_device_copy(self, w: Tensor, there: Tensor) -> None:
         self.twins.remember_copy(w, there)
 
-    def train(self, w: Tensor, orders: Sequence[TaskInputs]) -> Sequence[Reply | WorkerFailure]:
+    def train(self, orders: Sequence[TaskInputs]) -> Sequence[Reply | WorkerFailure]:
         """The clients' replies. What a stack cannot do is trained by torch on the same device, one
         client at a time.
         """
-        if self.placing.lean and all(task.part.is_whole for task, _, _ in orders):
+        one_model = len({id(w) for w, *_ in orders}) == 1
+        if self.placing.lean and one_model and all(order[1].part.is_whole for order in orders):
             try:
-                return self._train_into_table(w, orders)
+                return self._train_into_table(orders)
             except (
                 RuntimeError
             ) as why:  # no memory for all of them; whatever else it is will be raised again
@@ -184,18 +185,19 @@ class RunSlot:
                     format_one_line(why, 160),
                 )
                 self.placing, self.twins = HOST_PLACEMENT, DeviceCopies(self.deck.device)
-        return self._train_clients(w, orders, [None] * len(orders))
+        return self._train_clients(orders, [None] * len(orders))
 
-    def _train_into_table(self, w: Tensor, orders: Sequence[TaskInputs]) -> RepliesWithTable:
+    def _train_into_table(self, orders: Sequence[TaskInputs]) -> RepliesWithTable:
         """The same, of which all updates lie in one table, ordered by k: on the device, or brought
         home at once.
         """
         with self.device_lock:
-            there = self.twins.get_copy(w)
+            there = self.twins.get_copy(orders[0][0])
             table = self._allocate_table(there, len(orders))
-        order = sorted(range(len(orders)), key=lambda i: orders[i][0].k)
+        order = sorted(range(len(orders)), key=lambda i: orders[i][1].k)
         rows = {i: row for row, i in enumerate(order)}
-        replies = self._train_clients(there, orders, [table[rows[i]] for i in range(len(orders))])
+        on_device = [(there, task, index, carry) for _, task, index, carry in orders]
+        replies = self._train_clients(on_device, [table[rows[i]] for i in range(len(orders))])
         if self.placing.near:
             return RepliesWithTable(replies, table, there)
         with self.device_lock:
@@ -210,21 +212,21 @@ class RunSlot:
         return w.new_empty(rows, len(w))
 
     def _train_clients(
-        self, w: Tensor, orders: Sequence[TaskInputs], into: Sequence[Tensor | None]
+        self, orders: Sequence[TaskInputs], into: Sequence[Tensor | None]
     ) -> list[Reply]:
-        jobs = [self.runner.prepare_task(w, task, index, carry) for task, index, carry in orders]
+        jobs = [self.runner.prepare_task(*order) for order in orders]
         stacked = [
             i for i, job in enumerate(jobs) if len(job.sizes) and not self._explain_unbatched(job)
         ]
         answers = self.deck.submit_request(
-            self.number, GpuRequest([jobs[i] for i in stacked], [orders[i][2] for i in stacked])
+            self.number, GpuRequest([jobs[i] for i in stacked], [orders[i][3] for i in stacked])
         )
         trained: dict[int, TrainingResult] = dict(zip(stacked, answers, strict=True))
         return [
             self.runner.build_reply(job, trained[i], carry, into[i])
             if i in trained
             else self.deck.train_and_reply(job, carry, into[i])
-            for i, (job, (_, _, carry)) in enumerate(zip(jobs, orders, strict=True))
+            for i, (job, (_, _, _, carry)) in enumerate(zip(jobs, orders, strict=True))
         ]
 
     def score_samples(

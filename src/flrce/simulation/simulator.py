@@ -20,6 +20,7 @@ from flrce.core.types import (
     ClientEvaluation,
     ClientStates,
     Evaluation,
+    PendingTask,
     PrimaryMetric,
     RepliesWithTable,
     Reply,
@@ -37,7 +38,7 @@ from flrce.simulation.evaluation import (
     compute_group_metrics,
 )
 from flrce.simulation.worker_pool import WorkerFailure
-from flrce.simulation.workers import SampleScores, Workers
+from flrce.simulation.workers import SampleScores, TaskInputs, Workers
 from flrce.training.batches import compute_batch_sizes, count_steps
 from flrce.training.client import ClientRunner, find_personal_state
 from flrce.training.free_riders import make_free_rider_reply
@@ -138,32 +139,34 @@ class Simulator:
         return task
 
     def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: ClientStates, keep: int | None = None
+        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
         judged = self._evaluate_on_clients(
-            w, [task for task in tasks if self._count_holdout_samples(task)], carry
+            [one for one in pending if self._count_holdout_samples(one.task)], carry
         )
         riding = self.federation.trouble.riding
-        honest = [task for task in tasks if task.client not in riding]
-        orders = [
-            (task, self._get_client_samples(task.client, task.t), carry.get(task.client, {}))
-            for task in honest
-        ]
-        trained = self.workers.train(w, orders)
-        replies = dict(zip((task.client for task in honest), trained, strict=True))
-        for task in tasks:
+        honest = [one for one in pending if one.task.client not in riding]
+        trained = self.workers.train([self._collect_inputs(one, carry) for one in honest])
+        replies = dict(zip((one.task.client for one in honest), trained, strict=True))
+        for one in pending:
+            task = one.task
             if task.client in riding:
                 n, own = self.count_samples(task.client), carry.get(task.client, {})
                 replies[task.client] = make_free_rider_reply(
-                    self.runner, w, task, riding[task.client], n, own
+                    self.runner, one.w, task, riding[task.client], n, own
                 )
-        booked = [self._book_costs(task, replies[task.client]) for task in tasks]
+        booked = [self._book_costs(one.task, replies[one.task.client]) for one in pending]
         found = [replace(reply, judged=judged.get(reply.client)) for reply in booked]
         if not isinstance(trained, RepliesWithTable):
             return found
         return RepliesWithTable(
-            found, trained.table if len(honest) == len(tasks) else None, trained.sent
+            found, trained.table if len(honest) == len(pending) else None, trained.sent
         )
+
+    def _collect_inputs(self, one: PendingTask, carry: ClientStates) -> TaskInputs:
+        task = one.task
+        samples = self._get_client_samples(task.client, task.t)
+        return one.w, task, samples, carry.get(task.client, {})
 
     def evaluate(
         self, w: Tensor, t: int, last: bool = False, carry: ClientStates | None = None
@@ -229,14 +232,25 @@ class Simulator:
         return len(self.federation.held[self.federation.client_indices[task.client]])
 
     def _evaluate_on_clients(
-        self, w: Tensor, tasks: Sequence[Task], carry: ClientStates
+        self, pending: Sequence[PendingTask], carry: ClientStates
     ) -> dict[str, ClientEvaluation]:
-        """What each of these clients makes of w on its hold-out, all in one pass; a figure that is
-        none is left out.
+        """What each of these clients makes of the model that it starts from on its hold-out;
+        clients with one model in one pass. A figure that is none is left out.
         """
-        if not tasks:
-            return {}
-        order = sorted(self.federation.client_indices[task.client] for task in tasks)
+        groups: dict[int, list[PendingTask]] = {}
+        for one in pending:
+            groups.setdefault(id(one.w), []).append(one)
+        found: dict[str, ClientEvaluation] = {}
+        for group in groups.values():
+            found |= self._evaluate_on_holdouts(
+                group[0].w, [one.task.client for one in group], carry
+            )
+        return found
+
+    def _evaluate_on_holdouts(
+        self, w: Tensor, clients: Sequence[str], carry: ClientStates
+    ) -> dict[str, ClientEvaluation]:
+        order = sorted(self.federation.client_indices[client] for client in clients)
         held = [self.federation.held[row] for row in order]
         rows = np.repeat(order, [len(part) for part in held])
         head = self.runner.objective.evaluation_metrics[0]
@@ -250,12 +264,19 @@ class Simulator:
             if math.isfinite(value)
         }
 
-    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
-        """Mean loss of w on each client's training samples."""
-        parts = [self._get_client_samples(client) for client in clients]
-        loss = self.workers.score_samples(w, np.concatenate(parts))["loss"]
-        ends = np.cumsum([len(part) for part in parts])[:-1]
-        return torch.tensor([part.mean() for part in np.split(loss, ends)], dtype=torch.float64)
+    def losses(self, models: Sequence[Tensor], clients: Sequence[str]) -> Tensor:
+        """Mean loss of each client's model on its training samples."""
+        found = torch.zeros(len(clients), dtype=torch.float64)
+        groups: dict[int, list[int]] = {}
+        for i, model in enumerate(models):
+            groups.setdefault(id(model), []).append(i)
+        for group in groups.values():
+            parts = [self._get_client_samples(clients[i]) for i in group]
+            loss = self.workers.score_samples(models[group[0]], np.concatenate(parts))["loss"]
+            ends = np.cumsum([len(part) for part in parts])[:-1]
+            for i, part in zip(group, np.split(loss, ends), strict=True):
+                found[i] = part.mean()
+        return found
 
     def estimate_inquiry(self, client: str, down: int) -> ClientCost:
         """What it costs a client to receive `down` bytes and judge w on its training samples."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flrce.core.payload_bytes import count_value_bytes
-from flrce.core.types import ClientCost, ClientStates, Evaluation, Reply, Task
+from flrce.core.types import ClientCost, ClientStates, Evaluation, PendingTask, Reply, Task
 
 
 class StubEngine:
@@ -37,16 +37,16 @@ class StubEngine:
     def estimate_inquiry(self, client: str, down: int) -> ClientCost:
         return ClientCost(bytes_down=down)
 
-    def losses(self, w: Tensor, clients: Sequence[str]) -> Tensor:
+    def losses(self, models: Sequence[Tensor], clients: Sequence[str]) -> Tensor:
         return torch.ones(len(clients), dtype=torch.float64)
 
     def get_task_layout(self, task: Task) -> tuple[Tensor | None, Sequence[tuple[str, int]]]:
         return None, (("w", self.trainable),)
 
     def train(
-        self, w: Tensor, tasks: Sequence[Task], carry: ClientStates, keep: int | None = None
+        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
-        return [self.reply(task, w) for task in tasks]
+        return [self.reply(one.task, one.w) for one in pending]
 
     def evaluate(
         self, w: Tensor, t: int, last: bool = False, carry: ClientStates | None = None

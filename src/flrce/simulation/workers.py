@@ -9,6 +9,7 @@ do.
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -34,8 +35,8 @@ EVALUATION_JOB_SAMPLES = 1000  # samples in one job of an evaluation
 # without
 MAX_EVALUATION_TRIES = 3
 TaskInputs = tuple[
-    Task, IndexArray, Mapping[str, Tensor]
-]  # a task, the client's samples, what it keeps
+    Tensor, Task, IndexArray, Mapping[str, Tensor]
+]  # the client's model, its task, its samples, what it keeps
 SampleScores = dict[
     str, NDArray[np.float64]
 ]  # "loss" and each metric: (n, ...), a row for each sample
@@ -49,7 +50,7 @@ class Workers(Protocol):
 
     name: str
 
-    def train(self, w: Tensor, orders: Sequence[TaskInputs]) -> Sequence[Reply | WorkerFailure]: ...
+    def train(self, orders: Sequence[TaskInputs]) -> Sequence[Reply | WorkerFailure]: ...
     def score_samples(
         self, w: Tensor, index: IndexArray, own: Tensor | None = None
     ) -> SampleScores: ...
@@ -82,14 +83,21 @@ class PooledWorkers:
         """Processes, and bytes that each takes."""
         return (len(self.workers), self.each) if isinstance(self.pool, WorkerProcesses) else (0, 0)
 
-    def train(self, w: Tensor, orders: Sequence[TaskInputs]) -> list[Reply | WorkerFailure]:
-        self.w.copy_(w)
+    def train(self, orders: Sequence[TaskInputs]) -> list[Reply | WorkerFailure]:
+        """The replies. The model that most tasks share is in shared memory; other models travel
+        with their tasks.
+        """
+        models = Counter(id(w) for w, *_ in orders)
+        shared = models.most_common(1)[0][0] if orders else None
+        jobs: list[Any] = []
+        for w, *rest in orders:
+            if id(w) == shared:
+                self.w.copy_(w)
+            jobs.append(("train", None if id(w) == shared else w, *rest))
         longest = sorted(
-            range(len(orders)), key=lambda i: -len(orders[i][1]) * orders[i][0].work.epochs
+            range(len(orders)), key=lambda i: -len(orders[i][2]) * orders[i][1].work.epochs
         )
-        done = dict(
-            zip(longest, self.pool.run([("train", *orders[i]) for i in longest]), strict=True)
-        )
+        done = dict(zip(longest, self.pool.run([jobs[i] for i in longest]), strict=True))
         return [done[i] for i in range(len(orders))]
 
     def score_samples(
@@ -113,11 +121,12 @@ class PooledWorkers:
         self.pool.close()
 
     def _run_job(self, what: str, *job: Any) -> Any:
-        """One job in a worker: a task with the client's samples and what it keeps, or samples to
-        judge.
+        """One job in a worker: a model (None: the shared one), a task, the client's samples and
+        what it keeps; or samples to judge.
         """
         if what == "train":
-            return self.runner.train(self.w, *job)
+            w, *rest = job
+            return self.runner.train(self.w if w is None else w, *rest)
         return self.runner.evaluate(self.w, *job)
 
 
