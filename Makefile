@@ -6,18 +6,16 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 TEST := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # what `make test` reports one by one: quick parts first, each run whatever became of the others
-PARTS := lint types docs unit walks studies numbers wheel faults flower crashes
+PARTS := lint types docs unit walks research numbers wheel faults flower crashes
 # tests of arithmetic, run a second time by PyTorch's plainest kernels: another processor must not change what they show
 NUMBERS := relations selectors sketch turns robust fleet_clip submodels workload pooling stacked deck native residual \
 	cells near compressors simulator loop updates servers
 
 CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
-# tables of the pages, made anew from all committed runs
-STUDIES := tests/test_beyond.py tests/test_stop_study.py tests/test_arena_study.py
 # whole paths: every page of the documentation run as written, the first runs, the first commands, pages in a browser
 WALKS := tests/newcomer/test_reading.py tests/newcomer/test_runs.py tests/newcomer/test_start.py tests/test_browser.py
 
-.PHONY: demo test check unit walks studies numbers wheel browser flower faults fuzz crashes docs versioned bench lint types clean
+.PHONY: demo test check unit walks research numbers wheel browser flower faults fuzz crashes docs versioned bench lint types clean
 
 demo: $(VENV)/.core
 	rm -rf runs/demo
@@ -32,13 +30,14 @@ check: $(VENV)/.dev
 
 unit: $(VENV)/.dev browser
 	$(TEST) tests --ignore tests/flower --ignore tests/faults --ignore tests/newcomer/wheel \
-		$(STUDIES:%=--ignore %) $(WALKS:%=--ignore %) -n 2 --dist loadfile --no-loadscope-reorder
+		$(WALKS:%=--ignore %) -n 2 --dist loadfile --no-loadscope-reorder
 
 walks: $(VENV)/.dev browser
 	$(TEST) $(WALKS) -n 2
 
-studies: $(VENV)/.dev
-	$(TEST) $(STUDIES) -n 2
+# the arena, the reproduction of the paper, and the tables of the studies, made anew from all committed runs
+research: $(VENV)/.dev browser
+	$(TEST) research/tests -n 2 --dist loadfile --no-loadscope-reorder
 
 numbers: $(VENV)/.dev
 	ATEN_CPU_CAPABILITY=default $(TEST) $(NUMBERS:%=tests/test_%.py) -n 2 --dist loadfile
@@ -94,12 +93,12 @@ clean:
 	rm -rf $(VENV) .bench runs site
 
 # torch first and alone: the pin in constraints.txt then holds for whatever depends on it
-$(VENV)/.core: pyproject.toml constraints.txt
+$(VENV)/.core: pyproject.toml research/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable .
+	$(PIP) --editable . --editable ./research
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) --editable '.[dev,docs,energy,flower,ray,report,images,track]'
+	$(PIP) --editable '.[dev,docs,energy,flower,ray,report,images,track]' --editable ./research
 	touch $@

@@ -1,10 +1,10 @@
 """What `preset = "hardened"` is made of: candidates under attack, by a plan and its rule.
 
-    python benchmarks/hardened.py --raw results/attacks/hardened.jsonl.gz --workers 2
-    python benchmarks/hardened.py --raw results/attacks/hardened.jsonl.gz --table
+    python benchmarks/hardened.py --raw research/results/attacks/hardened.jsonl.gz --workers 2
+    python benchmarks/hardened.py --raw research/results/attacks/hardened.jsonl.gz --table
 
-The plan is studies/plans/hardened.json, of which what it calls the cut is run;
-studies/plans/README.md says what was decided before the runs. They are as robustness.py's, but none
+The plan is research/studies/plans/hardened.json, of which what it calls the cut is run;
+research/studies/plans/README.md says what was decided before the runs. They are as robustness.py's, but none
 is stopped early: what is compared is what an attacker does to the model. "Today" is the preset as
 it was then.
 """
@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 from robustness import ROOT, Run, cell, one, opened, pool_of, read, write
 
-WHOLE: dict[str, Any] = json.loads((ROOT / "studies" / "plans" / "hardened.json").read_text())
+WHOLE: dict[str, Any] = json.loads(
+    (ROOT / "research" / "studies" / "plans" / "hardened.json").read_text()
+)
 PLAN = {
     **WHOLE,
     **WHOLE["cut"],

@@ -1,10 +1,10 @@
 """Is `preset = "hardened"` ever far below plain FedAvg? Loud and quiet attacks, by a plan and its
 rule.
 
-    python benchmarks/quiet.py --data digits --raw results/attacks/quiet.jsonl
-    python benchmarks/quiet.py --raw results/attacks/quiet.jsonl --table
+    python benchmarks/quiet.py --data digits --raw research/results/attacks/quiet.jsonl
+    python benchmarks/quiet.py --raw research/results/attacks/quiet.jsonl --table
 
-The plan is studies/plans/quiet.json; studies/plans/README.md says what was decided before its runs.
+The plan is research/studies/plans/quiet.json; research/studies/plans/README.md says what was decided before its runs.
 They are as robustness.py's, but none is stopped early. "hardened before" was run with the sources
 of commit 9269ab4.
 """
@@ -26,7 +26,9 @@ from robustness import ROOT, Run, handed, opened, pool_of, read, settings, write
 from flrce.config.experiment import Experiment
 from flrce.simulation import runs
 
-PLAN: dict[str, Any] = json.loads((ROOT / "studies" / "plans" / "quiet.json").read_text())
+PLAN: dict[str, Any] = json.loads(
+    (ROOT / "research" / "studies" / "plans" / "quiet.json").read_text()
+)
 
 
 def run_attack(run: Run) -> dict[str, Any]:

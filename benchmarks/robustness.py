@@ -2,7 +2,7 @@
 FLrce's presets.
 
     python benchmarks/robustness.py --data digits --seeds 10-13 --raw
-    results/attacks/attacks-digits.jsonl.gz
+    research/results/attacks/attacks-digits.jsonl.gz
 
 Attackers (`attacks.py`) are a fixed share of the clients and send what the attack says through the
 ordinary gate. Each data set's section of the page is rewritten in place. Flags were tuned on the

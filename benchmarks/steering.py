@@ -1,11 +1,11 @@
 """Who steers the stop: the round in which a run ends, with one bad client of 50, with five, with
 ten, and with none.
 
-    python benchmarks/steering.py --raw results/attacks/steering-bounded.jsonl --workers 1 python
-    benchmarks/steering.py --preset hardened --raw results/attacks/steering-bounded-hardened.jsonl
+    python benchmarks/steering.py --raw research/results/attacks/steering-bounded.jsonl --workers 1 python
+    benchmarks/steering.py --preset hardened --raw research/results/attacks/steering-bounded-hardened.jsonl
     --workers 1
 
-The constants of the stop were chosen on seeds 0 to 5; results/attacks/steering.jsonl.gz are runs of
+The constants of the stop were chosen on seeds 0 to 5; research/results/attacks/steering.jsonl.gz are runs of
 before on those.
 
 Digits, Dirichlet 0.5, M = 50, P = 10, at most 300 rounds. Bad clients send an update that is too
@@ -147,7 +147,9 @@ def main() -> None:
     ask.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     ask.add_argument("--preset", default="default")
     ask.add_argument(
-        "--raw", type=Path, default=ROOT / "results" / "attacks" / "steering-bounded.jsonl"
+        "--raw",
+        type=Path,
+        default=ROOT / "research" / "results" / "attacks" / "steering-bounded.jsonl",
     )
     ask.add_argument("--out", type=Path, default=ROOT / "docs" / "robustness.md")
     ask.add_argument("--only", nargs="*", choices=KINDS, default=KINDS)

@@ -20,7 +20,6 @@ from types import ModuleType
 
 import pytest
 
-from flrce.arena.plan import ArenaPlan
 from flrce.cli import cli
 from flrce.config.experiment import Experiment
 from flrce.devices.costs import load_profile
@@ -107,6 +106,8 @@ def check(block: Block, path: Path) -> None:
     """An experiment, an arena's plan, or a device profile."""
     tables = tomllib.loads(block.text)
     if "methods" in tables:
+        from flrce_arena.plan import ArenaPlan
+
         ArenaPlan.from_tables(tables)
     elif set(tables) & set(Experiment.model_fields):
         Experiment.from_tables(tables)

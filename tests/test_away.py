@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flrce.arena import advise, executors
 from flrce.cli import cli, options
-from flrce.cli import reproduce as app
 from flrce.config.experiment import Experiment
 from flrce.errors import BadInput
-from flrce.reproduction import plan, records
-from flrce.reproduction.execute import execute_cells, load_dataset, read_dataset_sizes
+from flrce.simulation import executors
 
 SMALL = [
     "--set",
@@ -63,52 +60,6 @@ def test_compare_elsewhere_is_compare(tmp_path, capsys):
     again = [*asked, "--out", str(tmp_path / "here"), "--on", "processes"]
     assert cli.main(again) == 2  # without --resume
     assert "holds a run already" in capsys.readouterr().err
-
-
-def test_reproduce_elsewhere_fills_the_same_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(executors, "get_remote_executor", lambda where, settings: posted)
-    request = plan.ReproductionRequest(
-        ("table3",), ("digits",), ("quantity",), (0,), plan.QUICK, {}, (), "cpu", 1
-    )
-    cells = [
-        c
-        for c in plan.plan_cells(request, {"digits": read_dataset_sizes("digits", None)})
-        if c.method in ("fedavg", "flrce")
-    ]
-    short = [
-        c.__class__(**{**vars(c), "experiment": c.experiment.model_copy(update={"rounds": 2})})
-        for c in cells
-    ]
-    assert short
-    seen = []
-    for out, run in (
-        (tmp_path / "near", execute_cells),
-        (tmp_path / "far", app._build_remote_executor("ray", None)),
-    ):
-        run(
-            short,
-            out,
-            lambda name: load_dataset(name, None),
-            lambda cell, done: seen.append((cell.name, done.record.t)),
-        )
-    assert rounds_of(tmp_path / "near") == rounds_of(tmp_path / "far")
-    assert {(cell.name, 2) for cell in short} <= set(seen)
-    assert all(records.read_cell_run(cell, tmp_path / "far") for cell in short)
-    assert not (tmp_path / "far" / executors.SHARED_FOLDER_MARK).exists()
-
-
-def test_advice_from_elsewhere_is_the_same(tmp_path):
-    experiment = Experiment(rounds=8, clients=4, per_round=2, train={"epochs": 1})
-    some = {
-        advise.PLAIN_LABEL: advise.CANDIDATES[advise.PLAIN_LABEL],
-        "flrce": advise.CANDIDATES["flrce"],
-    }
-    budget = advise.SearchBudget(joules=200.0)
-    near = advise.advise_recipe(experiment, budget, tmp_path / "near", candidates=some, seeds=2)
-    far = advise.advise_recipe(
-        experiment, budget, tmp_path / "far", candidates=some, seeds=2, send=posted
-    )
-    assert far == near
 
 
 def test_what_fails_elsewhere_is_told_and_the_others_are_kept(tmp_path):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import flrce
-from flrce.cli import cli
 from flrce.report import page
 from flrce.storage import read
 from report_helpers import HOSTILE, compared, hostile
@@ -576,59 +575,3 @@ def test_a_regression_has_its_own_metric_and_no_empty_cards(browser, tmp_path):
         "t.getAttribute('text-anchor') === 'middle').map((t) => t.textContent)"
     )
     assert rounds == ["0", "1", "2", "3", "round"]  # none of them and a half
-
-
-@pytest.fixture(scope="module")
-def arena(tmp_path_factory):
-    """The committed arena's page, made anew of two of its tasks' records."""
-    out = tmp_path_factory.mktemp("arena")
-    committed = Path(__file__).parent.parent / "results" / "arena"
-    asked = [
-        "arena",
-        str(committed / "plan.toml"),
-        "--against",
-        str(committed),
-        "--out",
-        str(out),
-        "--json",
-    ]
-    assert cli.main([*asked, "--tasks", "cifar10-sizes,fed-heart"]) == 0
-    return out / "arena.html"
-
-
-def test_the_arena_is_offline_and_its_controls_work(browser, arena):
-    browser.size(1200)
-    browser.driver.get_log("browser")
-    browser.open(arena)
-    assert [
-        url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:"))
-    ] == []
-    first = browser.find("#board tbody").text
-    Select(browser.find("#axis")).select_by_value("bytes")
-    assert browser.find("#board tbody").text != first
-    assert "bytes" in browser.find("#saving").text
-    dots = len(browser.all("#fronts circle"))
-    browser.click("#legend button")
-    assert len(browser.all("#fronts circle")) < dots
-    browser.click("#legend .every:last-child")
-    assert len(browser.all("#fronts circle")) == 0
-    browser.click("#legend button")
-    assert len(browser.all("#fronts circle")) == 2  # one method, two tasks
-    browser.click("#board thead th:nth-child(2)")
-    ranks = [float(cell.text) for cell in browser.all("#board tbody td:nth-child(2)")]
-    assert ranks == sorted(ranks)
-    rows = list(csv.reader(io.StringIO(browser.download("arena-bytes.csv", "#csv").decode())))
-    assert len(rows) == 1 + len(ranks)
-    assert [entry["message"] for entry in browser.driver.get_log("browser")] == []
-
-
-@pytest.mark.parametrize("width", [360, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_arena_fits_phones_and_the_dark(browser, arena, width, scheme):
-    browser.size(width)
-    browser.media(prefers_color_scheme=scheme)
-    browser.open(arena)
-    assert browser.run("return document.documentElement.scrollWidth") <= width
-    assert browser.run("return matchMedia('(prefers-color-scheme: dark)').matches") == (
-        scheme == "dark"
-    )

@@ -40,9 +40,7 @@ def test_a_stack_refuses_a_gpu_that_is_not_there() -> None:
         runs.run_together([(flrce.Experiment(**SMALL), None)])
 
 
-@pytest.mark.parametrize(
-    "words", [("run",), ("compare", "--recipes=fedavg", "--out=c"), ("advise", "--joules=9")]
-)
+@pytest.mark.parametrize("words", [("run",), ("compare", "--recipes=fedavg", "--out=c")])
 def test_commands_refuse_a_gpu_that_is_not_there(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

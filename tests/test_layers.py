@@ -1,6 +1,7 @@
 """Data flows one way: a file imports lower layers, or files of its own package."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,6 @@ LAYERS = {
     "simulation": 8,
     "report": 8,
     "flower": 9,
-    "arena": 9,
-    "reproduction": 9,
     "cli": 10,
     "": 11,
 }
@@ -60,6 +59,21 @@ def test_imports_point_downwards(path):
         assert LAYERS[there] < LAYERS[here], (
             f"{path.name} (layer {LAYERS[here]}) imports {there} (layer {LAYERS[there]})"
         )
+
+
+def test_the_core_imports_nothing_of_the_research_package():
+    for path in FILES:
+        assert not re.search(r"\bimport flrce_|from flrce_", path.read_text()), path
+
+
+def test_research_packages_import_one_way():
+    """The reproduction may use the core alone, and so may the arena."""
+    for name, other in {
+        "flrce_arena": "flrce_reproduction",
+        "flrce_reproduction": "flrce_arena",
+    }.items():
+        for path in (SOURCE.parents[1] / "research" / "src" / name).rglob("*.py"):
+            assert other not in path.read_text(), path
 
 
 def test_only_flower_files_import_flwr():

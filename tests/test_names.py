@@ -12,7 +12,8 @@ import flrce
 from flrce.errors import BadInput
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "flrce"
-TREES = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
+RESEARCH = SOURCE.parent.parent / "research" / "src"
+TREES = [ast.parse(path.read_text()) for root in (SOURCE, RESEARCH) for path in root.rglob("*.py")]
 IRREGULAR = [
     "told",
     "heard",

@@ -9,7 +9,7 @@ import pytest
 
 from reading import DOCS, ROOT, blocks, script
 
-sys.path.insert(0, str(ROOT / "studies"))
+sys.path.insert(0, str(ROOT / "research" / "studies"))
 
 import headline_tables as study
 
@@ -34,7 +34,7 @@ def test_first_pages_open_alike() -> None:
 
 
 def test_readme_quotes_the_cost_of_a_target() -> None:
-    made = study.tables(ROOT / "results" / "headline")
+    made = study.tables(ROOT / "research" / "results" / "headline")
     for cost in ("joules", "bytes"):
         cells = [
             cell.strip() for cell in made[f"headline-{cost}"].strip().splitlines()[-1].split("|")
@@ -48,7 +48,7 @@ def test_readme_quotes_the_cost_of_a_target() -> None:
 
 
 def test_readme_quotes_the_study_of_the_stop() -> None:
-    rows = (ROOT / "results" / "stop" / "confirm-rules.md").read_text().splitlines()
+    rows = (ROOT / "research" / "results" / "stop" / "confirm-rules.md").read_text().splitlines()
     cells = next(row for row in rows if "as frozen for the confirming runs" in row).split("|")
     for cell in (cells[4], cells[6]):  # trust, thrift
         assert cell.partition(" of ")[0].strip() in README

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from flrce import Experiment
-from flrce.cli.arena import require_same_tasks
 from flrce.cli.cli import main
 from flrce.errors import BadInput
 from flrce.report import page, tables, verdict
@@ -86,13 +85,3 @@ def test_commands_that_average_refuse_several_tasks(
     with pytest.raises(BadInput, match="different tasks"):
         page.write_report([folder], tmp_path / "r.html")
     assert len(group_by_task(read.read_runs([folder]))) == 3
-
-
-def test_an_arena_is_not_held_against_another_task_of_the_same_name() -> None:
-    base = {"tasks": {"a": {"data": {"name": "digits"}}, "b": {"data": {"name": "mnist"}}}}
-    require_same_tasks(
-        {"tasks": {"a": {"data": {"name": "digits"}, "rounds": 9}}}, base, Path("p.toml")
-    )
-    require_same_tasks({"methods": {}}, base, Path("p.toml"))
-    with pytest.raises(BadInput, match="task 'b' has another data"):
-        require_same_tasks({"tasks": {"b": {"data": {"name": "digits"}}}}, base, Path("p.toml"))

@@ -101,7 +101,6 @@ def test_what_is_no_piece_is_never_called(name, trust, tmp_path):
         ["run", "--no-save"],
         ["run", "--no-save", "--trust"],
         ["compare", "--out", "all"],
-        ["advise"],
         ["doctor", "--trust"],
     ],
 )
@@ -274,42 +273,6 @@ def test_a_run_directory_is_no_place_for_code(tmp_path, capsys):
     told = capsys.readouterr().err
     assert "name the experiment file: flrce run FILE --out DIR --resume" in told
     assert "Traceback" not in told
-
-
-def test_plans_of_others_are_data(tmp_path, capsys):
-    marker = tmp_path / "imported"
-    (tmp_path / "here" / "noisy.py").write_text(NOISY.format(marker=str(marker)))
-    (tmp_path / "theirs").mkdir()
-    task = with_recipe() | {"model": {"name": "noisy:Net"}}
-    plans = {
-        "tasks": {"tasks": {"digits": task}},
-        "grid": {
-            "tasks": {"digits": SMALL},
-            "tuning": {"grid": {"recipe.aggregator": ["noisy:Steady"]}},
-        },
-        "stops": {
-            "tasks": {"digits": SMALL},
-            "stops": {"late": {"recipe": {"stop": "noisy:Steady"}}},
-        },
-    }
-    (tmp_path / "mine.toml").write_text("[methods.fedprox]\n")
-    for plan in plans.values():
-        (tmp_path / "theirs" / "plan.toml").write_text(
-            tomli_w.dumps({**plan, "methods": {"fedavg": {}}})
-        )
-        for more in ([], ["--trust"]):
-            words = [
-                "arena",
-                str(tmp_path / "mine.toml"),
-                "--against",
-                str(tmp_path / "theirs"),
-                "--out",
-                "o",
-                *more,
-            ]
-            assert main(words) == 2
-            assert "names code, and --against reads data alone" in capsys.readouterr().err
-    assert not marker.exists()
 
 
 ROLES = """

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: copies what pages show from outside docs/ (../results/fig.svg) into the site."""
+"""A hook of mkdocs: copies what pages show from outside docs/ (../research/results/fig.svg) into the site."""
 
 import re
 from pathlib import Path

@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "studies"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "research" / "studies"))
 
 import headline_tables as study
 
@@ -35,7 +35,9 @@ METHODS = {
 }
 
 
-def read_ratios(folder: Path = ROOT / "results" / "headline") -> dict[str, dict[str, Interval]]:
+def read_ratios(
+    folder: Path = ROOT / "research" / "results" / "headline",
+) -> dict[str, dict[str, Interval]]:
     """Method -> cost -> (geometric mean, lower, upper) over the data sets, relative to the study's
     base.
     """

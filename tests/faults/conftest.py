@@ -7,10 +7,6 @@ torch.set_num_threads(1)  # children are forked from this process
 SEEN: dict[str, tuple[object, str, str, str]] = {}
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "row(number, case, expected): a row of docs/reliability.md")
-
-
 @pytest.fixture
 def seen(request):
     """Call it with what was observed; it becomes the row's last column."""

@@ -2,7 +2,6 @@
 private.
 """
 
-import gzip
 import hashlib
 import json
 import os
@@ -17,11 +16,10 @@ import pytest
 from harness import contents, experiment, go, in_child
 from run_fuzz import damaged
 
-from flrce.arena import records
-from flrce.arena.executors import prepare_jobs_folder
 from flrce.cli.cli import main
 from flrce.cli.options import PATH_TYPE
 from flrce.errors import BadInput
+from flrce.simulation.executors import prepare_jobs_folder
 from flrce.storage import read
 from flrce.storage.disk import make_folder, refuse_writable_by_others, write_atomically
 from flrce.storage.limited import read_limited
@@ -379,41 +377,6 @@ def test_a_resume_does_not_read_it_either(copy, name, file):
 
 
 @row33
-def test_records_are_unpacked_within_a_limit(tmp_path, capsys, seen):
-    """Three hundred megabytes in one line, and in many: refused long before they are in memory."""
-    cell = {
-        "schema": 2,
-        "task": "a",
-        "method": "b",
-        "seed": 0,
-        "tried": {},
-        "fingerprint": "",
-        "metric": "accuracy",
-        "lower": False,
-        "recipe": {},
-        "rounds": {name: [] for name in (*records.KEPT_FIELDS, "value")},
-    }
-    line = json.dumps(cell).encode() + b" " * 10**6 + b"\n"
-    for name, piece in (("long", b" " * 10**6), ("many", line)):
-        with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
-            for _ in range(300):
-                file.write(piece)
-
-    def child():
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for name, why in (("long", "a line of more than"), ("many", "unpacks to more than")):
-            with pytest.raises(BadInput, match=why):
-                records.unpack_records(tmp_path / name)
-        for name in ("/dev/zero", tmp_path / "pipe"):
-            with pytest.raises(BadInput, match="not a regular file"):
-                records.unpack_records(Path(name))
-        assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 200e6
-
-    os.mkfifo(tmp_path / "pipe")
-    assert in_child(child) == 0
-
-
-@row33
 @pytest.mark.parametrize(
     "command",
     [
@@ -426,7 +389,6 @@ def test_records_are_unpacked_within_a_limit(tmp_path, capsys, seen):
         ["whatif", "NAME"],
         ["reach", "NAME", "--target", "1"],
         ["compare", "--out", "NAME"],
-        ["arena", "NAME", "--out", "x"],
         ["run", "--out", "NAME"],
         ["doctor", "NAME"],
     ],

@@ -90,7 +90,7 @@ def test_the_parts_are_targets_and_their_tests_exist():
     assert [
         name for name in variable("NUMBERS") if not (ROOT / "tests" / f"test_{name}.py").exists()
     ] == []
-    apart = [*variable("CRASHES"), *variable("STUDIES"), *variable("WALKS")]
+    apart = [*variable("CRASHES"), *variable("WALKS"), "research/tests"]
     assert [name for name in apart if not (ROOT / name).exists()] == []
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
@@ -100,18 +100,22 @@ def test_what_check_leaves_out_is_run_by_test():
     first.
     """
     text = (ROOT / "Makefile").read_text()
-    for name in ("STUDIES", "WALKS"):
-        assert f"$({name}:%=--ignore %)" in text
-        assert name.lower() in variable("PARTS")
-        assert f"$(TEST) $({name}) -n 2" in text
-    longest = re.findall(r'"(test_\w+)"', (ROOT / "tests" / "conftest.py").read_text())
+    assert "$(WALKS:%=--ignore %)" in text
+    assert "$(TEST) $(WALKS) -n 2" in text
+    assert "$(TEST) research/tests -n 2" in text
+    assert {"walks", "research"} <= set(variable("PARTS"))
+    longest = re.findall(r'"(test_\w+)"', (ROOT / "conftest.py").read_text())
     assert len(longest) > 20
-    assert [name for name in longest if not (ROOT / "tests" / f"{name}.py").exists()] == []
+    folders = (ROOT / "tests", ROOT / "research" / "tests")
+    assert [
+        name for name in longest if not any((at / f"{name}.py").exists() for at in folders)
+    ] == []
 
 
-def test_what_is_imported_is_declared():
+@pytest.mark.parametrize("root", [ROOT, ROOT / "research"], ids=["flrce", "flrce-research"])
+def test_what_is_imported_is_declared(root):
     """Every package that the sources import is asked for by the wheel, or by one of its extras."""
-    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     lines = [
         *asked["dependencies"],
         *(line for extra in asked["optional-dependencies"].values() for line in extra),
@@ -132,10 +136,11 @@ def test_what_is_imported_is_declared():
         "pyarrow",
     }  # named in the error where they are missing
     found = set()
-    for path in (ROOT / "src" / "flrce").rglob("*.py"):
+    own = {path.name for path in (root / "src").iterdir()}
+    for path in (root / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 found.add((node.module or "").split(".")[0])
-    assert found - set(sys.stdlib_module_names) - declared == set()
+    assert found - set(sys.stdlib_module_names) - declared - own == set()

@@ -5,12 +5,13 @@ import os
 import resource
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
 import pytest
 
-from flrce.cli import completion
+from flrce.cli import completion, registered
 from flrce.cli.cli import main
 from flrce.cli.commands import app
 from flrce.cli.options import first_paragraph
@@ -84,7 +85,7 @@ WRONG = {
     ("run", "--nonsense"): "No such option",
     ("nonsense",): "No such command",
     ("compare", "--recipes"): "requires an argument",
-    ("reproduce", "table3"): "Missing option '--out'",
+    ("compare",): "Missing option '--out'",
     ("recipes", "show"): "Missing argument",
     ("whatif",): "Missing argument",
     ("profile", "--watts", "many"): "not a valid float",
@@ -99,6 +100,29 @@ def test_a_usage_error_is_one_line(wrong, capsys):
     assert len(said.splitlines()) == 1
     assert said.startswith("error: ")
     assert WRONG[wrong] in said
+
+
+@pytest.mark.parametrize("words", [["arena", "p.toml", "--out", "o"], ["advise", "--help"]])
+def test_a_command_whose_package_is_missing_names_it(words, monkeypatch, capsys):
+    monkeypatch.setattr(registered, "entry_points", lambda **_: ())
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert f"flrce {words[0]} is part of flrce-research" in said
+    assert "pip install ./research" in said
+
+
+def test_a_registered_command_that_cannot_be_loaded_leaves_the_others(monkeypatch, capsys):
+    broken = EntryPoint("mine", "no_such_module_at_all:command", registered.ENTRY_POINT_GROUP)
+
+    def find_entry_points(**asked: str) -> list[EntryPoint]:
+        return [broken] if asked.get("name", "mine") == "mine" else []
+
+    monkeypatch.setattr(registered, "entry_points", find_entry_points)
+    assert main(["--help"]) == 0
+    assert "no_such_module_at_all" in capsys.readouterr().out
+    assert main(["mine", "--any"]) == 2
+    assert "No module named 'no_such_module_at_all'" in capsys.readouterr().err
 
 
 def test_alone_it_helps(capsys):

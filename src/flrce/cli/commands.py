@@ -8,14 +8,15 @@ from typing import Any
 import click
 
 from flrce.cli import completion, groups, options, shared_options
-from flrce.cli.options import PATH_TYPE, OrderedGroup, add_option
+from flrce.cli.options import PATH_TYPE, add_option
+from flrce.cli.registered import ExtensibleGroup
 
 LIST_METAVAR = "A,B,..."
 
 
 @click.group(
     "flrce",
-    cls=OrderedGroup,
+    cls=ExtensibleGroup,
     context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
 )
 @shared_options.version_flag
@@ -134,54 +135,6 @@ def watch_command(**given: Any) -> None:
     watch_runs(**given)
 
 
-@app.command("reproduce")
-@click.argument(
-    "target",
-    shell_complete=completion.complete_choices(
-        "table3",
-        "table4",
-        "fig-accuracy",
-        "fig-energy",
-        "fig-bandwidth",
-        "fig-efficiency",
-        "fig-ablation",
-        "fig-motivation",
-        "claims",
-        "rates",
-        "all",
-    ),
-)
-@add_option(
-    "--out", type=PATH_TYPE, required=True, help="Folder for cells, records, tables and figures."
-)
-@add_option("--data", type=PATH_TYPE, help="Folder of prepared data sets.")
-@add_option("--regime", help="dirichlet or quantity; without it, both.")
-@add_option(
-    "--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4 (the default)."
-)
-@add_option("--datasets", help="Default: the paper's four.")
-@add_option("--quick", is_flag=True, help="Small, on the embedded digits: seconds.")
-@add_option("--again", is_flag=True, help="Run finished cells anew.")
-@add_option("--tables-only", is_flag=True, help="Train nothing; write what is there.")
-@add_option("--lr", help="Other rates than the paper's: femnist=0.02,...")
-@add_option("--network", help="Other networks than the released ones, such as cifar100=cnn-cifar.")
-@add_option("--rates", help="Learning rates to search, for `rates`.")
-@add_option("--page", type=PATH_TYPE, help="Markdown file to put the tables into.")
-@options.device_option
-@options.on_option
-@options.json_option
-def reproduce_command(**given: Any) -> None:
-    """The paper's tables and figures, beside its numbers; goes on where it was interrupted.
-
-    TARGET is table3, table4, fig-accuracy, fig-energy, fig-bandwidth, fig-efficiency, fig-ablation,
-    fig-motivation, or all; claims judges what the paper claims, and rates searches learning rates
-    by its rule.
-    """
-    from flrce.cli.reproduce import reproduce_targets
-
-    reproduce_targets(**given)
-
-
 @app.command("report")
 @options.add_runs_argument("RUNS...", many=True)
 @add_option("--out", type=PATH_TYPE, help="Where the page goes; default report.html.")
@@ -264,56 +217,6 @@ def why_command(**given: Any) -> None:
     from flrce.cli.why import explain_run
 
     explain_run(**given)
-
-
-@app.command("arena")
-@click.argument("plan", type=PATH_TYPE)
-@add_option(
-    "--out", type=PATH_TYPE, required=True, help="Folder for records, leaderboards and the page."
-)
-@add_option(
-    "--against",
-    type=PATH_TYPE,
-    help="An arena that was run: its methods are not run again, and PLAN needs new methods only.",
-)
-@add_option("--tasks", metavar=LIST_METAVAR, help="Of the plan's; all, unless given.")
-@options.on_option
-@options.trust_option
-@options.json_option
-def arena_command(**given: Any) -> None:
-    """Run many methods on many tasks and rank them at equal joules, bytes, seconds and rounds.
-
-    PLAN is a TOML file with methods, tasks, seeds and one rule for tuning. The same command goes on
-    where it was interrupted; only what is not recorded is run.
-    """
-    from flrce.cli.arena import run_arena
-
-    run_arena(**given)
-
-
-@app.command("advise")
-@options.file_argument
-@options.set_option
-@add_option("--out", type=PATH_TYPE, help="Experiment file to write the advice into.")
-@add_option("--joules", type=float, help="Energy that may be spent in all, the search included.")
-@add_option("--bytes", "nbytes", type=float, help="Traffic, likewise.")
-@add_option("--seconds", type=float, help="Time, likewise.")
-@add_option(
-    "--work",
-    type=PATH_TYPE,
-    help="Folder to keep the search in; the same command goes on there after an interruption.",
-)
-@options.device_option
-@options.on_option
-@options.trust_option
-@options.json_option
-def advise_command(**given: Any) -> None:
-    """Find the recipe for an experiment and a budget, by a race in two heats; say when plain FedAvg
-    is enough.
-    """
-    from flrce.cli.advise import show_advice
-
-    show_advice(**given)
 
 
 @app.command("profile")

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flrce.arena.executors import get_remote_executor, run_experiments_remotely
 from flrce.cli.options import load_experiment, parse_on_option, parse_seeds
 from flrce.cli.run import build_result_table
 from flrce.cli.targets import prepare_folder
@@ -19,6 +18,7 @@ from flrce.methods.catalogue.lora import LORA_RECIPES
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.report import page
 from flrce.simulation import runs
+from flrce.simulation.executors import get_remote_executor, run_experiments_remotely
 from flrce.storage.disk import write_atomically
 from flrce.storage.ledger import refuse_unless_new
 

@@ -69,7 +69,7 @@ def show_partition(
         )
     if svg:
         prepare_file(svg, "--svg")
-        from flrce.reproduction.figures import draw_partition
+        from flrce.report.partition_figure import draw_partition
 
         draw_partition(described, title, svg)
     if as_json:

@@ -1,0 +1,258 @@
+"""flrce arena plan.toml --out runs/arena"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from flrce.cli.options import parse_on_option
+from flrce.cli.targets import prepare_folder
+from flrce.cli.terminal import print_table
+from flrce.config.experiment import read_toml
+from flrce.core.bounds import format_value
+from flrce.core.user_code import find_names, trust_file
+from flrce.errors import BadInput, format_one_line, suggest_name
+from flrce.storage import metric_format
+from flrce.storage.disk import BY_UMASK, write_atomically
+from flrce_arena import job, page, records
+from flrce_arena.execute import get_executor
+from flrce_arena.leaderboard import (
+    Leaderboard,
+    build_leaderboards,
+    compute_pareto_points,
+    rank_without_each_task,
+)
+from flrce_arena.paired import compare_with_reference
+from flrce_arena.plan import ArenaPlan
+from flrce_arena.records import CellRecord, list_cost_axes
+from flrce_arena.stops import evaluate_stop_rules
+from flrce_arena.target_costs import compute_cost_to_reference
+from flrce_arena.task_card import describe_plan
+
+PLAN_FILE = "plan.toml"  # of an arena that was run
+LEADERBOARD_FILE = "leaderboard.csv"
+
+
+def run_arena(
+    plan: Path,
+    out: Path,
+    against: Path | None,
+    tasks: str | None,
+    where: str,
+    as_json: bool,
+    trust: bool = False,
+) -> None:
+    """Run what is not recorded yet, then rank, draw and write."""
+    tables = load_plan_tables(plan, against, tasks)
+    asked = ArenaPlan.from_tables(
+        tables, str(plan), trust_file(str(plan.parent.absolute()), everything=trust)
+    )
+    prepare_folder(out, "--out")
+    known = records.unpack_records(against) if against else []
+    name, settings = parse_on_option(where)
+    found = job.run_plan(
+        asked,
+        out,
+        get_executor(name, {**asked.cluster, **settings}),
+        known,
+        None if as_json else _print_progress,
+    )
+    every = _add_rival_records(found.judged, known, asked)
+    if not any(p.method == asked.reference for p in every):
+        why = found.failed[0][1] if found.failed else "none was planned"
+        raise BadInput(f"no run of the reference {asked.reference!r} ended: {why}")
+    ranked = build_leaderboards(every, asked.budgets, asked.reference)
+    told = {
+        "boards": [asdict(board) for board in ranked],
+        "fronts": {
+            axis: [asdict(point) for point in compute_pareto_points(every, axis)]
+            for axis in list_cost_axes(every)
+        },
+        "without": rank_without_each_task(every, "joules", max(asked.budgets), asked.reference),
+        "reached": {
+            axis: [asdict(line) for line in compute_cost_to_reference(every, axis, asked.reference)]
+            for axis in list_cost_axes(every)
+        },
+        "paired": [
+            asdict(line)
+            for line in compare_with_reference(every, "joules", max(asked.budgets), asked.reference)
+        ],
+        "reference": asked.reference,
+        "left_out": {method: dict(tasks) for method, tasks in asked.without.items()},
+        "stops": [asdict(line) for line in evaluate_stop_rules(every, asked.build_stop_rules())],
+        "settings": {f"{p.task}/{p.method}": dict(p.tried) for p in found.judged},
+        "failed": [list(each) for each in found.failed],
+        "about": describe_plan(asked),
+    }
+    write_atomically(out / PLAN_FILE, tomli_w.dumps(tables).encode())
+    write_atomically(out / LEADERBOARD_FILE, _format_leaderboards_csv(ranked).encode(), BY_UMASK)
+    write_atomically(out / "arena.json", json.dumps(told, indent=1).encode())
+    path = page.write_arena_page(every, ranked, told, out / "arena.html")
+    if as_json:
+        print(json.dumps(told, indent=1))
+    else:
+        for board in ranked:
+            if board.share == max(asked.budgets):
+                _print_leaderboard(board, every)
+        print(f"page: {path}")
+    if found.failed:
+        label, why = found.failed[0]
+        print(
+            f"{len(found.failed)} cells failed; first: {label}: {why}; the same command tries them"
+            " again"
+        )
+        raise SystemExit(1)
+
+
+def load_plan_tables(plan: Path, against: Path | None, tasks: str | None) -> dict[str, Any]:
+    """The plan's tables. Held against an arena, a plan needs methods only: the rest is as it was
+    there.
+    """
+    own = read_toml(plan, "give an arena's plan (TOML)")
+    there = against / PLAN_FILE if against else None
+    if there is not None and there.is_file() and isinstance(own.get("methods"), dict):
+        base = read_toml(there)
+        require_same_tasks(own, base, plan)
+        reference, methods = (
+            own.get("reference", base.get("reference", "fedavg")),
+            base.get("methods"),
+        )
+        known = isinstance(methods, dict) and isinstance(reference, str) and reference in methods
+        rival = {reference: methods[reference]} if known else {}  # type: ignore[index]
+        taken = {
+            key: value for key, value in base.items() if key not in (*own, "methods", "without")
+        }
+        refuse_names({**taken, "methods": rival}, there)
+        own = {**taken, "without": {}, **own, "methods": {**rival, **own["methods"]}}
+    if tasks is not None and isinstance(own.get("tasks"), dict):
+        some = [name.strip() for name in tasks.split(",")]
+        for name in some:
+            if name not in own["tasks"]:
+                raise BadInput(
+                    f"--tasks {name!r} is no task of {plan}; {suggest_name(name, own['tasks'])}"
+                )
+        own = {**own, "tasks": {name: own["tasks"][name] for name in some}}
+        if isinstance(own.get("without"), dict):
+            own["without"] = {
+                method: _filter_reasons(some, each) for method, each in own["without"].items()
+            }
+    return own
+
+
+def _filter_reasons(tasks: Sequence[str], reasons: Any) -> Any:
+    """Of a method's reasons not to be run on tasks, those about these tasks."""
+    return (
+        {task: why for task, why in reasons.items() if task in tasks}
+        if isinstance(reasons, dict)
+        else reasons
+    )
+
+
+def require_same_tasks(own: Mapping[str, Any], base: Mapping[str, Any], plan: Path) -> None:
+    """BadInput where a task of the plan has the name of one that was run, and other data, clients
+    or objective.
+    """
+    mine, theirs = own.get("tasks"), base.get("tasks")
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+        return
+    for name in mine.keys() & theirs.keys():
+        if not isinstance(mine[name], Mapping) or not isinstance(theirs[name], Mapping):
+            continue  # the plan's own check says so
+        for key in ("data", "clients", "objective", "model"):
+            if mine[name].get(key) != theirs[name].get(key):
+                raise BadInput(
+                    f"{plan}: task {name!r} has another {key} than the task of that name in"
+                    " --against; rename it, or leave tasks out to take those of --against"
+                )
+
+
+def refuse_names(tables: dict[str, Any], path: Path) -> None:
+    """BadInput where an arena's plan names code: plans of others are data, and nothing in them is
+    imported.
+    """
+    for key, name in find_names(tables):
+        raise BadInput(
+            f"{path}: {format_one_line(key, 60)} = {format_value(name)} names code, and --against"
+            " reads data alone; to run it, copy what is yours into your own plan"
+        )
+
+
+def _add_rival_records(
+    judged: Sequence[CellRecord], known: Sequence[CellRecord], plan: ArenaPlan
+) -> list[CellRecord]:
+    """This plan's runs, and of the arena it is held against those on the same tasks and seeds."""
+    mine = {(p.task, p.method) for p in judged}
+    tuning = set(plan.tuning.seeds) if plan.tuning.has_choice else set()
+    rivals = [
+        p
+        for p in known
+        if p.task in plan.tasks and (p.task, p.method) not in mine and p.seed not in tuning
+    ]
+    every = [*judged, *rivals]
+    metrics = {p.task: p.metric for p in judged}
+    for p in rivals:
+        if p.metric != metrics.get(p.task, p.metric):
+            raise BadInput(
+                f"--against: {p.task} was judged by {p.metric} there, here by {metrics[p.task]};"
+                " rename it"
+            )
+    return every
+
+
+def _format_leaderboards_csv(ranked: Sequence[Leaderboard]) -> str:
+    """Every leaderboard in one table for programs."""
+    tasks = list(dict.fromkeys(task for board in ranked for task in board.budgets))
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["axis", "share", "method", "rank", "low", "high", "leads", "critical", *tasks])
+    for board in ranked:
+        for s in board.standings:
+            means = [s.scores[task].mean if task in s.scores else None for task in tasks]
+            figures = [s.rank, s.low, s.high, s.first, board.critical, *means]
+            lines.writerow(
+                [
+                    board.axis,
+                    board.share,
+                    s.method,
+                    *("" if x is None else f"{x:.5g}" for x in figures),
+                ]
+            )
+    return text.getvalue()
+
+
+def _print_progress(done: int, total: int, label: str) -> None:
+    print(f"{done} of at most {total} cells{f': {label}' if label else ''}", flush=True)
+
+
+def _print_leaderboard(board: Leaderboard, found: Sequence[CellRecord]) -> None:
+    tasks = list(board.budgets)
+    metrics = {p.task: p.metric for p in found}
+    rows: list[list[str]] = []
+    for s in board.standings:
+        scores = [
+            s.scores[task]
+            .divide_by(metric_format.metric_unit(metrics[task]))
+            .format_interval(metric_format.metric_digits(metrics[task]))
+            for task in tasks
+        ]
+        spread = "--" if s.low is None or s.high is None else f"{s.low:.2f} to {s.high:.2f}"
+        leads = "--" if s.first is None else f"{100 * s.first:.0f} %"
+        rows.append([s.method, f"{s.rank:.2f}", spread, leads, *scores])
+    near = (
+        ""
+        if board.critical is None
+        else f"; ranks closer than {board.critical:.2f} are not told apart"
+    )
+    heads = [
+        "method",
+        "rank",
+        "95 %",
+        "leads",
+        *(f"{task}: {metric_format.format_metric_heading(metrics[task])}" for task in tasks),
+    ]
+    print_table(f"at equal {board.axis}{near}", heads, rows)

@@ -1,0 +1,60 @@
+"""`flrce arena` and `flrce advise`, as the command line loads them: light imports only."""
+
+from typing import Any
+
+import click
+
+from flrce.cli import options
+from flrce.cli.options import PATH_TYPE, SummaryCommand, add_option
+
+LIST_METAVAR = "A,B,..."
+
+
+@click.command("arena", cls=SummaryCommand)
+@click.argument("plan", type=PATH_TYPE)
+@add_option(
+    "--out", type=PATH_TYPE, required=True, help="Folder for records, leaderboards and the page."
+)
+@add_option(
+    "--against",
+    type=PATH_TYPE,
+    help="An arena that was run: its methods are not run again, and PLAN needs new methods only.",
+)
+@add_option("--tasks", metavar=LIST_METAVAR, help="Of the plan's; all, unless given.")
+@options.on_option
+@options.trust_option
+@options.json_option
+def arena_command(**given: Any) -> None:
+    """Run many methods on many tasks and rank them at equal joules, bytes, seconds and rounds.
+
+    PLAN is a TOML file with methods, tasks, seeds and one rule for tuning. The same command goes on
+    where it was interrupted; only what is not recorded is run.
+    """
+    from flrce_arena.cli import run_arena
+
+    run_arena(**given)
+
+
+@click.command("advise", cls=SummaryCommand)
+@options.file_argument
+@options.set_option
+@add_option("--out", type=PATH_TYPE, help="Experiment file to write the advice into.")
+@add_option("--joules", type=float, help="Energy that may be spent in all, the search included.")
+@add_option("--bytes", "nbytes", type=float, help="Traffic, likewise.")
+@add_option("--seconds", type=float, help="Time, likewise.")
+@add_option(
+    "--work",
+    type=PATH_TYPE,
+    help="Folder to keep the search in; the same command goes on there after an interruption.",
+)
+@options.device_option
+@options.on_option
+@options.trust_option
+@options.json_option
+def advise_command(**given: Any) -> None:
+    """Find the recipe for an experiment and a budget, by a race in two heats; say when plain FedAvg
+    is enough.
+    """
+    from flrce_arena.advise_cli import show_advice
+
+    show_advice(**given)

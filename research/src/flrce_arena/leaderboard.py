@@ -1,0 +1,260 @@
+"""Who leads, at equal budgets, and how sure that is.
+
+A method's score on a task is the mean over seeds of the model it would hand back once a budget is
+spent. Ranks are means over tasks; their intervals come from drawing seeds anew (bootstrap), and the
+critical difference from Nemenyi's test over tasks (Demsar 2006): below it, a difference in rank is
+what chance brings.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata, studentized_range
+
+from flrce.core.intervals import ConfidenceInterval, confidence_interval
+from flrce_arena.records import CellRecord, list_cost_axes
+
+BOOTSTRAP_DRAWS = 2_000
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MethodStanding:
+    """A method at one budget."""
+
+    method: str
+    rank: float  # mean over tasks; 1 is best
+    low: (
+        float | None
+    )  # 95 % of the ranks under other draws of seeds; None: nobody has a second seed to draw
+    high: float | None
+    first: float | None  # share of draws in which it leads
+    scores: Mapping[str, ConfidenceInterval]  # task -> of the metric
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """A leaderboard."""
+
+    axis: str
+    share: float  # of what the reference spends
+    budgets: Mapping[str, float]  # task -> of the axis
+    standings: tuple[MethodStanding, ...]  # the best first
+    critical: (
+        float | None
+    )  # difference in rank that chance exceeds in 5 % of cases; None: one task or one method
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """Where a method ends on a task."""
+
+    task: str
+    method: str
+    cost: ConfidenceInterval
+    value: ConfidenceInterval
+    front: float  # share of draws in which nobody is both better and cheaper
+
+
+def compute_reference_budgets(
+    found: Sequence[CellRecord], axis: str, reference: str
+) -> dict[str, float]:
+    """What the reference spends on each task: the median over its seeds; tasks that spend none of
+    it are left out.
+    """
+    spent: dict[str, list[float]] = {}
+    for p in found:
+        if p.method == reference and len(p.rounds["t"]):
+            spent.setdefault(p.task, []).append(float(p.cumulative_cost(axis)[-1]))
+    medians = {task: float(np.median(values)) for task, values in spent.items()}
+    return {task: median for task, median in medians.items() if median > 0}
+
+
+def build_leaderboard(
+    found: Sequence[CellRecord],
+    axis: str,
+    share: float,
+    reference: str,
+    draws: int = BOOTSTRAP_DRAWS,
+) -> Leaderboard:
+    """The leaderboard at a share of the reference's budget; methods that miss a task are left
+    out.
+    """
+    limits = {
+        task: share * spent
+        for task, spent in compute_reference_budgets(found, axis, reference).items()
+    }
+    methods = [
+        m for m in dict.fromkeys(p.method for p in found) if _has_all_tasks(found, m, limits)
+    ]
+    merits = {task: _collect_merits(found, task, methods, axis, limits[task]) for task in limits}
+    ranks = np.mean(
+        [_rank_descending([_mean_merit(row) for row in merits[task]]) for task in limits], axis=0
+    )  # (methods,)
+    drawn = (
+        _bootstrap_ranks(merits, draws) if has_repeated_seeds(found) else None
+    )  # (draws, methods)
+    standings = []
+    for i, method in enumerate(methods):
+        scores = {task: _score_interval(found, task, method, axis, limits[task]) for task in limits}
+        standing = MethodStanding(method, float(ranks[i]), None, None, None, scores)
+        if drawn is not None:
+            low, high = np.quantile(drawn[:, i], [0.025, 0.975])
+            first = float(np.mean(drawn[:, i] == drawn.min(axis=1)))
+            standing = replace(standing, low=float(low), high=float(high), first=first)
+        standings.append(standing)
+    standings.sort(key=lambda s: (s.rank, s.method))
+    return Leaderboard(
+        axis, share, limits, tuple(standings), critical_difference(len(methods), len(limits))
+    )
+
+
+def has_repeated_seeds(found: Sequence[CellRecord]) -> bool:
+    """Whether some method has a second seed on some task, without which draws of the seeds say
+    nothing.
+    """
+    return len({(p.task, p.method) for p in found}) < len(found)
+
+
+def critical_difference(methods: int, tasks: int) -> float | None:
+    """Nemenyi's critical difference of mean ranks at 5 %.
+
+    >>> round(critical_difference(5, 30), 3)  # Demsar 2006, table 5: q = 2.728
+    1.114
+    """
+    if methods < 2 or tasks < 2:
+        return None
+    q = float(studentized_range.ppf(0.95, methods, np.inf)) / math.sqrt(2)
+    return q * math.sqrt(methods * (methods + 1) / (6 * tasks))
+
+
+def compute_pareto_points(
+    found: Sequence[CellRecord], axis: str, draws: int = BOOTSTRAP_DRAWS
+) -> list[ParetoPoint]:
+    """Every method's end on every task, and how often it is on the front of the best for their
+    cost.
+    """
+    points = []
+    for task in dict.fromkeys(p.task for p in found):
+        mine = [p for p in found if p.task == task and p.final_value is not None]
+        methods = list(dict.fromkeys(p.method for p in mine))
+        runs = [[p for p in mine if p.method == method] for method in methods]
+        costs = [np.array([p.cumulative_cost(axis)[-1] for p in group]) for group in runs]
+        values = [np.array([_to_merit(p, p.final_value) for p in group]) for group in runs]
+        on = _bootstrap_front_shares(costs, values, draws)
+        for i, method in enumerate(methods):
+            ends = confidence_interval(
+                [p.final_value for p in runs[i] if p.final_value is not None]
+            )
+            points.append(
+                ParetoPoint(
+                    task,
+                    method,
+                    confidence_interval([float(c) for c in costs[i]]),
+                    ends,
+                    float(on[i]),
+                )
+            )
+    return points
+
+
+def rank_without_each_task(
+    found: Sequence[CellRecord], axis: str, share: float, reference: str
+) -> dict[str, list[str]]:
+    """What would change the order: the methods by rank when a task is left out."""
+    tasks = list(dict.fromkeys(p.task for p in found))
+    if len(tasks) < 2:
+        return {}
+    rest = {task: [p for p in found if p.task != task] for task in tasks}
+    return {
+        task: [s.method for s in build_leaderboard(rest[task], axis, share, reference, 1).standings]
+        for task in tasks
+    }
+
+
+def _has_all_tasks(found: Sequence[CellRecord], method: str, tasks: Mapping[str, float]) -> bool:
+    return all(any(p.task == task and p.method == method for p in found) for task in tasks)
+
+
+def _to_merit(p: CellRecord, value: float | None) -> float:
+    """More is better."""
+    if value is None or not np.isfinite(value):
+        return -np.inf
+    return -value if p.lower else value
+
+
+def _collect_merits(
+    found: Sequence[CellRecord], task: str, methods: Sequence[str], axis: str, limit: float
+) -> list[FloatArray]:
+    """Per method (seeds,), more is better."""
+    mine = {
+        method: [p for p in found if (p.task, p.method) == (task, method)] for method in methods
+    }
+    return [
+        np.array([_to_merit(p, p.get_value_within(axis, limit)) for p in mine[method]])
+        for method in methods
+    ]
+
+
+def _score_interval(
+    found: Sequence[CellRecord], task: str, method: str, axis: str, limit: float
+) -> ConfidenceInterval:
+    values = [
+        p.get_value_within(axis, limit) for p in found if (p.task, p.method) == (task, method)
+    ]
+    return confidence_interval([value for value in values if value is not None])
+
+
+def _mean_merit(values: FloatArray) -> float:
+    """Below everything where one seed has no model yet."""
+    return float(values.mean()) if np.isfinite(values).all() else -np.inf
+
+
+def _rank_descending(means: Sequence[float]) -> FloatArray:
+    """1 for the largest; equals share."""
+    ranked: FloatArray = rankdata([-mean for mean in means])
+    return ranked
+
+
+def _bootstrap_ranks(merits: Mapping[str, list[FloatArray]], draws: int) -> FloatArray:
+    """(draws, methods) mean ranks when the seeds are drawn anew, with replacement."""
+    rng = np.random.default_rng(0)
+    total = 0.0
+    for rows in merits.values():
+        means = np.stack(
+            [row[rng.integers(len(row), size=(draws, len(row)))].mean(1) for row in rows], 1
+        )
+        total = total + rankdata(-means, axis=1)
+    return np.asarray(total / len(merits))
+
+
+def _bootstrap_front_shares(
+    costs: Sequence[FloatArray], values: Sequence[FloatArray], draws: int
+) -> FloatArray:
+    """(methods,) share of draws in which no other method has a better mean at a lower one of
+    cost.
+    """
+    rng = np.random.default_rng(0)
+    cost, value = [], []
+    for c, v in zip(costs, values, strict=True):
+        picked = rng.integers(len(c), size=(draws, len(c)))
+        cost.append(c[picked].mean(1))
+        value.append(v[picked].mean(1))
+    C, V = np.stack(cost, 1), np.stack(value, 1)  # (draws, methods)
+    better = (C[:, :, None] >= C[:, None, :]) & (V[:, :, None] <= V[:, None, :])
+    strictly = (C[:, :, None] > C[:, None, :]) | (V[:, :, None] < V[:, None, :])
+    return np.asarray(1 - (better & strictly).any(2).mean(0))
+
+
+def build_leaderboards(
+    found: Sequence[CellRecord], shares: Sequence[float], reference: str
+) -> list[Leaderboard]:
+    """One for every axis and share; the whole budget first."""
+    return [
+        build_leaderboard(found, axis, share, reference)
+        for axis in list_cost_axes(found)
+        for share in sorted(shares, reverse=True)
+    ]

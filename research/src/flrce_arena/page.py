@@ -1,0 +1,203 @@
+"""The arena as one page that needs nothing else: read offline, sent around, filtered, downloaded as
+csv.
+
+As in the report (report/page.py), nothing is fetched, only our own script runs, and names are
+handled as text.
+"""
+
+import base64
+import hashlib
+import html
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from flrce.report.page import to_embedded_json
+from flrce.storage import metric_format
+from flrce.storage.disk import BY_UMASK, write_atomically
+from flrce.version import __version__
+from flrce_arena.leaderboard import Leaderboard
+from flrce_arena.records import CellRecord, list_cost_axes
+
+CURVE_POINTS = 40  # of a curve
+MAX_LISTED_METHODS = 8  # names in one sentence
+
+
+def write_arena_page(
+    found: Sequence[CellRecord], ranked: Sequence[Leaderboard], told: Mapping[str, Any], out: Path
+) -> Path:
+    """The page; `told` is what arena.json holds."""
+    script = _read_asset("arena.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text = Template(_read_asset("arena.html")).substitute(
+        style=(files("flrce.report") / "assets" / "page.css").read_text("utf-8")
+        + _read_asset("arena.css"),
+        script=script,
+        digest=digest,
+        data=to_embedded_json(build_arena_payload(found, told)),
+        version=__version__,
+        story="".join(
+            f"<p>{html.escape(line)}</p>" for line in describe_arena(found, ranked, told)
+        ),
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, text.encode(), BY_UMASK)
+    return out
+
+
+def describe_arena(
+    found: Sequence[CellRecord], ranked: Sequence[Leaderboard], told: Mapping[str, Any]
+) -> list[str]:
+    """What the arena says, in words: what can be saved, who leads at equal cost, and how sure that
+    is.
+    """
+    tasks, methods = {p.task for p in found}, {p.method for p in found}
+    seeds = Counter((p.task, p.method) for p in found).values()
+    many = (
+        f"at least {min(seeds)} seed{'s' * (min(seeds) > 1)} each"
+        if max(seeds) > 1
+        else "one seed each"
+    )
+    lines = [f"{len(methods)} methods on {len(tasks)} task{'s' * (len(tasks) > 1)}, {many}."]
+    lines += [line for axis in ("joules", "bytes") if (line := describe_saving(told, axis))]
+    alike: list[str] = []  # axes on which nobody stands out
+    for board in (each for each in ranked if each.share == max(b.share for b in ranked)):
+        first, *others = board.standings
+        if others and board.critical is not None and others[-1].rank - first.rank < board.critical:
+            alike.append(board.axis)
+            continue
+        sure = "one seed, so nobody knows how sure that is"
+        if first.first is not None:
+            sure = f"first in {100 * first.first:.0f} % of draws of the seeds"
+        near = [
+            s.method
+            for s in others
+            if board.critical is not None and s.rank - first.rank < board.critical
+        ]
+        tied = f"; not told apart from it: {', '.join(near[:MAX_LISTED_METHODS])}" if near else ""
+        more = (
+            f" and {len(near) - MAX_LISTED_METHODS} more" if len(near) > MAX_LISTED_METHODS else ""
+        )
+        lines.append(
+            f"At equal {board.axis}: {first.method} has the best mean rank, {first.rank:.1f}"
+            f" ({sure}){tied}{more}."
+        )
+    if alike:
+        lines.append(
+            f"At equal {', '.join(alike)}: by ranks over tasks, no method can be told from any"
+            " other."
+        )
+    if told["failed"]:
+        lines.append(f"Runs that failed, and why, are listed below: {len(told['failed'])}.")
+    return lines
+
+
+def describe_saving(told: Mapping[str, Any], axis: str) -> str:
+    """Of the methods that end no worse on any task, the one that gets where the reference ends for
+    the least.
+
+    The reference itself is there before its end now and then, since single evaluations are noisy:
+    only what is less than that is saved.
+    """
+    lines = {line["method"]: line for line in told["reached"].get(axis, ())}
+    own = lines.pop(told["reference"], None)
+    least = own["share"] if own and own["share"] is not None else 1.0
+    first = next((line for line in lines.values() if not line["below"]), None)
+    if first is None or first["share"] is None or first["share"] >= least:
+        return (
+            f"Nobody gets where {told['reference']} ends for less of its {axis} and ends no worse"
+            " on any task."
+        )
+    return (
+        f"To where {told['reference']} ends, {first['method']} takes {_format_share_range(first)}"
+        f" of its {axis}, {told['reference']} itself"
+        f" {_format_share_range(own) if own else '100 %'}; {first['reached']} of {first['runs']}"
+        " runs get there, and on no task does it end worse in the mean."
+    )
+
+
+def _format_share_range(line: Mapping[str, Any]) -> str:
+    sure = (
+        ""
+        if line["low"] is None
+        else f" (95 %: {100 * line['low']:.0f} to {100 * line['high']:.0f} %)"
+    )
+    return f"{100 * line['share']:.0f} %{sure}"
+
+
+def build_arena_payload(found: Sequence[CellRecord], told: Mapping[str, Any]) -> dict[str, Any]:
+    """All that the script draws."""
+    tasks = list(dict.fromkeys(p.task for p in found))
+    methods = list(dict.fromkeys(p.method for p in found))
+    metrics = {p.task: p for p in found}
+    return {
+        "tasks": [
+            {
+                "name": task,
+                "heading": metric_format.format_metric_heading(metrics[task].metric),
+                "lower": metrics[task].lower,
+                "unit": metric_format.metric_unit(metrics[task].metric),
+                "digits": metric_format.metric_digits(metrics[task].metric),
+            }
+            for task in tasks
+        ],
+        "methods": [
+            {"name": method, "recipe": _format_method_settings(found, method)} for method in methods
+        ],
+        "axes": list_cost_axes(found),
+        "curves": {
+            task: {
+                method: {
+                    axis: _mean_curve(found, task, method, axis) for axis in list_cost_axes(found)
+                }
+                for method in methods
+            }
+            for task in tasks
+        },
+        **told,
+    }
+
+
+def _format_method_settings(found: Sequence[CellRecord], method: str) -> str:
+    """A method's recipe, and the settings chosen for it on each task."""
+    mine = [p for p in found if p.method == method]
+    lines = [json.dumps(mine[0].recipe, indent=1)]
+    lines += [
+        f"{task}: {dict(tried)}" for task, tried in {p.task: p.tried for p in mine}.items() if tried
+    ]
+    return "\n".join(lines)
+
+
+def _mean_curve(
+    found: Sequence[CellRecord], task: str, method: str, axis: str
+) -> list[list[float]]:
+    """Mean over seeds of the model handed back, along an axis; a run that ended keeps its last."""
+    courses = []
+    for p in found:
+        if (p.task, p.method) == (task, method):
+            pairs = [
+                (x, y)
+                for x, y in zip(p.cumulative_cost(axis), p.rounds["value"], strict=True)
+                if y is not None
+            ]
+            courses.append(
+                np.array([pair for pair in pairs if np.isfinite(pair[1])], np.float64).reshape(
+                    -1, 2
+                )
+            )
+    courses = [course for course in courses if len(course)]
+    if not courses:
+        return [[], []]
+    x = np.linspace(max(c[0, 0] for c in courses), max(c[-1, 0] for c in courses), CURVE_POINTS)
+    y = np.mean([np.interp(x, c[:, 0], c[:, 1]) for c in courses], axis=0)
+    return [[float(f"{v:.5g}") for v in values] for values in (x, y)]
+
+
+def _read_asset(name: str) -> str:
+    return (files("flrce_arena") / "assets" / name).read_text("utf-8")

@@ -1,0 +1,292 @@
+"""What is kept of a cell: its course, round by round, and all that a stop rule may look at; a few
+kB.
+"""
+
+import gzip
+import io
+import json
+import os
+import types
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, get_type_hints
+
+import numpy as np
+from annotated_types import Ge, Le
+from numpy.typing import NDArray
+from pydantic import ConfigDict, ValidationError, create_model
+
+from flrce.core.bounds import explain_validation_error
+from flrce.core.types import RoundRecord
+from flrce.errors import BadInput, format_one_line
+from flrce.storage.disk import make_folder, write_atomically
+from flrce.storage.limited import describe_error, open_regular, read_limited, split_lines
+from flrce_arena.plan import ArenaCell
+
+RECORDS_FILE = "records.jsonl.gz"
+SCHEMA_VERSION = 2
+MAX_CELL_BYTES = 2**24  # of one cell: a hundred rounds have 17 kB
+MAX_UNPACK_RATIO = 20  # of unpacked to packed bytes: records have 6
+MIN_UNPACKED_BYTES = 2**26  # allowed however small the packed file is
+COST_AXES = ("rounds", "joules", "bytes", "seconds", "grams")
+#: of a round's record: what replayed rules look at
+KEPT_FIELDS = (
+    "t",
+    "outcome",
+    "exploit",
+    "conflicts",
+    "votes",
+    "consensus",
+    "headway",
+    "accuracy",
+    "averaged",
+    "loss",
+    "bytes_up",
+    "bytes_down",
+    "joules",
+    "joules_wasted",
+    "grams",
+    "began",
+    "seconds",
+    "stop",
+    "clients",
+    "replied",
+)
+CLIENT_REPORT_FIELDS = (
+    "holdouts",
+    "held",
+    "flagged",
+)  # kept too where clients say how good the models are that they are sent
+FloatSeries = NDArray[np.float64]
+ClientNumber = Annotated[int, Ge(0), Le(10**6)]  # clients of one round
+#: column -> what it holds, as the record has it; a stranger's arena may hold anything
+COLUMN_TYPES: dict[str, Any] = {
+    **{name: get_type_hints(RoundRecord)[name] for name in KEPT_FIELDS},
+    "replied": ClientNumber | list[ClientNumber],
+    "value": float | None,
+    "holdouts": list[float | None],
+    "held": list[int],
+    "flagged": list[int],
+}
+COLUMN_FIELDS: dict[str, Any] = {
+    name: (types.GenericAlias(list, kind), [] if name in CLIENT_REPORT_FIELDS else ...)
+    for name, kind in COLUMN_TYPES.items()
+}
+COLUMNS_MODEL = create_model(
+    "Columns", __config__=ConfigDict(strict=True, extra="forbid"), **COLUMN_FIELDS
+)
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """A cell that was run."""
+
+    task: str
+    method: str
+    seed: int
+    tried: Mapping[str, Any]
+    fingerprint: str
+    metric: str
+    lower: bool  # whether less of it is better
+    recipe: Mapping[str, Any]  # as the experiment named it
+    rounds: Mapping[
+        str, Sequence[Any]
+    ]  # column -> one value a round; "value": the model handed back
+
+    def cumulative_cost(self, axis: str) -> FloatSeries:
+        """(T,) what had been spent by the end of each round."""
+        if axis == "rounds":
+            return np.cumsum([outcome == "committed" for outcome in self.rounds["outcome"]]).astype(
+                np.float64
+            )
+        if axis == "bytes":
+            return np.cumsum(
+                np.add(self.rounds["bytes_up"], self.rounds["bytes_down"]), dtype=np.float64
+            )
+        total = np.cumsum(self.rounds[axis], dtype=np.float64)
+        return (
+            np.maximum(total, np.add(self.rounds["began"], self.rounds["seconds"]))
+            if axis == "seconds"
+            else total
+        )
+
+    def get_value_within(self, axis: str, budget: float) -> float | None:
+        """The last model judged before the budget was passed; None: not one."""
+        values = [
+            value
+            for value, x in zip(self.rounds["value"], self.cumulative_cost(axis), strict=True)
+            if x <= budget
+        ]
+        return next((float(value) for value in reversed(values) if value is not None), None)
+
+    @property
+    def final_value(self) -> float | None:
+        return next(
+            (float(value) for value in reversed(self.rounds["value"]) if value is not None), None
+        )
+
+    def to_history(self) -> tuple[RoundRecord, ...]:
+        """The rounds again as rules read them; clients bear numbers instead of their names."""
+        columns = {name: values for name, values in self.rounds.items() if name != "value"}
+        rows: list[dict[str, Any]] = [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ]
+        found = []
+        for row, value in zip(rows, self.rounds["value"], strict=True):
+            who = row["replied"]
+            row["replied"] = ("",) * who if isinstance(who, int) else tuple(map(str, who))
+            row |= {name: tuple(row[name]) for name in ("holdouts", "held") if name in row}
+            row |= (
+                {"flagged": dict.fromkeys(map(str, row["flagged"]), "")} if "flagged" in row else {}
+            )
+            metrics = {} if value is None or self.metric == "accuracy" else {self.metric: value}
+            found.append(RoundRecord(**row, metric=self.metric, lower=self.lower, metrics=metrics))
+        return tuple(found)
+
+
+def list_cost_axes(found: Iterable[CellRecord]) -> tuple[str, ...]:
+    """What methods are compared along: grams only where somebody's electricity is known."""
+    emits = any(any(p.rounds["grams"]) for p in found)
+    return tuple(axis for axis in COST_AXES if axis != "grams" or emits)
+
+
+def build_cell_record(cell: ArenaCell, history: Sequence[RoundRecord]) -> CellRecord:
+    """What to keep of a finished run."""
+    last = history[-1] if history else RoundRecord(0)
+    rounds = {
+        name: [_round_digits(getattr(h, name)) for h in history]
+        for name in KEPT_FIELDS
+        if name != "replied"
+    }
+    rounds |= _collect_client_columns(history)
+    rounds["value"] = [_round_digits(h.final_model_metric) for h in history]
+    recipe = dict(cell.experiment.model_dump(mode="json", exclude_none=True)["recipe"])
+    return CellRecord(
+        cell.task,
+        cell.method,
+        cell.seed,
+        cell.tried,
+        cell.fingerprint,
+        last.metric,
+        last.lower,
+        recipe,
+        rounds,
+    )
+
+
+def _collect_client_columns(history: Sequence[RoundRecord]) -> dict[str, list[Any]]:
+    """How many replied; who, and what they said, where that is more than nothing."""
+    if not any(h.holdouts for h in history):
+        return {"replied": [len(h.replied) for h in history]}
+    names = dict.fromkeys(name for h in history for name in (*h.replied, *h.flagged))
+    number = {name: i for i, name in enumerate(names)}
+    return {
+        "replied": [[number[name] for name in h.replied] for h in history],
+        "holdouts": [[_round_digits(value) for value in h.holdouts] for h in history],
+        "held": [list(h.held) for h in history],
+        "flagged": [[number[name] for name in h.flagged] for h in history],
+    }
+
+
+def _round_digits(value: Any) -> Any:
+    """Six digits: below what seeds differ by."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def save_cell_record(found: CellRecord, path: Path) -> None:
+    """One cell; whole, or not there."""
+    make_folder(path.parent)
+    write_atomically(
+        path,
+        json.dumps({"schema": SCHEMA_VERSION, **asdict(found)}, separators=(",", ":")).encode(),
+    )
+
+
+def pack_records(found: Iterable[CellRecord], path: Path) -> None:
+    """All cells in one file, the same bytes for the same cells."""
+    lines = [
+        json.dumps(
+            {"schema": SCHEMA_VERSION, **asdict(each)}, separators=(",", ":"), sort_keys=True
+        )
+        for each in found
+    ]
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:
+        file.write("".join(f"{line}\n" for line in sorted(lines)).encode())
+    make_folder(path.parent)
+    write_atomically(path, buffer.getvalue())
+
+
+def load_cell_record(path: Path) -> CellRecord:
+    """A cell's file."""
+    try:
+        return _parse_cell_record(read_limited(path, MAX_CELL_BYTES), str(path))
+    except OSError as why:
+        raise BadInput(
+            f"{path}: cannot be read ({describe_error(why)}); remove it, and the cell is run again"
+        ) from why
+
+
+def unpack_records(folder: Path) -> list[CellRecord]:
+    """Every cell of a packed arena."""
+    path = folder / RECORDS_FILE if folder.is_dir() else folder
+    try:
+        with open_regular(path) as file:
+            return [_parse_cell_record(line, str(path)) for line in unpack_lines(file)]
+    except FileNotFoundError as why:
+        raise BadInput(
+            f"{folder} holds no arena ({RECORDS_FILE}); give the folder of one that was run"
+        ) from why
+    except BadInput:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as why:
+        raise BadInput(
+            f"{path} is damaged ({describe_error(why)}); make it again with flrce arena"
+        ) from why
+
+
+def unpack_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a packed file, unpacked as far as they are asked for; ValueError for more than
+    records come to.
+    """
+    limit = max(MIN_UNPACKED_BYTES, MAX_UNPACK_RATIO * os.fstat(file.fileno()).st_size)
+    total = 0
+    with gzip.open(file, "rb") as unpacked:
+        for line in split_lines(unpacked, limit=MAX_CELL_BYTES, half=True):
+            total += len(line)
+            if total > limit:
+                raise ValueError(f"it unpacks to more than {limit} bytes")
+            yield line
+
+
+def _parse_cell_record(text: bytes, where: str) -> CellRecord:
+    try:
+        raw = json.loads(text)
+        if raw.pop("schema") != SCHEMA_VERSION:
+            raise BadInput(
+                f"{where} has another schema than {SCHEMA_VERSION}; use the version that wrote it"
+            )
+        found = CellRecord(**raw)
+        texts = (found.task, found.method, found.fingerprint, found.metric)
+        if not (
+            all(isinstance(text, str) for text in texts)
+            and type(found.seed) is int
+            and type(found.lower) is bool
+        ):
+            raise ValueError("it does not say which cell it is")
+        COLUMNS_MODEL.model_validate(found.rounds)
+        lengths = {len(found.rounds[name]) for name in {*KEPT_FIELDS, "value", *found.rounds}}
+        if len(lengths) != 1:
+            raise ValueError("columns of different lengths")
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
+        if isinstance(why, BadInput):
+            raise
+        said = (
+            explain_validation_error(why)
+            if isinstance(why, ValidationError)
+            else f"{type(why).__name__}: {format_one_line(why, 100)}"
+        )
+        raise BadInput(f"{where} is no cell of an arena ({said}); remove it") from why

@@ -1,0 +1,335 @@
+"""Which cells a table needs: (data set, regime, method, seed), each an experiment with a run
+directory of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flrce.config.experiment import Experiment
+from flrce.errors import BadInput, suggest_name
+from flrce.methods.catalogue.recipes import CATALOGUE
+from flrce_reproduction import paper
+
+#: trained; FLrce with its stop is cut from the record of flrce-no-stop, from which it does not
+#: differ until it stops
+TRAINED_METHODS = ("fedavg", *paper.BASELINES, "flrce-no-stop")
+SHOWN_METHODS = (*paper.BASELINES, "flrce", "fedavg", "flrce-no-stop")
+ALL_METHOD_TARGETS = (
+    "table3",
+    "fig-accuracy",
+    "fig-energy",
+    "fig-bandwidth",
+    "fig-efficiency",
+    "claims",
+)  # need every method
+STOP_ONLY_TARGETS = ("table4", "fig-ablation")  # need flrce-no-stop only
+TARGETS = (
+    "table3",
+    "table4",
+    "fig-accuracy",
+    "fig-energy",
+    "fig-bandwidth",
+    "fig-efficiency",
+    "fig-ablation",
+    "fig-motivation",
+)
+REGIMES = ("dirichlet", "quantity")
+DIRICHLET_ALPHA = 0.1
+
+
+@dataclass(frozen=True)
+class FederationScale:
+    """How large the federation is."""
+
+    clients: int = 100
+    per_round: int = 10
+    rounds: int = 100
+    epochs: int = 5
+    motivation: int = paper.MOTIVATION_ROUNDS
+
+    def scale_psi(self, value: float) -> float:
+        """A threshold of the paper, which has P = 10, for this P."""
+        return value * self.per_round / 10
+
+
+PAPER, QUICK = (
+    FederationScale(),
+    FederationScale(clients=20, per_round=4, rounds=12, epochs=2, motivation=4),
+)
+
+
+@dataclass(frozen=True)
+class DatasetSizes:
+    """What a data set holds here, which may be less than the paper's."""
+
+    samples: int
+    classes: int
+    groups: int = 0
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """One run of the grid."""
+
+    dataset: str
+    regime: str
+    method: str
+    seed: int
+    experiment: Experiment
+    # dataset/regime/method, with the rate or number of rounds where they are not the usual ones
+    place: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.place}/seed-{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        return Path("cells") / self.name
+
+
+@dataclass(frozen=True)
+class ReproductionRequest:
+    """What is to be reproduced."""
+
+    targets: tuple[str, ...]
+    datasets: tuple[str, ...]
+    regimes: tuple[str, ...]
+    seeds: tuple[int, ...]
+    scale: FederationScale = PAPER
+    rates: Mapping[str, float] = field(
+        default_factory=dict
+    )  # learning rates other than the paper's
+    search: tuple[
+        float, ...
+    ] = ()  # rates to try, for the target `rates`; without any, decades around the paper's
+    device: str = "auto"
+    workers: int | str = "auto"
+    networks: Mapping[str, str] = field(default_factory=dict)  # other than the released code's
+
+    def __post_init__(self) -> None:
+        known = (*paper.PAPER_SETTINGS, "digits")
+        for name in (*self.datasets, *self.rates, *self.networks):
+            if name not in known:
+                raise BadInput(
+                    f"--datasets, --lr or --network {name!r} is not among the paper's;"
+                    f" {suggest_name(name, known)}"
+                )
+        for regime in self.regimes:
+            if regime not in REGIMES:
+                raise BadInput(f"--regime {regime!r} is unknown; {suggest_name(regime, REGIMES)}")
+
+    @property
+    def motivation_dataset(self) -> str:
+        """The data set of the motivation: CIFAR-10, or what there is."""
+        return "cifar10" if "cifar10" in self.datasets else self.datasets[0]
+
+    def get_learning_rate(self, dataset: str) -> float:
+        return self.rates.get(dataset, get_paper_rate(dataset))
+
+    def get_network(self, dataset: str) -> str:
+        return self.networks.get(dataset, get_released_network(dataset))
+
+    def list_search_rates(self, dataset: str) -> tuple[float, ...]:
+        """The learning rates to try on a data set."""
+        return tuple(sorted(self.search)) or tuple(
+            round(get_paper_rate(dataset) * 10.0**k, 12) for k in range(-1, 3)
+        )
+
+    def format_command(self, target: str, regime: str) -> str:
+        """The command line that makes one table again; DIR stands for folders of the user's."""
+        words = ["flrce reproduce", target, "--regime", regime, "--data DIR --out DIR"]
+        words += ["--seeds", format_seed_ranges(self.seeds)]
+        words += ["--quick"] if self.scale == QUICK else ["--datasets", ",".join(self.datasets)]
+        words += (
+            ["--lr", ",".join(f"{name}={lr:g}" for name, lr in self.rates.items())]
+            if self.rates
+            else []
+        )
+        words += (
+            ["--network", ",".join(f"{one}={name}" for one, name in self.networks.items())]
+            if self.networks
+            else []
+        )
+        words += ["--rates", ",".join(f"{lr:g}" for lr in self.search)] if self.search else []
+        if self.scale not in (PAPER, QUICK):
+            words.append(f"(from Python, with {self.scale})")
+        return " ".join(words)
+
+    def build_cell(
+        self,
+        dataset: str,
+        regime: str,
+        method: str,
+        seed: int,
+        facts: DatasetSizes,
+        rounds: int | None = None,
+        lr: float | None = None,
+    ) -> PaperCell:
+        """One cell; `rounds` and `lr` replace the usual ones and then show in its folder, as
+        another network does.
+        """
+        lr = self.get_learning_rate(dataset) if lr is None else lr
+        T = rounds or self.scale.rounds
+        scheme = (
+            "iid"
+            if regime == "iid"
+            else choose_partition_scheme(dataset, regime, facts, self.scale.clients)
+        )
+        tables: dict[str, Any] = {
+            "seed": seed,
+            "rounds": T,
+            "clients": self.scale.clients,
+            "per_round": self.scale.per_round,
+            "data": {"name": dataset, "partition": scheme, "alpha": DIRICHLET_ALPHA},
+            "model": {"name": self.get_network(dataset)},
+            "train": {"batch": get_batch_size(dataset), "epochs": self.scale.epochs, "lr": lr},
+            "recipe": get_recipe_settings(method),
+            "engine": {"device": self.device, "workers": self.workers},
+        }
+        experiment = Experiment.from_tables(tables, f"{dataset}, {method}")
+        other = (
+            ""
+            if self.get_network(dataset) == get_released_network(dataset)
+            else f"-{self.get_network(dataset)}"
+        )
+        first = (
+            f"{dataset}{other}" if lr == get_paper_rate(dataset) else f"{dataset}{other}-lr-{lr:g}"
+        )
+        last = method if self.scale.rounds == T else f"{method}-{T}-rounds"
+        return PaperCell(dataset, regime, method, seed, experiment, f"{first}/{regime}/{last}")
+
+
+def format_seed_ranges(seeds: Sequence[int]) -> str:
+    """0,1,2,3,4,7 as 0-4,7."""
+    parts: list[list[int]] = []
+    for seed in sorted(seeds):
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
+
+
+def get_paper_rate(dataset: str) -> float:
+    return paper.PAPER_SETTINGS[dataset].lr if dataset in paper.PAPER_SETTINGS else 0.1
+
+
+def get_released_network(dataset: str) -> str:
+    """The released code's network: for CIFAR100 the one with a tanh, which shapes alone do not
+    tell.
+    """
+    return paper.PAPER_SETTINGS[dataset].model if dataset in paper.PAPER_SETTINGS else "auto"
+
+
+def get_batch_size(dataset: str) -> int:
+    return paper.PAPER_SETTINGS[dataset].batch if dataset in paper.PAPER_SETTINGS else 16
+
+
+#: settings with which a method is what the paper says of it, where the catalogue's default is not
+PAPER_RECIPE_SETTINGS: dict[str, dict[str, Any]] = {
+    "pyramidfl": {
+        "preset": "flrce",
+        "overcommit": 1.0,
+    },  # slow clients train fewer epochs; P clients take part
+    "flrce": {"preset": "paper"},  # Algorithm 1 as printed
+    "flrce-no-stop": {"preset": "paper"},
+}
+
+
+def get_recipe_settings(method: str) -> dict[str, Any]:
+    """A method as the paper describes it."""
+    return {"name": method, **PAPER_RECIPE_SETTINGS.get(method, {})}
+
+
+def choose_partition_scheme(dataset: str, regime: str, facts: DatasetSizes, clients: int) -> str:
+    """The scheme of a regime: writers or speakers are shared out where the data set names enough of
+    them.
+    """
+    if regime == "dirichlet" and dataset in ("femnist", "speech") and facts.groups >= clients:
+        return "by-group"
+    return regime
+
+
+def filter_available_methods(methods: Sequence[str]) -> tuple[str, ...]:
+    return tuple(method for method in methods if method in CATALOGUE)
+
+
+def list_missing_methods() -> tuple[str, ...]:
+    """Methods of the paper that the catalogue lacks."""
+    return tuple(method for method in TRAINED_METHODS if method not in CATALOGUE)
+
+
+def plan_cells(request: ReproductionRequest, facts: Mapping[str, DatasetSizes]) -> list[PaperCell]:
+    """Every cell that the request needs of the data sets that are there, each once, seeds of a
+    method together.
+    """
+    found: dict[str, PaperCell] = {}
+    for cell in _list_needed_cells(request, facts):
+        found.setdefault(cell.name, cell)
+    return list(found.values())
+
+
+def _list_needed_cells(
+    request: ReproductionRequest, facts: Mapping[str, DatasetSizes]
+) -> list[PaperCell]:
+    here = [name for name in request.datasets if name in facts]
+    grid: list[PaperCell] = []
+    for dataset in here:
+        for regime in request.regimes:
+            for method in _list_needed_methods(request.targets):
+                grid += [
+                    request.build_cell(dataset, regime, method, seed, facts[dataset])
+                    for seed in request.seeds
+                ]
+            for lr in request.list_search_rates(dataset) if "rates" in request.targets else ():
+                grid += [
+                    request.build_cell(dataset, regime, "fedavg", seed, facts[dataset], lr=lr)
+                    for seed in request.seeds
+                ]
+    if {"fig-motivation", "claims"} & {*request.targets} and (
+        dataset := request.motivation_dataset
+    ) in here:
+        T = request.scale.motivation
+        for regime in ("iid", *request.regimes):
+            for method in filter_available_methods(tuple(paper.MOTIVATION_RATIOS)):
+                grid += [
+                    request.build_cell(dataset, regime, method, seed, facts[dataset], T)
+                    for seed in request.seeds
+                ]
+    return grid
+
+
+def _list_needed_methods(targets: Sequence[str]) -> tuple[str, ...]:
+    if any(target in ALL_METHOD_TARGETS for target in targets):
+        return filter_available_methods(TRAINED_METHODS)
+    return ("flrce-no-stop",) if any(target in STOP_ONLY_TARGETS for target in targets) else ()
+
+
+def list_deviations(
+    request: ReproductionRequest, dataset: str, regime: str, facts: DatasetSizes | None
+) -> tuple[str, ...]:
+    """How this data set or its settings differ from the paper's."""
+    setting = paper.PAPER_SETTINGS.get(dataset)
+    if facts is None or setting is None:
+        return () if setting else ("not in the paper",)
+    found = []
+    if facts.samples != setting.samples:
+        found.append(f"{facts.samples:,} samples, paper {setting.samples:,}")
+    if facts.classes != setting.classes:
+        found.append(f"{facts.classes} classes, paper {setting.classes}")
+    if regime == "dirichlet" and setting.groups:
+        if choose_partition_scheme(dataset, regime, facts, request.scale.clients) != "by-group":
+            found.append(
+                f"only {facts.groups} groups: labels Dir({DIRICHLET_ALPHA:g}) instead of writers or"
+                " speakers"
+            )
+        elif facts.groups != setting.groups:
+            found.append(f"{facts.groups:,} groups, paper {setting.groups:,}")
+    if request.get_learning_rate(dataset) != setting.lr:
+        found.append(f"lr {request.get_learning_rate(dataset):g}, paper {setting.lr:g}")
+    if request.get_network(dataset) != setting.model:
+        found.append(f"network {request.get_network(dataset)}, released {setting.model}")
+    return tuple(found)
