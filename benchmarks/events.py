@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,10 @@ from flrce.devices.costs import DeviceProfile
 from flrce.devices.fleet_model import build_fleet_dynamics
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.selection.relationship import RelationshipSelector
-from flrce.simulation.stub_engine import StubEngine
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from stub_engine import StubEngine
 
 DEVICE = DeviceProfile("device", 0.5, 5.0, 1e10, 0.01, 1e7, 2e7, 2e-6, 1e-6)
 

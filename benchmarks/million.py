@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -30,8 +31,11 @@ from flrce.core.sketch import make_sketch, sketch_error_bound
 from flrce.core.types import ClientCost, Payload, Reply, RoundEvent, RoundReplies, Updates
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.selection.relationship import RelationshipSelector
-from flrce.simulation.stub_engine import StubEngine
 from flrce.storage.checkpoint import Journal
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from stub_engine import StubEngine
 
 D, P, SCALE, CLUSTERS = 134_902, 100, 0.1, 8
 SIZES = (256, 512, 1024, 2048, 4096)

@@ -35,10 +35,13 @@ from flrce.core.types import ClientCost, Evaluation, Payload, PendingTask, Reply
 from flrce.errors import BadInput
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.rng import make_stream
-from flrce.simulation.stub_engine import StubEngine
 from flrce.storage import failpoint
 from flrce.storage.checkpoint import read_manifests
 from flrce.storage.ledger import LEDGER_FILES, Ledger
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from stub_engine import StubEngine
 
 LAYOUT = (("weight", 40), ("bias", 8))
 D = sum(size for _, size in LAYOUT)

@@ -64,7 +64,7 @@ class Elsewhere(TorchDispatchMode):
             ]
             written = name.endswith("_") and not far[0]
             if mixed or written:
-                raise Mixed(f"{name} of tensors on the device with those of the host: {mixed}")
+                raise Mixed(f"Expected all tensors to be on the same device: {name} of {mixed}")
         out = func(*args, **kwargs)
         lies_far = far[0] if name in COPIES else any(far)
         if lies_far:

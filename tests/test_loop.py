@@ -38,7 +38,7 @@ from flrce.methods.server.averages import EMA, RunningMeanState, TailMean
 from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
 from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.methods.stopping.no_headway import NoHeadway
-from flrce.simulation.stub_engine import StubEngine
+from stub_engine import StubEngine
 
 COST = ClientCost(bytes_down=8, bytes_up=8, joules=1.0, compute_seconds=1.0)
 

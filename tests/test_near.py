@@ -4,7 +4,6 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -28,10 +27,9 @@ from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.selection.relationship import RelationshipSelector
 from flrce.methods.selection.turns import RoundRobinSelector
 from flrce.rng import make_stream
-from flrce.simulation import build, runs
-from flrce.simulation.recipe_check import find_device_mismatch
+from flrce.simulation import runs
 from flrce.simulation.run_slot import DeviceCopies, DeviceSchedulers, RunSlot
-from flrce.simulation.stub_engine import StubEngine
+from stub_engine import StubEngine
 from test_gate import COMPRESSORS, honest
 from test_gate import holdings as small_holdings
 from test_gate import replies as hostile_replies
@@ -287,42 +285,25 @@ def test_a_server_that_remembers_works_on_the_host(monkeypatch):
         assert (mode.up, mode.down) == (4 * D, 4 * D + 8 * P * P)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipes_are_tried_on_the_device_first(name, monkeypatch):
-    with elsewhere(monkeypatch):
-        assert find_device_mismatch(RECIPES[name], "far") == ""
-
-
 @dataclass(frozen=True)
-class Wrong:
-    """Says that it takes updates anywhere, and does not: mixes them with the host's, or comes to
-    something else.
-    """
+class Mixing:
+    """Declares itself device-agnostic, and combines updates with a tensor on the host."""
 
-    mixes: bool = True
     device_agnostic: ClassVar[bool] = True
 
     def __call__(self, w, updates, memory):
-        if self.mixes:
-            return w + (updates.U * torch.ones(len(updates), 1)).mean(0)
-        return w + (
-            updates.U.mean(0) if device_transfer.is_on_host(updates.U) else 0.9 * updates.U.mean(0)
-        )
+        return w + (updates.U * torch.ones(len(updates), 1)).mean(0)
 
 
-@pytest.mark.parametrize(
-    ("piece", "why"), [(Wrong(), "Mixed"), (Wrong(mixes=False), "away from what the host makes")]
-)
-def test_a_piece_that_does_not_do_what_it_says(piece, why, monkeypatch):
-    recipe = replace(RECIPES["fedavg"], aggregator=piece)
-    decks = SimpleNamespace(device="far", single=True, memory_bytes=1 << 40)
-    with elsewhere(monkeypatch):
-        assert why in find_device_mismatch(recipe, "far")
-        found = build.choose_update_placement(recipe, 2**23, 2**23, decks, None)
-        assert not found.near
-        assert why in found.why
-        with pytest.raises(BadInput, match=why):
-            build.choose_update_placement(recipe, 2**23, 2**23, decks, "device")
+def test_a_piece_that_mixes_device_and_host_is_named(monkeypatch):
+    recipe = replace(RECIPES["fedavg"], aggregator=Mixing())
+    with (
+        elsewhere(monkeypatch),
+        pytest.raises(BadInput, match=r"set engine\.updates = 'host'") as why,
+    ):
+        played(recipe, Clients(far=True))
+    assert "a piece combines updates on the device with tensors on the host" in str(why.value)
+    assert played(recipe, Clients())  # on the host alone it works
 
 
 def test_mixing_both_is_noticed(monkeypatch):

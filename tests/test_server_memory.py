@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,15 +14,16 @@ from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.simulation.runs import build_simulation
 
 MODEL = 4_400_000  # floats, a large model: 32 of them are 563 MB, far above what allocators keep
+HERE = Path(__file__).resolve().parent  # stub_engine.py is here
 CODE = """
 import sys
 from pathlib import Path
 import torch
 from flrce.core import loop
-from flrce.simulation.stub_engine import StubEngine
 from flrce.core.pieces import Payload
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.core.types import Reply
+from stub_engine import StubEngine
 
 class Large(StubEngine):
     def __init__(self, D):
@@ -54,7 +56,7 @@ def test_the_server_takes_no_more_than_it_says(recipe, P):
     """
     said = memory_limits.estimate_server_bytes(CATALOGUE[recipe](P=P), 12, MODEL, MODEL)
     command = [sys.executable, "-c", CODE, str(MODEL), str(P), recipe]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
     took = int(done.stdout)
     assert took < said
     assert took > 4 * MODEL * 2 * P * 0.85

@@ -11,7 +11,7 @@ from torch import Tensor
 from flrce.core.payloads import make_encoding_stream
 from flrce.core.types import ClientCost, Evaluation, Payload, PendingTask, Reply, Task
 from flrce.rng import make_stream
-from flrce.simulation.stub_engine import StubEngine
+from stub_engine import StubEngine
 
 Change = Callable[[Reply, Task], object]
 SIZES = (("layer.weight", 24), ("layer.bias", 6))

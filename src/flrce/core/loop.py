@@ -44,6 +44,7 @@ from flrce.core.types import (
 )
 from flrce.core.unfinished_rounds import close_abandoned_round, close_refused_round
 from flrce.core.validation import (
+    explain_device_mix,
     get_stop_reason,
     move_to_host,
     validate_final_model,
@@ -146,7 +147,8 @@ def close_round(
     landing, record = checked.landing, checked.record
     if len(record.replied) < recipe.minimum:
         return close_abandoned_round(recipe, engine, state, landing, record, checked.clients)
-    event, memory = aggregate_and_step(recipe, engine, plan, checked.updates)
+    with explain_device_mix(checked.updates.sent is not None):
+        event, memory = aggregate_and_step(recipe, engine, plan, checked.updates)
     memory = {**memory, **landing.memory}
     averaged = recipe.average.model(memory.get("average"), event.w_next)
     model = validate_final_model(recipe.average, averaged, event.w_next)

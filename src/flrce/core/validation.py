@@ -3,6 +3,8 @@ line.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from flrce.core import device_transfer
 from flrce.core.engine import DeviceEngine
 from flrce.core.types import RoundRecord, Selection
-from flrce.errors import BadInput
+from flrce.errors import BadInput, describe_exception
 
 
 def validate_selection(selector: Any, chosen: Any, M: int) -> Selection:
@@ -94,6 +96,22 @@ def validate_model(aggregator: Any, target: Any, w: Tensor) -> None:
         math.isfinite(end) for end in map(float, torch.aminmax(target))
     ):  # one pass
         raise BadInput(f"{name} returned a model that is not finite; check its arithmetic")
+
+
+@contextmanager
+def explain_device_mix(on_device: bool) -> Iterator[None]:
+    """BadInput where a piece that declares itself device-agnostic mixes updates on the device with
+    tensors of the host.
+    """
+    try:
+        yield
+    except RuntimeError as why:  # the words of torch
+        if not on_device or "to be on the same device" not in str(why):
+            raise
+        raise BadInput(
+            f"a piece combines updates on the device with tensors on the host:"
+            f" {describe_exception(why)}; move the tensors, or set engine.updates = 'host'"
+        ) from why
 
 
 def _validate_shape(piece: Any, model: Any, w: Tensor) -> None:

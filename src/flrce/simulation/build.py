@@ -19,12 +19,7 @@ from flrce.core.linalg import LARGE
 from flrce.core.memory_limits import estimate_spare_bytes
 from flrce.core.pieces import Recipe
 from flrce.core.types import Round, State, Task
-from flrce.core.update_placement import (
-    PlacementSetting,
-    UpdatePlacement,
-    choose_placement,
-    describe_placement,
-)
+from flrce.core.update_placement import choose_placement, describe_placement
 from flrce.data.federation import Federation
 from flrce.data.own import holds_clients, to_source
 from flrce.devices.costs import assign_devices, load_profile
@@ -48,7 +43,6 @@ from flrce.models.inputs import (
 from flrce.models.seeds import SeedSpaceNetwork
 from flrce.models.slicing import validate_recipe_network
 from flrce.simulation.baseline import describe_data
-from flrce.simulation.recipe_check import find_device_mismatch
 from flrce.simulation.result import PersonalModels
 from flrce.simulation.run_slot import DeviceSchedulers, RunSlot
 from flrce.simulation.simulator import Simulator
@@ -151,8 +145,13 @@ def build_simulation(
     def make_run_slot(runner: ClientRunner) -> RunSlot:
         deck = decks or DeviceSchedulers("cuda", single=True)
         size = runner.layout.size
-        found = choose_update_placement(
-            recipe, runner.layout.trainable, size, deck, experiment.engine.updates
+        found = choose_placement(
+            recipe,
+            runner.layout.trainable,
+            size,
+            deck.memory_bytes,
+            deck.single,
+            experiment.engine.updates,
         )
         if size > LARGE:
             log.warning("%s", describe_placement(found, recipe.P, size, deck.device))
@@ -175,17 +174,6 @@ def build_simulation(
         experiment.build_life(tuple(federation.clients), devices),
     )
     return Simulation(recipe, federation, net, engine)
-
-
-def choose_update_placement(
-    recipe: Recipe, d: int, D: int, decks: DeviceSchedulers, wanted: PlacementSetting
-) -> UpdatePlacement:
-    """Where a round's updates of d trained floats, of D, are summed and compared."""
-    found = choose_placement(recipe, d, D, decks.memory_bytes, decks.single, wanted)
-    why = find_device_mismatch(recipe, decks.device) if found.near else ""
-    if why and wanted == "device":
-        raise BadInput(f"engine.updates = 'device': {why}; leave it out, or set 'host'")
-    return replace(found, near=False, why=why) if why else found
 
 
 def with_given_clients(experiment: Experiment, data: Any) -> Experiment:
