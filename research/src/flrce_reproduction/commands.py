@@ -4,27 +4,12 @@ from typing import Any
 
 import click
 
-from flrce.cli import completion, options
+from flrce.cli import options
 from flrce.cli.options import PATH_TYPE, SummaryCommand, add_option
 
 
 @click.command("reproduce", cls=SummaryCommand)
-@click.argument(
-    "target",
-    shell_complete=completion.complete_choices(
-        "table3",
-        "table4",
-        "fig-accuracy",
-        "fig-energy",
-        "fig-bandwidth",
-        "fig-efficiency",
-        "fig-ablation",
-        "fig-motivation",
-        "claims",
-        "rates",
-        "all",
-    ),
-)
+@click.argument("target")
 @add_option(
     "--out", type=PATH_TYPE, required=True, help="Folder for cells, records, tables and figures."
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from flrce.cli import completion, groups, options, shared_options
+from flrce.cli import groups, options, shared_options
 from flrce.cli.options import PATH_TYPE, add_option
 from flrce.cli.registered import ExtensibleGroup
 
@@ -20,8 +20,6 @@ LIST_METAVAR = "A,B,..."
     context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
 )
 @shared_options.version_flag
-@shared_options.install_completion_flag
-@shared_options.show_completion_flag
 def app() -> None:
     """Federated learning that counts every joule and byte."""
 
@@ -29,12 +27,7 @@ def app() -> None:
 @app.command("run")
 @options.file_argument
 @options.set_option
-@add_option(
-    "--out",
-    type=PATH_TYPE,
-    shell_complete=completion.complete_run_folders,
-    help="Run directory; default runs/RECIPE-DATE.",
-)
+@add_option("--out", type=PATH_TYPE, help="Run directory; default runs/RECIPE-DATE.")
 @add_option("--no-save", is_flag=True, help="Keep nothing.")
 @options.seeds_option
 @options.resume_option
@@ -60,15 +53,10 @@ def run_command(**given: Any) -> None:
     default="fedavg,flrce",
     show_default=True,
     metavar=LIST_METAVAR,
-    shell_complete=completion.recipes,
     help="Names from `flrce recipes list`, or all.",
 )
 @add_option(
-    "--out",
-    type=PATH_TYPE,
-    required=True,
-    shell_complete=completion.complete_run_folders,
-    help="Folder for all runs, the table and the report.",
+    "--out", type=PATH_TYPE, required=True, help="Folder for all runs, the table and the report."
 )
 @options.set_option
 @add_option(
@@ -106,13 +94,7 @@ def runs_command(**given: Any) -> None:
 
 
 @app.command("watch")
-@click.argument(
-    "runs",
-    type=PATH_TYPE,
-    nargs=-1,
-    metavar="[RUN|DIR]...",
-    shell_complete=completion.complete_run_folders,
-)
+@click.argument("runs", type=PATH_TYPE, nargs=-1, metavar="[RUN|DIR]...")
 @add_option("--page", is_flag=True, help="Serve a page on this machine instead of the terminal.")
 @add_option(
     "--port",
@@ -262,13 +244,7 @@ def doctor_command(**given: Any) -> None:
 
 @app.command("verify")
 @options.add_runs_argument("RUN", name="a")
-@click.argument(
-    "b",
-    type=options.PATH_TYPE,
-    required=False,
-    metavar="[RUN]",
-    shell_complete=completion.complete_run_folders,
-)
+@click.argument("b", type=options.PATH_TYPE, required=False, metavar="[RUN]")
 @options.json_option
 def verify_command(**given: Any) -> None:
     """Check the files of a run against their hashes, or compare two runs bit by bit. Exit code 1:

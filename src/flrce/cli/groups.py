@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from flrce.cli import completion, options
+from flrce.cli import options
 from flrce.cli.options import PATH_TYPE, OrderedGroup, add_option
 
 
@@ -25,7 +25,7 @@ def recipes_list_command(**given: Any) -> None:
 
 
 @recipes_group.command("show")
-@click.argument("name", shell_complete=completion.recipe)
+@click.argument("name")
 @options.set_option
 @options.json_option
 def recipes_show_command(**given: Any) -> None:
@@ -84,9 +84,7 @@ def data_list_command(**given: Any) -> None:
 
 
 @data_group.command("info")
-@click.argument(
-    "name", required=False, metavar="[NAME]", shell_complete=completion.complete_data_or_experiments
-)
+@click.argument("name", required=False, metavar="[NAME]")
 @options.file_argument
 @options.set_option
 @options.json_option
@@ -103,7 +101,7 @@ def data_info_command(**given: Any) -> None:
 
 
 @data_group.command("prepare")
-@click.argument("name", shell_complete=completion.data)
+@click.argument("name")
 @add_option(
     "--from", "folder", type=PATH_TYPE, required=True, help="Folder with the set's public files."
 )

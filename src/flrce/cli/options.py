@@ -1,7 +1,7 @@
 """What the command line is made of: commands that show their whole summary, and options that
 several of them share.
 
-Only light modules are imported here: help and completion must not wait for PyTorch.
+Only light modules are imported here: help must not wait for PyTorch.
 """
 
 import errno
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from flrce.cli import completion
 from flrce.errors import BadInput, format_one_line
 
 if TYPE_CHECKING:
@@ -83,52 +82,36 @@ def add_option(*names: str, **settings: Any) -> Callable[[F], F]:
 
 
 def add_runs_argument(help: str, many: bool = False, name: str = "run") -> Callable[[F], F]:
-    """An argument that names run directories; completion offers them."""
+    """An argument that names run directories."""
     return click.argument(
         f"{name}s" if many else name,
         type=PATH_TYPE,
         nargs=-1 if many else 1,
         required=True,
         metavar=help,
-        shell_complete=completion.complete_run_folders,
     )
 
 
-file_argument = click.argument(
-    "file",
-    type=PATH_TYPE,
-    required=False,
-    metavar="[FILE]",
-    shell_complete=completion.complete_experiments,
-)
+file_argument = click.argument("file", type=PATH_TYPE, required=False, metavar="[FILE]")
 set_option = add_option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    shell_complete=completion.complete_setting_keys,
     help="Override one key of the experiment; may be repeated.",
 )
-out_option = add_option(
-    "--out", type=PATH_TYPE, shell_complete=completion.complete_run_folders, help="Run directory."
-)
+out_option = add_option("--out", type=PATH_TYPE, help="Run directory.")
 seeds_option = add_option(
     "--seeds", "seed_list", metavar="0-4", help="Several seeds, such as 0,1,2 or 0-4."
 )
 resume_option = add_option("--resume", is_flag=True, help="Go on from the last committed round.")
-device_option = add_option(
-    "--device",
-    metavar="auto|cpu|cuda",
-    shell_complete=completion.complete_choices("auto", "cpu", "cuda"),
-    help="Where to train.",
-)
+device_option = add_option("--device", metavar="auto|cpu|cuda", help="Where to train.")
 on_option = add_option(
     "--on",
     "where",
     default="here",
     show_default=True,
     metavar="here|ray|slurm|processes",
-    shell_complete=completion.complete_choices("here", "ray", "slurm", "processes"),
     help=(
         "Where runs are made; settings of Ray's or submitit's own follow:"
         " slurm,slurm_partition=gpu."
