@@ -18,6 +18,7 @@ from flrce.errors import BadInput
 from flrce.methods.compression.buffers import pack_bits, unpack_bits
 from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.quantize import Quantizer
+from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.compression.sparsify import RandomK, TopK, mask_largest
 from flrce.methods.compression.tensors import TensorDropout
 from flrce.rng import make_stream
@@ -44,6 +45,10 @@ COMPRESSORS = [
     ErrorFeedback(TopK(0.2)),
     ErrorFeedback(Quantizer(2)),
     ErrorFeedback(RandomK(0.2)),
+    RotatedCode(1),
+    RotatedCode(0.3),
+    RotatedCode(3, "contractive"),
+    ErrorFeedback(RotatedCode(0.5, "contractive")),
 ]
 every = pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 floats = st.floats(-100, 100, width=32)
@@ -319,7 +324,18 @@ def test_an_update_of_zero_arrives_as_zero(compressor):
 
 
 DTYPES = [torch.float32, torch.float64, torch.int32, torch.uint8, torch.bool, torch.float16]
-NAMES = ["u", "values", "bitmap", "indices", "dense", "levels", "ranges", "statistics", "x"]
+NAMES = [
+    "u",
+    "values",
+    "bitmap",
+    "indices",
+    "dense",
+    "levels",
+    "ranges",
+    "scales",
+    "statistics",
+    "x",
+]
 
 
 @st.composite

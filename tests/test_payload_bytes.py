@@ -19,6 +19,7 @@ from flrce.methods.catalogue import recipes
 from flrce.methods.compression.buffers import count_floats
 from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.quantize import Quantizer
+from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.compression.sparsify import RandomK, TopK
 from flrce.methods.compression.tensors import TensorDropout
 from flrce.methods.stopping.budget import CostBudget
@@ -60,6 +61,8 @@ class Signs:
 COMPRESSORS = [
     Quantizer(1),
     Quantizer(3),
+    RotatedCode(1),
+    RotatedCode(0.25),
     TopK(0.05),
     TopK(0.5, "indices"),
     TopK(0.1, dense_bn=True),

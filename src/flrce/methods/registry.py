@@ -50,6 +50,7 @@ from flrce.methods.client.workload import (
 from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.nonzero import NonzeroCoordinates
 from flrce.methods.compression.quantize import Quantizer
+from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.compression.sparsify import RandomK, TopK
 from flrce.methods.compression.tensors import TensorDropout
 from flrce.methods.pacing import pace
@@ -129,6 +130,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "topk": TopK,
         "randomk": RandomK,
         "quantize": Quantizer,
+        "rotated": RotatedCode,
         "drop-tensors": TensorDropout,
         "error-feedback": ErrorFeedback,
         "nonzero": NonzeroCoordinates,

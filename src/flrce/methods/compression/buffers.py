@@ -13,6 +13,8 @@ from flrce.core.types import Payload
 from flrce.errors import BadInput
 
 TensorSizes = Sequence[tuple[str, int]]
+#: names of BatchNorm's statistics, which lossy codes send as float32
+STATISTICS_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def require_buffers(payload: Payload, names: set[str]) -> None:
@@ -35,13 +37,22 @@ def count_floats(layout: TensorSizes) -> int:
     return sum(size for _, size in layout)
 
 
+def count_packed_bytes(count: int, bits: int) -> int:
+    """Bytes of so many levels without gaps."""
+    return -(-count * bits // 8)
+
+
 def pack_bits(levels: Tensor, bits: int) -> Tensor:
-    """Levels (n,) uint8 below 2^bits, one after another without gaps."""
+    """Levels (n,) uint8 below 2^bits, one after another without gaps, on the levels' device."""
     if bits == 8:
         return levels
+    if levels.device.type != "cpu":
+        return pack_bits_with_torch(levels, bits)
     if (
         8 % bits == 0
     ):  # whole levels to a byte, the first in its highest bits: shifts are many times as fast
+        if bits == 1:
+            return torch.from_numpy(np.packbits(levels.numpy()))
         packed = np.zeros(-(-len(levels) * bits // 8), np.uint8)
         for i, place in enumerate(range(8 - bits, -1, -bits)):
             mine = levels.numpy()[i :: 8 // bits]
@@ -55,16 +66,82 @@ def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
     """The n levels that `pack_bits` packed; Malformed where the padding is not zero."""
     if bits == 8:
         return packed
-    if 8 % bits == 0:
-        levels = np.empty(len(packed) * 8 // bits, np.uint8)
-        for i, place in enumerate(range(8 - bits, -1, -bits)):
-            levels[i :: 8 // bits] = packed.numpy(force=True) >> place & (2**bits - 1)
-        if levels[n:].any():
+    if packed.device.type != "cpu":
+        levels, rest = unpack_bits_with_torch(packed, bits, n)
+        if bool(rest.any()):
             raise MalformedPayload("bits beyond the last level are not zero")
-        return torch.from_numpy(levels[:n])
-    flat = np.unpackbits(packed.numpy(force=True))
+        return levels
+    if 8 % bits == 0:
+        if bits == 1:
+            unpacked = np.unpackbits(packed.numpy())
+        else:
+            unpacked = np.empty(len(packed) * 8 // bits, np.uint8)
+            for i, place in enumerate(range(8 - bits, -1, -bits)):
+                unpacked[i :: 8 // bits] = packed.numpy() >> place & (2**bits - 1)
+        if unpacked[n:].any():
+            raise MalformedPayload("bits beyond the last level are not zero")
+        return torch.from_numpy(unpacked[:n])
+    flat = np.unpackbits(packed.numpy())
     if flat[n * bits :].any():
         raise MalformedPayload("bits beyond the last level are not zero")
     planes = np.zeros((n, 8), np.uint8)
     planes[:, 8 - bits :] = flat[: n * bits].reshape(n, bits)
     return torch.from_numpy(np.packbits(planes, axis=1)[:, 0])
+
+
+def pack_bits_with_torch(levels: Tensor, bits: int) -> Tensor:
+    """As `pack_bits`, for levels on a device: the same bytes."""
+    places = torch.arange(bits - 1, -1, -1, dtype=torch.uint8, device=levels.device)
+    planes = (levels[:, None] >> places & 1).flatten()
+    planes = torch.nn.functional.pad(planes, (0, -len(planes) % 8)).reshape(-1, 8)
+    places = torch.arange(7, -1, -1, dtype=torch.uint8, device=levels.device)
+    return (planes << places).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits_with_torch(packed: Tensor, bits: int, n: int) -> tuple[Tensor, Tensor]:
+    """(the n levels, the bits of the padding), for bytes on a device."""
+    places = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
+    planes = (packed[:, None] >> places & 1).flatten()
+    places = torch.arange(bits - 1, -1, -1, dtype=torch.uint8, device=packed.device)
+    levels = (planes[: n * bits].reshape(n, bits) << places).sum(1, dtype=torch.uint8)
+    return levels, planes[n * bits :]
+
+
+def split_statistics(layout: TensorSizes) -> tuple[list[slice], list[slice]]:
+    """(spans that a lossy code takes, spans of BatchNorm's statistics, which travel as float32).
+
+    Neighbouring spans of one kind are joined, so a usual layout has at most one of each.
+    """
+    spans: tuple[list[slice], list[slice]] = ([], [])
+    start = 0
+    for name, size in layout:
+        kind = spans[name.endswith(STATISTICS_SUFFIXES)]
+        if kind and kind[-1].stop == start:
+            kind[-1] = slice(kind[-1].start, start + size)
+        elif size:
+            kind.append(slice(start, start + size))
+        start += size
+    return spans
+
+
+def count_span_floats(spans: Sequence[slice]) -> int:
+    """Floats in these spans."""
+    return sum(span.stop - span.start for span in spans)
+
+
+def take_spans(u: Tensor, spans: Sequence[slice]) -> Tensor:
+    """The floats of these spans, one after another, as float32."""
+    if len(spans) == 1:
+        return u[spans[0]].float()
+    return torch.cat([u.new_empty(0), *(u[span] for span in spans)]).float()
+
+
+def join_spans(parts: Sequence[tuple[Sequence[slice], Tensor]], size: int) -> Tensor:
+    """(size,) the vector whose spans hold these values: the inverse of `take_spans`."""
+    u = torch.zeros(size, device=parts[0][1].device)
+    for spans, values in parts:
+        at = 0
+        for span in spans:
+            u[span] = values[at : at + span.stop - span.start]
+            at += span.stop - span.start
+    return u

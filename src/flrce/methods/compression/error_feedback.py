@@ -38,7 +38,7 @@ class ErrorFeedback:
         if isinstance(self.inner, ScalingCompressor) and self.inner.scaled:
             raise BadInput(
                 "error feedback on scaled values would add the scaling's own error up; set scaled ="
-                " false"
+                " false (randomk) or scale = 'contractive' (rotated)"
             )
 
     @property

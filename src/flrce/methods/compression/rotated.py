@@ -1,0 +1,205 @@
+"""Send a rotated update in a few bits: DRIVE (Vargaftik et al. 2021) and EDEN (2022)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from annotated_types import Gt, Le
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.pieces import get_buffer
+from flrce.core.types import Payload
+from flrce.errors import BadInput, suggest_name
+from flrce.methods.compression.buffers import (
+    TensorSizes,
+    count_floats,
+    count_packed_bytes,
+    count_span_floats,
+    join_spans,
+    pack_bits,
+    require_buffers,
+    split_statistics,
+    take_spans,
+    unpack_bits,
+)
+from flrce.methods.compression.hadamard import (
+    ChunkGroup,
+    draw_signs,
+    plan_chunks,
+    split_chunks,
+    transform_hadamard,
+)
+from flrce.models.part import floor_share
+
+SCALES = ("unbiased", "contractive")
+#: Lloyd-Max centroids of the normal distribution, the positive half, in units of 1/1024. Sums of
+#: 4096 such numbers are exact in float32, so the order of additions cannot matter in `decode`.
+#: One bit needs the sign only; the scale holds the centroid.
+CENTROIDS = {
+    1: (1024,),
+    2: (464, 1547),
+    3: (251, 774, 1376, 2204),
+    4: (131, 397, 673, 965, 1286, 1657, 2119, 2798),
+}
+CENTROID_UNIT = 1024
+#: floats that are rotated together and have one scale, by the bits of a level: the more, the fewer
+#: scales; the error is the same from 256 on
+BLOCKS = {1: 16_384, 2: 4096, 3: 4096, 4: 4096}
+
+
+@dataclass(frozen=True)
+class RotatedCode:
+    """Each chunk of the update is rotated at random, and every rotated coordinate is sent in `bits`
+    bits: 1, 2, 3 or 4, or between 0 and 1 the signs of such a share of them, drawn alike on both
+    sides.
+
+    After the rotation the coordinates are nearly normal, whatever the update was, so one table of
+    centroids c fits all of them. A chunk costs one float32 s more: x is decoded as s D H c(H D x),
+    H Hadamard's matrix and D the random signs. `scale` chooses s: "unbiased" for a mean of many
+    updates, "contractive" for the least error of one, which a loop with feedback needs.
+    BatchNorm's statistics travel as float32.
+    """
+
+    bits: Annotated[float, Gt(0), Le(4)] = 1
+    scale: Literal["unbiased", "contractive"] = "unbiased"
+
+    def __post_init__(self) -> None:
+        known = isinstance(self.bits, int | float) and not isinstance(self.bits, bool)
+        if not known or not (0 < self.bits < 1 or self.bits in CENTROIDS):
+            raise BadInput(
+                f"bits = {self.bits!r}: must be 1, 2, 3 or 4, or a share between 0 and 1"
+            )
+        if self.scale not in SCALES:
+            raise BadInput(f"scale = {self.scale!r}: {suggest_name(str(self.scale), SCALES)}")
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the error of one update may exceed the update, so that feedback would diverge."""
+        return self.scale == "unbiased" and self.bits < 1
+
+    @property
+    def level_bits(self) -> int:
+        """Bits of each coordinate that travels."""
+        return max(1, int(self.bits))
+
+    def encode(
+        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+    ) -> tuple[Payload, Mapping[str, Tensor]]:
+        coded, exact = split_statistics(layout)
+        x = take_spans(u, coded)
+        groups = self._plan_chunks(len(x))
+        chunks = split_chunks(x * draw_signs(rng, len(x), u.device), groups)
+        quantised = [self._quantise(part, rng) for part in chunks]
+        levels = torch.cat([x.new_empty(0, dtype=torch.uint8), *(q for q, _ in quantised)])
+        buffers = {
+            "levels": pack_bits(levels, self.level_bits),
+            "scales": torch.cat([x.new_empty(0), *(s for _, s in quantised)]),
+        }
+        if exact:
+            buffers["statistics"] = take_spans(u, exact)
+        return Payload(buffers), carry
+
+    def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
+        coded, exact = split_statistics(layout)
+        require_buffers(payload, {"levels", "scales"} | ({"statistics"} if exact else set()))
+        n = count_span_floats(coded)
+        groups = self._plan_chunks(n)
+        count = self._count_levels(groups)
+        packed_bytes = count_packed_bytes(count, self.level_bits)
+        packed = get_buffer(payload, "levels", torch.uint8, packed_bytes)
+        scales = get_buffer(payload, "scales", torch.float32, sum(g.rows for g in groups))
+        signs = draw_signs(rng, n, packed.device)
+        levels = unpack_bits(packed, self.level_bits, count)
+        x = self._decode_groups(levels, scales, groups, rng)[:n] * signs
+        parts = [(coded, x)]
+        if exact:
+            rest = count_span_floats(exact)
+            parts.append((exact, get_buffer(payload, "statistics", torch.float32, rest)))
+        return join_spans(parts, count_floats(layout))
+
+    def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int:
+        """What a payload weighs, whatever the update: levels, a scale of each chunk, statistics."""
+        coded, exact = split_statistics(layout)
+        groups = self._plan_chunks(count_span_floats(coded))
+        floats = sum(group.rows for group in groups) + count_span_floats(exact)
+        levels = count_packed_bytes(self._count_levels(groups), self.level_bits)
+        return levels + count_value_bytes(floats)
+
+    def _plan_chunks(self, n: int) -> list[ChunkGroup]:
+        return plan_chunks(n, BLOCKS[self.level_bits], self.bits)
+
+    def _quantise(self, x: Tensor, rng: Generator) -> tuple[Tensor, Tensor]:
+        """(levels of the coordinates that travel, row by row; scales (rows,)) of chunks x (rows,
+        size) that have their signs already.
+        """
+        size = x.shape[1]
+        y = transform_hadamard(x)
+        energy = x.double().square().sum(1)
+        levels, centroids = quantise_normal(y, energy, self.level_bits)
+        sent = self._draw_sent(size, rng, x.device)
+        if self.scale == "unbiased":
+            share = 1 if sent is None else size / len(sent)
+            scales = share * energy / (y * centroids).sum(1, dtype=torch.float64)
+        if sent is not None:
+            levels, centroids, y = levels[:, sent], centroids[:, sent], y[:, sent]
+        if self.scale == "contractive":
+            products = (y * centroids).sum(1, dtype=torch.float64)
+            scales = products / (size * centroids.square().sum(1, dtype=torch.float64))
+        return levels.flatten(), scales.where(energy != 0, 0.0).float()
+
+    def _decode_groups(
+        self, levels: Tensor, scales: Tensor, groups: list[ChunkGroup], rng: Generator
+    ) -> Tensor:
+        """(n with padding,) s H c of each chunk, still without signs."""
+        table = get_centroids(self.level_bits, levels.device)
+        parts, at, row = [scales.new_empty(0)], 0, 0
+        for group in groups:
+            sent = self._draw_sent(group.size, rng, levels.device)
+            count = group.rows * (group.size if sent is None else len(sent))
+            centroids = table[levels[at : at + count].int()].view(group.rows, -1)
+            if sent is not None:
+                full = centroids.new_zeros(group.rows, group.size)
+                full[:, sent] = centroids
+                centroids = full
+            s = scales[row : row + group.rows, None]
+            parts.append((transform_hadamard(centroids) * s).flatten())
+            at, row = at + count, row + group.rows
+        return torch.cat(parts)
+
+    def _draw_sent(self, size: int, rng: Generator, device: torch.device) -> Tensor | None:
+        """Which rotated coordinates of each chunk of this size travel; None: all."""
+        if self.bits >= 1:
+            return None
+        drawn = np.sort(rng.permutation(size)[: floor_share(self.bits, size)])
+        return torch.from_numpy(drawn).to(device)
+
+    def _count_levels(self, groups: list[ChunkGroup]) -> int:
+        if self.bits >= 1:
+            return sum(group.floats for group in groups)
+        return sum(group.rows * floor_share(self.bits, group.size) for group in groups)
+
+
+def quantise_normal(y: Tensor, energy: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """(levels uint8, centroids) of y (rows, size), whose rows have the variance `energy` (rows,);
+    of two nearest centroids the upper.
+    """
+    table = get_centroids(bits, y.device)
+    if bits == 1:
+        positive = y >= 0
+        return positive.byte(), positive.float().mul_(2).sub_(1)
+    z = y / energy.sqrt().clamp_min(torch.finfo(torch.float32).tiny).float()[:, None]
+    edges = (table[1:] + table[:-1]) / 2
+    levels = torch.bucketize(z, edges, out_int32=True, right=True)
+    return levels.byte(), table[levels]
+
+
+@lru_cache
+def get_centroids(bits: int, device: torch.device) -> Tensor:
+    """(2^bits,) centroids in ascending order."""
+    upper = torch.tensor(CENTROIDS[bits], dtype=torch.float32) / CENTROID_UNIT
+    return torch.cat([-upper.flip(0), upper]).to(device)
