@@ -393,36 +393,18 @@ def test_large_fleets_show_the_clients_chosen_most():
     assert [rows[i] for i in described["chosen"][0]] == [7, 901]
 
 
-def test_report_command_writes_page_figures_and_json(tmp_path, capsys):
-    out, figures = tmp_path / "deep" / "r.html", tmp_path / "figures"
-    assert (
-        main(["report", str(compared()), "--out", str(out), "--figures", str(figures), "--json"])
-        == 0
-    )
+def test_report_command_writes_page_and_json(tmp_path, capsys):
+    out = tmp_path / "deep" / "r.html"
+    assert main(["report", str(compared()), "--out", str(out), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert str(out) in told["written"]
     assert out.read_text().startswith("<!doctype html>")
     assert told["headline"][0]["accuracy"]["n"] == 2
-    names = {path.name for path in figures.iterdir()}
-    assert {"accuracy.svg", "accuracy.pdf", "energy.pdf", "bandwidth.svg", "conflicts.svg"} <= names
-    assert (figures / "energy.pdf").read_bytes().startswith(b"%PDF")
-    assert "<svg" in (figures / "conflicts.svg").read_text()[:2000]
 
 
-def test_figures_are_the_same_bytes_again(tmp_path):
-    pytest.importorskip("matplotlib", reason="extra `report`")
-    from flrce.report.figures import draw_figures
-
-    parts = tables.group_runs(read.read_runs([compared() / "flrce" / "seed-0"]))
-    first, second = draw_figures(parts, tmp_path / "a"), draw_figures(parts, tmp_path / "b")
-    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
-
-
-def test_what_is_no_accuracy_is_not_called_so(tmp_path, monkeypatch):
-    """Curves of a regression are in its own unit, and nobody speaks of accuracy per joule."""
-    pyplot = pytest.importorskip("matplotlib.pyplot", reason="extra `report`")
+def test_what_is_no_accuracy_is_not_called_so(tmp_path):
+    """The table of a regression has its own metric, and no accuracy per joule."""
     from flrce.cli.run import build_result_table
-    from flrce.report.figures import draw_figures
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 3)).astype(np.float32)
@@ -430,16 +412,6 @@ def test_what_is_no_accuracy_is_not_called_so(tmp_path, monkeypatch):
     done = runs.run(
         Experiment(**tables_of), tmp_path / "run", data=(x, 50 * x[:, 0]), allow_divergence=True
     )
-    axes, close = {}, pyplot.close
-    monkeypatch.setattr(
-        pyplot, "close", lambda figure: axes.setdefault(figure.axes[0].get_ylabel(), figure.axes[0])
-    )
-    written = draw_figures(
-        tables.group_runs(read.read_runs([tmp_path / "run"])), tmp_path / "figures"
-    )
-    close("all")
-    assert {path.stem for path in written} == {"mae", "energy", "bandwidth"}
-    assert axes["MAE"].lines[0].get_ydata().tolist() == [h.last_model_metric for h in done.history]
     plain = result.summarize_seeds([done.summary])
     heads, (line,) = build_result_table({"fedavg": plain})
     assert heads == ("recipe", "mae", "last model", "rounds", "MB", "joules")

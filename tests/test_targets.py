@@ -38,7 +38,6 @@ def folders(run):
         ["run", *SETS, "--out"],
         ["compare", *SETS, "--out"],
         ["deploy", "init"],
-        ["report", run, "--figures"],
         ["export", run, "--out"],
     ]
 
@@ -54,7 +53,7 @@ def refused(words, capsys):
     assert told.err.count("\n") == 1, told.err
 
 
-@pytest.mark.parametrize("i", range(5))
+@pytest.mark.parametrize("i", range(4))
 def test_a_folder_that_cannot_be_one(i, run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("mine")

@@ -120,10 +120,11 @@ def watch_command(**given: Any) -> None:
 @app.command("report")
 @options.add_runs_argument("RUNS...", many=True)
 @add_option("--out", type=PATH_TYPE, help="Where the page goes; default report.html.")
-@add_option("--figures", type=PATH_TYPE, help="Folder for the paper's figures, svg and pdf.")
 @options.json_option
 def report_command(runs: tuple[Path, ...], **given: Any) -> None:
-    """Write one self-contained page about any number of runs; with --figures, static figures too.
+    """Write one self-contained page about any number of runs.
+
+    Each chart of the page can be saved as SVG, PNG or CSV.
 
     RUNS are run directories, or folders of seeds or of recipes.
     """

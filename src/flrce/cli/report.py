@@ -1,9 +1,9 @@
-"""flrce report runs/all --out report.html --figures figures"""
+"""flrce report runs/all --out report.html"""
 
 import json
 from pathlib import Path
 
-from flrce.cli.targets import prepare_file, prepare_folder
+from flrce.cli.targets import prepare_file
 from flrce.cli.terminal import print_table
 from flrce.errors import BadInput
 from flrce.report import page, tables
@@ -11,27 +11,23 @@ from flrce.report.tasks import TaskRuns, group_by_task
 from flrce.storage import read
 
 
-def report_runs(runs: list[Path], out: Path | None, figures: Path | None, as_json: bool) -> None:
-    """Write one self-contained page about any number of runs; with --figures, static figures
-    too.
-    """
+def report_runs(runs: list[Path], out: Path | None, as_json: bool) -> None:
+    """Write one self-contained page about any number of runs."""
     found = read.read_runs(runs)
     if out is not None:
         prepare_file(out, "--out")
-    if figures is not None:
-        prepare_folder(figures, "--figures", private=False)
     with read.explain_damaged_runs(found):
-        _write_report(found, out, figures, as_json)
+        _write_report(found, out or Path("report.html"), as_json)
 
 
-def _write_report(
-    found: list[read.RecordedRun], out: Path | None, figures: Path | None, as_json: bool
-) -> None:
+def _write_report(found: list[read.RecordedRun], out: Path, as_json: bool) -> None:
+    """A page for each task; of several, each has its task's name in its own."""
     several = group_by_task(found)
     written: list[Path] = []
     try:
         for task in several:
-            written += _write_task_report(task, out, figures, len(several) > 1)
+            path = out.with_stem(f"{out.stem}-{task.slug}") if len(several) > 1 else out
+            written.append(page.write_task_report(task.runs, path))
     except OSError as why:
         raise BadInput(
             f"{why.filename or out} cannot be written: {why.strerror}; name another place"
@@ -53,27 +49,6 @@ def _write_report(
             f"{len(several)} different tasks, reported apart: scores of different data or metrics"
             " are not compared"
         )
-
-
-def _write_task_report(
-    task: TaskRuns, out: Path | None, figures: Path | None, apart: bool
-) -> list[Path]:
-    """The page and the figures of one task; of several, each has its name in theirs."""
-    written = []
-    if out is not None or figures is None:
-        path = out or Path("report.html")
-        written.append(
-            page.write_task_report(
-                task.runs, path.with_stem(f"{path.stem}-{task.slug}") if apart else path
-            )
-        )
-    if figures is not None:
-        from flrce.report.figures import draw_figures
-
-        written += draw_figures(
-            tables.group_runs(task.runs), figures / task.slug if apart else figures
-        )
-    return written
 
 
 def _print_task_table(task: TaskRuns, apart: bool) -> None:
