@@ -11,7 +11,7 @@ from flrce.cli.cli import main
 from flrce.core.types import RoundRecord
 from flrce.report.carbon import shift_run_start, sum_grams_by_hour
 from flrce.report.page import render_report
-from flrce.report.target_costs import CostToTarget, find_cost_to_target
+from flrce.report.target_costs import find_cost_to_target
 from flrce.storage.read import read_runs, read_single_run
 
 
@@ -40,10 +40,21 @@ def test_costs_up_to_the_round_that_was_good_enough():
         ),
         RoundRecord(3, accuracy=0.95, joules=40.0, began=108.0, seconds=8.0),
     )
-    assert find_cost_to_target(history, 0.9) == CostToTarget(
-        2, 108.0, 31.0, 10, 1.6
-    )  # the averaged model is what is handed back
-    assert find_cost_to_target(history, 0.4) == CostToTarget(1, 7.0, 10.0, 7, 0.5)
+    # the averaged model is the final model
+    assert find_cost_to_target(history, 0.9) == {
+        "rounds": 2,
+        "seconds": 108.0,
+        "joules": 31.0,
+        "bytes": 10,
+        "grams": 1.6,
+    }
+    assert find_cost_to_target(history, 0.4) == {
+        "rounds": 1,
+        "seconds": 7.0,
+        "joules": 10.0,
+        "bytes": 7,
+        "grams": 0.5,
+    }
     assert find_cost_to_target(history, 0.96) is None
     errors = tuple(
         RoundRecord(
@@ -57,7 +68,13 @@ def test_costs_up_to_the_round_that_was_good_enough():
         )
         for t, value in ((1, 3.0), (2, 1.5))
     )
-    assert find_cost_to_target(errors, 2.0) == CostToTarget(2, 10.0, 2.0, 0, 0.0)
+    assert find_cost_to_target(errors, 2.0) == {
+        "rounds": 2,
+        "seconds": 10.0,
+        "joules": 2.0,
+        "bytes": 0,
+        "grams": 0.0,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +119,7 @@ def test_reach_by_command(compared, capsys):
     want = [find_cost_to_target(run.rounds, 0.3) for run in runs]
     assert told[0]["reached"] == sum(got is not None for got in want)
     assert told[0]["costs"]["grams"]["mean"] == pytest.approx(
-        np.mean([got.grams for got in want if got])
+        np.mean([got["grams"] for got in want if got])
     )
     assert main(["reach", str(compared), "--target", "80"]) == 2
     assert "is a share from 0 to 1" in capsys.readouterr().err

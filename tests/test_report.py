@@ -62,7 +62,7 @@ def test_interval_by_hand():
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=8))
 def test_interval_agrees_with_the_summary_of_a_run_of_many_seeds(values):
-    names = dict.fromkeys(result.SUMMARY_FIGURES)
+    names = dict.fromkeys(result.list_seed_figures())
     theirs = runs.summarize_seeds([names | {"accuracy": v} for v in values])["accuracy"]
     ours = tables.confidence_interval(values)
     assert ours.mean == pytest.approx(theirs["mean"], abs=1e-6)

@@ -37,8 +37,10 @@ def same(outcome, result):
     done = [h for h in result.history if h.outcome == "committed"]
     assert outcome.stop == len(done)
     assert outcome.accuracy == done[-1].accuracy
-    assert outcome.joules == pytest.approx(sum(h.joules for h in result.history), rel=1e-12)
-    assert outcome.bytes == result.summary["bytes_up"] + result.summary["bytes_down"]
+    assert outcome.spent["joules"] == pytest.approx(
+        sum(h.joules for h in result.history), rel=1e-12
+    )
+    assert outcome.spent["bytes"] == result.summary["bytes_up"] + result.summary["bytes_down"]
     assert outcome.why == result.history[-1].stop
 
 
@@ -130,13 +132,15 @@ def test_saved_and_spent_make_up_the_run(recorded):
         **build_stop_rules(recorded, psi=[1.0], joules=[12.0], patience=[2]),
     }.items():
         outcome = replay_rule(recorded, name, rule)
-        assert outcome.joules + outcome.joules_saved == pytest.approx(recorded.summary["joules"])
+        assert outcome.spent["joules"] + outcome.saved["joules"] == pytest.approx(
+            recorded.summary["joules"]
+        )
         assert (
-            outcome.bytes + outcome.bytes_saved
+            outcome.spent["bytes"] + outcome.saved["bytes"]
             == recorded.summary["bytes_up"] + recorded.summary["bytes_down"]
         )
         assert (outcome.stop is None) == (not outcome.why)
-        assert (outcome.stop is None) <= (outcome.joules_saved == 0)
+        assert (outcome.stop is None) <= (outcome.saved["joules"] == 0)
 
 
 def test_the_grid_agrees_with_the_shadow_stops_of_the_run(recorded):
@@ -190,7 +194,7 @@ def test_spares_make_budgets_a_guess(tmp_path):
 def test_replay_takes_less_than_a_second(recorded):
     start = time.perf_counter()
     for name, rule in build_stop_rules(
-        recorded, psi=[1, 2, 3, 4], patience=[5, 10], joules=[5, 10, 15], nbytes=[1e5, 1e6]
+        recorded, psi=[1, 2, 3, 4], patience=[5, 10], joules=[5, 10, 15], bytes=[1e5, 1e6]
     ).items():
         replay_rule(recorded, name, rule)
     assert time.perf_counter() - start < 1

@@ -520,8 +520,8 @@ def test_rules_read_records_as_they_read_rounds():
     assert find_stop_round(p, MarginalGain()) == len(history)
     deaf = {**p.rounds, "holdouts": [[] for _ in history]}
     assert MarginalGain().assess_history(
-        dataclasses.replace(p, rounds=deaf).to_history()
-    ) != MarginalGain().assess_history(p.to_history())
+        dataclasses.replace(p, rounds=deaf).history
+    ) != MarginalGain().assess_history(p.history)
 
 
 def test_grams_are_an_axis_where_there_are_some():

@@ -10,6 +10,7 @@ import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, get_type_hints
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError, create_model
 
 from flrce.core.bounds import explain_validation_error
+from flrce.core.cost_table import COSTS, list_spent_costs
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.disk import make_folder, write_atomically
@@ -30,7 +32,6 @@ SCHEMA_VERSION = 2
 MAX_CELL_BYTES = 2**24  # of one cell: a hundred rounds have 17 kB
 MAX_UNPACK_RATIO = 20  # of unpacked to packed bytes: records have 6
 MIN_UNPACKED_BYTES = 2**26  # allowed however small the packed file is
-COST_AXES = ("rounds", "joules", "bytes", "seconds", "grams")
 #: of a round's record: what replayed rules look at
 KEPT_FIELDS = (
     "t",
@@ -59,6 +60,7 @@ CLIENT_REPORT_FIELDS = (
     "held",
     "flagged",
 )  # kept too where clients say how good the models are that they are sent
+OPTIONAL_FIELDS = (*CLIENT_REPORT_FIELDS, "other")
 FloatSeries = NDArray[np.float64]
 ClientNumber = Annotated[int, Ge(0), Le(10**6)]  # clients of one round
 #: column -> what it holds, as the record has it; a stranger's arena may hold anything
@@ -69,9 +71,10 @@ COLUMN_TYPES: dict[str, Any] = {
     "holdouts": list[float | None],
     "held": list[int],
     "flagged": list[int],
+    "other": dict[str, float],
 }
 COLUMN_FIELDS: dict[str, Any] = {
-    name: (types.GenericAlias(list, kind), [] if name in CLIENT_REPORT_FIELDS else ...)
+    name: (types.GenericAlias(list, kind), [] if name in OPTIONAL_FIELDS else ...)
     for name, kind in COLUMN_TYPES.items()
 }
 COLUMNS_MODEL = create_model(
@@ -97,20 +100,7 @@ class CellRecord:
 
     def cumulative_cost(self, axis: str) -> FloatSeries:
         """(T,) what had been spent by the end of each round."""
-        if axis == "rounds":
-            return np.cumsum([outcome == "committed" for outcome in self.rounds["outcome"]]).astype(
-                np.float64
-            )
-        if axis == "bytes":
-            return np.cumsum(
-                np.add(self.rounds["bytes_up"], self.rounds["bytes_down"]), dtype=np.float64
-            )
-        total = np.cumsum(self.rounds[axis], dtype=np.float64)
-        return (
-            np.maximum(total, np.add(self.rounds["began"], self.rounds["seconds"]))
-            if axis == "seconds"
-            else total
-        )
+        return np.array(COSTS[axis].accumulate(self.history), dtype=np.float64)
 
     def get_value_within(self, axis: str, budget: float) -> float | None:
         """The last model judged before the budget was passed; None: not one."""
@@ -127,7 +117,8 @@ class CellRecord:
             (float(value) for value in reversed(self.rounds["value"]) if value is not None), None
         )
 
-    def to_history(self) -> tuple[RoundRecord, ...]:
+    @cached_property
+    def history(self) -> tuple[RoundRecord, ...]:
         """The rounds again as rules read them; clients bear numbers instead of their names."""
         columns = {name: values for name, values in self.rounds.items() if name != "value"}
         rows: list[dict[str, Any]] = [
@@ -147,9 +138,10 @@ class CellRecord:
 
 
 def list_cost_axes(found: Iterable[CellRecord]) -> tuple[str, ...]:
-    """What methods are compared along: grams only where somebody's electricity is known."""
-    emits = any(any(p.rounds["grams"]) for p in found)
-    return tuple(axis for axis in COST_AXES if axis != "grams" or emits)
+    """What methods are compared along: an optional cost only where somebody spent any."""
+    cells = list(found)
+    costs = list_spent_costs(lambda cost: sum(cost.of_run(cell.history) for cell in cells))
+    return tuple(cost.name for cost in costs)
 
 
 def build_cell_record(cell: ArenaCell, history: Sequence[RoundRecord]) -> CellRecord:
@@ -161,6 +153,8 @@ def build_cell_record(cell: ArenaCell, history: Sequence[RoundRecord]) -> CellRe
         if name != "replied"
     }
     rounds |= _collect_client_columns(history)
+    if any(h.other for h in history):
+        rounds["other"] = [_round_amounts(h.other) for h in history]
     rounds["value"] = [_round_digits(h.final_model_metric) for h in history]
     recipe = dict(cell.experiment.model_dump(mode="json", exclude_none=True)["recipe"])
     return CellRecord(
@@ -193,6 +187,10 @@ def _collect_client_columns(history: Sequence[RoundRecord]) -> dict[str, list[An
 def _round_digits(value: Any) -> Any:
     """Six digits: below what seeds differ by."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _round_amounts(other: Mapping[str, float]) -> dict[str, float]:
+    return {name: _round_digits(amount) for name, amount in other.items()}
 
 
 def save_cell_record(found: CellRecord, path: Path) -> None:

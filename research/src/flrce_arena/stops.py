@@ -66,7 +66,7 @@ def evaluate_stop_rules(
 
 def find_stop_round(p: CellRecord, rule: StopRule) -> int | None:
     """The record after which the rule says stop, counted from 1; None: never."""
-    history = p.to_history()
+    history = p.history
     for i, h in enumerate(history, 1):
         if h.outcome == "committed" and rule(history[:i]):
             return i

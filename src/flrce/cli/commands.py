@@ -8,10 +8,8 @@ from typing import Any
 import click
 
 from flrce.cli import groups, options, shared_options
-from flrce.cli.options import PATH_TYPE, add_option
+from flrce.cli.options import LIST_METAVAR, PATH_TYPE, add_option
 from flrce.cli.registered import ExtensibleGroup
-
-LIST_METAVAR = "A,B,..."
 
 
 @click.group(
@@ -161,10 +159,7 @@ def reach_command(runs: tuple[Path, ...], **given: Any) -> None:
     help="Thresholds of the paper's rule, numbers or percentages of P.",
 )
 @add_option("--patience", metavar=LIST_METAVAR, help="Evaluations without progress.")
-@add_option("--joules", metavar=LIST_METAVAR, help="Budgets of energy.")
-@add_option("--bytes", "nbytes", metavar=LIST_METAVAR, help="Budgets of traffic.")
-@add_option("--seconds", metavar=LIST_METAVAR, help="Budgets of time.")
-@add_option("--rounds", metavar=LIST_METAVAR, help="Numbers of rounds.")
+@options.add_budget_options
 @add_option(
     "--preset", metavar=LIST_METAVAR, help="FLrce's own stop: frugal, balanced or accurate."
 )

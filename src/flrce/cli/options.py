@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from flrce.core.cost_table import COSTS
 from flrce.errors import BadInput, format_one_line
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class PathName(click.Path):
 
 PATH_TYPE = PathName(path_type=Path)
 MAX_SEEDS = 10_000  # seeds of one command
+LIST_METAVAR = "A,B,..."
 
 
 class SummaryCommand(click.Command):
@@ -79,6 +81,14 @@ def first_paragraph(text: str) -> str:
 def add_option(*names: str, **settings: Any) -> Callable[[F], F]:
     """An option whose default is told by its help where it matters."""
     return click.option(*names, **settings)
+
+
+def add_budget_options(command: F) -> F:
+    """An option for each cost, in the order of their table: limits with commas."""
+    for cost in reversed(COSTS.values()):
+        text = "Numbers of rounds." if cost.name == "rounds" else f"Budgets of {cost.label}."
+        command = add_option(f"--{cost.name}", metavar=LIST_METAVAR, help=text)(command)
+    return command
 
 
 def add_runs_argument(help: str, many: bool = False, name: str = "run") -> Callable[[F], F]:

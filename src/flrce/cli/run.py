@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,46 +11,77 @@ from flrce.cli import run_folders
 from flrce.cli.options import device_override, load_experiment, parse_seeds
 from flrce.cli.terminal import ProgressDisplay, format_aggregate, print_table
 from flrce.config.experiment import Experiment
+from flrce.core.cost_table import COSTS, Cost, list_spent_costs
 from flrce.core.user_code import trust_record
 from flrce.errors import BadInput, Diverged, UnfinishedRun
-from flrce.report import tables
 from flrce.simulation import runs
 from flrce.storage import metric_format as words
 
-COST_COLUMNS = ("rounds", "MB", "joules")
+#: costs that stand in every result table -> scale and heading
+BRIEF_COLUMNS = {"rounds": (1.0, "rounds"), "bytes": (1e6, "MB"), "joules": (1.0, "joules")}
+EFFICIENCY_COLUMNS = {"computation_efficiency": "acc/kJ", "communication_efficiency": "acc/GB"}
+
+
+@dataclass(frozen=True)
+class ResultColumn:
+    """A figure of the aggregate over seeds, how it is scaled, and its heading."""
+
+    figure: str
+    heading: str
+    scale: float = 1.0
+    digits: int = 2
+
+    def format_cell(self, aggregate: Mapping[str, Any]) -> str:
+        return format_aggregate(aggregate[self.figure], self.scale, self.digits)
 
 
 def build_result_table(
     aggregates: Mapping[str, dict[str, Any]],
 ) -> tuple[tuple[str, ...], list[list[str]]]:
-    """The table's heads and a line for each recipe: the metric of the model handed back and of the
-    last one, and what they cost.
-
-    Time and CO2 stand there where it is known what was emitted, in the unit that suits the largest
-    of them.
+    """The table's heads and a line for each recipe: the metric of the final model and of the last
+    one, and what they cost.
     """
     metric = next(iter(aggregates.values()))["metric"]
     unit = " %" if metric in words.SHARES else ""
-    units = {key: choose_mean_unit(key, aggregates.values()) for key in ("seconds", "grams")}
-    units = (
-        units
-        if any(each["grams"]["mean"] for each in aggregates.values() if "grams" in each)
-        else {}
-    )
-    more = [("time, " if key == "seconds" else "CO2, ") + name for key, (_, name) in units.items()]
-    scales = {key: 1 / scale for key, (scale, _) in units.items()}
-    gained = ("acc/kJ", "acc/GB") if metric == "accuracy" else ()
-    heads = ("recipe", f"{metric}{unit}", f"last model{unit}", *COST_COLUMNS, *gained, *more)
-    return heads, [
-        build_result_row(name, aggregate, scales) for name, aggregate in aggregates.items()
+    scale, digits = 1 / words.metric_unit(metric), words.metric_digits(metric)
+    columns = [
+        ResultColumn("value", f"{metric}{unit}", scale, digits),
+        ResultColumn("value_last", f"last model{unit}", scale, digits),
+        *(
+            ResultColumn(name, heading, 1 / per, COSTS[name].digits)
+            for name, (per, heading) in BRIEF_COLUMNS.items()
+        ),
+        *(
+            ResultColumn(name, heading)
+            for name, heading in EFFICIENCY_COLUMNS.items()
+            if metric == "accuracy"
+        ),
+        *list_further_costs(list(aggregates.values())),
+    ]
+    return ("recipe", *(column.heading for column in columns)), [
+        [name, *(column.format_cell(aggregate) for column in columns)]
+        for name, aggregate in aggregates.items()
     ]
 
 
-def choose_mean_unit(key: str, aggregates: Iterable[Mapping[str, Any]]) -> tuple[float, str]:
-    """The unit for the largest mean, as reports choose it: how many of ours it is, and its name."""
-    return tables.choose_unit(
-        key, max((each[key]["mean"] or 0.0 for each in aggregates if key in each), default=0.0)
-    )
+def list_further_costs(aggregates: Sequence[Mapping[str, Any]]) -> list[ResultColumn]:
+    """The costs beyond the brief ones, where an optional one of them was spent, each in the unit
+    that suits its largest mean.
+    """
+
+    def find_largest(cost: Cost) -> float:
+        means = [each[cost.name]["mean"] or 0.0 for each in aggregates if cost.name in each]
+        return max(means, default=0.0)
+
+    spent = list_spent_costs(find_largest)
+    if not any(cost.optional for cost in spent):
+        return []
+    units = {cost: cost.choose_unit(find_largest(cost)) for cost in spent}
+    return [
+        ResultColumn(cost.name, f"{cost.label}, {unit}", 1 / per, cost.digits)
+        for cost, (per, unit) in units.items()
+        if cost.name not in BRIEF_COLUMNS
+    ]
 
 
 def run_experiment(
@@ -142,27 +174,3 @@ def _print_result(
         print("nothing was kept (--no-save)")
     else:
         print(f"run directory: {place}    see it: flrce report {place}")
-
-
-def build_result_row(
-    name: str, aggregate: dict[str, Any], scales: Mapping[str, float]
-) -> list[str]:
-    """One recipe's line of the headline table; `scales`: of which further figures, and in which
-    unit.
-    """
-    more = [format_aggregate(aggregate[key], scale, 2) for key, scale in scales.items()]
-    unit, digits = words.metric_unit(aggregate["metric"]), words.metric_digits(aggregate["metric"])
-    gained = (
-        ("computation_efficiency", "communication_efficiency")
-        if aggregate["metric"] == "accuracy"
-        else ()
-    )
-    return [
-        name,
-        *(format_aggregate(aggregate[key], 1 / unit, digits) for key in ("value", "value_last")),
-        format_aggregate(aggregate["rounds"], 1, 0),
-        format_aggregate(aggregate["bytes"], 1e-6, 2),
-        format_aggregate(aggregate["joules"]),
-        *(format_aggregate(aggregate[key], 1, 2) for key in gained),
-        *more,
-    ]

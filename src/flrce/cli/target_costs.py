@@ -5,21 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flrce.cli.terminal import print_table
+from flrce.core.cost_table import list_spent_costs
 from flrce.errors import BadInput
 from flrce.report import tables
 from flrce.report import target_costs as results
 from flrce.report.tasks import require_one_task
 from flrce.storage import metric_format as words
 from flrce.storage import read
-
-COST_DIGITS = {"rounds": 0}  # of the others 2
-COST_HEADINGS = {
-    "rounds": "rounds",
-    "seconds": "time",
-    "joules": "energy",
-    "bytes": "traffic",
-    "grams": "CO2",
-}
 
 
 def show_target_costs(runs: list[Path], target: float, as_json: bool) -> None:
@@ -36,24 +28,16 @@ def show_target_costs(runs: list[Path], target: float, as_json: bool) -> None:
             told = [asdict(row) | {"metric": metric, "target": target} for row in rows]
             print(json.dumps(told, indent=1))
             return
-        units = {**tables.choose_units(parts), "rounds": (1.0, "")}
-        shown = [
-            name
-            for name in COST_HEADINGS
-            if name != "grams" or any(row.costs[name].mean for row in rows)
-        ]
-        heads = [
-            "recipe",
-            "reached",
-            *(f"{COST_HEADINGS[name]} {units[name][1]}".strip() for name in shown),
-        ]
+        units = tables.choose_units(parts)
+        shown = list_spent_costs(lambda cost: max(row.costs[cost.name].mean or 0 for row in rows))
+        heads = [f"{cost.label} {units[cost.name][1]}".strip() for cost in shown]
         lines = []
         for row in rows:
-            costs = [
-                row.costs[name].divide_by(units[name][0]).format_interval(COST_DIGITS.get(name, 2))
-                for name in shown
-            ]
-            lines.append([row.label, f"{row.reached} of {row.runs}", *costs])
+            scaled = [(row.costs[cost.name].divide_by(units[cost.name][0]), cost) for cost in shown]
+            cells = [interval.format_interval(cost.digits) for interval, cost in scaled]
+            lines.append([row.label, f"{row.reached} of {row.runs}", *cells])
         print_table(
-            f"to {words.format_metric_value(metric, target)} {metric}, handed back", heads, lines
+            f"to {words.format_metric_value(metric, target)} {metric}, handed back",
+            ["recipe", "reached", *heads],
+            lines,
         )

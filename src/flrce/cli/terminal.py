@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flrce.core.cost_table import COSTS
 from flrce.core.types import Round, RoundRecord
 from flrce.errors import InterruptedRun
 from flrce.methods.stopping.budget import AnyOf
@@ -122,11 +123,11 @@ class ProgressDisplay:
 
     @property
     def joules(self) -> float:
-        return sum(h.joules for h in self.records)
+        return COSTS["joules"].of_run(self.records)
 
     @property
-    def nbytes(self) -> int:
-        return sum(h.bytes_up + h.bytes_down for h in self.records)
+    def nbytes(self) -> float:
+        return COSTS["bytes"].of_run(self.records)
 
     @property
     def seconds_left(self) -> float:

@@ -1,12 +1,13 @@
 """flrce whatif runs/a --psi 4,4.5,5 --preset frugal,accurate"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from flrce.cli.terminal import format_bars, print_table
+from flrce.core.cost_table import Cost
 from flrce.core.intervals import confidence_interval
 from flrce.errors import BadInput
 from flrce.methods.catalogue.recipes import resolve_conflict_threshold
@@ -36,23 +37,21 @@ def show_whatif(
     run: Path,
     psi: ValueList,
     patience: ValueList,
-    joules: ValueList,
-    nbytes: ValueList,
-    seconds: ValueList,
-    rounds: ValueList,
     preset: ValueList,
     points: ValueList,
     start: ValueList,
     as_json: bool,
+    **budgets: ValueList,
 ) -> None:
     """Replay stop rules on a recorded run: where each would have ended it, and what that would have
     saved.
 
     Every value is a rule of its own; without any, the paper's thresholds psi. A preset is FLrce's
-    own stop: frugal, balanced or accurate. Selection changes need a new run.
+    own stop: frugal, balanced or accurate. `budgets` are limits of costs, by name. Selection
+    changes need a new run.
     """
     runs = read.read_runs([run])
-    wanted: dict[str, list[Any]] = {
+    wanted: dict[str, Any] = {
         "psi": _parse_values(
             "psi",
             psi,
@@ -61,12 +60,12 @@ def show_whatif(
             ),
         ),
         "patience": _parse_values("patience", patience, int),
-        "rounds": _parse_values("rounds", rounds, int),
-        "joules": _parse_values("joules", joules, float),
-        "nbytes": _parse_values("bytes", nbytes, float),
-        "seconds": _parse_values("seconds", seconds, float),
         "preset": _parse_values("preset", preset, str.strip),
         "points": _parse_values("points", points, float),
+        **{
+            name: _parse_values(name, text, int if name == "rounds" else float)
+            for name, text in budgets.items()
+        },
     }
     if len({each.name for each in runs}) > 1:
         raise BadInput(
@@ -105,7 +104,7 @@ def _show_shifted_starts(runs: list[read.RecordedRun], starts: list[str], as_jso
 
 
 def _show_replayed_rules(
-    run: Path, runs: list[read.RecordedRun], wanted: dict[str, list[Any]], as_json: bool
+    run: Path, runs: list[read.RecordedRun], wanted: dict[str, Any], as_json: bool
 ) -> None:
     outcomes = {
         each: [
@@ -121,7 +120,7 @@ def _show_replayed_rules(
         told = [
             {
                 "run": str(each.folder),
-                "rules": [asdict(o) for o in outcomes[each]],
+                "rules": [outcome.to_plain() for outcome in outcomes[each]],
                 "price": [asdict(price) for price in compute_point_prices(each)],
             }
             for each in runs
@@ -133,26 +132,26 @@ def _show_replayed_rules(
         if len(runs) == 1
         else f"{run}: {len(runs)} runs, 95 % intervals"
     )
-    units, judged = (
-        tables.choose_units(tables.group_runs(runs)),
-        tables.get_primary_metric(tables.group_runs(runs)),
-    )
-    energy, traffic = units["joules"][1], units["bytes"][1]
+    groups = tables.group_runs(runs)
+    units, judged = tables.choose_units(groups), tables.get_primary_metric(groups)
+    costs = list_replayed_costs(groups)
+    names = [units[cost.name][1] or cost.label for cost in costs]
     heads = [
         "rule",
         "stops",
         "round",
         words.format_metric_heading(judged),
         f"averaged{' %' if judged in words.SHARES else ''}",
-        energy,
-        traffic,
-        f"{energy} saved",
-        f"{traffic} saved",
+        *names,
+        *(f"{name} saved" for name in names),
     ]
     print_table(
         title,
         heads,
-        [_format_rule_row(list(same), units) for same in zip(*outcomes.values(), strict=True)],
+        [
+            _format_rule_row(list(same), units, costs)
+            for same in zip(*outcomes.values(), strict=True)
+        ],
     )
     for note in notes:
         print(note)
@@ -179,26 +178,30 @@ def _print_point_prices(run: read.RecordedRun) -> None:
     print("\n".join(format_bars(labels, lengths, [p.describe() for p in found])))
 
 
-def _format_rule_row(same: list[ReplayOutcome], units: dict[str, tuple[float, str]]) -> list[str]:
+def list_replayed_costs(groups: Sequence[tables.RunGroup]) -> list[Cost]:
+    """The costs of the table: a rule that ends a run saves rounds and time by the stop itself."""
+    shown = tables.list_shown_costs(groups)
+    return [cost for cost in shown if cost.by_client]
+
+
+def _format_rule_row(
+    same: list[ReplayOutcome], units: dict[str, tuple[float, str]], costs: Sequence[Cost]
+) -> list[str]:
     """One rule over the seeds."""
     stops, many = [float(o.stop) for o in same if o.stop is not None], len(same) > 1
     said = "yes" if stops else "no"
     if many:
         said = f"{len(stops)} of {len(same)}"
-    (joules, _), (nbytes, _) = units["joules"], units["bytes"]
     share = units["headline"][0]
     digits = 1 if share != 1 else 4
-    figures = {
-        "accuracy": (share, digits),
-        "averaged": (share, digits),
-        "joules": (joules, 1),
-        "bytes": (nbytes, 2),
-    }
-    figures |= {"joules_saved": (joules, 1), "bytes_saved": (nbytes, 2)}
     cells = []
-    for name, (per, digits) in figures.items():
-        values = [getattr(o, name) / per for o in same if getattr(o, name) is not None]
+    for metrics in ([o.accuracy for o in same], [o.averaged for o in same]):
+        values = [value / share for value in metrics if value is not None]
         cells.append(confidence_interval(values).format_interval(digits))
+    for amounts in ([o.spent for o in same], [o.saved for o in same]):
+        for cost in costs:
+            values = [amount[cost.name] / units[cost.name][0] for amount in amounts]
+            cells.append(confidence_interval(values).format_interval(cost.digits))
     return [
         same[0].rule,
         said,

@@ -75,7 +75,14 @@ def book_costs(
         "grams_wasted": sum(s.grams for s in wasted),
         "seconds": seconds + max((s.seconds for _, s in asked), default=0.0),
         "measured": bool(spent) and all(s.measured for s in spent),
+        "other": sum_other_costs(spent),
     }
+
+
+def sum_other_costs(spent: Sequence[ClientCost]) -> dict[str, float]:
+    """What clients booked beside bytes, joules and grams, by name."""
+    names = dict.fromkeys(name for cost in spent for name in cost.other)
+    return {name: sum(cost.other.get(name, 0.0) for cost in spent) for name in names}
 
 
 def _make_client_record(t: int, reply: Reply, outcome: str, age: int = 0) -> ClientRecord:

@@ -2,47 +2,17 @@
 that emitted.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flrce.core.clock import read_clock
 from flrce.core.engine import BatteryEngine, DynamicFleetEngine, Engine
 from flrce.core.pieces import Recipe, RoundView
 from flrce.core.traits import DeferringPace
-from flrce.core.types import (
-    ClientCost,
-    ClientRecord,
-    PendingTask,
-    Reply,
-    RoundPlan,
-    RoundRecord,
-    State,
-    Task,
-)
+from flrce.core.types import ClientCost, ClientRecord, PendingTask, Reply, RoundPlan, State, Task
 
 FLEET_STATE_KEY = "fleet"  # where a state's memory has the batteries
-
-
-def read_clock(history: Sequence[RoundRecord]) -> float:
-    """Seconds since the run began: the end of its last round."""
-    return history[-1].began + history[-1].seconds if history else 0.0
-
-
-def replay_clock(history: Sequence[RoundRecord]) -> float:
-    """The same of records that may come from before rounds knew when they began."""
-    now = 0.0
-    for record in history:
-        now = max(record.began, now) + record.seconds
-    return now
-
-
-def fill_start_times(history: Iterable[RoundRecord]) -> tuple[RoundRecord, ...]:
-    """Records with the second at which each began; those that know it keep it."""
-    found: list[RoundRecord] = []
-    for record in history:
-        began = max(record.began, read_clock(found))
-        found.append(record if began == record.began else replace(record, began=began))
-    return tuple(found)
 
 
 def get_fleet_dynamics(engine: Engine) -> Any:

@@ -108,7 +108,18 @@ def bound_task_costs(estimates: Sequence[ClientCost], P: int) -> list[ClientCost
         *soonest,
     ]  # the round lasts as long as the slowest, and whoever is done soon idles longest
     watts = max(spent.idle_watts for spent in estimates)
+    other = {
+        name: sorted((spent.other.get(name, 0.0) for spent in estimates), reverse=True)
+        for name in dict.fromkeys(name for spent in estimates for name in spent.other)
+    }
     return [
-        ClientCost(down[i], up[i], joules=joules[i], compute_seconds=seconds[i], idle_watts=watts)
+        ClientCost(
+            down[i],
+            up[i],
+            joules=joules[i],
+            compute_seconds=seconds[i],
+            idle_watts=watts,
+            other={name: amounts[i] for name, amounts in other.items()},
+        )
         for i in range(min(P, len(estimates)))
     ]

@@ -28,8 +28,11 @@ WATTS, PER_BYTE = (
     0.01,
 )  # a measured cost beyond these is no device's: a full rack drawer, a satellite's radio
 COST_LIMITS = tuple(
-    (f.name, MAX_REPORTED_VALUE if f.name == "flops" else MAX_COST) for f in fields(ClientCost)
+    (f.name, MAX_REPORTED_VALUE if f.name == "flops" else MAX_COST)
+    for f in fields(ClientCost)
+    if f.name != "other"
 )  # and how large each may be
+MAX_OTHER_COSTS = 64  # names of further costs
 VARIANCE_SUFFIX = "running_var"  # how BatchNorm's variances are named
 
 
@@ -165,8 +168,19 @@ def is_plausible_cost(spent: Any) -> bool:
         return False
     if not all(is_finite_number(getattr(spent, name), 0, most) for name, most in COST_LIMITS):
         return False
+    if not _are_plausible_amounts(spent.other):
+        return False
     most = WATTS * spent.seconds + PER_BYTE * (spent.bytes_up + spent.bytes_down)
     return not spent.measured or spent.joules <= most
+
+
+def _are_plausible_amounts(other: Any) -> bool:
+    return (
+        isinstance(other, Mapping)
+        and len(other) <= MAX_OTHER_COSTS
+        and all(type(name) is str for name in other)
+        and all(is_finite_number(amount, 0, MAX_COST) for amount in other.values())
+    )
 
 
 def is_finite_number(

@@ -88,6 +88,7 @@ class RoundRecord:
     )
     seconds: float = 0.0  # how long it took
     measured: bool = False
+    other: Mapping[str, float] = field(default_factory=dict)  # further costs, by name in COSTS
     shadow: tuple[float, ...] = ()  # thresholds psi that would have stopped the run by now
     why: Mapping[str, Any] = field(default_factory=dict)
     stop: str = ""  # the reason, in the round that ends the run

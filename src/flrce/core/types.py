@@ -116,6 +116,7 @@ class ClientCost:
     error: float = (
         0.0  # the joules may be 1 + error times as many, or that many times fewer; 0: nobody says
     )
+    other: Mapping[str, float] = field(default_factory=dict)  # name in COSTS -> amount
 
     @property
     def seconds(self) -> float:

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result as FlowerResult
 from torch import Tensor
 
 from flrce.core import loop
+from flrce.core.cost_table import COSTS, list_booked_amounts
 from flrce.core.engine import Engine
 from flrce.core.pieces import Recipe
 from flrce.core.types import Round, RoundRecord, State
@@ -27,7 +28,6 @@ from flrce.storage.ledger import Ledger
 from flrce.training.links import ExtrasLink, RoundEndLink
 
 SHOULD_STOP_REASON = "should_stop said so"
-SUMMED_COSTS = ("bytes_up", "bytes_down", "bytes_wasted", "joules")
 log = logging.getLogger("flwr")
 
 
@@ -174,15 +174,13 @@ class Session:
                 seen[-1].t,
                 _describe_final_model(self.recipe),
             )
-        total = {
-            name: sum(getattr(record, name) for record in result.history) for name in SUMMED_COSTS
-        }
+        total = COSTS["bytes"].summarize(result.history)
         log.info(
             "\t%.3f MB up, %.3f MB down, %.3f MB of it in vain; %.1f J; %d replies did not count",
             total["bytes_up"] / 1e6,
             total["bytes_down"] / 1e6,
             total["bytes_wasted"] / 1e6,
-            total["joules"],
+            COSTS["joules"].of_run(result.history),
             sum(len(record.rejected) for record in result.history),
         )
         if self.folder:
@@ -300,17 +298,10 @@ class Session:
 
 def to_flower_metrics(record: RoundRecord) -> dict[str, Any]:
     """A round's books as Flower metrics; `stopped` is 1 in the round that ended the run."""
-    names = (
-        "conflicts",
-        "consensus",
-        "bytes_up",
-        "bytes_down",
-        "bytes_wasted",
-        "joules",
-        "seconds",
-    )
     return {
-        **{name: getattr(record, name) for name in names},
+        "conflicts": record.conflicts,
+        "consensus": record.consensus,
+        **list_booked_amounts(record),
         "exploit": int(record.exploit),
         "replied": len(record.replied),
         "rejected": len(record.rejected),

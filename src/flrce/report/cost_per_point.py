@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flrce.core.cost_table import COSTS
 from flrce.core.record import format_metric, metric_name
 from flrce.methods.stopping.marginal_gain import (
     GainEstimate,
@@ -46,7 +47,7 @@ def find_gain_rule(run: RecordedRun) -> MarginalGain | None:
 def sum_cost_until(run: RecordedRun, t: int) -> tuple[float, float]:
     """Joules and bytes of the rounds up to t: what as many again cost."""
     until = [h for h in run.rounds if h.t <= t]
-    return sum(h.joules for h in until), float(sum(h.bytes_up + h.bytes_down for h in until))
+    return COSTS["joules"].of_run(until), float(COSTS["bytes"].of_run(until))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flrce.core.cost_table import COSTS
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.methods.stopping.budget import CostBudget
@@ -255,11 +256,7 @@ def list_run_notes(run: RecordedRun, state: str) -> list[str]:
 
 
 def sum_costs(records: Sequence[RoundRecord]) -> dict[str, float]:
-    return {
-        "joules": sum(h.joules for h in records),
-        "bytes": sum(h.bytes_up + h.bytes_down for h in records),
-        "seconds": sum(h.seconds for h in records),
-    }
+    return {name: sum(map(cost.of_round, records)) for name, cost in COSTS.items()}
 
 
 def compute_recent_price(records: Sequence[RoundRecord], metric: str) -> dict[str, Any] | None:
@@ -283,20 +280,17 @@ def compute_remaining_budgets(run: RecordedRun) -> list[dict[str, Any]]:
     """What is left of every budget, and for how many rounds that lasts at the price of the last
     ones.
     """
-    used = {**sum_costs(run.rounds), "rounds": float(len(run.committed_rounds))}
     recent = run.committed_rounds[-RECENT_EVALUATIONS:]
-    each = {
-        **{name: value / max(len(recent), 1) for name, value in sum_costs(recent).items()},
-        "rounds": 1.0,
-    }
+    each = {name: value / max(len(recent), 1) for name, value in sum_costs(recent).items()}
     found = []
     for rule in run.stop_rules:
-        for name in ("rounds", "joules", "bytes", "seconds"):
-            limit = getattr(rule, name) if isinstance(rule, CostBudget) else None
-            if limit is not None:
-                left = max(float(limit) - used[name], 0.0)
-                lasts = int(left / each[name]) if each[name] else None
-                found.append({"name": name, "limit": float(limit), "left": left, "lasts": lasts})
+        for name, limit in rule.limits.items() if isinstance(rule, CostBudget) else ():
+            left = max(float(limit) - COSTS[name].of_run(run.rounds), 0.0)
+            lasts = int(left / each[name]) if each[name] else None
+            shown = [COSTS[name].format_amount(amount, ".3g") for amount in (limit, left)]
+            found.append(
+                {"name": name, "limit": float(limit), "left": left, "lasts": lasts, "shown": shown}
+            )
     return found
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from flrce.core.cost_table import COSTS, Cost
 from flrce.core.intervals import ConfidenceInterval
 from flrce.report import carbon, run_detail, tables
-from flrce.report.tables import COST_AXES, SUMMARY_COLUMNS, RunGroup
+from flrce.report.tables import RunGroup
 from flrce.report.tasks import require_one_task
 from flrce.report.verdict import describe_ending, describe_groups
 from flrce.storage import metric_format as words
@@ -68,6 +69,19 @@ def render_report(runs: Sequence[RecordedRun]) -> str:
         compared="Recipes compared" if len(parts) > 1 else metric,
         picker=render_run_options(parts),
         settings=render_settings(parts),
+        axes=render_cost_choices("axis", tables.list_shown_costs(parts)),
+        costs=render_cost_choices(
+            "cost", [cost for cost in tables.list_shown_costs(parts) if cost.by_client]
+        ),
+    )
+
+
+def render_cost_choices(group: str, costs: Sequence[Cost]) -> str:
+    """Radio buttons, the first of them chosen."""
+    return "\n".join(
+        f'<label><input type="radio" name="{group}" value="{html.escape(cost.name)}"'
+        f"{'' if i else ' checked'}> {html.escape(cost.label)}</label>"
+        for i, cost in enumerate(costs)
     )
 
 
@@ -113,6 +127,8 @@ def build_report_payload(parts: Sequence[RunGroup]) -> dict[str, Any]:
             "name": words.format_metric_heading(tables.get_primary_metric(parts)),
             "per": words.metric_unit(tables.get_primary_metric(parts)),
         },
+        "axes": {cost.name: cost.label for cost in tables.list_shown_costs(parts)},
+        "scales": {name: cost.units for name, cost in COSTS.items()},
         "recipes": [build_group_payload(part) for part in parts],
         "runs": runs,
         "rosters": rosters.items,
@@ -156,7 +172,7 @@ class _UniqueItems:
 
 def build_group_payload(part: RunGroup) -> dict[str, Any]:
     """A recipe's bars and curves."""
-    names = (*SUMMARY_COLUMNS, "bytes_up", "bytes_down", "joules_wasted")
+    names = (*tables.list_summary_figures(), "bytes_up", "bytes_down", "joules_wasted")
     return {
         "label": part.label,
         "seeds": len(part.runs),
@@ -166,7 +182,7 @@ def build_group_payload(part: RunGroup) -> dict[str, Any]:
         },
         "hasAverage": any(h.averaged is not None for run in part.runs for h in run.rounds),
         "curves": {
-            kind: {axis: _sample_mean_band(part, axis, kind) for axis in COST_AXES}
+            kind: {axis: _sample_mean_band(part, axis, kind) for axis in COSTS}
             for kind in CURVE_KINDS
         },
     }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.core.cost_table import COSTS
 from flrce.methods.stopping.no_headway import NoHeadway
 from flrce.report.cost_per_point import build_gain_chart, build_price_chart
 from flrce.report.verdict import describe_ending, get_stop_criterion
@@ -42,10 +43,12 @@ def build_run_detail(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
         "point": build_price_chart(run),
         "accuracy": [_round_digits(h.last_model_metric) for h in run.rounds],
         "averaged": [_round_digits(h.averaged) for h in run.rounds],
-        "joules": [_round_digits(x) for x in np.cumsum([h.joules for h in run.rounds])],
-        "bytes": [int(x) for x in np.cumsum([h.bytes_up + h.bytes_down for h in run.rounds])],
-        "grams": [_round_digits(x) for x in np.cumsum([h.grams for h in run.rounds])],
-        "seconds": [_round_digits(x) for x in [h.began + h.seconds for h in run.rounds]],
+        **{
+            name: [
+                x if isinstance(x, int) else _round_digits(x) for x in cost.accumulate(run.rounds)
+            ]
+            for name, cost in COSTS.items()
+        },
         "chosen": [[place[c] for c in h.chosen if c in place] for h in run.rounds],
         "rejected": [[place[c] for c in h.rejected if c in place] for h in run.rounds],
         "loss": [_round_digits(h.loss) for h in run.rounds],
@@ -114,18 +117,17 @@ def build_headway_series(run: RecordedRun) -> dict[str, Any]:
 
 
 def sum_client_costs(run: RecordedRun, rows: Sequence[int]) -> dict[str, list[float]]:
-    """Joules and bytes of each client, useful and wasted, and the times it was chosen."""
-    totals = {
-        name: np.zeros(len(run.roster))
-        for name in ("joules", "joules_wasted", "bytes", "bytes_wasted", "n")
-    }
+    """Each client's costs, useful and wasted, and the times it was chosen."""
+    costs = [cost for cost in COSTS.values() if cost.by_client]
+    names = [f"{cost.name}{wasted}" for cost in costs for wasted in ("", "_wasted")]
+    totals = {name: np.zeros(len(run.roster)) for name in (*names, "n")}
     for line in run.costs:
         k = run.client_indices.get(line["client"])
         if k is None:
             continue  # a reply from somebody who is no client
         wasted = "" if line["outcome"] in ("useful", "asked") else "_wasted"
-        totals[f"joules{wasted}"][k] += line["joules"]
-        totals[f"bytes{wasted}"][k] += line["bytes_up"] + line["bytes_down"]
+        for cost in costs:
+            totals[f"{cost.name}{wasted}"][k] += cost.of_line(line)
     for h in run.rounds:
         totals["n"][[run.client_indices[client] for client in h.chosen]] += 1
     return {

@@ -9,36 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.core.cost_table import COSTS, Cost, list_spent_costs
 from flrce.core.intervals import ConfidenceInterval, confidence_interval, half_width
-from flrce.core.types import RoundRecord
 from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
 from flrce.storage.settings import NEUTRAL_SETTINGS, flatten_tables
 
 FloatSeries = NDArray[np.float64]
 
-COST_AXES = ("rounds", "joules", "bytes", "seconds", "grams")
 SMOOTHING_WINDOW = 5  # evaluations in the running mean
 CURVE_POINTS = 100  # of a curve that is a mean over seeds
-#: figure -> heading, unit's name in `choose_units`, digits; the first is the objective's headline
-#: metric, accuracy as a rule
-SUMMARY_COLUMNS = {
-    "accuracy": ("Accuracy %", "headline", 1),
-    "rounds": ("Rounds", "", 0),
-    "joules": ("Energy", "joules", 1),
-    "bytes": ("Traffic", "bytes", 2),
-    "seconds": ("Time", "seconds", 2),
-    "grams": ("CO2", "grams", 2),
+#: figure -> heading, unit's name in `choose_units`, digits
+EFFICIENCY_COLUMNS = {
     "computation_efficiency": ("Acc. per kJ", "", 2),
     "communication_efficiency": ("Acc. per GB", "", 2),
-    "wasted": ("Wasted %", "percent", 1),
 }
-UNIT_SCALES = {
-    "joules": ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")),
-    "bytes": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")),
-    "seconds": ((3600.0, "h"), (60.0, "min"), (1.0, "s")),
-    "grams": ((1e3, "kg"), (1.0, "g"), (1e-3, "mg")),
-}
+WASTED_COLUMN = ("Wasted %", "percent", 1)
 
 
 @dataclass(frozen=True)
@@ -61,14 +47,9 @@ def get_summary_values(run: RecordedRun) -> dict[str, float | None]:
     s = run.summary
     return {
         "accuracy": s.get("value", s["accuracy"]),
-        **{name: s[name] for name in ("accuracy_last", "rounds", "joules", "seconds", "grams")},
-        **{
-            name: s[name]
-            for name in ("computation_efficiency", "communication_efficiency", "joules_wasted")
-        },
-        "bytes": s["bytes_up"] + s["bytes_down"],
-        "bytes_up": s["bytes_up"],
-        "bytes_down": s["bytes_down"],
+        **{name: s[name] for name in ("accuracy_last", *EFFICIENCY_COLUMNS)},
+        **{name: cost.of_summary(s) for name, cost in COSTS.items()},
+        **{name: s[name] for name in ("bytes_up", "bytes_down", "joules_wasted")},
         "wasted": s["joules_wasted"] / s["joules"] if s["joules"] else None,
     }
 
@@ -115,16 +96,19 @@ def choose_units(parts: Sequence[RunGroup]) -> dict[str, tuple[float, str]]:
         "": (1.0, ""),
         "headline": (words.metric_unit(get_primary_metric(parts)), ""),
     }
-    for name in UNIT_SCALES:
-        chosen[name] = choose_unit(
-            name, max((value for part in parts for value in part.get_values(name)), default=0.0)
-        )
+    for name, cost in COSTS.items():
+        largest = max((value for part in parts for value in part.get_values(name)), default=0.0)
+        chosen[name] = cost.choose_unit(largest)
     return chosen
 
 
-def choose_unit(name: str, largest: float) -> tuple[float, str]:
-    """The unit in which a cost of that size reads best: how many of ours it is, and its name."""
-    return next((unit for unit in UNIT_SCALES[name] if largest >= unit[0]), UNIT_SCALES[name][-1])
+def list_shown_costs(parts: Sequence[RunGroup]) -> list[Cost]:
+    """The costs of these groups that are worth a column."""
+    return list_spent_costs(
+        lambda cost: max(
+            (max(part.get_values(cost.name)) for part in parts if part.runs), default=0
+        )
+    )
 
 
 def get_primary_metric(parts: Sequence[RunGroup]) -> str:
@@ -133,19 +117,16 @@ def get_primary_metric(parts: Sequence[RunGroup]) -> str:
 
 
 def get_summary_columns(parts: Sequence[RunGroup]) -> dict[str, tuple[str, str, int]]:
-    """HEADLINE with the heading and digits of these runs' metric; what is gained per joule only of
-    shares.
+    """Figure -> heading, unit's name in `choose_units`, digits, for these runs' metric; what is
+    gained per joule only of accuracy.
     """
     judged = get_primary_metric(parts)
-    found = {
-        **SUMMARY_COLUMNS,
+    return {
         "accuracy": (words.format_metric_heading(judged), "headline", words.metric_digits(judged)),
+        **{cost.name: (cost.heading, cost.name, cost.digits) for cost in list_shown_costs(parts)},
+        **(EFFICIENCY_COLUMNS if judged == "accuracy" else {}),
+        "wasted": WASTED_COLUMN,
     }
-    if not any(value for part in parts for value in part.get_values("grams")):
-        del found["grams"]
-    if judged == "accuracy":
-        return found
-    return {name: entry for name, entry in found.items() if not name.endswith("_efficiency")}
 
 
 def build_summary_table(parts: Sequence[RunGroup]) -> tuple[list[str], list[list[Any]]]:
@@ -154,7 +135,7 @@ def build_summary_table(parts: Sequence[RunGroup]) -> tuple[list[str], list[list
     """
     scales = choose_units(parts)
     heads = [
-        f"{head}{f' {scales[unit][1]}' if unit in UNIT_SCALES else ''}"
+        f"{head} {scales[unit][1] if unit in COSTS else ''}".strip()
         for head, unit, _ in get_summary_columns(parts).values()
     ]
     rows = []
@@ -166,21 +147,19 @@ def build_summary_table(parts: Sequence[RunGroup]) -> tuple[list[str], list[list
     return ["Recipe", "Seeds", *heads], rows
 
 
+def list_summary_figures() -> list[str]:
+    """Every figure that a summary table may show."""
+    return ["accuracy", *COSTS, *EFFICIENCY_COLUMNS, "wasted"]
+
+
 def to_plain_rows(parts: Sequence[RunGroup]) -> list[dict[str, Any]]:
     """The headline for a program: figures in base units."""
     return [
         {"recipe": part.label, "seeds": [run.seed for run in part.runs]}
         | {"metric": get_primary_metric([part])}
-        | {name: asdict(part.compute_interval(name)) for name in SUMMARY_COLUMNS}
+        | {name: asdict(part.compute_interval(name)) for name in list_summary_figures()}
         for part in parts
     ]
-
-
-def get_round_cost(h: RoundRecord, axis: str) -> float:
-    """What a round adds along an axis."""
-    if axis == "rounds":
-        return float(h.outcome == "committed")
-    return float(h.bytes_up + h.bytes_down if axis == "bytes" else getattr(h, axis))
 
 
 def trace_metric(run: RecordedRun, axis: str, kind: str = "raw") -> tuple[FloatSeries, FloatSeries]:
@@ -190,13 +169,10 @@ def trace_metric(run: RecordedRun, axis: str, kind: str = "raw") -> tuple[FloatS
     `kind`: "raw", the model of the round; "averaged", the server average where one was kept;
     "smooth", a running mean.
     """
-    total, x, y = 0.0, [], []
-    for h in run.rounds:
-        total = (
-            h.began + h.seconds if axis == "seconds" else total + get_round_cost(h, axis)
-        )  # waiting is time too
+    x, y = [], []
+    for h, total in zip(run.rounds, COSTS[axis].accumulate(run.rounds), strict=True):
         if h.last_model_metric is not None:
-            x.append(total)
+            x.append(float(total))
             y.append(
                 h.averaged if kind == "averaged" and h.averaged is not None else h.last_model_metric
             )

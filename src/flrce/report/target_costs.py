@@ -1,39 +1,24 @@
-"""What it took to reach a target: rounds, seconds, joules, bytes and grams by the first round that
-was good enough.
-"""
+"""What it took to reach a target: every cost up to the first round that was good enough."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flrce.core.cost_table import COSTS
 from flrce.core.intervals import ConfidenceInterval, confidence_interval
 from flrce.core.types import RoundRecord
 from flrce.report.tables import RunGroup
 
-COST_NAMES = ("rounds", "seconds", "joules", "bytes", "grams")
-
-
-@dataclass(frozen=True)
-class CostToTarget:
-    """Spent by the end of the round that reached the target, abandoned rounds and waiting
-    included.
-    """
-
-    rounds: int
-    seconds: float
-    joules: float
-    bytes: int
-    grams: float
+CostToTarget = dict[str, float]  # cost -> spent, abandoned rounds and waiting included
 
 
 def find_cost_to_target(history: Sequence[RoundRecord], target: float) -> CostToTarget | None:
-    """By when the model that would be handed back was as good as the target; None: it never was."""
-    joules, nbytes, grams, rounds = 0.0, 0, 0.0, 0
-    for record in history:
-        joules, nbytes = joules + record.joules, nbytes + record.bytes_up + record.bytes_down
-        grams, rounds = grams + record.grams, rounds + (record.outcome == "committed")
+    """What was spent by the end of the first round whose final model was as good as the target;
+    None: none was.
+    """
+    for i, record in enumerate(history):
         value = record.final_model_metric
         if value is not None and (value <= target if record.lower else value >= target):
-            return CostToTarget(rounds, record.began + record.seconds, joules, nbytes, grams)
+            return {name: cost.accumulate(history[: i + 1])[-1] for name, cost in COSTS.items()}
     return None
 
 
@@ -52,11 +37,12 @@ def compare_target_costs(parts: Sequence[RunGroup], target: float) -> list[Targe
     found = []
     for part in parts:
         each = [
-            got for run in part.runs if (got := find_cost_to_target(run.rounds, target)) is not None
+            spent
+            for run in part.runs
+            if (spent := find_cost_to_target(run.rounds, target)) is not None
         ]
         costs = {
-            name: confidence_interval([float(getattr(got, name)) for got in each])
-            for name in COST_NAMES
+            name: confidence_interval([float(spent[name]) for spent in each]) for name in COSTS
         }
         found.append(TargetCostRow(part.label, len(part.runs), len(each), costs))
     return found

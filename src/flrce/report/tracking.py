@@ -8,28 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flrce.core.cost_table import list_booked_amounts
 from flrce.core.types import Round, RoundRecord
 from flrce.errors import BadInput
 
-TRACKED_FIGURES = (
-    "accuracy",
-    "accuracy_weighted",
-    "averaged",
-    "loss",
-    "conflicts",
-    "consensus",
-    "joules",
-    "joules_wasted",
-    "bytes_up",
-    "bytes_down",
-    "bytes_wasted",
-    "seconds",
-)
+TRACKED_FIGURES = ("accuracy", "accuracy_weighted", "averaged", "loss", "conflicts", "consensus")
 
 
 def list_round_metrics(record: RoundRecord) -> dict[str, float]:
     """A round's figures under names that a tracker shows; what was not measured is left out."""
     found = {name: getattr(record, name) for name in TRACKED_FIGURES}
+    found |= list_booked_amounts(record)
     found |= {
         "exploit": record.exploit,
         "replied": len(record.replied),

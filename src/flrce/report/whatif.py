@@ -4,16 +4,18 @@ A budget also refuses a round by its estimate, of which the record knows only wh
 cost; `list_caveats` says where the two differ.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from flrce.core.cost_table import COSTS
 from flrce.core.pieces import NoCompression, StopRule
 from flrce.core.shadow_stops import SHADOW_THRESHOLDS
 from flrce.core.traits import CostAwareStop, SizedCompressor
 from flrce.core.types import ClientCost, RoundRecord
 from flrce.errors import BadInput, suggest_name
 from flrce.methods.catalogue.recipes import RELATIONSHIP_PRESETS, STOP_PRESETS, flrce
-from flrce.methods.stopping.budget import CostBudget, Patience
+from flrce.methods.stopping.budget import CostBudget, CostLimit, Patience
 from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.methods.stopping.no_headway import NoHeadway
@@ -34,35 +36,31 @@ class ReplayOutcome:
     why: str
     accuracy: float | None  # the headline of that round's model, or of the last one judged before
     averaged: float | None
-    joules: float
-    bytes: int
-    joules_saved: float
-    bytes_saved: int
+    spent: Mapping[str, float]  # cost -> until that round
+    saved: Mapping[str, float]  # cost -> in the rounds after it
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a program: every cost under its name, and what is saved of it."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        spent, saved = plain.pop("spent"), plain.pop("saved")
+        return {**plain, **spent, **{f"{name}_saved": x for name, x in saved.items()}}
 
 
 def build_stop_rules(
     run: RecordedRun,
     psi: Sequence[float] = (),
     patience: Sequence[int] = (),
-    joules: Sequence[float] = (),
-    nbytes: Sequence[float] = (),
-    seconds: Sequence[float] = (),
-    rounds: Sequence[int] = (),
     preset: Sequence[str] = (),
     points: Sequence[float] = (),
+    **budgets: Sequence[float],
 ) -> dict[str, StopRule]:
     """Each value as a rule of its own, by name; psi in the conflict rule of the run, or of its
-    preset.
+    preset. `budgets` are limits of the costs in COSTS.
     """
-    for name, values in {
-        "psi": psi,
-        "patience": patience,
-        "joules": joules,
-        "bytes": nbytes,
-        "seconds": seconds,
-        "rounds": rounds,
-        "points": points,
-    }.items():
+    for name in budgets:
+        if name not in COSTS:
+            raise BadInput(f"budget {name!r}: {suggest_name(name, COSTS)}")
+    for name, values in {"psi": psi, "patience": patience, "points": points, **budgets}.items():
         for value in values:
             if not value > 0:
                 raise BadInput(f"--{name} {value:g}: must be above 0")
@@ -84,11 +82,18 @@ def build_stop_rules(
             for value in psi
         },
         **{f"patience {value}": Patience(value) for value in patience},
-        **{f"{value:g} joules": CostBudget(joules=value) for value in joules},
-        **{f"{value:g} bytes": CostBudget(bytes=value) for value in nbytes},
-        **{f"{value:g} seconds": CostBudget(seconds=value) for value in seconds},
-        **{f"{value} rounds": CostBudget(rounds=value) for value in rounds},
+        **{
+            f"{value:g} {name}": _build_budget(name, value)
+            for name, values in budgets.items()
+            for value in values
+        },
     }
+
+
+def _build_budget(name: str, value: float) -> StopRule:
+    if name == "rounds":
+        return CostBudget(rounds=int(value))
+    return CostLimit(name, value)
 
 
 def _get_preset_rule(run: RecordedRun) -> UpdateConflicts:
@@ -110,7 +115,12 @@ def replay_rule(run: RecordedRun, name: str, rule: StopRule) -> ReplayOutcome:
         if h.outcome == "not started":
             break
         cost = ClientCost(
-            bytes_up=h.bytes_up, bytes_down=h.bytes_down, joules=h.joules, compute_seconds=h.seconds
+            bytes_up=h.bytes_up,
+            bytes_down=h.bytes_down,
+            joules=h.joules,
+            compute_seconds=h.seconds,
+            grams=h.grams,
+            other=h.other,
         )
         why = before(run.rounds[:i], [cost]) if before else ""
         if why:
@@ -131,10 +141,8 @@ def _build_outcome(run: RecordedRun, name: str, why: str, kept: int) -> ReplayOu
         why,
         seen.last_model_metric,
         seen.averaged,
-        sum(h.joules for h in head),
-        sum(h.bytes_up + h.bytes_down for h in head),
-        sum(h.joules for h in tail),
-        sum(h.bytes_up + h.bytes_down for h in tail),
+        {name: sum(map(cost.of_round, head)) for name, cost in COSTS.items()},
+        {name: sum(map(cost.of_round, tail)) for name, cost in COSTS.items()},
     )
 
 
@@ -148,9 +156,8 @@ def list_caveats(run: RecordedRun, outcomes: Sequence[ReplayOutcome]) -> list[st
             " tell."
         )
     reasons = _explain_overestimates(run)
-    if reasons and any(
-        "joules" in o.rule or "bytes" in o.rule or "seconds" in o.rule for o in outcomes
-    ):
+    priced = [name for name in COSTS if name != "rounds"]
+    if reasons and any(name in o.rule for o in outcomes for name in priced):
         notes.append(
             "Under a budget a real run may end sooner: it refuses a round by an estimate, and"
             f" {' and '.join(reasons)}."

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flrce.core.cost_table import COSTS
 from flrce.core.intervals import confidence_interval
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, Diverged, format_install_command
@@ -84,8 +85,7 @@ class Result:
             else ""
         )
         spent = (
-            f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.4g} MB, {s['joules']:.4g} J{doubt}"
-            f" {s['energy']}"
+            f"{COSTS['bytes'].of_summary(s) / 1e6:.4g} MB, {s['joules']:.4g} J{doubt} {s['energy']}"
         )
         kept = "not kept" if self.folder is None else str(self.folder)
         line = f"Result({judged}, {s['rounds']} rounds{ended}, {spent}, {kept})"
@@ -153,21 +153,12 @@ def require_training(result: Result) -> Result:
     return result
 
 
-SUMMARY_FIGURES = (
-    "value",
-    "value_last",
-    "accuracy",
-    "accuracy_last",
-    "rounds",
-    "joules",
-    "bytes",
-    "bytes_up",
-    "bytes_down",
-    "seconds",
-    "grams",
-    "computation_efficiency",
-    "communication_efficiency",
-)
+def list_seed_figures() -> list[str]:
+    """The figures of a summary that are averaged over seeds."""
+    metrics = ("value", "value_last", "accuracy", "accuracy_last")
+    fields = [field for cost in COSTS.values() for field in cost.booked_fields]
+    gains = ("computation_efficiency", "communication_efficiency")
+    return list(dict.fromkeys((*metrics, *COSTS, *fields, *gains)))
 
 
 def summarize_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -177,8 +168,9 @@ def summarize_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {
         "metric": summaries[0].get("metric", "accuracy") if summaries else "accuracy"
     }
-    summaries = [{**s, "bytes": (s["bytes_up"] or 0) + (s["bytes_down"] or 0)} for s in summaries]
-    for name in SUMMARY_FIGURES:
+    totals = [{name: cost.of_summary(s) for name, cost in COSTS.items()} for s in summaries]
+    summaries = [{**s, **spent} for s, spent in zip(summaries, totals, strict=True)]
+    for name in list_seed_figures():
         table[name] = asdict(
             confidence_interval([float(s[name]) for s in summaries if s.get(name) is not None])
         )

@@ -6,14 +6,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
-from flrce.core.fleet_state import fill_start_times
+from flrce.core.clock import fill_start_times
 from flrce.core.host import sync_folder
 from flrce.core.traits import RelationshipMap
 from flrce.core.types import Round, RoundRecord, State
@@ -21,7 +21,14 @@ from flrce.errors import BadInput, format_one_line
 from flrce.storage import checkpoint
 from flrce.storage.disk import FolderLock, LineFile, make_folder, write_atomically
 from flrce.storage.failpoint import hit_failpoint
-from flrce.storage.ledger_lines import parse_record, replace_non_finite, to_jsonl, to_relation_line
+from flrce.storage.ledger_lines import (
+    parse_record,
+    replace_non_finite,
+    to_client_line,
+    to_jsonl,
+    to_relation_line,
+    to_round_line,
+)
 from flrce.storage.limited import open_regular, split_lines
 from flrce.storage.seal import SEAL_FILE, SEALED_FILES, read_lines, write_seal
 from flrce.storage.settings import (
@@ -110,11 +117,10 @@ class Ledger:
         """Write one round's lines, then commit it."""
         self.lock.check_ownership()
         hit_failpoint("round.done")
-        rows = [asdict(client) for client in done.clients]
-        clients = [{k: v for k, v in row.items() if k != "spent"} | row["spent"] for row in rows]
+        clients = [to_client_line(client) for client in done.clients]
         relation = to_relation_line(done)
         with _explain_write_errors(self.folder):
-            self.files["rounds.jsonl"].append(to_jsonl([asdict(done.record)]))
+            self.files["rounds.jsonl"].append(to_jsonl([to_round_line(done.record)]))
             self.files["clients.jsonl"].append(to_jsonl(clients))
             self.files["relations.jsonl"].append(to_jsonl([relation] if relation else []))
             for lines in self.files.values():
@@ -259,7 +265,7 @@ def write_finished_run(
     resume.
     """
     make_folder(folder)
-    lines = [json.dumps(asdict(record), separators=(",", ":")) for record in history]
+    lines = [json.dumps(to_round_line(record), separators=(",", ":")) for record in history]
     write_atomically(folder / "experiment.toml", experiment.encode())
     write_atomically(folder / "rounds.jsonl", "".join(f"{line}\n" for line in lines).encode())
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1).encode())

@@ -4,13 +4,13 @@ import base64
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
 
 from flrce.core.traits import RelationshipMap
-from flrce.core.types import Round, RoundRecord
+from flrce.core.types import ClientRecord, Round, RoundRecord
 
 MAX_MAPPED_CLIENTS = (
     300  # clients up to which the rows of Omega are kept round by round, for the report's slider
@@ -33,6 +33,21 @@ def replace_non_finite(value: Any) -> Any:
     return (
         [replace_non_finite(item) for item in value] if isinstance(value, list | tuple) else value
     )
+
+
+def to_round_line(record: RoundRecord) -> dict[str, Any]:
+    """A round as a table of the ledger."""
+    return _drop_empty_other(asdict(record))
+
+
+def to_client_line(client: ClientRecord) -> dict[str, Any]:
+    """A client's part of a round as a table of the ledger: its costs stand beside the rest."""
+    line = asdict(client)
+    return _drop_empty_other(line | line.pop("spent"))
+
+
+def _drop_empty_other(line: dict[str, Any]) -> dict[str, Any]:
+    return line if line["other"] else {key: x for key, x in line.items() if key != "other"}
 
 
 def parse_record(row: Mapping[str, Any]) -> RoundRecord:

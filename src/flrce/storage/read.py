@@ -16,7 +16,7 @@ from annotated_types import Ge
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from flrce.core.fleet_state import fill_start_times
+from flrce.core.clock import fill_start_times
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.ledger_lines import MAX_MAPPED_CLIENTS
@@ -53,6 +53,8 @@ class ClientLine(TypedDict, total=False):
     framing: int
     compute_seconds: float
     transfer_seconds: float
+    grams: float
+    other: dict[str, float]
 
 
 class RelationLine(TypedDict, total=False):
@@ -184,6 +186,7 @@ def validate_round_line(row: Mapping[str, Any]) -> RoundRecord:
     found = RECORD.validate_python({key: value for key, value in row.items() if value is not None})
     figures = [value for value in vars(found).values() if isinstance(value, int | float)]
     figures += [value for value in (*found.holdouts, *found.held) if value is not None]
+    figures += found.other.values()
     if not 0 <= found.t <= MOST_ROUNDS or any(abs(value) > MOST for value in figures):
         raise ValueError(
             f"rounds.jsonl has a figure beyond all bounds in round {format_one_line(found.t, 20)}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flrce.core.fleet_state import replay_clock
+from flrce.core.cost_table import COSTS
 from flrce.core.types import RoundRecord
 from flrce.version import __version__
 
@@ -37,11 +37,9 @@ def summarize_run(
         last = seen[-1]
     elif history:
         last = RoundRecord(0, metric=history[-1].metric, lower=history[-1].lower)
-    joules = sum(h.joules for h in history)
-    up, down = sum(h.bytes_up for h in history), sum(h.bytes_down for h in history)
     handed = last.final_model_metric if last.metric == "accuracy" else None
     return {
-        "rounds": len(done),
+        **{name: x for cost in COSTS.values() for name, x in cost.summarize(history).items()},
         "metric": last.metric,  # the headline of the model that is handed back, and of the last one
         "better": "lower" if last.lower else "higher",
         "value": last.final_model_metric,
@@ -52,21 +50,11 @@ def summarize_run(
         "accuracy_weighted": last.accuracy_weighted,
         "loss": last.loss,
         "stopped": history[-1].stop if history else "",
-        "joules": joules,
-        "joules_wasted": sum(h.joules_wasted for h in history),
-        "joules_low": sum(h.joules_low for h in history),
-        "joules_high": sum(h.joules_high for h in history),
-        "grams": sum(h.grams for h in history),
-        "grams_wasted": sum(h.grams_wasted for h in history),
-        "bytes_up": up,
-        "bytes_down": down,
-        "bytes_wasted": sum(h.bytes_wasted for h in history),
-        "bytes_framing": sum(h.bytes_framing for h in history),
-        "bytes_evaluation": sum(h.bytes_evaluation for h in history),
-        "seconds": replay_clock(history),
         "energy": "measured" if history and all(h.measured for h in history) else "modelled",
-        "computation_efficiency": _accuracy_per_unit(handed, joules / 1e3),
-        "communication_efficiency": _accuracy_per_unit(handed, (up + down) / 1e9),
+        "computation_efficiency": _accuracy_per_unit(handed, COSTS["joules"].of_run(history) / 1e3),
+        "communication_efficiency": _accuracy_per_unit(
+            handed, COSTS["bytes"].of_run(history) / 1e9
+        ),
         "shadow_stops": _find_shadow_stops(done),
         "exploit_rounds": sum(h.exploit for h in done),
         "parameters": trainable,

@@ -3,13 +3,36 @@ rules.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from flrce.core.bounds import NonNegativeFloat, PositiveFloat, PositiveInt
-from flrce.core.fleet_state import replay_clock
+from flrce.core.cost_table import COSTS
 from flrce.core.traits import CostAwareStop, RecipeChecker
 from flrce.core.types import ClientCost, RoundRecord
+
+
+@dataclass(frozen=True)
+class CostLimit:
+    """Stop when so much of one cost is spent; `cost` is a name in COSTS."""
+
+    cost: str
+    limit: PositiveFloat
+
+    def __call__(self, history: Sequence[RoundRecord]) -> str:
+        used = COSTS[self.cost].of_run(history)
+        return self._describe(used) if used >= self.limit else ""
+
+    def check_next_round(
+        self, history: Sequence[RoundRecord], estimates: Sequence[ClientCost]
+    ) -> str:
+        """Why the next round, estimated so, is not affordable: it may use all that is left."""
+        cost = COSTS[self.cost]
+        used = cost.of_estimates(estimates) + cost.of_run(history)
+        return f"next round would pass {self._describe(used)}" if used > self.limit else ""
+
+    def _describe(self, used: float) -> str:
+        return f"budget of {self.limit:g} {self.cost} ({used:.6g})"
 
 
 @dataclass(frozen=True)
@@ -22,49 +45,25 @@ class CostBudget:
     seconds: PositiveFloat | None = None
     grams: PositiveFloat | None = None  # of CO2
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """Cost -> the most that may be spent of it."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: limit for name, limit in found.items() if limit is not None}
+
     def __call__(self, history: Sequence[RoundRecord]) -> str:
-        return self._explain_overrun(history, 0, 0.0, 0.0, 0.0)
+        limits = (CostLimit(*item) for item in self.limits.items() if item[0] != "rounds")
+        return next((why for limit in limits if (why := limit(history))), "")
 
     def check_next_round(
         self, history: Sequence[RoundRecord], estimates: Sequence[ClientCost]
     ) -> str:
         """Why the next round, estimated so, is not affordable; "" if it is."""
-        if (
-            self.rounds is not None
-            and sum(h.outcome == "committed" for h in history) >= self.rounds
-        ):
+        if self.rounds is not None and COSTS["rounds"].of_run(history) >= self.rounds:
             return f"budget of {self.rounds} rounds"
-        slowest = max((s.seconds for s in estimates), default=0.0)
-        joules = sum(s.joules + s.idle_watts * (slowest - s.seconds) for s in estimates)
-        nbytes = sum(s.bytes_up + s.bytes_down for s in estimates)
-        grams = sum(s.grams for s in estimates)
-        return self._explain_overrun(
-            history, nbytes, joules, slowest, grams, "next round would pass "
-        )
-
-    def _explain_overrun(
-        self,
-        history: Sequence[RoundRecord],
-        nbytes: int,
-        joules: float,
-        seconds: float,
-        grams: float,
-        how: str = "",
-    ) -> str:
-        spent = {
-            "bytes": nbytes + sum(h.bytes_up + h.bytes_down for h in history),
-            "joules": joules + sum(h.joules for h in history),
-            "seconds": seconds + replay_clock(history),
-            "grams": grams + sum(h.grams for h in history),
-        }
-        for name, used in spent.items():
-            limit = getattr(self, name)
-            if limit is None:
-                continue
-            over = used > limit if how else used >= limit  # the next round may use all that is left
-            if over:
-                return f"{how}budget of {limit:g} {name} ({used:.6g})"
-        return ""
+        limits = (CostLimit(*item) for item in self.limits.items() if item[0] != "rounds")
+        checks = (limit.check_next_round(history, estimates) for limit in limits)
+        return next((why for why in checks if why), "")
 
 
 @dataclass(frozen=True)

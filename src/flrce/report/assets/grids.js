@@ -183,10 +183,10 @@ const drawServed = (what) => (frame) => {
 // A client's share reads best in a smaller unit than the run's total.
 function unitFor(what, run) {
   const most = Math.max(...run.costs[what].map((v, k) => v + run.costs[`${what}_wasted`][k]));
-  const scales = what === "joules" ? [[1e6, "MJ"], [1e3, "kJ"], [1, "J"]] : [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
-  const [per, name] = scales.find(([s]) => most >= s) || scales.at(-1);
+  const [per, name] = data.scales[what].find(([s]) => most >= s) || data.scales[what].at(-1);
   return { per, name };
 }
 
-const clientTable = (run) => [["client", "rounds", "joules useful", "joules wasted", "bytes useful", "bytes wasted"],
-  ...names(run).map((name, k) => [name, ...["n", "joules", "joules_wasted", "bytes", "bytes_wasted"].map((key) => run.costs[key][k])])];
+const clientCosts = [...document.querySelectorAll('input[name="cost"]')].map((input) => input.value);
+const clientTable = (run) => [["client", "rounds", ...clientCosts.flatMap((cost) => [`${cost} useful`, `${cost} wasted`])],
+  ...names(run).map((name, k) => [name, run.costs.n[k], ...clientCosts.flatMap((cost) => [run.costs[cost][k], run.costs[`${cost}_wasted`][k]])])];

@@ -3,8 +3,7 @@
 const hidden = new Set();
 const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
 const visible = () => data.recipes.map((recipe, i) => [recipe, i]).filter(([, i]) => !hidden.has(i));
-const AXIS = { rounds: "round", joules: "energy", bytes: "traffic", seconds: "time", grams: "CO2" };
-if (!data.recipes.some((recipe) => ((recipe.curves.raw.grams || [[]])[0] || []).some((x) => x > 0))) document.querySelector('input[name="axis"][value="grams"]').parentElement.remove();
+const AXIS = { ...data.axes, rounds: "round" };
 const unit = (name) => data.units[name] || { per: 1, name: "" };
 const axisName = (axis) => (axis === "rounds" ? "round" : `${AXIS[axis]}, ${unit(axis).name}`);
 const legendOf = () => visible().map(([recipe, i]) => [recipe.label, seriesColour(i), dash(i)]);
@@ -23,11 +22,9 @@ const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(
 // One run's own points along an axis.
 function courseOf(run, axis, averaged) {
   const found = [];
-  let committed = 0;
   run.t.forEach((t, i) => {
-    committed += run.outcome[i] === "committed";
     const y = averaged && run.averaged[i] != null ? run.averaged[i] : run.accuracy[i];
-    if (y != null) found.push([axis === "rounds" ? committed : run[axis][i], y]);
+    if (y != null) found.push([run[axis][i], y]);
   });
   return found;
 }

@@ -7,10 +7,9 @@ const one = () => runs.find((run) => run.folder === chosen && run.T) || null;
 const joules = (value) => (value == null ? "–" : value >= 1e6 ? `${number(value / 1e6)} MJ` : value >= 1e3 ? `${number(value / 1e3)} kJ` : `${number(value)} J`);
 const bytes = (value) => (value == null ? "–" : value >= 1e9 ? `${number(value / 1e9)} GB` : value >= 1e6 ? `${number(value / 1e6)} MB` : `${number(value / 1e3)} kB`);
 const seconds = (value) => (value < 100 ? `${Math.round(value)} s` : value < 6000 ? `${Math.round(value / 60)} min` : `${number(value / 3600)} h`);
-const amounts = { joules, bytes, seconds, rounds: (value) => `${value} rounds` };
 const left = (run) => (run.ends == null ? "–" : seconds(Math.max(run.ends - Date.now() / 1000, 0)));
 const price = (run) => (!run.price ? "–" : run.price.joules == null ? "no gain" : `${joules(run.price.joules)}, ${bytes(run.price.bytes)}`);
-const budget = (run) => run.budget.map((each) => `${amounts[each.name](each.left)}${each.lasts == null || each.name === "rounds" ? "" : ` (${each.lasts} rounds)`}`).join("; ") || "–";
+const budget = (run) => run.budget.map((each) => `${each.shown[1]}${each.lasts == null || each.name === "rounds" ? "" : ` (${each.lasts} rounds)`}`).join("; ") || "–";
 
 // Lines over rounds: series are { name, points: [[t, value]], paint, dash }, level a threshold with its name.
 function lines(frame, series, axis, level = null) {
@@ -99,7 +98,7 @@ function facts(run) {
   if (last) said.push(`Round ${last.t}${last.outcome === "committed" ? "" : ` (${last.outcome})`}, ${last.exploit ? "exploit" : "explore"}: ${last.chosen.join(", ")}${last.count > last.chosen.length ? ` and ${last.count - last.chosen.length} more` : ""}; ${last.replied} of ${last.count} replies counted.`);
   if (run.waiting) said.push(`${run.waiting} clients have not trained yet.`);
   if (run.price) said.push(run.price.joules == null ? `No gain over the last ${run.price.rounds} rounds.` : `A point has cost ${price(run)} over the last ${run.price.rounds} rounds (${run.energy} energy).`);
-  for (const each of run.budget) said.push(`Of the budget of ${amounts[each.name](each.limit)}, ${amounts[each.name](each.left)} are left${each.lasts == null || each.name === "rounds" ? "" : `: about ${each.lasts} rounds`}.`);
+  for (const each of run.budget) said.push(`Of the budget of ${each.shown[0]}, ${each.shown[1]} are left${each.lasts == null || each.name === "rounds" ? "" : `: about ${each.lasts} rounds`}.`);
   if (run.abandoned) said.push(`${run.abandoned} rounds were abandoned.`);
   if (run.stop) said.push(`Stop: ${run.stop}.`);
   return said.concat(run.notes.map((note) => `Note: ${note}.`));
