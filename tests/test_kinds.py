@@ -165,7 +165,7 @@ def test_an_embedding_learns_from_ids():
         recipe={"name": "fedavg"},
         engine={"workers": 1},
     )
-    result = run(experiment, data=windows(), model=build_net("test_kinds:Last", windows(), 0))
+    result = run(experiment, data=windows(), model=build_net("test_kinds:Last", windows().spec, 0))
     assert result.summary["accuracy"] > 0.9
 
 

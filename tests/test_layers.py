@@ -24,6 +24,7 @@ LAYERS = {
     "simulation": 8,
     "report": 8,
     "flower": 9,
+    "inference": 9,
     "cli": 10,
     "": 11,
 }

@@ -224,10 +224,10 @@ def test_a_net_of_ones_own_gets_what_it_asks_for():
     pool = Source(
         "t", np.zeros((4, 6), np.int64), np.zeros(4, np.int64), tuple("ab"), kind="tokens"
     )
-    net = build_net("test_nets:Own", pool, 0, {"width": 3})
+    net = build_net("test_nets:Own", pool.spec, 0, {"width": 3})
     assert net.weight.shape == (2, 3)
     with pytest.raises(BadInput, match="cannot be built"):
-        build_net("test_nets:Own", pool, 0, {"depth": 3})
+        build_net("test_nets:Own", pool.spec, 0, {"depth": 3})
 
 
 class Own(nn.Embedding):

@@ -66,7 +66,7 @@ class Trace:
         self.name, self.seed = name, seed
         engine = {**tables.get("engine", {}), "device": "cpu" if device == "cpu" else "auto"}
         self.experiment = Experiment.from_tables({**tables, "seed": seed, "engine": engine})
-        net = build_net(self.experiment.model.name, pool, seed, self.experiment.model.options)
+        net = build_net(self.experiment.model.name, pool.spec, seed, self.experiment.model.options)
         self.first = pack_model(net, make_layout(net)).float()
         self.series = {
             key: [] for key in (*EVERY, *JUDGED, "bytes", "way", "chosen", "holdouts", "flagged")

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     )
     from flrce.data.sources import Source
     from flrce.errors import BadInput, Diverged, UnfinishedRun
+    from flrce.inference.predictions import Predictions
+    from flrce.inference.trained_model import TrainedModel, load
     from flrce.methods.catalogue import recipes
     from flrce.simulation.result import Result
     from flrce.simulation.runs import rounds, run
@@ -65,6 +67,7 @@ __all__ = [
     "LocalWork",
     "Pace",
     "Payload",
+    "Predictions",
     "Recipe",
     "Reply",
     "Result",
@@ -81,9 +84,11 @@ __all__ = [
     "StopRule",
     "SubModel",
     "Task",
+    "TrainedModel",
     "UnfinishedRun",
     "Updates",
     "__version__",
+    "load",
     "recipes",
     "rounds",
     "run",
@@ -122,6 +127,8 @@ _HOMES = {
     ),
     "flrce.data.sources": ("Source",),
     "flrce.errors": ("BadInput", "Diverged", "UnfinishedRun"),
+    "flrce.inference.predictions": ("Predictions",),
+    "flrce.inference.trained_model": ("TrainedModel", "load"),
     "flrce.simulation.result": ("Result",),
     "flrce.simulation.runs": ("rounds", "run"),
     "flrce.training.links": ("Batch", "ClientContext", "Link"),

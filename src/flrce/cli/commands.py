@@ -251,23 +251,44 @@ def verify_command(**given: Any) -> None:
     verify_runs(**given)
 
 
+@app.command("predict")
+@options.add_runs_argument("RUN", name="run")
+@click.argument("file", type=PATH_TYPE)
+@add_option("--out", type=PATH_TYPE, help="Write all predictions to this csv file.")
+@add_option("--last", is_flag=True, help="Use the last model instead of the final one.")
+@options.trust_option
+@options.json_option
+def predict_command(**given: Any) -> None:
+    """Predict the samples of a file with the model of a run.
+
+    RUN is a run directory. FILE is a csv, tsv, jsonl, parquet or npz file, an image, or a folder of
+    images; it is prepared as the training data were.
+    """
+    from flrce.cli.predict import predict_file
+
+    predict_file(**given)
+
+
 @app.command("export")
 @options.add_runs_argument("RUN", name="run")
 @add_option(
     "--out",
     type=PATH_TYPE,
     required=True,
-    help="Folder for adapter_config.json and adapter_model.safetensors.",
+    help="FILE.pt2 (torch.export), FILE.onnx, or a folder for peft adapters.",
 )
-@add_option("--last", is_flag=True, help="The last model, where an average was handed back.")
+@add_option("--last", is_flag=True, help="Use the last model instead of the final one.")
+@options.trust_option
 @options.json_option
 def export_command(**given: Any) -> None:
-    """Write a language model's adapters as HuggingFace's peft reads them:
-    PeftModel.from_pretrained(base, FOLDER).
-    """
-    from flrce.cli.export import export_run_adapters
+    """Write the model of a run for other programs.
 
-    export_run_adapters(**given)
+    FILE.pt2 and FILE.onnx take raw numbers and include the preprocessing. Adapters of a language
+    model go into a folder that peft reads: PeftModel.from_pretrained(base, FOLDER).
+    """
+    from flrce.cli.export import export_run
+
+    export_run(**given)
 
 
 for group in (groups.recipes_group, groups.pieces_group, groups.data_group, groups.deploy_group):

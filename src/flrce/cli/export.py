@@ -1,4 +1,4 @@
-"""flrce export runs/a --out adapters"""
+"""flrce export runs/a --out model.onnx"""
 
 import json
 from pathlib import Path
@@ -6,8 +6,17 @@ from pathlib import Path
 from flrce.report import peft
 
 
-def export_run_adapters(run: Path, out: Path, last: bool, as_json: bool) -> None:
-    """The adapters that a run handed back, for peft."""
+def export_run(run: Path, out: Path, last: bool, as_json: bool, trust: bool = False) -> None:
+    """Write the model of a run: a file by its suffix, or a folder of peft adapters."""
+    if out.suffix:
+        from flrce.inference.export import export_network
+        from flrce.inference.trained_model import load
+
+        model = load(run, last=last, trust=trust)
+        export_network(model, out)
+        shown = {"file": str(out), "shape": list(model.spec.shape), "outputs": model.spec.outputs}
+        print(json.dumps(shown, indent=1) if as_json else f"wrote {out}: takes {model.spec.shape}")
+        return
     config = peft.export_adapters(run, out, last)
     if as_json:
         print(json.dumps(config, indent=1))

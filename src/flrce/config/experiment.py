@@ -38,7 +38,7 @@ from flrce.core.user_code import (
     trust_file,
 )
 from flrce.data.federation import Federation, federate
-from flrce.data.sources import Source
+from flrce.data.sources import SampleSpec, Source
 from flrce.devices.costs import DeviceProfile
 from flrce.devices.fleet_model import FleetDynamics
 from flrce.errors import BadInput, format_one_line, suggest_name
@@ -193,10 +193,11 @@ class Experiment(Section):
         with apply_trust(NOTHING):
             return compose_recipe(plain, {"P": self.per_round}, {}, _as_tuple(self.model.kept)).kept
 
-    def build_network(self, pool: Source) -> Any:
+    def build_network(self, samples: Source | SampleSpec) -> Any:
         """The network that the experiment names, for these samples."""
+        spec = samples.spec if isinstance(samples, Source) else samples
         with apply_trust(self._trust):
-            return build_net(self.model.name, pool, self.seed, self.model.options)
+            return build_net(self.model.name, spec, self.seed, self.model.options)
 
     def build_availability(self) -> Callable[[str, int], bool] | None:
         """(client, round) -> whether it can be reached; None: always."""

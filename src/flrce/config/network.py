@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from flrce.core.user_code import import_object, validate_factory
-from flrce.data.sources import Source
+from flrce.data.sources import SampleSpec
 from flrce.errors import BadInput, describe_exception, explain_shortage, format_one_line
 from flrce.models.nets import build_network
 
 
-def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None = None) -> Any:
+def build_net(name: str, spec: SampleSpec, seed: int, options: dict[str, Any] | None = None) -> Any:
     """The network an experiment names, for these samples.
 
     A class of the user's gets, if it asks for them, `shape` (of one sample), `outputs` (how many
@@ -21,13 +21,13 @@ def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None
     if ":" not in name:
         return build_network(
             name,
-            pool.shape,
-            pool.outputs,
+            spec.shape,
+            spec.outputs,
             seed,
-            pool.vocabulary,
-            pool.predicts_every_position,
+            spec.vocabulary,
+            spec.predicts_every_position,
             options,
-            pool.shift < 0,
+            spec.shift < 0,
         )
     make = import_object(name, "model.name")
     validate_factory(
@@ -35,10 +35,10 @@ def build_net(name: str, pool: Source, seed: int, options: dict[str, Any] | None
     )
     wanted = inspect.signature(make).parameters
     known = {
-        "shape": pool.shape,
-        "outputs": pool.outputs,
-        "classes": pool.outputs,
-        "vocabulary": pool.vocabulary,
+        "shape": spec.shape,
+        "outputs": spec.outputs,
+        "classes": spec.outputs,
+        "vocabulary": spec.vocabulary,
     }
     given = {**{key: value for key, value in known.items() if key in wanted}, **(options or {})}
     with torch.random.fork_rng(devices=[]):

@@ -42,7 +42,12 @@ def join_sources(parts: Sequence[Source], held: Sequence[bool] = (), name: str =
         group=np.concatenate(codes) if len(codes) == len(parts) else None,
         groups=groups if len(codes) == len(parts) else (),
         held=split,
+        preprocessing=first.preprocessing if _are_prepared_alike(parts) else None,
     )
+
+
+def _are_prepared_alike(parts: Sequence[Source]) -> bool:
+    return all(part.preprocessing == parts[0].preprocessing for part in parts)
 
 
 def _expand_grey_images(parts: Sequence[Source]) -> Sequence[Source]:

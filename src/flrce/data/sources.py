@@ -4,7 +4,7 @@ of one's own.
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.data.preprocessing import AS_GIVEN, Preprocessing
 from flrce.errors import BadInput
 
 FASHION_MNIST_FOLDER = Path(
@@ -41,6 +42,45 @@ TargetKind = Literal["classes", "values", "tokens", "labels"]
 IGNORED_TARGET = -100  # a position of y (N, L) that has no next symbol
 
 
+@dataclass(frozen=True)
+class SampleSpec:
+    """What a network and whoever uses it must know of samples, without the samples."""
+
+    shape: tuple[int, ...]  # of one sample, as the network takes it
+    dtype: str  # uint8, float32, or int64 for token ids
+    scale: float
+    shift: float
+    kind: TargetKind
+    classes: tuple[str, ...]
+    outputs: int
+    vocabulary: int
+    predicts_every_position: bool
+    # None: parts of the data were prepared differently, so that a new sample has no one form
+    preprocessing: Preprocessing | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data for model.json."""
+        prepared = None if self.preprocessing is None else self.preprocessing.to_json()
+        return {**vars(self), "preprocessing": prepared}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "SampleSpec":
+        """The inverse of `to_json`."""
+        prepared = data["preprocessing"]
+        return SampleSpec(
+            tuple(int(size) for size in data["shape"]),
+            str(data["dtype"]),
+            float(data["scale"]),
+            float(data["shift"]),
+            data["kind"],
+            tuple(map(str, data["classes"])),
+            int(data["outputs"]),
+            int(data["vocabulary"]),
+            bool(data["predicts_every_position"]),
+            None if prepared is None else Preprocessing.from_json(prepared),
+        )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Source:
     """Samples with what is to be learnt of them.
@@ -66,7 +106,7 @@ class Source:
         None  # (N,) the data's own test split; None: each client holds some back
     )
     ids: int = 0  # token ids that there are, where they have no names in `classes`
-    features: tuple[str, ...] = ()  # of a table: the columns that x was made of
+    preprocessing: Preprocessing | None = AS_GIVEN  # how raw samples became x
 
     def __repr__(self) -> str:
         """One line: what it is, not its samples."""
@@ -81,6 +121,28 @@ class Source:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Of a table: the columns that x was made of."""
+        columns = self.preprocessing.columns if self.preprocessing else ()
+        return tuple(column.name for column in columns)
+
+    @property
+    def spec(self) -> SampleSpec:
+        """All but the samples."""
+        return SampleSpec(
+            self.shape,
+            str(self.x.dtype),
+            self.scale,
+            self.shift,
+            self.kind,
+            self.classes,
+            self.outputs,
+            self.vocabulary,
+            self.predicts_every_position,
+            self.preprocessing,
+        )
 
     @property
     def has_token_ids(self) -> bool:

@@ -30,6 +30,8 @@ from flrce.flower.strategies import RecipeStrategy
 from flrce.models.flat import freeze_parameters, make_layout, pack_model
 from flrce.simulation.baseline import describe_data
 from flrce.simulation.simulator import Simulator
+from flrce.storage.disk import make_folder
+from flrce.storage.run_model import write_model_card
 
 DataAndModel = tuple[Federation, Any]  # samples and network
 _build_lock = threading.Lock()
@@ -52,6 +54,9 @@ def serve(
     """
     find_device(experiment.engine.device, "flower")
     federation, net = built or _get_data_and_model(experiment)
+    if state is not None and built is None:
+        make_folder(Path(state))
+        write_model_card(Path(state), federation.source.spec.to_json())
     costs = (
         _SimulatedCosts(experiment, federation, net) if settings.pop("modelled", False) else None
     )

@@ -8,25 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from flrce.config.experiment import Experiment
 from flrce.core.user_code import NOTHING
-from flrce.errors import BadInput, format_one_line
+from flrce.errors import BadInput
 from flrce.models.adapters import DOWN, UP
 from flrce.models.nets import build_network
 from flrce.models.seeds import SeedSpaceNetwork
 from flrce.storage.disk import BY_UMASK, write_atomically
-from flrce.storage.seal import (
-    MAX_SETTINGS_BYTES,
-    SEAL_FILE,
-    FileMarks,
-    read_seal,
-    read_sealed_file,
-    refuse_unlisted,
-)
+from flrce.storage.run_model import load_run_tensors, read_model_marks
+from flrce.storage.seal import MAX_SETTINGS_BYTES, read_sealed_file
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PUBLISHED_MODELS = {
@@ -46,7 +39,7 @@ def export_adapters(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
     """
     if not os.path.lexists(run / "experiment.toml"):
         raise BadInput(f"{run} is no run directory; give the --out of a run")
-    marks = _read_model_marks(run, last)
+    marks = read_model_marks(run, last)
     read_sealed_file(
         run / "experiment.toml", marks, MAX_SETTINGS_BYTES
     )  # rank and alpha stand there: as they were sealed
@@ -57,7 +50,7 @@ def export_adapters(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
             f" {str(run)!r}, resume=True).personal has their models, and"
             " flrce.report.peft.write_adapters writes one"
         )
-    return write_adapters(_load_run_model(run, last, marks), experiment, out)
+    return write_adapters(load_run_tensors(run, last, marks), experiment, out)
 
 
 def write_adapters(
@@ -128,37 +121,3 @@ def collect_adapters(tensors: Mapping[str, Tensor], experiment: Experiment) -> d
     return {
         name: x.detach() for name, x in tensors.items() if name.rpartition(".")[2] in (DOWN, UP)
     }
-
-
-def _read_model_marks(run: Path, last: bool) -> FileMarks:
-    """What the seal says of a run's files; BadInput where there is no model, or nothing to check it
-    by.
-    """
-    marks = read_seal(run)
-    names = ("last.safetensors", "model.safetensors") if last else ("model.safetensors",)
-    if not any(os.path.lexists(run / name) or name in marks for name in names):
-        raise BadInput(
-            f"{run} has no model yet: one is written when the run ends or is interrupted; go on"
-            " with --resume"
-        )
-    if not marks:
-        raise BadInput(
-            f"{run} has no {SEAL_FILE} to check its weights by; flrce run --out {run} --resume"
-            " writes it"
-        )
-    refuse_unlisted(run, marks)
-    return marks
-
-
-def _load_run_model(run: Path, last: bool, marks: FileMarks) -> dict[str, Tensor]:
-    name = (
-        "last.safetensors" if last and "last.safetensors" in marks else "model.safetensors"
-    )  # often the same
-    path, size = run / name, marks.get(name, {"bytes": 0})["bytes"]
-    try:
-        return load(read_sealed_file(path, marks, size))
-    except SafetensorError as why:
-        raise BadInput(
-            f"{path} cannot be read ({format_one_line(why, 80)}); restore it (flrce verify {run}"
-            " checks all)"
-        ) from why

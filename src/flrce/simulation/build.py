@@ -4,7 +4,7 @@ trains it.
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,7 @@ class Simulation:
     federation: Federation
     net: nn.Module
     engine: Simulator
+    given_network: str = ""  # the class of a network that came from Python
 
     def initial_state(self) -> State:
         """Before the first round."""
@@ -173,7 +174,9 @@ def build_simulation(
         experiment.build_availability(),
         experiment.build_life(tuple(federation.clients), devices),
     )
-    return Simulation(recipe, federation, net, engine)
+    return Simulation(
+        recipe, federation, net, engine, "" if model is None else type(model).__name__
+    )
 
 
 def with_given_clients(experiment: Experiment, data: Any) -> Experiment:
@@ -207,12 +210,9 @@ def build_data_and_model(
     if model is None and named.name == "llama" and d.tokenizer is not None:
         _require_same_vocabulary(d.tokenizer, str((named.options or {}).get("path", "smollm2")))
     net = experiment.build_network(pool) if model is None else model
-    net = prepare_network(net)
     few = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
     recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
-    net = freeze_parameters(
-        convert_to_float32(initialize_lazy_layers(net, few, experiment.seed)), recipe.fixed
-    )
+    net = finish_network(net, few, experiment.seed, recipe.fixed)
     probes = max(
         (
             link.forward_passes // 2
@@ -237,6 +237,14 @@ def build_data_and_model(
     if experiment.train.batch == 1:
         validate_single_sample_batch(net, few)
     return federation, net
+
+
+def finish_network(net: nn.Module, x: Tensor, seed: int, fixed: Sequence[str]) -> nn.Module:
+    """The network as it trains on samples x (n, ...): adapters in, lazy layers sized, float32,
+    frozen.
+    """
+    net = convert_to_float32(initialize_lazy_layers(prepare_network(net), x, seed))
+    return freeze_parameters(net, fixed)
 
 
 def _require_same_vocabulary(tokenizer: str, path: str) -> None:

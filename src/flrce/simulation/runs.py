@@ -40,6 +40,7 @@ from flrce.simulation.run_slot import DeviceSchedulers, RunSlot
 from flrce.simulation.variant_choice import load_variants, save_variants
 from flrce.storage.disk import make_folder, write_atomically
 from flrce.storage.ledger import Ledger, refuse_unless_new
+from flrce.storage.run_model import write_model_card
 from flrce.storage.run_notes import (
     compute_sweep_rounds,
     explain_small_fleet,
@@ -184,6 +185,10 @@ def _run_on_flower(
         )
     recipe = experiment.build_recipe()
     validate_recipe_network(recipe, net, federation.source.shape)
+    if out is not None:
+        make_folder(Path(out))
+        given_network = "" if model is None else type(model).__name__
+        write_model_card(Path(out), federation.source.spec.to_json(), given_network)
     found = server.run_on_local_grid(experiment, out, built=(federation, net), watch=watch)
     tensors = add_untravelled_tensors(dict(found.arrays.to_torch_state_dict()), net)
     where = make_layout(net, recipe.kept)
@@ -295,6 +300,8 @@ def _run_to_end(
         with Ledger(
             Path(out), experiment.to_toml(), built.describe_clients(), resume, kernel
         ) as ledger:
+            spec = built.federation.source.spec
+            write_model_card(ledger.folder, spec.to_json(), built.given_network)
             state = ledger.restore(start)
             if loop.is_stopped(state) and state.t < experiment.rounds:
                 log.warning(

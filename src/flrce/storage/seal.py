@@ -23,9 +23,11 @@ from flrce.storage.limited import (
 )
 
 SEAL_FILE = "checksums.json"
+MODEL_FILE = "model.json"  # how raw samples reach the model, and what its outputs mean
 SEALED_FILES = (
     "experiment.toml",
     "partition.json",
+    MODEL_FILE,
     "rounds.jsonl",
     "clients.jsonl",
     "relations.jsonl",

@@ -4,12 +4,14 @@ be guessed.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.own.targets import convert_targets, format_examples, resolve_class_names
+from flrce.data.preprocessing import Preprocessing
 from flrce.data.sources import Source, TargetKind
 from flrce.errors import BadInput
 
@@ -65,16 +67,18 @@ def from_arrays(
     held = None if test is None else _parse_split(test, where)
     if kind == "tokens" or (layout == "auto" and _is_next_symbol_task(x, y)):
         layout = "tokens"
-    x, kept = (
-        (_convert_tokens(x, where), slice(None))
+    x, kept, filled = (
+        (_convert_tokens(x, where), slice(None), ())
         if layout == "tokens"
         else _convert_numbers(x, layout, fill, where)
     )
     x, y, group, held = x[kept], y[kept], _select_rows(group, kept), _select_rows(held, kept)
     y, names, told = convert_targets(y, kind, layout == "tokens", where, len(classes))
     x = arrange_axes(x, layout, where)
+    prepared = Preprocessing(fill=filled)
     if standardise:
-        x = standardize_features(x, held, where)
+        prepared = measure_features(x, held, prepared, where)
+        x = prepared.transform(x)
     elif x.ndim == 2 and x.dtype == np.float32 and np.abs(x).max(initial=0) > MAX_UNSCALED_FEATURE:
         log.warning(
             "%s: features reach %.3g; data.standardise = true helps where training diverges",
@@ -93,6 +97,7 @@ def from_arrays(
         scale=scale,
         kind=told,
         held=held,
+        preprocessing=prepared,
     )
 
 
@@ -126,20 +131,23 @@ def arrange_axes(x: NDArray[Any], layout: InputLayout, where: str) -> NDArray[An
     return x
 
 
-def standardize_features(
-    x: NDArray[Any], held: NDArray[np.bool_] | None, where: str
-) -> NDArray[np.float32]:
-    """Each feature less its mean, over its deviation; both of all clients' training samples, which
-    a real federation would have to agree on first.
+def measure_features(
+    x: NDArray[Any], held: NDArray[np.bool_] | None, prepared: Preprocessing, where: str
+) -> Preprocessing:
+    """Mean and deviation of each feature, by all clients' training samples, which a real
+    federation would have to agree on first.
     """
     if x.dtype != np.float32:
         raise BadInput(
             f"{where}: only float features are standardised, x is {x.dtype}; leave standardise out"
         )
-    known = x if held is None else x[~held]
-    deviation = known.std(0, dtype=np.float64)
-    found = (x - known.mean(0, dtype=np.float64)) / np.where(deviation > 0, deviation, 1)
-    return np.asarray(found, np.float32)
+    training = x if held is None else x[~held]
+    deviation = training.std(0, dtype=np.float64)
+    return replace(
+        prepared,
+        mean=tuple(training.mean(0, dtype=np.float64).ravel().tolist()),
+        deviation=tuple(np.where(deviation > 0, deviation, 1).ravel().tolist()),
+    )
 
 
 def _to_array(value: Any, which: str, where: str) -> NDArray[Any]:
@@ -160,8 +168,8 @@ def _to_array(value: Any, which: str, where: str) -> NDArray[Any]:
 
 def _convert_numbers(
     x: NDArray[Any], layout: InputLayout, fill: FillValue, where: str
-) -> tuple[NDArray[Any], Any]:
-    """x in uint8 or float32, and the rows that stay."""
+) -> tuple[NDArray[Any], Any, tuple[float, ...]]:
+    """x in uint8 or float32, the rows that stay, and what fills a gap in each feature."""
     if x.dtype.kind in "OUS":
         raise BadInput(
             f"{where} x holds text or rows of different lengths; give numbers, or token ids of one"
@@ -182,7 +190,7 @@ def _convert_numbers(
             how,
         )
     if x.dtype == np.uint8:
-        return x, slice(None)
+        return x, slice(None), ()
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if np.isinf(x).any():
@@ -192,25 +200,26 @@ def _convert_numbers(
 
 def _fill_missing(
     x: NDArray[np.float32], fill: FillValue, where: str
-) -> tuple[NDArray[np.float32], Any]:
+) -> tuple[NDArray[np.float32], Any, tuple[float, ...]]:
     missing = np.isnan(x)
-    if not missing.any():
-        return x, slice(None)
-    count = int(missing.reshape(len(x), -1).any(1).sum())
-    if fill is None:
+    if isinstance(fill, str) and fill not in ("mean", "drop"):
+        raise BadInput(f"{where} fill = {fill!r} is unknown; use 'mean', 'drop' or a number")
+    if fill is None and missing.any():
+        count = int(missing.reshape(len(x), -1).any(1).sum())
         raise BadInput(
             f"{where} x holds NaN in {count} of {len(x)} samples; give fill = 'mean', 'drop' or a"
             " number"
         )
-    if fill == "drop":
-        return x, ~missing.reshape(len(x), -1).any(1)
+    if fill is None or fill == "drop":
+        kept = ~missing.reshape(len(x), -1).any(1) if missing.any() else slice(None)
+        return x, kept, ()
     if fill == "mean":
         counted = (~missing).sum(0)
-        mean = np.where(missing, 0, x).sum(0) / np.maximum(counted, 1)
-        return np.where(missing, mean, x).astype(np.float32), slice(None)
-    if isinstance(fill, str):
-        raise BadInput(f"{where} fill = {fill!r} is unknown; use 'mean', 'drop' or a number")
-    return np.where(missing, np.float32(fill), x), slice(None)
+        values = np.where(missing, 0, x).sum(0) / np.maximum(counted, 1)
+    else:
+        values = np.full(x.shape[1:], np.float32(fill))
+    filled = np.where(missing, values, x).astype(np.float32) if missing.any() else x
+    return filled, slice(None), tuple(np.asarray(values, np.float64).ravel().tolist())
 
 
 def _convert_tokens(x: NDArray[Any], where: str) -> NDArray[np.int64]:

@@ -29,6 +29,7 @@ from flrce.data.own.tables import (
 )
 from flrce.data.own.tables import SPLITS as MARKS
 from flrce.data.pool import assign_to_client, join_sources
+from flrce.data.preprocessing import Preprocessing
 from flrce.data.readers.columns import convert_column
 from flrce.data.readers.images import IMAGE_FORMATS, list_class_images, load_images
 from flrce.data.sources import Source
@@ -175,7 +176,8 @@ def _read_images(folder: Path, size: int | None = None) -> Source:
     if not found:
         raise BadInput(f"{format_path(folder)} has no folders of images; give {FOLDER_FORMS}")
     x, y = load_images(found, False, folder.name, size=size)
-    return Source(folder.name, x, y, tuple(found), scale=1 / 255)
+    prepared = Preprocessing(resized=size is not None)
+    return Source(folder.name, x, y, tuple(found), scale=1 / 255, preprocessing=prepared)
 
 
 def _refuse_for_images(how: Mapping[str, Any], folder: Path) -> None:

@@ -5,7 +5,7 @@ client and split.
 import importlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from flrce.core.files import (
 )
 from flrce.data.own.arrays import COLUMNS, InputLayout, from_arrays, refuse_columns
 from flrce.data.own.identifiers import find_identifiers
+from flrce.data.preprocessing import ColumnTable, FeatureColumn, Preprocessing
 from flrce.data.readers.columns import convert_column, parse_csv_cells
 from flrce.data.sources import Source
 from flrce.errors import BadInput, format_install_command, format_one_line, suggest_name
@@ -29,7 +30,6 @@ from flrce.errors import BadInput, format_install_command, format_one_line, sugg
 MAX_FILE_BYTES = 4 << 30  # bytes of one text file
 MAX_TEXT_VALUES = 50  # distinct texts of a column that becomes one column each
 TARGETS, GROUPS, SPLITS = ("y", "label", "target", "class"), ("group", "client"), ("split", "test")
-ColumnTable = Mapping[str, NDArray[Any]]
 log = logging.getLogger("flrce")
 
 
@@ -95,9 +95,10 @@ def from_columns(
             f"{where} x holds NaN in {count} of {len(rest[gaps[0]])} samples (columns"
             f" {_format_names(gaps)}); give fill = 'mean', 'drop' or a number"
         )
-    x = np.stack(
-        [part for key, value in rest.items() for part in _encode_feature(key, value, where)], 1
+    prepared = Preprocessing(
+        tuple(describe_feature(key, value, where) for key, value in rest.items()), tuple(told)
     )
+    x = prepared.encode_table(rest, where)
     log.info(
         "%s: %d features of %s; label %s%s%s",
         where,
@@ -119,7 +120,9 @@ def from_columns(
         layout=layout,
         **{**names, **how},
     )
-    return replace(made, features=tuple(rest))
+    assert made.preprocessing is not None
+    whole = replace(made.preprocessing, columns=prepared.columns, targets=prepared.targets)
+    return replace(made, preprocessing=whole)
 
 
 def _validate_lengths(columns: ColumnTable, where: str) -> None:
@@ -205,6 +208,17 @@ def read_csv_cells(path: Path) -> dict[str, list[Any]]:
     )
 
 
+def read_table_columns(path: Path) -> ColumnTable:
+    """The columns of a csv, tsv, jsonl or parquet file."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return to_columns(read_parquet(path))
+    if suffix == ".jsonl":
+        rows = read_jsonl_rows(path)
+        return {key: convert_column([row[key] for row in rows]) for key in rows[0]}
+    return {key: convert_column(values) for key, values in read_csv_cells(path).items()}
+
+
 def from_csv(path: Path | str, **how: Any) -> Source:
     """A table from a csv file with a header line (commas, semicolons or tabs)."""
     path = Path(path)
@@ -254,6 +268,12 @@ def read_jsonl_rows(path: Path) -> list[dict[str, Any]]:
 def from_parquet(path: Path | str, **how: Any) -> Source:
     """A table from a parquet file. Needs pandas with pyarrow."""
     path = Path(path)
+    given = {"name": path.stem, "where": format_path(path), **how}
+    return from_pandas(read_parquet(path), **given)
+
+
+def read_parquet(path: Path) -> Any:
+    """A parquet file as a DataFrame; BadInput where it does not fit into memory."""
     if not path.exists():
         raise BadInput(f"{format_path(path)} does not exist; give a parquet file")
     validate_regular(path, "give a parquet file")
@@ -266,7 +286,7 @@ def from_parquet(path: Path | str, **how: Any) -> Source:
             groups = [told.row_group(i).total_byte_size for i in range(told.num_row_groups)]
         needed = max(sum(groups), 8 * told.num_rows * told.num_columns)
         validate_memory(2 * needed, format_path(path), "give fewer samples")
-        frame = pd.read_parquet(path)
+        return pd.read_parquet(path)
     except ImportError as why:
         raise BadInput(
             f"parquet files need pandas and pyarrow; {format_install_command('tables')}"
@@ -277,11 +297,15 @@ def from_parquet(path: Path | str, **how: Any) -> Source:
         raise BadInput(
             f"{format_path(path)} is no parquet file ({format_one_line(why, 120)}); write it afresh"
         ) from why
-    return from_pandas(frame, **{"name": path.stem, "where": format_path(path), **how})
 
 
 def from_pandas(frame: Any, **how: Any) -> Source:
     """A table from a pandas DataFrame; its index is left out."""
+    return from_columns(to_columns(frame), **{"where": "DataFrame", **how})
+
+
+def to_columns(frame: Any) -> ColumnTable:
+    """The columns of a DataFrame as arrays."""
     columns: dict[str, NDArray[Any]] = {}
     for key in frame.columns:
         column = frame[key]
@@ -292,7 +316,7 @@ def from_pandas(frame: Any, **how: Any) -> Source:
             columns[str(key)] = convert_column(
                 [None if gap else v for v, gap in zip(column.astype(object), gaps, strict=True)]
             )
-    return from_columns(columns, **{"where": "DataFrame", **how})
+    return columns
 
 
 def _find_column(
@@ -308,18 +332,16 @@ def _find_column(
     return next((key for key in columns if key.lower() in usual), "")
 
 
-def _encode_feature(key: str, values: NDArray[Any], where: str) -> list[NDArray[Any]]:
-    """A column as numbers; text as one column of 0 and 1 for each value but the first of two."""
+def describe_feature(key: str, values: NDArray[Any], where: str) -> FeatureColumn:
+    """How a column becomes features: a number as it is, a text by its values."""
     if values.dtype.kind in "biuf":
-        return [values.astype(np.float32)]
-    found = np.unique(values)
-    if len(found) > MAX_TEXT_VALUES:
-        what = f"{where} column {key!a} holds {len(found)} different texts"
+        return FeatureColumn(key)
+    texts = np.unique(values)
+    if len(texts) > MAX_TEXT_VALUES:
+        what = f"{where} column {key!a} holds {len(texts)} different texts"
         raise BadInput(f"{what}; name it in data.ignore, or turn it into numbers")
-    log.info("%s: text column %s becomes %d columns of 0 and 1", where, ascii(key), len(found))
-    return [
-        (values == value).astype(np.float32) for value in (found[1:] if len(found) == 2 else found)
-    ]
+    log.info("%s: text column %s becomes %d columns of 0 and 1", where, ascii(key), len(texts))
+    return FeatureColumn(key, tuple(map(str, texts)))
 
 
 def _format_names(names: Any) -> str:

@@ -76,7 +76,7 @@ def load_images(
     )
     x = np.empty((len(paths), *shape), np.uint8)
     for row, path in enumerate(track_progress(paths, label, progress)):
-        x[row] = _read_pixels(path, shape, bool(size))
+        x[row] = read_image(path, shape, bool(size))
     return x, np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
 
 
@@ -92,9 +92,8 @@ def _read_mode(path: Path) -> str:
         return str(image.mode)
 
 
-def _read_pixels(
-    path: Path, shape: tuple[int, int, int], fitted: bool = False
-) -> NDArray[np.uint8]:
+def read_image(path: Path, shape: tuple[int, int, int], fitted: bool = False) -> NDArray[np.uint8]:
+    """Pixels (C, H, W) of one image; with `fitted`, resized to H x W."""
     channels, height, width = shape
     with _open_image(path) as image:
         if (

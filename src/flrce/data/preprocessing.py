@@ -1,0 +1,123 @@
+"""What was done to raw samples before training, kept with a run so that its model can be used."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flrce.errors import BadInput, format_one_line
+
+ColumnTable = Mapping[str, NDArray[Any]]
+MAX_NAMED_VALUES = 6  # values of a text column that a message lists
+
+
+@dataclass(frozen=True)
+class FeatureColumn:
+    """A column of a table that became features.
+
+    A number is one feature. A text has the given `values`: one feature of 0 and 1 for each, or for
+    the second alone where there are two.
+    """
+
+    name: str
+    values: tuple[str, ...] = ()
+
+    def encode(self, column: NDArray[Any], where: str) -> list[NDArray[np.float32]]:
+        """The features (N,) of a column; BadInput where training did not know a value."""
+        if not self.values:
+            return [self._convert_numbers(column, where)]
+        texts = column.astype(str)
+        unknown = np.flatnonzero(~np.isin(texts, self.values))
+        if len(unknown):
+            known = ", ".join(map(ascii, self.values[:MAX_NAMED_VALUES]))
+            raise BadInput(
+                f"{where} column {self.name!a}, row {unknown[0] + 1}: training had no value"
+                f" {format_one_line(texts[unknown[0]], 40)!a}, only {known}"
+            )
+        coded = self.values[1:] if len(self.values) == 2 else self.values
+        return [(texts == value).astype(np.float32) for value in coded]
+
+    def _convert_numbers(self, column: NDArray[Any], where: str) -> NDArray[np.float32]:
+        if column.dtype.kind in "biuf":
+            return column.astype(np.float32)
+        raise BadInput(
+            f"{where} column {self.name!a} holds text, and training had numbers there; give numbers"
+        )
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Raw samples to the x of a Source; per feature in the order of the flat sample.
+
+    `columns` are those of a table, `targets` the names of what was learnt. `fill` replaces missing
+    numbers, before x becomes (x - mean) / deviation; each is empty where nothing of the kind was
+    done. `resized` says that images of any size were made as large as the network takes them.
+    """
+
+    columns: tuple[FeatureColumn, ...] = ()
+    targets: tuple[str, ...] = ()
+    fill: tuple[float, ...] = ()
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    resized: bool = False
+
+    def encode_table(self, table: ColumnTable, where: str = "table") -> NDArray[np.float32]:
+        """x (N, features) of a table's columns; those that training did not use are ignored."""
+        missing = [column.name for column in self.columns if column.name not in table]
+        if missing:
+            names = ", ".join(ascii(name) for name in missing[:8])
+            raise BadInput(f"{where} lacks the column {names}, which the model was trained on")
+        features = [
+            feature
+            for column in self.columns
+            for feature in column.encode(np.asarray(table[column.name]), where)
+        ]
+        return np.stack(features, 1)
+
+    def transform(self, x: NDArray[Any], where: str = "x") -> NDArray[Any]:
+        """Missing values filled, features standardised, as in training."""
+        if x.dtype != np.float32:
+            return x
+        x = self._fill_missing(x, where)
+        if not self.mean:
+            return x
+        mean, deviation = (_reshape(values, x) for values in (self.mean, self.deviation))
+        return np.asarray((x - mean) / deviation, np.float32)
+
+    def _fill_missing(self, x: NDArray[np.float32], where: str) -> NDArray[np.float32]:
+        gaps = np.isnan(x)
+        if not gaps.any():
+            return x
+        if not self.fill:
+            row = int(np.flatnonzero(gaps.reshape(len(x), -1).any(1))[0]) + 1
+            raise BadInput(
+                f"{where} row {row} has a missing value, and training had none or dropped such"
+                " rows; fill it in"
+            )
+        return np.where(gaps, _reshape(self.fill, x).astype(np.float32), x)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data for model.json."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Preprocessing":
+        """The inverse of `to_json`."""
+        columns = tuple(
+            FeatureColumn(str(each["name"]), tuple(map(str, each["values"])))
+            for each in data["columns"]
+        )
+        numbers = {
+            key: tuple(float(value) for value in data[key]) for key in ("fill", "mean", "deviation")
+        }
+        targets = tuple(map(str, data["targets"]))
+        return Preprocessing(columns, targets, resized=bool(data["resized"]), **numbers)
+
+
+AS_GIVEN = Preprocessing()  # raw samples are x already
+
+
+def _reshape(values: Sequence[float], x: NDArray[Any]) -> NDArray[np.float64]:
+    return np.array(values, np.float64).reshape(x.shape[1:])

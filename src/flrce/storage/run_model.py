@@ -1,0 +1,70 @@
+"""The model of a run directory: its tensors, and model.json, which says how samples reach it."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from flrce.errors import BadInput, format_one_line
+from flrce.storage.disk import write_atomically
+from flrce.storage.seal import (
+    MODEL_FILE,
+    SEAL_FILE,
+    FileMarks,
+    parse_document,
+    read_seal,
+    read_sealed_file,
+    refuse_unlisted,
+)
+
+
+def write_model_card(folder: Path, samples: Mapping[str, Any], given_network: str = "") -> None:
+    """Write model.json: the form of `samples`, and the class of a network that came from Python,
+    which the experiment file cannot rebuild.
+    """
+    card = {"schema": 1, "samples": samples, "given_network": given_network}
+    write_atomically(folder / MODEL_FILE, json.dumps(card, indent=1).encode())
+
+
+def read_model_card(run: Path, marks: FileMarks) -> dict[str, Any] | None:
+    """The contents of model.json; None in a run of an earlier version."""
+    data = read_sealed_file(run / MODEL_FILE, marks)
+    return parse_document(data, run / MODEL_FILE) if data else None
+
+
+def read_model_marks(run: Path, last: bool) -> FileMarks:
+    """The hashes of a run's files; BadInput where the run has no model, or no hashes to check it
+    by.
+    """
+    marks = read_seal(run)
+    names = ("last.safetensors", "model.safetensors") if last else ("model.safetensors",)
+    if not any(os.path.lexists(run / name) or name in marks for name in names):
+        raise BadInput(
+            f"{run} has no model yet: it is written when the run ends or is interrupted; resume it"
+            " with --resume"
+        )
+    if not marks:
+        raise BadInput(
+            f"{run} has no {SEAL_FILE} to check its weights by; flrce run --out {run} --resume"
+            " writes it"
+        )
+    refuse_unlisted(run, marks)
+    return marks
+
+
+def load_run_tensors(run: Path, last: bool, marks: FileMarks) -> dict[str, Tensor]:
+    """The tensors of the final model, or of the `last` one where that is another."""
+    name = "last.safetensors" if last and "last.safetensors" in marks else "model.safetensors"
+    path, size = run / name, marks.get(name, {"bytes": 0})["bytes"]
+    try:
+        return load(read_sealed_file(path, marks, size))
+    except SafetensorError as why:
+        raise BadInput(
+            f"{path} cannot be read ({format_one_line(why, 80)}); restore it (flrce verify {run}"
+            " checks all)"
+        ) from why
