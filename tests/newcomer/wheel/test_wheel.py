@@ -124,6 +124,7 @@ def test_help_version_and_a_usage_error(venv, folder):
         ["nonsense"],
         ["compare", "--seeds"],
         ["run", "--set", "rounds=0"],
+        ["arena", "plan.toml", "--out", "o"],  # of the distribution that is not here
     ):
         said = call([flrce, *wrong], folder)
         assert said.returncode == 2, said
