@@ -1,4 +1,4 @@
-"""The networks of "your network" in docs/performance.md: random samples, an objective and a batch
+"""The networks of "Networks" in research/docs/gpu.md: random samples, an objective and a batch
 for each.
 """
 

@@ -1,4 +1,4 @@
-"""Set what the benchmarks measured into docs/performance.md, between its markers: python
+"""Set what the benchmarks measured into the pages of research/docs, between their markers: python
 benchmarks/page.py
 """
 
@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
-DOCS = RESULTS.parents[1] / "docs"
+PAGES = RESULTS.parents[1] / "research" / "docs"
 
 
 def body(name: str) -> str:
@@ -70,19 +70,18 @@ def others() -> str:
     return "\n".join([f"{found['device']}, torch {found['torch']}.", "", *rows])
 
 
-def embed(page: str, name: str, text: str) -> str:
-    """The page with `text` between `<!-- name -->` and `<!-- /name -->`."""
+def embed(pages: dict[Path, str], name: str, text: str) -> None:
+    """Put `text` between `<!-- name -->` and `<!-- /name -->` of the page that has them."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    if not pattern.search(page):
-        raise SystemExit(
-            f"docs/performance.md has no <!-- {name} --> and <!-- /{name} -->; put them back"
-        )
-    return pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
+    for path, page in pages.items():
+        if pattern.search(page):
+            pages[path] = pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
+            return
+    raise SystemExit(f"{PAGES} has no <!-- {name} --> and <!-- /{name} -->; put them back")
 
 
 def main() -> None:
-    place = DOCS / "performance.md"
-    page = place.read_text()
+    pages = {path: path.read_text() for path in sorted(PAGES.glob("*.md"))}
     texts = {
         name: body(name) for name in ("peers", "native", "growth", "h200", "networks", "precision")
     }
@@ -90,10 +89,11 @@ def main() -> None:
     if (RESULTS / "peers-networks.md").exists():
         texts["peers-networks"] = body("peers-networks")
     for name, text in texts.items():
-        page = embed(page, name, text)
-    place.write_text(page)
+        embed(pages, name, text)
+    for path, page in pages.items():
+        path.write_text(page)
     for picture in ("peers.svg", "growth.svg"):
-        shutil.copyfile(RESULTS / picture, DOCS / "img" / picture)
+        shutil.copyfile(RESULTS / picture, PAGES / "img" / picture)
 
 
 if __name__ == "__main__":

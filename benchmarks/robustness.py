@@ -379,7 +379,9 @@ def main() -> None:
     ask.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.2, 0.4])
     ask.add_argument("--recipes", nargs="+", choices=tuple(RECIPES), default=list(RECIPES))
     ask.add_argument("--workers", type=int, default=2)
-    ask.add_argument("--out", type=Path, default=ROOT / "docs" / "robustness.md")
+    ask.add_argument(
+        "--out", type=Path, default=ROOT / "research" / "results" / "attacks" / "tables.md"
+    )
     ask.add_argument(
         "--raw",
         type=Path,

@@ -151,7 +151,9 @@ def main() -> None:
         type=Path,
         default=ROOT / "research" / "results" / "attacks" / "steering-bounded.jsonl",
     )
-    ask.add_argument("--out", type=Path, default=ROOT / "docs" / "robustness.md")
+    ask.add_argument(
+        "--out", type=Path, default=ROOT / "research" / "results" / "attacks" / "tables.md"
+    )
     ask.add_argument("--only", nargs="*", choices=KINDS, default=KINDS)
     ask.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     given = ask.parse_args()

@@ -27,7 +27,8 @@ from flrce.methods.registry import PIECES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+RESEARCH = ROOT / "research" / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(RESEARCH.glob("*.md"))]
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```\s*$", re.DOTALL | re.MULTILINE)
 RUN, NOT_RUN = {"console", "python", "toml"}, {"", "text", "sh", "diff"}
 MOST = 4  # rounds of any documented run
@@ -52,6 +53,11 @@ class Block:
         return found[1] if found else None
 
 
+def name_page(page: Path) -> str:
+    """A page's name in the list of tests; those of the research book are apart."""
+    return f"research/{page.name}" if page.parent == RESEARCH else page.name
+
+
 def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
     for found in FENCE.finditer(text):
@@ -63,8 +69,8 @@ def run(
     page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """All blocks of a page, in an empty folder."""
-    if page.name in NEEDS:
-        pytest.importorskip(NEEDS[page.name])
+    if name_page(page) in NEEDS:
+        pytest.importorskip(NEEDS[name_page(page)])
     monkeypatch.setenv("FLRCE_DATA", str(folder / "prepared"))
     (folder / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(folder)

@@ -22,7 +22,7 @@ from flrce.core.client_tables import grow_state_tables
 from flrce.core.pieces import RoundView
 from flrce.core.types import RoundEvent, Updates
 from flrce.methods.catalogue.recipes import CATALOGUE
-from reading import DOCS, FENCE, NOT_RUN, PAGES, ROOT, RUN, blocks, run, script
+from reading import DOCS, FENCE, NOT_RUN, PAGES, ROOT, RUN, blocks, name_page, run, script
 from test_layers import LAYERS
 
 DOTTED = r"\bflrce(?:\.[A-Za-z_]\w*)+"
@@ -40,7 +40,7 @@ def test_the_fences_are_found(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
 def test_every_block_says_whether_it_runs(page: Path) -> None:
     assert {b.kind for b in blocks(page)} <= RUN | NOT_RUN
 
@@ -133,7 +133,7 @@ def test_the_reference_names_what_there_is() -> None:
 RENAMED = "## Names that changed in 0.2"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
 def test_dotted_names_can_be_imported(page: Path) -> None:
     """What a page calls `flrce.x.y` in its text exists; tables of old names are apart."""
     text = re.sub(FENCE, "", page.read_text()).partition(RENAMED)[0]
@@ -229,7 +229,7 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", re.sub(FENCE, "", page.read_text())):
         assert target.startswith("https://") or (page.parent / target).exists(), (
@@ -243,7 +243,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
 def test_links_lead_to_headings_that_exist(page: Path) -> None:
     for target, anchor in re.findall(
         r"\]\(([\w./-]*\.md)?#([\w-]+)\)", re.sub(FENCE, "", page.read_text())
@@ -317,10 +317,16 @@ def test_the_recorded_session_is_of_the_quick_start() -> None:
 def test_what_lies_outside_is_taken_along() -> None:
     pytest.importorskip("mkdocs")
     hooks = script("hooks")
-    text = "![a](../README.md) [b](../nothing.svg) [c](faq.md)"
-    assert hooks.outside(text) == {"README.md"}
-    moved = hooks.on_page_markdown(text, None, None, None)
-    assert moved == "![a](outside/README.md) [b](../nothing.svg) [c](faq.md)"
+    text = "![a](../README.md) [b](../nothing.svg) [c](faq.md) [d](../research/docs/stop.md#goals)"
+    assert hooks.find_outside(text, "index.md") == {"README.md"}
+    assert hooks.rewrite_links(text, "index.md") == (
+        "![a](outside/README.md) [b](../nothing.svg) [c](faq.md) [d](research/stop.md#goals)"
+    )
+    text = "[a](../results/README.md) [b](../../docs/faq.md#x) [c](stop.md)"
+    assert hooks.find_outside(text, "research/index.md") == {"research/results/README.md"}
+    assert hooks.rewrite_links(text, "research/index.md") == (
+        "[a](../outside/research/results/README.md) [b](../faq.md#x) [c](stop.md)"
+    )
 
 
 def test_examples_in_docstrings_become_blocks() -> None:

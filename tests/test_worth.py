@@ -212,7 +212,7 @@ def test_where_models_are_evaluated_liars_end_nothing_and_delay_so_much(share, l
     [(0.02, "up", 1, 1.6), (0.02, "down", 0.7, 1.1), (0.1, "up", 1, 3.6), (0.1, "down", 0.5, 1)],
 )
 def test_where_clients_alone_decide_liars_move_the_stop_by_a_bounded_factor(share, lie, low, high):
-    """They are believed up to CUT times what is usual; docs/beyond.md states these factors."""
+    """They are believed up to CUT times what is usual; docs/concepts.md states these factors."""
     honest = [ends(MarginalGain(), fleet(power, 300, seed=seed)) for seed in range(6)]
     moved = [ends(MarginalGain(), lied(share, lie, seed)) for seed in range(6)]
     assert low <= math.exp(np.mean(np.log(moved) - np.log(honest))) <= high

@@ -1,5 +1,8 @@
-"""A hook of mkdocs: copies what pages show from outside docs/ (../research/results/fig.svg) into the site."""
+"""A hook of mkdocs: takes the pages of research/docs into the site under research/, and copies what
+pages show from elsewhere in the repository (../research/results/fig.svg).
+"""
 
+import os
 import re
 from pathlib import Path
 
@@ -7,27 +10,64 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)")
 ROOT = Path(__file__).resolve().parent.parent.parent
+#: folder of the repository -> folder of the site; what lies elsewhere goes to OUTSIDE
+SITE_FOLDERS = {"research/docs": "research", "docs": "."}
+OUTSIDE = "outside"
 
 
-def outside(text: str) -> set[str]:
-    """Paths from the repository's root that a page of docs/ links to with ../"""
-    return {path for path in OUTSIDE.findall(text) if (ROOT / path).is_file()}
+def resolve_link(link: str, page: str) -> str:
+    """The path, from the repository's root, that a page of the site links to."""
+    folder = "research/docs" if page.startswith("research/") else "docs"
+    return os.path.normpath(os.path.join(folder, link))
+
+
+def place_in_site(path: str) -> str:
+    """Where a file of the repository lies in the site."""
+    for folder, place in SITE_FOLDERS.items():
+        if path.startswith(f"{folder}/"):
+            return os.path.normpath(f"{place}/{path.removeprefix(f'{folder}/')}")
+    return f"{OUTSIDE}/{path}"
+
+
+def find_outside(text: str, page: str) -> set[str]:
+    """Files of the repository, outside of the site's folders, that a page links to."""
+    paths = {resolve_link(link, page) for link in LINK.findall(text)}
+    return {
+        path
+        for path in paths
+        if (ROOT / path).is_file() and place_in_site(path).startswith(f"{OUTSIDE}/")
+    }
+
+
+def rewrite_links(text: str, page: str) -> str:
+    """A page's text with links to files as the site has them; others stay as they are."""
+
+    def rewrite(found: re.Match[str]) -> str:
+        path = resolve_link(found[1], page)
+        if not (ROOT / path).is_file():
+            return found[0]
+        return f"]({os.path.relpath(place_in_site(path), os.path.dirname(page) or '.')}"
+
+    return LINK.sub(rewrite, text)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    found: set[str] = set()
+    research = ROOT / "research" / "docs"
+    for path in sorted(research.rglob("*")):
+        if path.is_file():
+            name = f"research/{path.relative_to(research).as_posix()}"
+            content = path.read_text() if path.suffix == ".md" else path.read_bytes()
+            files.append(File.generated(config, name, content=content))
+    outside: set[str] = set()
     for page in files.documentation_pages():
-        found |= outside(page.content_string)
-    for path in sorted(found):
-        content = (ROOT / path).read_bytes()
-        files.append(File.generated(config, f"outside/{path}", content=content))
+        outside |= find_outside(page.content_string, page.src_uri)
+    for name in sorted(outside):
+        content = (ROOT / name).read_bytes()
+        files.append(File.generated(config, f"{OUTSIDE}/{name}", content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    taken = outside(markdown)
-    return OUTSIDE.sub(
-        lambda found: f"](outside/{found[1]}" if found[1] in taken else found[0], markdown
-    )
+    return rewrite_links(markdown, page.file.src_uri)

@@ -5,7 +5,7 @@ on?
     python research/studies/averages.py confirm                      what ours handed back in the runs that confirmed the stop
     python research/studies/averages.py fresh                        FedAvg's models in the headline's runs: ours minus last
     python research/studies/averages.py run --out DIR --data CACHE   paired runs on other seeds [--share 0/4] [--seconds 300]
-    python research/studies/averages.py table DIR [--page docs/beyond.md]   their differences, with 95 % intervals; into the page
+    python research/studies/averages.py table DIR [--page research/docs/average.md]   their differences, with 95 % intervals; into the page
 
 Nothing else in a run depends on its average as long as nothing stops it: runs of one seed train the
 same models.

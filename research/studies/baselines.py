@@ -4,7 +4,7 @@ five other seeds.
     python research/studies/baselines.py search  --out DIR [--tasks fed-heart] [--data CACHE] [--device cuda]
     [--share 0/4]
     python research/studies/baselines.py confirm --out DIR ...       the settings that the search's lines in DIR speak for
-    python research/studies/baselines.py table   --out DIR           docs/baselines.md's tables, from the lines alone
+    python research/studies/baselines.py table   --out DIR           research/docs/baselines.md's tables, from the lines alone
 
 plans/baselines.json holds tasks, methods, settings and the rule. Every run is a line of
 DIR/PHASE-TASK[-SHARE].jsonl; one that is there is not run again, so that several processes may

@@ -1,4 +1,4 @@
-"""The tables and plots of docs/first-study.md from recorded runs: `python research/studies/beyond.py [OUT
+"""The tables and plots of research/docs/first-study.md from recorded runs: `python research/studies/beyond.py [OUT
 [PAGE]]`.
 
 Runs were made by `research/studies/traces.py` without a stop. A stop rule is a pure function of the record,
@@ -511,8 +511,5 @@ def main(out, page, traces=ROOT / "results" / "beyond" / "traces"):
 
 if __name__ == "__main__":
     main(
-        *map(
-            Path,
-            sys.argv[1:] or (ROOT / "results" / "beyond", ROOT.parent / "docs" / "first-study.md"),
-        )
+        *map(Path, sys.argv[1:] or (ROOT / "results" / "beyond", ROOT / "docs" / "first-study.md"))
     )

@@ -1,7 +1,7 @@
 """Which recipe is worth its joules and bytes, when every one of them hands back the same average?
 
     python research/studies/headline.py run --plan research/studies/plans/frontier-average.json --data CACHE --out DIR
-    python research/studies/frontier.py research/results/frontier [docs/beyond.md]     tables, into the page too, and DIR/frontier.svg
+    python research/studies/frontier.py research/results/frontier [research/docs/frontier.md]     tables, into the page too, and DIR/frontier.svg
 
 The plan's rule: curves are means over seeds; the front has the points that no cheaper point of
 another curve reaches; budgets are compared by rows that other seeds chose.

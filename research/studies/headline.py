@@ -2,7 +2,7 @@
 
     python research/studies/headline.py run   --data CACHE --out DIR [--tasks digits,femnist] [--device cuda] [--stack 12] \
         [--seconds 500] [--share 0/4] [--plan research/studies/plans/frontier-average.json]
-    python research/studies/headline.py table --out research/results/headline [--page docs/beyond.md]
+    python research/studies/headline.py table --out research/results/headline [--page research/docs/target-cost.md]
     python research/studies/headline.py holdouts --data CACHE --out DIR --tasks digits,mnist-writers
 
 plans/headline.json holds tasks, rows, seeds and the rule; runs found in DIR are not made again. A

@@ -5,7 +5,7 @@ without FLrce's lead.
     python research/studies/language.py central ...        the untouched base, and LoRA on everyone's samples together
     python research/studies/language.py speed ...          tokens a second and memory, against plain loops
 
-plans/language.json holds settings, cells and rules; language_tables.py makes docs/language.md's
+plans/language.json holds settings, cells and rules; language_tables.py makes research/docs/language.md's
 tables of the lines. A run is a file DIR/NAME.json, written anew at every evaluation; one that is
 complete, there or among the lines of earlier occasions, is not run again. Without a model and a
 text of one's own, `--model FOLDER --text FILE --rounds 2` try it on a CPU with any small one.

@@ -1,7 +1,7 @@
 """Tables, claims and figure of the language study, from lines alone.
 
 python research/studies/language_tables.py gather DIR     DIR's runs, as research/studies/language.py left them, in two small files
-python research/studies/language_tables.py                docs/language.md's tables and every claim of the plan
+python research/studies/language_tables.py                research/docs/language.md's tables and every claim of the plan
 python research/studies/language_tables.py figure FILE    perplexity against megabytes
 """
 

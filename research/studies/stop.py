@@ -1,4 +1,4 @@
-"""The tables of docs/beyond.md on stopping, from recorded runs: `python research/studies/stop.py [OUT
+"""The tables of research/docs/stop.md, from recorded runs: `python research/studies/stop.py [OUT
 [PAGE]]`.
 
 Runs were made by `research/studies/stop_traces.py` without a stop; every rule is a pure function of the
@@ -673,6 +673,4 @@ def main(out, page, traces=ROOT / "results" / "stop"):
 
 
 if __name__ == "__main__":
-    main(
-        *map(Path, sys.argv[1:] or (ROOT / "results" / "stop", ROOT.parent / "docs" / "beyond.md"))
-    )
+    main(*map(Path, sys.argv[1:] or (ROOT / "results" / "stop", ROOT / "docs" / "stop.md")))

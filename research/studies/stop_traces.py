@@ -1,4 +1,4 @@
-"""Runs without a stop, with every signal that a stop could look at: the ground of docs/beyond.md.
+"""Runs without a stop, with every signal that a stop could look at: the ground of research/docs/stop.md.
 
     python research/studies/stop_traces.py PLAN.json --data CACHE --out DIR [--device cuda] [--seconds 300]
     [--share 0/4]

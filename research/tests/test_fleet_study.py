@@ -22,7 +22,7 @@ def test_the_page_has_the_study_s_ratios(plan, tmp_path, capsys):
     study.tables(types.SimpleNamespace(plan=plan, folder=tmp_path))
     told = capsys.readouterr().out
     assert told == (HOME / f"benchmarks/results/{plan}/fleets.md").read_text()
-    page = (HOME / "docs/fleet.md").read_text()
+    page = (HOME / "research/docs/fleets.md").read_text()
     ratios = set(re.findall(r"\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", told.partition("\n- ")[0]))
     assert len(ratios) > 15
     left = {

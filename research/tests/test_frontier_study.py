@@ -106,11 +106,11 @@ def test_the_longer_of_two_lines_of_a_run_counts(tmp_path):
 
 def test_the_page_has_the_headline_that_the_runs_give(tmp_path):
     root = Path(__file__).resolve().parents[2]
-    page = tmp_path / "beyond.md"
-    page.write_text((root / "docs/beyond.md").read_text())
+    page = tmp_path / "page.md"
+    page.write_text((root / "research/docs/target-cost.md").read_text())
     made = headline.tables(root / "research/results/headline")
     headline.embed(made, page)
-    assert page.read_text() == (root / "docs/beyond.md").read_text()
+    assert page.read_text() == (root / "research/docs/target-cost.md").read_text()
     assert page.read_text().count("<!-- headline-") == 4
     assert (
         made["headline-joules"].count("1.00 [1.00, 1.00]")
@@ -179,17 +179,9 @@ def test_a_seed_counts_once_where_its_cells_are_one_observation(tmp_path):
 
 
 def test_the_page_has_the_averages_that_the_runs_give():
-    root = Path(__file__).resolve().parents[2]
-    page = (root / "docs/beyond.md").read_text()
-    if averages.rows_of(root / "research/results/averages"):
-        assert (
-            f"<!-- averages -->\n{averages.table(root / 'research/results/averages')}<!-- end -->"
-            in page
-        )
-    else:
-        assert (
-            "has not been run" in page[page.index("## The average") : page.index("## A selection")]
-        )
+    root = Path(__file__).resolve().parents[1]
+    page = (root / "docs/average.md").read_text()
+    assert f"<!-- averages -->\n{averages.table(root / 'results/averages')}<!-- end -->" in page
 
 
 @pytest.mark.parametrize("arm", averages.ARMS)
@@ -200,7 +192,7 @@ def test_every_arm_is_an_experiment(arm):
 
 def test_the_page_has_the_frontier_that_the_runs_give(tmp_path):
     root = Path(__file__).resolve().parents[2]
-    page = (root / "docs/beyond.md").read_text()
+    page = (root / "research/docs/frontier.md").read_text()
     for name, told in frontier.tables(root / "research/results/frontier").items():
         assert f"<!-- {name} -->\n{told}<!-- end -->" in page
 

@@ -1,5 +1,5 @@
 """Rows 15 to 19 on the digits, small; benchmarks/robustness.py measures them with intervals
-(docs/robustness.md).
+(research/docs/robustness.md).
 """
 
 import sys
@@ -63,7 +63,7 @@ def test_scaling(clean, attack, seen):
     seen(f"{100 * clean:.1f} -> {100 * hit:.1f} %")
 
 
-@pytest.mark.row(16, "sign-flip, noise, ALIE at 20 %", "measured: docs/robustness.md")
+@pytest.mark.row(16, "sign-flip, noise, ALIE at 20 %", "measured: research/docs/robustness.md")
 @pytest.mark.parametrize("attack", ["sign-flip", "noise", "alie"])
 def test_directions(clean, attack, seen):
     """No promise but to end with a finite, usable model."""

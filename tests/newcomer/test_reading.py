@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from reading import DOCS, PAGES, RUN, blocks, run, script
+from reading import DOCS, PAGES, RUN, blocks, name_page, run, script
 
 TO_RUN = [
     page for page in PAGES if page.name != "README.md" and RUN & {b.kind for b in blocks(page)}
 ]
 
 
-@pytest.mark.parametrize("page", TO_RUN, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", TO_RUN, ids=name_page)
 def test_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ from flrce.core.buffers import allocate_like
 from flrce.core.types import Updates
 
 # FLrce's own: times a round's median samples that one client is believed to have
-# (docs/robustness.md)
+# (research/docs/robustness.md)
 DEFAULT_SAMPLE_CAP_RATIO = 5.0
 CHUNK_COLUMNS = (
     2**16

@@ -42,7 +42,7 @@ def flrce(
     psi: float | str | None = None, preset: str = "default", P: int = 10, **local: Any
 ) -> Recipe:
     """FLrce: everyone in turn, grouped by their last updates; stops once more rounds are not worth
-    it (docs/beyond.md).
+    it (docs/concepts.md).
 
     It hands back the averaged model and believes no client's samples beyond 5 times the round's
     median. The price is 2 points for twice the rounds; `frugal` asks for 4, `accurate` for 1,

@@ -1,8 +1,8 @@
 """Everyone once before anyone twice; the relationships between last updates say who goes together.
 
 With few labels each, clients pull the model to and fro. Nobody is left out of a sweep, nobody can
-capture it by agreeing with friends (docs/robustness.md). What grouping by directions adds to turns
-by chance: docs/beyond.md.
+capture it by agreeing with friends (research/docs/robustness.md). What grouping by directions adds
+to turns by chance: research/docs/selection.md.
 """
 
 from dataclasses import dataclass, field, replace

@@ -138,7 +138,7 @@ class EMA:
 
 
 #: what FLrce's own presets hand back: the average, unless it is young or rounds go straight on
-#: (docs/beyond.md)
+#: (research/docs/average.md)
 FLRCE_EMA = EMA(ease=4.0, level=0.15)
 
 

@@ -33,7 +33,7 @@ class DistanceGrowth:
 
     After Lee et al. 2026 (arXiv 2601.22669), of which the abstract was read: the growth rate of the
     task vector, seen by the server without validation data. Their constants are not told there;
-    ours did best in docs/beyond.md's study.
+    ours did best in the study of research/docs/stop.md.
     """
 
     rate: PositiveFloat = 0.001

@@ -22,7 +22,7 @@ from flrce.methods.stopping.wording import (
     describe_prediction,
 )
 
-# chosen on the decision set of docs/beyond.md; nothing knows T, M, P or a learning rate
+# chosen on the decision set of research/docs/stop.md; nothing knows T, M, P or a learning rate
 EVALUATION_WINDOW_DOUBLINGS = (0.5, 0.75, 1.0)  # doublings that a stretch of evaluations is long
 EVALUATION_SLOPE_SHARE = 0.6  # of its slope that the next doubling brings: gains fall off
 EVALUATION_ERROR_MARGIN = 2.0  # errors that are added
@@ -95,7 +95,7 @@ class MarginalGain:
     clients that say how good the model was that they were sent (`holdouts`) must not contradict;
     where it does not, clients alone decide, at no traffic. With `joules`, `bytes` or `seconds` per
     point, twice the rounds cost what the run has cost so far. Constants and error rates:
-    docs/beyond.md.
+    research/docs/stop.md.
     """
 
     points: PositiveFloat = 2.0

@@ -24,7 +24,8 @@ class NoHeadway:
     takes back what the last did. Conflict between rounds, where Algorithm 3 looks at conflict
     within one: clients with few labels each conflict in every round, whether training gets anywhere
     or not. The first rounds tell how much headway there is to lose: the more labels differ between
-    clients, the less of it is ever seen. No run ends within `after` rounds (docs/first-study.md).
+    clients, the less of it is ever seen. No run ends within `after` rounds
+    (research/docs/first-study.md).
     """
 
     level: Annotated[float, Ge(-1), Le(1)] = -0.08
