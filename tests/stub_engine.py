@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flrce.core.downlink import HeldPart
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.types import ClientCost, ClientStates, Evaluation, PendingTask, Reply, Task
 
@@ -42,6 +43,10 @@ class StubEngine:
 
     def get_task_layout(self, task: Task) -> tuple[Tensor | None, Sequence[tuple[str, int]]]:
         return None, (("w", self.trainable),)
+
+    def get_held_part(self, task: Task) -> HeldPart:
+        _, layout = self.get_task_layout(task)
+        return HeldPart(None, tuple(layout), self.trainable)
 
     def train(
         self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None

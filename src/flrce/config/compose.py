@@ -37,6 +37,7 @@ ROLE_METHODS = {
     "trainer": "assign",
     "submodel": "assign",
     "compressor": "encode",
+    "downlink": "encode_models",
     "aggregator": "__call__",
     "server": "step",
     "pace": "cohort_size",

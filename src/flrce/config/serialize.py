@@ -27,7 +27,9 @@ def serialize_recipe(recipe: Recipe) -> dict[str, Any]:
         "base": "fedavg",
         "minimum": recipe.minimum,
     }
-    table |= {role: serialize_piece(role, getattr(recipe, role), own=True) for role in ROLES}
+    table |= {
+        role: serialize_piece(role, getattr(recipe, role), True) for role in list_roles(recipe)
+    }
     table |= {flag: True for flag in RECIPE_FLAGS if getattr(recipe, flag)}
     work = {"epochs": recipe.work.epochs, "batch": recipe.work.batch, "steps": recipe.work.steps}
     train: dict[str, Any] = {key: value for key, value in work.items() if value is not None}
@@ -43,6 +45,13 @@ def serialize_recipe(recipe: Recipe) -> dict[str, Any]:
     }
     _verify_round_trip(recipe, found, model)
     return found | ({"model": model} if model else {})
+
+
+def list_roles(recipe: Recipe) -> tuple[str, ...]:
+    """The roles that a run directory names: a dense downlink is left out, as it was before there
+    were others.
+    """
+    return tuple(role for role in ROLES if role != "downlink" or not recipe.downlink.is_dense)
 
 
 def serialize_piece(role: str, piece: Any, own: bool = False) -> dict[str, Any]:

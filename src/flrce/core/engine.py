@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from flrce.core.downlink import HeldPart
 from flrce.core.types import (
     ClientCost,
     ClientStates,
@@ -44,6 +45,8 @@ class Engine(Protocol):
     def get_task_layout(
         self, task: Task
     ) -> tuple[Tensor | None, Sequence[tuple[str, int]]]: ...  # coordinates, layout
+
+    def get_held_part(self, task: Task) -> HeldPart: ...  # what its client is sent of w
 
     def train(
         self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None

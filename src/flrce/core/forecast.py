@@ -23,11 +23,11 @@ def check_budget(
     engine: Engine,
     state: State,
     tasks: Sequence[Task],
-    asked: Sequence[str],
+    asked: Sequence[tuple[str, int]],
     some: bool = False,
 ) -> None:
     """Refused where the recipe's budget does not pay for these tasks and for asking these clients
-    for their losses.
+    for their losses, with so many bytes of download each.
 
     With `some`, only P of the tasks will be run, and it is not known which: then the dearest must
     be affordable.
@@ -36,14 +36,12 @@ def check_budget(
         return
     expected = [engine.estimate(task) for task in expect_uploads(engine, state, tasks)]
     estimates = estimate_carbon(engine, state, tasks, expected)
-    down = count_model_bytes(engine, state.w)
     if some:
         costs = combine_estimates(
-            bound_task_costs(estimates, recipe.P),
-            bound_inquiry_costs(engine, asked, recipe.P, down),
+            bound_task_costs(estimates, recipe.P), bound_inquiry_costs(engine, asked, recipe.P)
         )
     else:
-        questions = estimate_inquiries(engine, asked, {task.client for task in tasks}, down)
+        questions = estimate_inquiries(engine, asked, {task.client for task in tasks})
         costs = combine_estimates(estimates, [spent for _, spent in questions])
     why = recipe.stop.check_next_round(state.history, costs)
     if why:
@@ -56,24 +54,24 @@ def count_model_bytes(engine: Engine, w: Tensor) -> int:
 
 
 def estimate_inquiries(
-    engine: Engine, asked: Sequence[str], chosen: set[str], down: int
+    engine: Engine, asked: Sequence[tuple[str, int]], chosen: set[str]
 ) -> list[tuple[str, ClientCost]]:
     """Asking clients for their loss: a download and 4 bytes back, unless one trains and gets the
     model anyway.
     """
     return [
         (client, _estimate_inquiry(engine, client, 0 if client in chosen else down))
-        for client in asked
+        for client, down in asked
     ]
 
 
 def bound_inquiry_costs(
-    engine: Engine, asked: Sequence[str], P: int, down: int
+    engine: Engine, asked: Sequence[tuple[str, int]], P: int
 ) -> list[ClientCost]:
     """The same before it is known which P of them train: then those whose downloads cost least."""
     both = [
         (_estimate_inquiry(engine, client, down), _estimate_inquiry(engine, client, 0))
-        for client in asked
+        for client, down in asked
     ]
     both.sort(key=lambda pair: pair[0].joules - pair[1].joules)
     return [spared for _, spared in both[:P]] + [full for full, _ in both[P:]]

@@ -90,10 +90,10 @@ def validate_replies(
     ]  # each may be a large model, let go of as it is stacked
     updates = stack_updates(few, handed_over, holdings, d, trainable, dtype, table, w)
     ages = [0 if t is None else t - task.t for task in few]
-    if any(ages) and w is not None:
-        updates = replace(
-            updates, age=torch.tensor(ages), base=tuple(bases.get(task.client, w) for task in few)
-        )
+    started = tuple(bases.get(task.client, w) for task in few)
+    if w is not None and (any(ages) or any(base is not w for base in started)):
+        starts = tuple(w if base is None else base for base in started)
+        updates = replace(updates, base=starts, age=torch.tensor(ages) if any(ages) else None)
     return updates, rejected
 
 

@@ -14,10 +14,11 @@ from flrce.core import device_transfer
 from flrce.core.buffers import free_unused_buffers
 from flrce.core.costs import book_costs
 from flrce.core.diagnostics import add_diagnostics
+from flrce.core.downloads import acknowledge_downloads
 from flrce.core.engine import Engine, ShapedEngine
 from flrce.core.evaluation import add_client_evaluations, evaluate_model, validate_client_metrics
 from flrce.core.fleet_state import add_carbon, initial_fleet_state, update_batteries
-from flrce.core.forecast import count_model_bytes, estimate_inquiries
+from flrce.core.forecast import estimate_inquiries
 from flrce.core.gate import collect_client_states, validate_replies
 from flrce.core.memory_limits import (
     check_memory,
@@ -138,9 +139,7 @@ def close_round(
 ) -> Round:
     """Check the replies, aggregate, evaluate, decide; or abandon the round and keep the model."""
     state = plan.state
-    asked = estimate_inquiries(
-        engine, plan.asked, {task.client for task in plan.tasks}, count_model_bytes(engine, state.w)
-    )
+    asked = estimate_inquiries(engine, plan.asked, {task.client for task in plan.tasks})
     if plan.refused:
         return close_refused_round(recipe, engine, plan, asked)
     checked = check_and_book(recipe, engine, plan, came, asked)
@@ -192,7 +191,9 @@ def check_and_book(
     clients, costs = book_costs(
         t, landing.tasks, replies, rejected, asked, landing.seconds, plan.keep, price
     )
-    landing = replace(landing, memory={**landing.memory, **update_batteries(engine, plan, clients)})
+    received = acknowledge_downloads(recipe, state, plan.flights, came.replies)
+    batteries = update_batteries(engine, plan, clients)
+    landing = replace(landing, memory={**landing.memory, **received, **batteries})
     record = RoundRecord(
         t=t,
         exploit=plan.chosen.exploit,

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HASH_BYTES = 16  # of a hash that names a model
+SEED_BYTES = 8
 Tensors = Tensor | Mapping[Any, Tensor] | Iterable[Tensor]
 
 

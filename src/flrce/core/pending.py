@@ -1,12 +1,13 @@
 """Tasks under way: sent in this round or an earlier one, back in this round or a later one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from flrce.core.async_state import AsyncState, split_due_tasks
+from flrce.core.downlink import EncodedModel
 from flrce.core.engine import AsynchronousEngine, Engine
 from flrce.core.fleet_state import drop_departed_clients, estimate_return_times
 from flrce.core.pieces import Recipe
@@ -50,18 +51,21 @@ def dispatch(
     engine: Engine,
     state: State,
     tasks: Sequence[Task],
+    models: Sequence[EncodedModel],
     under_way: Sequence[PendingTask],
     now: float = 0.0,
 ) -> tuple[PendingTask, ...]:
-    """Everything under way once this round's tasks are sent."""
-    if not isinstance(recipe.pace, AsynchronousPace):
-        return tuple(PendingTask(task, state.w, now) for task in tasks)
-    validate_packable(recipe, tasks)
-    back = estimate_return_times(engine, state, tasks, now)
-    return (
-        *under_way,
-        *(PendingTask(task, state.w, now, at) for task, at in zip(tasks, back, strict=True)),
+    """Everything under way once this round's tasks are sent, each with its model."""
+    tasks = [replace(task, download=one.download) for task, one in zip(tasks, models, strict=True)]
+    back = [0.0] * len(tasks)
+    if isinstance(recipe.pace, AsynchronousPace):
+        validate_packable(recipe, tasks)
+        back = estimate_return_times(engine, state, tasks, now)
+    sent = tuple(
+        PendingTask(task, one.model, now, at, one.payload)
+        for task, one, at in zip(tasks, models, back, strict=True)
     )
+    return (*under_way, *sent) if isinstance(recipe.pace, AsynchronousPace) else sent
 
 
 def collect_replies(
@@ -104,7 +108,8 @@ def collect_due(recipe: Recipe, plan: RoundPlan, came: RoundReplies) -> DueTasks
     """Whose replies the round is about, and what goes on."""
     flights, began = plan.flights, plan.began
     if not isinstance(recipe.pace, AsynchronousPace):
-        return DueTasks(tuple(flight.task for flight in flights))
+        others = {one.task.client: one.w for one in flights if one.w is not plan.state.w}
+        return DueTasks(tuple(flight.task for flight in flights), others)
     answered = {(reply.client, reply.t) for reply in came.replies if isinstance(reply, Reply)}
     back = [flight for flight in flights if (flight.task.client, flight.task.t) in answered]
     rest = [flight for flight in flights if (flight.task.client, flight.task.t) not in answered]

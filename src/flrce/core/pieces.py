@@ -17,6 +17,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import LearningRate, find_problem
+from flrce.core.downlink import DENSE_DOWNLOAD, Downlink
 from flrce.core.engine import (
     AsynchronousEngine as AsynchronousEngine,
 )  # asked for here too, as is Engine
@@ -256,6 +257,7 @@ ROLES = (
     "trainer",
     "submodel",
     "compressor",
+    "downlink",
     "aggregator",
     "server",
     "pace",
@@ -284,6 +286,7 @@ class Recipe:
     fixed: tuple[str, ...] = ()  # patterns of parameters that neither train nor travel
     submodel: SubModel = FullModel()
     compressor: Compressor = NoCompression()
+    downlink: Downlink = DENSE_DOWNLOAD
     server: ServerStep = ServerSGD()
     pace: Pace = SynchronousPace()
     stop: StopRule = NeverStop()

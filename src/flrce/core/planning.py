@@ -6,9 +6,10 @@ from dataclasses import replace
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce.core.downloads import count_download_kinds, encode_downloads, find_inquiry_models
 from flrce.core.engine import AnnotatingEngine, Engine
 from flrce.core.fleet_state import reachable_clients, view_with_fleet_state
-from flrce.core.forecast import RoundRefused, check_budget
+from flrce.core.forecast import RoundRefused, check_budget, count_model_bytes
 from flrce.core.memory_limits import has_memory_for_clients, has_updates_on_device
 from flrce.core.pending import dispatch, list_pending_tasks
 from flrce.core.pieces import Recipe, RoundView
@@ -24,22 +25,20 @@ class LossInquiry:
     def __init__(self, recipe: Recipe, engine: Engine, state: State) -> None:
         self.recipe, self.engine, self.state = recipe, engine, state
         self.view: RoundView | None = None  # of the round that is planned
-        self.asked: list[int] = []  # indices
+        self.asked: list[tuple[str, int]] = []  # clients, and bytes that each downloads for it
 
     def __call__(self, indices: Sequence[int]) -> Tensor:
         assert self.view is not None
         state = self.state
         tasks = self.recipe.build_tasks(Selection(tuple(indices)), state.memory, self.view)
         clients = [state.roster[k] for k in indices]
+        dense = count_model_bytes(self.engine, state.w)
+        models = find_inquiry_models(self.recipe, self.engine, state, tasks, dense)
+        asked = [(client, size) for client, (_, size) in zip(clients, models, strict=True)]
         # nobody is asked for a round that the budget does not pay for
-        check_budget(self.recipe, self.engine, state, tasks, clients, some=True)
-        self.asked.extend(indices)
-        return self.engine.losses([state.w] * len(clients), clients)
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The clients that were asked."""
-        return tuple(self.state.roster[k] for k in self.asked)
+        check_budget(self.recipe, self.engine, state, tasks, asked, some=True)
+        self.asked.extend(asked)
+        return self.engine.losses([model for model, _ in models], clients)
 
 
 def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int = 0) -> RoundPlan:
@@ -59,7 +58,7 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
         pool,
         n,
         engine.estimate,
-        lambda k: draft_task(recipe, state.roster[k], k, t, seed, T),
+        lambda k: draft_task(recipe, state, k, t, seed, T),
         inquiry,
         state.history,
         engine.blocks,
@@ -72,10 +71,12 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
     )
     notes = engine.annotate_tasks(tasks) if isinstance(engine, AnnotatingEngine) else {}
     absent = count_absent(state.roster, pool, busy)
-    selection = replace(selection, why={**selection.why, **notes, **absent})
-    flights = dispatch(recipe, engine, state, tasks, pending, now)
+    state, models = encode_downloads(recipe, engine, state, tasks)
+    kinds = count_download_kinds(recipe, models)
+    selection = replace(selection, why={**selection.why, **notes, **absent, **kinds})
+    flights = dispatch(recipe, engine, state, tasks, models, pending, now)
     keep = selection.keep or recipe.pace.max_replies(recipe.P)
-    return RoundPlan(state, t, selection, flights, inquiry.clients, refusal, n, keep, now)
+    return RoundPlan(state, t, selection, flights, tuple(inquiry.asked), refusal, n, keep, now)
 
 
 def admit_clients(
@@ -90,10 +91,10 @@ def admit_clients(
     return update_roster(state, tuple(reachable), has_memory)
 
 
-def draft_task(recipe: Recipe, client: str, k: int, t: int, seed: int, T: int) -> Task:
+def draft_task(recipe: Recipe, state: State, k: int, t: int, seed: int, T: int) -> Task:
     """The plain task of a client, before trainer, sub-model and pace fit it."""
     return Task(
-        client,
+        state.roster[k],
         k,
         t,
         seed,
@@ -102,6 +103,7 @@ def draft_task(recipe: Recipe, client: str, k: int, t: int, seed: int, T: int) -
         augment=recipe.augment,
         compressor=recipe.compressor,
         rounds=T,
+        download=recipe.downlink.plan_download(state.memory.get("downlink"), k),
     )
 
 
@@ -118,7 +120,7 @@ def choose_tasks(
             selection = validate_selection(recipe.selector, selected, len(state.roster))
         drafts = recipe.build_tasks(selection, state.memory, view)
         tasks = tuple(engine.adapt_task(task) for task in drafts)
-        check_budget(recipe, engine, state, tasks, inquiry.clients)
+        check_budget(recipe, engine, state, tasks, inquiry.asked)
     except RoundRefused as why:
         return selection, (), str(why)
     return selection, tasks, ""

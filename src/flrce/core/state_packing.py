@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flrce.core.async_state import AsyncState
 from flrce.core.pieces import NoCompression, Recipe
-from flrce.core.types import LocalWork, PendingTask, Portion, Task
+from flrce.core.types import Download, LocalWork, PendingTask, Portion, Task
 from flrce.errors import BadInput
 
 FieldChanges = dict[str, Any]  # "field.of.field" -> value
@@ -42,7 +42,8 @@ def pack_pending_tasks(
     kept: dict[int, Tensor] = {}
     free = 1 + max(before.tensors, default=0)
     for flight in flights:
-        for tensor in flight.task.tensors.values():
+        own = [flight.w] if flight.task.download else []  # models that a client alone has
+        for tensor in (*flight.task.tensors.values(), *own):
             number = numbers.setdefault(id(tensor), free)
             free = max(free, number + 1)
             kept[number] = tensor
@@ -51,7 +52,8 @@ def pack_pending_tasks(
         known.get(id(flight)) or PackedTask(_pack_task(recipe, flight, numbers), flight)
         for flight in flights
     )
-    return AsyncState({flight.task.t: flight.w for flight in flights}, rows, clock, kept)
+    bases = {one.task.t: one.w for one in flights if one.task.download is None}
+    return AsyncState(bases, rows, clock, kept)
 
 
 def unpack_pending_tasks(recipe: Recipe, sky: AsyncState) -> list[PendingTask]:
@@ -93,8 +95,17 @@ def _pack_task(recipe: Recipe, flight: PendingTask, numbers: Mapping[int, int]) 
         "work": _to_dict(task.work),
         "part": _to_dict(task.part),
         "tensors": {name: numbers[id(tensor)] for name, tensor in task.tensors.items()},
+        **_pack_download(flight, numbers),
         **_find_task_changes(recipe, task),
     }
+
+
+def _pack_download(flight: PendingTask, numbers: Mapping[int, int]) -> dict[str, Any]:
+    """A download that was encoded, and where the model is that its client decodes."""
+    download = flight.task.download
+    if download is None:
+        return {}
+    return {"download": {**_to_dict(replace(download, code=None)), "model": numbers[id(flight.w)]}}
 
 
 def _unpack_task(recipe: Recipe, sky: AsyncState, row: Mapping[str, Any]) -> PendingTask:
@@ -118,7 +129,12 @@ def _unpack_task(recipe: Recipe, sky: AsyncState, row: Mapping[str, Any]) -> Pen
         judge=row.get("judge", False),
         tensors={name: sky.tensors[number] for name, number in row.get("tensors", {}).items()},
     )
-    return PendingTask(task, sky.bases[row["t"]], row["sent"], row["due"])
+    if "download" not in row:
+        return PendingTask(task, sky.bases[row["t"]], row["sent"], row["due"])
+    known = dict(row["download"])
+    model = sky.tensors[known.pop("model")]
+    task = replace(task, download=Download(**known))
+    return PendingTask(task, model, row["sent"], row["due"])
 
 
 def _find_task_changes(recipe: Recipe, task: Task) -> dict[str, Any]:

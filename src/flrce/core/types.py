@@ -55,6 +55,18 @@ class Portion:
 
 
 @dataclass(frozen=True)
+class Download:
+    """How a client gets its model, where it is not sent as it is."""
+
+    kind: str  # "full": the whole model; "first": a difference to the initial model;
+    # "difference": one to the model that the client holds
+    code: Any = None  # the compressor of the trained floats; None: they travel as they are
+    framing: int = 0  # bytes of seeds and hashes, both directions
+    missed: int = 0  # bytes of earlier differences that are sent along
+    nbytes: int | None = None  # of what travels, once it is encoded
+
+
+@dataclass(frozen=True)
 class Task:
     """All that a client is told besides the model; numbers and names only, so it serialises."""
 
@@ -73,18 +85,20 @@ class Task:
         False  # judge the model on what it holds back, before it trains, and send the figure along
     )
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors sent along
+    download: Download | None = None  # how it gets the model; None: dense
 
 
 @dataclass(frozen=True, eq=False)
 class PendingTask:
-    """A task under way: the model its client was sent, and when it was and will be back (seconds of
-    the run).
+    """A task under way: the model that its client starts from, and when it was sent and will be
+    back (seconds of the run).
     """
 
     task: Task
-    w: Tensor
+    w: Tensor  # (D,) as the client decodes it
     sent: float = 0.0
     due: float = 0.0
+    payload: "Payload | None" = None  # what travels in place of w
 
 
 @dataclass(frozen=True)
@@ -160,6 +174,7 @@ class Reply:
     )  # stays with the client; a simulator keeps it for it
     error: str = ""
     base: str = ""  # fingerprint of the model that the client was sent, where it says so
+    lost_base: bool = False  # the client does not hold the model that its download refers to
     judged: ClientEvaluation | None = None  # where its task asked for it and it holds samples back
 
 
@@ -287,7 +302,8 @@ class RoundPlan:
     flights: tuple[
         PendingTask, ...
     ]  # this round's tasks, and earlier ones that are still under way
-    asked: tuple[str, ...] = ()  # clients that were asked for their loss
+    # clients that were asked for their loss, and bytes that each downloaded for it
+    asked: tuple[tuple[str, int], ...] = ()
     refused: str = ""  # why the round is not started
     n: Tensor | None = None  # (M,) samples as known before the round
     keep: int | None = None  # no more good replies than that count

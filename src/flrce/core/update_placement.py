@@ -70,6 +70,8 @@ def explain_partial_replies(recipe: Recipe, d: int) -> str:
     """
     if isinstance(recipe.pace, AsynchronousPace):
         return "tasks outlive a round"
+    if not recipe.downlink.is_dense:
+        return "clients start from models that they decoded"
     if type(recipe.compressor) is not NoCompression:
         return f"{type(recipe.compressor).__name__} encodes on the host"
     if recipe.partial_pieces:

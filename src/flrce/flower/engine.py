@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flrce.core.async_state import split_due_tasks
 from flrce.core.buffers import MAX_POOLED_TABLE_BYTES, allocate_tensor
+from flrce.core.downlink import HeldPart
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import MalformedPayload, NoCompression
 from flrce.core.types import (
@@ -152,6 +153,7 @@ class FlowerEngine:
         model.
         """
         client = self.online[task.client]
+        task = replace(task, download=None)
         task = task if client.compresses else replace(task, compressor=NoCompression())
         return task if client.parts else replace(task, part=Portion())
 
@@ -165,6 +167,11 @@ class FlowerEngine:
             )
         part = self.runner.get_part(task)
         return part.coordinates, part.names
+
+    def get_held_part(self, task: Task) -> HeldPart:
+        if task.part.is_whole or self.runner is None:
+            return HeldPart(None, tuple(self.template.names), self.trainable)
+        return self.runner.get_held_part(task)
 
     def estimate(self, task: Task) -> ClientCost:
         """What a task will cost: its reply's bytes, and the client's pace so far; 0 seconds:

@@ -10,8 +10,8 @@ from typing import Any
 import tomli_w
 
 from flrce.config.compose import RECIPE_FLAGS
-from flrce.config.serialize import serialize_piece
-from flrce.core.pieces import ROLES, Recipe
+from flrce.config.serialize import list_roles, serialize_piece
+from flrce.core.pieces import Recipe
 from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate
 from flrce.flower.engine import FlowerEngine
@@ -105,7 +105,7 @@ def order_partition(partition: Mapping[str, Any], clients: Sequence[str]) -> dic
 
 def format_settings(recipe: Recipe, T: int, seed: int, **more: Any) -> str:
     """What decides a run's result, as the TOML of its state folder."""
-    pieces = {role: serialize_piece(role, getattr(recipe, role)) for role in ROLES}
+    pieces = {role: serialize_piece(role, getattr(recipe, role)) for role in list_roles(recipe)}
     table = {"name": recipe.name or "custom", "minimum": recipe.minimum, **pieces}
     table |= {flag: True for flag in RECIPE_FLAGS if getattr(recipe, flag)}
     return tomli_w.dumps(

@@ -5,6 +5,7 @@ them.
 from collections.abc import Callable
 from typing import Any
 
+from flrce.core.downlink import DenseDownload
 from flrce.core.pieces import (
     FullModel,
     LastModel,
@@ -53,6 +54,8 @@ from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.compression.sparsify import RandomK, TopK
 from flrce.methods.compression.tensors import TensorDropout
+from flrce.methods.downlink.difference import DifferenceDownload
+from flrce.methods.downlink.quantised import QuantisedDownload
 from flrce.methods.pacing import pace
 from flrce.methods.pacing.clean_hours import CleanHours
 from flrce.methods.pacing.pace import BufferedPace, OverCommitment
@@ -134,6 +137,11 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "drop-tensors": TensorDropout,
         "error-feedback": ErrorFeedback,
         "nonzero": NonzeroCoordinates,
+    },
+    "downlink": {
+        "dense": DenseDownload,
+        "quantised": QuantisedDownload,
+        "difference": DifferenceDownload,
     },
     "aggregator": {
         "mean": WeightedMean,

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flrce.core.downlink import HeldPart, estimate_download_bytes
 from flrce.core.engine import DeviceEngine, WorkerEngine
 from flrce.core.payload_bytes import count_bytes, count_value_bytes
 from flrce.core.types import (
@@ -298,10 +299,16 @@ class Simulator:
         up = (reply.payload.nbytes if reply.payload else 0) + count_bytes(reply.extras)
         return replace(reply, spent=self._compute_costs(task, self._count_downlink_bytes(task), up))
 
+    def get_held_part(self, task: Task) -> HeldPart:
+        return self.runner.get_held_part(task)
+
     def _count_downlink_bytes(self, task: Task) -> int:
         """Bytes that a client receives: what it holds of the model, and the task's further
         tensors.
         """
+        if task.download is not None:
+            model = estimate_download_bytes(task, self.get_held_part(task))
+            return model + count_bytes(task.tensors)
         held = self.runner.get_part(task).held
         model = self.model_bytes if held is None else count_value_bytes(len(held))
         return model + count_bytes(task.tensors)
@@ -319,13 +326,18 @@ class Simulator:
             samples * self._count_training_flops(task) * passes,
             self._count_holdout_samples(task),
         )
+        framing = 8 + (task.download.framing if task.download else 0)
         if not held:
-            return self.fleet[task.client].estimate_cost(down, up, flops, steps, framing=8)
+            return self.fleet[task.client].estimate_cost(down, up, flops, steps, framing=framing)
         look = (
             held * self._inference_flops
         )  # the model is judged first; the figure and its count are eight bytes more
         return self.fleet[task.client].estimate_cost(
-            down, up, flops + look, steps + -(-held // EVALUATION_CHUNK_SAMPLES), framing=16
+            down,
+            up,
+            flops + look,
+            steps + -(-held // EVALUATION_CHUNK_SAMPLES),
+            framing=framing + 8,
         )
 
     @property

@@ -89,11 +89,9 @@ class PooledWorkers:
         """
         models = Counter(id(w) for w, *_ in orders)
         shared = models.most_common(1)[0][0] if orders else None
-        jobs: list[Any] = []
-        for w, *rest in orders:
-            if id(w) == shared:
-                self.w.copy_(w)
-            jobs.append(("train", None if id(w) == shared else w, *rest))
+        if orders:
+            self.w.copy_(next(w for w, *_ in orders if id(w) == shared))
+        jobs = [("train", None if id(w) == shared else w, *rest) for w, *rest in orders]
         longest = sorted(
             range(len(orders)), key=lambda i: -len(orders[i][2]) * orders[i][1].work.epochs
         )

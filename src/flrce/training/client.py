@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flrce.core.downlink import HeldPart
 from flrce.core.types import Payload, Reply, Task
 from flrce.errors import BadInput
 from flrce.models.adapters import get_adapter_rank, make_low_rank_part
@@ -138,6 +139,15 @@ class ClientRunner:
                     self.parts.clear()
                 self.parts[key] = self._build_part(task)
             return self.parts[key]
+
+    def get_held_part(self, task: Task) -> HeldPart:
+        """What the client is sent of the model under this task."""
+        part = self.get_part(task)
+        if part.held is None:
+            return HeldPart(None, self.all.names, self.layout.trainable)
+        where = make_layout(part.net)
+        layout = tuple((slot.name, slot.size) for slot in where.slots)
+        return HeldPart(part.held, layout, where.trainable)
 
     def _build_part(self, task: Task) -> ModelPart:
         if self.layout.kept:

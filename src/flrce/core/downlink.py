@@ -1,0 +1,186 @@
+"""What does the server send? The base class of downlinks, and the model's way to one client.
+
+A client trains from the model that it decoded, h, and sends (its trained model - h); the server
+applies the aggregate of these updates to w. BatchNorm's statistics always travel as they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.core.payload_bytes import count_bytes, count_value_bytes
+from flrce.core.types import Download, Payload, Task
+from flrce.rng import make_stream
+
+STATISTICS_KEY = "batchnorm"  # the buffer of a download that holds BatchNorm's statistics
+
+
+@dataclass(frozen=True, eq=False)
+class HeldPart:
+    """What a client holds of w under a task."""
+
+    coordinates: Tensor | None  # of w; None: all
+    layout: tuple[tuple[str, int], ...]  # names and sizes of the tensors, in order
+    trained: int  # the first floats are trained, the rest are BatchNorm's statistics
+
+    @property
+    def size(self) -> int:
+        return sum(size for _, size in self.layout)
+
+    @property
+    def trained_layout(self) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the tensors that a code encodes."""
+        found, start = [], 0
+        for name, size in self.layout:
+            if start < self.trained:
+                found.append((name, size))
+            start += size
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class DownloadRequest:
+    """A task whose client needs a model, and what of the model it holds."""
+
+    task: Task
+    part: HeldPart
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedModel:
+    """A download: the model that the client has once it decoded it, and what travels."""
+
+    model: Tensor  # (D,)
+    download: Download | None  # with its bytes; None: dense
+    payload: Payload | None = None  # None: the model itself
+
+
+class Downlink:
+    """What does the server send? `DenseDownload` is the default; a piece overrides what differs.
+
+    What a downlink remembers, for instance the model that each client holds, lies in State.memory
+    under "downlink". Tables over clients change only for clients that had a task in the round.
+    """
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every client is sent w itself."""
+        return False
+
+    def plan_download(self, memory: Any, k: int) -> Download | None:
+        """How client k would get the model now; None: dense. Costs are estimated by it."""
+        return None
+
+    def encode_models(
+        self, memory: Any, w: Tensor, requests: Sequence[DownloadRequest]
+    ) -> tuple[list[EncodedModel], Any]:
+        """The downloads of a round in the order of the requests, and the memory after them."""
+        return [EncodedModel(w, None) for _ in requests], memory
+
+    def acknowledge(self, memory: Any, k: int, model: Tensor) -> Any:
+        """The memory once client k's reply shows that it holds this model."""
+        return memory
+
+    def forget(self, memory: Any, k: int) -> Any:
+        """The memory once client k reported that it no longer holds its model."""
+        return memory
+
+    def get_inquiry_model(
+        self, memory: Any, w: Tensor, request: DownloadRequest
+    ) -> tuple[Tensor, int | None]:
+        """The model of which a client reports its loss, and the bytes of its download; None:
+        dense.
+        """
+        return w, None
+
+
+@dataclass(frozen=True)
+class DenseDownload(Downlink):
+    """Every client is sent w as it is, in float32."""
+
+    @property
+    def is_dense(self) -> bool:
+        return True
+
+
+DENSE_DOWNLOAD = DenseDownload()
+
+
+def make_download_stream(seed: int, t: int, client: str = "") -> Generator:
+    """The randomness of a download, alike on both sides; without a client: of one for all."""
+    return make_stream(seed, "downlink", t, client)
+
+
+def encode_model(
+    w: Tensor, base: Tensor | None, code: Any, part: HeldPart, stream: tuple[int, int, str]
+) -> tuple[Payload, Tensor]:
+    """(what travels, the decoded model (D,)): the code of w - base on what the client holds.
+
+    `stream` is (seed, t, client). Without a base, which is then 0, w itself is encoded.
+    """
+    base = torch.zeros_like(w) if base is None else base
+    target, d = take_part(w, part), part.trained
+    difference = (target[:d] - take_part(base, part)[:d]).float()
+    coded, _ = code.encode(difference, part.trained_layout, make_download_stream(*stream), {})
+    buffers = dict(coded.buffers)
+    if part.size > d:
+        buffers[STATISTICS_KEY] = target[d:].clone()
+    payload = Payload(buffers)
+    return payload, decode_model(payload, base, code, part, stream)
+
+
+def decode_model(
+    payload: Payload, base: Tensor, code: Any, part: HeldPart, stream: tuple[int, int, str]
+) -> Tensor:
+    """(D,) the model that a download makes of the base; what the client does not hold stays."""
+    buffers: Mapping[str, Tensor] = payload.buffers
+    coded = {name: value for name, value in buffers.items() if name != STATISTICS_KEY}
+    rng = make_download_stream(*stream)
+    u = code.decode(Payload(coded), part.trained_layout, rng)
+    model = base.clone()
+    values = take_part(model, part)
+    values[: part.trained] += u.to(values.dtype)
+    if part.size > part.trained:
+        values[part.trained :] = buffers[STATISTICS_KEY]
+    if part.coordinates is not None:
+        model[part.coordinates] = values
+    return model
+
+
+def take_part(w: Tensor, part: HeldPart) -> Tensor:
+    """The floats of w that the client holds; a view where these are all."""
+    return w if part.coordinates is None else w[part.coordinates]
+
+
+def estimate_download_bytes(task: Task, part: HeldPart, dtype: torch.dtype = torch.float32) -> int:
+    """Bytes of a task's model as its client receives it: as encoded, as its code says, or dense."""
+    download = task.download
+    if download is None:
+        return count_value_bytes(part.size, dtype)
+    if download.nbytes is not None:
+        return download.nbytes
+    if download.code is None:
+        return download.missed + count_value_bytes(part.size, dtype)
+    rest = count_value_bytes(part.size - part.trained, dtype)
+    return download.missed + estimate_code_bytes(download.code, part.trained_layout) + rest
+
+
+def estimate_code_bytes(code: Any, layout: Sequence[tuple[str, int]]) -> int:
+    """Bytes that a code will need: as it says, or as it needs for random numbers."""
+    size: Any = None
+    if hasattr(code, "estimate_bytes"):
+        size = code.estimate_bytes(layout, make_download_stream(0, 0))
+    if size is None:
+        rng = make_download_stream(0, 0)
+        u = torch.from_numpy(rng.standard_normal(sum(n for _, n in layout))).float()
+        size = count_bytes(code.encode(u, layout, make_download_stream(0, 0), {})[0].buffers)
+    return int(size)
+
+
+def with_bytes(download: Download, payload: Payload) -> Download:
+    """The download with the bytes of its payload."""
+    return replace(download, nbytes=download.missed + payload.nbytes)

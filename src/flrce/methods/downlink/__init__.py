@@ -1,0 +1,1 @@
+"""What the server sends: quantised models, differences to what each client holds."""

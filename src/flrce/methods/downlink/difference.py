@@ -1,0 +1,103 @@
+"""Each client is sent the difference between w and the model that it holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flrce.core.downlink import Downlink, DownloadRequest, EncodedModel, encode_model, with_bytes
+from flrce.core.payload_bytes import HASH_BYTES, SEED_BYTES
+from flrce.core.pieces import Compressor, NoCompression
+from flrce.core.types import Download
+from flrce.methods.compression.quantize import Quantizer
+from flrce.methods.downlink.codes import explain_growing_error, explain_stateful_code
+
+
+@dataclass(frozen=True)
+class HeldModels:
+    """The model that each client has acknowledged."""
+
+    models: Tensor = field(metadata={"rows": "trained"})  # (M, D); rows of newcomers are unused
+    versions: Tensor = field(metadata={"rows": "trained"})  # (M,) downloads acknowledged; 0: none
+    # {0: (D,)}: the model before the first round, once there is one
+    initial: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
+
+
+@dataclass(frozen=True)
+class DifferenceDownload(Downlink):
+    """A client is sent the code of w - h, h being the model that it decoded last.
+
+    The error of one download is part of the next difference, so errors do not add up. A first
+    contact is a difference to the initial model, in its own code: the initial model is a seed from
+    which every client makes it. `first` = dense sends all of w instead. The server holds a model
+    for each client.
+    """
+
+    code: Compressor = field(default=Quantizer(8), metadata={"piece": "compressor"})
+    first: Compressor = field(default=Quantizer(8), metadata={"piece": "compressor"})
+
+    def check_recipe(self, recipe: Any) -> str:
+        return (
+            explain_stateful_code(self.code)
+            or explain_stateful_code(self.first)
+            or explain_growing_error(self.code)
+        )
+
+    def initial_state(self, M: int, d: int, D: int) -> HeldModels:
+        return HeldModels(torch.zeros(M, D), torch.zeros(M, dtype=torch.int64))
+
+    def plan_download(self, memory: HeldModels, k: int) -> Download:
+        if int(memory.versions[k]):
+            return Download("difference", self.code, 2 * HASH_BYTES)
+        if isinstance(self.first, NoCompression):
+            return Download("full", None, HASH_BYTES)
+        return Download("first", self.first, SEED_BYTES + 2 * HASH_BYTES)
+
+    def encode_models(
+        self, memory: HeldModels, w: Tensor, requests: Sequence[DownloadRequest]
+    ) -> tuple[list[EncodedModel], HeldModels]:
+        if not memory.initial:
+            memory = replace(memory, initial={0: w.clone()})
+        return [self._encode(memory, w, request) for request in requests], memory
+
+    def acknowledge(self, memory: HeldModels, k: int, model: Tensor) -> HeldModels:
+        memory.models[k] = model
+        memory.versions[k] += 1
+        return memory
+
+    def forget(self, memory: HeldModels, k: int) -> HeldModels:
+        memory.versions[k] = 0
+        return memory
+
+    def get_inquiry_model(
+        self, memory: HeldModels, w: Tensor, request: DownloadRequest
+    ) -> tuple[Tensor, int | None]:
+        """Clients report their loss of the model that they hold; nothing is sent for it."""
+        return (self._get_base(memory, request.task.k) if memory.initial else w), 0
+
+    def _get_base(self, memory: HeldModels, k: int) -> Tensor:
+        return memory.models[k] if int(memory.versions[k]) else memory.initial[0]
+
+    def _encode(self, memory: HeldModels, w: Tensor, request: DownloadRequest) -> EncodedModel:
+        task, download = request.task, request.task.download
+        assert download is not None
+        base = self._get_base(memory, task.k)
+        if download.code is None:
+            return EncodedModel(*_send_exact_part(w, base, request), None)
+        stream = (task.seed, task.t, task.client)
+        payload, model = encode_model(w, base, download.code, request.part, stream)
+        return EncodedModel(model, with_bytes(download, payload), payload)
+
+
+def _send_exact_part(w: Tensor, base: Tensor, request: DownloadRequest) -> tuple[Tensor, Download]:
+    """The model of a client that is sent what it holds of w as it is."""
+    part, download = request.part, request.task.download
+    assert download is not None
+    download = replace(download, nbytes=part.size * w.element_size())
+    if part.coordinates is None:
+        return w, download
+    model = base.clone()
+    model[part.coordinates] = w[part.coordinates]
+    return model, download
