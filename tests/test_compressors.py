@@ -16,6 +16,7 @@ from flrce.core.pieces import MalformedPayload, NoCompression
 from flrce.core.types import Payload, Reply, Task
 from flrce.errors import BadInput
 from flrce.methods.compression.buffers import pack_bits, unpack_bits
+from flrce.methods.compression.entropy import EntropyCoded
 from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.rotated import RotatedCode
@@ -49,6 +50,9 @@ COMPRESSORS = [
     RotatedCode(0.3),
     RotatedCode(3, "contractive"),
     ErrorFeedback(RotatedCode(0.5, "contractive")),
+    EntropyCoded(Quantizer(3)),
+    EntropyCoded(TopK(0.8, "indices")),
+    EntropyCoded(NoCompression()),
 ]
 every = pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 floats = st.floats(-100, 100, width=32)

@@ -2,7 +2,7 @@
 method or property.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -143,6 +143,24 @@ class ScalingCompressor(Protocol, metaclass=CachedProtocolMeta):
 
     @property
     def scaled(self) -> bool: ...
+
+
+@runtime_checkable
+class SymbolCompressor(Protocol, metaclass=CachedProtocolMeta):
+    """A compressor some of whose buffers are packed symbols: how many bits each has, by the
+    buffer's name.
+    """
+
+    @property
+    def symbol_bits(self) -> Mapping[str, int]: ...
+
+
+@runtime_checkable
+class ClientStateCompressor(Protocol, metaclass=CachedProtocolMeta):
+    """A compressor that may keep something with the client from round to round."""
+
+    @property
+    def keeps_state(self) -> bool: ...
 
 
 @runtime_checkable

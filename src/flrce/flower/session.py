@@ -18,12 +18,12 @@ from flrce.core import loop
 from flrce.core.cost_table import COSTS, list_booked_amounts
 from flrce.core.engine import Engine
 from flrce.core.pieces import Recipe
+from flrce.core.traits import ClientStateCompressor
 from flrce.core.types import Round, RoundRecord, State
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import open_ledger, read_sample_counts, translate_errors
 from flrce.flower.options import RoundConfig
-from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.storage.ledger import Ledger
 from flrce.training.links import ExtrasLink, RoundEndLink
 
@@ -343,8 +343,7 @@ def list_client_state(recipe: Recipe) -> list[str]:
         for link in steps
         if isinstance(link, RoundEndLink) and not isinstance(link, ExtrasLink)
     ]
-    pieces = [
-        *links,
-        *([recipe.compressor] if isinstance(recipe.compressor, ErrorFeedback) else []),
-    ]
+    code = recipe.compressor
+    keeps_state = isinstance(code, ClientStateCompressor) and code.keeps_state
+    pieces = [*links, *([code] if keeps_state else [])]
     return [*recipe.kept, *(type(piece).__name__ for piece in pieces)]

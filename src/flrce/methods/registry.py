@@ -48,6 +48,7 @@ from flrce.methods.client.workload import (
     PlainTraining,
     ProximalTraining,
 )
+from flrce.methods.compression.entropy import EntropyCoded
 from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.nonzero import NonzeroCoordinates
 from flrce.methods.compression.quantize import Quantizer
@@ -136,6 +137,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "rotated": RotatedCode,
         "drop-tensors": TensorDropout,
         "error-feedback": ErrorFeedback,
+        "entropy": EntropyCoded,
         "nonzero": NonzeroCoordinates,
     },
     "downlink": {

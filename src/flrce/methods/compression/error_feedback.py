@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from numpy.random import Generator
@@ -16,6 +17,7 @@ from flrce.core.traits import (
     PartialPiece,
     ScalingCompressor,
     SizedCompressor,
+    SymbolCompressor,
 )
 from flrce.core.types import Payload
 from flrce.errors import BadInput
@@ -32,6 +34,8 @@ class ErrorFeedback:
 
     inner: Compressor = field(default=NoCompression(), metadata={"piece": True})
 
+    keeps_state: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Compressor):
             raise BadInput(f"inner = {self.inner!r}: must be a compressor")
@@ -44,6 +48,11 @@ class ErrorFeedback:
     @property
     def partial(self) -> bool:
         return isinstance(self.inner, PartialPiece) and self.inner.partial
+
+    @property
+    def symbol_bits(self) -> Mapping[str, int]:
+        """Bits of a packed symbol, by buffer."""
+        return self.inner.symbol_bits if isinstance(self.inner, SymbolCompressor) else {}
 
     def check_recipe(self, recipe: Recipe) -> str:
         """Residuals belong to coordinates, so every round must send the same ones."""

@@ -42,6 +42,11 @@ class Quantizer:
         if type(self.bits) is not int or not 1 <= self.bits <= 8:
             raise BadInput(f"bits = {self.bits!r}: must be an integer from 1 to 8")
 
+    @property
+    def symbol_bits(self) -> Mapping[str, int]:
+        """Bits of a packed symbol, by buffer."""
+        return {"levels": self.bits}
+
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:

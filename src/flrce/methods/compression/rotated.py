@@ -87,6 +87,11 @@ class RotatedCode:
         """Bits of each coordinate that travels."""
         return max(1, int(self.bits))
 
+    @property
+    def symbol_bits(self) -> Mapping[str, int]:
+        """Bits of a packed symbol, by buffer."""
+        return {"levels": self.level_bits}
+
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:

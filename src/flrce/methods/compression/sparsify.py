@@ -48,6 +48,11 @@ class TopK:
                 f"coding = {self.coding!r}: {suggest_name(str(self.coding), POSITION_CODINGS)}"
             )
 
+    @property
+    def symbol_bits(self) -> Mapping[str, int]:
+        """Bits of a packed symbol, by buffer."""
+        return {"bitmap": 1}
+
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
