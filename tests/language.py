@@ -5,13 +5,23 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
+
+for library in ("transformers", "tokenizers", "sentencepiece", "gguf"):
+    pytest.importorskip(library, reason="needs flrce[llm]")
 
 SIZES = {"vocabulary": 288, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 96}
 THETA, EPS = 10000.0, 1e-5
 MERGES = ("t h", "th e", "Ġ the", "Ġ a", "i n", "o n", "e r", "a n")
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": True,
+    "trim_offsets": True,
+    "use_regex": True,
+}
 GGUF_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -95,9 +105,10 @@ def write_folder(folder: Path, w: dict[str, torch.Tensor]) -> Path:
             "type": "Sequence",
             "pretokenizers": [
                 {"type": "Digits", "individual_digits": True},
-                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+                {**BYTE_LEVEL, "add_prefix_space": False},
             ],
         },
+        "decoder": BYTE_LEVEL,
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
@@ -224,4 +235,5 @@ def _value(value: object) -> bytes:
     assert isinstance(value, list)
     if value and isinstance(value[0], str):
         return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_text, value))
-    return struct.pack("<IIQ", 9, 5, len(value)) + struct.pack(f"<{len(value)}i", *value)
+    kind, how = (6, "f") if value and isinstance(value[0], float) else (5, "i")
+    return struct.pack("<IIQ", 9, kind, len(value)) + struct.pack(f"<{len(value)}{how}", *value)

@@ -32,6 +32,7 @@ from flrce.data.sources import Source
 from flrce.devices.costs import inference_flops, training_flops
 from flrce.models.adapters import add_lora_adapters
 from flrce.models.flat import pack_model
+from flrce.models.llama import Llama
 from flrce.simulation import simulator
 from flrce.simulation.evaluation import build_evaluation
 from flrce.simulation.run_slot import DeviceSchedulers
@@ -319,21 +320,11 @@ def theirs(built: Any, state: Any, device: str, dtype: str) -> Any:
     """The same loop with transformers' Llama of the same sizes (weights at random), adapters as
     peft's.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    inner = next(module for module in built.net.modules() if hasattr(module, "sizes"))
-    sizes, options = inner.sizes, PLAN["model"]
-    config = LlamaConfig(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.width,
-        intermediate_size=sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        tie_word_embeddings=sizes.tied,
-        rms_norm_eps=sizes.eps,
-        use_cache=False,
-    )
+    inner = next(module for module in built.net.modules() if isinstance(module, Llama))
+    options, config = PLAN["model"], copy.deepcopy(inner.config)
+    config.use_cache = False
     torch.manual_seed(0)
     with torch.device(device):
         net = LlamaForCausalLM(config).to(getattr(torch, dtype))

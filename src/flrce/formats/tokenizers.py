@@ -1,243 +1,213 @@
-"""Tokenizers as the files of language models hold them."""
+"""Tokenizers of language models: tokenizer.json, tokenizer.model, or the values of a GGUF file.
+
+The libraries `tokenizers` and `sentencepiece` do the work. Both are given the vocabulary without
+its special tokens, so that text that is written like a special token stays text.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flrce.core.files import read_limited
 from flrce.errors import BadInput, format_one_line
-from flrce.formats.bpe import GPT2_PATTERN, TOKENIZER_PATTERNS, Tokenizer
-from flrce.formats.spelling import (
-    SPACE_MARK,
-    ByteLevelSpelling,
-    MetaspaceSpelling,
-    TokenSpelling,
-    make_split_patterns,
-)
+from flrce.formats.libraries import import_library, translate_errors
 
 FILE_REMEDY = "give a GGUF file, or a folder with config.json, *.safetensors and tokenizer.json"
 MAX_FILE_BYTES = 64 << 20  # bytes of a config or tokenizer file: twice the largest in use
 MAX_TOKEN_IDS = 1 << 24  # far above any vocabulary
-SPACE_WORD_PATTERN = (
-    f"{SPACE_MARK}[^{SPACE_MARK}]*|[^{SPACE_MARK}]+"  # a word begins with every space
+#: kinds of tokens in a GGUF file and in SentencePiece's
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+#: how a GGUF file's gpt2 tokenizer cuts words, by the names that the file uses
+GGUF_PRE_TOKENIZERS = {
+    "default": "gpt2",
+    "gpt-2": "gpt2",
+    "smollm": "digits",
+    "llama-bpe": "llama3",
+    "llama3": "llama3",
+}
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-NORMAL, UNKNOWN, MARKS = (
-    1,
-    2,
-    (3, 4),
-)  # kinds of tokens in a GGUF file and in SentencePiece's; 6 is a byte
-NFC_NORMALIZERS = (
-    {"type": "NFC"},
-    {"type": "Sequence", "normalizers": [{"type": "NFC"}]},
-)  # a normalizer such as Qwen2's
-WHOLE_WORD_TOKENIZERS = (
-    "llama-bpe",
-    "llama3",
-)  # kinds that take a word as it stands before they merge
 
 
-def load_gguf_tokenizer(path: Path, values: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer among a GGUF file's values."""
-    kind, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
-    if kind == "llama":
-        return _load_gguf_sentencepiece(path, values)
-    if kind != "gpt2" or pre not in TOKENIZER_PATTERNS:
-        what, known = (
-            f"{format_one_line(kind, 20)!r}, {format_one_line(pre, 20)!r}",
-            ", ".join(sorted(TOKENIZER_PATTERNS)),
-        )
-        raise BadInput(
-            f"{path} has a tokenizer {what}; read are llama's, and gpt2's of the kinds {known}"
-        )
-    try:
-        tokens = tuple(values["tokenizer.ggml.tokens"])
-        kinds = values.get("tokenizer.ggml.token_type", [1] * len(tokens))
-        merges = tuple(_parse_merge(line) for line in values["tokenizer.ggml.merges"])
-        end = int(values["tokenizer.ggml.eos_token_id"])
-    except (KeyError, TypeError, ValueError) as why:
-        raise BadInput(
-            f"{path} has no complete tokenizer: {format_one_line(why, 80)}; download it again"
-        ) from why
-    if not 0 <= end < len(tokens):
-        raise BadInput(
-            f"{path} ends texts with id {end}, of {len(tokens)} tokens; download it again"
-        )
-    marks = {
-        token: i for i, (token, of) in enumerate(zip(tokens, kinds, strict=False)) if of in MARKS
-    }
-    return Tokenizer(
-        tokens, merges, TOKENIZER_PATTERNS[pre], marks, end, whole=pre in WHOLE_WORD_TOKENIZERS
-    )
+@dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """Text <-> token ids of one model."""
 
+    tokens: tuple[str, ...]  # id -> token, as the file has it
+    encode_text: Callable[[str], list[int]]
+    decode_ids: Callable[[list[int]], str]
+    specials: Mapping[str, int] = field(default_factory=dict)  # tokens that text never becomes
+    end: int = 0  # the id that ends a text
 
-def _load_gguf_sentencepiece(path: Path, values: Mapping[str, Any]) -> Tokenizer:
-    """SentencePiece's BPE in a GGUF file."""
-    first: Literal["always", "never"] = (
-        "always" if values.get("tokenizer.ggml.add_space_prefix", True) else "never"
-    )
-    tokens, kinds, scores = (
-        values.get(f"tokenizer.ggml.{key}", ()) for key in ("tokens", "token_type", "scores")
-    )
-    try:
-        return make_sentencepiece_tokenizer(
-            tokens, kinds, scores, int(values["tokenizer.ggml.eos_token_id"]), first
-        )
-    except (KeyError, TypeError, ValueError) as why:
-        raise BadInput(
-            f"{path} has no complete tokenizer: {format_one_line(why, 80)}; download it again"
-        ) from why
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
+        # a lone surrogate, which json may hold, has no UTF-8
+        return self.encode_text(text.encode("utf-8", "replace").decode())
 
-
-def make_sentencepiece_tokenizer(
-    tokens: Sequence[str],
-    kinds: Sequence[int],
-    scores: Sequence[float],
-    end: int,
-    first: Literal["always", "never"],
-) -> Tokenizer:
-    """SentencePiece's BPE: no merges, but a kind and a score for each token."""
-    if not len(tokens) == len(kinds) == len(scores) or not 0 <= end < len(tokens):
-        raise ValueError(
-            f"{len(tokens)} tokens, {len(kinds)} kinds, {len(scores)} scores, {end} for the end"
-        )
-    tokens = tuple(map(str, tokens))
-    ranked = {
-        token: float(score)
-        for token, of, score in zip(tokens, kinds, scores, strict=True)
-        if of == NORMAL
-    }
-    marks = {
-        token: i
-        for i, (token, of) in enumerate(zip(tokens, kinds, strict=True))
-        if of in (UNKNOWN, *MARKS)
-    }
-    return Tokenizer(
-        tokens,
-        (),
-        make_split_patterns(list(ranked)),
-        marks,
-        end,
-        spelling=MetaspaceSpelling(first),
-        scores=ranked,
-    )
-
-
-def _parse_merge(line: Any) -> tuple[str, str]:
-    """A merge, written "a b" or ["a", "b"]."""
-    parts = line.split(" ") if isinstance(line, str) else list(line)
-    if len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
-        raise ValueError(f"merge {format_one_line(line, 30)!r}")
-    return parts[0], parts[1]
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these ids without special tokens; bytes that are no UTF-8 are replaced."""
+        specials = set(self.specials.values())
+        return self.decode_ids([int(i) for i in ids if i not in specials])
 
 
 def load_json_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a HuggingFace folder."""
     path = folder / "tokenizer.json"
-    told = read_json(path)
-    model = told.get("model", {})
-    try:
-        if model.get("type", "BPE") != "BPE":
-            raise ValueError(f"a model {format_one_line(model.get('type'), 30)!r}, read is BPE")
-        composed = told.get("normalizer") in NFC_NORMALIZERS
-        spaced = (
-            None if composed else parse_metaspace(told.get("normalizer"), told.get("pre_tokenizer"))
-        )
-        vocabulary = dict(model["vocab"])
-        marks = {each["content"]: int(each["id"]) for each in told.get("added_tokens", ())}
-        vocabulary |= marks
-        if not all(type(i) is int and 0 <= i < MAX_TOKEN_IDS for i in vocabulary.values()):
-            raise ValueError("an id that is no whole number from 0 on")
-        tokens = [""] * (max(vocabulary.values(), default=-1) + 1)
-        for token, i in vocabulary.items():
-            tokens[i] = token
-        merges = tuple(_parse_merge(line) for line in model["merges"])
-        if spaced is None:
-            spelling: TokenSpelling = ByteLevelSpelling(composed)
-            patterns = tuple(_parse_split_patterns(told.get("pre_tokenizer") or {}))
-        else:
-            spelling, patterns = (
-                spaced[0],
-                spaced[1] or make_split_patterns([t for t in tokens if t not in marks]),
-            )
-            if not model.get("byte_fallback"):
-                raise ValueError("no byte_fallback, so that some characters have no token")
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as why:
-        raise BadInput(
-            f"{path} is no BPE that is read: {format_one_line(why, 100)}; use another model"
-        ) from why
+    content = read_json(path)
+    with translate_errors(f"{path} is no usable tokenizer"):
+        specials = {
+            str(token["content"]): int(token["id"]) for token in content.get("added_tokens", ())
+        }
+        plain = {**content, "added_tokens": [], "post_processor": None}
+        plain |= {"truncation": None, "padding": None}
+        library = import_library("tokenizers").Tokenizer.from_str(json.dumps(plain))
+        tokens = list_tokens({**library.get_vocab(), **specials})
+        return _wrap_tokenizer(library, tokens, specials, _find_end_token(folder, specials))
+
+
+def _find_end_token(folder: Path, specials: Mapping[str, int]) -> int:
+    """The id that ends a text: by tokenizer_config.json, else by its usual names."""
     config = folder / "tokenizer_config.json"
     named = read_json(config).get("eos_token") if config.is_file() else None
     name = named.get("content") if isinstance(named, dict) else named
-    end = next((marks[each] for each in (str(name), "<|endoftext|>", "</s>") if each in marks), 0)
-    whole = bool(model.get("ignore_merges"))
-    return Tokenizer(tuple(tokens), merges, patterns, marks, end, whole, spelling)
+    candidates = (str(name), "<|endoftext|>", "</s>")
+    return next((specials[token] for token in candidates if token in specials), 0)
 
 
-def parse_metaspace(
-    normalizer: Any, cutter: Any
-) -> tuple[MetaspaceSpelling, tuple[str, ...]] | None:
-    """How SentencePiece's spelling is told in a tokenizer.json, with patterns if words are cut;
-    None: it is not.
-    """
-    steps = list((normalizer or {}).get("normalizers", [normalizer] if normalizer else []))
-    kinds = [step.get("type") for step in steps]
-    cutter = cutter or {}
-    if not steps and cutter.get("type") != "Metaspace":
-        return None
-    if not steps:
-        if cutter.get("replacement", SPACE_MARK) != SPACE_MARK:
-            raise ValueError(f"spaces are written {format_one_line(cutter['replacement'], 10)!r}")
-        scheme = cutter.get(
-            "prepend_scheme", "always" if cutter.get("add_prefix_space", True) else "never"
+def list_tokens(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
+    """id -> token; ids without a token are empty."""
+    if not all(0 <= i < MAX_TOKEN_IDS for i in vocabulary.values()):
+        raise ValueError(f"an id outside 0..{MAX_TOKEN_IDS - 1}")
+    tokens = [""] * (max(vocabulary.values(), default=-1) + 1)
+    for token, i in vocabulary.items():
+        tokens[i] = token
+    return tuple(tokens)
+
+
+def _wrap_tokenizer(
+    library: Any, tokens: tuple[str, ...], specials: Mapping[str, int], end: int
+) -> Tokenizer:
+    """Around a tokenizers.Tokenizer."""
+
+    def encode_text(text: str) -> list[int]:
+        with translate_errors("the tokenizer cannot encode a text", "use another model"):
+            ids: list[int] = library.encode(text, add_special_tokens=False).ids
+            return ids
+
+    def decode_ids(ids: list[int]) -> str:
+        return str(library.decode(ids, skip_special_tokens=False))
+
+    return Tokenizer(tokens, encode_text, decode_ids, specials, end)
+
+
+def load_gguf_tokenizer(path: Path, values: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer among a GGUF file's values: SentencePiece's ("llama") or bytes ("gpt2")."""
+    kind, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
+    if kind != "llama" and (kind != "gpt2" or pre not in GGUF_PRE_TOKENIZERS):
+        known = ", ".join(sorted(GGUF_PRE_TOKENIZERS))
+        raise BadInput(
+            f"{path} has a tokenizer {format_one_line(kind, 20)!r}, {format_one_line(pre, 20)!r};"
+            f" supported are llama, and gpt2 of the kinds {known}"
         )
-        first: Literal["missing", "never"] = "never" if scheme == "never" else "missing"
-        return MetaspaceSpelling(first), (SPACE_WORD_PATTERN,) if cutter.get("split", True) else ()
-    plain = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
-    if kinds not in (["Prepend", "Replace"], ["Replace"]) or steps[-1] != plain:
-        raise ValueError(
-            f"it normalises texts by {format_one_line(', '.join(map(str, kinds)), 60)}"
-        )
-    if len(steps) == 2 and steps[0].get("prepend") != SPACE_MARK:
-        raise ValueError(f"it puts {format_one_line(steps[0].get('prepend'), 10)!r} before texts")
-    if cutter and (cutter.get("type"), cutter.get("pattern")) != ("Split", {"String": " "}):
-        raise ValueError(
-            f"a pre_tokenizer {format_one_line(cutter.get('type'), 30)!r} beside a normalizer"
-        )
-    return MetaspaceSpelling(
-        "always" if len(steps) == 2 else "never"
-    ), ()  # spaces are gone where words would be cut at them
+    with translate_errors(f"{path} has no complete tokenizer"):
+        tokens = tuple(map(str, values["tokenizer.ggml.tokens"]))
+        kinds = values.get("tokenizer.ggml.token_type", [1] * len(tokens))
+        end = int(values["tokenizer.ggml.eos_token_id"])
+        if len(kinds) != len(tokens) or not 0 <= end < len(tokens):
+            raise ValueError(f"{len(tokens)} tokens, {len(kinds)} kinds, {end} for the end")
+        if kind == "gpt2":
+            return _build_byte_level_bpe(tokens, kinds, values["tokenizer.ggml.merges"], end, pre)
+        scores = values.get("tokenizer.ggml.scores", ())
+        if len(scores) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens, {len(scores)} scores")
+        prefix = bool(values.get("tokenizer.ggml.add_space_prefix", True))
+        return _build_sentencepiece_bpe(tokens, kinds, scores, end, prefix)
 
 
-def _parse_split_patterns(step: Mapping[str, Any]) -> list[str]:
-    """The patterns that a tokenizer.json cuts words by."""
-    kind = step.get("type")
-    if kind == "Sequence":
-        return [
-            pattern for each in step["pretokenizers"] for pattern in _parse_split_patterns(each)
-        ]
-    if kind == "ByteLevel" and not step.get("add_prefix_space"):
-        return [GPT2_PATTERN] if step.get("use_regex", True) else []
-    if kind == "Digits":
-        return [r"\p{N}" if step.get("individual_digits") else r"\p{N}+"]
-    if (
-        kind == "Split"
-        and step.get("behavior") == "Isolated"
-        and "Regex" in step.get("pattern", {})
-    ):
-        return [str(step["pattern"]["Regex"])]
-    raise ValueError(f"a pre_tokenizer {format_one_line(kind, 30)!r} that is not known")
+def _build_byte_level_bpe(
+    tokens: tuple[str, ...], kinds: Sequence[int], merges: Sequence[str], end: int, pre: str
+) -> Tokenizer:
+    """GPT-2's BPE over bytes."""
+    lib = import_library("tokenizers")
+    words = lib.pre_tokenizers
+    rule = GGUF_PRE_TOKENIZERS[pre]
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+        raise ValueError("a merge that is no pair")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    library = lib.Tokenizer(lib.models.BPE(vocabulary, pairs, ignore_merges=rule == "llama3"))
+    library.pre_tokenizer = {
+        "gpt2": lambda: words.ByteLevel(add_prefix_space=False),
+        "digits": lambda: words.Sequence(
+            [words.Digits(individual_digits=True), words.ByteLevel(add_prefix_space=False)]
+        ),
+        "llama3": lambda: words.Sequence(
+            [
+                words.Split(lib.Regex(LLAMA3_PATTERN), "isolated"),
+                words.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        ),
+    }[rule]()
+    library.decoder = lib.decoders.ByteLevel()
+    marks = (CONTROL, USER_DEFINED)
+    specials = {token: i for i, token in enumerate(tokens) if kinds[i] in marks}
+    return _wrap_tokenizer(library, tokens, specials, end)
+
+
+def _build_sentencepiece_bpe(
+    tokens: tuple[str, ...], kinds: Sequence[int], scores: Sequence[float], end: int, prefix: bool
+) -> Tokenizer:
+    """SentencePiece's BPE from a kind and a score for each token."""
+    model = import_library("transformers.utils.sentencepiece_model_pb2_new").ModelProto()
+    for token, kind, score in zip(tokens, kinds, scores, strict=True):
+        model.pieces.add(piece=token, type=int(kind), score=float(score))
+    model.trainer_spec.model_type = model.trainer_spec.BPE
+    model.trainer_spec.byte_fallback = True
+    model.trainer_spec.eos_id = end
+    model.normalizer_spec.name = "identity"
+    model.normalizer_spec.add_dummy_prefix = prefix
+    model.normalizer_spec.remove_extra_whitespaces = False
+    return _wrap_sentencepiece(model)
+
+
+def load_sentencepiece_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.model file."""
+    raw = read_limited(path, MAX_FILE_BYTES, "use another model", expansion=8)
+    model = import_library("transformers.utils.sentencepiece_model_pb2_new").ModelProto()
+    with translate_errors(f"{path} is no usable SentencePiece model", "use another model"):
+        model.ParseFromString(raw)
+        if not model.pieces:
+            raise ValueError("it has no pieces")
+        return _wrap_sentencepiece(model)
+
+
+def _wrap_sentencepiece(model: Any) -> Tokenizer:
+    """Around a SentencePiece ModelProto."""
+    tokens = tuple(piece.piece for piece in model.pieces)
+    marks = (UNKNOWN, CONTROL, USER_DEFINED)
+    specials = {token: i for i, token in enumerate(tokens) if model.pieces[i].type in marks}
+    for piece in model.pieces:
+        if piece.type == USER_DEFINED:  # text would become it
+            piece.type = CONTROL
+    library = import_library("sentencepiece").SentencePieceProcessor(
+        model_proto=model.SerializeToString()
+    )
+    return Tokenizer(tokens, library.encode, library.decode, specials, model.trainer_spec.eos_id)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """An object from a JSON file, or BadInput."""
     raw = read_limited(path, MAX_FILE_BYTES, FILE_REMEDY, expansion=8)
     try:
-        found = json.loads(raw)
+        content = json.loads(raw)
     except (ValueError, RecursionError) as why:
         raise BadInput(
             f"{path} cannot be read: {format_one_line(why, 120)}; {FILE_REMEDY}"
         ) from why
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise BadInput(f"{path} holds no object; {FILE_REMEDY}")
-    return found
+    return content

@@ -200,17 +200,17 @@ def _build_llama(
     net = load_llama(
         path, dtype, need.every, recompute and not seeds
     )  # probes have no backward pass
-    if need.vocabulary > net.sizes.vocabulary:
+    if need.vocabulary > net.vocabulary:
         raise BadInput(
             f"the data has token ids up to {need.vocabulary - 1}, the model knows"
-            f" {net.sizes.vocabulary}; set data.tokenizer to the model's path"
+            f" {net.vocabulary}; set data.tokenizer to the model's path"
         )
-    if need.shape[0] > net.sizes.context:
+    if need.shape[0] > net.context:
         log.warning(
             "samples of %d ids, and the model was made for %d: perplexity suffers beyond; lower"
             " data.length",
             need.shape[0],
-            net.sizes.context,
+            net.context,
         )
     adapted = add_lora_adapters(net, rank, alpha, targets)
     return (

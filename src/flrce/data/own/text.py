@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from flrce.core.files import format_path, read_lines, read_text_limited
 from flrce.data.sources import IGNORED_TARGET, Source
 from flrce.errors import BadInput
-from flrce.formats.bpe import Tokenizer
 from flrce.formats.language import open_language_model
+from flrce.formats.tokenizers import Tokenizer
 
 log = logging.getLogger("flrce")
 TokenIds = NDArray[np.int64]
@@ -117,7 +117,7 @@ def _load_tokenizer(wanted: str) -> tuple[Tokenizer, int]:
     try:
         model = open_language_model(wanted)
         tokens = model.tokenizer()
-        return tokens, min(len(tokens.tokens), model.sizes.vocabulary)
+        return tokens, min(len(tokens.tokens), model.vocabulary)
     except BadInput as why:
         raise BadInput(f"data.tokenizer = {wanted!r}: {why}") from why
 
