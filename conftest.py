@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path[:0] = [str(ROOT / folder) for folder in ("examples", "examples/contrib", "tests")]
 settings.register_profile(
     "flrce",
     deadline=None,

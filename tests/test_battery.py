@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from eafl import eafl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +37,6 @@ from flrce.devices.power_supply import get_battery_metric, read_battery_level
 from flrce.devices.traces import TraceAvailability
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
-from flrce.methods.catalogue.energy import eafl
 from flrce.methods.pacing.clean_hours import CleanHours
 from flrce.methods.selection.cleanest import LowCarbonSelector
 from flrce.simulation import runs
@@ -341,7 +341,7 @@ def alive(tmp_path):
     return {"rounds": 8, "clients": 10, "per_round": 4, "train": {"epochs": 1}, "fleet": fleet}
 
 
-@pytest.mark.parametrize("name", ["eafl", "fedclean", "fedbuff", "flrce"])
+@pytest.mark.parametrize("name", ["oort", "fedavg", "fedbuff", "flrce"])
 def test_a_fleet_on_batteries_goes_on_after_a_kill(name, alive, tmp_path):
     experiment = Experiment(**alive, recipe={"name": name})
     straight = runs.run(experiment, tmp_path / "straight")

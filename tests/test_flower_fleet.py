@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from autofl import autofl
+from fedjoule import fedjoule
 from flwr.app import ArrayRecord
 from torch import nn
 
@@ -139,9 +141,7 @@ def test_the_servers_own_judgement_sees_whole_models_where_heads_stay_with_clien
 @pytest.mark.parametrize(
     "profile", [None, "phone"], ids=["nobody tells joules", "a profile models them"]
 )
-@pytest.mark.parametrize(
-    "recipe", [recipes.fedjoule(P=2), recipes.fedjoule(500.0, P=2), recipes.autofl(P=2)]
-)
+@pytest.mark.parametrize("recipe", [fedjoule(P=2), fedjoule(500.0, P=2), autofl(P=2)])
 def test_methods_that_mind_energy_run_on_measured_nodes(recipe, profile):
     """Seconds are measured, so that the machine has a say in who is chosen; joules may be
     unknown.

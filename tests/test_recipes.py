@@ -49,10 +49,6 @@ RECIPES = {
     "fednova": 0.75,
     "fedbuff": 0.70,
     "fedasync": 0.70,
-    "eafl": 0.70,
-    "fedclean": 0.70,
-    "fedjoule": 0.70,
-    "autofl": 0.70,
 }
 #: the same of those that no fused kernel trains as a whole: four rounds, where labels are less
 #: skewed

@@ -13,7 +13,8 @@ from flrce.cli.targets import prepare_folder
 from flrce.cli.terminal import ProgressDisplay, print_table
 from flrce.config.experiment import Experiment
 from flrce.core.types import Round
-from flrce.errors import BadInput, suggest_name
+from flrce.errors import BadInput
+from flrce.methods.catalogue.families import CONTRIBUTED_METHODS, suggest_replacement
 from flrce.methods.catalogue.lora import LORA_RECIPES
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.report import page
@@ -44,7 +45,8 @@ def compare_recipes(
     wanted = every if names == "all" else [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in CATALOGUE:
-            raise BadInput(f"--recipes {name!r} is unknown; {suggest_name(name, CATALOGUE)}")
+            hint = suggest_replacement(name, CATALOGUE, CONTRIBUTED_METHODS)
+            raise BadInput(f"--recipes {name!r} is unknown; {hint}")
     aggregates: dict[str, dict[str, Any]] = {}
     experiments = {
         name: exp.with_tables({"recipe": get_recipe_settings(exp.recipe, name)}) for name in wanted

@@ -7,8 +7,8 @@ from flrce.cli.options import look_at
 from flrce.cli.terminal import print_table
 from flrce.config.compose import list_recipe_settings
 from flrce.core.pieces import describe_piece
-from flrce.errors import BadInput, suggest_name
-from flrce.methods.catalogue.families import FAMILIES
+from flrce.errors import BadInput
+from flrce.methods.catalogue.families import CONTRIBUTED_METHODS, FAMILIES, suggest_replacement
 from flrce.methods.catalogue.recipes import CATALOGUE, summarize_recipe
 
 
@@ -32,7 +32,8 @@ def show_recipe(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
     settings.
     """
     if name not in CATALOGUE:
-        raise BadInput(f"recipe {name!r} is unknown; {suggest_name(name, CATALOGUE)}")
+        hint = suggest_replacement(name, CATALOGUE, CONTRIBUTED_METHODS)
+        raise BadInput(f"recipe {name!r} is unknown; {hint}")
     recipe = (
         look_at(None, [*overrides, f"recipe.name={name}"]).build_recipe()
         if overrides

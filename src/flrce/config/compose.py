@@ -12,6 +12,11 @@ from flrce.core.bounds import SettingsSchema, format_value, get_schema, make_sch
 from flrce.core.pieces import ROLES, Recipe
 from flrce.core.user_code import has_member, import_object, validate_factory
 from flrce.errors import BadInput, format_one_line, suggest_name
+from flrce.methods.catalogue.families import (
+    CONTRIBUTED_METHODS,
+    CONTRIBUTED_PIECES,
+    suggest_replacement,
+)
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.registry import PIECES
 from flrce.methods.stopping.budget import AnyOf, CostBudget
@@ -72,7 +77,7 @@ def compose_recipe(
     if not isinstance(name, str) or name not in CATALOGUE:
         raise BadInput(
             f"recipe.{key} = {format_value(name)}:"
-            f" {suggest_name(format_one_line(name, 60), CATALOGUE)}"
+            f" {suggest_replacement(format_one_line(name, 60), CATALOGUE, CONTRIBUTED_METHODS)}"
         )
     if not isinstance(label, str) or not label or len(label) > 60:
         raise BadInput(
@@ -280,10 +285,8 @@ def build_piece(role: str, wanted: Any, where: str = "recipe") -> Any:
     elif name in PIECES[role]:
         make = PIECES[role][name]
     else:
-        raise BadInput(
-            f"{where}.{role} = {format_value(name)}: {suggest_name(name[:60], PIECES[role])}, or"
-            ' "package.module:Class"'
-        )
+        hint = suggest_replacement(name[:60], PIECES[role], CONTRIBUTED_PIECES)
+        raise BadInput(f'{where}.{role} = {format_value(name)}: {hint}, or "package.module:Class"')
     wrapped = {
         f.name: build_piece(_inner_role(role, f), table[f.name], where)
         for f in _dataclass_fields(make)

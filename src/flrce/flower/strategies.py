@@ -15,6 +15,7 @@ from flrce.flower.engine import FlowerEngine
 from flrce.flower.options import require_count
 from flrce.flower.strategy import ANY_P, FlrceStrategy
 from flrce.methods.catalogue import recipes
+from flrce.methods.catalogue.families import CONTRIBUTED_METHODS, suggest_replacement
 
 __all__ = ["FLrce", "Guarded", "RecipeStrategy"]
 
@@ -29,9 +30,8 @@ class RecipeStrategy(FlrceStrategy):
     def __init__(self, recipe: Recipe | str, *fedavg: Any, **settings: Any) -> None:
         if isinstance(recipe, str):
             if recipe not in recipes.CATALOGUE:
-                raise BadInput(
-                    f"recipe {recipe!r}: use one of {', '.join(sorted(recipes.CATALOGUE))}"
-                )
+                hint = suggest_replacement(recipe, recipes.CATALOGUE, CONTRIBUTED_METHODS)
+                raise BadInput(f"recipe {recipe!r}: {hint}")
             recipe = recipes.CATALOGUE[recipe]()
         if not isinstance(recipe, Recipe):
             raise BadInput(f"recipe {format_one_line(recipe, 40)}: use a Recipe or the name of one")

@@ -60,8 +60,6 @@ from flrce.methods.downlink.quantised import QuantisedDownload
 from flrce.methods.pacing import pace
 from flrce.methods.pacing.clean_hours import CleanHours
 from flrce.methods.pacing.pace import BufferedPace, OverCommitment
-from flrce.methods.selection.bandit import QLearning
-from flrce.methods.selection.budgeted import EnergyBudgetSelector
 from flrce.methods.selection.cleanest import LowCarbonSelector
 from flrce.methods.selection.clustered import ClusteredSampling
 from flrce.methods.selection.diverse import DivFL
@@ -109,8 +107,6 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "adaptive-tiers": AdaptiveTierSelector,
         "rooted": RootClientSampling,
         "cleanest": LowCarbonSelector,
-        "budgeted": EnergyBudgetSelector,
-        "rewarded": QLearning,
         "divfl": DivFL,
     },
     "trainer": {
@@ -126,7 +122,6 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "scaffold": ScaffoldTraining,
         "dynamic": DynamicTraining,
         "probing": ZerothOrderTraining,
-        "rewarded": QLearning,
     },
     "submodel": {"full": FullModel, "random-units": RandomUnits, "prefix-units": PrefixUnits},
     "compressor": {

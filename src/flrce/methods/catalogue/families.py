@@ -1,5 +1,9 @@
 """Methods by family: what each changes in federated averaging."""
 
+from collections.abc import Iterable
+
+from flrce.errors import suggest_name
+
 #: every method once, by what it changes; `flrce recipes list` prints them in this order
 FAMILIES: dict[str, tuple[str, ...]] = {
     "FLrce": (
@@ -19,6 +23,16 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "asynchronous": ("fedbuff", "fedasync"),
     "personalised models": ("fedbn", "fedper", "fedrep", "ditto", "apfl"),
     "robust to attackers": ("trimmed-mean", "median", "krum", "clipped-mean"),
-    "energy": ("eafl", "fedclean", "fedjoule", "autofl"),
     "language models": ("fedit", "ffa-lora", "flora", "fedkseed"),
 }  # fmt: skip
+
+#: methods that were reconstructed from abstracts, and pieces of theirs: files of examples/contrib
+CONTRIBUTED_METHODS = {name: name for name in ("eafl", "fedclean", "fedjoule", "autofl")}
+CONTRIBUTED_PIECES = {"budgeted": "fedjoule", "rewarded": "autofl"}
+
+
+def suggest_replacement(name: str, valid: Iterable[str], moved: dict[str, str]) -> str:
+    """What to write instead of an unknown name."""
+    if name in moved:
+        return f"it moved to examples/contrib/{moved[name]}.py, whose docstring shows how to use it"
+    return suggest_name(name, valid)

@@ -3,8 +3,8 @@ answer or two.
 
 Here are FLrce, and the savings that its paper compares it with or that go with it: fewer bits,
 epochs or weights. standard.py has FedAvg, which all start from, and what the field made of it;
-selection.py other choices of clients and means that hold against attackers; energy.py methods that
-mind energy; lora.py those for language models.
+selection.py other choices of clients and means that hold against attackers; lora.py methods for
+language models.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,6 @@ from flrce.errors import BadInput, look_up_name, suggest_name
 from flrce.methods.aggregation.fleet_clip import FleetClip
 from flrce.methods.aggregation.mean import DEFAULT_SAMPLE_CAP_RATIO, WeightedMean
 from flrce.methods.aggregation.related_mean import RelatedMean
-from flrce.methods.catalogue.energy import *  # noqa: F403
-from flrce.methods.catalogue.energy import ENERGY_RECIPES
 from flrce.methods.catalogue.lora import *  # noqa: F403
 from flrce.methods.catalogue.lora import LORA_RECIPES
 from flrce.methods.catalogue.selection import *  # noqa: F403
@@ -282,7 +280,6 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     "flrce-dropout": flrce_dropout,
     "flrce-freeze": flrce_freeze,
     **STANDARD_RECIPES,
-    **ENERGY_RECIPES,
     **LORA_RECIPES,
 }
 

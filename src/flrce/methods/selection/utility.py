@@ -50,9 +50,8 @@ class UtilitySelector:
     where one never seen counts n_i as in the released code, or over those "seen". The first round
     is drawn uniformly. `overcommit` P are asked and the P fastest replies count; the rest are
     credited the mean utility. Once nobody is unseen, every place goes by score. Clients of unknown
-    duration are taken for the middle one of those known. With `power` (EAFL, Arouj and Abdelmoniem
-    2022; its formula is recalled, with the level as a phone reports it) full batteries count too,
-    where devices report them.
+    duration are taken for the middle one of those known. With `power` full batteries
+    count too, where devices report them (examples/contrib/eafl.py).
     """
 
     epsilon: Proportion = 0.9
@@ -65,9 +64,7 @@ class UtilitySelector:
     overcommit: Annotated[float, Ge(1), Le(100)] = 1.1
     pace: PositiveInt = 20  # rounds of the pacer's window
     delta: Percent = 5.0  # percentiles that it moves by
-    power: Proportion = (
-        0.0  # EAFL: weight of the battery's level against the score, taken from 0 to 1
-    )
+    power: Proportion = 0.0  # weight of the battery's level against the score, taken from 0 to 1
     device_agnostic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -1,7 +1,19 @@
-"""Who trains and for how long, learnt from what it cost and brought: in the manner of AutoFL (Kim
-and Wu, MICRO 2021).
+"""In the manner of AutoFL (Kim and Wu, MICRO 2021): who trains and for how long, by Q-learning from
+what it cost and brought.
 
-Reward and learning rule are recalled; docs/methods.md says what is theirs and what is not.
+Reconstructed from the abstract; reward and learning rule are recalled, not verified against the
+authors' code (README.md beside this file).
+
+    rounds = 20
+    clients = 12
+    per_round = 4
+    [recipe]
+    base = "fedavg"
+    name = "autofl"
+    selector = "autofl:QLearning"
+    trainer = "autofl:QLearning"
+    [fleet]
+    profile = { phone = 0.5, raspberry-pi-5 = 0.5 }
 """
 
 from collections.abc import Sequence
@@ -18,6 +30,7 @@ from flrce.core.bounds import NonNegativeFloat, PositiveInt, PositiveProportion,
 from flrce.core.pieces import Recipe, RoundView
 from flrce.core.traits import AsynchronousPace
 from flrce.core.types import RoundEvent, RoundRecord, Selection, Task
+from flrce.methods.catalogue.recipes import fedavg
 
 METRIC_DIGITS = 3  # of a percent: engines that sum in another order see the same
 NO_GAIN_PENALTY_PERCENT = (
@@ -70,7 +83,7 @@ class QLearning:
         chooser: Any = recipe.selector
         if isinstance(chooser, QLearning) and len(chooser.shares) > 1 and recipe.trainer != chooser:
             return (
-                'selector = "rewarded" wants the same piece, set alike, as trainer; or set shares ='
+                'selector = "autofl:QLearning" wants the same piece, set alike, as trainer; or set shares ='
                 " [1.0]"
             )
         return ""
@@ -200,3 +213,16 @@ def joules_per_reply(record: RoundRecord) -> float:
 def _with_epoch_share(task: Task, share: float) -> Task:
     """The task with this share of its epochs, at least one."""
     return replace(task, work=replace(task.work, epochs=max(round(share * task.work.epochs), 1)))
+
+
+def autofl(
+    shares: Sequence[float] = (1.0, 0.6, 0.2),
+    epsilon: float = 0.1,
+    accuracy: float = 1.0,
+    gain: float = 1.0,
+    P: int = 10,
+    **local: Any,
+) -> Recipe:
+    """FedAvg whose clients, and which of the `shares` of the epochs they train, are learned."""
+    learner = QLearning(tuple(shares), epsilon, accuracy=accuracy, gain=gain)
+    return replace(fedavg(P, **local), selector=learner, trainer=learner, name="autofl")

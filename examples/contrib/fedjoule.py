@@ -1,12 +1,25 @@
-"""The best clients that a budget of joules pays for, after the abstract of FedJoule (Banerjee et
-al., Euro-Par 2025).
+"""FedJoule (Banerjee et al., Euro-Par 2025): the best clients that a budget of joules pays for.
 
-A round's share of the budget, each client's value and what it will take in joules and seconds make
-an integer programme, and a second one looks for the same in less time (docs/methods.md).
+Reconstructed from the abstract; not verified against the authors' code (README.md beside this
+file). A round's share of the budget, each client's value and what it will take in joules and
+seconds make an integer programme, and a second one looks for the same in less time.
+
+    rounds = 12
+    clients = 12
+    per_round = 4
+    [recipe]
+    base = "fedavg"
+    name = "fedjoule"
+    selector = { piece = "fedjoule:EnergyBudgetSelector", joules = 12.0 }
+    [stop]
+    joules = 12.0
+    [fleet]
+    profile = { phone = 0.5, raspberry-pi-5 = 0.5 }
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +29,11 @@ from torch import Tensor
 
 from flrce.core.bounds import NonNegativeFloat, PositiveProportion, Proportion
 from flrce.core.linalg import gram_matrix
-from flrce.core.pieces import RoundView
+from flrce.core.pieces import Recipe, RoundView
 from flrce.core.types import ClientCost, RoundEvent, RoundRecord, Selection
+from flrce.methods.catalogue.recipes import fedavg
 from flrce.methods.selection.clustered import MAX_CLIENTS_CONSIDERED
+from flrce.methods.stopping.budget import CostBudget
 
 FloatArray = NDArray[np.float64]
 DURATION_CUTS = 8  # durations at which the second programme looks
@@ -159,3 +174,13 @@ def solve_knapsack(value: FloatArray, joules: FloatArray, limit: float, P: int) 
             chosen.append(int(fits[i]))
             count, left = count - 1, left - int(steps[i])
     return chosen
+
+
+def fedjoule(
+    joules: float = 0.0, share: float = 0.5, slack: float = 0.1, P: int = 10, **local: Any
+) -> Recipe:
+    """FedAvg with this selection; a run with `joules` ends with them."""
+    base = replace(
+        fedavg(P, **local), selector=EnergyBudgetSelector(joules, share, slack), name="fedjoule"
+    )
+    return replace(base, stop=CostBudget(joules=joules)) if joules else base

@@ -1,11 +1,27 @@
-"""FedJoule's knapsack and AutoFL's tables: by hand, against plain loops, and within whole runs."""
+"""Methods of examples/contrib: FedJoule's knapsack and AutoFL's tables by hand, against plain loops,
+and within whole runs.
+"""
 
 import itertools
+import sys
+import tomllib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from autofl import QLearning, autofl, get_metric_percent
+from eafl import eafl
+from fedclean import fedclean
+from fedjoule import (
+    BUDGET_STEPS,
+    EnergyBudgetSelector,
+    EnergyBudgetState,
+    alignment_scores,
+    fedjoule,
+    select_quickest_cohort,
+    solve_knapsack,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,15 +31,6 @@ from flrce.core.pieces import RoundView
 from flrce.core.types import ClientCost, LocalWork, RoundEvent, RoundRecord, Task, Updates
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
-from flrce.methods.selection.bandit import QLearning, get_metric_percent
-from flrce.methods.selection.budgeted import (
-    BUDGET_STEPS,
-    EnergyBudgetSelector,
-    EnergyBudgetState,
-    alignment_scores,
-    select_quickest_cohort,
-    solve_knapsack,
-)
 from flrce.simulation import runs
 
 FLEET = {"profile": {"phone": 0.5, "raspberry-pi-5": 0.5}}
@@ -169,6 +176,19 @@ def test_unseen_first_then_by_value_and_joules():
     assert poor.k[0] != 3
 
 
+def budgeted(joules=0.0, **settings):
+    """The tables of an experiment under a budget, as the docstring of fedjoule.py writes them."""
+    selector = {"piece": "fedjoule:EnergyBudgetSelector", "joules": joules, **settings}
+    recipe = {"base": "fedavg", "name": "fedjoule", "selector": selector}
+    return {"recipe": recipe, **({"stop": {"joules": joules}} if joules else {})}
+
+
+def learned(**settings):
+    """The same of autofl.py."""
+    piece = {"piece": "autofl:QLearning", **settings}
+    return {"recipe": {"base": "fedavg", "name": "autofl", "selector": piece, "trainer": piece}}
+
+
 def small(recipe, **changes):
     tables = {
         "rounds": 12,
@@ -184,10 +204,10 @@ def small(recipe, **changes):
 def test_a_run_keeps_to_its_joules_and_uses_them():
     plain = runs.run(small({"name": "fedavg"}))
     budget = plain.summary["joules"] / 2
-    found = runs.run(small({"name": "fedjoule", "joules": budget}))
+    found = runs.run(small(**budgeted(budget)))
     assert 0.8 * budget < found.summary["joules"] <= budget
     assert len(found.history) == 12
-    tight = runs.run(small({"name": "fedjoule", "joules": budget / 100}))
+    tight = runs.run(small(**budgeted(budget / 100)))
     assert tight.summary["joules"] <= budget / 100
     assert "joules" in tight.summary["stopped"]
 
@@ -199,8 +219,9 @@ def test_a_budget_among_clients_that_come_and_go(tmp_path):
         "presence": {"piece": "chance", "share": 0.6, "slot": 5.0},
         "battery": "phone",
     }
-    recipe = {"name": "fedjoule", "joules": 15.0, "pace": {"piece": "deadline", "seconds": 2.0}}
-    exp = small(recipe, fleet=fleet, rounds=6)
+    tables = budgeted(15.0)
+    tables["recipe"]["pace"] = {"piece": "deadline", "seconds": 2.0}
+    exp = small(**tables, fleet=fleet, rounds=6)
 
     def quit_after_two(done):
         if done.record.t == 2:
@@ -358,7 +379,7 @@ def test_the_best_are_chosen_and_told_how_long():
 
 
 def test_cheap_clients_train_more_often_and_epochs_differ():
-    found = runs.run(small({"name": "autofl"}, rounds=20, train={"epochs": 5}))
+    found = runs.run(small(**learned(), rounds=20, train={"epochs": 5}))
     batches = {}
     for done in found.history:
         assert done.outcome == "committed"
@@ -379,7 +400,7 @@ def test_what_does_not_go_together():
     replace(recipes.fedavg(), selector=QLearning(shares=(1.0,)))
     replace(recipes.fedavg(), trainer=learner)
     with pytest.raises(BadInput, match="buffered"):
-        replace(recipes.autofl(P=4), pace=recipes.fedbuff(P=4).pace)
+        replace(autofl(P=4), pace=recipes.fedbuff(P=4).pace)
     for bad in (
         {"shares": []},
         {"shares": [0.0]},
@@ -388,14 +409,14 @@ def test_what_does_not_go_together():
         {"epsilon": "x"},
     ):
         with pytest.raises(BadInput):
-            small({"name": "autofl", **bad}).recipe()
+            small(**learned(**bad)).build_recipe()
     for bad in ({"joules": -1.0}, {"share": 0.0}, {"slack": 1.5}):
         with pytest.raises(BadInput):
-            small({"name": "fedjoule", **bad}).recipe()
+            small(**budgeted(**bad)).build_recipe()
 
 
-@pytest.mark.parametrize("name", ["fedjoule", "autofl"])
-def test_they_learn_a_regression_too(name):
+@pytest.mark.parametrize("method", [budgeted(), learned()])
+def test_they_learn_a_regression_too(method):
     """A second task, whose headline falls: the error of a line with noise of variance .01."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 3)).astype(np.float32)
@@ -404,7 +425,7 @@ def test_they_learn_a_regression_too(name):
         "rounds": 15,
         "clients": 10,
         "per_round": 3,
-        "recipe": {"name": name},
+        **method,
         "fleet": FLEET,
         "train": {"lr": 0.05, "batch": 16, "epochs": 2},
         "data": {"partition": "iid"},
@@ -414,3 +435,48 @@ def test_they_learn_a_regression_too(name):
     found = runs.run(Experiment.from_tables(tables), data=(x, y))
     assert found.history[0].lower
     assert found.summary["metrics"]["mse"] < 0.1 < float(y.var())
+
+
+METHODS = {"autofl": autofl, "eafl": eafl, "fedclean": fedclean, "fedjoule": fedjoule}
+
+
+def docstring_tables(name):
+    lines = sys.modules[name].__doc__.splitlines()
+    return tomllib.loads("\n".join(line for line in lines if line.startswith("    ")))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_experiment_of_a_docstring_is_the_recipe_of_its_function(name):
+    tables = docstring_tables(name)
+    found = Experiment.from_tables(tables).build_recipe()
+    joules = {"joules": tables["stop"]["joules"]} if "stop" in tables else {}
+    made = METHODS[name](P=tables["per_round"], **joules)
+    assert (found.selector, found.trainer, found.aggregator, found.pace, found.name) == (
+        made.selector,
+        made.trainer,
+        made.aggregator,
+        made.pace,
+        name,
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_learns_the_digits(name):
+    recipe = docstring_tables(name)["recipe"]
+    if name == "fedjoule":
+        recipe["selector"]["joules"] = 0.0  # a share of what average clients take
+    done = runs.run(small(recipe, rounds=15, train={"lr": 0.05, "batch": 16}))
+    assert done.summary["accuracy"] > 0.6
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_old_name_says_where_the_method_is(name):
+    with pytest.raises(
+        BadInput, match=f"recipe.name = '{name}': it moved to examples/contrib/{name}.py"
+    ):
+        small({"name": name}).build_recipe()
+
+
+def test_the_old_names_of_pieces_say_where_they_are():
+    with pytest.raises(BadInput, match=r"'budgeted': it moved to examples/contrib/fedjoule\.py"):
+        small({"name": "fedavg", "selector": "budgeted"}).build_recipe()
