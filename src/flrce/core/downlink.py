@@ -13,7 +13,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.payload_bytes import count_bytes, count_value_bytes
-from flrce.core.types import Download, Payload, Task
+from flrce.core.types import Download, Payload, PendingTask, Task
 from flrce.rng import make_stream
 
 STATISTICS_KEY = "batchnorm"  # the buffer of a download that holds BatchNorm's statistics
@@ -71,6 +71,15 @@ class Downlink:
         """Whether every client is sent w itself."""
         return False
 
+    @property
+    def keeps_payloads(self) -> bool:
+        """Whether all that a client needs is in its round's payload: on Flower it must be."""
+        return True
+
+    def count_models(self, P: int) -> int:
+        """Models that a round's downloads hold in memory, besides w and the tables."""
+        return 1
+
     def plan_download(self, memory: Any, k: int) -> Download | None:
         """How client k would get the model now; None: dense. Costs are estimated by it."""
         return None
@@ -81,8 +90,8 @@ class Downlink:
         """The downloads of a round in the order of the requests, and the memory after them."""
         return [EncodedModel(w, None) for _ in requests], memory
 
-    def acknowledge(self, memory: Any, k: int, model: Tensor) -> Any:
-        """The memory once client k's reply shows that it holds this model."""
+    def acknowledge(self, memory: Any, sent: PendingTask) -> Any:
+        """The memory once a client's reply shows that it decoded the model it was sent."""
         return memory
 
     def forget(self, memory: Any, k: int) -> Any:
@@ -106,6 +115,9 @@ class DenseDownload(Downlink):
     def is_dense(self) -> bool:
         return True
 
+    def count_models(self, P: int) -> int:
+        return 0
+
 
 DENSE_DOWNLOAD = DenseDownload()
 
@@ -124,6 +136,8 @@ def encode_model(
     """
     base = torch.zeros_like(w) if base is None else base
     target, d = take_part(w, part), part.trained
+    if torch.equal(target, take_part(base, part)):
+        return Payload({}), base.clone()  # as in the first round: there is nothing to send
     difference = (target[:d] - take_part(base, part)[:d]).float()
     coded, _ = code.encode(difference, part.trained_layout, make_download_stream(*stream), {})
     buffers = dict(coded.buffers)
@@ -138,6 +152,8 @@ def decode_model(
 ) -> Tensor:
     """(D,) the model that a download makes of the base; what the client does not hold stays."""
     buffers: Mapping[str, Tensor] = payload.buffers
+    if not buffers:
+        return base.clone()
     coded = {name: value for name, value in buffers.items() if name != STATISTICS_KEY}
     rng = make_download_stream(*stream)
     u = code.decode(Payload(coded), part.trained_layout, rng)
@@ -166,7 +182,8 @@ def estimate_download_bytes(task: Task, part: HeldPart, dtype: torch.dtype = tor
     if download.code is None:
         return download.missed + count_value_bytes(part.size, dtype)
     rest = count_value_bytes(part.size - part.trained, dtype)
-    return download.missed + estimate_code_bytes(download.code, part.trained_layout) + rest
+    coded = download.missed + estimate_code_bytes(download.code, part.trained_layout) + rest
+    return min(coded, count_value_bytes(part.size, dtype)) if download.missed else coded
 
 
 def estimate_code_bytes(code: Any, layout: Sequence[tuple[str, int]]) -> int:

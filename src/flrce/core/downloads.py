@@ -62,7 +62,7 @@ def acknowledge_downloads(
         if reply.lost_base:
             memory = recipe.downlink.forget(memory, one.task.k)
         elif not reply.error and reply.payload is not None:
-            memory = recipe.downlink.acknowledge(memory, one.task.k, one.w)
+            memory = recipe.downlink.acknowledge(memory, one)
     return {MEMORY_KEY: memory}
 
 

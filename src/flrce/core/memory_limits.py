@@ -70,6 +70,7 @@ def estimate_server_bytes(recipe: Recipe, M: int, d: int, D: int, near: bool = F
         copies = BLOCKWISE_COPIES[0] * P + BLOCKWISE_COPIES[1]
     else:
         copies = UPDATE_COPIES * P + 4
+    copies += recipe.downlink.count_models(P)
     copies += not isinstance(recipe.average, LastModel)  # the model that is handed back
     held = sum(estimate_table_bytes(recipe, M, d, D).values()) + estimate_temporary_bytes(
         recipe, M, d, D
@@ -198,11 +199,17 @@ def check_memory(
         f'[recipe.{r}] piece = "{p.piece}", sketch = {fits}'
         for r, p in _find_sketchable_pieces(recipe, M, d, D).items()
     ]
+    held = estimate_table_bytes(recipe, M, d, D).get("downlink.models", 0)
+    chain = (
+        'set [recipe.downlink] piece = "chain", which holds one model for all clients, '
+        if 2 * held > want
+        else ""
+    )
     sketch = f"sketch the map ({'; '.join(maps)}), " if fits else ""
     raise BadInput(
         f"{M} clients and {d} trained floats need {want / 1e9:.1f} GB ({largest or 'updates'}), but"
-        f" {have / 1e9:.1f} GB are available; {sketch}lower clients, take a smaller model, or a"
-        " recipe without a relationship map such as fedavg"
+        f" {have / 1e9:.1f} GB are available; {chain}{sketch}lower clients, take a smaller model,"
+        " or a recipe without a relationship map such as fedavg"
     )
 
 

@@ -64,6 +64,7 @@ class Download:
     framing: int = 0  # bytes of seeds and hashes, both directions
     missed: int = 0  # bytes of earlier differences that are sent along
     nbytes: int | None = None  # of what travels, once it is encoded
+    version: int = 0  # number of the model, where the downlink counts them
 
 
 @dataclass(frozen=True)

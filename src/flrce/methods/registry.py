@@ -55,6 +55,7 @@ from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.compression.sparsify import RandomK, TopK
 from flrce.methods.compression.tensors import TensorDropout
+from flrce.methods.downlink.chain import ChainedDownload
 from flrce.methods.downlink.difference import DifferenceDownload
 from flrce.methods.downlink.quantised import QuantisedDownload
 from flrce.methods.pacing import pace
@@ -139,6 +140,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "dense": DenseDownload,
         "quantised": QuantisedDownload,
         "difference": DifferenceDownload,
+        "chain": ChainedDownload,
     },
     "aggregator": {
         "mean": WeightedMean,

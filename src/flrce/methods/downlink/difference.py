@@ -10,8 +10,8 @@ from torch import Tensor
 from flrce.core.downlink import Downlink, DownloadRequest, EncodedModel, encode_model, with_bytes
 from flrce.core.payload_bytes import HASH_BYTES, SEED_BYTES
 from flrce.core.pieces import Compressor, NoCompression
-from flrce.core.types import Download
-from flrce.methods.compression.quantize import Quantizer
+from flrce.core.types import Download, PendingTask
+from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.downlink.codes import explain_growing_error, explain_stateful_code
 
 
@@ -35,8 +35,8 @@ class DifferenceDownload(Downlink):
     for each client.
     """
 
-    code: Compressor = field(default=Quantizer(8), metadata={"piece": "compressor"})
-    first: Compressor = field(default=Quantizer(8), metadata={"piece": "compressor"})
+    code: Compressor = field(default=RotatedCode(1), metadata={"piece": "compressor"})
+    first: Compressor = field(default=RotatedCode(2), metadata={"piece": "compressor"})
 
     def check_recipe(self, recipe: Any) -> str:
         return (
@@ -47,6 +47,9 @@ class DifferenceDownload(Downlink):
 
     def initial_state(self, M: int, d: int, D: int) -> HeldModels:
         return HeldModels(torch.zeros(M, D), torch.zeros(M, dtype=torch.int64))
+
+    def count_models(self, P: int) -> int:
+        return P + 1  # with the initial one
 
     def plan_download(self, memory: HeldModels, k: int) -> Download:
         if int(memory.versions[k]):
@@ -62,9 +65,9 @@ class DifferenceDownload(Downlink):
             memory = replace(memory, initial={0: w.clone()})
         return [self._encode(memory, w, request) for request in requests], memory
 
-    def acknowledge(self, memory: HeldModels, k: int, model: Tensor) -> HeldModels:
-        memory.models[k] = model
-        memory.versions[k] += 1
+    def acknowledge(self, memory: HeldModels, sent: PendingTask) -> HeldModels:
+        memory.models[sent.task.k] = sent.w
+        memory.versions[sent.task.k] += 1
         return memory
 
     def forget(self, memory: HeldModels, k: int) -> HeldModels:
