@@ -1,6 +1,8 @@
 """Bytes are counted by the tensors' own types, in every direction."""
 
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,7 +137,7 @@ def test_what_goes_with_a_task_and_comes_with_a_reply_is_booked_by_its_own_type(
         Payload({"u": torch.zeros(3)}),
         extras={"extra": torch.zeros(50, dtype=dtype)},
     )
-    spent = engine._book_costs(more, reply).spent
+    spent = engine.costs.book_costs(more, reply).spent
     assert spent.bytes_down == engine.model_bytes + size
     assert spent.bytes_up == 12 + size
 
@@ -149,3 +151,27 @@ def test_a_loss_inquiry_is_booked_as_the_engine_sends_the_model():
 
     assert count_model_bytes(Plain(), torch.zeros(3, dtype=torch.float64)) == 24
     assert count_model_bytes(Half(), torch.zeros(3)) == 6
+
+
+#: files that compute with the width of a number for another reason than what travels: buffers in
+#: memory, a file's layout, the header of a received array
+OTHER_WIDTHS = {
+    "core/buffers.py",
+    "core/device_transfer.py",
+    "flower/arrays.py",
+    "models/llama.py",
+    "storage/tensor_file.py",
+}
+
+
+def test_bytes_that_travel_are_counted_in_one_place():
+    package = Path(runs.__file__).parents[1]
+    by_hand = re.compile(r"element_size\(|\.itemsize|\b4 \* (D|d|size|self\.size|len\()\b")
+    layers = ("core", "devices", "flower", "methods", "models", "simulation", "storage")
+    found = {
+        str(path.relative_to(package))
+        for layer in layers
+        for path in (package / layer).rglob("*.py")
+        if by_hand.search(path.read_text())
+    }
+    assert found - {"core/payload_bytes.py"} <= OTHER_WIDTHS

@@ -534,7 +534,7 @@ def test_energy_is_forward_through_the_base_and_backward_to_adapters(place):
                 lambda rows: torch.zeros(len(rows)),
             ),
         )[0]
-        flops[name] = built.engine._count_training_flops(task)
+        flops[name] = built.engine.costs.count_training_flops(task)
         built.engine.close()
     L, width, kv, hidden, vocabulary = 16, 64, 32, 96, 288
     matrices = 2 * (2 * width * width + 2 * width * kv + 3 * width * hidden) + vocabulary * width

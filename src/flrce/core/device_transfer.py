@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flrce.core.payload_bytes import count_bytes
+
 # bytes up to which pinned memory is taken as large as what comes: torch keeps it, in powers of two
 MAX_PINNED_COPY_BYTES = 2**29
 PINNED_BUFFER_BYTES = (
@@ -40,7 +42,7 @@ def to_device(x: Tensor, device: str | torch.device) -> Tensor:
     device = torch.device(device)
     if x.device.type == device.type:
         return x
-    transferred_bytes.up += x.numel() * x.element_size()
+    transferred_bytes.up += count_bytes(x)
     return x.to(device)
 
 
@@ -55,7 +57,7 @@ def to_host(x: Tensor) -> Tensor:
     """
     if is_on_host(x):
         return x
-    size = x.numel() * x.element_size()
+    size = count_bytes(x)
     transferred_bytes.down += size
     if size <= MAX_PINNED_COPY_BYTES:
         made = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flrce.core.engine import Engine, ModelBytesEngine
 from flrce.core.fleet_state import estimate_carbon
-from flrce.core.payload_bytes import count_bytes
+from flrce.core.payload_bytes import LOSS_BYTES, count_bytes
 from flrce.core.pieces import Recipe
 from flrce.core.traits import CostAwareStop
 from flrce.core.types import ClientCost, State, Task
@@ -79,7 +79,7 @@ def bound_inquiry_costs(
 
 def _estimate_inquiry(engine: Engine, client: str, down: int) -> ClientCost:
     spent = engine.estimate_inquiry(client, down)
-    return replace(spent, framing=4) if down else spent
+    return replace(spent, framing=LOSS_BYTES) if down else spent
 
 
 def combine_estimates(tasks: Sequence[ClientCost], asked: Sequence[ClientCost]) -> list[ClientCost]:

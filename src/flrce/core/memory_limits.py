@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flrce.core.engine import DeviceEngine, WorkerEngine
 from flrce.core.host import get_available_memory
+from flrce.core.payload_bytes import count_bytes, count_value_bytes
 from flrce.core.pieces import LastModel, Recipe
 from flrce.core.state_values import list_fields
 from flrce.core.traits import BlockwiseAggregator, SketchablePiece
@@ -75,7 +76,8 @@ def estimate_server_bytes(recipe: Recipe, M: int, d: int, D: int, near: bool = F
     held = sum(estimate_table_bytes(recipe, M, d, D).values()) + estimate_temporary_bytes(
         recipe, M, d, D
     )
-    return held + 4 * D * copies + BYTES_PER_CLIENT * M + 8 * P * min(16 * M, COMPARISON_COLUMNS)
+    comparison = count_value_bytes(P * min(16 * M, COMPARISON_COLUMNS), torch.float64)
+    return held + count_value_bytes(D * copies) + BYTES_PER_CLIENT * M + comparison
 
 
 def _needs_few_copies(recipe: Recipe, d: int) -> bool:
@@ -139,7 +141,7 @@ def estimate_worker_bytes(D: int, kept: int = 0) -> int:
     """Bytes of a process that trains a model of D floats with torch and keeps so many of a batch's
     attention.
     """
-    return 4 * D * WORKER_MODEL_COPIES + kept
+    return count_value_bytes(D * WORKER_MODEL_COPIES) + kept
 
 
 def estimate_spare_bytes(recipe: Recipe, M: int, d: int, D: int) -> int | None:
@@ -223,5 +225,5 @@ def has_memory_for_clients(recipe: Recipe, M: int, d: int, D: int, near: bool = 
 
 def _count_bytes(value: Any) -> int:
     if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
+        return count_bytes(value)
     return sum(map(_count_bytes, value.values())) if isinstance(value, dict) else 0

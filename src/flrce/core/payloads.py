@@ -14,6 +14,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core import device_transfer
+from flrce.core.payload_bytes import limit_payload_bytes
 from flrce.core.pieces import MalformedPayload, NoCompression
 from flrce.core.types import ClientCost, Payload, Task
 from flrce.errors import format_one_line
@@ -141,7 +142,7 @@ def validate_payload_size(payload: Payload, size: int, tensors: int) -> None:
     """
     if not isinstance(payload, Payload) or not isinstance(payload.buffers, Mapping):
         raise MalformedPayload(f"a {type(payload).__name__[:40]} is no payload")
-    buffers, most = payload.buffers, 8 * size + 64 * tensors + 4096
+    buffers, most = payload.buffers, limit_payload_bytes(size, tensors)
     if len(buffers) > 4 * tensors + 16:
         raise MalformedPayload(f"{len(buffers)} buffers for {tensors} tensors")
     for name, buffer in buffers.items():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flrce.core.linalg import LARGE
+from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import NoCompression, Recipe
 from flrce.core.traits import (
     AsynchronousPace,
@@ -44,7 +45,7 @@ def choose_placement(
     are there at once.
     """
     size, apart = (
-        4 * D * (2 * recipe.P + 4),
+        count_value_bytes(D * (2 * recipe.P + 4)),
         explain_partial_replies(recipe, d),
     )  # trained models and updates
     if not apart and not alone:
@@ -96,7 +97,7 @@ def explain_host_only(recipe: Recipe) -> str:
 
 def describe_placement(found: UpdatePlacement, P: int, D: int, device: str) -> str:
     """One line about it, with what crosses to the host in a round."""
-    bytes_down = 4 * D * (1 if found.near else P)
+    bytes_down = count_value_bytes(D * (1 if found.near else P))
     if found.near:
         return (
             f"updates are summed and compared on {device}: {bytes_down / 1e9:.2f} GB a round to the"

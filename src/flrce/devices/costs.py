@@ -58,21 +58,22 @@ class DeviceProfile:
         self, bytes_down: int, bytes_up: int, flops: float, batches: int, framing: int = 0
     ) -> ClientCost:
         """The modelled cost of one client's part of a round."""
-        compute = self.batch_seconds * batches + flops / self.flops
-        transfer = 8 * bytes_down / self.down_bits + 8 * bytes_up / self.up_bits
-        radio = self.up_joules * bytes_up + self.down_joules * bytes_down
-        return ClientCost(
+        spent = ClientCost(
             bytes_down=bytes_down,
             bytes_up=bytes_up,
             framing=framing,
             flops=flops,
             batches=batches,
-            compute_seconds=compute,
-            transfer_seconds=transfer,
-            joules=self.active_watts * compute + radio,
-            idle_watts=self.idle_watts,
-            error=self.error,
+            compute_seconds=self.batch_seconds * batches + flops / self.flops,
+            transfer_seconds=8 * bytes_down / self.down_bits + 8 * bytes_up / self.up_bits,
         )
+        return self.add_joules(spent)
+
+    def add_joules(self, spent: ClientCost) -> ClientCost:
+        """With the energy of its training time and of its bytes, modelled or measured."""
+        radio = self.up_joules * spent.bytes_up + self.down_joules * spent.bytes_down
+        joules = self.active_watts * spent.compute_seconds + radio
+        return replace(spent, joules=joules, idle_watts=self.idle_watts, error=self.error)
 
     def truncate_cost(self, spent: ClientCost, seconds: float) -> ClientCost:
         """What of this cost is spent by a client that stops after so many seconds: download,
@@ -84,8 +85,7 @@ class DeviceProfile:
         up = min(left - down - compute, 8 * spent.bytes_up / self.up_bits)
         part = compute / spent.compute_seconds if spent.compute_seconds else 0.0
         bytes_down, bytes_up = int(down * self.down_bits / 8), int(up * self.up_bits / 8)
-        radio = self.up_joules * bytes_up + self.down_joules * bytes_down
-        return replace(
+        stopped = replace(
             spent,
             bytes_down=bytes_down,
             bytes_up=bytes_up,
@@ -93,8 +93,8 @@ class DeviceProfile:
             batches=int(part * spent.batches),
             compute_seconds=compute,
             transfer_seconds=down + up,
-            joules=self.active_watts * compute + radio,
         )
+        return replace(stopped, joules=self.add_joules(stopped).joules)
 
 
 @cache

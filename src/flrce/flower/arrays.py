@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.core.buffers import allocate_tensor
+from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import MalformedPayload
 from flrce.errors import BadInput
 from flrce.models.flat import ModelLayout, TensorSlot
@@ -261,7 +262,8 @@ class ArrayTemplate:
     def nbytes(self) -> int:
         """Bytes of the float values as they travel."""
         return sum(
-            slot.size * np.dtype(self.dtypes[slot.name]).itemsize for slot in self.layout.slots
+            count_value_bytes(slot.size, getattr(torch, self.dtypes[slot.name]))
+            for slot in self.layout.slots
         )
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor
 from flrce.core.async_state import split_due_tasks
 from flrce.core.buffers import MAX_POOLED_TABLE_BYTES, allocate_tensor
 from flrce.core.downlink import HeldPart
-from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.payload_bytes import count_value_bytes, limit_payload_bytes
 from flrce.core.pieces import MalformedPayload, NoCompression
 from flrce.core.types import (
     ClientCost,
@@ -111,9 +111,7 @@ class FlowerEngine:
         )
         self.trainable, self.size = template.layout.trainable, template.layout.size
         self.shapes = tuple((slot.name, slot.shape) for slot in template.layout.slots)
-        self.cap = (
-            8 * self.size + 64 * len(template.names) + 4096
-        )  # bytes that any payload may have, as at the gate
+        self.cap = limit_payload_bytes(self.size, len(template.names))  # as at the gate
         self.train_config = train_config or {}
         self.blocks = runner.blocks if runner else 1
         self.online: dict[str, ConnectedClient] = {}

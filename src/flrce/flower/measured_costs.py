@@ -8,7 +8,7 @@ from statistics import median
 from flwr.app import Message
 from torch import Tensor
 
-from flrce.core.payload_bytes import count_bytes, count_value_bytes
+from flrce.core.payload_bytes import count_download_bytes
 from flrce.core.payloads import PER_BYTE, WATTS
 from flrce.core.types import ClientCost, Task
 from flrce.devices.costs import DeviceProfile
@@ -60,9 +60,9 @@ class MeasuredCosts:
 
     def count_downlink_bytes(self, task: Task) -> int:
         """Bytes of values that a client receives."""
-        held = self.get_sent_coordinates(task)
-        model = self.template.nbytes if held is None else count_value_bytes(len(held))
-        return model + count_bytes(task.tensors)
+        return count_download_bytes(
+            self.template.nbytes, self.get_sent_coordinates(task), task.tensors
+        )
 
     def compute_sending_cost(self, message: Message, task: Task) -> ClientCost:
         """What sending this message cost."""
@@ -82,11 +82,7 @@ class MeasuredCosts:
             watts = WATTS if profile is None else MAX_POWER_RATIO * profile.active_watts
             radio = PER_BYTE * (spent.bytes_up + spent.bytes_down)
             return replace(spent, joules=min(spent.joules, watts * spent.seconds + radio))
-        if profile is None:
-            return spent
-        radio = profile.up_joules * spent.bytes_up + profile.down_joules * spent.bytes_down
-        joules = profile.active_watts * spent.compute_seconds + radio
-        return replace(spent, joules=joules, idle_watts=profile.idle_watts, error=profile.error)
+        return spent if profile is None else profile.add_joules(spent)
 
     def _estimate_pace(self, client: str) -> tuple[float, float]:
         """As last measured, or else the others' median."""

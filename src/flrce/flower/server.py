@@ -13,10 +13,11 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from torch import nn
 
 from flrce.config.experiment import Experiment
 from flrce.core.host import find_device
-from flrce.core.types import ClientCost, Reply, Round, Task
+from flrce.core.types import Round
 from flrce.core.user_code import Trust
 from flrce.data.federation import Federation
 from flrce.devices.costs import assign_devices
@@ -29,9 +30,10 @@ from flrce.flower.session import Result
 from flrce.flower.strategies import RecipeStrategy
 from flrce.models.flat import freeze_parameters, make_layout, pack_model
 from flrce.simulation.baseline import describe_data
-from flrce.simulation.simulator import Simulator
+from flrce.simulation.cost_model import FleetCostModel
 from flrce.storage.disk import make_folder
 from flrce.storage.run_model import write_model_card
+from flrce.training.client import ClientRunner
 
 DataAndModel = tuple[Federation, Any]  # samples and network
 _build_lock = threading.Lock()
@@ -57,9 +59,8 @@ def serve(
     if state is not None and built is None:
         make_folder(Path(state))
         write_model_card(Path(state), federation.source.spec.to_json())
-    costs = (
-        _SimulatedCosts(experiment, federation, net) if settings.pop("modelled", False) else None
-    )
+    modelled = settings.pop("modelled", False)
+    costs = build_cost_model(experiment, federation, net) if modelled else None
     given = {
         "seed": experiment.seed,
         "eval_every": experiment.engine.eval_every,
@@ -140,27 +141,17 @@ def run_on_local_grid(
         return serve(grid, experiment, state, built, **{**given, **settings})
 
 
-class _SimulatedCosts:
-    """The simulator's books without its workers."""
-
-    def __init__(self, experiment: Experiment, federation: Federation, net: Any) -> None:
-        devices = assign_devices(
-            experiment.fleet.profile, federation.clients, experiment.seed, experiment.fleet.clients
-        )
-        kept = experiment.build_recipe().kept
-        self.simulator = Simulator(federation, net, devices, lambda runner: None, kept=kept)  # type: ignore[arg-type, return-value]
-
-    def includes_client(self, client: str) -> bool:
-        return client in self.simulator.fleet
-
-    def estimate(self, task: Task) -> ClientCost:
-        return self.simulator.estimate(task)
-
-    def book_costs(self, task: Task, reply: Reply) -> Reply:
-        return self.simulator._book_costs(task, reply)
-
-    def estimate_inquiry(self, client: str, down: int) -> ClientCost:
-        return self.simulator.estimate_inquiry(client, down)
+def build_cost_model(
+    experiment: Experiment, federation: Federation, net: nn.Module
+) -> FleetCostModel:
+    """The simulator's books of the experiment's fleet."""
+    source, fleet = federation.source, experiment.fleet
+    devices = assign_devices(fleet.profile, federation.clients, experiment.seed, fleet.clients)
+    kept = experiment.build_recipe().kept
+    runner = ClientRunner(
+        net, source.shape, federation.x, federation.y, source.scale, source.shift, kept=kept
+    )
+    return FleetCostModel(runner, federation, devices)
 
 
 def _get_data_and_model(experiment: Experiment) -> DataAndModel:

@@ -7,6 +7,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
+from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import NoCompression
 from flrce.core.types import LocalWork, Payload, Reply, Task
 from flrce.flower.arrays import ArrayTemplate, read_tensors, to_array_record
@@ -41,7 +42,7 @@ def read_message(
     if KEY_PREFIX + "t" not in config:
         template = ArrayTemplate.from_arrays(arrays, runner.layout)
         return template.pack(arrays), _build_plain_task(config, context), template
-    cap = 8 * runner.layout.size + 2**16
+    cap = count_value_bytes(runner.layout.size, torch.float64) + 2**16
     extra = message.content.array_records.get("tensors", ArrayRecord())
     task = read_task(config, read_tensors(extra, cap))
     if set(arrays) != {"held"}:

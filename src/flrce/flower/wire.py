@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from flrce.core.payload_bytes import count_bytes
+from flrce.core.payload_bytes import count_upload_bytes
 from flrce.core.payloads import is_finite_number
 from flrce.core.pieces import MalformedPayload, NoCompression
 from flrce.core.types import ClientCost, ClientEvaluation, LocalWork, Payload, Portion, Reply, Task
@@ -243,7 +243,7 @@ def read_reply(
     )
     payload = Payload(buffers)
     more = read_tensors(extras, cap) if rich else {}
-    up = payload.nbytes + count_bytes(more) if rich else template.count_float_bytes(values)
+    up = count_upload_bytes(buffers, more) if rich else template.count_float_bytes(values)
     if weight_key not in figures:
         raise MalformedPayload(
             f"no metric {weight_key!r}, which says how many samples it trained on"

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flrce.core.payload_bytes import count_bytes
 from flrce.errors import BadInput
 from flrce.models.abilities import get_provision_bytes
 
@@ -285,7 +286,7 @@ def count_frozen_bytes(module: nn.Module) -> int:
     it.
     """
     return get_provision_bytes(module) or sum(
-        p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad
+        count_bytes(p) for p in module.parameters() if not p.requires_grad
     )
 
 

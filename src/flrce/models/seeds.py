@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flrce.core.host import require_memory
+from flrce.core.payload_bytes import count_bytes
 from flrce.errors import BadInput
 from flrce.models.abilities import get_provision_bytes, limit_samples_per_pass
 from flrce.models.adapters import prepare_network
@@ -76,7 +77,7 @@ class SeedSpaceNetwork(nn.Module):
     @property
     def provision(self) -> int:
         """Of the net alone: directions are drawn where they are needed."""
-        return get_provision_bytes(self.net) or sum(p.nbytes for p in self.net.parameters())
+        return get_provision_bytes(self.net) or count_bytes(self.net.parameters())
 
     def max_samples_per_pass(self, shape: tuple[int, ...]) -> int:
         return limit_samples_per_pass(self.net, shape, most=1 << 20)

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flrce.core.downlink import HeldPart, estimate_download_bytes
+from flrce.core.downlink import HeldPart
 from flrce.core.engine import DeviceEngine, WorkerEngine
-from flrce.core.payload_bytes import count_bytes, count_value_bytes
 from flrce.core.types import (
     ClientCost,
     ClientEvaluation,
@@ -27,11 +26,10 @@ from flrce.core.types import (
     Reply,
     Task,
 )
-from flrce.core.upload_estimates import estimate_upload_bytes
 from flrce.data.federation import Federation
-from flrce.devices.costs import DeviceProfile, inference_flops, training_flops
+from flrce.devices.costs import DeviceProfile
 from flrce.devices.fleet_model import FleetDynamics
-from flrce.models.part import copy_for_training
+from flrce.simulation.cost_model import FleetCostModel
 from flrce.simulation.evaluation import (
     build_evaluation,
     build_primary_metric,
@@ -40,12 +38,9 @@ from flrce.simulation.evaluation import (
 )
 from flrce.simulation.worker_pool import WorkerFailure
 from flrce.simulation.workers import SampleScores, TaskInputs, Workers
-from flrce.training.batches import compute_batch_sizes, count_steps
 from flrce.training.client import ClientRunner, find_personal_state
 from flrce.training.free_riders import make_free_rider_reply
-from flrce.training.links import GradientEstimator
 from flrce.training.objectives import Classification, Objective
-from flrce.training.trainer import EVALUATION_CHUNK_SAMPLES
 
 MAX_BREAKDOWN_CLIENTS = 100_000  # clients of whom each gets a figure at the end
 
@@ -70,12 +65,7 @@ class Simulator:
         source = federation.source
         self.fleet_dynamics = life  # by the clock; None: everyone is there all the time
         self.there = there  # (client, round) -> whether it can be reached; None: always
-        self.federation, self.fleet, self.eval_every, self.tokens = (
-            federation,
-            fleet,
-            eval_every,
-            source.has_token_ids,
-        )
+        self.federation, self.fleet, self.eval_every = federation, fleet, eval_every
         self.runner = ClientRunner(
             net,
             source.shape,
@@ -89,7 +79,7 @@ class Simulator:
         self.trainable, self.size = self.runner.layout.trainable, self.runner.layout.size
         self.shapes = tuple((slot.name, slot.shape) for slot in self.runner.layout.slots)
         self.blocks = self.runner.blocks
-        self.flops: dict[tuple[float | int, ...], float] = {}
+        self.costs = FleetCostModel(self.runner, federation, fleet)
         self.workers = hire(self.runner)
 
     judges_once = False
@@ -115,7 +105,7 @@ class Simulator:
     @property
     def model_bytes(self) -> int:
         """Bytes of the model as clients receive it."""
-        return count_value_bytes(self.size)
+        return self.costs.model_bytes
 
     def clients(self, t: int = 1) -> Sequence[str]:
         if self.there is None or t < 1:
@@ -130,11 +120,7 @@ class Simulator:
         return part.coordinates, part.names
 
     def estimate(self, task: Task) -> ClientCost:
-        """What a task will cost; its reply counts as dense where its compressor does not know what
-        it will weigh.
-        """
-        up = estimate_upload_bytes(task, self.get_task_layout(task)[1], self.trainable)
-        return self._compute_costs(task, self._count_downlink_bytes(task), up)
+        return self.costs.estimate(task)
 
     def adapt_task(self, task: Task) -> Task:
         return task
@@ -143,7 +129,7 @@ class Simulator:
         self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
         judged = self._evaluate_on_clients(
-            [one for one in pending if self._count_holdout_samples(one.task)], carry
+            [one for one in pending if self.costs.count_holdout_samples(one.task)], carry
         )
         riding = self.federation.trouble.riding
         honest = [one for one in pending if one.task.client not in riding]
@@ -224,14 +210,6 @@ class Simulator:
     def primary_metric(self) -> PrimaryMetric:
         return build_primary_metric(self.runner.objective)
 
-    def _count_holdout_samples(self, task: Task) -> int:
-        """Samples on which a client judges the model it is sent: none where it is sent only a
-        part.
-        """
-        if not task.judge or self.runner.get_part(task).held is not None:
-            return 0
-        return len(self.federation.held[self.federation.client_indices[task.client]])
-
     def _evaluate_on_clients(
         self, pending: Sequence[PendingTask], carry: ClientStates
     ) -> dict[str, ClientEvaluation]:
@@ -280,11 +258,7 @@ class Simulator:
         return found
 
     def estimate_inquiry(self, client: str, down: int) -> ClientCost:
-        """What it costs a client to receive `down` bytes and judge w on its training samples."""
-        n = self.count_samples(client)
-        return self.fleet[client].estimate_cost(
-            down, 0, n * self._inference_flops, -(-n // EVALUATION_CHUNK_SAMPLES)
-        )
+        return self.costs.estimate_inquiry(client, down)
 
     def close(self) -> None:
         self.workers.close()
@@ -296,76 +270,7 @@ class Simulator:
     def _book_costs(self, task: Task, reply: Reply | WorkerFailure) -> Reply:
         if isinstance(reply, WorkerFailure):
             reply = Reply(task.client, task.t, error=str(reply))
-        up = (reply.payload.nbytes if reply.payload else 0) + count_bytes(reply.extras)
-        return replace(reply, spent=self._compute_costs(task, self._count_downlink_bytes(task), up))
+        return self.costs.book_costs(task, reply)
 
     def get_held_part(self, task: Task) -> HeldPart:
         return self.runner.get_held_part(task)
-
-    def _count_downlink_bytes(self, task: Task) -> int:
-        """Bytes that a client receives: what it holds of the model, and the task's further
-        tensors.
-        """
-        if task.download is not None:
-            model = estimate_download_bytes(task, self.get_held_part(task))
-            return model + count_bytes(task.tensors)
-        held = self.runner.get_part(task).held
-        model = self.model_bytes if held is None else count_value_bytes(len(held))
-        return model + count_bytes(task.tensors)
-
-    def _compute_costs(self, task: Task, down: int, up: int) -> ClientCost:
-        n = self.count_samples(task.client)
-        epoch = compute_batch_sizes(n, task.work.batch, self.runner.normalised)
-        steps = count_steps(task, len(epoch))
-        epochs, rest = divmod(steps, max(len(epoch), 1))
-        passes = 1.0 if task.update is None else task.update.passes_per_step
-        samples = float(
-            epochs * epoch.sum() + epoch[:rest].sum()
-        )  # an epoch's last batch is smaller than the others
-        flops, held = (
-            samples * self._count_training_flops(task) * passes,
-            self._count_holdout_samples(task),
-        )
-        framing = 8 + (task.download.framing if task.download else 0)
-        if not held:
-            return self.fleet[task.client].estimate_cost(down, up, flops, steps, framing=framing)
-        look = (
-            held * self._inference_flops
-        )  # the model is judged first; the figure and its count are eight bytes more
-        return self.fleet[task.client].estimate_cost(
-            down,
-            up,
-            flops + look,
-            steps + -(-held // EVALUATION_CHUNK_SAMPLES),
-            framing=framing + 8,
-        )
-
-    @property
-    def _inference_flops(self) -> float:
-        """FLOPs to judge one sample."""
-        if (1.0, -1) not in self.flops:
-            self.flops[(1.0, -1)] = inference_flops(
-                self.runner.net, self.runner.shape, tokens=self.tokens
-            )
-        return self.flops[(1.0, -1)]
-
-    def _count_training_flops(self, task: Task) -> float:
-        """Training FLOPs of one sample under this task, counted once per shape."""
-        part, shape = self.runner.get_part(task), self.runner.shape
-        looks = (
-            sum(
-                link.forward_passes
-                for link in task.update.links
-                if isinstance(link, GradientEstimator)
-            )
-            if task.update
-            else 0
-        )
-        key = (*part.key, looks)
-        if key not in self.flops and looks:
-            self.flops[key] = looks * inference_flops(part.net, shape, tokens=self.tokens)
-        elif key not in self.flops:
-            self.flops[key] = training_flops(
-                copy_for_training(part, shape), shape, tokens=self.tokens
-            )
-        return self.flops[key]

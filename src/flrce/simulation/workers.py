@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.core.memory_limits import estimate_worker_bytes
+from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.types import Reply, Task
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.models.inputs import scale_inputs
@@ -132,15 +133,13 @@ def allocate_shared_zeros(size: int) -> Tensor:
     """(size,) zeros in memory that worker processes share; writing to more than there is would kill
     by a signal.
     """
-    free = (
-        shutil.disk_usage(SHARED_MEMORY_PATH).free
-        if os.path.isdir(SHARED_MEMORY_PATH)
-        else 4 * size
-    )
-    if 4 * size > free:
+    needed = count_value_bytes(size)
+    is_mounted = os.path.isdir(SHARED_MEMORY_PATH)
+    free = shutil.disk_usage(SHARED_MEMORY_PATH).free if is_mounted else needed
+    if needed > free:
         raise BadInput(
             f"{SHARED_MEMORY_PATH} has {free / 1e6:.1f} MB left, the model needs"
-            f" {4 * size / 1e6:.1f}; make room there"
+            f" {needed / 1e6:.1f}; make room there"
         )
     made: Tensor = torch.zeros(size).share_memory_()
     return made

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flrce.core.payload_bytes import count_value_bytes
+
 MIN_ROW_BYTES = (
     2**16
 )  # bytes of a row below which rows are gathered first: a write for each would cost more
@@ -57,7 +59,7 @@ def iter_safetensors_chunks(tensors: Mapping[str, Tensor | TableRows]) -> Iterat
     header, end = {}, 0
     for name in names:
         start, found = end, tensors[name]
-        end += found.dtype.itemsize * torch.Size(found.shape).numel()
+        end += count_value_bytes(torch.Size(found.shape).numel(), found.dtype)
         header[name] = {
             "dtype": SAFETENSORS_DTYPES[found.dtype],
             "shape": list(found.shape),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flrce.core.downlink import Downlink, DownloadRequest, EncodedModel, encode_model, with_bytes
-from flrce.core.payload_bytes import HASH_BYTES, SEED_BYTES
+from flrce.core.payload_bytes import HASH_BYTES, SEED_BYTES, count_value_bytes
 from flrce.core.pieces import Compressor, NoCompression
 from flrce.core.types import Download, PendingTask
 from flrce.methods.compression.rotated import RotatedCode
@@ -98,7 +98,7 @@ def _send_exact_part(w: Tensor, base: Tensor, request: DownloadRequest) -> tuple
     """The model of a client that is sent what it holds of w as it is."""
     part, download = request.part, request.task.download
     assert download is not None
-    download = replace(download, nbytes=part.size * w.element_size())
+    download = replace(download, nbytes=count_value_bytes(part.size, w.dtype))
     if part.coordinates is None:
         return w, download
     model = base.clone()

@@ -1,0 +1,127 @@
+"""What tasks cost the clients of a federation by the profiles of their devices: the simulator's
+books, and those of a simulated fleet behind Flower.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from flrce.core.downlink import estimate_download_bytes
+from flrce.core.payload_bytes import (
+    EVALUATION_FIGURES_BYTES,
+    REPLY_FIGURES_BYTES,
+    count_bytes,
+    count_download_bytes,
+    count_upload_bytes,
+    count_value_bytes,
+)
+from flrce.core.types import ClientCost, Reply, Task
+from flrce.core.upload_estimates import estimate_upload_bytes
+from flrce.data.federation import Federation
+from flrce.devices.costs import DeviceProfile, inference_flops, training_flops
+from flrce.models.part import copy_for_training
+from flrce.training.batches import compute_batch_sizes, count_steps
+from flrce.training.client import ClientRunner
+from flrce.training.links import GradientEstimator
+from flrce.training.trainer import EVALUATION_CHUNK_SAMPLES
+
+
+@dataclass(frozen=True, eq=False)
+class FleetCostModel:
+    """Bytes by what travels, joules and seconds by each client's device and the network's FLOPs."""
+
+    runner: ClientRunner
+    federation: Federation
+    fleet: Mapping[str, DeviceProfile]
+    flops: dict[tuple[float | int, ...], float] = field(default_factory=dict)  # counted once each
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the model as clients receive it."""
+        return count_value_bytes(self.runner.layout.size)
+
+    def includes_client(self, client: str) -> bool:
+        """Whether its costs can be modelled."""
+        return client in self.fleet
+
+    def estimate(self, task: Task) -> ClientCost:
+        """What a task will cost; its reply counts as dense where its compressor does not know what
+        it will weigh.
+        """
+        names = self.runner.get_part(task).names
+        return self.price_task(
+            task, estimate_upload_bytes(task, names, self.runner.layout.trainable)
+        )
+
+    def book_costs(self, task: Task, reply: Reply) -> Reply:
+        """The reply with what it cost."""
+        buffers = reply.payload.buffers if reply.payload else {}
+        return replace(
+            reply, spent=self.price_task(task, count_upload_bytes(buffers, reply.extras))
+        )
+
+    def estimate_inquiry(self, client: str, down: int) -> ClientCost:
+        """What it costs a client to receive `down` bytes and judge w on its training samples."""
+        n = self.count_samples(client)
+        return self.fleet[client].estimate_cost(
+            down, 0, n * self.inference_flops, -(-n // EVALUATION_CHUNK_SAMPLES)
+        )
+
+    def price_task(self, task: Task, bytes_up: int) -> ClientCost:
+        """A task whose reply has so many bytes."""
+        n = self.count_samples(task.client)
+        epoch = compute_batch_sizes(n, task.work.batch, self.runner.normalised)
+        steps = count_steps(task, len(epoch))
+        epochs, rest = divmod(steps, max(len(epoch), 1))
+        passes = 1.0 if task.update is None else task.update.passes_per_step
+        # an epoch's last batch is smaller than the others
+        samples = float(epochs * epoch.sum() + epoch[:rest].sum())
+        flops, framing = samples * self.count_training_flops(task) * passes, REPLY_FIGURES_BYTES
+        framing += task.download.framing if task.download else 0
+        held = self.count_holdout_samples(task)
+        if held:  # the model is judged first
+            flops += held * self.inference_flops
+            steps += -(-held // EVALUATION_CHUNK_SAMPLES)
+            framing += EVALUATION_FIGURES_BYTES
+        down = self.count_download_bytes(task)
+        return self.fleet[task.client].estimate_cost(down, bytes_up, flops, steps, framing)
+
+    def count_download_bytes(self, task: Task) -> int:
+        if task.download is not None:
+            model = estimate_download_bytes(task, self.runner.get_held_part(task))
+            return model + count_bytes(task.tensors)
+        held = self.runner.get_part(task).held
+        return count_download_bytes(self.model_bytes, held, task.tensors)
+
+    def count_samples(self, client: str) -> int:
+        return len(self.federation.get_client_samples(client, 1))
+
+    def count_holdout_samples(self, task: Task) -> int:
+        """Samples on which a client judges the model it is sent: none where it is sent only a
+        part.
+        """
+        if not task.judge or self.runner.get_part(task).held is not None:
+            return 0
+        return len(self.federation.held[self.federation.client_indices[task.client]])
+
+    @property
+    def inference_flops(self) -> float:
+        """FLOPs to judge one sample."""
+        tokens = self.federation.source.has_token_ids
+        if (1.0, -1) not in self.flops:
+            self.flops[(1.0, -1)] = inference_flops(
+                self.runner.net, self.runner.shape, tokens=tokens
+            )
+        return self.flops[(1.0, -1)]
+
+    def count_training_flops(self, task: Task) -> float:
+        """Training FLOPs of one sample under this task, counted once per shape."""
+        part, shape = self.runner.get_part(task), self.runner.shape
+        tokens = self.federation.source.has_token_ids
+        links = task.update.links if task.update else ()
+        looks = sum(link.forward_passes for link in links if isinstance(link, GradientEstimator))
+        key = (*part.key, looks)
+        if key not in self.flops and looks:
+            self.flops[key] = looks * inference_flops(part.net, shape, tokens=tokens)
+        elif key not in self.flops:
+            self.flops[key] = training_flops(copy_for_training(part, shape), shape, tokens=tokens)
+        return self.flops[key]
