@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from flrce.models.chain import build_layer_chain
 from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.nets import PAPER_CNNS, build_network
-from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SCALE, SHIFT, RATE, SAMPLES = 1 / 64, -2.0, 0.05, 10_000

@@ -1,4 +1,4 @@
-"""Networks of every kind on one GPU: client steps of the way that the engine would choose, against
+"""Networks of every kind on one GPU: client steps of the variant that the engine would choose, against
 plain PyTorch.
 
     PYTHONPATH=src python3 benchmarks/h200_networks.py [--others] [--quick] [--cases 0,3]
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from flrce.models.flat import pack_model
 from flrce.models.inputs import scale_inputs
 from flrce.simulation.variant_choice import find_fastest
-from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.gpu.variants import Variant
 from flrce.training.precision import autocast_network, use_precision
 
@@ -217,7 +217,7 @@ def _of(net: nn.Module, kinds: tuple[type, ...]) -> list[Any]:
 
 
 def errors(
-    case: Case, stack: ClientBatchTrainer, net: nn.Module, x: Tensor, y: Tensor, way: Variant
+    case: Case, stack: ClientBatchTrainer, net: nn.Module, x: Tensor, y: Tensor, variant: Variant
 ) -> dict[str, Any]:
     """Relative distance of three steps' update from float64, for the way and for plain float32;
     same bits twice.
@@ -229,7 +229,9 @@ def errors(
     sizes = [np.array([batch, batch - 1, batch // 2 + 1])] * 2
     orders = [np.random.default_rng(i).integers(0, len(x), s.sum()) for i, s in enumerate(sizes)]
     w = pack_model(net).to(DEVICE).repeat(2, 1)
-    out, again = (stack.train(w, orders, sizes, RATE, way=way)[0].cpu().double() for _ in range(2))
+    out, again = (
+        stack.train(w, orders, sizes, RATE, variant=variant)[0].cpu().double() for _ in range(2)
+    )
     found = {"way": 0.0, "plain": 0.0, "same_bits_twice": torch.equal(out, again)}
     start = pack_model(net).double()
     with use_precision():
@@ -300,24 +302,19 @@ def measure(
     )
     w = pack_model(net).to(DEVICE).repeat(lanes, 1)
 
-    def tried(way: Variant, n: int, steps: int) -> float:
-        few = [order[: batch * steps] for order in orders[:n]]
-        call = partial(stack.train, w[:n], few, [size[:steps] for size in sizes[:n]], RATE, way=way)
+    def tried(variant: Variant, steps: int = 2) -> float:
+        few, counts = [order[: batch * steps] for order in orders], [s[:steps] for s in sizes]
+        call = partial(stack.train, w, few, counts, RATE, variant=variant)
         call()
-        found = min(seconds(call) for _ in range(2)) * lanes / n
-        stack._benches.clear()
+        found = min(seconds(call) for _ in range(2))
+        stack.free_other_buffers(Variant.LOOP)
         if DEVICE == "cuda":
             torch.cuda.empty_cache()
         return found
 
-    tries = [
-        (str(way), partial(tried, way, min(lanes, 16) if way.kind == "single" else lanes, 2))
-        for way in stack.variants_to_time(lanes)
-    ]
-    best, seen = find_fastest(tries)
-    way = Variant.from_text(best)
+    variant, seen = find_fastest({v: partial(tried, v) for v in stack.variants_to_time()})
     plain = autocast_network(copy.deepcopy(net).to(DEVICE), torch.device(DEVICE), precision)
-    call = partial(stack.train, w, orders, sizes, RATE, way=way)
+    call = partial(stack.train, w, orders, sizes, RATE, variant=variant)
     call()
     slow, fast = [], []
     with use_precision(precision):
@@ -336,7 +333,7 @@ def measure(
         "precision": precision,
         "batch": batch,
         "lanes": lanes,
-        "way": best,
+        "way": variant.value,
         "plain_us": 1e6 * statistics.median(slow),
         "us": 1e6 * statistics.median(fast),
         "us_range": [1e6 * min(fast), 1e6 * max(fast)],
@@ -344,12 +341,12 @@ def measure(
         "times": statistics.median(slow) / statistics.median(fast),
         "mflop": flops(case) / 1e6,
         "mbyte": traffic(case) / 1e6,
-        "tried_ms": {name: 1e3 * s for name, s in seen.items() if s < float("inf")},
+        "tried_ms": {v.value: 1e3 * s for v, s in seen.items()},
     }
     if asks:
         row["busy"] = busy(call)
     if lanes <= 10 and precision == "float32":
-        row["error"] = errors(case, stack, net, x, y, way)
+        row["error"] = errors(case, stack, net, x, y, variant)
     if DEVICE == "cuda":
         row["gib"] = torch.cuda.max_memory_allocated() / 2**30
         torch.cuda.reset_peak_memory_stats()

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from flrce.models.adapters import LoRA
 from flrce.training.gpu.adapters import AdapterParts, LaneAdapter, find_adapter_parts
-from flrce.training.gpu.folded import FoldedNet
-from flrce.training.gpu.layers import DeviceSamples
+from flrce.training.gpu.chain_net import DeviceSamples
+from flrce.training.gpu.folded_net import FoldedNet
 
 
 class Own(nn.Module):

@@ -195,7 +195,7 @@ def test_clients_are_stacked_over_one_base(folder, tmp_path, dtype, recompute, k
     """Three lanes with adapters of their own in one stack, against each lane by itself."""
     import numpy as np
 
-    from flrce.training.gpu.stack import ClientBatchTrainer
+    from flrce.training.gpu.batch_trainer import ClientBatchTrainer
     from flrce.training.objectives import NextToken
 
     torch.manual_seed(0)

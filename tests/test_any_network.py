@@ -22,7 +22,7 @@ from flrce.simulation import runs
 from flrce.simulation.run_slot import DeviceSchedulers, fingerprint_network
 from flrce.simulation.variant_choice import VariantCache
 from flrce.training.batches import draw_batches
-from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.gpu.variants import Variant
 from flrce.training.trainer import TorchTrainer, derive_layer_seed
 
 rng = np.random.default_rng(0)
@@ -381,10 +381,9 @@ def test_a_dict_of_other_keys_is_another_network():
     assert fingerprint_network(nets[0], ()) != fingerprint_network(nets[1], ())
 
 
-def test_a_way_that_cannot_be_gone_any_more_is_measured_anew(tmp_path, monkeypatch):
+def test_a_variant_that_no_longer_works_is_replaced(tmp_path, monkeypatch):
     """The cache knows a network by its layers; its code may have changed since."""
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path))
-    monkeypatch.setattr(ClientBatchTrainer, "fixed_variant", None)
     torch.manual_seed(0)
     net = Net(
         lambda net, x: net.last(F.linear(torch.tanh(net.a(x.flatten(1))), net.a.weight.t())),
@@ -392,7 +391,7 @@ def test_a_way_that_cannot_be_gone_any_more_is_measured_anew(tmp_path, monkeypat
         last=nn.Linear(16, 3),
     )
     monkeypatch.setattr(
-        VariantCache, "find_variant", lambda self, key: self.fixed.get(key, "chain")
+        VariantCache, "find_variant", lambda self, key: self.chosen.get(key, Variant.CHAIN)
     )
     found, _, federation, chosen = trained(net, "auto", DeviceSchedulers("cpu"))
     expected = plain_loop(net, federation, chosen)

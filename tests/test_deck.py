@@ -17,7 +17,7 @@ from flrce.simulation import gpu_scheduler, multiprocess, runs, worker_pool
 from flrce.simulation.gpu_scheduler import DEVICE_LOCK, GpuScheduler
 from flrce.simulation.run_slot import RunSlot
 from flrce.training.client import ClientRunner
-from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 
 BASE = {
     "rounds": 3,
@@ -278,7 +278,7 @@ def test_memory_too_short_to_try_a_stack(monkeypatch, caplog):
     exp = Experiment.from_tables(BASE | {"rounds": 1, "model": {"name": "own_nets:Smooth"}})
     plain = weights(together([exp])[0])
 
-    def short(self, way):
+    def short(self, variant):
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(ClientBatchTrainer, "get_network", short)
@@ -314,9 +314,9 @@ def test_the_last_to_leave_a_deck_gives_its_memory_back():
     first, second = at.add_slot(), at.add_slot()
     at.get_batch_trainer(at.runner.all)
     at.release_slot(first)
-    assert at.stacks
+    assert at.trainers
     at.release_slot(second)
-    assert not at.stacks
+    assert not at.trainers
 
 
 def test_processes_need_no_guard_in_a_script():

@@ -18,40 +18,34 @@ from torch.nn import functional as F
 
 from flrce.models.flat import list_model_tensors
 from flrce.models.gpt import GPT
-from flrce.training.gpu import batched, sgd_hyperparameters
-from flrce.training.gpu.batched import convolve_lanes
-from flrce.training.gpu.folded import FoldedNet
-from flrce.training.gpu.last import (
-    FORWARD,
+from flrce.training.gpu import operations
+from flrce.training.gpu.chain_net import DeviceSamples
+from flrce.training.gpu.convolution import (
+    FORWARD_TILE,
     NARROW_FORWARD_TILE,
-    WIDE_FORWARD,
+    WIDE_FORWARD_TILE,
     ConvolutionGeometry,
     choose_forward_tile,
     convolve_channels_last,
-    multiply_channels_last,
+    convolve_lanes,
+    has_few_channels,
+    move_taps_first,
+    multiply_rows,
+    sum_partial_gradients,
 )
-from flrce.training.gpu.layers import DeviceSamples
-from flrce.training.gpu.transposition import move_taps_first, sum_partial_gradients
-from flrce.training.gpu.variants import list_candidate_variants
+from flrce.training.gpu.folded_net import FoldedNet
 from flrce.training.precision import use_precision
 from test_stacked import mend_interpreter
 
 
 def test_tiles_by_what_was_measured() -> None:
     for how, wide in (("tf32x3", 33), ("tf32", 65), ("bf16", 65)):
-        assert choose_forward_tile(wide, 64, how) == WIDE_FORWARD
-        assert choose_forward_tile(wide - 1, 64, how) == FORWARD
+        assert choose_forward_tile(wide, 64, how) == WIDE_FORWARD_TILE
+        assert choose_forward_tile(wide - 1, 64, how) == FORWARD_TILE
     assert choose_forward_tile(64, 3, "tf32x3") == NARROW_FORWARD_TILE
-    assert choose_forward_tile(64, 3, "tf32") == choose_forward_tile(32, 3, "tf32x3") == FORWARD
-
-
-def test_linear_layers_of_what_is_no_chain_may_go_by_triton() -> None:
-    gpt, mlp = GPT(11, 11, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-    assert "folded:direct" in map(str, list_candidate_variants(gpt, chained=False, triton=True))
-    assert "folded:direct" not in map(str, list_candidate_variants(gpt, chained=False))
-    assert "folded:direct" not in map(
-        str, list_candidate_variants(mlp, chained=True, triton=True)
-    )  # a row for each sample
+    assert (
+        choose_forward_tile(64, 3, "tf32") == choose_forward_tile(32, 3, "tf32x3") == FORWARD_TILE
+    )
 
 
 Shape = tuple[int, ...]  # lanes, samples, C, H, W, O, R, S
@@ -68,8 +62,9 @@ def lanes(shape: Shape, biased: bool) -> list[Tensor]:
 def made(given: list[Tensor], how: ConvolutionGeometry) -> list[Tensor]:
     """What the kernels give, and the gradients of a sum of it with fixed weights."""
     leaves = [t.clone().requires_grad_() for t in given]
+    geometry = ConvolutionGeometry(*how)
     z = convolve_channels_last(
-        leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, how, direct=True
+        leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, geometry
     )
     return [z.detach(), *torch.autograd.grad(z, leaves, pushed(z))]
 
@@ -126,7 +121,7 @@ def few_channels() -> None:
         ((8, 20, 6, 9, 3, 3), ((1, 2), (2, 1), (2, 1))),
         ((2, 130, 1, 40, 1, 9), ((1, 3), (0, 4), (1, 1))),
     ]:
-        assert sgd_hyperparameters.has_few_channels(torch.empty(1, O, C, R, S))
+        assert has_few_channels(torch.empty(1, O, C, R, S))
         for biased in (True, False):
             given = lanes((2, 2, C, H, W, O, R, S), biased)
             close(made(given, how), expected(given, how), 1e-5)
@@ -151,7 +146,7 @@ def bits_by_lane() -> None:
     """The same bits again, and for a lane alone as among others; over several parts of the
     pixels.
     """
-    how: ConvolutionGeometry = ((1, 1), (1, 1), (1, 1))
+    how = ConvolutionGeometry(padding=(1, 1))
     for shape in ((2, 3, 5, 12, 12, 17, 3, 3), (2, 1, 20, 5, 4, 70, 2, 2)):
         given = lanes(shape, True)
         one = [each[1:2] for each in given]
@@ -163,7 +158,7 @@ def bits_by_lane() -> None:
 
 
 def other_precisions() -> None:
-    how: ConvolutionGeometry = ((1, 1), (1, 1), (1, 1))
+    how = ConvolutionGeometry(padding=(1, 1))
     for shape in (
         (2, 2, 17, 4, 3, 18, 3, 3),
         (2, 2, 20, 3, 3, 17, 1, 1),
@@ -182,18 +177,16 @@ def some_gradients() -> None:
     """Of a bias alone; of a weight whose lanes lie apart; of groups, whose biases lie side by
     side.
     """
-    how: ConvolutionGeometry = ((2, 1), (0, 1), (1, 1))
+    how = ConvolutionGeometry((2, 1), (0, 1), (1, 1))
     x, w, b = lanes((2, 2, 3, 5, 5, 4, 3, 3), True)
-    (alone,) = torch.autograd.grad(
-        convolve_channels_last(x, w, b.requires_grad_(), how, direct=True).sum(), b
-    )
+    (alone,) = torch.autograd.grad(convolve_channels_last(x, w, b.requires_grad_(), how).sum(), b)
     assert torch.equal(alone, torch.full((2, 4), 20.0))  # 2 samples of 2 x 5 pixels
     apart = torch.stack([w, w + 1], 1)[:, 0]
     assert all(
         torch.equal(*each) for each in zip(made([x, apart], how), made([x, w], how), strict=True)
     )
     leaves = [x.requires_grad_(), w[:, :3, :1].requires_grad_(), b[:, :3]]
-    mine = convolve_lanes(*leaves, (1, 1), (1, 1, 1, 1), (1, 1), 3, "direct")
+    mine = convolve_lanes(*leaves, ConvolutionGeometry(padding=(1, 1)), 3, direct=True)
     theirs = torch.stack(
         [F.conv2d(*lane, padding=1, groups=3) for lane in zip(*leaves, strict=True)]
     )
@@ -239,7 +232,7 @@ def relus_with_their_norms() -> None:
     )
     x = torch.randn(6, 3, 5, 5, generator=torch.Generator().manual_seed(0))
     net = FoldedNet(
-        module, DeviceSamples(x, torch.zeros(6), 1.0, 0.0), convolving="direct"
+        module, DeviceSamples(x, torch.zeros(6), 1.0, 0.0), direct=True
     )  # tries it against the module
     index, count = (
         torch.arange(6, dtype=torch.int32).reshape(2, 3),
@@ -288,7 +281,7 @@ def linear_layers() -> None:
 
 def multiplied(given: list[Tensor]) -> list[Tensor]:
     leaves = [each.clone().requires_grad_() for each in given]
-    y = multiply_channels_last(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None)
+    y = multiply_rows(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None)
     return [y.detach(), *torch.autograd.grad(y, leaves, pushed(y))]
 
 
@@ -299,10 +292,8 @@ def transformers() -> None:
     own = {
         name: torch.stack([t.detach(), t.detach() + 0.1]) for name, t, _ in list_model_tensors(net)
     }
-    with mock.patch.object(
-        batched, "multiply_channels_last", wraps=multiply_channels_last
-    ) as kernel:
-        plain, folded = FoldedNet(net, samples), FoldedNet(net, samples, convolving="direct")
+    with mock.patch.object(operations, "multiply_rows", wraps=multiply_rows) as kernel:
+        plain, folded = FoldedNet(net, samples), FoldedNet(net, samples, direct=True)
         assert kernel.call_count == 10  # in the two passes of training
         outputs = []
         for each, rows, calls in ((plain, 32, 10), (folded, 31, 10), (folded, 32, 15)):

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from flrce.errors import BadInput
 from flrce.training.gpu import norms_last
-from flrce.training.gpu.folded import FoldedNet
-from flrce.training.gpu.layers import DeviceSamples
+from flrce.training.gpu.chain_net import DeviceSamples
+from flrce.training.gpu.folded_net import FoldedNet
 from flrce.training.gpu.norms_last import (
     MOST,
     OnePassTiling,
@@ -220,7 +220,7 @@ def refused_where_kernels_fail() -> None:
     """
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(100, 3))
     samples = DeviceSamples(torch.randn(6, 3, 5, 5), torch.zeros(6), 1.0, 0.0)
-    FoldedNet(module, samples, convolving="direct")
+    FoldedNet(module, samples, direct=True)
 
     def odd(n: int, C: int, groups: int) -> OnePassTiling | None:
         found = choose_one_pass_tiling(n, C, groups)
@@ -232,7 +232,7 @@ def refused_where_kernels_fail() -> None:
         mock.patch.object(norms_last, "choose_one_pass_tiling", odd),
         pytest.raises(BadInput, match="cannot run Sequential"),
     ):
-        FoldedNet(module, samples, convolving="direct")
+        FoldedNet(module, samples, direct=True)
 
 
 def in_the_interpreter() -> None:

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from flrce.models.gpt import GPT
 from flrce.training.gpu import norms_rows
-from flrce.training.gpu.folded import FoldedNet
-from flrce.training.gpu.layers import DeviceSamples
+from flrce.training.gpu.chain_net import DeviceSamples
+from flrce.training.gpu.folded_net import FoldedNet
 from flrce.training.gpu.norms_rows import (
     MAX_ROW_VALUES,
     apply_row_norm,
@@ -263,7 +263,7 @@ def without_them_where_kernels_fail(lines: list[str]) -> None:
     def wrong(*given: Any) -> tuple[Tensor, ...]:
         return tuple(1.01 * each for each in sound(*given))
 
-    for name, broken in (("tile", odd), ("normalised", wrong)):
+    for name, broken in (("choose_row_tile", odd), ("normalise_rows", wrong)):
         norms_rows.is_row_kernel_correct.cache_clear()
         norms_rows._get_reported_problems.cache_clear()
         lines.clear()

@@ -1,4 +1,4 @@
-"""Networks as users write them, small: every way to train lanes against plain torch in float64."""
+"""Networks as users write them, small: every variant against plain torch in float64."""
 
 import sys
 from pathlib import Path
@@ -13,9 +13,9 @@ import flrce
 from flrce import Experiment
 from flrce.errors import BadInput
 from flrce.models.flat import convert_to_float32, pack_model
-from flrce.training.gpu.leaf import ForwardContext
-from flrce.training.gpu.noise import LaneRandomFunctions
-from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
+from flrce.training.gpu.lane_layer import ForwardContext
+from flrce.training.gpu.random_functions import LaneRandomFunctions
 from flrce.training.gpu.variants import Variant
 from flrce.training.objectives import Classification, NextToken, Regression
 from test_ways import compare, made
@@ -70,14 +70,12 @@ def samples(kind: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_every_way_is_a_plain_loop(name: str) -> None:
+def test_every_variant_is_a_plain_loop(name: str) -> None:
     make, kind = NETS[name]
     objective = {"tokens": NextToken(), "values": Regression()}.get(kind, Classification())
     net = undropped(made(make))
-    gone = compare(net, *samples(kind), objective, tolerance=2e-3, lanes=[[4, 3], [5, 2, 3], [6]])
-    assert {"folded:columns", "single:1", "single:4"} <= set(gone)
-    if any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in net.modules()):
-        assert {"folded:rows", "folded:grouped", "folded:each"} <= set(gone)
+    used = compare(net, *samples(kind), objective, tolerance=2e-3, lanes=[[4, 3], [5, 2, 3], [6]])
+    assert "columns" in used
 
 
 @pytest.mark.parametrize("name", ["instance", "tied gpt", "convnext"])
@@ -85,12 +83,11 @@ def test_coarser_products_meet_code_of_ones_own(name: str) -> None:
     """What a layer gives is bfloat16 then, what stands beside it float32."""
     make, kind = NETS[name]
     objective = NextToken() if kind == "tokens" else Classification()
-    net, ways = (
-        undropped(made(make)),
-        [Variant("folded"), Variant("folded", "each"), Variant("single")],
+    net, variants = undropped(made(make)), [Variant.COLUMNS, Variant.DIRECT]
+    used = compare(
+        net, *samples(kind), objective, variants, "bf16", tolerance=0.2, lanes=[[4, 3], [5]]
     )
-    gone = compare(net, *samples(kind), objective, ways, "bf16", tolerance=0.2, lanes=[[4, 3], [5]])
-    assert len(gone) == len(ways)
+    assert len(used) == len(variants)
 
 
 class Plain(nn.Module):
@@ -234,8 +231,8 @@ CODES = {
 def test_code_that_uses_tensors_of_its_own(name: str) -> None:
     rng = torch.Generator().manual_seed(4)
     x, y = torch.randn(20, 3, 7, generator=rng), torch.randint(0, 10, (20,), generator=rng)
-    gone = compare(made(CODES[name]), x, y, tolerance=1e-3, lanes=[[4, 3], [5, 2, 3], [6]])
-    assert {"folded:columns", "single:1"} <= set(gone)
+    used = compare(made(CODES[name]), x, y, tolerance=1e-3, lanes=[[4, 3], [5, 2, 3], [6]])
+    assert "columns" in used
 
 
 def functional(net: Plain, x: Tensor) -> Tensor:
@@ -291,15 +288,11 @@ def test_what_is_dropped_hangs_on_the_lane_alone(name: str) -> None:
     net = made(DROPPING[name])
     stack, w = ClientBatchTrainer(net, (3, 7), x, y, 1.0, 0.0, "cpu"), pack_model(net).repeat(3, 1)
     orders, sizes = [np.arange(8)] * 3, [np.array([4, 4])] * 3
-    both = stack.train(w, orders, sizes, 0.5, seeds=[5, 6, 5], way=Variant("folded"))[0]
+    both = stack.train(w, orders, sizes, 0.5, seeds=[5, 6, 5], variant=Variant.COLUMNS)[0]
     torch.testing.assert_close(both[0], both[2])
     assert (both[1] - both[0]).norm() > 1e-3 * both[0].norm()
-    for way in (Variant("folded"), Variant("single")):
-        if not stack.supports(way):  # what code draws itself is counted under vmap alone
-            assert name in ("depth", "noise")
-            continue
-        one = stack.train(w[:1], orders[:1], sizes[:1], 0.5, seeds=[6], way=way)[0]
-        torch.testing.assert_close(one[0], both[1], rtol=1e-4, atol=1e-5)
+    one = stack.train(w[:1], orders[:1], sizes[:1], 0.5, seeds=[6], variant=Variant.COLUMNS)[0]
+    torch.testing.assert_close(one[0], both[1], rtol=1e-4, atol=1e-5)
     first, again = (stack.evaluate(w, np.arange(9))["loss"] for _ in range(2))
     assert torch.equal(first, again)
 
@@ -372,9 +365,7 @@ def test_statistics_of_a_lane_that_has_finished_stand_still() -> None:
     """Of seven lanes five go on, in a step of six."""
     rng = torch.Generator().manual_seed(4)
     x, y = torch.randn(20, 3, 7, generator=rng), torch.randint(0, 10, (20,), generator=rng)
-    assert "folded:columns" in compare(
-        made(Counter), x, y, tolerance=1e-3, lanes=[[4, 3]] * 5 + [[3]] * 2
-    )
+    assert "columns" in compare(made(Counter), x, y, tolerance=1e-3, lanes=[[4, 3]] * 5 + [[3]] * 2)
 
 
 def test_weights_that_a_pass_changes_are_no_lanes() -> None:

@@ -18,8 +18,8 @@ from flrce.errors import BadInput
 from flrce.models.chain import build_layer_chain
 from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.nets import PAPER_CNNS, build_network
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.gpu.lanes import iterate_lane_runs, plan_batches, round_up_lanes
-from flrce.training.gpu.stack import ClientBatchTrainer
 
 SCALE, SHIFT = 1 / 64, -1.5
 
@@ -291,7 +291,7 @@ def test_buffers_with_room_to_spare_serve_fewer_lanes() -> None:
     stack = ClientBatchTrainer(net, DIGITS, x, y, SCALE, SHIFT, "cpu")
     stack.train(w, orders, sizes, 0.05, mu=0.1)
     few = stack.train(w[1:3], orders[1:3], sizes[1:3], 0.05, mu=0.1)
-    assert len(stack._benches) == 1
+    assert len(stack._buffers) == 1
     alone = ClientBatchTrainer(net, DIGITS, x, y, SCALE, SHIFT, "cpu").train(
         w[1:3], orders[1:3], sizes[1:3], 0.05, mu=0.1
     )
@@ -307,11 +307,11 @@ def test_buffers_are_let_go_when_they_would_not_fit_together() -> None:
     w = starts(net, 2)
     for K in (1, 2):  # one lane and two fit together
         stack.train(w[:K], *plans(len(x), [[3]] * K), 0.05)
-    assert len(stack._benches) == 2
+    assert len(stack._buffers) == 2
     stack.train(
         w, *plans(len(x), [[3]] * 2), 0.05, mu=0.1
     )  # two more do not, and the oldest goes first
-    assert [(mode.lanes, mode.prox) for mode, _ in stack._benches] == [(2, 2)]
+    assert [(mode.lanes, mode.prox) for mode in stack._buffers] == [(2, 2)]
 
 
 def test_models_may_be_judged_on_samples_of_their_own() -> None:
@@ -528,7 +528,7 @@ def check(mine: Tensor, theirs: Tensor, leaves: tuple[Tensor, ...], rng: torch.G
 
 def wide_convolutions() -> None:
     """The convolution of any width: strides, borders, dilation and sizes that fill no tile."""
-    from flrce.training.gpu.last import convolve_channels_last
+    from flrce.training.gpu.convolution import ConvolutionGeometry, convolve_channels_last
     from flrce.training.precision import use_precision
 
     rng = torch.Generator().manual_seed(0)
@@ -541,21 +541,16 @@ def wide_convolutions() -> None:
     ]:
         shapes = ((k, B, C, H, W), (k, O, C, R, S))
         x, w = (torch.randn(shape, generator=rng, requires_grad=True) for shape in shapes)
-        for direct in (False, True):
-            expected = torch.stack([F.conv2d(x[i], w[i], None, *how) for i in range(k)])
-            check(
-                convolve_channels_last(x, w, None, (how[0], how[1], how[2]), direct),
-                expected,
-                (x, w),
-                rng,
-            )
+        expected = torch.stack([F.conv2d(x[i], w[i], None, *how) for i in range(k)])
+        mine = convolve_channels_last(x, w, None, ConvolutionGeometry(*how))
+        check(mine, expected, (x, w), rng)
     x, w = (
         torch.randn(shape, generator=rng, requires_grad=True)
         for shape in ((1, 2, 17, 3, 3), (1, 18, 17, 3, 3))
     )
     with use_precision("tf32"):  # wide enough for weights by rows
         check(
-            convolve_channels_last(x, w, None, ((1, 1), (1, 1), (1, 1)), direct=True),
+            convolve_channels_last(x, w, None, ConvolutionGeometry(padding=(1, 1))),
             F.conv2d(x[0], w[0], padding=1)[None],
             (x, w),
             rng,

@@ -32,7 +32,7 @@ from flrce.models.flat import FrozenParameter, make_layout, pack_model
 from flrce.models.nets import build_network
 from flrce.models.seeds import SeedSpaceNetwork
 from flrce.simulation.runs import build_simulation, run_in_process
-from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.links import ClientContext
 from flrce.training.trainer import TorchTrainer
 from flrce.training.update_chain import SGD, Momentum, UpdateChain

@@ -17,7 +17,7 @@ from flrce.errors import BadInput
 from flrce.models.flat import make_layout, pack_model
 from flrce.simulation import runs
 from flrce.training.augment import Cutout, GaussianNoise, RandomCrop, RandomFlip
-from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.metrics import METRICS, macro_f1, roc_auc
 from flrce.training.objectives import Classification, MultiLabel, NextToken, Regression
 from flrce.training.schedules import CosineDecay, RoundDecay, StepDecay, WarmUp

@@ -1,7 +1,6 @@
-"""Every way to train lanes, on networks of every kind, against plain torch in float64."""
+"""Every variant of client batches, on networks of every kind, against plain torch in float64."""
 
 import copy
-from math import inf
 
 import numpy as np
 import pytest
@@ -15,14 +14,13 @@ from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.gpt import GPT
 from flrce.models.resnet import ResNet
 from flrce.models.sequences import RecurrentNetwork, TimeSeriesCNN
-from flrce.simulation.variant_choice import PLAIN_LOOP, VariantCache, find_fastest, load_variants
-from flrce.training.gpu.batched import drop_values
-from flrce.training.gpu.stack import ClientBatchTrainer
-from flrce.training.gpu.variants import Variant
+from flrce.simulation.variant_choice import VariantCache, find_fastest, load_variants
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
+from flrce.training.gpu.operations import drop_values
+from flrce.training.gpu.variants import Variant, list_candidate_variants, parse_variant
 from flrce.training.objectives import Classification, NextToken
 
 IDS, L = 11, 5
-HOW = ("columns", "rows", "direct", "grouped", "each")
 SIZES = [[4, 3], [2], [4, 4, 1]]
 
 
@@ -143,58 +141,50 @@ def compare(
     x: Tensor,
     y: Tensor,
     objective=Classification(),
-    ways=None,
+    variants=None,
     precision="float32",
     tolerance: float = 2e-4,
     lanes=SIZES,
 ) -> list[str]:
-    """Every way that the network can go against plain(); the names of those ways. `lanes`: sizes of
-    their batches.
+    """Every variant that supports the network against plain(); the names of those variants.
+    `lanes`: sizes of their batches.
     """
     rng = np.random.default_rng(0)
     sizes = [np.array(s) for s in lanes]
     orders = [rng.integers(0, len(x), s.sum()) for s in sizes]
-    w, gone = starts(net, len(lanes)), []
+    w, used = starts(net, len(lanes)), []
     stack = ClientBatchTrainer(
         net, tuple(x.shape[1:]), x, y, 1.0, 0.0, "cpu", objective=objective, precision=precision
     )
     expected = [
         plain(net, w[i], x, y, orders[i], sizes[i], 0.1, objective) for i in range(len(lanes))
     ]
-    for way in ways or stack.ways:
-        try:
-            stack.get_network(way)
-        except BadInput:
+    for variant in variants or stack.candidates:
+        if not stack.supports(variant):
             continue
-        out = stack.train(w, orders, sizes, 0.1, way=way)[0]
-        assert torch.equal(out, stack.train(w, orders, sizes, 0.1, way=way)[0])
+        out = stack.train(w, orders, sizes, 0.1, variant=variant)[0]
+        assert torch.equal(out, stack.train(w, orders, sizes, 0.1, variant=variant)[0])
         for i, update in enumerate(expected):
             error = (out[i].double() - w[i].double() - update).norm() / update.norm()
-            assert error < tolerance, (str(way), i, float(error))
-        gone.append(str(way))
-    return gone
+            assert error < tolerance, (str(variant), i, float(error))
+        used.append(str(variant))
+    return used
 
 
 @pytest.mark.parametrize("name", TOKENS)
 def test_networks_for_tokens(name: str) -> None:
     make, every = TOKENS[name]
-    gone = compare(made(make), *samples(every), NextToken() if every else Classification())
-    assert {"folded:columns", "single:1", "single:4"} <= set(gone)
+    used = compare(made(make), *samples(every), NextToken() if every else Classification())
+    assert used == ["columns"]
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_residual_networks(name: str) -> None:
-    gone = compare(made(IMAGES[name]), *samples(None))
-    assert {"folded:columns", "folded:rows", "folded:grouped", "folded:each", "single:1"} <= set(
-        gone
-    )
+    assert compare(made(IMAGES[name]), *samples(None)) == ["columns"]
 
 
 def test_series() -> None:
-    gone = compare(made(lambda: TimeSeriesCNN(2, 3, 4)), *samples(None, (2, 9)))
-    assert {"folded:columns", "folded:rows", "folded:grouped", "folded:each", "single:1"} <= set(
-        gone
-    )
+    assert "columns" in compare(made(lambda: TimeSeriesCNN(2, 3, 4)), *samples(None, (2, 9)))
 
 
 @st.composite
@@ -246,14 +236,13 @@ def test_random_networks(net: nn.Module, seed: int) -> None:
     for p in net.parameters():
         nn.init.normal_(p, 0.3, 0.3)
     x, y = samples(None)
-    ways = [Variant("folded", kind) for kind in ("columns", "rows", "grouped", "each")] + [
-        Variant("single")
-    ]
     lanes = [[4, 3], [7, 5]]  # BatchNorm cannot train on one sample
-    assert len(compare(net, x, y, ways=ways, tolerance=1e-3, lanes=lanes)) == 5
+    variants = [Variant.COLUMNS, Variant.DIRECT]  # without Triton `direct` computes as `columns`
+    used = compare(net, x, y, variants=variants, tolerance=1e-3, lanes=lanes)
+    assert used == ["columns", "direct"]
 
 
-def test_blocks_may_be_frozen_in_every_way() -> None:
+def test_blocks_may_be_frozen_in_every_variant() -> None:
     net = made(
         lambda: nn.Sequential(
             nn.Conv2d(2, 3, 3),
@@ -268,12 +257,11 @@ def test_blocks_may_be_frozen_in_every_way() -> None:
     x, y = samples(None)
     stack, w = ClientBatchTrainer(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu"), starts(net, 2)
     orders, sizes = [np.arange(6), np.arange(5)], [np.array([3, 3]), np.array([5])]
-    chained = stack.train(w, orders, sizes, 0.1, first=1, way=Variant("chain"))[0]
-    for way in (Variant("folded", "each"), Variant("single")):
-        out = stack.train(w, orders, sizes, 0.1, first=1, way=way)[0]
-        torch.testing.assert_close(out, chained, rtol=1e-5, atol=1e-6)
-        head = make_layout(net)["4.weight"].offset
-        assert torch.equal(out[:, :head], w[:, :head])
+    chained = stack.train(w, orders, sizes, 0.1, first=1, variant=Variant.CHAIN)[0]
+    out = stack.train(w, orders, sizes, 0.1, first=1, variant=Variant.COLUMNS)[0]
+    torch.testing.assert_close(out, chained, rtol=1e-5, atol=1e-6)
+    head = make_layout(net)["4.weight"].offset
+    assert torch.equal(out[:, :head], w[:, :head])
 
 
 def test_what_is_dropped_depends_on_the_lane_alone() -> None:
@@ -285,12 +273,11 @@ def test_what_is_dropped_depends_on_the_lane_alone() -> None:
     x, y = samples(None)
     stack, w = ClientBatchTrainer(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu"), starts(net, 3)
     orders, sizes = [np.arange(8)] * 3, [np.array([4, 4])] * 3
-    both = stack.train(w, orders, sizes, 0.1, seeds=[5, 2**62, 5], way=Variant("folded"))[0]
+    both = stack.train(w, orders, sizes, 0.1, seeds=[5, 2**62, 5])[0]
     for i, seed in enumerate((5, 2**62, 5)):
-        for way in (Variant("folded"), Variant("single", streams=4)):
-            one = stack.train(w[i : i + 1], orders[:1], sizes[:1], 0.1, seeds=[seed], way=way)[0]
-            torch.testing.assert_close(one[0], both[i], rtol=1e-5, atol=1e-6)
-    other = stack.train(w[:1], orders[:1], sizes[:1], 0.1, seeds=[6], way=Variant("folded"))[0]
+        one = stack.train(w[i : i + 1], orders[:1], sizes[:1], 0.1, seeds=[seed])[0]
+        torch.testing.assert_close(one[0], both[i], rtol=1e-5, atol=1e-6)
+    other = stack.train(w[:1], orders[:1], sizes[:1], 0.1, seeds=[6])[0]
     assert not torch.allclose(other[0], both[0], atol=1e-4)
     assert torch.equal(
         stack.evaluate(w, np.arange(9))["loss"], stack.evaluate(w, np.arange(9))["loss"]
@@ -316,8 +303,7 @@ def test_a_share_is_dropped_and_the_mean_stays() -> None:
 def test_bfloat16_stays_near(name: str) -> None:
     make, every = TOKENS[name]
     objective = NextToken() if every else Classification()
-    ways = [Variant("folded"), Variant("single")]
-    assert len(compare(made(make), *samples(every), objective, ways, "bf16", tolerance=0.05)) == 2
+    assert compare(made(make), *samples(every), objective, None, "bf16", tolerance=0.05)
 
 
 def test_bfloat16_is_lower_than_float32() -> None:
@@ -333,48 +319,57 @@ def test_bfloat16_is_lower_than_float32() -> None:
     assert 1e-5 < (out[1] - out[0]).norm() / (out[0] - w).norm() < 0.3
 
 
-@pytest.mark.parametrize(
-    "text", ["chain", *(f"folded:{how}" for how in HOW), "mapped", "single:4", "folded:rows:2"]
-)
-def test_a_way_has_a_name(text: str) -> None:
-    assert str(Variant.from_text(text)) == text
+@pytest.mark.parametrize("variant", Variant)
+def test_a_variant_has_a_name(variant: Variant) -> None:
+    assert parse_variant(str(variant)) is variant
 
 
-@pytest.mark.parametrize(
-    "text", ["", "folded", "folded:x", "folded:rows:3", "single:0", "single:-1", "chain:2"]
-)
-def test_other_names_are_refused(text: str) -> None:
-    with pytest.raises(BadInput, match="no way"):
-        Variant.from_text(text)
+def test_names_of_older_run_directories_are_known() -> None:
+    assert parse_variant("folded:columns") is Variant.COLUMNS
+    assert parse_variant("folded:direct") is Variant.DIRECT
 
 
-def test_the_fastest_way_that_works_is_chosen() -> None:
+@pytest.mark.parametrize("name", ["", "folded", "folded:rows", "single:4", "mapped", "x", 3, None])
+def test_names_of_removed_variants_are_none(name: object) -> None:
+    assert parse_variant(name) is None
+
+
+def test_layers_decide_which_variants_may_suit() -> None:
+    gpt, mlp = GPT(11, 11, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    cnn = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    chain, columns, direct = Variant.CHAIN, Variant.COLUMNS, Variant.DIRECT
+    for net, is_chain, has_triton, expected in [
+        (gpt, False, True, [columns, direct]),
+        (gpt, False, False, [columns]),
+        (mlp, True, True, [chain, columns]),  # a linear layer has one row per sample
+        (mlp, False, True, [columns, direct]),
+        (cnn, True, True, [chain, columns, direct]),
+    ]:
+        assert list_candidate_variants(net, is_chain, has_triton) == expected
+
+
+def test_the_fastest_variant_that_works_is_chosen() -> None:
     def fails() -> float:
         raise RuntimeError("out of memory")
 
-    tries = [
-        ("chain", fails),
-        ("mapped", lambda: 2.0),
-        ("single:1", lambda: 1.0),
-        (PLAIN_LOOP, lambda: 3.0),
-    ]
-    assert find_fastest(tries) == (
-        "single:1",
-        {"chain": inf, "mapped": 2.0, "single:1": 1.0, PLAIN_LOOP: 3.0},
-    )
-    assert find_fastest([("chain", fails)])[0] == PLAIN_LOOP
+    timings = {Variant.CHAIN: fails, Variant.COLUMNS: lambda: 2.0, Variant.DIRECT: lambda: 1.0}
+    assert find_fastest(timings) == (Variant.DIRECT, {Variant.COLUMNS: 2.0, Variant.DIRECT: 1.0})
+    assert find_fastest({Variant.CHAIN: fails}) == (Variant.LOOP, {})
 
 
 def test_choices_last(tmp_path) -> None:
     file = tmp_path / "deep" / "ways.json"
     one, two = VariantCache(file), VariantCache(file)
     assert one.find_variant("a") is None
-    assert one.remember_variant("a", "single:4") == "single:4"
-    assert two.remember_variant("a", "mapped") == "single:4"  # of two that chose at once, the first
-    assert VariantCache(file).find_variant("a") == "single:4"
+    assert one.remember_variant("a", Variant.DIRECT) is Variant.DIRECT
+    assert two.remember_variant("a", Variant.CHAIN) is Variant.DIRECT  # of two at once, the first
+    assert VariantCache(file).find_variant("a") is Variant.DIRECT
     resumed = VariantCache(file)
-    resumed.adopt_variants({"a": "mapped", "b": "loop", "c": "no way", "d": 3})
-    assert [resumed.find_variant(key) for key in "abcd"] == ["mapped", "loop", None, None]
+    resumed.adopt_variants({"a": "chain", "b": "loop", "c": "single:4", "d": 3})
+    expected = [Variant.CHAIN, Variant.LOOP, None, None]
+    assert [resumed.find_variant(key) for key in "abcd"] == expected
+    resumed.forget_variant("a")
+    assert VariantCache(file).find_variant("a") is None
     file.write_text("[")
     assert VariantCache(file).find_variant("a") is None
 
@@ -401,18 +396,17 @@ def test_orders_drawn_anew_are_left_to_the_trainer() -> None:
         ClientBatchTrainer(Drawn(), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
 
 
-def test_a_run_keeps_its_ways_and_brings_them_along(tmp_path, monkeypatch) -> None:
-    """A resumed run goes the way it went, whatever the machine's own file says by then."""
+def test_a_resumed_run_uses_its_own_variants(tmp_path, monkeypatch) -> None:
+    """Whatever the machine's own file says by then."""
     from flrce.config.experiment import Experiment
     from flrce.simulation import gpu_scheduler, runs
 
     monkeypatch.setenv("FLRCE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ClientBatchTrainer, "fixed_variant", None)  # measure, though this is a CPU
-    picked = iter(["single:4"])
+    both = [Variant.CHAIN, Variant.COLUMNS]
+    monkeypatch.setattr(ClientBatchTrainer, "variants_to_time", lambda self: both)
+    picked = iter([Variant.COLUMNS])
     monkeypatch.setattr(
-        gpu_scheduler,
-        "find_fastest",
-        lambda tries: (next(picked), {"single:4": 1.0, PLAIN_LOOP: 2.0}),
+        gpu_scheduler, "find_fastest", lambda timings: (next(picked), dict.fromkeys(timings, 1.0))
     )
     exp = Experiment(
         rounds=2, clients=4, per_round=2, train={"epochs": 1}, model={"name": "own_nets:Smooth"}
@@ -423,13 +417,13 @@ def test_a_run_keeps_its_ways_and_brings_them_along(tmp_path, monkeypatch) -> No
         return runs.run_together([(each, tmp_path / folder)], resume, device="cpu")[0]
 
     whole = go(2, "a")
-    assert set(load_variants(tmp_path / "a").values()) == {"single:4"}
+    assert set(load_variants(tmp_path / "a").values()) == {"columns"}
     go(1, "b")
     cached = tmp_path / "cache" / "ways.json"
-    cached.write_text(cached.read_text().replace("single:4", "mapped"))
+    cached.write_text(cached.read_text().replace("columns", "chain"))
     again = go(2, "b", resume=True)
     assert all(torch.equal(whole.model[name], again.model[name]) for name in whole.model)
-    assert set(load_variants(tmp_path / "b").values()) == {"single:4"}
+    assert set(load_variants(tmp_path / "b").values()) == {"columns"}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
@@ -467,30 +461,34 @@ def test_precision_is_a_setting(precision: str, caplog) -> None:
         Experiment(**tables, engine={"precision": "fp8"})
 
 
-def test_what_is_worth_a_measurement() -> None:
-    x, y = samples(None)
-    stack = ClientBatchTrainer(made(IMAGES["resnet"]), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
-    assert [str(way) for way in stack.variants_to_time(10) if way.kind != "folded"] == [
-        "single:4",
-        "single:16",
-    ]
-    assert [str(way) for way in stack.variants_to_time(1) if way.kind != "folded"] == ["single:1"]
-    assert "folded:rows:2" in map(str, stack.variants_to_time(10))
-    assert "folded:rows:2" not in map(str, stack.variants_to_time(6))  # three lanes fill no stream
+def fused_cnn(channels: int, hidden: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, channels, 3, padding=1),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36 * channels, hidden),
+        nn.Linear(hidden, 3),
+    )
 
 
-def test_groups_side_by_side_train_as_one_does() -> None:
-    """Ten lanes in two groups of five give what each gives in one group, up to rounding."""
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), ["chain"]),  # no convolutions
+        (lambda: fused_cnn(4, 8), ["chain"]),  # small, and fused throughout
+        (lambda: fused_cnn(32, 1000), ["chain", "direct"]),  # fused, of 1.2 million parameters
+        (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3)), ["columns", "direct"]),
+        (IMAGES["resnet"], ["columns", "direct"]),
+    ],
+)  # fmt: skip
+def test_at_most_two_variants_are_timed(make, expected: list[str], monkeypatch) -> None:
+    """By the rules for a GPU with Triton; nothing runs there."""
+    from flrce.training.gpu import batch_trainer, chain_net
+
+    monkeypatch.setattr(batch_trainer, "supports_triton", lambda device: True)
+    monkeypatch.setattr(chain_net, "supports_triton", lambda device: True)
     x, y = samples(None)
-    net = made(IMAGES["resnet"])
-    stack = ClientBatchTrainer(net, (2, 6, 6), x, y, 1.0, 0.0, "cpu")
-    w = pack_model(net).repeat(10, 1)
-    orders = [np.random.default_rng(i).integers(0, len(x), 7) for i in range(10)]
-    sizes = [np.array([4, 3])] * 10
-    one = stack.train(w, orders, sizes, 0.1, way=Variant.from_text("folded:rows")).w
-    two = stack.train(w, orders, sizes, 0.1, way=Variant.from_text("folded:rows:2")).w
-    assert sorted({mode.lanes for mode, _ in stack._benches}) == [
-        5,
-        12,
-    ]  # a group's five; a shape for ten
-    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
+    stack = ClientBatchTrainer(made(make), (2, 6, 6), x, y, 1.0, 0.0, "cpu")
+    stack.device = torch.device("cuda")
+    assert stack.variants_to_time() == expected

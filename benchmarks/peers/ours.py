@@ -9,7 +9,7 @@ from flrce.config.experiment import Experiment
 from flrce.data.sources import Source
 from flrce.simulation.runs import build_simulation
 from flrce.training.cpu import Kernel
-from flrce.training.gpu.stack import ClientBatchTrainer
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer
 from flrce.training.trainer import TorchTrainer
 
 

@@ -38,6 +38,7 @@ from flrce.simulation.evaluation import build_evaluation
 from flrce.simulation.run_slot import DeviceSchedulers
 from flrce.simulation.runs import build_simulation, run_in_process
 from flrce.simulation.variant_choice import VariantCache
+from flrce.training.gpu.variants import parse_variant
 from flrce.training.objectives import NextToken
 
 PLAN = json.loads((Path(__file__).parent / "plans" / "language.json").read_text())
@@ -290,7 +291,7 @@ def speed(source: Source, args: Any) -> Iterator[dict[str, Any]]:
                     call(some)
                     wait(args.device)
                     rates[how] = len(some) * tokens / (time.perf_counter() - start)
-                ways = sorted(set(dict(getattr(built.engine.workers, "ways", {})).values()))
+                ways = sorted(set(dict(getattr(built.engine.workers, "variants", {})).values()))
                 row = {"clients": clients, "dtype": dtype, "repeat": repeat, "rates": rates}
                 yield {**row, "memory": memory, "ways": ways}
             told(f"{dtype} {clients} clients", args)
@@ -441,7 +442,7 @@ def main() -> None:
     args.start = time.time()
     args.known = {} if args.anew else known(Path(__file__).parent / "lines" / "language.jsonl")
     if args.way:
-        VariantCache.find_variant = lambda self, key: args.way  # type: ignore[method-assign]
+        VariantCache.find_variant = lambda self, key: parse_variant(args.way)  # type: ignore[method-assign]
     simulator.training_flops, simulator.inference_flops = map(
         once, (training_flops, inference_flops)
     )

@@ -1,9 +1,8 @@
-"""Many runs on one device: each seed or recipe takes a seat, and the clients of all of them train
-as one stack.
+"""Many runs on one device: each run has a slot, and the clients of all of them form client batches.
 
-A seat's run goes on by itself, in a thread of its own, until it needs clients trained or a model
-judged. When every seat waits, the last to come does the work of all. The order within a stack is
-that of the seats, so the same runs together give the same bits each time.
+A run continues in a thread of its own until it needs clients trained or a model evaluated. When
+every slot waits, the last to come does the work of all. The order of lanes is that of the slots, so
+that the same runs together give the same bits each time.
 """
 
 import logging
@@ -29,7 +28,6 @@ from flrce.simulation.batching_key import (
     sgd_hyperparameters,
 )
 from flrce.simulation.variant_choice import (
-    PLAIN_LOOP,
     VariantCache,
     Workload,
     describe_choice,
@@ -37,36 +35,90 @@ from flrce.simulation.variant_choice import (
     hash_network_structure,
     measure_seconds,
 )
+from flrce.simulation.workers import SampleScores
 from flrce.training.client import ClientRunner, IndexArray, PreparedTask
+from flrce.training.gpu.batch_trainer import ClientBatchTrainer, round_up_batch
 from flrce.training.gpu.lanes import ClientBatchResult, round_up_lanes
-from flrce.training.gpu.stack import ClientBatchTrainer
 from flrce.training.gpu.variants import Variant
 from flrce.training.links import BatchableLink, GradientEstimator, RoundEndLink
 from flrce.training.precision import Precision
 from flrce.training.trainer import TorchTrainer, TrainingResult, derive_layer_seed
 from flrce.training.update_chain import match_plain_sgd
 
-TIMING_STEPS = 4  # of each job when ways are measured
-MAX_TIMED_JOBS = 16  # jobs that are enough to measure one after another by
-# One thread at a time: what another asks of a GPU meanwhile would spoil the step that is being
-# recorded, and while torch.fx takes a network apart, the modules that another thread calls are
-# taken for its own.
+TIMING_STEPS = 4  # steps of each task when variants are timed
+# One thread at a time: work that another thread gives a GPU would spoil the step that is being
+# recorded, and while torch.fx traces a network, it takes modules that another thread calls for the
+# network's own.
 DEVICE_LOCK = RLock()
 log = logging.getLogger("flrce")
+
+ClientState = Mapping[str, Tensor]
 
 
 @dataclass(eq=False)
 class GpuRequest:
-    """What one seat waits for: jobs trained, or a model judged."""
+    """What one slot waits for: tasks trained, or a model evaluated."""
 
-    jobs: Sequence[PreparedTask] = ()
-    carries: Sequence[Mapping[str, Tensor]] = ()  # what each job's client keeps
-    judged: tuple[Tensor, IndexArray] | None = None
+    tasks: Sequence[PreparedTask] = ()
+    client_states: Sequence[ClientState] = ()  # what the client of each task keeps
+    evaluation: tuple[Tensor, IndexArray] | None = None  # model and samples
     answer: Any = None
 
 
+@dataclass(frozen=True)
+class ClientBatch:
+    """Tasks with one batching key, trained together: one lane for each."""
+
+    trainer: ClientBatchTrainer
+    key: BatchingKey
+    tasks: Sequence[PreparedTask]
+    client_states: Sequence[ClientState]
+
+    @property
+    def lanes(self) -> int:
+        return len(self.tasks)
+
+    def stack_start_models(self, device: str) -> Tensor:
+        """(lanes, d) on the device; clients of one run share their start, which is sent once."""
+        starts = {task.start.data_ptr(): task.start for task in self.tasks}
+        sent = torch.stack([device_transfer.to_device(w, device) for w in starts.values()])
+        if len(starts) == 1:
+            return sent.expand(self.lanes, -1)
+        return sent[[list(starts).index(task.start.data_ptr()) for task in self.tasks]]
+
+    def train(self, w: Tensor, variant: Variant, steps: int | None = None) -> ClientBatchResult:
+        """From w (lanes, d); at most so many steps of each task."""
+        plain = [sgd_hyperparameters(task) for task in self.tasks]
+        sizes = [task.sizes[:steps] for task in self.tasks]
+        return self.trainer.train(
+            w,
+            [task.order[: size.sum()] for task, size in zip(self.tasks, sizes, strict=True)],
+            sizes,
+            lr=collect_learning_rates(self.tasks, self.key.update),
+            mu=torch.tensor([sgd.mu for sgd in plain]),
+            first=self.key.first,
+            squared=plain[0].squared,
+            update=self.key.update,
+            locals=[task.local for task in self.tasks],
+            carries=[extract_link_state(state) for state in self.client_states],
+            seeds=[derive_layer_seed(task.task) for task in self.tasks],
+            variant=variant,
+        )
+
+    def describe_workload(self, precision: Precision) -> Workload:
+        links = self.key.update.links if self.key.update else ()
+        names = [type(link).__name__ for link in links]
+        return Workload(
+            hash_network_structure(self.trainer.module),
+            round_up_lanes(self.lanes, 1 << 20),
+            round_up_batch(max(int(task.sizes.max()) for task in self.tasks)),
+            precision,
+            f"{self.key[:3]} {names}",
+        )
+
+
 class GpuScheduler:
-    """One network and one pool of samples on one device, shared by the seats of several runs."""
+    """One network and one pool of samples on one device, shared by the slots of several runs."""
 
     def __init__(
         self,
@@ -78,49 +130,46 @@ class GpuScheduler:
         self.device, self.memory, self.precision = device, memory, precision
         runner.precision = precision
         self.choices = VariantCache()
-        self.ways: dict[str, str] = {}  # those that were gone so far
+        self.variants: dict[str, str] = {}  # those used so far, by workload
         self.runner = runner.to_device(device)
-        self.stacks: dict[float | int, ClientBatchTrainer | str] = {}  # or why there is none
+        self.trainers: dict[float | int, ClientBatchTrainer | str] = {}  # or why there is none
         self.turn = Condition()
-        self.alone = DEVICE_LOCK
-        self.seats: set[int] = set()
+        self.device_lock = DEVICE_LOCK
+        self.slots: set[int] = set()
         self.waiting: dict[int, GpuRequest] = {}
 
     def add_slot(self) -> int:
-        """Take a seat; all of them are taken before the first run starts."""
+        """Add a slot; all slots are added before the first run starts."""
         with self.turn:
-            self.seats.add(max(self.seats, default=-1) + 1)
-            return max(self.seats)
+            self.slots.add(max(self.slots, default=-1) + 1)
+            return max(self.slots)
 
-    def release_slot(self, seat: int) -> None:
+    def release_slot(self, slot: int) -> None:
         with self.turn:
-            self.seats.discard(seat)
-            if not self.seats:
-                # their memory is the next run's, not the garbage collector's to find
-                self.stacks.clear()
+            self.slots.discard(slot)
+            if not self.slots:
+                self.trainers.clear()  # frees their memory for the next run at once
             self._serve_if_all_wait()
 
-    def submit_request(self, seat: int, request: GpuRequest) -> Any:
-        """The answer to a request, once everyone else waits too."""
+    def submit_request(self, slot: int, request: GpuRequest) -> Any:
+        """The answer to a request, once every other slot waits too."""
         with self.turn:
-            self.waiting[seat] = request
+            self.waiting[slot] = request
             self._serve_if_all_wait()
-            self.turn.wait_for(lambda: seat not in self.waiting)
+            self.turn.wait_for(lambda: slot not in self.waiting)
         if isinstance(request.answer, BaseException):
             raise request.answer
         return request.answer
 
     def _serve_if_all_wait(self) -> None:
-        if not self.waiting or set(self.waiting) != self.seats:
+        if not self.waiting or set(self.waiting) != self.slots:
             return
-        requests = [self.waiting[seat] for seat in sorted(self.waiting)]
+        requests = [self.waiting[slot] for slot in sorted(self.waiting)]
         try:
-            with self.alone:
+            with self.device_lock:
                 self._train_requests(requests)
-                self._evaluate_requests(
-                    [request for request in requests if request.judged is not None]
-                )
-        except BaseException as why:  # each run ends with it, as it would alone
+                self._evaluate_requests(requests)
+        except BaseException as why:  # each run ends with it, as it would by itself
             for request in requests:
                 request.answer = why
         self.waiting.clear()
@@ -128,217 +177,120 @@ class GpuScheduler:
 
     def _train_requests(self, requests: Sequence[GpuRequest]) -> None:
         for request in requests:
-            request.answer = [None] * len(request.jobs)
+            request.answer = [None] * len(request.tasks)
         groups: dict[BatchingKey, list[tuple[GpuRequest, int]]] = {}
         for request in requests:
-            for i, job in enumerate(request.jobs):
-                groups.setdefault(batching_key(job), []).append((request, i))
-        for kind in sorted(groups, key=repr):
-            self._train_client_batch(kind, groups[kind])
+            for i, task in enumerate(request.tasks):
+                groups.setdefault(batching_key(task), []).append((request, i))
+        for key in sorted(groups, key=repr):
+            members = groups[key]
+            tasks = [request.tasks[i] for request, i in members]
+            states = [r.client_states[i] if r.client_states else {} for r, i in members]
+            trainer = self.get_batch_trainer(tasks[0].part)
+            assert isinstance(trainer, ClientBatchTrainer)
+            batch = ClientBatch(trainer, key, tasks, states)
+            for (request, i), result in zip(members, self._train_batch(batch), strict=True):
+                request.answer[i] = result
 
-    def _train_client_batch(
-        self, kind: BatchingKey, members: Sequence[tuple[GpuRequest, int]]
-    ) -> None:
-        """Train the jobs of one kind together and put the results where they belong."""
-        jobs = [request.jobs[i] for request, i in members]
-        carries = [request.carries[i] if request.carries else {} for request, i in members]
-        stack = self.get_batch_trainer(jobs[0].part)
-        assert isinstance(stack, ClientBatchTrainer)
-        found = self._retry_with_less_memory(
-            stack, partial(self._train_by_fastest, stack, kind, jobs, carries)
-        )
-        if found is None:
-            for (request, i), job, carry in zip(members, jobs, carries, strict=True):
-                request.answer[i] = self._train_one_client(job, carry)
-            return
-        w = (
-            found.w
-            if jobs[0].start.device.type == torch.device(self.device).type
-            else device_transfer.to_host(found.w)
-        )
-        for lane, (request, i) in enumerate(members):
-            kept, sent = found.ends[lane]
-            request.answer[i] = TrainingResult(
-                w[lane], found.losses[lane], found.squares[lane], kept, sent
-            )
+    def _train_batch(self, batch: ClientBatch) -> list[TrainingResult]:
+        """The tasks' results by the fastest variant; one after another where memory is short."""
+        result = self._retry_with_less_memory(batch.trainer, partial(self._train_by_fastest, batch))
+        if result is None:
+            return list(map(self._train_one_client, batch.tasks, batch.client_states))
+        on_device = batch.tasks[0].start.device.type == torch.device(self.device).type
+        w = result.w if on_device else device_transfer.to_host(result.w)
+        lanes = zip(w, result.losses, result.squares, result.ends, strict=True)
+        return [TrainingResult(own, loss, square, *end) for own, loss, square, end in lanes]
 
-    def _train_by_fastest(
-        self,
-        stack: ClientBatchTrainer,
-        kind: BatchingKey,
-        jobs: Sequence[PreparedTask],
-        carries: Sequence[Mapping[str, Tensor]],
-    ) -> ClientBatchResult | None:
-        """The jobs in the way that is fastest for them; None where that is one after another."""
-        starts = {
-            job.start.data_ptr(): job.start for job in jobs
-        }  # a run's clients share one: sent once
-        lanes = [list(starts).index(job.start.data_ptr()) for job in jobs]
-        sent = torch.stack(
-            [device_transfer.to_device(start, self.device) for start in starts.values()]
-        )
-        w = sent.expand(len(jobs), -1) if len(starts) == 1 else sent[lanes]
-        way = self._choose_variant(stack, kind, jobs, carries, w)
-        return (
-            None
-            if way == PLAIN_LOOP
-            else self._train_lanes(stack, kind, jobs, carries, w, Variant.from_text(way))
-        )
+    def _train_by_fastest(self, batch: ClientBatch) -> ClientBatchResult | None:
+        """None where the tasks are faster one after another."""
+        w = batch.stack_start_models(self.device)
+        variant = self._choose_variant(batch, w)
+        return None if variant is Variant.LOOP else batch.train(w, variant)
 
-    def _retry_with_less_memory(self, stack: ClientBatchTrainer, call: Callable[[], Any]) -> Any:
-        """What the call gives, with fewer lanes at once where memory is short; None where not even
-        one fits.
+    def _retry_with_less_memory(self, trainer: ClientBatchTrainer, call: Callable[[], Any]) -> Any:
+        """The result of the call, with fewer lanes at once where memory is short; None where not
+        even one fits.
         """
         while True:
             try:
                 return call()
             except torch.OutOfMemoryError:
-                if not stack.halve_memory():
+                if not trainer.halve_memory():
                     return None
                 log.warning(
-                    "the GPU's memory is short: going on with %.1f GB for a stack",
-                    stack.memory / 1e9,
+                    "the GPU's memory is short: continuing with %.1f GB for a client batch",
+                    trainer.memory / 1e9,
                 )
 
-    def _train_lanes(
-        self,
-        stack: ClientBatchTrainer,
-        kind: BatchingKey,
-        jobs: Sequence[PreparedTask],
-        carries: Sequence[Mapping[str, Tensor]],
-        w: Tensor,
-        way: Variant,
-        most: int | None = None,
-    ) -> ClientBatchResult:
-        """Jobs as lanes; at most so many steps of each."""
-        simply = [sgd_hyperparameters(job) for job in jobs]
-        sizes = [job.sizes[:most] for job in jobs]
-        return stack.train(
-            w,
-            [job.order[: size.sum()] for job, size in zip(jobs, sizes, strict=True)],
-            sizes,
-            lr=collect_learning_rates(jobs, kind[3]),
-            mu=torch.tensor([each.mu for each in simply]),
-            first=kind[1],
-            squared=simply[0].squared,
-            update=kind[3],
-            locals=[job.local for job in jobs],
-            carries=[extract_link_state(carry) for carry in carries],
-            seeds=[derive_layer_seed(job.task) for job in jobs],
-            way=way,
-        )
-
-    def _train_one_client(
-        self, job: PreparedTask, carry: Mapping[str, Tensor], most: int | None = None
-    ) -> TrainingResult:
-        """One job by torch's trainer on this device."""
-        runner, sizes = self.runner, job.sizes[:most]
-        trainer = runner.get_trainer(job.part, fused=False)
+    def _train_one_client(self, task: PreparedTask, state: ClientState) -> TrainingResult:
+        """One task by the torch trainer on this device."""
+        runner = self.runner
+        trainer = runner.get_trainer(task.part, fused=False)
         assert isinstance(trainer, TorchTrainer)
-        samples = (runner.x, runner.y, runner.scale, runner.shift, job.order[: sizes.sum()], sizes)
+        samples = (runner.x, runner.y, runner.scale, runner.shift, task.order, task.sizes)
         with runner.lock:
             return trainer.train(
-                job.start,
+                task.start,
                 *samples,
-                job.update,
-                job.local,
-                extract_link_state(carry),
-                job.task.augment,
+                task.update,
+                task.local,
+                extract_link_state(state),
+                task.task.augment,
             )
 
-    def _choose_variant(
-        self,
-        stack: ClientBatchTrainer,
-        kind: BatchingKey,
-        jobs: Sequence[PreparedTask],
-        carries: Sequence[Mapping[str, Tensor]],
-        w: Tensor,
-    ) -> str:
-        """The way that these jobs go: settled, known from before, or measured now."""
-        if stack.fixed_variant is not None:
-            return str(stack.fixed_variant)
-        batch = -(-max(int(job.sizes.max()) for job in jobs) // 16) * 16
-        names = [type(link).__name__ for link in kind[3].links] if kind[3] else []
-        sort = Workload(
-            hash_network_structure(stack.module),
-            round_up_lanes(len(jobs), 1 << 20),
-            batch,
-            self.precision,
-            f"{kind[:3]} {names}",
-        )
-        key = sort.to_cache_key(self.device)
-        way = self.choices.find_variant(key)
-        if way not in (None, PLAIN_LOOP) and not stack.supports(
-            Variant.from_text(str(way))
-        ):  # its code is not what it was
-            self.choices.forget_variant(key)
-            way = None
-        if way is None:
-            way, found = find_fastest(self._list_timings(stack, kind, jobs, carries, w))
-            log.warning("%s", describe_choice(way, found, len(jobs), type(stack.module).__name__))
-            way = self.choices.remember_variant(key, way)
-            stack.free_other_buffers(way)
-        self.ways[key] = way
-        return way
-
-    def _list_timings(
-        self,
-        stack: ClientBatchTrainer,
-        kind: BatchingKey,
-        jobs: Sequence[PreparedTask],
-        carries: Sequence[Mapping[str, Tensor]],
-        w: Tensor,
-    ) -> list[tuple[str, Callable[[], float]]]:
-        """Each way with a call that says how long a few steps of all jobs take."""
-
-        def time_variant(name: Variant) -> float:
-            n = min(len(jobs), MAX_TIMED_JOBS) if name.kind == "single" else len(jobs)
-            call = partial(
-                self._train_lanes, stack, kind, jobs[:n], carries[:n], w[:n], name, TIMING_STEPS
+    def _choose_variant(self, batch: ClientBatch, w: Tensor) -> Variant:
+        """The variant for a client batch: chosen before, decided by rule, or timed now."""
+        trainer = batch.trainer
+        key = batch.describe_workload(self.precision).to_cache_key(self.device)
+        variant = self.choices.find_variant(key)
+        if variant not in (None, Variant.LOOP) and not trainer.supports(variant):
+            self.choices.forget_variant(key)  # the network's code has changed since
+            variant = None
+        if variant is None:
+            candidates = trainer.variants_to_time()
+            if len(candidates) == 1:
+                return candidates[0]
+            variant, seconds = find_fastest(
+                {v: partial(self._time_variant, batch, w, v) for v in candidates}
             )
-            call()  # records
-            return measure_seconds(call, self.device) * len(jobs) / n
+            log.warning("%s", describe_choice(variant, seconds, batch.lanes, trainer.module))
+            variant = self.choices.remember_variant(key, variant)
+            trainer.free_other_buffers(variant)
+        self.variants[key] = variant.value
+        return variant
 
-        def time_plain_loop() -> float:
-            call = partial(self._train_one_client, jobs[0], carries[0], TIMING_STEPS)
-            call()
-            return measure_seconds(call, self.device) * len(jobs)
-
-        return [
-            (str(name), partial(time_variant, name)) for name in stack.variants_to_time(len(jobs))
-        ] + [(PLAIN_LOOP, time_plain_loop)]
+    def _time_variant(self, batch: ClientBatch, w: Tensor, variant: Variant) -> float:
+        """Seconds of a few steps of all tasks."""
+        call = partial(batch.train, w, variant, TIMING_STEPS)
+        call()  # compiles kernels and records the step
+        return measure_seconds(call, self.device)
 
     def _evaluate_requests(self, requests: Sequence[GpuRequest]) -> None:
-        if not requests:
+        asked = [(request, *request.evaluation) for request in requests if request.evaluation]
+        if not asked:
             return
-        judged = [request.judged for request in requests if request.judged is not None]
-        index = np.zeros(
-            (len(judged), max(len(each) for _, each in judged)), np.int64
-        )  # padded with sample 0
-        for row, (_, each) in zip(index, judged, strict=True):
-            row[: len(each)] = each
-        stack = self.get_batch_trainer(self.runner.all)
-        assert isinstance(stack, ClientBatchTrainer)
-        found = self._retry_with_less_memory(
-            stack, partial(stack.evaluate, torch.stack([w for w, _ in judged]), index)
-        )
-        if found is None:
-            for request, (w, own) in zip(requests, judged, strict=True):
-                alone = self.runner.evaluate(w, own)
-                request.answer = {name: each.cpu().double().numpy() for name, each in alone.items()}
-            return
-        for lane, (request, (_, own)) in enumerate(zip(requests, judged, strict=True)):
-            request.answer = {
-                name: each[lane, : len(own)].cpu().double().numpy() for name, each in found.items()
-            }
+        index = np.zeros((len(asked), max(len(own) for _, _, own in asked)), np.int64)
+        for row, (_, _, own) in zip(index, asked, strict=True):
+            row[: len(own)] = own  # the rest is sample 0
+        trainer = self.get_batch_trainer(self.runner.all)
+        assert isinstance(trainer, ClientBatchTrainer)
+        models = torch.stack([w for _, w, _ in asked])
+        scores = self._retry_with_less_memory(trainer, partial(trainer.evaluate, models, index))
+        for lane, (request, w, own) in enumerate(asked):
+            if scores is None:
+                request.answer = move_scores_to_host(self.runner.evaluate(w, own))
+            else:
+                lane_scores = {name: x[lane, : len(own)] for name, x in scores.items()}
+                request.answer = move_scores_to_host(lane_scores)
 
     def get_batch_trainer(self, part: ModelPart) -> ClientBatchTrainer | str:
-        """Where parts of this shape are trained together, or why they cannot be."""
+        """The trainer for parts of this shape, or why they cannot be trained together."""
         rate, runner = part.key[0], self.runner
-        with self.alone:
-            if rate not in self.stacks:
+        with self.device_lock:
+            if rate not in self.trainers:
                 try:
-                    self.stacks[rate] = ClientBatchTrainer(
+                    self.trainers[rate] = ClientBatchTrainer(
                         part.net,
                         runner.shape,
                         runner.x,
@@ -352,29 +304,33 @@ class GpuScheduler:
                         self.precision,
                     )
                 except BadInput as why:
-                    self.stacks[rate] = str(why)
+                    self.trainers[rate] = str(why)
                 except torch.OutOfMemoryError:
                     torch.cuda.empty_cache()
-                    self.stacks[rate] = "the GPU's memory is short"
-            return self.stacks[rate]
+                    self.trainers[rate] = "the GPU's memory is short"
+            return self.trainers[rate]
 
     def train_and_reply(
-        self, job: PreparedTask, carry: Mapping[str, Tensor], into: Tensor | None = None
+        self, task: PreparedTask, state: ClientState, into: Tensor | None = None
     ) -> Reply:
-        """One job by itself, and what its client sends."""
-        with self.alone:
-            return self.runner.train_and_reply(job, carry, into)
+        """One task by itself, and what its client sends."""
+        with self.device_lock:
+            return self.runner.train_and_reply(task, state, into)
 
-    def explain_unbatched(self, job: PreparedTask) -> str:
-        """Why this job is trained by itself instead of in a stack; "" if it need not be."""
-        if job.task.augment:
+    def explain_unbatched(self, task: PreparedTask) -> str:
+        """Why this task is trained by itself and not in a client batch; "" if it need not be."""
+        if task.task.augment:
             return "batches are augmented"
-        if isinstance(match_plain_sgd(job.update, job.local), str):
-            for link in job.update.links:
-                stackable = isinstance(link, BatchableLink) and link.supports_client_batches
-                if not stackable or (
-                    job.task.part.first and isinstance(link, RoundEndLink | GradientEstimator)
+        if isinstance(match_plain_sgd(task.update, task.local), str):
+            for link in task.update.links:
+                batchable = isinstance(link, BatchableLink) and link.supports_client_batches
+                if not batchable or (
+                    task.task.part.first and isinstance(link, RoundEndLink | GradientEstimator)
                 ):
                     return f"the update has {type(link).__name__}"
-        stack = self.get_batch_trainer(job.part)
-        return stack if isinstance(stack, str) else ""
+        trainer = self.get_batch_trainer(task.part)
+        return trainer if isinstance(trainer, str) else ""
+
+
+def move_scores_to_host(scores: Mapping[str, Tensor]) -> SampleScores:
+    return {name: score.cpu().double().numpy() for name, score in scores.items()}

@@ -1,5 +1,5 @@
-"""A run's place at a deck: it asks for its clients' work there, and trains by itself what no stack
-can do.
+"""The slot of one run at a GPU scheduler: it submits the run's tasks, and trains by itself what no
+client batch supports.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from flrce.core.types import Payload, RepliesWithTable, Reply
 from flrce.core.update_placement import HOST_PLACEMENT, UpdatePlacement
 from flrce.errors import format_one_line
 from flrce.models.flat import FrozenParameter
-from flrce.simulation.gpu_scheduler import GpuRequest, GpuScheduler
+from flrce.simulation.gpu_scheduler import GpuRequest, GpuScheduler, move_scores_to_host
 from flrce.simulation.worker_pool import WorkerFailure
 from flrce.simulation.workers import SampleScores, TaskInputs
 from flrce.training.client import ClientRunner, IndexArray, PreparedTask
@@ -34,12 +34,11 @@ log = logging.getLogger("flrce")
 
 
 class DeviceSchedulers:
-    """The decks of one device: a deck for each network and pool of samples that its runs have in
-    common.
-    """
+    """The schedulers of one device: one for each network and pool of samples that runs share."""
 
     def __init__(self, device: str, beside: int = 1, single: bool = False) -> None:
-        self.device, self.decks = device, {}  # type: tuple[str, dict[Any, GpuScheduler]]
+        self.device = device
+        self.schedulers: dict[Any, GpuScheduler] = {}
         self.beside = beside  # processes that share the device's memory
         self.single = single  # whether one run has all of it
 
@@ -57,7 +56,7 @@ class DeviceSchedulers:
         precision: Precision = "float32",
         placing: UpdatePlacement = HOST_PLACEMENT,
     ) -> "RunSlot":
-        """A seat at the deck of this network and these samples."""
+        """A slot at the scheduler of this network and these samples."""
         fixed = tuple(
             _identify_parameter(p) for p in runner.net.parameters() if not p.requires_grad
         )
@@ -73,11 +72,11 @@ class DeviceSchedulers:
             fixed,
             precision,
         )
-        if key not in self.decks:
-            self.decks[key] = GpuScheduler(
+        if key not in self.schedulers:
+            self.schedulers[key] = GpuScheduler(
                 runner, self.device, memory=self.memory_bytes // 4, precision=precision
             )
-        return RunSlot(self.decks[key], runner, placing)
+        return RunSlot(self.schedulers[key], runner, placing)
 
 
 def _identify_parameter(p: Tensor) -> int | str:
@@ -94,20 +93,20 @@ def fingerprint_network(net: nn.Module, own: Collection[str]) -> str:
     Such as nn.TransformerEncoderLayer(norm_first=True), or a factor in code: a network's printed
     form shows neither.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, part in net.named_modules():
-        noted = {
+        attributes = {
             name: x
             for name, x in vars(part).items()
             if name not in STANDARD_ATTRIBUTES and not _has_parameters(x)
         }
         hooks = [hook for kind in HOOK_ATTRIBUTES for hook in getattr(part, kind).values()]
         buffers = [b for name, b in part.named_buffers(path, recurse=False) if name not in own]
-        held, form = pytree.tree_flatten((type(part), sorted(noted.items()), hooks, buffers))
-        found.update(str(form).encode())  # keys of dicts are no leaves
-        for what in held:
-            found.update(_serialize_attribute(what))
-    return found.hexdigest()
+        values, form = pytree.tree_flatten((type(part), sorted(attributes.items()), hooks, buffers))
+        digest.update(str(form).encode())  # keys of dicts are no leaves
+        for value in values:
+            digest.update(_serialize_attribute(value))
+    return digest.hexdigest()
 
 
 def _has_parameters(x: Any) -> bool:
@@ -126,37 +125,39 @@ def _serialize_attribute(x: Any) -> bytes:
 
 
 class DeviceCopies:
-    """The latest models as they lie on the device, so that one that is there is not sent again."""
+    """Copies of the latest models on the device, so that none is sent twice."""
 
     def __init__(self, device: str) -> None:
-        self.device, self.kept = device, []  # type: tuple[str, list[tuple[ref[Tensor], Tensor]]]
+        self.device = device
+        self.pairs: list[tuple[ref[Tensor], Tensor]] = []  # (model on the host, its copy)
 
     def get_copy(self, w: Tensor) -> Tensor:
         """w on the device."""
-        there = next((twin for known, twin in self.kept if known() is w), None)
-        if there is None:
-            there = device_transfer.to_device(w, self.device)
-        self.remember_copy(w, there)
-        return there
+        copy = next((copy for model, copy in self.pairs if model() is w), None)
+        if copy is None:
+            copy = device_transfer.to_device(w, self.device)
+        self.remember_copy(w, copy)
+        return copy
 
-    def remember_copy(self, w: Tensor, there: Tensor) -> None:
-        """That w is `there`: two are remembered, while someone on the host holds on to them."""
-        others = [
-            (known, twin) for known, twin in self.kept if known() is not None and known() is not w
-        ]
-        self.kept = [*others[-1:], (ref(w), there)]
+    def remember_copy(self, w: Tensor, copy: Tensor) -> None:
+        """Remember the copy of w; two are remembered, while the host holds their models."""
+        others = [pair for pair in self.pairs if pair[0]() is not None and pair[0]() is not w]
+        self.pairs = [*others[-1:], (ref(w), copy)]
 
 
 class RunSlot:
-    """The workers of one run, at a deck."""
+    """The workers of one run that shares a GPU."""
 
     def __init__(
-        self, deck: GpuScheduler, runner: ClientRunner, placing: UpdatePlacement = HOST_PLACEMENT
+        self,
+        scheduler: GpuScheduler,
+        runner: ClientRunner,
+        placing: UpdatePlacement = HOST_PLACEMENT,
     ) -> None:
-        self.deck, self.runner, self.name = deck, runner, deck.device
-        self.placing, self.twins = placing, DeviceCopies(deck.device)
-        self.number = deck.add_slot()
-        self.said: set[str] = set()
+        self.scheduler, self.runner, self.name = scheduler, runner, scheduler.device
+        self.placing, self.copies = placing, DeviceCopies(scheduler.device)
+        self.number = scheduler.add_slot()
+        self.logged_reasons: set[str] = set()
 
     @property
     def updates_on_device(self) -> bool:
@@ -164,35 +165,33 @@ class RunSlot:
 
     @property
     def device_lock(self) -> AbstractContextManager[Any]:
-        return self.deck.alone
+        return self.scheduler.device_lock
 
     def remember_device_copy(self, w: Tensor, there: Tensor) -> None:
-        self.twins.remember_copy(w, there)
+        self.copies.remember_copy(w, there)
 
     def train(self, orders: Sequence[TaskInputs]) -> Sequence[Reply | WorkerFailure]:
-        """The clients' replies. What a stack cannot do is trained by torch on the same device, one
-        client at a time.
+        """The clients' replies. The torch trainer does what no client batch supports, one client at
+        a time on the same device.
         """
         one_model = len({id(w) for w, *_ in orders}) == 1
         if self.placing.lean and one_model and all(order[1].part.is_whole for order in orders):
             try:
                 return self._train_into_table(orders)
-            except (
-                RuntimeError
-            ) as why:  # no memory for all of them; whatever else it is will be raised again
+            except RuntimeError as why:  # no memory for the table; other reasons are raised again
                 log.warning(
                     "from here on updates come to the host one by one: %s",
                     format_one_line(why, 160),
                 )
-                self.placing, self.twins = HOST_PLACEMENT, DeviceCopies(self.deck.device)
+                self.placing, self.copies = HOST_PLACEMENT, DeviceCopies(self.scheduler.device)
         return self._train_clients(orders, [None] * len(orders))
 
     def _train_into_table(self, orders: Sequence[TaskInputs]) -> RepliesWithTable:
-        """The same, of which all updates lie in one table, ordered by k: on the device, or brought
-        home at once.
+        """The same with all updates in one table, ordered by k: on the device, or moved to the host
+        at once.
         """
         with self.device_lock:
-            there = self.twins.get_copy(orders[0][0])
+            there = self.copies.get_copy(orders[0][0])
             table = self._allocate_table(there, len(orders))
         order = sorted(range(len(orders)), key=lambda i: orders[i][1].k)
         rows = {i: row for row, i in enumerate(order)}
@@ -202,11 +201,11 @@ class RunSlot:
             return RepliesWithTable(replies, table, there)
         with self.device_lock:
             table = device_transfer.to_host(table)
-        found = [
+        moved = [
             replace(reply, payload=Payload({"u": table[rows[i]]})) if reply.payload else reply
             for i, reply in enumerate(replies)
         ]
-        return RepliesWithTable(found, table)
+        return RepliesWithTable(moved, table)
 
     def _allocate_table(self, w: Tensor, rows: int) -> Tensor:
         return w.new_empty(rows, len(w))
@@ -214,19 +213,21 @@ class RunSlot:
     def _train_clients(
         self, orders: Sequence[TaskInputs], into: Sequence[Tensor | None]
     ) -> list[Reply]:
-        jobs = [self.runner.prepare_task(*order) for order in orders]
-        stacked = [
-            i for i, job in enumerate(jobs) if len(job.sizes) and not self._explain_unbatched(job)
+        tasks = [self.runner.prepare_task(*order) for order in orders]
+        batched = [
+            i
+            for i, task in enumerate(tasks)
+            if len(task.sizes) and not self._explain_unbatched(task)
         ]
-        answers = self.deck.submit_request(
-            self.number, GpuRequest([jobs[i] for i in stacked], [orders[i][3] for i in stacked])
+        results = self.scheduler.submit_request(
+            self.number, GpuRequest([tasks[i] for i in batched], [orders[i][3] for i in batched])
         )
-        trained: dict[int, TrainingResult] = dict(zip(stacked, answers, strict=True))
+        trained: dict[int, TrainingResult] = dict(zip(batched, results, strict=True))
         return [
-            self.runner.build_reply(job, trained[i], carry, into[i])
+            self.runner.build_reply(task, trained[i], state, into[i])
             if i in trained
-            else self.deck.train_and_reply(job, carry, into[i])
-            for i, (job, (_, _, _, carry)) in enumerate(zip(jobs, orders, strict=True))
+            else self.scheduler.train_and_reply(task, state, into[i])
+            for i, (task, (_, _, _, state)) in enumerate(zip(tasks, orders, strict=True))
         ]
 
     def score_samples(
@@ -234,35 +235,32 @@ class RunSlot:
     ) -> SampleScores:
         if self.placing.lean:
             with self.device_lock:
-                w = self.twins.get_copy(w)
-        if (
-            isinstance(self.deck.get_batch_trainer(self.runner.all), str)
-            or self.runner.layout.kept
-            or own is not None
-        ):
-            with self.deck.alone:
-                found = self.deck.runner.evaluate(w, index, own)
-                return {name: each.cpu().double().numpy() for name, each in found.items()}
-        answer: SampleScores = self.deck.submit_request(self.number, GpuRequest(judged=(w, index)))
-        return answer
+                w = self.copies.get_copy(w)
+        trainer = self.scheduler.get_batch_trainer(self.runner.all)
+        if isinstance(trainer, str) or self.runner.layout.kept or own is not None:
+            with self.device_lock:
+                return move_scores_to_host(self.scheduler.runner.evaluate(w, index, own))
+        request = GpuRequest(evaluation=(w, index))
+        scores: SampleScores = self.scheduler.submit_request(self.number, request)
+        return scores
 
     @property
     def variants(self) -> dict[str, str]:
-        """The ways that this deck's jobs went; a run keeps them, and brings them along when it is
-        resumed.
+        """The variants used so far, by workload; a run keeps them, so that a resumed run uses the
+        same ones.
         """
-        return self.deck.ways
+        return self.scheduler.variants
 
-    def adopt_variants(self, ways: Mapping[str, Any]) -> None:
-        self.deck.choices.adopt_variants(ways)
+    def adopt_variants(self, variants: Mapping[str, Any]) -> None:
+        self.scheduler.choices.adopt_variants(variants)
 
     def close(self) -> None:
-        self.deck.release_slot(self.number)
+        self.scheduler.release_slot(self.number)
 
-    def _explain_unbatched(self, job: PreparedTask) -> str:
-        """Why this job is trained by itself; the first of each reason is told."""
-        why = self.deck.explain_unbatched(job)
-        if why and why not in self.said:
-            self.said.add(why)
-            log.warning("clients train one after another on %s: %s", self.deck.device, why)
-        return why
+    def _explain_unbatched(self, task: PreparedTask) -> str:
+        """Why this task is trained by itself; each reason is logged once."""
+        reason = self.scheduler.explain_unbatched(task)
+        if reason and reason not in self.logged_reasons:
+            self.logged_reasons.add(reason)
+            log.warning("clients train one after another on %s: %s", self.name, reason)
+        return reason

@@ -1,7 +1,8 @@
-"""Which way to train lanes on this device: measured once for each kind of work, and remembered.
+"""The variant of training client batches on this device: timed once for each kind of workload, and
+remembered.
 
-What was chosen is kept in $FLRCE_CACHE/ways.json for the next process, and with each run (ways.json
-in its folder), so that a run and its resume go the same way: other kernels, other last bits.
+Choices are kept in $FLRCE_CACHE/ways.json for the next process, and in ways.json of each run
+directory, so that a run and its resumption use the same kernels and give the same bits.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,10 @@ import torch
 from torch import nn
 
 from flrce.core.c_compiler import get_cache_folder
-from flrce.errors import BadInput
-from flrce.training.gpu.variants import Variant
+from flrce.training.gpu.variants import Variant, parse_variant
 
 VARIANTS_FILE = "ways.json"
-PLAIN_LOOP = "loop"  # torch's trainer, one client after another
-MAX_CACHE_ENTRIES = 10_000  # entries of the file; beyond, it starts anew
+MAX_CACHE_ENTRIES = 10_000  # a file with more entries starts anew
 log = logging.getLogger("flrce")
 
 
@@ -53,106 +52,92 @@ def hash_network_structure(net: nn.Module) -> str:
 
 
 class VariantCache:
-    """The ways chosen so far: those a resumed run brings go before those of the file."""
+    """The variants chosen so far; those of a resumed run go before those of the file."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file or get_cache_folder().parent / VARIANTS_FILE
-        self.fixed: dict[str, str] = {}
+        self.chosen: dict[str, Variant] = {}
+        self.stored: dict[str, Variant] | None = None  # of the file, once it has been read
 
-    def adopt_variants(self, chosen: Mapping[str, Any]) -> None:
-        """What a run went by before it was interrupted."""
-        for key, way in chosen.items():
-            if isinstance(way, str) and (way == PLAIN_LOOP or _is_variant_name(way)):
-                self.fixed.setdefault(str(key), way)
+    def adopt_variants(self, variants: Mapping[str, Any]) -> None:
+        """Use the variants that a run used before it was interrupted."""
+        for key, name in variants.items():
+            variant = parse_variant(name)
+            if variant is not None:
+                self.chosen.setdefault(str(key), variant)
 
-    def find_variant(self, key: str) -> str | None:
-        if key not in self.fixed:
-            found = self._read().get(key)
-            if found is None:
-                return None
-            self.fixed[key] = found
-        return self.fixed[key]
+    def find_variant(self, key: str) -> Variant | None:
+        if self.stored is None:
+            self.stored = _read_variants(self.file)
+        if key not in self.chosen and key in self.stored:
+            self.chosen[key] = self.stored[key]
+        return self.chosen.get(key)
 
-    def remember_variant(self, key: str, way: str) -> str:
-        """Remember a choice; of two processes that chose at once, both go by the first."""
-        known = self._read()
-        way = known.setdefault(key, way)
-        self.fixed[key] = way
-        self._write({key: way} if len(known) > MAX_CACHE_ENTRIES else known)
-        return way
+    def remember_variant(self, key: str, variant: Variant) -> Variant:
+        """Remember a choice; of two processes that choose at once, both use the first choice."""
+        known = _read_variants(self.file)
+        variant = known.setdefault(key, variant)
+        self.chosen[key] = variant
+        self._write({key: variant} if len(known) > MAX_CACHE_ENTRIES else known)
+        return variant
 
     def forget_variant(self, key: str) -> None:
-        """Forget a choice that cannot be gone any more."""
-        self.fixed.pop(key, None)
-        self._write({k: way for k, way in self._read().items() if k != key})
+        """Forget a choice that its network no longer supports."""
+        self.chosen.pop(key, None)
+        self._write({k: v for k, v in _read_variants(self.file).items() if k != key})
+        self.stored = None
 
-    def _write(self, known: Mapping[str, str]) -> None:
-        with suppress(OSError):  # without a cache it is measured again next time
+    def _write(self, variants: Mapping[str, Variant]) -> None:
+        with suppress(OSError):  # without a file the variants are timed again next time
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix="ways-")
             with os.fdopen(handle, "w") as out:
-                json.dump(dict(known), out, indent=0)
+                json.dump(dict(variants), out, indent=0)
             os.replace(temporary, self.file)
-
-    def _read(self) -> dict[str, str]:
-        return _read_variants(self.file)
 
 
 def load_variants(folder: Path) -> dict[str, str]:
-    """The ways that the run in a folder went before."""
-    return _read_variants(folder / VARIANTS_FILE)
+    """The variants that the run in a folder used."""
+    return {key: variant.value for key, variant in _read_variants(folder / VARIANTS_FILE).items()}
 
 
-def save_variants(folder: Path, ways: Mapping[str, str]) -> None:
-    """Keep them with a run, before the round that went them is committed."""
-    if ways and load_variants(folder) != dict(ways):
+def save_variants(folder: Path, variants: Mapping[str, str]) -> None:
+    """Keep them with a run, before the first round that used them is committed."""
+    if variants and load_variants(folder) != dict(variants):
         temporary = folder / f"{VARIANTS_FILE}.new"
         temporary.unlink(missing_ok=True)  # whatever was left there, a link perhaps
-        handle = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-        )  # its owner's alone
-        with os.fdopen(handle, "w") as out:
-            json.dump(dict(ways), out, indent=0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, 0o600), "w") as out:
+            json.dump(dict(variants), out, indent=0)
         os.replace(temporary, folder / VARIANTS_FILE)
 
 
-def _read_variants(file: Path) -> dict[str, str]:
-    """Keys and ways of a file; nothing where there is none such."""
+def _read_variants(file: Path) -> dict[str, Variant]:
+    """Keys and variants of a file; names of removed variants are left out."""
     try:
-        found = json.loads(file.read_text())
+        table = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
-    pairs = found.items() if isinstance(found, dict) else ()
-    return {
-        k: v for k, v in pairs if isinstance(v, str) and (v == PLAIN_LOOP or _is_variant_name(v))
-    }
+    pairs = table.items() if isinstance(table, dict) else ()
+    known = {key: parse_variant(name) for key, name in pairs}
+    return {key: variant for key, variant in known.items() if variant is not None}
 
 
-def _is_variant_name(way: str) -> bool:
-    try:
-        Variant.from_text(way)
-    except BadInput:
-        return False
-    return True
-
-
-def find_fastest(tries: Sequence[tuple[str, Callable[[], float]]]) -> tuple[str, dict[str, float]]:
-    """The name whose call says the fewest seconds; what fails (memory, an operation that cannot be
-    recorded) is out.
+def find_fastest(
+    timings: Mapping[Variant, Callable[[], float]],
+) -> tuple[Variant, dict[Variant, float]]:
+    """The variant whose call returns the fewest seconds, and the seconds of each. One that fails
+    (memory, an operation that cannot be recorded) is out; if all fail, the plain loop is chosen.
     """
-    found: dict[str, float] = {}
-    for name, seconds in tries:
+    seconds: dict[Variant, float] = {}
+    for variant, measure in timings.items():
         try:
-            found[name] = seconds()
+            seconds[variant] = measure()
         except Exception as why:  # torch, Triton and networks of the user's raise many kinds
-            log.debug("%s: %s", name, why)
-            found[name] = math.inf
+            log.debug("%s: %s", variant, why)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    best = min(found, key=lambda name: found[name])
-    if found[best] == math.inf:
-        return PLAIN_LOOP, found
-    return best, found
+    return min(seconds, key=lambda v: seconds[v], default=Variant.LOOP), seconds
 
 
 def measure_seconds(call: Callable[[], object], device: str, repeats: int = 2) -> float:
@@ -169,20 +154,12 @@ def measure_seconds(call: Callable[[], object], device: str, repeats: int = 2) -
     return best
 
 
-def describe_choice(best: str, found: Mapping[str, float], lanes: int, network: str) -> str:
+def describe_choice(
+    variant: Variant, seconds: Mapping[Variant, float], lanes: int, net: nn.Module
+) -> str:
     """One line about a choice."""
-    usual = found.get(PLAIN_LOOP, math.inf)
-    others = ", ".join(
-        f"{name} {1e3 * s:.1f}"
-        for name, s in sorted(found.items(), key=lambda x: x[1])
-        if s < math.inf
-    )
-    gain = (
-        f", {usual / found[best]:.1f} times a plain loop"
-        if best != PLAIN_LOOP and usual < math.inf
-        else ""
-    )
-    return (
-        f"{network}, {lanes} clients at once: trained by {best}{gain} (ms for the same few steps:"
-        f" {others})"
-    )
+    name = type(net).__name__
+    if variant is Variant.LOOP:
+        return f"{name}: no variant of client batches works; clients train one after another"
+    times = ", ".join(f"{v} {1e3 * s:.1f}" for v, s in seconds.items())
+    return f"{name}, {lanes} clients at once: variant {variant} (ms for a few steps: {times})"

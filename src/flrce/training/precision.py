@@ -95,3 +95,11 @@ def make_autocast_context(
     if precision != "bf16":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
+
+
+def cast_like_autocast(*tensors: Tensor | None) -> list[Any]:
+    """Under autocast the tensors in its dtype, as torch's own layers would have them."""
+    kind = next(x for x in tensors if x is not None).device.type
+    if not torch.is_autocast_enabled(kind):
+        return list(tensors)
+    return [None if x is None else x.to(torch.get_autocast_dtype(kind)) for x in tensors]

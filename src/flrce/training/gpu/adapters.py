@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.models.chain import find_hooks
-from flrce.training.gpu.batched import cast_like_autocast
-from flrce.training.gpu.leaf import ForwardContext, LaneLayer
+from flrce.training.gpu.lane_layer import ForwardContext, LaneLayer
+from flrce.training.precision import cast_like_autocast
 
 
 @dataclass(frozen=True)

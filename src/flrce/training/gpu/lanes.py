@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.errors import BadInput
-from flrce.models.chain import LayerChain as Layers
+from flrce.models.chain import LayerChain
 from flrce.models.flat import ModelLayout
-from flrce.training.gpu.layers import Tensors
-from flrce.training.gpu.steps import StepBuffers
+from flrce.training.gpu.chain_net import Tensors
+from flrce.training.gpu.step_buffers import StepBuffers
 from flrce.training.links import ClientContext
 
 Index = NDArray[np.int64]
@@ -118,33 +118,17 @@ class LaneBatch:
     carries: Sequence[Tensors] = ()
     seeds: Sequence[int] = ()
 
-    def copy_to_buffers(self, bench: StepBuffers, group: Sequence[int]) -> None:
+    def copy_to_buffers(self, buffers: StepBuffers, group: Sequence[int]) -> None:
         locals = [self.locals[i] for i in group] if self.locals else ()
         carries = [self.carries[i] for i in group] if self.carries else ()
         seeds = [self.seeds[i] for i in group] if self.seeds else ()
-        bench.load_lanes(
-            self.w[list(group)].to(bench.plan.device),
+        buffers.load_lanes(
+            self.w[list(group)].to(buffers.plan.device),
             self.pulls[list(group)],
             locals,
             carries,
             seeds,
         )
-
-
-def interleave_steps(benches: Sequence[StepBuffers], runs: Sequence[Iterator[int]]) -> None:
-    """A step of each bench, then the next of each, so that their streams fill the device
-    together.
-    """
-    going = list(zip(benches, runs, strict=True))
-    while going:
-        left = []
-        for bench, run in going:
-            k = next(run, 0)
-            if k:
-                with bench.use_stream():
-                    bench.run(k)
-                left.append((bench, run))
-        going = left
 
 
 def validate_lanes(
@@ -154,7 +138,7 @@ def validate_lanes(
     d: int,
     N: int,
     first: int,
-    links: Layers | None,
+    links: LayerChain | None,
 ) -> None:
     """BadInput unless every lane has a vector of d floats and batches of the N samples that its
     layers can take.
@@ -187,7 +171,7 @@ def validate_lanes(
             raise BadInput(f"lane {lane}: sample indices must lie in 0..{N - 1}")
 
 
-def find_trained_names(where: ModelLayout, links: Layers | None, first: int) -> frozenset[str]:
+def find_trained_names(where: ModelLayout, links: LayerChain | None, first: int) -> frozenset[str]:
     """Names of the tensors that train when the blocks of a chain before `first` are frozen."""
     names = {slot.name for slot in where.slots if slot.trainable}
     if links is not None and first:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flrce.training.gpu.triton_block import supports_triton
+from flrce.training.gpu.fused_block import supports_triton
 
 BLOCK_SIZE = 1024
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flrce.errors import format_one_line
-from flrce.training.gpu.triton_block import supports_triton
+from flrce.training.gpu.fused_block import supports_triton
 
 log = logging.getLogger("flrce")
 MAX_ROW_VALUES = 4096  # values of a row that a program holds

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flrce.training.gpu.cells import GRUFunction, LSTMFunction
-from flrce.training.gpu.functions import compute_attention_weights
-from flrce.training.gpu.leaf import ForwardContext, LaneLayer
+from flrce.training.gpu.lane_layer import ForwardContext, LaneLayer
+from flrce.training.gpu.torch_functions import compute_attention_weights
 
 
 class LaneRecurrent(LaneLayer):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flrce.training.gpu.leaf import LaneLayer
+from flrce.training.gpu.lane_layer import LaneLayer
 
 
 class LaneRecurrentCell(LaneLayer):

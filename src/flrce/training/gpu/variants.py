@@ -1,85 +1,44 @@
-"""How lanes can be trained on one device, by name: which network of many lanes, how many at once,
-on how many streams.
+"""The variants of training a client batch on one device, where each client is one lane.
 
-chain            a plain chain of layers, fused where the device has Triton
-folded:HOW       any network, lanes folded into the batch. Its convolutions: `columns`, one
-                 product a lane; `rows`, the same with channels last; `direct`, by Triton with
-                 channels last, linear layers of many rows too; `grouped`, one grouped
-                 convolution; `each`, lane by lane
-folded:HOW:S     the same in S groups of lanes, side by side
-mapped           torch.func's vmap
-single:S         one lane after another, S of them side by side, each step recorded
+chain    a plain chain of layers; runs of convolution, BatchNorm, ReLU and max-pool are fused by
+         Triton kernels (layers.py)
+columns  any network with its lanes folded into the batch; a convolution is one matrix product per
+         lane, without Triton (folded.py)
+direct   the same network with Triton kernels for convolutions, and for linear layers with many rows
+loop     no client batch: the torch trainer, one client after another
 """
 
-from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from enum import StrEnum
 
 from torch import nn
 
-from flrce.errors import BadInput
-from flrce.training.gpu.batched import ConvolutionMethod
-
-VariantKind = Literal["chain", "folded", "mapped", "single"]
-STREAM_COUNTS = (1, 4, 16)  # streams that are tried
-MATRIX_PRODUCT_LAYERS = (
-    nn.Linear,
-    nn.MultiheadAttention,
-    nn.RNNBase,
-)  # where they see positions of samples, their rows are many
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+#: layers that multiply one row per position of a sample, so that a lane has many rows
+MATRIX_PRODUCT_LAYERS = (nn.Linear, nn.MultiheadAttention, nn.RNNBase)
 
 
-@dataclass(frozen=True)
-class Variant:
-    kind: VariantKind
-    convolving: ConvolutionMethod = "columns"
-    streams: int = 1
-
-    def __str__(self) -> str:
-        more = {"folded": f":{self.convolving}", "single": f":{self.streams}"}
-        side = f":{self.streams}" if self.kind == "folded" and self.streams > 1 else ""
-        return self.kind + more.get(self.kind, "") + side
-
-    def plan_groups(self, lanes: int, fits: int) -> tuple[int, int]:
-        """(lanes of a group, groups side by side) for so many lanes, of which `fits` can be trained
-        at once.
-        """
-        side = min(self.streams, fits)
-        if self.kind == "single":
-            return 1, side
-        if side == 1:
-            return fits, 1
-        return max(1, min(-(-lanes // side), fits // side)), side
-
-    @staticmethod
-    def from_text(text: str) -> "Variant":
-        kind, _, rest = text.partition(":")
-        if kind == "single" and rest.isdecimal() and 1 <= int(rest) <= 64:
-            return Variant("single", streams=int(rest))
-        how, _, side = rest.partition(":")
-        if kind == "folded" and how in get_args(ConvolutionMethod) and side in ("", "2", "4"):
-            return Variant("folded", cast(ConvolutionMethod, how), int(side or 1))
-        if text in ("chain", "mapped"):
-            return Variant(cast(VariantKind, text))
-        raise BadInput(
-            f"{text[:60]!r} is no way to train lanes; chain, folded:columns, mapped, single:1, ..."
-        )
+class Variant(StrEnum):
+    CHAIN = "chain"
+    COLUMNS = "columns"
+    DIRECT = "direct"
+    LOOP = "loop"
 
 
-def list_candidate_variants(net: nn.Module, chained: bool, triton: bool = False) -> list[Variant]:
-    """What may be tried for a network, in the order of preference; `triton`: whether the device has
-    it.
+def parse_variant(text: object) -> Variant | None:
+    """The variant of this name; None for names that no variant has, such as removed ones.
+
+    Run directories written before 0.2 call two of them "folded:columns" and "folded:direct".
     """
-    ways: list[Variant] = [Variant("chain")] if chained else []
-    ways.append(Variant("folded"))
-    convolving = nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d | nn.ConvTranspose2d
-    if any(isinstance(layer, convolving) for layer in net.modules()):
-        last: tuple[ConvolutionMethod, ...] = ("rows", "direct") if triton else ("rows",)
-        ways += [Variant("folded", how, many) for how in last for many in (1, 2)]
-        ways += [Variant("folded", "grouped"), Variant("folded", "each")]
-    elif (
-        triton
-        and not chained
-        and any(isinstance(layer, MATRIX_PRODUCT_LAYERS) for layer in net.modules())
-    ):
-        ways.append(Variant("folded", "direct"))
-    return [*ways, Variant("mapped"), *(Variant("single", "each", many) for many in STREAM_COUNTS)]
+    name = text.removeprefix("folded:") if isinstance(text, str) else text
+    return next((variant for variant in Variant if variant.value == name), None)
+
+
+def list_candidate_variants(net: nn.Module, is_chain: bool, has_triton: bool) -> list[Variant]:
+    """The variants that may suit a network, in order of preference."""
+    variants = [Variant.CHAIN] if is_chain else []
+    variants.append(Variant.COLUMNS)
+    # a chain's linear layers see one row per sample: too few for the kernel's tiles
+    suited = CONVOLUTIONS if is_chain else (*CONVOLUTIONS, *MATRIX_PRODUCT_LAYERS)
+    if has_triton and any(isinstance(layer, suited) for layer in net.modules()):
+        variants.append(Variant.DIRECT)
+    return variants

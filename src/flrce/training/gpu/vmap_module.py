@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from flrce.training.gpu.leaf import ForwardContext, LaneLayer, Tensors
+from flrce.training.gpu.lane_layer import ForwardContext, LaneLayer, Tensors
 
 
 def list_named_tensors(module: nn.Module, deep: bool = True) -> list[tuple[str, Tensor]]:
@@ -62,9 +62,6 @@ class VmapModule(LaneLayer):
     def run(self, live: bool, *args: Any, **more: Any) -> Any:
         now = self.now
         self.layer.train(live)
-        if now.alone:
-            own = {name: now.tensors[full][0] for name, full in self.bare.items()}
-            return call_with_tensors(self.layer, own, args, more)
         values, spec = pytree.tree_flatten((args, more))
         laned = [
             isinstance(x, Tensor) and x.dim() > 0 and self._has_lane_dim(x, i)

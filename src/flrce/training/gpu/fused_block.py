@@ -10,7 +10,7 @@ from torch import Tensor
 from flrce.models.chain import LayerSpec
 
 try:
-    from flrce.training.gpu import triton_kernels as kernels
+    from flrce.training.gpu import triton_fused_block as kernels
 except ImportError:  # torch's CPU builds come without Triton
     kernels = None  # type: ignore[assignment]
 

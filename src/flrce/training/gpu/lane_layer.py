@@ -2,7 +2,6 @@
 network runs once.
 """
 
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +13,8 @@ from torch.utils import _pytree as pytree
 
 from flrce.errors import BadInput
 from flrce.training.gpu.across import call_across_lanes
-from flrce.training.gpu.batched import (
-    MIN_DIRECT_ROWS,
-    ConvolutionMethod,
-    batched_linear,
-    drop_values,
-)
-from flrce.training.gpu.remade import compute_parametrized_tensor
+from flrce.training.gpu.operations import MIN_DIRECT_ROWS, batched_linear, drop_values
+from flrce.training.gpu.parametrized import compute_parametrized_tensor
 
 Tensors = dict[str, Tensor]
 
@@ -34,7 +28,7 @@ class ForwardContext:
     batch: int = 1  # samples of each lane
     count: Tensor = field(default_factory=lambda: torch.ones(1))  # (k,) of them real
     training: bool = True
-    convolving: ConvolutionMethod = "columns"
+    direct: bool = False  # whether convolutions and large products go through Triton kernels
     frozen: frozenset[str] = frozenset()  # leaves that stand still, in eval mode
     draw: tuple[Tensor, Tensor] | None = (
         None  # (k,) the lanes' seeds and (1,) the step; None: nothing is dropped
@@ -49,7 +43,6 @@ class ForwardContext:
     )  # of samples in what is dropped
     made: dict[str, int] = field(default_factory=dict)  # calls of each leaf in this pass
     mapped: Tensors | None = None  # while code runs under vmap: the tensors as one lane sees them
-    alone: bool = False  # made for one lane at a time: nothing has to be told apart
     weights: bool = False  # whether attention gives its weights, too, if it is asked for them
 
     def count_call(self, path: str) -> int:
@@ -87,19 +80,24 @@ class LaneLayer(nn.Module):
         full, now = self.__dict__["names"].get(name), self.__dict__["now"]
         if full is not None and now.mapped is not None:
             return now.mapped[full]
-        if full is not None and now.alone:
-            return now.tensors[full][0]
         return getattr(self.__dict__["layer"], name)
 
     @property
-    def is_in_train_mode(self) -> bool:
-        """Whether it trains in this pass."""
+    def is_trained(self) -> bool:
+        """Whether gradients pass through it."""
         return self.now.training and self.path not in self.now.frozen
+
+    @property
+    def is_in_train_mode(self) -> bool:
+        """Whether it drops values and uses statistics of the batch; a network's own code may keep
+        a layer in evaluation mode while it trains.
+        """
+        return self.is_trained and self.training
 
     def forward(self, *args: Any, **more: Any) -> Any:
         if self.now.mapped is not None:
             return self._run_across_lanes(*args, **more)
-        with torch.set_grad_enabled(self.is_in_train_mode):
+        with torch.set_grad_enabled(self.is_trained):
             return self.run(self.is_in_train_mode, *args, **more)
 
     def run(self, live: bool, *args: Any, **more: Any) -> Any:
@@ -168,16 +166,12 @@ class LaneLayer(nn.Module):
 
     def apply_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """A linear layer: x (k, B, ..., I), weight (k, O, I), bias (k, O)."""
-        least = 1 if self.now.learning else MIN_DIRECT_ROWS  # a trial has few rows
-        return batched_linear(
-            x, weight, bias, least if self.now.convolving == "direct" else math.inf
-        )
+        least = 1 if self.now.learning else MIN_DIRECT_ROWS  # a verification has few rows
+        return batched_linear(x, weight, bias, least if self.now.direct else None)
 
     def split_lanes(self, x: Tensor) -> Tensor:
         """(k, B, ...) of a long batch, or (k, 1, ...) of what all samples share."""
         now, call = self.now, self.now.count_call(self.path)
-        if now.alone:
-            return x.movedim(self.at, 0)[None]
         if now.learning:
             now.calls[self.path, call] = x.dim() > self.at and x.shape[self.at] == now.k * now.batch
         if now.calls.get((self.path, call), True):
@@ -187,7 +181,7 @@ class LaneLayer(nn.Module):
 
     def merge_lanes(self, y: Tensor) -> Tensor:
         """(k B, ...) of (k, B, ...); what samples share is given to each."""
-        if y.shape[1] != self.now.batch and not self.now.alone:
+        if y.shape[1] != self.now.batch:
             y = y.expand(y.shape[0], self.now.batch, *y.shape[2:])
         y = y.flatten(0, 1)
         return y.movedim(0, self.at) if self.at else y
@@ -217,8 +211,6 @@ class LaneLayer(nn.Module):
         that of samples.
         """
         now = self.now
-        if now.alone:
-            return 0, 1 + (list(x.shape).index(now.samples) if now.samples in x.shape else 0)
         rows = [d for d, n in enumerate(x.shape) if n == now.k * now.batch]
         if not rows and x.dim() and x.shape[0] % (now.k * now.batch) == 0:
             rows = [0]  # several for each sample, such as heads

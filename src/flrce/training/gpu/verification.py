@@ -20,10 +20,10 @@ from flrce.errors import BadInput
 from flrce.models.chain import LayerChain
 from flrce.models.drawing import get_rng_states, preserve_rng_states
 from flrce.models.flat import list_model_tensors
-from flrce.training.gpu.functions import DeterministicMode
-from flrce.training.gpu.layers import ChainNet, DeviceSamples, SeedsAndStep, Tensors
-from flrce.training.gpu.reading import BufferSnapshot, ReadDetector
-from flrce.training.gpu.triton_block import supports_triton
+from flrce.training.gpu.chain_net import ChainNet, DeviceSamples, SeedsAndStep, Tensors
+from flrce.training.gpu.fused_block import supports_triton
+from flrce.training.gpu.side_effects import BufferSnapshot, ReadDetector
+from flrce.training.gpu.torch_functions import DeterministicMode
 from flrce.training.precision import use_precision
 
 #: of a tensor's norm: rounding lies below, another function far above
@@ -32,6 +32,7 @@ HALF_PRECISION_TOLERANCE = 5e-2  # where fixed weights are of half precision
 WRONG_FUNCTION_DISTANCE = (
     1e-4  # in float64: another function, whatever parts of a network compute in float32
 )
+VERIFIED_LANES = 2
 MISMATCH_ERROR = "{} mixes samples, or uses its weights in a way that lanes do not follow"
 
 
@@ -73,7 +74,7 @@ class VerifiableLaneNetwork(LaneNetwork, Protocol):
     ) -> Tensor: ...
 
 
-def verify_network(net: VerifiableLaneNetwork, module: nn.Module, lanes: int = 2) -> None:
+def verify_network(net: VerifiableLaneNetwork, module: nn.Module) -> None:
     """BadInput where the network of many lanes fails, or does something else than the module.
 
     In float64, where nothing but another function makes a difference; in float32 for what does not
@@ -83,9 +84,7 @@ def verify_network(net: VerifiableLaneNetwork, module: nn.Module, lanes: int = 2
     with use_precision(), preserve_rng_states(device):
         near = RELATIVE_TOLERANCES[torch.float32]
         try:
-            _verify_in_precision(
-                net, module, lanes, torch.float64, RELATIVE_TOLERANCES[torch.float64]
-            )
+            _verify_in_precision(net, module, torch.float64, RELATIVE_TOLERANCES[torch.float64])
             if not supports_triton(device):
                 return
             near = 0.05  # it is the right function; are the kernels of float32 sound?
@@ -93,13 +92,13 @@ def verify_network(net: VerifiableLaneNetwork, module: nn.Module, lanes: int = 2
             raise
         except BadInput:
             pass
-        _verify_in_precision(net, module, lanes, torch.float32, near)
+        _verify_in_precision(net, module, torch.float32, near)
 
 
 def _verify_in_precision(
-    net: VerifiableLaneNetwork, module: nn.Module, lanes: int, dtype: torch.dtype, close: float
+    net: VerifiableLaneNetwork, module: nn.Module, dtype: torch.dtype, close: float
 ) -> None:
-    what, device = type(module).__name__, net.samples.x.device
+    what, device, lanes = type(module).__name__, net.samples.x.device, VERIFIED_LANES
     batch = choose_trial_batch_size(module, net.samples, lanes)
     index = torch.arange(lanes * batch, dtype=torch.int32, device=device).reshape(
         lanes, batch
@@ -259,7 +258,7 @@ def _verify_finished_lanes(
     """BadInput where the statistics of a lane without samples move: one that has finished before
     the others.
     """
-    if len(x) == 1 or not others:
+    if not others:
         return
     count, moving = _count_real_samples(x), _clone_tensors(others)
     count[-1] = 0

@@ -6,7 +6,6 @@ every step of every round; recordings differ only in the number of lanes that ar
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,15 +15,14 @@ from torch import Tensor
 
 from flrce.errors import format_one_line
 from flrce.models.flat import ModelLayout, TensorSlot
-from flrce.training.gpu.layers import Tensors
-from flrce.training.gpu.trial import LaneNetwork
+from flrce.training.gpu.chain_net import Tensors
 from flrce.training.gpu.variants import Variant
+from flrce.training.gpu.verification import LaneNetwork
 from flrce.training.links import ClientContext, GradientEstimator
 from flrce.training.objectives import Objective
 from flrce.training.precision import Precision, make_autocast_context
 from flrce.training.update_chain import UpdateChain
 
-CHAIN_VARIANT = Variant("chain")
 log = logging.getLogger("flrce")
 SEGMENT_STEPS = 128  # steps whose plan is on the device at once
 
@@ -42,12 +40,15 @@ class StepSettings:
     first: int
     prox: int
     update: UpdateChain | None = None
-    way: Variant = CHAIN_VARIANT
+    variant: Variant = Variant.CHAIN
     precision: Precision = "float32"
 
+    def resize(self, lanes: int, batch: int) -> "StepSettings":
+        return replace(self, lanes=lanes, batch=batch)
+
     def is_reusable_for(self, other: "StepSettings") -> bool:
-        """Whether buffers of this mode serve the other, at less than twice its work."""
-        same = replace(self, lanes=other.lanes, batch=other.batch) == other
+        """Whether buffers of these settings serve the other, at less than twice its work."""
+        same = self.resize(other.lanes, other.batch) == other
         return same and other.lanes <= self.lanes and other.batch <= self.batch < 2 * other.batch
 
 
@@ -61,28 +62,30 @@ def proximal_gradient(now: Tensor, start: Tensor, mu: Tensor, prox: int) -> Tens
 
 
 class StepBuffers:
-    """Static buffers of mode.lanes lanes x mode.batch samples, and the recorded steps over them."""
+    """Static buffers of K = settings.lanes lanes and B = settings.batch samples, and the
+    recorded steps over them.
+    """
 
     def __init__(
         self,
         net: LaneNetwork,
         where: ModelLayout,
-        mode: StepSettings,
+        settings: StepSettings,
         trained: frozenset[str],
         objective: Objective,
     ):
         device = net.samples.x.device
-        K, B = mode.lanes, mode.batch
-        self.net, self.where, self.mode, self.trained, self.objective = (
+        K, B = settings.lanes, settings.batch
+        self.net, self.where, self.settings, self.trained, self.objective = (
             net,
             where,
-            mode,
+            settings,
             trained,
             objective,
         )
         self.now: Tensors = {s.name: torch.zeros(K, *s.shape, device=device) for s in where.slots}
         self.start: Tensors = (
-            {name: torch.zeros_like(self.now[name]) for name in trained} if mode.prox else {}
+            {name: torch.zeros_like(self.now[name]) for name in trained} if settings.prox else {}
         )
         self.plan = torch.zeros(SEGMENT_STEPS, K, B, dtype=torch.int32, device=device)
         self.counts = torch.zeros(SEGMENT_STEPS, K, dtype=torch.int32, device=device)
@@ -99,11 +102,8 @@ class StepBuffers:
         self.seeds = torch.zeros(
             K, dtype=torch.int64, device=device
         )  # what random layers draw from
-        self.stream = (
-            torch.cuda.Stream(device) if mode.way.streams > 1 and device.type == "cuda" else None
-        )
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        links = mode.update.links if mode.update else ()
+        links = settings.update.links if settings.update else ()
         self.looking = next(
             (i for i, link in enumerate(links) if isinstance(link, GradientEstimator)), None
         )
@@ -130,20 +130,20 @@ class StepBuffers:
         self.seeds[: len(seeds)].copy_(torch.tensor(seeds, dtype=torch.int64))
         self.done.zero_()
         self.clock.zero_()
-        if self.mode.update:
+        if self.settings.update:
             self._begin_links(self._flatten_trained(len(w)), locals, carries)
 
     def _begin_links(
         self, w: Tensor, locals: Sequence[ClientContext], carries: Sequence[Tensors]
     ) -> None:
-        update = self.mode.update
+        update = self.settings.update
         assert update is not None
         for lane, (own, local) in enumerate(zip(w, locals, strict=True)):
             carry = _move_tensors(carries[lane], w.device) if carries else {}
             task = replace(local.task, tensors=_move_tensors(local.task.tensors, w.device))
             fresh = update.begin_round(own, replace(local, task=task), carry)
             if not lane and not _has_room(self.states, fresh):  # the first lane has the most steps
-                K = self.mode.lanes
+                K = self.settings.lanes
                 self.graphs.clear()  # recorded over other buffers
                 self.states = tuple(
                     {
@@ -158,12 +158,12 @@ class StepBuffers:
 
     def collect_link_states(self, K: int) -> list[tuple[Tensors, Tensors]]:
         """(what stays, what travels) of each of the first K lanes' links, in the host's memory."""
-        if self.mode.update is None:
+        if self.settings.update is None:
             return [({}, {})] * K
         w, found = self._flatten_trained(K), []
         for lane in range(K):
             own = tuple({name: x[lane] for name, x in state.items()} for state in self.states)
-            kept, sent = self.mode.update.end_round(w[lane], own)
+            kept, sent = self.settings.update.end_round(w[lane], own)
             host = torch.device("cpu")
             found.append(
                 (
@@ -210,10 +210,6 @@ class StepBuffers:
         return torch.cat(
             [self.now[slot.name][:K].reshape(K, slot.size) for slot in self.where.slots], 1
         )
-
-    def use_stream(self) -> AbstractContextManager[object]:
-        """Within it, work goes to this bench's own stream, where it has one."""
-        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
 
     def run(self, k: int) -> None:
         """One more step of the first k lanes."""
@@ -271,11 +267,11 @@ class StepBuffers:
             name: self.now[name][:k].detach().requires_grad_() for name in sorted(self.trained)
         }
         tensors = {name: leaves.get(name, value[:k]) for name, value in self.now.items()}
-        with make_autocast_context(index.device, self.mode.precision):
+        with make_autocast_context(index.device, self.settings.precision):
             each = self._compute_losses(tensors, index, count)
         n = count.clamp(min=1)
         mean, square = each.sum(1) / n, each.detach().square().sum(1) / n
-        if self.mode.update:
+        if self.settings.update:
             names = [slot.name for slot in self._list_trained_slots()]
             grads = _compute_gradients(mean.sum(), [leaves[name] for name in names])
             with torch.no_grad():
@@ -292,14 +288,14 @@ class StepBuffers:
         """A step along what link i makes of losses alone; (mean loss, mean squared loss) of each
         lane.
         """
-        k, update = len(rate), self.mode.update
+        k, update = len(rate), self.settings.update
         assert update is not None
         w, n = self._flatten_trained(k), count.clamp(min=1)[:, None]
         share = index.shape[1] / n  # a row's mean is then that of its real samples
 
         def compute_losses() -> Tensor:
             tensors = {name: value[:k] for name, value in self.now.items()} | self._split_trained(w)
-            with make_autocast_context(index.device, self.mode.precision):
+            with make_autocast_context(index.device, self.settings.precision):
                 return self._compute_losses(tensors, index, count) * share
 
         seen, g = update.links[i].estimate(
@@ -314,10 +310,10 @@ class StepBuffers:
         k = len(rate)
         steps = _compute_gradients((rate * mean).sum(), list(leaves.values()))
         with torch.no_grad():
-            if self.mode.prox:
+            if self.settings.prox:
                 force = rate * self.mu[:k]
                 pulls = [
-                    proximal_gradient(leaf, self.start[name][:k], force, self.mode.prox)
+                    proximal_gradient(leaf, self.start[name][:k], force, self.settings.prox)
                     for name, leaf in leaves.items()
                 ]
                 steps = tuple(torch._foreach_add(steps, pulls))
@@ -325,7 +321,7 @@ class StepBuffers:
 
     def _apply_links(self, g: Tensor, rate: Tensor, running: Tensor) -> None:
         """Any chain of links, on all lanes' flat gradients (k, d) at once."""
-        k, update = len(rate), self.mode.update
+        k, update = len(rate), self.settings.update
         assert update is not None
         before = tuple({name: value[:k] for name, value in state.items()} for state in self.states)
         direction, after = update.step(g, self._flatten_trained(k), before)
@@ -340,7 +336,7 @@ class StepBuffers:
         """(k, B) losses of each lane's real samples; 0 where there is none."""
         draw = (self.seeds[: len(index)], self.done + self.clock)
         out = self.net.compute_logits(
-            tensors, index, count, self.mode.first, training=True, draw=draw
+            tensors, index, count, self.settings.first, training=True, draw=draw
         )
         each = self.objective.losses(
             out.flatten(0, 1).float(), self.net.samples.gather_targets(index)

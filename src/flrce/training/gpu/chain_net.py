@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from flrce.errors import BadInput
 from flrce.models.chain import LayerChain, LayerSpec
 from flrce.models.inputs import scale_inputs
-from flrce.training.gpu.triton_block import FusedBlock, fuse_layers, supports_triton
+from flrce.training.gpu.fused_block import FusedBlock, fuse_layers, supports_triton
 
 Tensors = dict[str, Tensor]
 SeedsAndStep = tuple[
@@ -150,6 +150,10 @@ class ChainNet:
         self.parts: list[tuple[int, FusedBlock | LayerSpec]] = list(enumerate(links.layers))
         if supports_triton(samples.x.device):
             self.parts = fuse_layers(links.layers)
+
+    @property
+    def has_convolutions(self) -> bool:
+        return any(layer.kind == "conv" for layer in self.links.layers)
 
     @property
     def is_fully_fused(self) -> bool:

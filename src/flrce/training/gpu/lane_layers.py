@@ -13,13 +13,8 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from flrce.errors import BadInput
-from flrce.training.gpu.batched import (
-    broadcast_channels,
-    convolve_lanes,
-    lookup_embeddings,
-    normalise_batch,
-)
-from flrce.training.gpu.leaf import LaneLayer
+from flrce.training.gpu.convolution import ConvolutionGeometry, convolve_lanes
+from flrce.training.gpu.lane_layer import LaneLayer
 from flrce.training.gpu.norms import batch_norm, group_norm, supports_norm_kernels
 from flrce.training.gpu.norms_last import (
     batch_norm_channels_last,
@@ -28,10 +23,11 @@ from flrce.training.gpu.norms_last import (
 )
 from flrce.training.gpu.norms_rows import apply_row_norm
 from flrce.training.gpu.norms_rows import supports_row_norm as rows_fit
+from flrce.training.gpu.operations import broadcast_channels, lookup_embeddings, normalise_batch
 from flrce.training.gpu.sequences import LaneAttention, LaneRecurrent
 from flrce.training.gpu.steppers import LaneRecurrentCell
 from flrce.training.gpu.transposed import LaneTransposedConv
-from flrce.training.gpu.units import VmapModule
+from flrce.training.gpu.vmap_module import VmapModule
 
 
 class LaneLinear(LaneLayer):
@@ -44,25 +40,25 @@ class LaneLinear(LaneLayer):
 
 
 class LaneConv(LaneLayer):
-    """Convolutions in one or two dimensions."""
+    """Convolutions in one or two dimensions; one of them is two with one row."""
 
     def run(self, live: bool, x: Tensor) -> Tensor:
         layer, weight = self.layer, self.get_lane_tensor("weight")
         assert weight is not None
         sides = layer._reversed_padding_repeated_twice  # as F.pad takes them, last dimension first
+        padding = tuple(sides[::-1][::2])
         if layer.padding_mode != "zeros":
-            x, sides = F.pad(x, sides, mode=layer.padding_mode), [0] * len(sides)
-        y = convolve_lanes(
-            self.split_lanes(x),
-            weight,
-            self.get_lane_tensor("bias"),
-            layer.stride,
-            sides,
-            layer.dilation,
-            layer.groups,
-            self.now.convolving,
-        )
-        return self.merge_lanes(y)
+            x, padding = F.pad(x, sides, mode=layer.padding_mode), (0,) * len(padding)
+        elif sides[::2] != sides[1::2]:  # not the same on both sides
+            x, padding = F.pad(x, sides), (0,) * len(padding)
+        shape = (tuple(layer.stride), padding, tuple(layer.dilation))
+        x = self.split_lanes(x)
+        if weight.dim() == 4:
+            x, weight = x.unsqueeze(-2), weight.unsqueeze(-2)
+            shape = ((1, *shape[0]), (0, *shape[1]), (1, *shape[2]))
+        bias, geometry = self.get_lane_tensor("bias"), ConvolutionGeometry(*shape)
+        y = convolve_lanes(x, weight, bias, geometry, layer.groups, self.now.direct)
+        return self.merge_lanes(y.squeeze(-2) if isinstance(layer, nn.Conv1d) else y)
 
 
 class LaneEmbedding(LaneLayer):

@@ -28,9 +28,6 @@ def compute_parametrized_tensor(
         plain = len(steps) == 1 and type(steps[0]) is _WeightNorm and steps[0].dim >= 0
         if plain and held.keys() == {"original0", "original1"}:
             return apply_weight_norm(held["original1"], held["original0"], steps[0].dim)
-        if len(next(iter(held.values()))) == 1:  # what vmap does not know works for one
-            one: Tensor = functional_call(steps, {key: x[0] for key, x in held.items()}, ())
-            return one[None]
         found: Tensor = torch.vmap(lambda tensors: functional_call(steps, tensors, ()))(held)
         return found
     for hook in layer._forward_pre_hooks.values():  # older weight norm

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flrce.training.gpu.across import call_across_lanes
-from flrce.training.gpu.batched import draw_random_integers
-from flrce.training.gpu.leaf import ForwardContext
+from flrce.training.gpu.lane_layer import ForwardContext
+from flrce.training.gpu.operations import draw_random_integers
 
 NEUTRAL_DRAW = 0.5  # what is drawn while nothing is, to compare with
 

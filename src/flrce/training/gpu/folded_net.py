@@ -19,13 +19,17 @@ from flrce.errors import BadInput, format_one_line
 from flrce.models.chain import LayerChain
 from flrce.models.flat import list_model_tensors
 from flrce.training.gpu.adapters import LaneAdapter, find_adapter_parts
-from flrce.training.gpu.batched import ConvolutionMethod
-from flrce.training.gpu.functions import LaneFunctionMode
-from flrce.training.gpu.layers import DeviceSamples, SeedsAndStep, Tensors
-from flrce.training.gpu.leaf import ForwardContext
-from flrce.training.gpu.leaves import LANE_LAYERS, LaneDropout, LaneSequential, choose_lane_layer
-from flrce.training.gpu.trial import verify_network
-from flrce.training.gpu.units import VmapModule, list_named_tensors
+from flrce.training.gpu.chain_net import DeviceSamples, SeedsAndStep, Tensors
+from flrce.training.gpu.lane_layer import ForwardContext
+from flrce.training.gpu.lane_layers import (
+    LANE_LAYERS,
+    LaneDropout,
+    LaneSequential,
+    choose_lane_layer,
+)
+from flrce.training.gpu.torch_functions import LaneFunctionMode
+from flrce.training.gpu.verification import verify_network
+from flrce.training.gpu.vmap_module import VmapModule, list_named_tensors
 
 
 class FoldedNet:
@@ -38,29 +42,27 @@ class FoldedNet:
         module: nn.Module,
         samples: DeviceSamples,
         links: LayerChain | None = None,
-        convolving: ConvolutionMethod = "columns",
-        lanes: int = 2,
+        direct: bool = False,
     ) -> None:
-        self.samples, self.links = samples, links
-        self.convolving, self.source = convolving, module
+        self.samples, self.links, self.direct, self.source = samples, links, direct, module
         try:
-            self._build_and_verify(lanes, whole=False)
+            self._build_and_verify(whole=False)
         except BadInput as why:
             # code that uses its layers' weights itself, or that must see one lane's samples alone
             try:
-                self._build_and_verify(lanes, whole=True)
+                self._build_and_verify(whole=True)
             except BadInput:
                 raise why from None
 
-    def _build_and_verify(self, lanes: int, whole: bool) -> None:
+    def _build_and_verify(self, whole: bool) -> None:
         """The module of many lanes, tried. `whole`: all of its own code as a Unit, and attention
         gives its weights.
         """
-        self.now = ForwardContext(convolving=self.convolving, alone=lanes == 1, weights=whole)
+        self.now = ForwardContext(direct=self.direct, weights=whole)
         self.functions = LaneFunctionMode(self.now)
         self.module = _replace_layers(_copy_sharing_frozen(self.source), self.now, whole)
         self.trying = True
-        verify_network(self, self.source, lanes)
+        verify_network(self, self.source)
         self.trying = False
 
     def find_first_trained_layer(self, first: int) -> int:
@@ -131,7 +133,7 @@ class FoldedNet:
                 sizes.append(3 * out[0].numel() * layer.num_layers)  # gates and cells of every step
             elif isinstance(out, Tensor):
                 sizes.append(out.numel())
-            if self.now.convolving not in ("columns", "rows"):
+            if self.direct:
                 return
             if isinstance(layer, nn.Conv1d | nn.Conv2d):
                 columns.append(3 * given[0].numel() * int(torch.Size(layer.kernel_size).numel()))

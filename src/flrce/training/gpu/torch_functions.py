@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from flrce.training.gpu.leaf import ForwardContext, LaneLayer
-from flrce.training.gpu.noise import LaneRandomFunctions
+from flrce.training.gpu.lane_layer import ForwardContext, LaneLayer
 from flrce.training.gpu.norms_rows import apply_row_norm, supports_row_norm
+from flrce.training.gpu.random_functions import LaneRandomFunctions
 
 CHANNEL_DROPOUTS = (F.dropout1d, F.dropout2d, F.dropout3d)
 attention = F.scaled_dot_product_attention

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flrce.training.gpu.leaf import LaneLayer
+from flrce.training.gpu.lane_layer import LaneLayer
 
 aten = torch.ops.aten
 READ_OPERATIONS = (

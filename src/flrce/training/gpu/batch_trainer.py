@@ -1,0 +1,332 @@
+"""Local training of many clients at once on one device: clients and seeds form one client batch.
+
+A lane is the local training of one client in one run; every tensor has the lane as its first
+dimension. Lanes are sorted by falling number of steps, so that the k lanes that still run are
+always the first k. k shrinks through few sizes, each with its own recorded step: a client with
+thousands of steps costs only its own lane at the end.
+"""
+
+import copy
+import gc
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flrce.errors import BadInput
+from flrce.models.abilities import limit_samples_per_pass
+from flrce.models.chain import LayerChain, build_layer_chain
+from flrce.models.flat import ModelLayout, make_layout
+from flrce.models.kinds import BASIC_KINDS
+from flrce.models.tracing import is_plain_sequence
+from flrce.training.gpu.chain_net import ChainNet, DeviceSamples, Tensors
+from flrce.training.gpu.folded_net import FoldedNet
+from flrce.training.gpu.fused_block import supports_triton
+from flrce.training.gpu.lanes import (
+    ClientBatchResult,
+    Index,
+    LaneBatch,
+    Rates,
+    broadcast_rates,
+    build_rate_table,
+    find_trained_names,
+    iterate_lane_runs,
+    plan_batches,
+    round_up_lanes,
+    validate_lanes,
+)
+from flrce.training.gpu.step_buffers import SEGMENT_STEPS, StepBuffers, StepSettings
+from flrce.training.gpu.variants import Variant, list_candidate_variants
+from flrce.training.gpu.verification import LaneNetwork, verify_chain
+from flrce.training.links import ClientContext
+from flrce.training.objectives import Classification, Objective
+from flrce.training.precision import Precision, make_autocast_context, use_precision
+from flrce.training.update_chain import UpdateChain
+
+MAX_FUSED_CHANNELS = 64  # with more channels the fused kernels are slow and compile long
+MAX_FUSED_PARAMETERS = 1_000_000  # up to here a chain that is fused throughout is always fastest
+EVALUATION_CHUNK_SAMPLES = 256  # samples of one model evaluated at once
+
+
+class ClientBatchTrainer:
+    """Trains and evaluates lanes of one network over samples that stay on the device."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        shape: tuple[int, ...],
+        x: Tensor,
+        y: Tensor,
+        scale: float,
+        shift: float,
+        device: str,
+        memory: int | None = None,
+        objective: Objective = Classification(),
+        where: ModelLayout | None = None,
+        precision: Precision = "float32",
+    ):
+        if tuple(x.shape[1:]) != tuple(shape) or len(x) != len(y) or len(x) == 0:
+            raise BadInput(
+                f"samples {tuple(x.shape)} with {len(y)} labels do not fit a network for"
+                f" {tuple(shape)}"
+            )
+        self.where, self.device = where or make_layout(net), torch.device(device)
+        self.objective = objective
+        self.precision: Precision = precision
+        self.samples = DeviceSamples(
+            x.contiguous().to(device), y.to(device), float(scale), float(shift)
+        )
+        self.module = copy.deepcopy(net).to(device)
+        self.layer_chain: LayerChain | None = None
+        with suppress(BadInput):
+            self.layer_chain = build_layer_chain(net, shape)
+        self.networks: dict[Variant, LaneNetwork | BadInput] = {}
+        self.candidates = list_candidate_variants(
+            net, self._may_use_chain(), supports_triton(self.device)
+        )
+        # read once: batches that followed the free memory would change bits from call to call
+        self.memory = _get_default_memory(self.device) if memory is None else memory
+        self._buffers: dict[StepSettings, StepBuffers] = {}
+        self.evaluation_network = self.get_network(self.default_variant)
+
+    def _may_use_chain(self) -> bool:
+        if self.layer_chain is None:
+            return False
+        if self.device.type != "cuda":
+            return True
+        convolutions = [layer for layer in self.layer_chain.layers if layer.kind == "conv"]
+        return all(layer.out[0] <= MAX_FUSED_CHANNELS for layer in convolutions)
+
+    def get_network(self, variant: Variant) -> LaneNetwork:
+        """The network of many lanes for this variant; BadInput where the variant does not suit."""
+        if variant not in self.networks:
+            try:
+                self.networks[variant] = self._build_network(variant)
+            except BadInput as why:
+                self.networks[variant] = why
+        network = self.networks[variant]
+        if isinstance(network, BadInput):
+            raise network
+        return network
+
+    def _build_network(self, variant: Variant) -> LaneNetwork:
+        if variant is Variant.CHAIN:
+            if self.layer_chain is None:
+                raise BadInput(f"{type(self.module).__name__} is no chain of layers")
+            chain = ChainNet(self.module, self.layer_chain, self.samples)
+            if not is_plain_sequence(self.module, BASIC_KINDS):
+                verify_chain(self.layer_chain, self.module, self.samples)
+            return chain
+        return FoldedNet(
+            self.module, self.samples, self.layer_chain, direct=variant is Variant.DIRECT
+        )
+
+    def supports(self, variant: Variant) -> bool:
+        try:
+            self.get_network(variant)
+        except BadInput:
+            return False
+        return True
+
+    @property
+    def default_variant(self) -> Variant:
+        """The first candidate that suits the network; BadInput where none does."""
+        for variant in self.candidates:
+            if self.supports(variant):
+                return variant
+        reason = self.networks[self.candidates[0]]
+        assert isinstance(reason, BadInput)
+        raise reason
+
+    def variants_to_time(self) -> list[Variant]:
+        """The variants that may be fastest for this network: one where a rule decides, else two.
+
+        On an H200 the fused chain is first for small CNNs and for networks without convolutions;
+        between `columns` and `direct` the sizes of layers and the precision decide.
+        """
+        if self.device.type != "cuda":
+            return [self.default_variant]
+        chain = self.networks.get(Variant.CHAIN)
+        fused = isinstance(chain, ChainNet) and chain.is_fully_fused
+        if isinstance(chain, ChainNet) and not chain.has_convolutions:
+            return [Variant.CHAIN]
+        if fused and self.where.size < MAX_FUSED_PARAMETERS:
+            return [Variant.CHAIN]
+        others: list[Variant] = [
+            v for v in self.candidates if v is not Variant.CHAIN and self.supports(v)
+        ]
+        if fused:
+            return [Variant.CHAIN, *others[-1:]]
+        return others or [self.default_variant]
+
+    def halve_memory(self) -> bool:
+        """Free all buffers and use half as much memory from now on; False if nothing is left."""
+        self._buffers.clear()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.memory < self._estimate_bytes(1, 1):
+            return False
+        self.memory //= 2
+        return True
+
+    def free_other_buffers(self, variant: Variant) -> None:
+        """Free the buffers of all other variants."""
+        for settings in [key for key in self._buffers if key.variant is not variant]:
+            del self._buffers[settings]
+
+    def train(
+        self,
+        w: Tensor,
+        orders: Sequence[Index],
+        sizes: Sequence[Index],
+        lr: float | Tensor | Sequence[Rates],
+        mu: float | Tensor = 0.0,
+        first: int = 0,
+        squared: bool = True,
+        update: UpdateChain | None = None,
+        locals: Sequence[ClientContext] = (),
+        carries: Sequence[Tensors] = (),
+        seeds: Sequence[int] = (),
+        variant: Variant | None = None,
+    ) -> ClientBatchResult:
+        """Train lane i from w[i] (d,) on its batches.
+
+        orders[i] holds lane i's sample indices, batch after batch, and sizes[i] its batch sizes.
+        SGD on the mean loss, at a rate for each lane, or for each step of each lane; mu pulls
+        towards w[i] with mu/2 ||.||^2 (squared) or mu ||.|| per tensor. With `update`, every lane
+        follows that chain of links instead, with its own of `locals` and `carries`. Random layers
+        draw from `seeds`. Blocks before weight_layers[first] are frozen. Losses and their squares
+        are means over a batch, before its step.
+        """
+        K, variant = len(w), variant or self.default_variant
+        sizes = [np.asarray(s, dtype=np.int64) for s in sizes]
+        validate_lanes(
+            w, orders, sizes, self.where.size, len(self.samples.y), first, self.layer_chain
+        )
+        pulls = torch.as_tensor(mu, dtype=torch.float32).expand(K)
+        power = 2 if squared else 1
+        prox = power if bool((pulls != 0).any()) else 0
+        lanes = LaneBatch(w, orders, sizes, broadcast_rates(lr, K), pulls, locals, carries, seeds)
+        settings = StepSettings(1, 1, first, prox, update, variant, self.precision)
+        with use_precision(self.precision):
+            return self._train_groups(lanes, settings)
+
+    def _train_groups(self, lanes: LaneBatch, settings: StepSettings) -> ClientBatchResult:
+        """Train the lanes, as many at once as fit into memory, those with most steps first."""
+        K, sizes = len(lanes.w), lanes.sizes
+        w, losses = lanes.w.clone(), [torch.zeros(2, 0)] * K
+        ends: list[tuple[Tensors, Tensors]] = [({}, {})] * K
+        ranked = np.argsort([-len(s) for s in sizes], kind="stable")
+        active = [int(i) for i in ranked if len(sizes[i])]
+        largest = max((int(s.max()) for s in sizes if len(s)), default=1)
+        fits = self._count_fitting_lanes(largest, settings.variant)
+        for start in range(0, len(active), fits):
+            group = active[start : start + fits]
+            batch = round_up_batch(max(int(sizes[i].max()) for i in group))
+            buffers = self._get_buffers(settings.resize(round_up_lanes(len(group), fits), batch))
+            seen = self._run_group(buffers, group, lanes)
+            w[group] = buffers.read_vectors(len(group)).to(w.device)
+            for lane, (i, end) in enumerate(
+                zip(group, buffers.collect_link_states(len(group)), strict=True)
+            ):
+                losses[i], ends[i] = seen[:, : len(sizes[i]), lane].clone(), end
+        return ClientBatchResult(
+            w, [pair[0] for pair in losses], [pair[1] for pair in losses], ends
+        )
+
+    def _run_group(self, buffers: StepBuffers, group: Sequence[int], lanes: LaneBatch) -> Tensor:
+        """Run every step of a group; (2, steps, lanes): mean losses and mean squared losses."""
+        orders, sizes = [lanes.orders[i] for i in group], [lanes.sizes[i] for i in group]
+        steps = np.array([len(size) for size in sizes])
+        lanes.copy_to_buffers(buffers, group)
+        segments = []
+        for begin in range(0, int(steps[0]), SEGMENT_STEPS):
+            end = min(begin + SEGMENT_STEPS, int(steps[0]))
+            indices, counts = plan_batches(orders, sizes, begin, end, buffers.settings.batch)
+            buffers.load_plan(indices, counts, build_rate_table(lanes.rates, group, begin, end))
+            for k, repeats in iterate_lane_runs(steps, begin, end, buffers.settings.lanes):
+                for _ in range(repeats):
+                    buffers.run(k)
+            segments.append(buffers.losses[:, : end - begin].to("cpu", copy=True))
+        return torch.cat(segments, 1)
+
+    def evaluate(self, w: Tensor, index: Index) -> dict[str, Tensor]:
+        """w (S, d), index (N,) or (S, N): "loss" (S, N) and the metrics' values (S, N, ...) in
+        evaluation mode.
+        """
+        S, N = len(w), index.shape[-1]
+        scores: dict[str, Tensor] = {}
+        at = torch.from_numpy(np.broadcast_to(index, (S, N)).astype(np.int32)).to(self.device)
+        shape = tuple(self.samples.x.shape[1:])
+        few = limit_samples_per_pass(self.module, shape, EVALUATION_CHUNK_SAMPLES, room=4)
+        fits = self._count_fitting_lanes(few)
+        with use_precision(self.precision), torch.no_grad():
+            for lane in range(0, S, fits):
+                # copies, since a view into w would leave products with rows that are not aligned
+                views = self.where.view_tensors(
+                    w[lane : lane + fits].to(self.device, torch.float32)
+                )
+                tensors = {name: view.contiguous() for name, view in views.items()}
+                for begin in range(0, N, few):
+                    chunk = at[lane : lane + fits, begin : begin + few].contiguous()
+                    for name, score in self._score_samples(tensors, chunk).items():
+                        if name not in scores:
+                            scores[name] = score.new_zeros(S, N, *score.shape[2:])
+                        scores[name][lane : lane + fits, begin : begin + few] = score
+        return {name: score.to(w.device) for name, score in scores.items()}
+
+    def _score_samples(self, tensors: Tensors, index: Tensor) -> dict[str, Tensor]:
+        """Loss and metrics (k, n, ...) of the samples in index (k, n)."""
+        count = torch.full((len(index),), index.shape[1], dtype=torch.int32, device=self.device)
+        with make_autocast_context(self.device, self.precision):
+            logits = self.evaluation_network.compute_logits(tensors, index, count, 0, False)
+        out, y = logits.flatten(0, 1).float(), self.samples.gather_targets(index)
+        scores = {"loss": self.objective.losses(out, y)}
+        scores |= {metric.name: metric.of(out, y) for metric in self.objective.evaluation_metrics}
+        return {
+            name: score.reshape(*index.shape, *score.shape[1:]) for name, score in scores.items()
+        }
+
+    def _estimate_bytes(self, lanes: int, batch: int, variant: Variant | None = None) -> int:
+        """Memory of a step: per lane w, its start, its gradient and one spare copy, and per sample
+        the activations.
+        """
+        net = self.get_network(variant) if variant else self.evaluation_network
+        return lanes * (4 * 4 * self.where.size + batch * net.bytes_per_sample)
+
+    def _count_fitting_lanes(self, batch: int, variant: Variant | None = None) -> int:
+        """How many lanes fit into the memory budget."""
+        return max(1, self.memory // self._estimate_bytes(1, batch, variant))
+
+    def _get_buffers(self, settings: StepSettings) -> StepBuffers:
+        """Buffers for these settings: those of an earlier call where they serve, else new ones for
+        which the oldest make room.
+        """
+        reusable = [other for other in self._buffers if other.is_reusable_for(settings)]
+        if reusable:
+            settings = min(reusable, key=lambda other: (other.batch, other.lanes))
+        else:
+            while self._buffers and self._exceeds_memory([settings, *self._buffers]):
+                del self._buffers[next(iter(self._buffers))]
+            net = self.get_network(settings.variant)
+            names = find_trained_names(self.where, self.layer_chain, settings.first)
+            self._buffers[settings] = StepBuffers(net, self.where, settings, names, self.objective)
+        self._buffers[settings] = self._buffers.pop(settings)  # the latest used last
+        return self._buffers[settings]
+
+    def _exceeds_memory(self, held: Sequence[StepSettings]) -> bool:
+        total = sum(self._estimate_bytes(s.lanes, s.batch, s.variant) for s in held)
+        return total > self.memory
+
+
+def round_up_batch(size: int) -> int:
+    """Batch sizes are multiples of 16, so that few shapes are recorded."""
+    return -(-size // 16) * 16
+
+
+def _get_default_memory(device: torch.device) -> int:
+    """Bytes: half of what is free on a GPU, 2 GiB elsewhere."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2 << 30
