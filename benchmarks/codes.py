@@ -26,6 +26,7 @@ from flrce.methods.compression.entropy import EntropyCoded
 from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.compression.sparsify import TopK
+from flrce.methods.compression.ternary import SparseTernary
 from flrce.models.flat import pack_model
 from flrce.models.nets import build_network
 from flrce.rng import make_stream
@@ -116,7 +117,9 @@ def measure_bits(path: str, name: str, rounds: int) -> None:
     print(f"{path or 'digits'}, {name}: {len(updates)} updates of {len(updates[0])} floats")
     plain = [c for c in CODES if not isinstance(c, EntropyCoded)] + [
         Quantizer(2),
+        SparseTernary(0.01),
         TopK(0.01, "indices"),
+        TopK(0.01, "indices", bits=4),
         TopK(0.1),
         NoCompression(),
     ]

@@ -15,13 +15,14 @@ from flrce.core.gate import validate_replies
 from flrce.core.pieces import MalformedPayload, NoCompression
 from flrce.core.types import Payload, Reply, Task
 from flrce.errors import BadInput
-from flrce.methods.compression.buffers import pack_bits, unpack_bits
+from flrce.methods.compression.buffers import mask_largest, pack_bits, unpack_bits
 from flrce.methods.compression.entropy import EntropyCoded
 from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.rotated import RotatedCode
-from flrce.methods.compression.sparsify import RandomK, TopK, mask_largest
+from flrce.methods.compression.sparsify import RandomK, TopK
 from flrce.methods.compression.tensors import TensorDropout
+from flrce.methods.compression.ternary import SparseTernary
 from flrce.rng import make_stream
 
 LAYOUT = [("0.weight", 12), ("0.bias", 3), ("1.weight", 5), ("1.running_mean", 2)]
@@ -53,6 +54,11 @@ COMPRESSORS = [
     EntropyCoded(Quantizer(3)),
     EntropyCoded(TopK(0.8, "indices")),
     EntropyCoded(NoCompression()),
+    SparseTernary(0.2),
+    ErrorFeedback(SparseTernary(0.1)),
+    TopK(0.3, bits=3),
+    TopK(0.3, "indices", bits=1),
+    EntropyCoded(TopK(0.3, bits=2)),
 ]
 every = pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 floats = st.floats(-100, 100, width=32)

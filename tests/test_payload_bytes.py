@@ -66,6 +66,7 @@ COMPRESSORS = [
     RotatedCode(1),
     RotatedCode(0.25),
     TopK(0.05),
+    TopK(0.05, bits=4),
     TopK(0.5, "indices"),
     TopK(0.1, dense_bn=True),
     RandomK(0.2),

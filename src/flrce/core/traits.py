@@ -116,8 +116,8 @@ class CoverageCompressor(Protocol, metaclass=CachedProtocolMeta):
 
 @runtime_checkable
 class SizedCompressor(Protocol, metaclass=CachedProtocolMeta):
-    """A compressor that knows what its payload will weigh before there is one: exactly, or None
-    where it cannot know.
+    """A compressor that knows what its payload will weigh before there is one: exactly, the most
+    where that is near, or None where it cannot know.
 
     `rng` starts as in `encode`: draws that decide how much travels can be made here too.
     """

@@ -55,6 +55,7 @@ from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.compression.sparsify import RandomK, TopK
 from flrce.methods.compression.tensors import TensorDropout
+from flrce.methods.compression.ternary import SparseTernary
 from flrce.methods.downlink.chain import ChainedDownload
 from flrce.methods.downlink.difference import DifferenceDownload
 from flrce.methods.downlink.quantised import QuantisedDownload
@@ -131,6 +132,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "randomk": RandomK,
         "quantize": Quantizer,
         "rotated": RotatedCode,
+        "ternary": SparseTernary,
         "drop-tensors": TensorDropout,
         "error-feedback": ErrorFeedback,
         "entropy": EntropyCoded,

@@ -107,6 +107,16 @@ def unpack_bits_with_torch(packed: Tensor, bits: int, n: int) -> tuple[Tensor, T
     return levels, planes[n * bits :]
 
 
+def mask_largest(u: Tensor, K: int) -> Tensor:
+    """(d,) bool: the K largest magnitudes, NaN above all; among equals the lowest index."""
+    if len(u) <= K:
+        return torch.ones(len(u), dtype=torch.bool)
+    size = u.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    edge = float(np.partition(size.numpy(), len(u) - K)[len(u) - K])
+    above, equal = size > edge, size == edge
+    return above | (equal & (equal.cumsum(0) <= K - int(above.sum())))
+
+
 def split_statistics(layout: TensorSizes) -> tuple[list[slice], list[slice]]:
     """(spans that a lossy code takes, spans of BatchNorm's statistics, which travel as float32).
 

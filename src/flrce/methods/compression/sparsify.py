@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from numpy.random import Generator
 from torch import Tensor
 
@@ -17,7 +18,11 @@ from flrce.errors import BadInput, suggest_name
 from flrce.methods.compression.buffers import (
     TensorSizes,
     count_floats,
+    count_packed_bytes,
+    mask_largest,
+    pack_bits,
     require_buffers,
+    unpack_bits,
     validate_share,
 )
 from flrce.models.part import floor_share
@@ -34,15 +39,22 @@ class TopK:
     `coding` says where they lie: a "bitmap" of d bits, int32 "indices", zeros between them
     ("dense"), or the shortest of these ("auto"), which follows from d and K alone. Buffers are
     named after the coding, and decoding accepts no other. `dense_bn` sends BatchNorm's running
-    statistics whole and picks K among the rest.
+    statistics whole and picks K among the rest. `bits` quantises the values: a sign, and the
+    magnitude to the nearest of 2^(bits - 1) levels between the least and the greatest one; None:
+    float32.
     """
 
     keep: PositiveProportion = 0.6
     coding: Literal["auto", "bitmap", "indices", "dense"] = "auto"
     dense_bn: bool = False
+    bits: Annotated[int, Ge(1), Le(8)] | None = None
 
     def __post_init__(self) -> None:
         validate_share("keep", self.keep)
+        if self.bits is not None and (type(self.bits) is not int or not 1 <= self.bits <= 8):
+            raise BadInput(f"bits = {self.bits!r}: must be an integer from 1 to 8")
+        if self.bits is not None and self.coding == "dense":
+            raise BadInput("coding = 'dense' sends float32; use 'auto', 'bitmap' or 'indices'")
         if self.coding not in POSITION_CODINGS:
             raise BadInput(
                 f"coding = {self.coding!r}: {suggest_name(str(self.coding), POSITION_CODINGS)}"
@@ -51,7 +63,7 @@ class TopK:
     @property
     def symbol_bits(self) -> Mapping[str, int]:
         """Bits of a packed symbol, by buffer."""
-        return {"bitmap": 1}
+        return {"bitmap": 1, "levels": self.bits or 8}
 
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
@@ -69,24 +81,27 @@ class TopK:
             if coding == "bitmap"
             else kept.nonzero()[:, 0].int()
         )
-        return Payload({coding: where, "values": u[kept], **rest}), carry
+        if self.bits is None:
+            return Payload({coding: where, "values": u[kept], **rest}), carry
+        levels, ranges = quantise_magnitudes(u[kept], self.bits)
+        levels = pack_bits(levels, self.bits)
+        return Payload({coding: where, "levels": levels, "ranges": ranges, **rest}), carry
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator | None = None) -> Tensor:
         d, D = self._count_candidates(layout), count_floats(layout)
         K = floor_share(self.keep, d) if d else 0
         coding = self._choose_coding(d, K)
-        promised = {coding, "statistics"} if coding == "dense" else {coding, "values", "statistics"}
-        require_buffers(payload, promised if self.dense_bn else promised - {"statistics"})
+        values_in = {"values"} if self.bits is None else {"levels", "ranges"}
+        promised = {coding} if coding == "dense" else {coding} | values_in
+        require_buffers(payload, promised | ({"statistics"} if self.dense_bn else set()))
         u = torch.zeros(D)
         if coding == "dense":
             u[:d] = get_buffer(payload, "dense", torch.float32, d)
             if int(u[:d].count_nonzero()) > K:
                 raise MalformedPayload(f"more than the {K} values that were asked for are not zero")
         else:
-            values = get_buffer(payload, "values", torch.float32, K)
-            u[:d][(_decode_bitmap if coding == "bitmap" else _decode_indices)(payload, d, K)] = (
-                values
-            )
+            where = (_decode_bitmap if coding == "bitmap" else _decode_indices)(payload, d, K)
+            u[:d][where] = self._decode_values(payload, K)
         if self.dense_bn:
             u[d:] = get_buffer(payload, "statistics", torch.float32, D - d)
         return u
@@ -96,12 +111,23 @@ class TopK:
         d = self._count_candidates(layout)
         K = floor_share(self.keep, d) if d else 0
         rest = count_floats(layout) - d if self.dense_bn else 0
-        return _coded_bytes(self._choose_coding(d, K), d, K) + count_value_bytes(rest)
+        coding = self._choose_coding(d, K)
+        return _coded_bytes(coding, d, K, self.bits) + count_value_bytes(rest)
+
+    def _decode_values(self, payload: Payload, K: int) -> Tensor:
+        if self.bits is None:
+            return get_buffer(payload, "values", torch.float32, K)
+        size = count_packed_bytes(K, self.bits)
+        levels = unpack_bits(get_buffer(payload, "levels", torch.uint8, size), self.bits, K)
+        return restore_magnitudes(
+            levels, get_buffer(payload, "ranges", torch.float32, 2), self.bits
+        )
 
     def _choose_coding(self, d: int, K: int) -> str:
         if self.coding != "auto":
             return self.coding
-        return min(("dense", "bitmap", "indices"), key=lambda coding: _coded_bytes(coding, d, K))
+        codings = ("dense", "bitmap", "indices") if self.bits is None else ("bitmap", "indices")
+        return min(codings, key=lambda coding: _coded_bytes(coding, d, K, self.bits))
 
     def _count_candidates(self, layout: TensorSizes) -> int:
         """How many coordinates K is picked from; running statistics come last in a layout."""
@@ -148,22 +174,37 @@ class RandomK:
         return torch.from_numpy(np.sort(rng.permutation(d)[: floor_share(self.keep, d)]))
 
 
-def _coded_bytes(coding: str, d: int, K: int) -> int:
-    """Bytes of K of d values and of where they lie."""
+def quantise_magnitudes(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """(levels uint8: the sign's bit, 1 for a plus, then those of the magnitude's level; (least
+    magnitude, step) float32). One bit has no levels: the mean magnitude, and a step of 0.
+    """
+    size, top = values.double().abs(), 2 ** (bits - 1) - 1
+    if not len(values):
+        return values.byte(), torch.zeros(2)
+    if not top:
+        return (values >= 0).byte(), torch.stack([size.mean(), size.new_tensor(0.0)]).float()
+    low = size.min().float().double()
+    step = ((size.max() - low) / top).float().double()
+    levels = ((size - low) / step).nan_to_num(0.0, 0.0, 0.0).round().clamp(0, top)
+    signs = (values >= 0).byte() << bits - 1
+    return signs | levels.byte(), torch.stack([low, step]).float()
+
+
+def restore_magnitudes(levels: Tensor, ranges: Tensor, bits: int) -> Tensor:
+    """What `quantise_magnitudes` quantised, to half a step."""
+    low, step = ranges.double()
+    size = low + step * (levels & 2 ** (bits - 1) - 1).double()
+    return torch.where(levels >> bits - 1 == 1, size, -size).float()
+
+
+def _coded_bytes(coding: str, d: int, K: int, bits: int | None = None) -> int:
+    """Bytes of K of d values and of where they lie; values of `bits` have a range of two floats."""
     if coding == "dense":
         return count_value_bytes(d)
     places = -(-d // 8) if coding == "bitmap" else count_value_bytes(K, torch.int32)
+    if bits is not None:
+        return count_packed_bytes(K, bits) + count_value_bytes(2) + places
     return count_value_bytes(K) + places
-
-
-def mask_largest(u: Tensor, K: int) -> Tensor:
-    """(d,) bool: the K largest magnitudes, NaN above all; among equals the lowest index."""
-    if len(u) <= K:
-        return torch.ones(len(u), dtype=torch.bool)
-    size = u.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    edge = float(np.partition(size.numpy(), len(u) - K)[len(u) - K])
-    above, equal = size > edge, size == edge
-    return above | (equal & (equal.cumsum(0) <= K - int(above.sum())))
 
 
 def _decode_bitmap(payload: Payload, d: int, K: int) -> Tensor:
