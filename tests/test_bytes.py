@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flrce.core.pieces import RoundView
+from flrce.core.roles import RoundView
 from flrce.core.types import LocalWork, Selection, Task
 from flrce.devices.costs import training_flops
 from flrce.methods.catalogue import recipes

@@ -225,9 +225,10 @@ def test_overrides_and_round_trip(tmp_path):
 def test_a_piece_of_one_s_own(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
+        "import flrce\n"
         "from flrce.core.types import Selection\n"
         "@dataclass(frozen=True)\n"
-        "class FirstComers:\n"
+        "class FirstComers(flrce.Selector):\n"
         "    skip: int = 0\n"
         "    def select(self, memory, view, rng):\n"
         "        return Selection(view.pool[self.skip : self.skip + view.P])\n"
@@ -379,9 +380,11 @@ def test_settings_that_are_felt_are_taken(name):
 OWN_TRAINER = """
 from dataclasses import dataclass
 
+import flrce
+
 
 @dataclass(frozen=True)
-class T:
+class T(flrce.LocalTrainer):
     lr: float = 0.01
     epochs: int = 3
     batch: int = 4

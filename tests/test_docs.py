@@ -19,7 +19,7 @@ import flrce
 from flrce.cli import cli
 from flrce.core import types
 from flrce.core.client_tables import grow_state_tables
-from flrce.core.pieces import RoundView
+from flrce.core.roles import RoundView
 from flrce.core.types import RoundEvent, Updates
 from flrce.methods.catalogue.recipes import CATALOGUE
 from reading import DOCS, FENCE, NOT_RUN, PAGES, ROOT, RUN, blocks, name_page, run, script

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flrce import LocalTrainer
 from flrce.config.experiment import Experiment
 from flrce.core import loop
 from flrce.core.async_state import AsyncState
@@ -164,7 +165,7 @@ def test_a_piece_of_another_make_cannot_wait():
         find_changes(RandomK(0.1), TopK(0.1))
 
     @dataclass(frozen=True)
-    class Odd:
+    class Odd(LocalTrainer):
         def assign(self, tasks, memory, view):
             return [replace(task, compressor=TopK(0.1)) for task in tasks]
 

@@ -214,5 +214,5 @@ def test_a_price_and_a_target_end_any_strategy(percent):
 
 
 def test_a_price_in_joules_is_not_for_should_stop():
-    with pytest.raises(BadInput, match="neither bytes nor joules"):
+    with pytest.raises(BadInput, match="does not see joules"):
         should_stop(MarginalGain(joules=10.0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flrce import Experiment
-from flrce.core.pieces import RoundView
+from flrce.core.roles import RoundView
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
 from flrce.methods.client.label_census import LABEL_SHARES_KEY, LabelCensus

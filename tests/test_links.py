@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from flrce import Link
 from flrce.config.experiment import Experiment
 from flrce.core.types import Task
 from flrce.errors import BadInput
@@ -63,7 +64,7 @@ def seen_by(look):
     found = []
 
     @dataclass(frozen=True)
-    class Looks:
+    class Looks(Link):
         def probe(self, g, w, state, batch):
             found.append(look(g, w, batch))
             return g, state
@@ -138,7 +139,7 @@ def test_features_and_outputs_under_another_model():
 
 
 @dataclass(frozen=True)
-class Decay:
+class Decay(Link):
     """Weight decay as a term, a share of it for each sample."""
 
     decay: float = 0.2
@@ -162,7 +163,7 @@ def test_gradients_elsewhere_have_the_terms_too():
 
 
 @dataclass(frozen=True)
-class Wrong:
+class Wrong(Link):
     def loss_term(self, batch, state):
         return torch.zeros(1)
 
@@ -175,7 +176,7 @@ def test_a_term_is_one_value_for_each_sample():
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Link):
     """The first three coordinates stay where they are."""
 
     def step(self, g, w, state):
@@ -204,7 +205,7 @@ def test_randomness_is_the_client_s():
 
 
 @dataclass(frozen=True)
-class Private:
+class Private(Link):
     """DP-SGD's gradient: each sample's own, clipped, with noise."""
 
     norm: float = 0.5
@@ -254,14 +255,14 @@ def test_the_last_layer_of_a_network_is_found():
 
 
 def test_what_is_no_link_is_refused():
-    with pytest.raises(BadInput, match="no step"):
+    with pytest.raises(BadInput, match=r"class object must subclass flrce\.Link"):
         UpdateChain((object(), SGD()))
     with pytest.raises(BadInput, match="Wrong has no step"):
         PersistentLink(Wrong())
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Link):
     """The least that can end a chain: a rate, without a schedule and without a word about
     stacks.
     """
@@ -293,7 +294,7 @@ def test_a_chain_ends_with_a_rate_of_its_own_or_inside_what_is_carried():
     ],
 )
 def test_a_link_of_ones_own_that_gives_something_else_is_named(gives, why):
-    class Own:
+    class Own(Link):
         def step(self, g, w, state):
             return gives(g, state)
 

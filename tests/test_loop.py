@@ -11,14 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flrce.core import traits
+from flrce import Aggregator, Selector
 from flrce.core.linalg import cosine_similarities, gram_matrix, mean_conflicts, update_consensus
 from flrce.core.loop import make_initial_state, rounds
-from flrce.core.pieces import RoundView
 from flrce.core.relations import NEVER_SEEN
+from flrce.core.roles import RoundView
 from flrce.core.roster import exclude_busy_clients
 from flrce.core.shadow_stops import find_shadow_stops
-from flrce.core.traits import AsynchronousPace
 from flrce.core.types import (
     ClientCost,
     Evaluation,
@@ -228,7 +227,7 @@ def test_counts_given_as_a_whole_are_what_the_selector_sees():
         def count_all_samples(self, clients):
             return torch.tensor([10.0 * int(client) for client in clients], dtype=torch.float64)
 
-    class Watching:
+    class Watching(Selector):
         def select(self, memory, view, rng):
             seen.append((view.n.tolist(), view.pool))
             return Selection(view.pool[:1])
@@ -464,20 +463,37 @@ def test_server_averages():
     assert tail.model(m, vec(0)).tolist() == [9]
 
 
-def test_a_trait_is_remembered_by_class_and_only_where_that_is_safe():
-    """Of frozen dataclasses; two objects of another class may differ."""
+def test_what_a_piece_may_do_has_a_default_on_its_base_class():
+    """A field, a ClassVar or a property of the same name overrides it."""
 
-    class Loose:
-        def __init__(self, **given):
-            self.__dict__.update(given)
+    @dataclass(frozen=True)
+    class Rated(Aggregator):
+        rate: float  # no default: the base's property is not taken for one
 
-    assert isinstance(Loose(size=1, oldest=2), AsynchronousPace)
-    assert not isinstance(Loose(size=1), AsynchronousPace)
-    for _ in range(2):
-        assert isinstance(BufferedPace(3), AsynchronousPace)
-        assert not isinstance(OverCommitment(), AsynchronousPace)
-    assert traits.TRAIT_CACHE[AsynchronousPace, BufferedPace]
-    assert not any(kind is Loose for _, kind in traits.TRAIT_CACHE)
+        def __call__(self, w, updates, memory):
+            return w
+
+    assert Rated(0.5).rate == 0.5
+    with pytest.raises(TypeError, match="rate"):
+        Rated()
+    assert BufferedPace(3).buffer_size == 3
+    assert OverCommitment().buffer_size is None
+    assert not Rated(1.0).has_state
+    assert EMA().has_state
+    assert EMA().observes_rounds
+    assert EMA().measures_headway
+
+
+def test_a_piece_must_subclass_the_base_of_its_role():
+    class Mine:
+        def select(self, memory, view, rng):
+            return Selection(view.pool[: view.P])
+
+    recipe = recipes.fedavg(P=2)
+    with pytest.raises(BadInput, match=r"recipe.selector: class Mine must subclass flrce.Selector"):
+        replace(recipe, selector=Mine())
+    with pytest.raises(BadInput, match=r"must subclass flrce.StopRule"):
+        replace(recipe, stop=lambda history: "")
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 35)))

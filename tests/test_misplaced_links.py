@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from flrce import Link
 from flrce.cli.cli import main
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes
@@ -17,7 +18,7 @@ from flrce.training.update_chain import SGD, UpdateChain
 
 
 @dataclass(frozen=True)
-class Sender:
+class Sender(Link):
     name: str = "mean"
 
     def step(self, g, w, state):
@@ -63,7 +64,7 @@ def test_two_links_that_send_one_name_are_refused():
 
 
 def test_a_name_that_is_sent_twice_without_being_declared_is_refused_too():
-    class Silent:
+    class Silent(Link):
         def step(self, g, w, state):
             return g, state
 

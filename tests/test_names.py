@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import flrce
+from flrce import Selector
 from flrce.errors import BadInput
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "flrce"
@@ -79,7 +80,7 @@ def test_every_class_has_a_name_of_its_own():
 
 
 @dataclass(frozen=True)
-class OldSelector:
+class OldSelector(Selector):
     """Written before 0.2: `init` would be ignored."""
 
     def init(self, M, d, D):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import _disable_current_modes
 
 from elsewhere import Mixed, elsewhere
+from flrce import Aggregator
 from flrce.config.experiment import Experiment
 from flrce.core import device_transfer, linalg, loop, memory_limits, sketch, update_placement
 from flrce.core.gate import validate_replies
@@ -286,7 +287,7 @@ def test_a_server_that_remembers_works_on_the_host(monkeypatch):
 
 
 @dataclass(frozen=True)
-class Mixing:
+class Mixing(Aggregator):
     """Declares itself device-agnostic, and combines updates with a tensor on the host."""
 
     device_agnostic: ClassVar[bool] = True

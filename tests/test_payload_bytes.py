@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from flrce import Compressor
 from flrce.config.experiment import Experiment
 from flrce.core.forecast import count_model_bytes
 from flrce.core.loop import make_initial_state, rounds
@@ -47,7 +48,7 @@ def test_values_that_do_not_exist_yet_are_counted_by_the_type_they_will_have():
 
 
 @dataclass(frozen=True)
-class Signs:
+class Signs(Compressor):
     """A user's compressor, of one bit for each coordinate, that does not say what its payload
     weighs.
     """

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from flrce import Experiment, run
+from flrce.core.roles import ROLE_CLASSES
 from flrce.errors import BadInput
 
 
@@ -18,7 +19,9 @@ def piece(**methods):
     )
 
 
-NOTHING = piece(assign=lambda *_: None, model=lambda *_: None, encode=lambda *_: None)
+NOTHING = piece(
+    assign=lambda *_: None, model=lambda *_: None, encode=lambda *_: None, decode=lambda *_: None
+)
 ROWS = [
     (
         "average",
@@ -55,7 +58,8 @@ ROWS = [
 
 @pytest.mark.parametrize(("role", "made", "line"), ROWS)
 def test_what_a_piece_returns_is_looked_at(role, made, line, monkeypatch):
-    monkeypatch.setitem(sys.modules, "owned", SimpleNamespace(Own=made))
+    own = type("Own", (made, ROLE_CLASSES[role]), {})
+    monkeypatch.setitem(sys.modules, "owned", SimpleNamespace(Own=own))
     with pytest.raises(BadInput, match=line):
         run(tables(recipe={"name": "fedavg", role: "owned:Own"}))
 

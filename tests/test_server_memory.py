@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 import torch
 from flrce.core import loop
-from flrce.core.pieces import Payload
+from flrce.core.pieces import (Payload)
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.core.types import Reply
 from stub_engine import StubEngine

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from flrce import Aggregator, Pace, ServerStep
 from flrce.config.experiment import Experiment
 from flrce.core.loop import make_initial_state, rounds
 from flrce.core.pieces import ServerSGD
@@ -159,7 +160,7 @@ def test_ages_reach_the_aggregator():
     ages = []
 
     @dataclass(frozen=True)
-    class Noting:
+    class Noting(Aggregator):
         def __call__(self, w, updates, memory):
             ages.append(None if updates.age is None else updates.age.tolist())
             return w + updates.U.mean(0)
@@ -221,7 +222,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Watchful:
+class Watchful(ServerStep):
     """A server step that also learns from the round it made."""
 
     def initial_state(self, M, d, D):
@@ -242,11 +243,11 @@ def test_a_server_step_may_observe_too():
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(Pace):
     """A buffered pace of a user's own: two replies end a round."""
 
-    size = 2
-    oldest = 50
+    buffer_size = 2
+    max_age = 50
 
     def initial_state(self, M, d, D):
         return BufferedPace().initial_state(M, d, D)

@@ -337,7 +337,7 @@ def test_smaller_is_faster():
 
 def view(seconds):
     """A View of which only the estimate matters."""
-    from flrce.core.pieces import RoundView
+    from flrce.core.roles import RoundView
 
     return RoundView(
         1,

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import flrce
-from flrce.core.pieces import MalformedPayload, RoundView
+from flrce.core.pieces import MalformedPayload
+from flrce.core.roles import RoundView
 from flrce.core.types import LocalWork, Payload, Selection, Task, Updates
 from flrce.data.own.text import encode_dialogue, from_text, split_windows
 from flrce.data.sources import IGNORED_TARGET

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from flrce import Link
 from flrce.config.experiment import Experiment
 from flrce.core.types import LocalWork, Task
 from flrce.errors import BadInput
@@ -202,7 +203,7 @@ def test_drift_shifts_every_gradient():
 def test_the_last_link_has_a_rate():
     with pytest.raises(BadInput, match="rate lr"):
         UpdateChain((SGD(0.1), GradientClip(1.0)))
-    with pytest.raises(BadInput, match="no link"):
+    with pytest.raises(BadInput, match=r"must subclass flrce\.Link"):
         UpdateChain((object(), SGD(0.1)))
 
 
@@ -480,7 +481,7 @@ def test_augmented_runs_are_the_same_for_any_workers():
 
 
 @dataclass(frozen=True)
-class Signs:
+class Signs(Link):
     """A link of a user's own: only the gradient's signs count."""
 
     def step(self, g, w, state):

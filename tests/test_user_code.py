@@ -25,11 +25,12 @@ SMALL = {
 }
 STEADY = """
 from dataclasses import dataclass
+import flrce
 from flrce.methods.aggregation.mean import WeightedMean
 
 
 @dataclass(frozen=True)
-class Steady:
+class Steady(flrce.Aggregator):
     def __call__(self, w, updates, memory=None):
         return WeightedMean()(w, updates, memory)
 """
@@ -312,7 +313,7 @@ def test_the_role_is_looked_at_before_the_call(name, tmp_path):
         SMALL | {"model": {"name": f"mine:{name}"}},
     ):
         for trust in (False, True):
-            with pytest.raises(BadInput, match=r"so it is no|does not say"):
+            with pytest.raises(BadInput, match=r"so it is no|must subclass|does not say"):
                 Experiment.from_tables(tables, trust=trust).build_network(load_source("digits"))
     assert not marker.exists()
 

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from flrce.config.experiment import Experiment
-from flrce.core.pieces import NoCompression, RoundView
+from flrce.core.pieces import NoCompression
+from flrce.core.roles import RoundView
 from flrce.core.types import ClientCost, LocalWork, RoundEvent, Task, Updates
 from flrce.errors import BadInput
 from flrce.methods.catalogue import recipes

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from flrce import ServerStep
 from flrce.config.experiment import Experiment
 from flrce.config.serialize import serialize_recipe
 from flrce.core.pieces import Recipe
@@ -37,7 +38,7 @@ def test_every_preset_of_flrce_can_be_written_down(preset):
 
 
 @dataclass(frozen=True)
-class Slow:
+class Slow(ServerStep):
     """A server step of one's own."""
 
     factor: float = 0.5
@@ -101,7 +102,7 @@ def test_what_cannot_be_is_refused(tables, why):
 
 def test_a_class_that_nobody_can_import_is_refused():
     @dataclass(frozen=True)
-    class Inner:
+    class Inner(ServerStep):
         def step(self, w, target, updates, memory):
             return target, memory
 

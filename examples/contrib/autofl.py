@@ -27,8 +27,8 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import NonNegativeFloat, PositiveInt, PositiveProportion, Proportion
-from flrce.core.pieces import Recipe, RoundView
-from flrce.core.traits import AsynchronousPace
+from flrce.core.pieces import Recipe
+from flrce.core.roles import LocalTrainer, RoundView, Selector
 from flrce.core.types import RoundEvent, RoundRecord, Selection, Task
 from flrce.methods.catalogue.recipes import fedavg
 
@@ -52,7 +52,7 @@ class QLearningState:
 
 
 @dataclass(frozen=True)
-class QLearning:
+class QLearning(Selector, LocalTrainer):
     """Q-learning with a table for each client; its actions are the `shares` of the recipe's epochs.
 
     As a selector it takes the P clients of the largest max_a Q(a), with chance `epsilon` any P; as
@@ -75,7 +75,7 @@ class QLearning:
         object.__setattr__(self, "shares", tuple(self.shares))  # experiment files have lists
 
     def check_recipe(self, recipe: Recipe) -> str:
-        if isinstance(recipe.pace, AsynchronousPace):
+        if recipe.pace.buffer_size is not None:
             return (
                 "rewards are given round by round, and a buffered pace has replies of several; set"
                 " another pace"

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from flrce.core.bounds import NonNegativeFloat, PositiveProportion, Proportion
 from flrce.core.linalg import gram_matrix
-from flrce.core.pieces import Recipe, RoundView
+from flrce.core.pieces import Recipe
+from flrce.core.roles import RoundView, Selector
 from flrce.core.types import ClientCost, RoundEvent, RoundRecord, Selection
 from flrce.methods.catalogue.recipes import fedavg
 from flrce.methods.selection.clustered import MAX_CLIENTS_CONSIDERED
@@ -50,7 +51,7 @@ class EnergyBudgetState:
 
 
 @dataclass(frozen=True)
-class EnergyBudgetSelector:
+class EnergyBudgetSelector(Selector):
     """At most P clients of the largest total value that a round's joules pay for, and among choices
     nearly as good (all but `slack` of the value) those that are done first.
 

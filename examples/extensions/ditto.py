@@ -23,6 +23,7 @@ from math import prod
 
 from torch import nn
 
+from flrce import Link
 from flrce.training.metrics import METRICS, Metric
 from flrce.training.objectives import Classification
 
@@ -52,7 +53,7 @@ class Both:
 
 
 @dataclass(frozen=True)
-class Pull:
+class Pull(Link):
     """g + strength (v - w) for the personal v, where w is the shared model as it came."""
 
     strength: float = 0.1

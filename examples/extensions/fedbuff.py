@@ -22,11 +22,12 @@ from dataclasses import dataclass
 
 import torch
 
+from flrce import Aggregator
 from flrce.rng import make_stream
 
 
 @dataclass(frozen=True)
-class Discounted:
+class Discounted(Aggregator):
     """w + sum p_k u_k, where p_k goes with 1 / (1 + age)^power."""
 
     power: float = 0.5

@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from flrce import Link, LocalTrainer, ServerStep
+
 
 @dataclass(frozen=True)
-class Regulariser:
+class Regulariser(Link):
     """g - h_k + alpha (w - w_start); afterwards h_k -= alpha (w - w_start). Adds no traffic."""
 
     alpha: float = 0.1
@@ -38,7 +40,7 @@ class Regulariser:
 
 
 @dataclass(frozen=True)
-class Dynamic:
+class Dynamic(LocalTrainer):
     """A trainer: everyone's chain begins with the link."""
 
     alpha: float = 0.1
@@ -58,7 +60,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Server:
+class Server(ServerStep):
     """h -= alpha / M sum u_k; w = the mean of the clients' models - h / alpha."""
 
     alpha: float = 0.1

@@ -21,9 +21,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flrce import Link, LocalTrainer
+
 
 @dataclass(frozen=True)
-class Control:
+class Control(Link):
     """g - c_k + c; after K steps of length lr, c_k becomes c_k - c + (w_start - w) / (K lr)."""
 
     def begin_round(self, w, local, carry):
@@ -48,7 +50,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Scaffold:
+class Scaffold(LocalTrainer):
     links = (Control(),)
 
     def check_recipe(self, recipe):

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flrce import StopRule
 from flrce.training.metrics import Metric, class_pairs
 
 
@@ -34,7 +35,7 @@ WORST = Metric("worst-recall", class_pairs, worst_recall, low=0, high=1)
 
 
 @dataclass(frozen=True)
-class Reached:
+class Reached(StopRule):
     """Stop once a metric over all samples reaches `value`; "": the primary metric."""
 
     metric: str = ""

@@ -7,17 +7,18 @@ import numpy as np
 import torch
 from numpy.random import Generator
 
+from flrce import Selector
 from flrce.core import relations
 from flrce.core.linalg import normalize_rows
-from flrce.core.pieces import RoundView
 from flrce.core.relations import NEVER_SEEN, RelationshipState
+from flrce.core.roles import RoundView
 from flrce.core.sketch import make_sketch
 from flrce.core.types import RoundEvent, Selection
 from flrce.methods.registry import PIECES
 
 
 @dataclass(frozen=True)
-class ByMeanRelationship:
+class ByMeanRelationship(Selector):
     """Algorithm 2 with H as the mean over known peers, each counting `fade` as much for every round
     since it reported; explores with probability `floor` at least.
     """
@@ -68,7 +69,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Oracle:
+class Oracle(Selector):
     """Turns in groups whose labels together are most like the fleet's, without those who harm; it
     is told both.
     """
@@ -112,7 +113,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Herded:
+class Herded(Selector):
     """Turns in the order of CD-GraB (Cooper et al. 2023): of two clients of a round that differ,
     the one goes early and the other late in the next sweep, so that the signed sum of their
     differences stays short.
@@ -159,7 +160,7 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class LikeFedLECC:
+class LikeFedLECC(Selector):
     """After FedLECC (arXiv 2603.08911): clients in clusters by their label histograms (Hellinger's
     distance); clusters with the largest mean loss first, and of each the clients with the largest
     loss. Losses are the last reported ones, where the paper asks everyone; clusters are by average

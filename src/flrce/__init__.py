@@ -16,12 +16,15 @@ from flrce.version import __version__
 
 if TYPE_CHECKING:
     from flrce.config.experiment import Experiment
-    from flrce.core.pieces import (
+    from flrce.core.engine import Engine
+    from flrce.core.pieces import Recipe
+    from flrce.core.roles import (
         Aggregator,
         Compressor,
+        Downlink,
         LocalTrainer,
         Pace,
-        Recipe,
+        Piece,
         RoundView,
         Selector,
         ServerAverage,
@@ -60,6 +63,8 @@ __all__ = [
     "ClientCost",
     "Compressor",
     "Diverged",
+    "Downlink",
+    "Engine",
     "Evaluation",
     "Experiment",
     "Link",
@@ -67,6 +72,7 @@ __all__ = [
     "LocalWork",
     "Pace",
     "Payload",
+    "Piece",
     "Predictions",
     "Recipe",
     "Reply",
@@ -98,12 +104,15 @@ __all__ = [
 _HOMES = {
     "flrce.methods.catalogue": ("recipes",),
     "flrce.config.experiment": ("Experiment",),
-    "flrce.core.pieces": (
+    "flrce.core.engine": ("Engine",),
+    "flrce.core.pieces": ("Recipe",),
+    "flrce.core.roles": (
         "Aggregator",
         "Compressor",
+        "Downlink",
         "LocalTrainer",
         "Pace",
-        "Recipe",
+        "Piece",
         "RoundView",
         "Selector",
         "ServerAverage",

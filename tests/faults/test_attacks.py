@@ -13,7 +13,7 @@ import torch
 
 from flrce import Experiment
 from flrce.core.linalg import gram_matrix
-from flrce.core.pieces import RoundView
+from flrce.core.roles import RoundView
 from flrce.core.trust import count_trusted_conflicts, find_muted_clients, flag_updates
 from flrce.core.types import ClientCost, RoundRecord, Task
 from flrce.methods.aggregation.fleet_clip import FleetClip

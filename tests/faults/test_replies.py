@@ -10,7 +10,6 @@ from clients import SIZES, Fleet, spoil
 from harness import in_child
 
 from flrce.core.loop import make_initial_state, rounds
-from flrce.core.traits import AsynchronousPace
 from flrce.core.types import ClientCost, Payload, Reply
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.compression.nonzero import NonzeroCoordinates
@@ -19,9 +18,7 @@ T, SEED, D = 4, 7, sum(size for _, size in SIZES)
 
 
 RECIPES = {name: make(P=6) for name, make in CATALOGUE.items()}
-WAITING = [
-    name for name, recipe in RECIPES.items() if not isinstance(recipe.pace, AsynchronousPace)
-]
+WAITING = [name for name, recipe in RECIPES.items() if recipe.pace.buffer_size is None]
 each_recipe = pytest.mark.parametrize("name", WAITING)  # those that wait for nobody: at the end
 
 

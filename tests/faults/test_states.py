@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import flrce
 from flrce.core.types import Selection
 
 
@@ -97,20 +98,20 @@ class Remembering:
 
 
 @dataclass(frozen=True)
-class Choosing(Remembering):
+class Choosing(Remembering, flrce.Selector):
     def select(self, state, view, rng):
         start = int(share(state) * len(view.pool))
         return Selection(tuple((start + 3 * i) % len(view.pool) for i in range(view.P)))
 
 
 @dataclass(frozen=True)
-class Summing(Remembering):
+class Summing(Remembering, flrce.Aggregator):
     def __call__(self, w, updates, state):
         return w + updates.U.mean(0) * (0.5 + share(state))
 
 
 @dataclass(frozen=True)
-class Stepping:
+class Stepping(flrce.ServerStep):
     def initial_state(self, M, d, D):
         return {"state": None, "t": 0, 5: Pair(1, Inner("z"))}  # no dataclass at all
 
@@ -120,7 +121,7 @@ class Stepping:
 
 
 @dataclass(frozen=True)
-class Ending(Remembering):
+class Ending(Remembering, flrce.StopRule):
     def __call__(self, history):
         return ""
 
@@ -129,7 +130,7 @@ class Ending(Remembering):
 
 
 @dataclass(frozen=True)
-class Averaging(Remembering):
+class Averaging(Remembering, flrce.ServerAverage):
     def initial_state(self, M, d, D):
         return None
 
@@ -141,7 +142,7 @@ class Averaging(Remembering):
 
 
 @dataclass(frozen=True)
-class Assigning(Remembering):
+class Assigning(Remembering, flrce.LocalTrainer):
     def assign(self, tasks, state, view):
         return tasks if share(state) < 0.9 else list(tasks)
 '''

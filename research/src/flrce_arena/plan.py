@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from flrce.config.experiment import Experiment, read_toml
 from flrce.core.bounds import format_value
-from flrce.core.pieces import NeverStop, StopRule
+from flrce.core.pieces import NeverStop
+from flrce.core.roles import StopRule
 from flrce.core.user_code import Trust, apply_trust, current_trust, trust_file
 from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.methods.catalogue.recipes import CATALOGUE

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flrce.core.intervals import ConfidenceInterval, confidence_interval
-from flrce.core.pieces import StopRule
+from flrce.core.roles import StopRule
 from flrce_arena.records import CellRecord
 
 

@@ -9,7 +9,9 @@ from functools import lru_cache, partial
 from typing import Any
 
 from flrce.core.bounds import SettingsSchema, format_value, get_schema, make_schema
-from flrce.core.pieces import ROLES, Recipe
+from flrce.core.pieces import Recipe
+from flrce.core.renamed_methods import explain_renamed_method
+from flrce.core.roles import ROLES, explain_wrong_role
 from flrce.core.user_code import has_member, import_object, validate_factory
 from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.methods.catalogue.families import (
@@ -20,6 +22,7 @@ from flrce.methods.catalogue.families import (
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.registry import PIECES
 from flrce.methods.stopping.budget import AnyOf, CostBudget
+from flrce.training.links import explain_wrong_link
 from flrce.training.metrics import MetricLike
 from flrce.training.objectives import OBJECTIVES, OBJECTIVES_BY_KIND, Objective
 from flrce.training.optimizers import SGD, Adam, GradientClip, Momentum, PersistentLink, WeightDecay
@@ -37,18 +40,7 @@ OLD_TRAINERS = (
     "corrected",
 )
 RECIPE_FLAGS = ("holdouts", "sums")  # of any recipe: true or false
-ROLE_METHODS = {
-    "selector": "select",
-    "trainer": "assign",
-    "submodel": "assign",
-    "compressor": "encode",
-    "downlink": "encode_models",
-    "aggregator": "__call__",
-    "server": "step",
-    "pace": "cohort_size",
-    "stop": "__call__",
-    "average": "model",
-    "link": "step",
+ROLE_METHODS = {  # of kinds of piece without a base class
     "schedule": "__call__",
     "augment": "__call__",
     "availability": "__call__",
@@ -56,7 +48,6 @@ ROLE_METHODS = {
     "presence": "find_next_change",
     "battery": "compute_levels",
 }
-ALTERNATIVE_METHODS = {"link": ("probe", "loss_term")}  # what a piece may have in place of it
 
 
 def compose_recipe(
@@ -219,8 +210,7 @@ def compose_objective(wanted: str | Mapping[str, Any] | None, kind: str) -> Any:
         make = OBJECTIVES[name]
     elif isinstance(name, str) and ":" in name:
         make = import_object(name, "objective.name")
-        lacks = "no losses(out, y) or no evaluation_metrics"
-        validate_factory(make, name, "objective.name", _is_objective, "objective", lacks)
+        validate_factory(make, name, "objective.name", _explain_wrong_objective, "objective")
     else:
         raise BadInput(
             f"objective.name = {name!r}: {suggest_name(str(name), OBJECTIVES)}, or"
@@ -274,14 +264,7 @@ def build_piece(role: str, wanted: Any, where: str = "recipe") -> Any:
         )
     if ":" in name:
         make = import_object(name, f"{where}.{role}")
-        validate_factory(
-            make,
-            name,
-            f"{where}.{role}",
-            partial(_has_role, role),
-            role,
-            f"no {ROLE_METHODS[role]!r}",
-        )
+        validate_factory(make, name, f"{where}.{role}", partial(_explain_wrong_piece, role), role)
     elif name in PIECES[role]:
         make = PIECES[role][name]
     else:
@@ -301,27 +284,32 @@ def build_piece(role: str, wanted: Any, where: str = "recipe") -> Any:
         ) from problem
     if why:
         raise BadInput(f"{where}.{role} = {name!r}: {why}")
-    if not any(hasattr(made, method) for method in _list_role_methods(role)):
-        raise BadInput(
-            f"{where}.{role} = {name!r} has no {ROLE_METHODS[role]!r}, so it is no {role}; see"
-            " docs/extending.md"
-        )
+    if why := _explain_wrong_piece(role, type(made)):
+        raise BadInput(f"{where}.{role} = {name!r}: {why}")
     return made
 
 
-def _list_role_methods(role: str) -> tuple[str, ...]:
-    """What a piece of the role has, one of them at least."""
-    return (ROLE_METHODS[role], *ALTERNATIVE_METHODS.get(role, ()))
+def _explain_wrong_piece(role: str, kind: type) -> str:
+    """Why instances of this class cannot have the role; "" if they can."""
+    if why := explain_renamed_method(kind):
+        return why
+    if role in ROLES:
+        return explain_wrong_role(role, kind)
+    if role == "link":
+        return explain_wrong_link(kind)
+    if has_member(kind, ROLE_METHODS[role]):
+        return ""
+    return (
+        f"{kind.__name__} has no {ROLE_METHODS[role]!r}, so it is no {role}; see docs/extending.md"
+    )
 
 
-def _has_role(role: str, kind: type) -> bool:
-    """Whether pieces of this class can have the role."""
-    return any(has_member(kind, method) for method in _list_role_methods(role))
-
-
-def _is_objective(kind: type) -> bool:
-    """Whether values of this class can be objectives."""
-    return has_member(kind, "losses", "evaluation_metrics")
+def _explain_wrong_objective(kind: type) -> str:
+    """Why instances of this class are no objectives; "" if they are."""
+    if has_member(kind, "losses", "evaluation_metrics"):
+        return ""
+    lacks = f"{kind.__name__} has no losses(out, y) or no evaluation_metrics"
+    return f"{lacks}, so it is no objective; see docs/extending.md"
 
 
 def _inner_role(role: str, f: Any) -> str:

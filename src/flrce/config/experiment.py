@@ -27,7 +27,8 @@ from flrce.config.sections import (
 from flrce.config.serialize import serialize_recipe
 from flrce.core.bounds import PositiveInt, format_value
 from flrce.core.files import read_limited
-from flrce.core.pieces import ROLES, Recipe
+from flrce.core.pieces import Recipe
+from flrce.core.roles import ROLES
 from flrce.core.user_code import (
     NOTHING,
     Trust,

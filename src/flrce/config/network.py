@@ -30,9 +30,7 @@ def build_net(name: str, spec: SampleSpec, seed: int, options: dict[str, Any] | 
             spec.shift < 0,
         )
     make = import_object(name, "model.name")
-    validate_factory(
-        make, name, "model.name", _is_network, "network", "no torch.nn.Module among its bases"
-    )
+    validate_factory(make, name, "model.name", _explain_wrong_network, "network")
     wanted = inspect.signature(make).parameters
     known = {
         "shape": spec.shape,
@@ -66,5 +64,8 @@ def build_net(name: str, spec: SampleSpec, seed: int, options: dict[str, Any] | 
     return net
 
 
-def _is_network(kind: type) -> bool:
-    return issubclass(kind, torch.nn.Module)
+def _explain_wrong_network(kind: type) -> str:
+    """Why instances of this class are no networks; "" if they are."""
+    if issubclass(kind, torch.nn.Module):
+        return ""
+    return f"class {kind.__name__} must subclass torch.nn.Module; see docs/extending.md"

@@ -7,7 +7,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from flrce.config.compose import RECIPE_FLAGS, build_local_settings, compose_recipe
-from flrce.core.pieces import ROLES, Recipe
+from flrce.core.pieces import Recipe
+from flrce.core.roles import ROLES
 from flrce.errors import BadInput
 from flrce.methods.registry import PIECES
 from flrce.training.update_chain import UpdateChain

@@ -15,6 +15,17 @@ from flrce.core.linalg import grow_square_table, grow_table
 from flrce.core.state_values import list_fields
 
 
+class RelationshipMap:
+    """A selector's state that holds a map of clients, which run directories keep.
+
+    Subclass it with these fields to have the map stored; without H nothing is.
+    """
+
+    Omega: Tensor | None  # (M, M); None: a sketch, or too many clients
+    H: Tensor | None  # (M,)
+    R: Tensor  # (M,)
+
+
 def grow_tables(memory: Mapping[str, Any], M: int) -> dict[str, Any]:
     """Every piece's memory with room for M clients; what has it already is left as it is."""
     return {role: grow_state_tables(kept, M) for role, kept in memory.items()}

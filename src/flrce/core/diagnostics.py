@@ -4,17 +4,10 @@ line.
 Nothing here changes the run; stop rules and reports read it from the record.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from flrce.core.linalg import gram_matrix, mean_conflicts, update_consensus
 from flrce.core.pieces import Recipe
-from flrce.core.traits import (
-    DistanceStop,
-    DownweightingAggregator,
-    HeadwayAverage,
-    find_stateful_piece,
-)
 from flrce.core.trust import count_trusted_conflicts, find_muted_clients, flag_updates
 from flrce.core.types import RoundEvent, RoundRecord, State
 
@@ -25,25 +18,19 @@ def add_diagnostics(
     """The record with the round's diagnostics; `state` is that before the round. Of sums: what
     models alone tell.
     """
-    stop = find_stateful_piece(recipe.stop)
-    if isinstance(stop, DistanceStop):
-        record = replace(record, way=stop.distance_from_start(after.memory["stop"]))
+    memory = after.memory
+    record = replace(record, way=recipe.stop.distance_from_start(memory.get("stop")))
     if recipe.sums:
         return record
     updates = event.updates
     G = gram_matrix(updates.u)
     odd = flag_updates(G, record.replied)
-    headway = None
-    if isinstance(recipe.average, HeadwayAverage):
-        headway = recipe.average.get_headway(after.memory["average"])
-    left: Sequence[float] = ()
-    if isinstance(recipe.aggregator, DownweightingAggregator):
-        left = recipe.aggregator.downweights(after.memory["aggregator"])
+    left = recipe.aggregator.downweights(memory.get("aggregator"))
     return replace(
         record,
         conflicts=mean_conflicts(G),
         consensus=update_consensus(G, updates.n),
-        headway=headway,
+        headway=recipe.average.get_headway(memory.get("average")),
         flagged=odd,
         doubted={
             client: share for client, share in zip(record.replied, left, strict=False) if share < 1

@@ -1,4 +1,4 @@
-"""What does the server send? The base class of downlinks, and the model's way to one client.
+"""The model's way to one client.
 
 A client trains from the model that it decoded, h, and sends (its trained model - h); the server
 applies the aggregate of these updates to w. BatchNorm's statistics always travel as they are.
@@ -6,14 +6,15 @@ applies the aggregate of these updates to w. BatchNorm's statistics always trave
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.payload_bytes import count_bytes, count_value_bytes
-from flrce.core.types import Download, Payload, PendingTask, Task
+from flrce.core.roles import Compressor, Downlink
+from flrce.core.types import Download, Payload, Task
 from flrce.rng import make_stream
 
 STATISTICS_KEY = "batchnorm"  # the buffer of a download that holds BatchNorm's statistics
@@ -59,61 +60,16 @@ class EncodedModel:
     payload: Payload | None = None  # None: the model itself
 
 
-class Downlink:
-    """What does the server send? `DenseDownload` is the default; a piece overrides what differs.
-
-    What a downlink remembers, for instance the model that each client holds, lies in State.memory
-    under "downlink". Tables over clients change only for clients that had a task in the round.
-    """
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether every client is sent w itself."""
-        return False
-
-    @property
-    def keeps_payloads(self) -> bool:
-        """Whether all that a client needs is in its round's payload: on Flower it must be."""
-        return True
-
-    def count_models(self, P: int) -> int:
-        """Models that a round's downloads hold in memory, besides w and the tables."""
-        return 1
-
-    def plan_download(self, memory: Any, k: int) -> Download | None:
-        """How client k would get the model now; None: dense. Costs are estimated by it."""
-        return None
-
-    def encode_models(
-        self, memory: Any, w: Tensor, requests: Sequence[DownloadRequest]
-    ) -> tuple[list[EncodedModel], Any]:
-        """The downloads of a round in the order of the requests, and the memory after them."""
-        return [EncodedModel(w, None) for _ in requests], memory
-
-    def acknowledge(self, memory: Any, sent: PendingTask) -> Any:
-        """The memory once a client's reply shows that it decoded the model it was sent."""
-        return memory
-
-    def forget(self, memory: Any, k: int) -> Any:
-        """The memory once client k reported that it no longer holds its model."""
-        return memory
-
-    def get_inquiry_model(
-        self, memory: Any, w: Tensor, request: DownloadRequest
-    ) -> tuple[Tensor, int | None]:
-        """The model of which a client reports its loss, and the bytes of its download; None:
-        dense.
-        """
-        return w, None
-
-
 @dataclass(frozen=True)
 class DenseDownload(Downlink):
     """Every client is sent w as it is, in float32."""
 
-    @property
-    def is_dense(self) -> bool:
-        return True
+    is_dense: ClassVar[bool] = True
+
+    def encode_models(
+        self, memory: Any, w: Tensor, requests: Sequence[DownloadRequest]
+    ) -> tuple[list[EncodedModel], Any]:
+        return [EncodedModel(w, None) for _ in requests], memory
 
     def count_models(self, P: int) -> int:
         return 0
@@ -186,11 +142,9 @@ def estimate_download_bytes(task: Task, part: HeldPart, dtype: torch.dtype = tor
     return min(coded, count_value_bytes(part.size, dtype)) if download.missed else coded
 
 
-def estimate_code_bytes(code: Any, layout: Sequence[tuple[str, int]]) -> int:
+def estimate_code_bytes(code: Compressor, layout: Sequence[tuple[str, int]]) -> int:
     """Bytes that a code will need: as it says, or as it needs for random numbers."""
-    size: Any = None
-    if hasattr(code, "estimate_bytes"):
-        size = code.estimate_bytes(layout, make_download_stream(0, 0))
+    size = code.estimate_bytes(layout, make_download_stream(0, 0))
     if size is None:
         rng = make_download_stream(0, 0)
         u = torch.from_numpy(rng.standard_normal(sum(n for _, n in layout))).float()

@@ -8,8 +8,8 @@ from typing import Any
 
 from flrce.core.clock import read_clock
 from flrce.core.engine import BatteryEngine, DynamicFleetEngine, Engine
-from flrce.core.pieces import Recipe, RoundView
-from flrce.core.traits import DeferringPace
+from flrce.core.pieces import Recipe
+from flrce.core.roles import RoundView
 from flrce.core.types import ClientCost, ClientRecord, PendingTask, Reply, RoundPlan, State, Task
 
 FLEET_STATE_KEY = "fleet"  # where a state's memory has the batteries
@@ -39,10 +39,9 @@ def reachable_clients(
     if life is None:
         return now, engine.clients(t)
     charge = state.memory.get(FLEET_STATE_KEY)
-    if isinstance(recipe.pace, DeferringPace) and life.grid is not None:
-        now = recipe.pace.choose_start_time(
-            now, life.grid.forecast_intensity(now, recipe.pace.look)
-        )
+    hours = recipe.pace.forecast_hours
+    if hours and life.grid is not None:
+        now = recipe.pace.choose_start_time(now, life.grid.forecast_intensity(now, hours))
     if not under_way:
         now = life.find_time_with_clients(now, recipe.minimum, charge)
     return now, life.list_reachable_clients(now, charge)

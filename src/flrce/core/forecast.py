@@ -9,7 +9,6 @@ from flrce.core.engine import Engine, ModelBytesEngine
 from flrce.core.fleet_state import estimate_carbon
 from flrce.core.payload_bytes import LOSS_BYTES, count_bytes
 from flrce.core.pieces import Recipe
-from flrce.core.traits import CostAwareStop
 from flrce.core.types import ClientCost, State, Task
 from flrce.core.upload_estimates import expect_uploads
 
@@ -32,7 +31,7 @@ def check_budget(
     With `some`, only P of the tasks will be run, and it is not known which: then the dearest must
     be affordable.
     """
-    if not isinstance(recipe.stop, CostAwareStop):
+    if not recipe.stop.checks_costs:
         return
     expected = [engine.estimate(task) for task in expect_uploads(engine, state, tasks)]
     estimates = estimate_carbon(engine, state, tasks, expected)

@@ -20,7 +20,7 @@ from flrce.core.payloads import (
     validate_extras,
     validate_variances,
 )
-from flrce.core.pieces import MalformedPayload, NoCompression
+from flrce.core.pieces import MalformedPayload
 from flrce.core.types import Reply, Task, Updates
 from flrce.core.update_table import stack_updates
 from flrce.errors import format_one_line
@@ -207,7 +207,7 @@ def validate_reply(
         why, u = decode_update(task, reply.payload, layout)
         if u is None or now is None:
             return why, u
-        exact = base is now and (task.compressor is None or type(task.compressor) is NoCompression)
+        exact = base is now and (task.compressor is None or task.compressor.is_dense)
         return validate_variances(u, now.w, held, layout, exact)
     except MalformedPayload as why:
         return f"malformed: {format_one_line(why)}", None

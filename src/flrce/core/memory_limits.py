@@ -11,9 +11,9 @@ from torch import Tensor
 from flrce.core.engine import DeviceEngine, WorkerEngine
 from flrce.core.host import get_available_memory
 from flrce.core.payload_bytes import count_bytes, count_value_bytes
-from flrce.core.pieces import LastModel, Recipe
+from flrce.core.pieces import Recipe
+from flrce.core.roles import Piece
 from flrce.core.state_values import list_fields
-from flrce.core.traits import BlockwiseAggregator, SketchablePiece
 from flrce.errors import BadInput
 
 # copies of a round's updates that are alive at once: payloads, rows, float64 sums, the rows' file
@@ -72,7 +72,7 @@ def estimate_server_bytes(recipe: Recipe, M: int, d: int, D: int, near: bool = F
     else:
         copies = UPDATE_COPIES * P + 4
     copies += recipe.downlink.count_models(P)
-    copies += not isinstance(recipe.average, LastModel)  # the model that is handed back
+    copies += not recipe.average.is_last_model  # the final model
     held = sum(estimate_table_bytes(recipe, M, d, D).values()) + estimate_temporary_bytes(
         recipe, M, d, D
     )
@@ -85,11 +85,7 @@ def _needs_few_copies(recipe: Recipe, d: int) -> bool:
     is.
     """
     sends = recipe.chain is not None and recipe.chain.list_extra_sizes(d)
-    return (
-        isinstance(recipe.aggregator, BlockwiseAggregator)
-        and recipe.aggregator.blockwise
-        and not sends
-    )
+    return recipe.aggregator.blockwise and not sends
 
 
 def find_fitting_sketch_size(recipe: Recipe, M: int, d: int, D: int, have: int) -> int:
@@ -108,13 +104,13 @@ def find_fitting_sketch_size(recipe: Recipe, M: int, d: int, D: int, have: int) 
     return 0
 
 
-def _find_sketchable_pieces(recipe: Recipe, M: int, d: int, D: int) -> dict[str, SketchablePiece]:
+def _find_sketchable_pieces(recipe: Recipe, M: int, d: int, D: int) -> dict[str, Piece]:
     """Role -> piece, of those that keep something of every client's update and could keep less."""
     kept = estimate_table_bytes(recipe, M, d, D)
     return {
         role: p
         for role, p in recipe.iter_pieces()
-        if isinstance(p, SketchablePiece) and kept.get(f"{role}.V")
+        if kept.get(f"{role}.V") and p.with_sketch_size(MIN_SKETCH_FLOATS) is not None
     }
 
 

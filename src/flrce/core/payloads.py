@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flrce.core import device_transfer
 from flrce.core.payload_bytes import limit_payload_bytes
-from flrce.core.pieces import MalformedPayload, NoCompression
+from flrce.core.pieces import MalformedPayload
 from flrce.core.types import ClientCost, Payload, Task
 from flrce.errors import format_one_line
 from flrce.rng import make_stream
@@ -87,7 +87,7 @@ def decode_update(
     validate_payload_size(payload, size, len(layout))
     buffers = _TrackedBuffers(payload.buffers)
     rng = (
-        None if type(task.compressor) is NoCompression else make_encoding_stream(task)
+        None if task.compressor.is_dense else make_encoding_stream(task)
     )  # which takes longer than to decode
     u = task.compressor.decode(Payload(buffers), layout, rng)
     if buffers.unread:

@@ -12,7 +12,6 @@ from flrce.core.engine import AsynchronousEngine, Engine
 from flrce.core.fleet_state import drop_departed_clients, estimate_return_times
 from flrce.core.pieces import Recipe
 from flrce.core.state_packing import pack_pending_tasks, unpack_pending_tasks, validate_packable
-from flrce.core.traits import AsynchronousPace
 from flrce.core.types import (
     PendingTask,
     RepliesWithTable,
@@ -58,27 +57,27 @@ def dispatch(
     """Everything under way once this round's tasks are sent, each with its model."""
     tasks = [replace(task, download=one.download) for task, one in zip(tasks, models, strict=True)]
     back = [0.0] * len(tasks)
-    if isinstance(recipe.pace, AsynchronousPace):
+    if recipe.pace.buffer_size is not None:
         validate_packable(recipe, tasks)
         back = estimate_return_times(engine, state, tasks, now)
     sent = tuple(
         PendingTask(task, one.model, now, at, one.payload)
         for task, one, at in zip(tasks, models, back, strict=True)
     )
-    return (*under_way, *sent) if isinstance(recipe.pace, AsynchronousPace) else sent
+    return (*under_way, *sent) if recipe.pace.buffer_size is not None else sent
 
 
 def collect_replies(
     recipe: Recipe, engine: Engine, flights: Sequence[PendingTask], state: State, keep: int | None
 ) -> RoundReplies:
     """The replies of a round."""
-    buffers = recipe.pace if isinstance(recipe.pace, AsynchronousPace) else None
-    size = buffers.size if buffers else keep
+    buffer = recipe.pace.buffer_size
+    size = keep if buffer is None else buffer
     if isinstance(engine, AsynchronousEngine):
         engine.send(flights, state.carry)
-        return engine.collect(flights, size, open_ended=buffers is not None)
-    if buffers:
-        return RoundReplies(train_in_modelled_order(engine, flights, buffers.size, state))
+        return engine.collect(flights, size, open_ended=buffer is not None)
+    if buffer is not None:
+        return RoundReplies(train_in_modelled_order(engine, flights, buffer, state))
     replies = engine.train(flights, state.carry, keep)
     table, sent = (
         (replies.table, replies.sent) if isinstance(replies, RepliesWithTable) else (None, None)
@@ -107,7 +106,7 @@ def train_in_modelled_order(
 def collect_due(recipe: Recipe, plan: RoundPlan, came: RoundReplies) -> DueTasks:
     """Whose replies the round is about, and what goes on."""
     flights, began = plan.flights, plan.began
-    if not isinstance(recipe.pace, AsynchronousPace):
+    if recipe.pace.buffer_size is None:
         others = {one.task.client: one.w for one in flights if one.w is not plan.state.w}
         return DueTasks(tuple(flight.task for flight in flights), others)
     answered = {(reply.client, reply.t) for reply in came.replies if isinstance(reply, Reply)}
@@ -121,7 +120,7 @@ def collect_due(recipe: Recipe, plan: RoundPlan, came: RoundReplies) -> DueTasks
         tuple(flight.task for flight in back),
         {flight.task.client: flight.w for flight in back},
         clock - began,
-        recipe.pace.oldest,
+        recipe.pace.max_age,
         {"pace": sky},
     )
 

@@ -1,164 +1,39 @@
-"""The seven questions that make a method, as protocols; the do-nothing answers; and Recipe, which
-holds one of each.
+"""The do-nothing answers to the questions of a method, and Recipe, which holds one answer to each.
 
-A piece is a frozen dataclass: its fields are hyper-parameters. What changes over a run lives in
-State.memory under the piece's role: `initial_state(M, d, D)` makes it (M clients, d trained floats,
-D that travel), `observe(memory, event)` takes it past a committed round. Both are optional; so is
-`check_recipe(recipe)`: why the piece does not go with the rest.
+The questions, and what pieces may do, are the base classes of roles.py.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import LearningRate, find_problem
-from flrce.core.downlink import DENSE_DOWNLOAD, Downlink
-from flrce.core.engine import (
-    AsynchronousEngine as AsynchronousEngine,
-)  # asked for here too, as is Engine
-from flrce.core.engine import Engine as Engine
+from flrce.core.downlink import DENSE_DOWNLOAD
+from flrce.core.misplaced_links import has_links
 from flrce.core.renamed_methods import explain_renamed_method
+from flrce.core.roles import (
+    ROLES,
+    Aggregator,
+    Compressor,
+    Downlink,
+    LocalTrainer,
+    Pace,
+    RoundView,
+    Selector,
+    ServerAverage,
+    ServerStep,
+    StopRule,
+    SubModel,
+    explain_wrong_role,
+)
 from flrce.core.state_values import validate_state
-from flrce.core.traits import (
-    DeadlinePace,
-    LinkProvider,
-    PartialPiece,
-    RecipeChecker,
-    RoundObserver,
-    StatefulPiece,
-    UpdateComparer,
-    find_stateful_piece,
-    has_links,
-)
-from flrce.core.types import (
-    ClientCost,
-    LocalWork,
-    Payload,
-    RoundEvent,
-    RoundRecord,
-    Selection,
-    Task,
-    Updates,
-)
+from flrce.core.types import LocalWork, Payload, RoundEvent, RoundRecord, Selection, Task, Updates
 from flrce.errors import BadInput
-
-
-@dataclass(frozen=True)
-class RoundView:
-    """What a server knows when it plans a round."""
-
-    t: int
-    P: int
-    pool: tuple[int, ...]  # rows of the clients that are reachable now
-    n: Tensor  # (M,) training samples, 0 where unknown
-    estimate: Callable[[Task], ClientCost]  # modelled cost of a task before it is run
-    draft: Callable[[int], Task]  # row -> the plain task it would get
-    loss: Callable[
-        [Sequence[int]], Tensor
-    ]  # asks clients for their loss at w; its bytes are booked
-    history: tuple[RoundRecord, ...] = ()
-    blocks: int = 1  # of the network, each ready to be frozen; 1: all or nothing
-    w: Tensor | None = None  # (D,) the model that will be sent
-    now: float = 0.0  # seconds since the run began
-    battery: Callable[[Sequence[int]], Tensor] | None = (
-        None  # rows -> levels, 0 to 1, of devices that report them
-    )
-    intensity: Callable[[Sequence[int]], Tensor] | None = (
-        None  # rows -> g/kWh of their electricity now
-    )
-
-
-@runtime_checkable
-class Selector(Protocol):
-    """Who trains?"""
-
-    def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection: ...
-
-
-@runtime_checkable
-class LocalTrainer(Protocol):
-    """How much and how? Fits each client's work, part, update and deadline; what it sends along
-    goes into `tensors`.
-    """
-
-    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]: ...
-
-
-@runtime_checkable
-class SubModel(Protocol):
-    """Which coordinates? Sets the share of units that each client holds."""
-
-    def assign(self, tasks: list[Task], view: RoundView) -> list[Task]: ...
-
-
-@runtime_checkable
-class Compressor(Protocol):
-    """What travels? `layout` is the (name, size) list of the tensors that u concatenates.
-
-    `rng` starts alike on both sides, so what is drawn from it need not travel. A compressor that
-    leaves coordinates out of the mean may say which count: `coverage_mask(layout, rng)`, (d,) bool.
-    """
-
-    def encode(
-        self,
-        u: Tensor,
-        layout: Sequence[tuple[str, int]],
-        rng: Generator,
-        carry: Mapping[str, Tensor],
-    ) -> tuple[Payload, Mapping[str, Tensor]]: ...
-
-    def decode(
-        self, payload: Payload, layout: Sequence[tuple[str, int]], rng: Generator
-    ) -> Tensor: ...
-
-
-@runtime_checkable
-class Aggregator(Protocol):
-    """What do replies become? The model that they point to, from w."""
-
-    def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor: ...
-
-
-@runtime_checkable
-class ServerStep(Protocol):
-    """How does the server go there? From w towards the aggregator's target; returns the model and
-    its memory.
-    """
-
-    def step(
-        self, w: Tensor, target: Tensor, updates: Updates, memory: Any
-    ) -> tuple[Tensor, Any]: ...
-
-
-@runtime_checkable
-class Pace(Protocol):
-    """When is a round over? `cohort_size`: how many are asked when some are busy;
-    `max_replies`: only so many replies count.
-    """
-
-    def cohort_size(self, P: int, busy: int) -> int: ...
-    def max_replies(self, P: int) -> int | None: ...
-
-
-@runtime_checkable
-class StopRule(Protocol):
-    """Enough? A pure function of the record so far, so that it can be replayed. Returns the reason,
-    or "".
-    """
-
-    def __call__(self, history: Sequence[RoundRecord]) -> str: ...
-
-
-@runtime_checkable
-class ServerAverage(Protocol):
-    """What is handed back?"""
-
-    def model(self, memory: Any, w: Tensor) -> Tensor: ...
 
 
 class MalformedPayload(ValueError):
@@ -166,7 +41,7 @@ class MalformedPayload(ValueError):
 
 
 @dataclass(frozen=True)
-class FullModel:
+class FullModel(SubModel):
     """Every client holds the whole model."""
 
     def assign(self, tasks: list[Task], view: RoundView) -> list[Task]:
@@ -174,8 +49,10 @@ class FullModel:
 
 
 @dataclass(frozen=True)
-class NoCompression:
+class NoCompression(Compressor):
     """Every coordinate travels as float32; those of a float64 model as they are."""
+
+    is_dense: ClassVar[bool] = True
 
     def encode(
         self,
@@ -195,7 +72,7 @@ class NoCompression:
 
 
 @dataclass(frozen=True)
-class NeverStop:
+class NeverStop(StopRule):
     """Only T ends the run."""
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
@@ -203,7 +80,7 @@ class NeverStop:
 
 
 @dataclass(frozen=True)
-class ServerSGD:
+class ServerSGD(ServerStep):
     """The server goes `rate` of the way to where the replies point: 1, all of it."""
 
     rate: LearningRate = 1.0
@@ -217,7 +94,7 @@ class ServerSGD:
 
 
 @dataclass(frozen=True)
-class SynchronousPace:
+class SynchronousPace(Pace):
     """Everyone who was asked is waited for."""
 
     def cohort_size(self, P: int, busy: int) -> int:
@@ -228,8 +105,10 @@ class SynchronousPace:
 
 
 @dataclass(frozen=True)
-class LastModel:
-    """The last model is handed back."""
+class LastModel(ServerAverage):
+    """The last model is the final model."""
+
+    is_last_model: ClassVar[bool] = True
 
     def model(self, memory: Any, w: Tensor) -> Tensor:
         return w
@@ -250,20 +129,6 @@ def get_buffer(
     if tuple(buffer.shape) != (size,):
         raise MalformedPayload(f"buffer {name!r} has shape {tuple(buffer.shape)}, not ({size},)")
     return buffer
-
-
-ROLES = (
-    "selector",
-    "trainer",
-    "submodel",
-    "compressor",
-    "downlink",
-    "aggregator",
-    "server",
-    "pace",
-    "stop",
-    "average",
-)
 
 
 @dataclass(frozen=True)
@@ -303,6 +168,10 @@ class Recipe:
             ("update", self.update),
             *(("augment", each) for each in self.augment),
         )
+        for role, piece in self.iter_pieces():
+            why = explain_renamed_method(piece) or explain_wrong_role(role, piece)
+            if why:
+                raise BadInput(f"recipe.{role}: {why}")
         for role, piece in (*self.iter_pieces(), *client):
             why = find_problem(piece)
             if why:
@@ -315,18 +184,10 @@ class Recipe:
                 )
         links = () if self.update is None else self.chain.links
         for piece in (*(piece for _, piece in self.iter_pieces()), *links):
-            why = explain_renamed_method(piece)
-            if not why and isinstance(piece, RecipeChecker):
-                why = piece.check_recipe(self)
+            why = explain_renamed_method(piece) or piece.check_recipe(self)
             if why:
                 raise BadInput(why)
-        chooser = self.selector
-        compares = (
-            chooser.compares_updates
-            if isinstance(chooser, UpdateComparer)
-            else isinstance(chooser, RoundObserver)
-        )
-        if self.sums and (self.partial_pieces or compares):
+        if self.sums and (self.partial_pieces or self.selector.compares_updates):
             raise BadInput(
                 "sums only: no piece may look at single updates; drop recipe.selector and"
                 " recipe.submodel"
@@ -336,18 +197,14 @@ class Recipe:
     def chain(self) -> Any:
         """How clients' gradients become steps: the update, with what the trainer puts before it."""
         update = self.update
-        for link in reversed(self.trainer.links if isinstance(self.trainer, LinkProvider) else ()):
+        for link in reversed(self.trainer.links):
             update = update.prepend_link(link)
         return update
 
     @property
     def partial_pieces(self) -> str:
         """The pieces that let a reply cover only some coordinates, or "" where each covers all."""
-        some = [
-            piece
-            for _, piece in self.iter_pieces()
-            if isinstance(piece, PartialPiece) and piece.partial
-        ]
+        some = [piece for _, piece in self.iter_pieces() if piece.partial]
         return " and ".join(type(piece).__name__ for piece in some)
 
     def iter_pieces(self) -> Iterator[tuple[str, Any]]:
@@ -356,28 +213,21 @@ class Recipe:
 
     def initial_state(self, M: int, d: int, D: int) -> dict[str, Any]:
         """What the pieces remember before the first round; d floats are trained, D travel."""
-        held = {role: find_stateful_piece(piece) for role, piece in self.iter_pieces()}
         memory = {
             role: piece.initial_state(M, d, D)
-            for role, piece in held.items()
-            if isinstance(piece, StatefulPiece)
+            for role, piece in self.iter_pieces()
+            if piece.has_state
         }
         for role, state in memory.items():
-            validate_state(role, held[role], state, M)
+            validate_state(role, getattr(self, role), state, M)
         return memory
 
     def observe(self, memory: Mapping[str, Any], event: RoundEvent) -> dict[str, Any]:
         """Every piece's memory after a committed round."""
         after: dict[str, Any] = {}
-        for role, piece in (
-            (role, find_stateful_piece(piece)) for role, piece in self.iter_pieces()
-        ):
+        for role, piece in self.iter_pieces():
             if role in memory:
-                after[role] = (
-                    piece.observe(memory[role], event)
-                    if isinstance(piece, RoundObserver)
-                    else memory[role]
-                )
+                after[role] = piece.observe(memory[role], event)
                 validate_state(role, piece, after[role], event.M)
         return after
 
@@ -391,11 +241,7 @@ class Recipe:
         tasks = _validate_tasks(
             self.trainer, self.trainer.assign(tasks, memory.get("trainer"), view)
         )
-        return (
-            [self.pace.with_deadline(task) for task in tasks]
-            if isinstance(self.pace, DeadlinePace)
-            else tasks
-        )
+        return [self.pace.with_deadline(task) for task in tasks]
 
 
 def _validate_tasks(piece: Any, tasks: Any) -> list[Task]:

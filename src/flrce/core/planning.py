@@ -12,7 +12,8 @@ from flrce.core.fleet_state import reachable_clients, view_with_fleet_state
 from flrce.core.forecast import RoundRefused, check_budget, count_model_bytes
 from flrce.core.memory_limits import has_memory_for_clients, has_updates_on_device
 from flrce.core.pending import dispatch, list_pending_tasks
-from flrce.core.pieces import Recipe, RoundView
+from flrce.core.pieces import Recipe
+from flrce.core.roles import RoundView
 from flrce.core.roster import count_absent, exclude_busy_clients, get_sample_counts, update_roster
 from flrce.core.types import RoundPlan, Selection, State, Task
 from flrce.core.validation import validate_cohort_size, validate_selection

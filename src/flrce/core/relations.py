@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flrce.core import device_transfer
+from flrce.core.client_tables import RelationshipMap
 
 NEVER_SEEN = -(2**31)  # R of a client never heard from
 SMALLEST_NORM = torch.finfo(torch.float64).tiny  # in place of a length of 0
@@ -28,7 +29,7 @@ PRODUCT_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class RelationshipState:
+class RelationshipState(RelationshipMap):
     """The server's maps. V and its norms are written in place: copying (M, d) would dwarf the
     product.
     """

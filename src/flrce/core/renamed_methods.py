@@ -19,10 +19,11 @@ RENAMED_METHODS = {
 
 def explain_renamed_method(piece: Any) -> str:
     """Which method of a user's piece must be renamed, and how; "" if none."""
-    kind = type(piece)
+    kind = piece if isinstance(piece, type) else type(piece)
     if kind.__module__.partition(".")[0] == "flrce":
         return ""
+    own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] != "flrce"]
     for old, new in RENAMED_METHODS.items():
-        if callable(getattr(kind, old, None)) and not hasattr(kind, new):
+        if callable(getattr(kind, old, None)) and not any(new in vars(base) for base in own):
             return f"{kind.__name__}.{old} is called {new} since version 0.2; rename it"
     return ""

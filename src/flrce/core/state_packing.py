@@ -141,7 +141,7 @@ def _find_task_changes(recipe: Recipe, task: Task) -> dict[str, Any]:
     """What of a task's pieces is not the recipe's own. A client that cannot compress was told to
     send all.
     """
-    dense = type(task.compressor) is NoCompression
+    dense = task.compressor.is_dense
     return {
         "dense": dense,
         "update": find_changes(task.update, recipe.chain),

@@ -10,13 +10,7 @@ from typing import Literal
 
 from flrce.core.linalg import LARGE
 from flrce.core.payload_bytes import count_value_bytes
-from flrce.core.pieces import NoCompression, Recipe
-from flrce.core.traits import (
-    AsynchronousPace,
-    RoundObserver,
-    find_stateful_piece,
-    is_device_agnostic,
-)
+from flrce.core.pieces import Recipe
 from flrce.errors import BadInput
 
 DEVICE_MEMORY_DIVISOR = 4  # of a device's memory, one in so many is for a round's updates
@@ -69,11 +63,11 @@ def explain_partial_replies(recipe: Recipe, d: int) -> str:
     """Why replies may be something else than whole dense updates of this round's model; "" where
     they are these.
     """
-    if isinstance(recipe.pace, AsynchronousPace):
+    if recipe.pace.buffer_size is not None:
         return "tasks outlive a round"
     if not recipe.downlink.is_dense:
         return "clients start from models that they decoded"
-    if type(recipe.compressor) is not NoCompression:
+    if not recipe.compressor.is_dense:
         return f"{type(recipe.compressor).__name__} encodes on the host"
     if recipe.partial_pieces:
         return f"{recipe.partial_pieces} lets replies cover some coordinates only"
@@ -87,11 +81,9 @@ def explain_partial_replies(recipe: Recipe, d: int) -> str:
 def explain_host_only(recipe: Recipe) -> str:
     """Which piece wants updates on the host; "" where none does."""
     for role, piece in recipe.iter_pieces():
-        sees = role in ("aggregator", "server") or isinstance(
-            find_stateful_piece(piece), RoundObserver
-        )
-        if sees and not is_device_agnostic(find_stateful_piece(piece)):
-            return f"{type(find_stateful_piece(piece)).__name__} ({role}) takes them there"
+        sees = role in ("aggregator", "server") or piece.observes_rounds
+        if sees and not piece.device_agnostic:
+            return f"{type(piece).__name__} ({role}) takes them there"
     return ""
 
 

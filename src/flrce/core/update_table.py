@@ -9,7 +9,7 @@ from torch import Tensor
 from flrce.core import device_transfer
 from flrce.core.buffers import allocate_tensor
 from flrce.core.payloads import make_encoding_stream
-from flrce.core.traits import CoverageCompressor
+from flrce.core.roles import Compressor
 from flrce.core.types import Reply, Task, Updates
 
 
@@ -42,12 +42,9 @@ def stack_updates(
         U = beside.new_empty(len(passed), d)
     else:
         U = allocate_tensor(len(passed), d, dtype=dtype)
-    covers = {
-        type(task.compressor): isinstance(task.compressor, CoverageCompressor) for task in tasks
-    }
-    partial = any(covers.values()) or any(holdings(task)[0] is not None for task in tasks)
-    covered = torch.zeros(len(passed), d, dtype=torch.bool) if partial else None
+    covered: Tensor | None = None
     replies = [reply for reply, _ in passed]
+    count = len(replies)
     for row, task in enumerate(tasks):
         held, names = holdings(task)
         where = held if held is not None else slice(None)
@@ -57,8 +54,12 @@ def stack_updates(
         if held is not None or u.data_ptr() != U[row].data_ptr():
             U[row, where] = device_transfer.to_device_of(u, U)
         del u  # it may be large
-        if covered is not None:
-            covered[row, where] = _compute_coverage(task, names)
+        mask = _compute_coverage(task, names)
+        if held is not None or mask is not None:
+            if covered is None:
+                covered = torch.ones(count, d, dtype=torch.bool)
+            covered[row] = held is None
+            covered[row, where] = True if mask is None else mask
     return Updates(
         k=torch.tensor([task.k for task in tasks], dtype=torch.long),
         U=U,
@@ -76,12 +77,12 @@ def stack_updates(
     )
 
 
-def _compute_coverage(task: Task, names: Sequence[tuple[str, int]]) -> Tensor | bool:
-    return (
-        task.compressor.coverage_mask(names, make_encoding_stream(task))
-        if isinstance(task.compressor, CoverageCompressor)
-        else True
-    )
+def _compute_coverage(task: Task, names: Sequence[tuple[str, int]]) -> Tensor | None:
+    """Which of a task's coordinates count in the mean; None: all."""
+    compressor: Compressor | None = task.compressor
+    if compressor is None or compressor.is_dense:
+        return None
+    return compressor.coverage_mask(names, make_encoding_stream(task))
 
 
 def _list_common_extras(replies: Sequence[Reply]) -> list[str]:

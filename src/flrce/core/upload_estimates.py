@@ -8,7 +8,7 @@ random numbers.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,6 @@ from torch import Tensor
 from flrce.core.engine import Engine
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.payloads import make_encoding_stream
-from flrce.core.pieces import NoCompression
-from flrce.core.traits import SizedCompressor
 from flrce.core.types import RoundRecord, State, Task
 from flrce.errors import BadInput
 from flrce.rng import make_stream
@@ -30,6 +28,7 @@ class ExpectedSize:
     """In a task's compressor's place: replies weigh this share of dense ones."""
 
     share: float
+    is_dense: ClassVar[bool] = False
 
     def estimate_bytes(self, layout: TensorLayout, rng: Any) -> int:
         return round(self.share * _dense_bytes(layout))
@@ -50,7 +49,7 @@ def estimate_upload_bytes(
 def estimate_payload_bytes(task: Task, layout: TensorLayout) -> int | None:
     """Bytes of the encoded update as its compressor knows them; None: it does not."""
     compressor = task.compressor
-    if type(compressor) is NoCompression or not isinstance(compressor, SizedCompressor):
+    if compressor is None or compressor.is_dense:
         return None
     size: Any = compressor.estimate_bytes(layout, make_encoding_stream(task))
     if size is not None and (type(size) is bool or not isinstance(size, Integral) or int(size) < 0):
@@ -78,7 +77,7 @@ def expect_uploads(engine: Engine, state: State, tasks: Sequence[Task]) -> list[
 
 
 def _is_known(engine: Engine, task: Task) -> bool:
-    if task.compressor is None or type(task.compressor) is NoCompression:
+    if task.compressor is None or task.compressor.is_dense:
         return True
     return estimate_payload_bytes(task, engine.get_task_layout(task)[1]) is not None
 

@@ -197,17 +197,18 @@ def _is_registered(name: str) -> bool:
 
 
 def validate_factory(
-    make: Any, name: str, where: str, fits: Callable[[type], bool], noun: str, lacks: str
+    make: Any, name: str, where: str, explain: Callable[[type], str], noun: str
 ) -> None:
-    """BadInput unless `make` is a class that `fits`, or a function that returns one; nothing is
-    called.
+    """BadInput unless `make` is a class that can be a `noun`, or a function that returns one.
+
+    `explain` tells why a class cannot; "" if it can. Nothing is called.
     """
     while isinstance(make, functools.partial):
         make = make.func
     text, so = f"{where} = {_quote_name(name)}", f"so it is no {noun}; see docs/extending.md"
     if isinstance(make, type):
-        if not fits(make):
-            raise BadInput(f"{text} has {lacks}, {so}")
+        if why := explain(make):
+            raise BadInput(f"{text}: {why}")
         return
     if not isinstance(make, types.FunctionType):
         kind = "built-in function" if inspect.isbuiltin(make) else type(make).__name__
@@ -218,8 +219,8 @@ def validate_factory(
             f"{text} is a function that does not say that it returns a {noun}; annotate it with the"
             " class (-> Class), or name the class"
         )
-    if returned is not None and not fits(returned):
-        raise BadInput(f"{text} returns {returned.__name__}, which has {lacks}, {so}")
+    if returned is not None and (why := explain(returned)):
+        raise BadInput(f"{text} returns {returned.__name__}: {why}")
 
 
 def _return_type(make: types.FunctionType) -> type | None:

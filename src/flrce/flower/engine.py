@@ -259,11 +259,7 @@ class FlowerEngine:
         table = allocate_tensor(
             len(tasks), self.size, dtype=self.template.dtype, most=MAX_POOLED_TABLE_BYTES
         )
-        dense = {
-            task.client
-            for task in tasks
-            if task.part.is_whole and type(task.compressor) is NoCompression
-        }
+        dense = {task.client for task in tasks if task.part.is_whole and task.compressor.is_dense}
         ordered = [task.client for task in sorted(tasks, key=lambda task: task.k)]
         self.places = {
             client: row for client, row in zip(ordered, table, strict=True) if client in dense
@@ -342,7 +338,7 @@ class FlowerEngine:
         odd = explain_implausible_metric(self.claims.get_client_metrics(client.name), PERCENT_SCALE)
         if odd:
             found = replace(found, payload=None, error=f"malformed: {odd}")
-        elif found.payload and type(task.compressor) is NoCompression:
+        elif found.payload and task.compressor.is_dense:
             found = replace(found, payload=Payload(OneTimeBuffers(found.payload.buffers)))
         said = found.spent.compute_seconds
         compute = min(said, seconds) if said else seconds

@@ -17,8 +17,8 @@ from flwr.serverapp.strategy import Strategy
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core.pieces import NoCompression, Recipe, RoundView, StopRule
-from flrce.core.traits import CostAwareStop
+from flrce.core.pieces import NoCompression, Recipe
+from flrce.core.roles import Aggregator, RoundView, Selector, StopRule
 from flrce.core.types import (
     ClientCost,
     Evaluation,
@@ -230,7 +230,7 @@ class StrategyState:
 
 
 @dataclass(frozen=True)
-class WrappedSelector:
+class WrappedSelector(Selector):
     """Who trains: the strategy says. Its state is this piece's memory, so that it is checkpointed
     and restored.
     """
@@ -249,7 +249,7 @@ class WrappedSelector:
 
 
 @dataclass(frozen=True)
-class WrappedAggregator:
+class WrappedAggregator(Aggregator):
     """What replies become: the strategy says."""
 
     engine: GuardedEngine
@@ -259,22 +259,32 @@ class WrappedAggregator:
 
 
 @dataclass(frozen=True)
-class EveryRound:
+class EveryRound(StopRule):
     """A stop rule for runs without exploit rounds: each round counts as one."""
 
     rule: StopRule
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
-        return self.rule([replace(record, exploit=True) for record in history])
+        return self.rule(_count_as_exploit(history))
 
     def check_next_round(
         self, history: Sequence[RoundRecord], estimates: Sequence[ClientCost]
     ) -> str:
-        return (
-            self.rule.check_next_round(history, estimates)
-            if isinstance(self.rule, CostAwareStop)
-            else ""
-        )
+        return self.rule.check_next_round(history, estimates)
+
+    def check_recipe(self, recipe: Recipe) -> str:
+        return self.rule.check_recipe(recipe)
+
+    def list_rules(self) -> tuple[StopRule, ...]:
+        return self.rule.list_rules()
+
+    @property
+    def checks_costs(self) -> bool:
+        return self.rule.checks_costs
+
+
+def _count_as_exploit(history: Sequence[RoundRecord]) -> list[RoundRecord]:
+    return [replace(record, exploit=True) for record in history]
 
 
 def build_guarded_recipe(engine: GuardedEngine, P: int) -> Recipe:

@@ -10,7 +10,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from flrce.core import loop
-from flrce.core.traits import AsynchronousPace
 from flrce.core.types import Round, RoundPlan, RoundReplies, State
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower.messages import MessageQueue
@@ -47,7 +46,7 @@ class OpenRound:
         if loop.is_stopped(self.state):
             return []
         recipe = session.resize_recipe()
-        if isinstance(recipe.pace, AsynchronousPace):
+        if recipe.pace.buffer_size is not None:
             raise BadInput(
                 f"{type(recipe.pace).__name__} leaves tasks under way between rounds, which two"
                 " halves of a round cannot: use start, without a configure_train of your own"

@@ -18,14 +18,12 @@ from flrce.core import loop
 from flrce.core.cost_table import COSTS, list_booked_amounts
 from flrce.core.engine import Engine
 from flrce.core.pieces import Recipe
-from flrce.core.traits import ClientStateCompressor
 from flrce.core.types import Round, RoundRecord, State
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import open_ledger, read_sample_counts, translate_errors
 from flrce.flower.options import RoundConfig
 from flrce.storage.ledger import Ledger
-from flrce.training.links import ExtrasLink, RoundEndLink
 
 SHOULD_STOP_REASON = "should_stop said so"
 log = logging.getLogger("flwr")
@@ -338,12 +336,7 @@ def list_client_state(recipe: Recipe) -> list[str]:
     steps = (
         [] if recipe.chain is None else recipe.chain.links
     )  # under a strategy of others, clients' own affair
-    links = [
-        link
-        for link in steps
-        if isinstance(link, RoundEndLink) and not isinstance(link, ExtrasLink)
-    ]
+    links = [link for link in steps if link.ends_rounds and not link.declares_extras]
     code = recipe.compressor
-    keeps_state = isinstance(code, ClientStateCompressor) and code.keeps_state
-    pieces = [*links, *([code] if keeps_state else [])]
+    pieces = [*links, *([code] if code.keeps_state else [])]
     return [*recipe.kept, *(type(piece).__name__ for piece in pieces)]

@@ -13,23 +13,14 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from flrce.core.pieces import StopRule
-from flrce.core.traits import (
-    CostAwareStop,
-    DistanceStop,
-    RoundObserver,
-    StatefulPiece,
-    find_stateful_piece,
-)
+from flrce.core.roles import StopRule, explain_wrong_role
 from flrce.core.types import RoundEvent, RoundRecord, Updates
 from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate
 from flrce.flower.client_metrics import ACCURACY_KEYS, LOSS_KEYS, PERCENT_SCALE, find_metric
 from flrce.methods.server.averages import EMA, RunningMeanState
-from flrce.methods.stopping.budget import AnyOf, CostBudget
-from flrce.methods.stopping.conflict import UpdateConflicts
-from flrce.methods.stopping.marginal_gain import MarginalGain
 
+SEEN_FIELDS = ("headway", "way", "seconds")  # of a record besides rounds and metrics
 GUARD_REMEDY = "wrap the strategy instead: flrce.flower.Guarded(strategy, stop=...)"
 log = logging.getLogger("flwr")
 
@@ -75,10 +66,7 @@ class ShouldStop:
         )
         self.clock = now
         history = self._rescale_accuracies()
-        refused = (
-            self.rule.check_next_round(history, []) if isinstance(self.rule, CostAwareStop) else ""
-        )
-        self.reason = self.rule(history) or refused
+        self.reason = self.rule(history) or self.rule.check_next_round(history, [])
         if self.reason:
             log.info("Stopping after round %d: %s", server_round, self.reason)
         return bool(self.reason)
@@ -111,24 +99,16 @@ class ShouldStop:
         )
         event = RoundEvent(t, w if before is None else before, w, nobody, 0)
         self.w, self.average = w, EMA().observe(average, event)
-        rule = find_stateful_piece(self.rule)
-        if isinstance(rule, RoundObserver) and isinstance(
-            rule, StatefulPiece
-        ):  # from the first model that a Result has
-            memory = self.memory or rule.initial_state(
+        if self.rule.has_state:  # from the first model that a Result has
+            memory = self.memory or self.rule.initial_state(
                 0, self.template.layout.trainable, self.template.layout.size
             )
-            self.memory = rule.observe(memory, event)
+            self.memory = self.rule.observe(memory, event)
         return EMA().get_headway(self.average)
 
     def _measure_distance(self) -> float | None:
         """How far the model has come since the first round, where the rule asks for it."""
-        rule = find_stateful_piece(self.rule)
-        return (
-            rule.distance_from_start(self.memory)
-            if isinstance(rule, DistanceStop) and self.memory is not None
-            else None
-        )
+        return None if self.memory is None else self.rule.distance_from_start(self.memory)
 
 
 def _get_round_metrics(result: Result, t: int) -> Mapping[str, Any]:
@@ -142,24 +122,15 @@ def _get_round_metrics(result: Result, t: int) -> Mapping[str, Any]:
 
 def _validate_rule(rule: Any) -> None:
     """BadInput where a rule looks at what a Result does not have."""
-    for part in rule.rules if isinstance(rule, AnyOf) else [rule]:
-        if isinstance(part, UpdateConflicts):
+    why = explain_wrong_role("stop", rule)
+    if why:
+        raise BadInput(
+            f"should_stop takes a stop rule, such as MarginalGain() or Patience(10): {why}"
+        )
+    for part in rule.list_rules():
+        unseen = [field for field in part.required_fields if field not in SEEN_FIELDS]
+        if unseen:
             raise BadInput(
-                "conflicts are between single updates, which should_stop does not see;"
-                f" {GUARD_REMEDY}"
-            )
-        if isinstance(part, CostBudget) and (part.bytes is not None or part.joules is not None):
-            raise BadInput(
-                "should_stop sees neither bytes nor joules;"
-                f" {GUARD_REMEDY.replace('stop=', 'budget=')}"
-            )
-        if isinstance(part, MarginalGain) and (part.bytes is not None or part.joules is not None):
-            raise BadInput(
-                "should_stop sees neither bytes nor joules: give MarginalGain(points=...) or"
-                f" seconds; {GUARD_REMEDY}"
-            )
-        if not callable(part):
-            raise BadInput(
-                "should_stop takes a stop rule, such as MarginalGain() or Patience(10); got"
-                f" {part!r}"
+                f"should_stop does not see {' and '.join(unseen)}, which {type(part).__name__}"
+                f" needs; {GUARD_REMEDY}"
             )

@@ -8,7 +8,8 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from flrce.core.pieces import Compressor, Recipe
+from flrce.core.pieces import Recipe
+from flrce.core.roles import Compressor
 from flrce.errors import BadInput, format_one_line
 from flrce.flower import guarded_strategy
 from flrce.flower.engine import FlowerEngine

@@ -17,7 +17,8 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from flrce.core import loop
-from flrce.core.pieces import FullModel, Recipe, StopRule
+from flrce.core.pieces import FullModel, Recipe
+from flrce.core.roles import StopRule
 from flrce.core.types import Round, State
 from flrce.devices.costs import DeviceProfile, load_profile
 from flrce.errors import BadInput, format_one_line, suggest_name

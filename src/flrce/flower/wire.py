@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flrce.core.payload_bytes import count_upload_bytes
 from flrce.core.payloads import is_finite_number
-from flrce.core.pieces import MalformedPayload, NoCompression
+from flrce.core.pieces import MalformedPayload
 from flrce.core.types import ClientCost, ClientEvaluation, LocalWork, Payload, Portion, Reply, Task
 from flrce.errors import BadInput, format_one_line
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes, read_tensors, to_array_record
@@ -231,7 +231,7 @@ def read_reply(
     rich, t = KEY_PREFIX + "t" in echo, echo.get(KEY_PREFIX + "t", task.t)
     if rich and echo.get(KEY_PREFIX + "client") != task.client:
         raise MalformedPayload(f"answers for {str(echo.get(KEY_PREFIX + 'client'))[:40]!r}")
-    if not rich and type(task.compressor) is not NoCompression:
+    if not rich and not task.compressor.is_dense:
         raise MalformedPayload(
             "the whole model from a client that says it compresses; add the mod to it: compressing"
         )

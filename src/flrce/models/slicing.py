@@ -14,7 +14,6 @@ from numpy.random import Generator
 from torch import Tensor, nn
 
 from flrce.core.pieces import Recipe
-from flrce.core.traits import BlockFreezer, LayerChainPiece
 from flrce.errors import BadInput
 from flrce.models.adapters import get_adapter_rank
 from flrce.models.chain import LayerChain, LayerSpec, build_layer_chain
@@ -95,11 +94,7 @@ def validate_recipe_network(recipe: Recipe, net: nn.Module, shape: tuple[int, ..
     """BadInput where pieces of a recipe need a plain chain of layers, or more blocks, and the
     network is none such.
     """
-    roles = {
-        role: piece
-        for role, piece in recipe.iter_pieces()
-        if isinstance(piece, LayerChainPiece) and piece.needs_layer_chain
-    }
+    roles = {role: piece for role, piece in recipe.iter_pieces() if piece.needs_layer_chain}
     needing = list(roles.values())
     if not needing:
         return
@@ -107,10 +102,8 @@ def validate_recipe_network(recipe: Recipe, net: nn.Module, shape: tuple[int, ..
         return  # adapters have inner units to leave out, whatever they stand beside
     try:
         blocks = build_layer_chain(net, shape)
-        list_frozen_layers(
-            blocks, recipe.trainer.first if isinstance(recipe.trainer, BlockFreezer) else 0
-        )
-        if isinstance(recipe.submodel, LayerChainPiece) and recipe.submodel.needs_layer_chain:
+        list_frozen_layers(blocks, recipe.trainer.frozen_blocks)
+        if recipe.submodel.needs_layer_chain:
             validate_sliceable(blocks)
             if not all(p.requires_grad for p in net.parameters()):
                 raise BadInput(

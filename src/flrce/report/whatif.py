@@ -9,9 +9,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flrce.core.cost_table import COSTS
-from flrce.core.pieces import NoCompression, StopRule
+from flrce.core.roles import StopRule
 from flrce.core.shadow_stops import SHADOW_THRESHOLDS
-from flrce.core.traits import CostAwareStop, SizedCompressor
 from flrce.core.types import ClientCost, RoundRecord
 from flrce.errors import BadInput, suggest_name
 from flrce.methods.catalogue.recipes import RELATIONSHIP_PRESETS, STOP_PRESETS, flrce
@@ -110,7 +109,7 @@ def build_threshold_rules(run: RecordedRun) -> dict[str, StopRule]:
 
 def replay_rule(run: RecordedRun, name: str, rule: StopRule) -> ReplayOutcome:
     """The first round in which the rule says stop, and what that would have saved."""
-    before = rule.check_next_round if isinstance(rule, CostAwareStop) else None
+    before = rule.check_next_round if rule.checks_costs else None
     for i, h in enumerate(run.rounds):
         if h.outcome == "not started":
             break
@@ -171,9 +170,7 @@ def _explain_overestimates(run: RecordedRun) -> list[str]:
         return ["what it would have estimated is not known"]
     lines = run.costs
     reasons = {
-        "what compressed replies weigh was not known before": not isinstance(
-            run.recipe.compressor, NoCompression | SizedCompressor
-        ),
+        "what compressed replies weigh was not known before": not run.recipe.compressor.knows_bytes,
         "spares were asked along": any(len(h.chosen) > run.P for h in run.rounds),
         "replies did not count": any(h.rejected for h in run.rounds),
         "who would train was not known when losses were asked for": any(

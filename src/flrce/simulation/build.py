@@ -25,7 +25,6 @@ from flrce.data.own import holds_clients, to_source
 from flrce.devices.costs import assign_devices, load_profile
 from flrce.errors import BadInput
 from flrce.formats.language import has_same_vocabulary
-from flrce.methods.aggregation.lora_products import LoRAProductMean
 from flrce.models.adapters import get_adapter_rank, prepare_network
 from flrce.models.flat import (
     FrozenParameter,
@@ -49,7 +48,6 @@ from flrce.simulation.simulator import Simulator
 from flrce.simulation.workers import PooledWorkers, start_workers
 from flrce.training.client import ClientRunner, find_personal_state
 from flrce.training.dry_run import unwrap_network_output, validate_on_samples
-from flrce.training.links import GradientEstimator
 from flrce.training.precision import Precision, resolve_cpu_precision
 
 log = logging.getLogger("flrce")
@@ -107,7 +105,7 @@ def build_simulation(
     federation, net = build_data_and_model(experiment, data, model)
     validate_recipe_network(recipe, net, federation.source.shape)
     if not isinstance(net, SeedSpaceNetwork) and any(
-        isinstance(link, GradientEstimator) for link in recipe.chain.links
+        link.estimates_gradient for link in recipe.chain.links
     ):
         log.warning(
             "%s probes single weights of this model, which teaches it next to nothing; set"
@@ -115,7 +113,7 @@ def build_simulation(
             " flrce.models.seeds.SeedSpaceNetwork(network, 1024)",
             recipe.name or "the recipe",
         )
-    if isinstance(recipe.aggregator, LoRAProductMean) and not get_adapter_rank(net):
+    if recipe.aggregator.needs_adapters and not get_adapter_rank(net):
         log.warning(
             "%s averages products of adapters, and this network has none, so that it is a plain"
             " mean; put some in by flrce.models.adapters.add_lora_adapters",
@@ -214,11 +212,7 @@ def build_data_and_model(
     recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
     net = finish_network(net, few, experiment.seed, recipe.fixed)
     probes = max(
-        (
-            link.forward_passes // 2
-            for link in recipe.chain.links
-            if isinstance(link, GradientEstimator)
-        ),
+        (link.forward_passes // 2 for link in recipe.chain.links if link.estimates_gradient),
         default=0,
     )
     moving = sum(p.numel() for p in net.parameters() if p.requires_grad)

@@ -21,7 +21,6 @@ from flrce.devices.costs import DeviceProfile, inference_flops, training_flops
 from flrce.models.part import copy_for_training
 from flrce.training.batches import compute_batch_sizes, count_steps
 from flrce.training.client import ClientRunner
-from flrce.training.links import GradientEstimator
 from flrce.training.trainer import EVALUATION_CHUNK_SAMPLES
 
 
@@ -118,7 +117,7 @@ class FleetCostModel:
         part, shape = self.runner.get_part(task), self.runner.shape
         tokens = self.federation.source.has_token_ids
         links = task.update.links if task.update else ()
-        looks = sum(link.forward_passes for link in links if isinstance(link, GradientEstimator))
+        looks = sum(link.forward_passes for link in links if link.estimates_gradient)
         key = (*part.key, looks)
         if key not in self.flops and looks:
             self.flops[key] = looks * inference_flops(part.net, shape, tokens=tokens)

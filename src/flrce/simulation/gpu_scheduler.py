@@ -40,7 +40,6 @@ from flrce.training.client import ClientRunner, IndexArray, PreparedTask
 from flrce.training.gpu.batch_trainer import ClientBatchTrainer, round_up_batch
 from flrce.training.gpu.lanes import ClientBatchResult, round_up_lanes
 from flrce.training.gpu.variants import Variant
-from flrce.training.links import BatchableLink, GradientEstimator, RoundEndLink
 from flrce.training.precision import Precision
 from flrce.training.trainer import TorchTrainer, TrainingResult, derive_layer_seed
 from flrce.training.update_chain import match_plain_sgd
@@ -323,9 +322,8 @@ class GpuScheduler:
             return "batches are augmented"
         if isinstance(match_plain_sgd(task.update, task.local), str):
             for link in task.update.links:
-                batchable = isinstance(link, BatchableLink) and link.supports_client_batches
-                if not batchable or (
-                    task.task.part.first and isinstance(link, RoundEndLink | GradientEstimator)
+                if not link.supports_client_batches or (
+                    task.task.part.first and (link.ends_rounds or link.estimates_gradient)
                 ):
                     return f"the update has {type(link).__name__}"
         trainer = self.get_batch_trainer(task.part)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flrce.core.traits import RelationshipMap
+from flrce.core.client_tables import RelationshipMap
 from flrce.core.types import ClientRecord, Round, RoundRecord
 
 MAX_MAPPED_CLIENTS = (

@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flrce.core.pieces import Recipe, StopRule
+from flrce.core.pieces import Recipe
 from flrce.core.record import metric_name
+from flrce.core.roles import StopRule
 from flrce.core.types import RoundRecord
 from flrce.methods.aggregation.related_mean import MIN_CLIENTS_PER_KIN, RelatedMean
 from flrce.methods.selection.turns import RoundRobinSelector

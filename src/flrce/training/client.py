@@ -31,13 +31,7 @@ from flrce.models.slicing import (
 from flrce.rng import make_stream
 from flrce.training.batches import compute_batch_sizes, draw_batches
 from flrce.training.cpu import Kernel, KernelUnavailable, kernel
-from flrce.training.links import (
-    PERSONAL_MODEL_KEY,
-    ClientContext,
-    GradientEstimator,
-    LossTermLink,
-    ProbingLink,
-)
+from flrce.training.links import PERSONAL_MODEL_KEY, ClientContext
 from flrce.training.objectives import Classification, Objective
 from flrce.training.precision import Precision
 from flrce.training.trainer import TorchTrainer, TrainingResult
@@ -212,7 +206,7 @@ class ClientRunner:
         more = [
             link
             for link in links
-            if isinstance(link, ProbingLink | LossTermLink | GradientEstimator)
+            if link.probes_batch or link.has_loss_term or link.estimates_gradient
         ]
         return f"the update has {type(more[0]).__name__}" if more else ""
 

@@ -1,35 +1,24 @@
 """What a link of an update is: one step of the way from a gradient to a change of w, and what it
 may do besides.
 
-A link is any object with one of
-
-    step(g, w, state) -> (g, state)        g, w (..., d): the gradient so far, the trained weights
-    probe(g, w, state, batch) -> (g, state)  the same, with more: `batch.gradient_at(at)`, ...
-    estimate(losses, w, state) -> (losses, g)  beside step: a gradient of its own, from losses alone
-    loss_term(batch, state) -> (n,)        added to the loss of each sample before the gradient
-
-and, where it remembers something within a round, `begin_round(w, local, carry) -> state` with a
-state of named tensors. `end_round(w, state) -> (carry, extras)` says what stays with the client
-until its next task, and what travels to the server, where it arrives as `updates.extras`;
-`list_extra_sizes(d)` declares its names and sizes. `frozen_coordinates(state)` names coordinates
-that do not move in this step. The torch trainer runs any link; faster trainers say which ones they
-fuse.
+The torch trainer runs any link; faster trainers say which ones they fuse.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Generator, Tensor
 
-from flrce.core.traits import CachedProtocolMeta
+from flrce.core.roles import default_property, overrides
 from flrce.core.types import Task
 from flrce.models.flat import ModelLayout
-from flrce.training.schedules import Schedule
+from flrce.training.schedules import ConstantRate, Schedule
 
 NamedTensors = Mapping[str, Tensor]
 # among what a link's `end_round` keeps: the whole model (size,) that the client is judged by
 PERSONAL_MODEL_KEY = "personal"
+LINK_METHODS = ("step", "probe", "loss_term")  # a link has one of them
 
 
 @dataclass(frozen=True)
@@ -82,114 +71,117 @@ class Batch(Protocol):
         ...
 
 
-@runtime_checkable
-class Link(Protocol, metaclass=CachedProtocolMeta):
-    """One step of the way from a gradient to a change of w."""
+class Link:
+    """One step of the way from a gradient to a change of w.
 
-    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]: ...
-
-
-@runtime_checkable
-class ProbingLink(Protocol, metaclass=CachedProtocolMeta):
-    """A link that asks for more than one gradient a step: SAM, DP-SGD, a second model. Called
-    instead of `step`.
+    A link overrides at least one of `step`, `probe` and `loss_term`. It never changes: what it
+    remembers within a round is its state, named tensors that `begin_round` makes.
     """
+
+    def begin_round(self, w: Tensor, local: ClientContext, carry: NamedTensors) -> NamedTensors:
+        """The state at the start of a round; `carry` is what the client kept."""
+        return {}
+
+    def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
+        """The gradient (..., d) that the next link gets, and the state after the step."""
+        return g, state
 
     def probe(
         self, g: Tensor, w: Tensor, state: NamedTensors, batch: Batch
-    ) -> tuple[Tensor, NamedTensors]: ...
+    ) -> tuple[Tensor, NamedTensors]:
+        """`step` for a link that needs more than one gradient: SAM, DP-SGD, a second model."""
+        return self.step(g, w, state)
 
+    def loss_term(self, batch: Batch, state: NamedTensors) -> Tensor:
+        """(n,) added to the loss of each sample: a contrast of features, distillation."""
+        raise NotImplementedError(f"{type(self).__name__} has no loss_term")
 
-@runtime_checkable
-class GradientEstimator(Link, Protocol):
-    """A link that finds each step's gradient by itself, from losses alone, with
-    `forward_passes` forward passes a step and none backward.
-
-    `losses()` are those of the batch at w as it is, which the link may move meanwhile; returned are
-    losses and g.
-    """
-
-    @property
-    def forward_passes(self) -> int: ...
     def estimate(
         self, losses: Callable[[], Tensor], w: Tensor, state: NamedTensors
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Tensor]:
+        """Losses and a gradient from losses alone, with `forward_passes` forward passes and none
+        backward. `losses()` are those of the batch at w, which the link may move meanwhile.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no estimate")
+
+    def frozen_coordinates(self, state: NamedTensors) -> Tensor | None:
+        """(d,) bool: coordinates that do not move in this step, whatever the next links do."""
+        return None
+
+    def end_round(self, w: Tensor, state: NamedTensors) -> tuple[NamedTensors, NamedTensors]:
+        """What the client keeps until its next task, and what travels to the server as
+        `updates.extras`.
+        """
+        return {}, {}
+
+    def list_extra_sizes(self, d: int) -> Mapping[str, int]:
+        """Names and sizes of what travels, for a model of d floats."""
+        return {}
+
+    def check_recipe(self, recipe: Any) -> str:
+        """Why the link does not work in this recipe; "" if it does."""
+        return ""
+
+    @default_property
+    def lr(self) -> float | None:
+        """How far a step goes; a link with a rate can end a chain."""
+        return None
+
+    @default_property
+    def schedule(self) -> Schedule:
+        """The factor of `lr` by (step, steps, t, T)."""
+        return ConstantRate()
+
+    @default_property
+    def extra_passes(self) -> float:
+        """Forward and backward passes of a step beyond the first, which are booked."""
+        return 0.0
+
+    @default_property
+    def forward_passes(self) -> int:
+        """Forward passes of `estimate` in a step."""
+        return 0
+
+    @default_property
+    def supports_client_batches(self) -> bool:
+        """Whether it works on any number of leading dimensions, so that a GPU can run it for many
+        clients at once.
+        """
+        return False
+
+    @default_property
+    def has_step(self) -> bool:
+        """Whether it changes gradients, by `step` or `probe`."""
+        return overrides(self, Link, "step") or self.probes_batch
+
+    @default_property
+    def probes_batch(self) -> bool:
+        return overrides(self, Link, "probe")
+
+    @default_property
+    def has_loss_term(self) -> bool:
+        return overrides(self, Link, "loss_term")
+
+    @default_property
+    def estimates_gradient(self) -> bool:
+        """Whether it finds each step's gradient by itself."""
+        return overrides(self, Link, "estimate")
+
+    @default_property
+    def ends_rounds(self) -> bool:
+        """Whether it keeps something with the client, or sends something, after a round."""
+        return overrides(self, Link, "end_round")
+
+    @default_property
+    def declares_extras(self) -> bool:
+        return overrides(self, Link, "list_extra_sizes")
 
 
-@runtime_checkable
-class LossTermLink(Protocol, metaclass=CachedProtocolMeta):
-    """A link that adds to each sample's loss, (n,): a contrast of features, distillation. It needs
-    no `step`.
-    """
-
-    def loss_term(self, batch: Batch, state: NamedTensors) -> Tensor: ...
-
-
-@runtime_checkable
-class FreezingLink(Protocol, metaclass=CachedProtocolMeta):
-    """A link that keeps coordinates where they are, whatever the links behind it remember: (d,)
-    bool, or None.
-    """
-
-    def frozen_coordinates(self, state: NamedTensors) -> Tensor | None: ...
-
-
-@runtime_checkable
-class BatchableLink(Protocol, metaclass=CachedProtocolMeta):
-    """A link that says whether it works on any number of leading dimensions, so that a stack may
-    run it at once.
-    """
-
-    @property
-    def supports_client_batches(self) -> bool: ...
-
-
-@runtime_checkable
-class FinalLink(Protocol, metaclass=CachedProtocolMeta):
-    """A link that can end a chain: it says how far a step goes."""
-
-    @property
-    def lr(self) -> float: ...
-
-
-@runtime_checkable
-class ScheduledLink(FinalLink, Protocol):
-    """One whose rate changes: by the factor that a schedule makes of (step, steps, t, T)."""
-
-    @property
-    def schedule(self) -> Schedule: ...
-
-
-@runtime_checkable
-class MultiPassLink(Protocol, metaclass=CachedProtocolMeta):
-    """A link that needs more than one forward and backward pass a step: so many more, for the
-    books.
-    """
-
-    @property
-    def extra_passes(self) -> float: ...
-
-
-@runtime_checkable
-class StatefulLink(Protocol, metaclass=CachedProtocolMeta):
-    """A link with a state of its own during a round."""
-
-    def begin_round(self, w: Tensor, local: ClientContext, carry: NamedTensors) -> NamedTensors: ...
-
-
-@runtime_checkable
-class ExtrasLink(Protocol, metaclass=CachedProtocolMeta):
-    """A link that sends tensors back: their names and sizes for a model of d floats, so that gate
-    and books know.
-    """
-
-    def list_extra_sizes(self, d: int) -> Mapping[str, int]: ...
-
-
-@runtime_checkable
-class RoundEndLink(Protocol, metaclass=CachedProtocolMeta):
-    """A link that keeps something with the client, or sends something back, when the round is
-    over.
-    """
-
-    def end_round(self, w: Tensor, state: NamedTensors) -> tuple[NamedTensors, NamedTensors]: ...
+def explain_wrong_link(link: Any) -> str:
+    """Why an object, or a class, is no link; "" if it is."""
+    kind = link if isinstance(link, type) else type(link)
+    if not issubclass(kind, Link):
+        return f"class {kind.__name__} must subclass flrce.Link; see docs/extending.md"
+    if not any(getattr(kind, name) is not getattr(Link, name) for name in LINK_METHODS):
+        return f"class {kind.__name__} has no step(g, w, state), so it is no link"
+    return ""

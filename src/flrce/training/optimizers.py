@@ -10,16 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flrce.core.traits import CoordinateChanger, RecipeChecker
+from flrce.core.roles import overrides
 from flrce.errors import BadInput
-from flrce.training.links import (
-    BatchableLink,
-    ClientContext,
-    Link,
-    NamedTensors,
-    ScheduledLink,
-    StatefulLink,
-)
+from flrce.training.links import ClientContext, Link, NamedTensors
 from flrce.training.schedules import ConstantRate, Schedule
 
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -28,7 +21,7 @@ ProportionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
-class GradientClip:
+class GradientClip(Link):
     """g scaled down to a norm of at most `norm`, taken over all trained coordinates."""
 
     norm: PositiveFloat = 1.0
@@ -40,7 +33,7 @@ class GradientClip:
 
 
 @dataclass(frozen=True)
-class WeightDecay:
+class WeightDecay(Link):
     """g + decay * w: the gradient of decay/2 |w|^2, as in SGD; AdamW has its own."""
 
     decay: NonNegativeFloat = 1e-4
@@ -51,7 +44,7 @@ class WeightDecay:
 
 
 @dataclass(frozen=True)
-class ProximalTerm:
+class ProximalTerm(Link):
     """g + mu (w - w_start), the gradient of FedProx's mu/2 |w - w_start|^2; not `squared`: of mu
     |.| per tensor.
     """
@@ -80,7 +73,7 @@ class ProximalTerm:
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(Link):
     """b = beta b + g; the step goes along b, or with `nesterov` along g + beta b (as
     torch.optim.SGD).
     """
@@ -98,7 +91,7 @@ class Momentum:
 
 
 @dataclass(frozen=True)
-class GradientShift:
+class GradientShift(Link):
     """g + a fixed vector that came with the task under `name`, minus one that the client keeps
     under it.
 
@@ -120,7 +113,7 @@ class GradientShift:
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Link):
     """The end of a chain: w -= lr g."""
 
     lr: PositiveFloat = 0.1
@@ -132,7 +125,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Link):
     """The end of a chain: Adam (Kingma & Ba 2015); with `decay`, AdamW's decoupled weight decay."""
 
     lr: PositiveFloat = 1e-3
@@ -161,15 +154,15 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class PersistentLink:
+class PersistentLink(Link):
     """A link whose state stays with the client from one of its rounds to the next, instead of
     starting anew.
     """
 
-    inner: Any = field(default=Momentum(), metadata={"piece": "link"})
+    inner: Link = field(default=Momentum(), metadata={"piece": "link"})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Link):
+        if not isinstance(self.inner, Link) or not overrides(self.inner, Link, "step"):
             raise BadInput(
                 f"carried: {type(self.inner).__name__} has no step(g, w, state) whose state could"
                 " stay; drop it"
@@ -178,34 +171,31 @@ class PersistentLink:
     def check_recipe(self, recipe: Any) -> str:
         """A state belongs to coordinates, so every round must train the same ones."""
         for piece in (recipe.submodel, recipe.trainer):
-            if isinstance(piece, CoordinateChanger) and piece.changes_coordinates:
+            if piece.changes_coordinates:
                 return (
                     "a carried state is of the coordinates that a client trained, and"
                     f" {type(piece).__name__} gives it others in every round; drop train.carry"
                 )
-        return self.inner.check_recipe(recipe) if isinstance(self.inner, RecipeChecker) else ""
+        return self.inner.check_recipe(recipe)
 
     @property
     def supports_client_batches(self) -> bool:
-        return isinstance(self.inner, BatchableLink) and self.inner.supports_client_batches
+        return self.inner.supports_client_batches
 
     def begin_round(self, w: Tensor, local: ClientContext, carry: NamedTensors) -> NamedTensors:
-        fresh = (
-            self.inner.begin_round(w, local, carry) if isinstance(self.inner, StatefulLink) else {}
-        )
+        fresh = self.inner.begin_round(w, local, carry)
         return {name: carry.get(name, value) for name, value in fresh.items()}
 
     def step(self, g: Tensor, w: Tensor, state: NamedTensors) -> tuple[Tensor, NamedTensors]:
-        found: tuple[Tensor, NamedTensors] = self.inner.step(g, w, state)
-        return found
+        return self.inner.step(g, w, state)
 
     def end_round(self, w: Tensor, state: NamedTensors) -> tuple[NamedTensors, NamedTensors]:
         return dict(state), {}
 
     @property
-    def lr(self) -> float:
-        return float(self.inner.lr)
+    def lr(self) -> float | None:
+        return self.inner.lr
 
     @property
     def schedule(self) -> Schedule:
-        return self.inner.schedule if isinstance(self.inner, ScheduledLink) else ConstantRate()
+        return self.inner.schedule

@@ -27,7 +27,7 @@ from flrce.training.batch_step import BoundNetwork, TrainingStep
 from flrce.training.cpu import Kernel
 from flrce.training.cpu.cells import hasten
 from flrce.training.cpu.shortcuts import Shortcuts, widest, worth
-from flrce.training.links import ClientContext, GradientEstimator
+from flrce.training.links import ClientContext, Link
 from flrce.training.objectives import Classification, Objective, validate_per_sample
 from flrce.training.pooling_layers import use_fast_pools
 from flrce.training.precision import Precision, autocast_network, use_deterministic_kernels
@@ -120,7 +120,7 @@ class TorchTrainer:
         task = local.task
         rng = torch.Generator().manual_seed(_derive_seed(task, "augment")) if augment else None
         states = update.begin_round(weights, local, carry)
-        alone = next((link for link in update.links if isinstance(link, GradientEstimator)), None)
+        alone = next((link for link in update.links if link.estimates_gradient), None)
         two = scale_inputs(x[:2], scale, shift)
         with (
             self._use_trainer_kernels(x, max(sizes, default=0)),
@@ -193,7 +193,7 @@ class TorchTrainer:
         return loss
 
     def _estimate_gradient(
-        self, link: GradientEstimator, one: TrainingStep, weights: Tensor, state: Any
+        self, link: Link, one: TrainingStep, weights: Tensor, state: Any
     ) -> Tensor:
         """(n,) losses; the gradient that the link found is in g."""
         with torch.no_grad():

@@ -15,22 +15,9 @@ from typing import Any, SupportsFloat
 
 from torch import Tensor
 
+from flrce.core.renamed_methods import explain_renamed_method
 from flrce.errors import BadInput
-from flrce.training.links import (
-    Batch,
-    ClientContext,
-    ExtrasLink,
-    FinalLink,
-    FreezingLink,
-    Link,
-    LossTermLink,
-    MultiPassLink,
-    NamedTensors,
-    ProbingLink,
-    RoundEndLink,
-    ScheduledLink,
-    StatefulLink,
-)
+from flrce.training.links import Batch, ClientContext, Link, NamedTensors, explain_wrong_link
 from flrce.training.optimizers import (
     SGD,
     Adam,
@@ -63,30 +50,25 @@ class UpdateChain:
     number: "0.b".
     """
 
-    links: tuple[Any, ...] = (SGD(),)
+    links: tuple[Link, ...] = (SGD(),)
 
     def __post_init__(self) -> None:
         for link in self.links:
-            if not isinstance(link, Link | ProbingLink | LossTermLink):
-                raise BadInput(
-                    f"update: {type(link).__name__} has no step(g, w, state), so it is no link"
-                )
-        if not self.links or not _is_final_link(self.links[-1]):
+            why = explain_renamed_method(link) or explain_wrong_link(link)
+            if why:
+                raise BadInput(f"update: {why}")
+        if not self.links or self.links[-1].lr is None:
             raise BadInput("update: the last link must have a rate lr, such as SGD or Adam")
         self.list_extra_sizes(1)  # refuses two links that send one name
 
     @property
     def lr(self) -> float:
-        return float(self.links[-1].lr)
+        return float(self.links[-1].lr)  # type: ignore[arg-type] # checked above
 
     def compute_step_rate(self, step: int, local: ClientContext) -> float:
         """How far step number `step` (from 0) of this round goes."""
         last = self.links[-1]
-        factor = (
-            last.schedule(step, local.steps, local.task.t, local.task.rounds)
-            if isinstance(last, ScheduledLink)
-            else 1
-        )
+        factor = last.schedule(step, local.steps, local.task.t, local.task.rounds)
         if not isinstance(factor, SupportsFloat) or not math.isfinite(factor):
             name = type(last.schedule).__name__
             raise BadInput(
@@ -103,20 +85,14 @@ class UpdateChain:
         self, w: Tensor, local: ClientContext, carry: NamedTensors
     ) -> tuple[NamedTensors, ...]:
         return tuple(
-            (
-                link.begin_round(w, local, _select_link_state(carry, i))
-                if isinstance(link, StatefulLink)
-                else {}
-            )
+            link.begin_round(w, local, _select_link_state(carry, i))
             for i, link in enumerate(self.links)
         )
 
     @cached_property
     def passes_per_step(self) -> float:
         """Forward and backward passes of a step."""
-        return 1.0 + sum(
-            float(link.extra_passes) for link in self.links if isinstance(link, MultiPassLink)
-        )
+        return 1.0 + sum(float(link.extra_passes) for link in self.links)
 
     @cached_property
     def needs_batch(self) -> bool:
@@ -125,22 +101,16 @@ class UpdateChain:
 
     @cached_property
     def _probing_links(self) -> frozenset[int]:
-        return frozenset(i for i, link in enumerate(self.links) if isinstance(link, ProbingLink))
+        return frozenset(i for i, link in enumerate(self.links) if link.probes_batch)
 
     @cached_property
     def _loss_term_links(self) -> frozenset[int]:
-        return frozenset(i for i, link in enumerate(self.links) if isinstance(link, LossTermLink))
+        return frozenset(i for i, link in enumerate(self.links) if link.has_loss_term)
 
     @cached_property
-    def _freezing_links(self) -> frozenset[int]:
-        return frozenset(i for i, link in enumerate(self.links) if isinstance(link, FreezingLink))
-
-    @cached_property
-    def _loss_only_links(self) -> frozenset[int]:
-        """Links that only add to the loss."""
-        return frozenset(
-            i for i, link in enumerate(self.links) if not isinstance(link, Link | ProbingLink)
-        )
+    def _stepping_links(self) -> frozenset[int]:
+        """Links that change the gradient; the others only add to the loss."""
+        return frozenset(i for i, link in enumerate(self.links) if link.has_step)
 
     def step(
         self, g: Tensor, w: Tensor, states: tuple[NamedTensors, ...], batch: Batch | None = None
@@ -151,8 +121,9 @@ class UpdateChain:
         after = []
         for i, (link, state) in enumerate(zip(self.links, states, strict=True)):
             if i in self._probing_links:
+                assert batch is not None  # `needs_batch` asks for it
                 g, state = _validate_link_step(link, "probe", link.probe(g, w, state, batch), g)
-            elif i not in self._loss_only_links:
+            elif i in self._stepping_links:
                 g, state = _validate_link_step(link, "step", link.step(g, w, state), g)
             after.append(state)
         return g, tuple(after)
@@ -173,17 +144,18 @@ class UpdateChain:
 
     def frozen_coordinates(self, states: tuple[NamedTensors, ...]) -> list[Tensor]:
         """Coordinates that do not move in this step, (d,) bool each."""
-        found = [self.links[i].frozen_coordinates(states[i]) for i in sorted(self._freezing_links)]
+        found = [
+            link.frozen_coordinates(state) for link, state in zip(self.links, states, strict=True)
+        ]
         return [mask for mask in found if mask is not None]
 
     def list_extra_sizes(self, d: int) -> dict[str, int]:
         """Names and sizes of all that travels back beside the update."""
         sizes: dict[str, int] = {}
         for link in self.links:
-            if isinstance(link, ExtrasLink):
-                named = link.list_extra_sizes(d)
-                _refuse_second_sender(link, named, sizes)
-                sizes |= dict(named)
+            named = link.list_extra_sizes(d)
+            _refuse_second_sender(link, named, sizes)
+            sizes |= dict(named)
         return sizes
 
     def end_round(
@@ -195,11 +167,10 @@ class UpdateChain:
         kept: dict[str, Tensor] = {}
         sent: dict[str, Tensor] = {}
         for i, (link, state) in enumerate(zip(self.links, states, strict=True)):
-            if isinstance(link, RoundEndLink):
-                carry, extras = link.end_round(w, state)
-                kept |= {f"{i}.{name}": value for name, value in carry.items()}
-                _refuse_second_sender(link, extras, sent)
-                sent |= dict(extras)
+            carry, extras = link.end_round(w, state)
+            kept |= {f"{i}.{name}": value for name, value in carry.items()}
+            _refuse_second_sender(link, extras, sent)
+            sent |= dict(extras)
         return kept, sent
 
 
@@ -214,15 +185,6 @@ def _refuse_second_sender(link: Any, names: Mapping[str, Any], sent: Mapping[str
                 f"update: {kind} sends {name!r}, as a link before it does; rename it, or drop one"
                 " of the two"
             )
-
-
-def _is_final_link(link: Any) -> bool:
-    """Whether a link can end a chain; one that is carried, as the link inside can."""
-    return (
-        _is_final_link(link.inner)
-        if isinstance(link, PersistentLink)
-        else isinstance(link, FinalLink)
-    )
 
 
 def _select_link_state(carry: NamedTensors, i: int) -> dict[str, Tensor]:
@@ -252,7 +214,7 @@ def match_plain_sgd(update: UpdateChain, local: ClientContext) -> PlainSGD | str
     rates = {update.compute_step_rate(step, local) for step in range(max(local.steps, 1))}
     if len(rates) > 1:
         return f"the rate changes within a round ({type(last.schedule).__name__})"
-    prox = front[0] if front else ProximalTerm(0.0)
+    prox = next((link for link in front if isinstance(link, ProximalTerm)), ProximalTerm(0.0))
     return PlainSGD(rates.pop(), prox.mu, prox.squared or not prox.mu)
 
 

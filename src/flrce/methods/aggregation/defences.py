@@ -15,8 +15,8 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from flrce.core.bounds import NonNegativeInt, PositiveFloat
-from flrce.core.pieces import Aggregator, Recipe
-from flrce.core.traits import StatefulPiece
+from flrce.core.pieces import Recipe
+from flrce.core.roles import Aggregator
 from flrce.core.types import RoundEvent, Updates
 from flrce.methods.aggregation.robust import TrimmedMean
 from flrce.rng import make_stream
@@ -26,7 +26,7 @@ IntUpTo100 = Annotated[int, Ge(1), Le(100)]
 
 
 @dataclass(frozen=True)
-class GeometricMedian:
+class GeometricMedian(Aggregator):
     """RFA (Pillutla et al. 2022): the point with the least sum of distances to the updates, by
     Weiszfeld's steps.
 
@@ -52,7 +52,7 @@ class CentredClipState:
 
 
 @dataclass(frozen=True)
-class CentredClip:
+class CentredClip(Aggregator):
     """Centred clipping (Karimireddy et al. 2021): v + mean of (u_k - v), each shortened to `tau`;
     `steps` times.
 
@@ -82,7 +82,7 @@ class CentredClip:
 
 
 @dataclass(frozen=True)
-class NearestNeighbourMixing:
+class NearestNeighbourMixing(Aggregator):
     """Nearest-neighbour mixing (Allouah et al. 2023): each update becomes the mean of the P -
     attackers nearest to it.
 
@@ -94,7 +94,7 @@ class NearestNeighbourMixing:
     attackers: NonNegativeInt = 2
 
     def check_recipe(self, recipe: Recipe) -> str:
-        if isinstance(self.inner, StatefulPiece):
+        if self.inner.has_state:
             return (
                 f"mixed cannot remember for {type(self.inner).__name__}; give it a rule without"
                 " memory"
@@ -124,7 +124,7 @@ class BucketingState:
 
 
 @dataclass(frozen=True)
-class Bucketing:
+class Bucketing(Aggregator):
     """Bucketing (Karimireddy et al. 2022): replies are shuffled into buckets of `size`, and the
     `inner` rule sees their means, which differ less than single clients do where data differ. At
     most as many buckets are bad as replies are.
@@ -135,7 +135,7 @@ class Bucketing:
     seed: NonNegativeInt = 0
 
     def check_recipe(self, recipe: Recipe) -> str:
-        if isinstance(self.inner, StatefulPiece):
+        if self.inner.has_state:
             return (
                 f"bucketed cannot remember for {type(self.inner).__name__}; give it a rule without"
                 " memory"

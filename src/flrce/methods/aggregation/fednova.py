@@ -9,6 +9,7 @@ import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
+from flrce.core.roles import Aggregator
 from flrce.core.types import Updates
 from flrce.methods.aggregation.mean import add_weighted_mean
 
@@ -22,7 +23,7 @@ SUPPORTED_LINKS = (
 
 
 @dataclass(frozen=True)
-class FedNovaMean:
+class FedNovaMean(Aggregator):
     """w + tau_eff sum p_k u_k / |a_k|, tau_eff = sum p_k |a_k|.
 
     |a_k| is how many gradients' lengths tau_k steps go: tau_k for plain SGD, and with a client's

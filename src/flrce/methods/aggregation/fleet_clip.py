@@ -22,6 +22,7 @@ from torch import Tensor
 from flrce.core.bounds import NonNegativeInt, PositiveInt, PositiveProportion
 from flrce.core.linalg import normalize_rows
 from flrce.core.relations import NEVER_SEEN
+from flrce.core.roles import Aggregator
 from flrce.core.sketch import make_sketch
 from flrce.core.types import RoundEvent, Updates
 
@@ -48,7 +49,7 @@ class FleetClipState:
 
 
 @dataclass(frozen=True)
-class FleetClip:
+class FleetClip(Aggregator):
     """w + v, where v goes from 0 towards the mean of t_k (u_k - v), each shortened to tau, `steps`
     times.
 

@@ -7,12 +7,13 @@ that travels, by its singular values.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from flrce.core.bounds import NonNegativeFloat
+from flrce.core.roles import Aggregator
 from flrce.core.types import Updates
 from flrce.errors import BadInput
 from flrce.methods.aggregation.mean import add_weighted_mean, compute_reply_weights
@@ -20,7 +21,7 @@ from flrce.models.adapters import pair_adapter_factors
 
 
 @dataclass(frozen=True)
-class LoRAProductMean:
+class LoRAProductMean(Aggregator):
     """w with each adapter's (A, B) such that B A is the mean of clients' B_k A_k, or the nearest of
     its rank to it.
 
@@ -32,6 +33,7 @@ class LoRAProductMean:
 
     by: Literal["samples", "equal"] = "samples"
     cap: NonNegativeFloat = 0.0
+    needs_adapters: ClassVar[bool] = True
 
     def __call__(self, w: Tensor, updates: Updates, memory: Any) -> Tensor:
         n = compute_reply_weights(updates.n, self.by, self.cap)

@@ -11,6 +11,7 @@ from torch import Tensor
 from flrce.core import device_transfer, reductions
 from flrce.core.bounds import LearningRate, NonNegativeFloat
 from flrce.core.buffers import allocate_like
+from flrce.core.roles import Aggregator
 from flrce.core.types import Updates
 
 # FLrce's own: times a round's median samples that one client is believed to have
@@ -25,7 +26,7 @@ DEVICE_CHUNK_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class WeightedMean:
+class WeightedMean(Aggregator):
     """Eq. 4: w + rate * sum p_k u_k. Coordinates that only some clients hold are averaged over
     those that do.
 

@@ -24,6 +24,7 @@ from flrce.core.bounds import NonNegativeFloat, PositiveInt, PositiveProportion,
 from flrce.core.linalg import normalize_rows
 from flrce.core.pieces import Recipe
 from flrce.core.relations import NEVER_SEEN
+from flrce.core.roles import Aggregator
 from flrce.core.sketch import make_sketch
 from flrce.core.types import RoundEvent, Updates
 from flrce.methods.aggregation.mean import add_weighted_mean, compute_reply_weights
@@ -50,7 +51,7 @@ class RelatedMeanState:
 
 
 @dataclass(frozen=True)
-class RelatedMean:
+class RelatedMean(Aggregator):
     """The mean over replies by "samples" (at most `cap` times their median) or "equal"ly, times how
     related they are: 1 from `level` times the median client's kin on, below that (kin / (level *
     median))^power.

@@ -19,13 +19,14 @@ from flrce.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from flrce.core.buffers import allocate_like
 from flrce.core.linalg import split_coordinates
 from flrce.core.pieces import Recipe
+from flrce.core.roles import Aggregator
 from flrce.core.types import Updates
 from flrce.errors import BadInput
 from flrce.methods.aggregation.mean import CHUNK_COLUMNS, compute_reply_weights
 
 
 @dataclass(frozen=True)
-class TrimmedMean:
+class TrimmedMean(Aggregator):
     """Per coordinate, the mean without the largest and the smallest `share` of the values (Yin et
     al. 2018).
 
@@ -45,7 +46,7 @@ class TrimmedMean:
 
 
 @dataclass(frozen=True)
-class CoordinateMedian:
+class CoordinateMedian(Aggregator):
     """Per coordinate, the median: of an even number of values, the mean of the middle two."""
 
     blockwise: ClassVar[bool] = True
@@ -56,7 +57,7 @@ class CoordinateMedian:
 
 
 @dataclass(frozen=True)
-class Krum:
+class Krum(Aggregator):
     """The mean of the `keep` updates with the nearest neighbours (Blanchard et al. 2017; Multi-Krum
     for keep > 1).
 
@@ -108,7 +109,7 @@ class Krum:
 
 
 @dataclass(frozen=True)
-class ClippedMean:
+class ClippedMean(Aggregator):
     """The weighted mean of updates shortened to at most `norm`; "median": to the median length of
     the round's updates.
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from flrce.core.bounds import NonNegativeInt
 from flrce.core.pieces import Recipe
-from flrce.core.traits import RootClientSelector
+from flrce.core.roles import Aggregator
 from flrce.core.types import Updates
 
 
 @dataclass(frozen=True)
-class FLTrust:
+class FLTrust(Aggregator):
     """w + sum t_k |u_0| u_k / |u_k| / sum t_k, t_k = max(cos(u_k, u_0), 0), over all replies but
     the root's u_0.
 
@@ -34,7 +34,7 @@ class FLTrust:
                 f"root-trust compares whole updates, but {recipe.partial_pieces} lets clients send"
                 " parts; drop one"
             )
-        if not isinstance(recipe.selector, RootClientSelector) or recipe.selector.root != self.root:
+        if recipe.selector.root_client != self.root:
             return (
                 'root-trust needs its root in every round; set selector = {piece = "rooted", root'
                 f" = {self.root}}}"

@@ -8,13 +8,13 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from flrce.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveProportion
-from flrce.core.traits import AsynchronousPace
+from flrce.core.roles import Aggregator
 from flrce.core.types import RoundEvent, Updates
 from flrce.methods.aggregation.mean import add_weighted_mean
 
 
 @dataclass(frozen=True)
-class StalenessDiscountedMean:
+class StalenessDiscountedMean(Aggregator):
     """FedBuff (Nguyen et al. 2022): w + sum u_k / (1 + age_k)^exponent / P, over the P replies of a
     round.
 
@@ -37,7 +37,7 @@ class FedAsyncState:
 
 
 @dataclass(frozen=True)
-class FedAsyncMixing:
+class FedAsyncMixing(Aggregator):
     """FedAsync (Xie et al. 2019): w + a_t (w_k - w), a_t = alpha s(age), one reply a round; w_k =
     its start + u_k.
 
@@ -65,7 +65,7 @@ class FedAsyncMixing:
                 f"FedAsync mixes whole models, but {recipe.partial_pieces} lets clients send parts;"
                 " drop one"
             )
-        if not (isinstance(recipe.pace, AsynchronousPace) and recipe.pace.size == 1):
+        if recipe.pace.buffer_size != 1:
             return 'FedAsync mixes one reply at a time; set pace = {piece = "buffered", size = 1}'
         return ""
 

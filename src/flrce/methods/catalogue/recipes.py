@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from flrce.core.pieces import Recipe, StopRule
+from flrce.core.pieces import Recipe
+from flrce.core.roles import StopRule
 from flrce.errors import BadInput, look_up_name, suggest_name
 from flrce.methods.aggregation.fleet_clip import FleetClip
 from flrce.methods.aggregation.mean import DEFAULT_SAMPLE_CAP_RATIO, WeightedMean

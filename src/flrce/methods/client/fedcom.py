@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from flrce.core.bounds import LearningRate
-from flrce.core.pieces import Recipe, RoundView
-from flrce.core.traits import AsynchronousPace, RatedPiece
+from flrce.core.pieces import Recipe
+from flrce.core.roles import LocalTrainer, RoundView
 from flrce.core.types import RoundEvent, Task
 from flrce.methods.client.gradient_tracking import MEAN, ROUND, GradientCorrection
 
@@ -24,7 +24,7 @@ class CorrectionState:
 
 
 @dataclass(frozen=True)
-class CorrectedTraining:
+class CorrectedTraining(LocalTrainer):
     """Training along g - delta_k (FedCOMGATE, Haddadpour et al. 2021).
 
     mean q = (w - w') / (rate * lr) follows from successive models; `rate` is the aggregator's. It
@@ -45,12 +45,12 @@ class CorrectedTraining:
                 f"the gradient correction needs whole models, but {parts} lets clients send parts;"
                 " drop one"
             )
-        if isinstance(recipe.pace, AsynchronousPace):
+        if recipe.pace.buffer_size is not None:
             return (
                 "FedCOMGATE's correction is a client's step less the mean of the others' from the"
                 " same model; with a buffered pace they start from different ones: use another pace"
             )
-        if not isinstance(recipe.aggregator, RatedPiece):
+        if recipe.aggregator.rate is None:
             other = type(recipe.aggregator).__name__
             return (
                 f"the gradient correction needs a plain mean of updates, {other} is none; set"

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flrce.core.bounds import PositiveFloat
-from flrce.core.pieces import Recipe, RoundView
+from flrce.core.pieces import Recipe
+from flrce.core.roles import LocalTrainer, RoundView
 from flrce.core.types import RoundEvent, Task
 from flrce.methods.client.step_counts import (
     CountedRoundsState,
@@ -17,7 +18,7 @@ from flrce.methods.client.step_counts import (
     resolve_client_vector,
     update_counted_rounds,
 )
-from flrce.training.links import ClientContext
+from flrce.training.links import ClientContext, Link
 
 # with a client: the sum of its updates so far, which is minus its dual variable over alpha
 UPDATE_SUM_KEY = "feddyn.way"
@@ -25,7 +26,7 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class DynamicRegularizer:
+class DynamicRegularizer(Link):
     """g + alpha (w - w_start + the sum of the client's updates so far): the paper's g - grad_k +
     alpha (w - w_start).
 
@@ -49,7 +50,7 @@ class DynamicRegularizer:
 
 
 @dataclass(frozen=True)
-class DynamicTraining:
+class DynamicTraining(LocalTrainer):
     """Everyone trains on its dynamically regularised objective."""
 
     alpha: PositiveFloat = 0.1

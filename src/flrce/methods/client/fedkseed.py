@@ -16,17 +16,17 @@ from pydantic import Field
 from torch import Tensor
 
 from flrce.core.bounds import PositiveInt
-from flrce.core.pieces import RoundView
+from flrce.core.roles import LocalTrainer, RoundView
 from flrce.core.types import Task
 from flrce.rng import make_stream
-from flrce.training.links import ClientContext
+from flrce.training.links import ClientContext, Link
 
 Tensors = Mapping[str, Tensor]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True)
-class FiniteDifferences:
+class FiniteDifferences(Link):
     """g_s = (L(w + eps e_s) - L(w - eps e_s)) / 2 eps for `count` coordinates s, drawn anew for
     every step; else 0.
     """
@@ -78,7 +78,7 @@ class FiniteDifferences:
 
 
 @dataclass(frozen=True)
-class ZerothOrderTraining:
+class ZerothOrderTraining(LocalTrainer):
     """Everyone trains alike, on differences of losses."""
 
     eps: PositiveFloat = 1e-3

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flrce.core.types import Task
-from flrce.training.links import ClientContext
+from flrce.training.links import ClientContext, Link
 
 ROUND, MEAN = (
     "drift.round",
@@ -24,7 +24,7 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class GradientCorrection:
+class GradientCorrection(Link):
     """g - delta_k; what the client needs to settle delta_k next time stays with it."""
 
     supports_client_batches: ClassVar[bool] = True

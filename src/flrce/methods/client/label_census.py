@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from flrce.core.bounds import PositiveInt
-from flrce.core.pieces import RoundView
+from flrce.core.roles import LocalTrainer, RoundView
 from flrce.core.types import Task
 from flrce.errors import BadInput
-from flrce.training.links import Batch, ClientContext, NamedTensors
+from flrce.training.links import Batch, ClientContext, Link, NamedTensors
 
 LABEL_SHARES_KEY = "labels"  # in a reply: (classes,) shares of the samples that were trained on
 
 
 @dataclass(frozen=True)
-class LabelCensus:
+class LabelCensus(Link):
     """Tells the server a client's shares of labels, `classes` floats a reply; gradients go through
     as they are.
     """
@@ -51,10 +51,14 @@ class LabelCensus:
 
 
 @dataclass(frozen=True)
-class LabelReportingTraining:
+class LabelReportingTraining(LocalTrainer):
     """A trainer that changes nothing but asks for the shares of labels."""
 
     classes: PositiveInt = 10
+
+    @property
+    def reported_classes(self) -> int:
+        return self.classes
 
     @property
     def links(self) -> Sequence[LabelCensus]:

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from flrce.core.bounds import NonNegativeFloat, PositiveFloat
 from flrce.errors import BadInput
-from flrce.training.links import Batch, ClientContext
+from flrce.training.links import Batch, ClientContext, Link
 
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class ContrastiveTerm:
+class ContrastiveTerm(Link):
     """+ mu * -log(e^near / (e^near + e^far)) for each sample, near and far being cosines over the
     temperature.
 

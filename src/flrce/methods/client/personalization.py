@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from flrce.core.bounds import EpochCount, NonNegativeFloat, Proportion
-from flrce.training.links import PERSONAL_MODEL_KEY, Batch, ClientContext
+from flrce.training.links import PERSONAL_MODEL_KEY, Batch, ClientContext, Link
 
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class FedRepPhases:
+class FedRepPhases(Link):
     """FedRep (Collins et al. 2021): first only what the client keeps trains, in its last epochs
     only what travels.
     """
@@ -57,7 +57,7 @@ class FedRepPhases:
 
 
 @dataclass(frozen=True)
-class DittoModel:
+class DittoModel(Link):
     """Ditto (Li et al. 2021): v, the client's own model, goes along grad f(v) + strength (v - w as
     it came).
 
@@ -87,7 +87,7 @@ class DittoModel:
 
 
 @dataclass(frozen=True)
-class APFLMixture:
+class APFLMixture(Link):
     """APFL (Deng et al. 2020): v goes along the gradient of f(alpha v + (1 - alpha) w), w along
     that of f(w).
 

@@ -11,8 +11,8 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from flrce.core.bounds import NonNegativeFloat, Percent, Proportion
-from flrce.core.pieces import Recipe, RoundView
-from flrce.core.traits import RatedPiece
+from flrce.core.pieces import Recipe
+from flrce.core.roles import LocalTrainer, RoundView
 from flrce.core.types import RoundEvent, Task
 from flrce.methods.client.workload import with_epochs
 
@@ -30,7 +30,7 @@ class PyramidState:
 
 
 @dataclass(frozen=True)
-class PyramidTraining:
+class PyramidTraining(LocalTrainer):
     """The original: clients that would wait train longer instead, and unimportant ones upload less.
 
     The P fastest are ranked by |u| n (by n where never seen): rank r drops each tensor of its
@@ -53,7 +53,7 @@ class PyramidTraining:
             raise ValueError(f"most must be at least 1 (1: nobody trains longer), got {self.most}")
 
     def check_recipe(self, recipe: Recipe) -> str:
-        if self.high > 0 and not isinstance(recipe.compressor, RatedPiece):
+        if self.high > 0 and recipe.compressor.rate is None:
             return (
                 'upload dropout needs a compressor with a rate; add compressor = "drop-tensors", or'
                 " set high = 0"
@@ -109,7 +109,7 @@ class PyramidTraining:
 
 
 @dataclass(frozen=True)
-class FewerEpochs:
+class FewerEpochs(LocalTrainer):
     """As FLrce's authors describe PyramidFL: E_i = clip(floor(E T / t_i), 1, E), and whole uploads.
 
     T is the `percentile` of the durations of all reachable clients that are known. Who was never
@@ -144,7 +144,7 @@ class FewerEpochs:
 def with_compressor_rate(task: Task, rate: float) -> Task:
     """The task with its compressor's rate set, where it has one."""
     compressor: Any = task.compressor
-    if isinstance(compressor, RatedPiece):
-        tuned: Any = replace(compressor, rate=rate)  # type: ignore[type-var]
+    if compressor is not None and compressor.rate is not None:
+        tuned: Any = replace(compressor, rate=rate)
         return replace(task, compressor=tuned)
     return task

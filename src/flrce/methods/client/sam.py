@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from flrce.core.bounds import PositiveFloat
-from flrce.training.links import Batch
+from flrce.training.links import Batch, Link
 
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class SharpnessAwareGradient:
+class SharpnessAwareGradient(Link):
     """The gradient at w + rho g / |g| on the same batch instead of that at w (Foret et al. 2021).
 
     What links before it added to g stays.

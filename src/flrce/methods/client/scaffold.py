@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flrce.core.pieces import Recipe, RoundView
+from flrce.core.pieces import Recipe
+from flrce.core.roles import LocalTrainer, RoundView
 from flrce.core.types import RoundEvent, Task
 from flrce.methods.client.step_counts import (
     add_counted_round,
@@ -20,14 +21,14 @@ from flrce.methods.client.step_counts import (
     update_counted_rounds,
 )
 from flrce.training.batches import compute_batch_sizes
-from flrce.training.links import ClientContext
+from flrce.training.links import ClientContext, Link
 
 C, DELTA = "scaffold.c", "scaffold.delta"  # in a task: c; in a reply: c_k' - c_k
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class ControlVariate:
+class ControlVariate(Link):
     """g - c_k + c, and c_k' - c_k to the server at the end.
 
     Option II: c_k' = c_k - c + (w - w_k) / (sum of the steps' rates), the client's mean gradient on
@@ -94,7 +95,7 @@ class ScaffoldState:
 
 
 @dataclass(frozen=True)
-class ScaffoldTraining:
+class ScaffoldTraining(LocalTrainer):
     """Sends c, the mean of all clients' c_k, and sums up what they send back."""
 
     option: Literal["I", "II"] = "II"

@@ -10,7 +10,7 @@ from flrce.core.bounds import (
     PositiveProportion,
     Proportion,
 )
-from flrce.core.pieces import RoundView
+from flrce.core.roles import LocalTrainer, RoundView
 from flrce.core.types import Task
 from flrce.errors import BadInput
 from flrce.models.part import floor_share
@@ -23,7 +23,7 @@ ROUNDING_TOLERANCE = (
 
 
 @dataclass(frozen=True)
-class PlainTraining:
+class PlainTraining(LocalTrainer):
     """Everyone trains as the recipe says."""
 
     def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
@@ -31,7 +31,7 @@ class PlainTraining:
 
 
 @dataclass(frozen=True)
-class ProximalTraining:
+class ProximalTraining(LocalTrainer):
     """FedProx (Li et al. 2020): training on F_k + mu/2 |w_k - w|^2, or mu |.| per tensor where not
     `squared`.
 
@@ -88,7 +88,7 @@ class ProximalTraining:
 
 
 @dataclass(frozen=True)
-class FrozenBlocksTraining:
+class FrozenBlocksTraining(LocalTrainer):
     """Blocks before `first` stay as they are: not trained, not sent, their BatchNorms in eval mode.
 
     With `seconds`, only for clients whose device would take longer than that to train everything.
@@ -109,6 +109,10 @@ class FrozenBlocksTraining:
         return self.first > 0
 
     @property
+    def frozen_blocks(self) -> int:
+        return self.first
+
+    @property
     def partial(self) -> bool:
         """Whether a reply may cover only some coordinates."""
         return self.first > 0
@@ -127,7 +131,7 @@ class FrozenBlocksTraining:
 
 
 @dataclass(frozen=True)
-class DeadlineTraining:
+class DeadlineTraining(LocalTrainer):
     """TimelyFL (Zhang et al. 2023): whoever is slow trains less, so that all report by T_k.
 
     T_k is the k-th shortest estimate of a whole task, k = share * n. A client runs the epochs that

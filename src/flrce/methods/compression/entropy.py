@@ -9,15 +9,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flrce.core.pieces import Compressor, MalformedPayload, NoCompression, Recipe
-from flrce.core.traits import (
-    ClientStateCompressor,
-    CoverageCompressor,
-    PartialPiece,
-    RecipeChecker,
-    ScalingCompressor,
-    SymbolCompressor,
-)
+from flrce.core.pieces import MalformedPayload, NoCompression, Recipe
+from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput
 from flrce.methods.compression.buffers import (
@@ -36,7 +29,7 @@ GAP_BITS = 7  # a symbol of an integer: the number of its digits, and the one be
 
 
 @dataclass(frozen=True)
-class EntropyCoded:
+class EntropyCoded(Compressor):
     """The inner compressor's payload with every buffer coded by an adaptive range coder.
 
     Levels and bitmaps are coded symbol by symbol, of indices the gaps, of float32 values the
@@ -52,24 +45,24 @@ class EntropyCoded:
 
     @property
     def partial(self) -> bool:
-        return isinstance(self.inner, PartialPiece) and self.inner.partial
+        return self.inner.partial
 
     @property
     def scaled(self) -> bool:
-        return isinstance(self.inner, ScalingCompressor) and self.inner.scaled
+        return self.inner.scaled
 
     @property
     def keeps_state(self) -> bool:
-        return isinstance(self.inner, ClientStateCompressor) and self.inner.keeps_state
+        return self.inner.keeps_state
 
     def check_recipe(self, recipe: Recipe) -> str:
-        return self.inner.check_recipe(recipe) if isinstance(self.inner, RecipeChecker) else ""
+        return self.inner.check_recipe(recipe)
 
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         payload, carry = self.inner.encode(u, layout, rng, carry)
-        widths = self._get_symbol_bits()
+        widths = self.inner.symbol_bits
         coded = {
             name: code_buffer(buffer, widths.get(name, 8))
             for name, buffer in payload.buffers.items()
@@ -77,21 +70,16 @@ class EntropyCoded:
         return Payload(coded), carry
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
-        widths, most = self._get_symbol_bits(), 8 * count_floats(layout) + 64 * len(layout) + 4096
+        widths, most = self.inner.symbol_bits, 8 * count_floats(layout) + 64 * len(layout) + 4096
         buffers = {
             name: restore_buffer(buffer, widths.get(name, 8), most)
             for name, buffer in payload.buffers.items()
         }
         return self.inner.decode(Payload(buffers), layout, rng)
 
-    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor:
-        """(d,) bool: the coordinates that count in the mean."""
-        if isinstance(self.inner, CoverageCompressor):
-            return self.inner.coverage_mask(layout, rng)
-        return torch.ones(count_floats(layout), dtype=torch.bool)
-
-    def _get_symbol_bits(self) -> Mapping[str, int]:
-        return self.inner.symbol_bits if isinstance(self.inner, SymbolCompressor) else {}
+    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor | None:
+        """(d,) bool: the coordinates that count in the mean; None: all."""
+        return self.inner.coverage_mask(layout, rng)
 
 
 def code_buffer(buffer: Tensor, bits: int) -> Tensor:

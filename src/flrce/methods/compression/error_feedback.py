@@ -5,20 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.payload_bytes import count_value_bytes
-from flrce.core.pieces import Compressor, NoCompression, Recipe
-from flrce.core.traits import (
-    CoordinateChanger,
-    CoverageCompressor,
-    PartialPiece,
-    ScalingCompressor,
-    SizedCompressor,
-    SymbolCompressor,
-)
+from flrce.core.pieces import NoCompression, Recipe
+from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput
 from flrce.methods.compression.buffers import TensorSizes, count_floats
@@ -27,7 +19,7 @@ RESIDUAL_KEY = "residual"
 
 
 @dataclass(frozen=True)
-class ErrorFeedback:
+class ErrorFeedback(Compressor):
     """The inner compressor with a memory; the residual stays with the client, also while it is not
     chosen.
     """
@@ -39,7 +31,7 @@ class ErrorFeedback:
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Compressor):
             raise BadInput(f"inner = {self.inner!r}: must be a compressor")
-        if isinstance(self.inner, ScalingCompressor) and self.inner.scaled:
+        if self.inner.scaled:
             raise BadInput(
                 "error feedback on scaled values would add the scaling's own error up; set scaled ="
                 " false (randomk) or scale = 'contractive' (rotated)"
@@ -47,17 +39,17 @@ class ErrorFeedback:
 
     @property
     def partial(self) -> bool:
-        return isinstance(self.inner, PartialPiece) and self.inner.partial
+        return self.inner.partial
 
     @property
     def symbol_bits(self) -> Mapping[str, int]:
         """Bits of a packed symbol, by buffer."""
-        return self.inner.symbol_bits if isinstance(self.inner, SymbolCompressor) else {}
+        return self.inner.symbol_bits
 
     def check_recipe(self, recipe: Recipe) -> str:
         """Residuals belong to coordinates, so every round must send the same ones."""
         for piece in (recipe.submodel, recipe.trainer):
-            if isinstance(piece, CoordinateChanger) and piece.changes_coordinates:
+            if piece.changes_coordinates:
                 return (
                     f"error feedback keeps a residual per coordinate, but {type(piece).__name__}"
                     " gives a client other coordinates in every round; use the compressor"
@@ -80,16 +72,10 @@ class ErrorFeedback:
 
     def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int | None:
         """As the inner compressor's payload, if that is known."""
-        if type(self.inner) is NoCompression:
+        if self.inner.is_dense:
             return count_value_bytes(count_floats(layout))
-        return (
-            self.inner.estimate_bytes(layout, rng)
-            if isinstance(self.inner, SizedCompressor)
-            else None
-        )
+        return self.inner.estimate_bytes(layout, rng)
 
-    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor:
-        """(d,) bool: the coordinates that count in the mean."""
-        if isinstance(self.inner, CoverageCompressor):
-            return self.inner.coverage_mask(layout, rng)
-        return torch.ones(count_floats(layout), dtype=torch.bool)
+    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor | None:
+        """(d,) bool: the coordinates that count in the mean; None: all."""
+        return self.inner.coverage_mask(layout, rng)

@@ -8,6 +8,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.pieces import MalformedPayload, get_buffer
+from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.methods.compression.buffers import TensorSizes, count_floats, require_buffers
 
@@ -15,7 +16,7 @@ MAX_INT16_COORDINATES = 2**15  # coordinates that 16 bits can number
 
 
 @dataclass(frozen=True)
-class NonzeroCoordinates:
+class NonzeroCoordinates(Compressor):
     """Every coordinate that is not zero as float32, its number in 16 bits where that is enough,
     else in 32; exact.
     """

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
+from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput
 from flrce.methods.compression.buffers import (
@@ -27,7 +28,7 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Quantizer:
+class Quantizer(Compressor):
     """2^bits levels between each tensor's least and greatest value, counted from its mean.
 
     A tensor costs three float32 more (mean, step, the mean's level). `stochastic` rounds up with

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
+from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput, suggest_name
 from flrce.methods.compression.buffers import (
@@ -53,7 +54,7 @@ BLOCKS = {1: 16_384, 2: 4096, 3: 4096, 4: 4096}
 
 
 @dataclass(frozen=True)
-class RotatedCode:
+class RotatedCode(Compressor):
     """Each chunk of the update is rotated at random, and every rotated coordinate is sent in `bits`
     bits: 1, 2, 3 or 4, or between 0 and 1 the signs of such a share of them, drawn alike on both
     sides.

@@ -13,6 +13,7 @@ from torch import Tensor
 from flrce.core.bounds import PositiveProportion
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import MalformedPayload, get_buffer
+from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput, suggest_name
 from flrce.methods.compression.buffers import (
@@ -32,7 +33,7 @@ STATISTICS_SUFFIXES = (".running_mean", ".running_var")
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Compressor):
     """The K = max(1, floor(keep * d)) coordinates largest in magnitude; ties go to the lowest
     index, the rest are zero.
 
@@ -139,7 +140,7 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class RandomK:
+class RandomK(Compressor):
     """max(1, floor(keep * d)) random coordinates; both sides draw which, so only values travel.
 
     `scaled` multiplies them by d / K, so that the mean over draws is the whole update.

@@ -10,13 +10,14 @@ from torch import Tensor
 from flrce.core.bounds import Proportion
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
+from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.errors import BadInput
 from flrce.methods.compression.buffers import TensorSizes, require_buffers
 
 
 @dataclass(frozen=True)
-class TensorDropout:
+class TensorDropout(Compressor):
     """Each tensor is sent with probability 1 - rate; both sides draw which, so what is left out
     weighs nothing.
 
@@ -60,10 +61,9 @@ class TensorDropout:
         """What a payload weighs, whatever the update: both sides draw which tensors travel."""
         return count_value_bytes(int(self._draw_sent_mask(layout, rng).sum()))
 
-    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor:
-        """(d,) bool: the coordinates that count in the mean."""
-        kept = self._draw_sent_mask(layout, rng)
-        return kept if self.coverage else torch.ones_like(kept)
+    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor | None:
+        """(d,) bool: the coordinates that count in the mean; None: all."""
+        return self._draw_sent_mask(layout, rng) if self.coverage else None
 
     def _draw_sent_mask(self, layout: TensorSizes, rng: Generator) -> Tensor:
         sizes = torch.tensor([size for _, size in layout], dtype=torch.long)

@@ -15,6 +15,7 @@ from torch import Tensor
 from flrce.core.bounds import PositiveProportion
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import MalformedPayload, get_buffer
+from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.methods.compression.buffers import (
     TensorSizes,
@@ -36,7 +37,7 @@ LOG_GOLDEN = math.log((math.sqrt(5) - 1) / 2)  # of the golden ratio less 1
 
 
 @dataclass(frozen=True)
-class SparseTernary:
+class SparseTernary(Compressor):
     """The K = max(1, floor(share * n)) coordinates largest in magnitude become mu times their sign,
     mu the mean of their magnitudes; the rest are zero.
 

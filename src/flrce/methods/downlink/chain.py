@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flrce.core.downlink import Downlink, DownloadRequest, EncodedModel, HeldPart, encode_model
+from flrce.core.downlink import DownloadRequest, EncodedModel, HeldPart, encode_model
 from flrce.core.payload_bytes import HASH_BYTES, SEED_BYTES, count_value_bytes
-from flrce.core.pieces import Compressor, FullModel
+from flrce.core.pieces import FullModel
+from flrce.core.roles import Compressor, Downlink
 from flrce.core.types import Download, PendingTask
 from flrce.errors import BadInput
 from flrce.methods.compression.rotated import RotatedCode

@@ -1,18 +1,17 @@
 """Which compressors may encode a download."""
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 
 from flrce.core.downlink import make_download_stream
-from flrce.core.traits import ScalingCompressor
+from flrce.core.roles import Compressor
 
 PROBE_LAYOUT = (("probe", 4096),)
 
 
-def explain_stateful_code(code: Any) -> str:
+def explain_stateful_code(code: Compressor) -> str:
     """Why a code cannot encode downloads because its sender keeps something; "" where it can."""
     if _probe_code(code)[1]:
         return (
@@ -22,10 +21,10 @@ def explain_stateful_code(code: Any) -> str:
     return ""
 
 
-def explain_growing_error(code: Any) -> str:
+def explain_growing_error(code: Compressor) -> str:
     """Why the error of repeated differences would grow with this code; "" where it shrinks."""
     name = type(code).__name__
-    if isinstance(code, ScalingCompressor) and code.scaled:
+    if code.scaled:
         return (
             f"the unbiased scale of {name} lets the error of difference downloads grow; set scale ="
             ' "contractive" or scaled = false, or send one bit or more'
@@ -39,7 +38,7 @@ def explain_growing_error(code: Any) -> str:
     return ""
 
 
-def _probe_code(code: Any) -> tuple[float, bool]:
+def _probe_code(code: Compressor) -> tuple[float, bool]:
     """(squared error of normal numbers against their squared length, whether the sender keeps
     anything).
     """
@@ -50,11 +49,11 @@ def _probe_code(code: Any) -> tuple[float, bool]:
 
 
 @lru_cache(maxsize=64)
-def _probe_hashable_code(code: Any) -> tuple[float, bool]:
+def _probe_hashable_code(code: Compressor) -> tuple[float, bool]:
     return _probe_uncached(code)
 
 
-def _probe_uncached(code: Any) -> tuple[float, bool]:
+def _probe_uncached(code: Compressor) -> tuple[float, bool]:
     u = torch.from_numpy(
         make_download_stream(0, 0, "probe").standard_normal(PROBE_LAYOUT[0][1]).astype(np.float32)
     )

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flrce.core.downlink import Downlink, DownloadRequest, EncodedModel, encode_model, with_bytes
+from flrce.core.downlink import DownloadRequest, EncodedModel, encode_model, with_bytes
 from flrce.core.payload_bytes import HASH_BYTES, SEED_BYTES, count_value_bytes
-from flrce.core.pieces import Compressor, NoCompression
+from flrce.core.roles import Compressor, Downlink
 from flrce.core.types import Download, PendingTask
 from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.downlink.codes import explain_growing_error, explain_stateful_code
@@ -54,7 +54,7 @@ class DifferenceDownload(Downlink):
     def plan_download(self, memory: HeldModels, k: int) -> Download:
         if int(memory.versions[k]):
             return Download("difference", self.code, 2 * HASH_BYTES)
-        if isinstance(self.first, NoCompression):
+        if self.first.is_dense:
             return Download("full", None, HASH_BYTES)
         return Download("first", self.first, SEED_BYTES + 2 * HASH_BYTES)
 

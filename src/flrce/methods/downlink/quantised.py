@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from flrce.core.downlink import Downlink, DownloadRequest, EncodedModel, encode_model, with_bytes
-from flrce.core.pieces import Compressor
+from flrce.core.downlink import DownloadRequest, EncodedModel, encode_model, with_bytes
+from flrce.core.roles import Compressor, Downlink
 from flrce.core.types import Download, Task
 from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.downlink.codes import explain_stateful_code

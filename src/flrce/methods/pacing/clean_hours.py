@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from flrce.core.bounds import PositiveFloat, PositiveInt, PositiveProportion
 from flrce.core.pieces import SynchronousPace
-from flrce.core.traits import AsynchronousPace, DeadlinePace
+from flrce.core.roles import Pace
 from flrce.core.types import Task
 
 HOUR_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class CleanHours:
+class CleanHours(Pace):
     """A round begins in one of the cleanest hours to come: a `share` of the next `look`, by the
     fleet's mean intensity.
 
@@ -28,23 +27,26 @@ class CleanHours:
     within: PositiveFloat = 12 * HOUR_SECONDS
     deadline: PositiveFloat = 1e18
     look: PositiveInt = 24
-    pace: Any = field(default=SynchronousPace(), metadata={"piece": True})
+    pace: Pace = field(default=SynchronousPace(), metadata={"piece": True})
 
     def __post_init__(self) -> None:
-        if isinstance(self.pace, AsynchronousPace):
+        if self.pace.buffer_size is not None:
             raise ValueError(
                 "tasks that outlive a round cannot wait for clean hours; take another pace inside"
             )
 
+    @property
+    def forecast_hours(self) -> int:
+        return self.look
+
     def cohort_size(self, P: int, busy: int) -> int:
-        return int(self.pace.cohort_size(P, busy))
+        return self.pace.cohort_size(P, busy)
 
     def max_replies(self, P: int) -> int | None:
-        found: int | None = self.pace.max_replies(P)
-        return found
+        return self.pace.max_replies(P)
 
     def with_deadline(self, task: Task) -> Task:
-        return self.pace.with_deadline(task) if isinstance(self.pace, DeadlinePace) else task
+        return self.pace.with_deadline(task)
 
     def choose_start_time(self, now: float, forecast: Sequence[float]) -> float:
         """When the next round begins, given the mean intensity of this hour and those after it."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from flrce.core.async_state import AsyncState
 from flrce.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from flrce.core.pieces import Recipe
+from flrce.core.roles import Pace
 from flrce.core.types import Task
 
 
 @dataclass(frozen=True)
-class OverCommitment:
+class OverCommitment(Pace):
     """Over-commitment (Bonawitz et al. 2019): `spares` more than P are asked, as a share of P; the
     P fastest count.
     """
@@ -27,7 +28,7 @@ class OverCommitment:
 
 
 @dataclass(frozen=True)
-class ReplyDeadline:
+class ReplyDeadline(Pace):
     """A reply later than so many seconds does not count."""
 
     seconds: PositiveFloat = 60.0
@@ -43,7 +44,7 @@ class ReplyDeadline:
 
 
 @dataclass(frozen=True)
-class BufferedPace:
+class BufferedPace(Pace):
     """FedBuff (Nguyen et al. 2022): P clients are always under way; a round ends with the first
     `size` replies.
 
@@ -53,6 +54,14 @@ class BufferedPace:
 
     size: PositiveInt = 10
     oldest: NonNegativeInt = 100
+
+    @property
+    def buffer_size(self) -> int:
+        return self.size
+
+    @property
+    def max_age(self) -> int:
+        return self.oldest
 
     def initial_state(self, M: int, d: int, D: int) -> AsyncState:
         return AsyncState()

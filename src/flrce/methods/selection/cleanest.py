@@ -9,14 +9,14 @@ from typing import Any
 from numpy.random import Generator
 
 from flrce.core.bounds import PositiveProportion
-from flrce.core.pieces import RoundView
+from flrce.core.roles import RoundView, Selector
 from flrce.core.types import RoundEvent, Selection
 from flrce.methods.selection import nested
 from flrce.methods.selection.uniform import UniformSelector
 
 
 @dataclass(frozen=True)
-class LowCarbonSelector:
+class LowCarbonSelector(Selector):
     """The `selector` chooses among the `share` of the reachable clients with the least carbon
     intensity, at least P.
 

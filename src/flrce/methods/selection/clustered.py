@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flrce.core import device_transfer
 from flrce.core.bounds import PositiveInt
-from flrce.core.pieces import RoundView
+from flrce.core.roles import RoundView, Selector
 from flrce.core.sketch import make_sketch
 from flrce.core.types import RoundEvent, Selection
 from flrce.rng import draw_weighted
@@ -36,7 +36,7 @@ class ClusteredSamplingState:
 
 
 @dataclass(frozen=True)
-class ClusteredSampling:
+class ClusteredSampling(Selector):
     """Urns are filled `by`
 
     - "size": clients from the largest to the smallest (the paper's algorithm 1);

@@ -10,8 +10,8 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from flrce.core.pieces import RoundView
 from flrce.core.relations import NEVER_SEEN
+from flrce.core.roles import RoundView, Selector
 from flrce.core.types import RoundEvent, Selection
 
 
@@ -31,7 +31,7 @@ class DivFLState:
 
 
 @dataclass(frozen=True)
-class DivFL:
+class DivFL(Selector):
     """Clients never heard from go first, at random; the others by greedy facility location."""
 
     def initial_state(self, M: int, d: int, D: int) -> DivFLState:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.core.bounds import PositiveInt
-from flrce.core.pieces import Recipe, RoundView
-from flrce.core.traits import LabelReporter
+from flrce.core.pieces import Recipe
+from flrce.core.roles import RoundView, Selector
 from flrce.core.types import RoundEvent, Selection
 from flrce.methods.selection.clustered import MAX_CLIENTS_CONSIDERED
 
@@ -35,7 +35,7 @@ class FedLECCState:
 
 
 @dataclass(frozen=True)
-class FedLECC:
+class FedLECC(Selector):
     """P clients of the `some` groups, out of `groups`, with the largest mean loss; in each those
     with the largest.
 
@@ -49,7 +49,7 @@ class FedLECC:
     classes: PositiveInt = 10
 
     def check_recipe(self, recipe: Recipe) -> str:
-        if isinstance(recipe.trainer, LabelReporter) and recipe.trainer.classes == self.classes:
+        if recipe.trainer.reported_classes == self.classes:
             return ""
         return (
             f'selector = "lecc" wants trainer = {{piece = "counting", classes = {self.classes}}},'

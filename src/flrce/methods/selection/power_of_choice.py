@@ -9,7 +9,8 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import NonNegativeInt
-from flrce.core.pieces import Recipe, RoundView
+from flrce.core.pieces import Recipe
+from flrce.core.roles import RoundView, Selector
 from flrce.core.types import RoundEvent, Selection
 from flrce.rng import draw_weighted
 
@@ -36,7 +37,7 @@ def impute_sample_counts(n: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PowerOfChoice:
+class PowerOfChoice(Selector):
     """Draw `candidates` clients in proportion to n_k, ask them for the loss of w, train the P
     worst.
 

@@ -16,15 +16,15 @@ from flrce.core.bounds import (
     PositiveProportion,
     Proportion,
 )
-from flrce.core.pieces import RoundView
 from flrce.core.relations import NEVER_SEEN, RelationshipState
+from flrce.core.roles import RoundView, Selector
 from flrce.core.sketch import make_sketch
 from flrce.core.types import RoundEvent, Selection
 from flrce.errors import BadInput
 
 
 @dataclass(frozen=True)
-class RelationshipSelector:
+class RelationshipSelector(Selector):
     """Explore with probability phi(t), else take the P largest H.
 
     `anchor` is where a stale client's line passes: "origin" (eq. 6 as printed) or "model" (as the

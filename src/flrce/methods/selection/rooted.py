@@ -6,19 +6,23 @@ from typing import Any, ClassVar
 from numpy.random import Generator
 
 from flrce.core.bounds import NonNegativeInt
-from flrce.core.pieces import RoundView, Selector
+from flrce.core.roles import RoundView, Selector
 from flrce.core.types import RoundEvent, Selection
 from flrce.methods.selection import nested
 from flrce.methods.selection.uniform import UniformSelector
 
 
 @dataclass(frozen=True)
-class RootClientSampling:
+class RootClientSampling(Selector):
     """The client in row `root`, and P - 1 others as the `inner` selector chooses."""
 
     piece: ClassVar[str] = "rooted"
     inner: Selector = field(default=UniformSelector(), metadata={"piece": True})
     root: NonNegativeInt = 0
+
+    @property
+    def root_client(self) -> int:
+        return self.root
 
     @property
     def device_agnostic(self) -> bool:

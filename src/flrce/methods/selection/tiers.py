@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Generator
 
 from flrce.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt
-from flrce.core.pieces import RoundView
+from flrce.core.roles import RoundView, Selector
 from flrce.core.types import Selection
 from flrce.errors import BadInput
 
@@ -27,7 +27,7 @@ TIER_POLICIES = {
 
 
 @dataclass(frozen=True)
-class TierSelector:
+class TierSelector(Selector):
     """Reachable clients by duration, in `tiers` parts of the same size; a round draws a tier, then
     P of its clients.
 
@@ -60,7 +60,7 @@ class TierSelector:
 
 
 @dataclass(frozen=True)
-class AdaptiveTierSelector:
+class AdaptiveTierSelector(Selector):
     """Tiers whose chances follow how well the model serves them: the worse, the likelier, the best
     not at all.
 

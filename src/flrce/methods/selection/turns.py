@@ -14,9 +14,10 @@ from torch import Tensor
 
 from flrce.core import device_transfer
 from flrce.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt
+from flrce.core.client_tables import RelationshipMap
 from flrce.core.linalg import normalize_rows
-from flrce.core.pieces import RoundView
 from flrce.core.relations import NEVER_SEEN
+from flrce.core.roles import RoundView, Selector
 from flrce.core.sketch import make_sketch
 from flrce.core.types import RoundEvent, Selection
 from flrce.errors import BadInput, suggest_name
@@ -34,7 +35,7 @@ MAX_MAPPED_CLIENTS = 2_000  # clients up to which all their relationships are ke
 
 
 @dataclass(frozen=True)
-class RoundRobinState:
+class RoundRobinState(RelationshipMap):
     """Who has had how many turns, where they last pointed, and how that relates. All but `turn` is
     written in place.
     """
@@ -56,7 +57,7 @@ class RoundRobinState:
 
 
 @dataclass(frozen=True)
-class RoundRobinSelector:
+class RoundRobinSelector(Selector):
     """Of those who are due in this sweep, the P that go `by`:
 
     - "balance": one of each of P parts of them by samples, whose last updates' directions cancel

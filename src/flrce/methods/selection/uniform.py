@@ -5,12 +5,12 @@ from typing import Any
 
 from numpy.random import Generator
 
-from flrce.core.pieces import RoundView
+from flrce.core.roles import RoundView, Selector
 from flrce.core.types import Selection
 
 
 @dataclass(frozen=True)
-class UniformSelector:
+class UniformSelector(Selector):
     """Everyone reachable is as likely as everyone else."""
 
     def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:

@@ -15,7 +15,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import Percent, PositiveInt, Proportion
-from flrce.core.pieces import RoundView
+from flrce.core.roles import RoundView, Selector
 from flrce.core.types import RoundEvent, Selection
 from flrce.rng import draw_weighted
 
@@ -42,7 +42,7 @@ class UtilityState:
 
 
 @dataclass(frozen=True)
-class UtilitySelector:
+class UtilitySelector(Selector):
     """Oort's selection: (1 - epsilon) of the places go by score, the others to clients never seen.
 
     The score is the clipped, scaled utility plus sqrt(0.1 ln t / L_i), times (T/t_i)^alpha for

@@ -23,6 +23,7 @@ from flrce.core.bounds import (
 )
 from flrce.core.buffers import allocate_like
 from flrce.core.linalg import LARGE
+from flrce.core.roles import ServerAverage
 from flrce.core.types import RoundEvent
 
 FLOATS_PER_CAST = 2**20  # floats widened to float64 at a time: models can be large
@@ -43,7 +44,7 @@ class RunningMeanState:
 
 
 @dataclass(frozen=True)
-class EMA:
+class EMA(ServerAverage):
     """sum decay^(t-s) w_s, divided by the sum of its weights, so that early rounds are not biased
     towards nothing.
 
@@ -143,7 +144,7 @@ FLRCE_EMA = EMA(ease=4.0, level=0.15)
 
 
 @dataclass(frozen=True)
-class SWA:
+class SWA(ServerAverage):
     """The mean of every `every`-th model after the first `after` rounds (Izmailov et al. 2018); the
     last before that.
 
@@ -175,7 +176,7 @@ class TailState:
 
 
 @dataclass(frozen=True)
-class TailMean:
+class TailMean(ServerAverage):
     """The mean of the last `last` models."""
 
     last: Annotated[int, Ge(1), Le(10_000)] = 10
@@ -193,7 +194,7 @@ class TailMean:
 
 
 @dataclass(frozen=True)
-class GrowingTailMean:
+class GrowingTailMean(ServerAverage):
     """The mean of the last `share` of all models so far, rounded up: a window that grows with the
     run (t / 4).
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from flrce.core.roles import ServerStep
 from flrce.core.types import Updates
 
 
@@ -17,7 +18,7 @@ class FedDynState:
 
 
 @dataclass(frozen=True)
-class FedDynStep:
+class FedDynStep(ServerStep):
     """Past the replies' mean, by the mean over all M clients of what they have gone so far: target
     - h / alpha.
 

@@ -15,6 +15,7 @@ from annotated_types import Ge, Lt
 from torch import Tensor
 
 from flrce.core.bounds import LearningRate, NonNegativeFloat, PositiveFloat
+from flrce.core.roles import ServerStep
 from flrce.core.types import Updates
 
 DecayRate = Annotated[float, Ge(0), Lt(1)]  # of a running mean
@@ -29,7 +30,7 @@ class MomentState:
 
 
 @dataclass(frozen=True)
-class ServerMomentum:
+class ServerMomentum(ServerStep):
     """FedAvgM (Hsu et al. 2019): m = beta m + delta; w + rate m."""
 
     beta: DecayRate = 0.9
@@ -47,7 +48,7 @@ class ServerMomentum:
 
 
 @dataclass(frozen=True)
-class ServerAdam:
+class ServerAdam(ServerStep):
     """FedAdam (Reddi et al. 2021, algorithm 2): m = beta1 m + (1 - beta1) delta, v likewise of
     delta^2; no bias correction, as there; w + rate m / (sqrt(v) + tau). v starts at tau^2, as that
     paper sets it.
@@ -71,7 +72,7 @@ class ServerAdam:
 
 
 @dataclass(frozen=True)
-class ServerYogi:
+class ServerYogi(ServerStep):
     """FedYogi: as Adam, with v - (1 - beta2) delta^2 sign(v - delta^2)."""
 
     rate: LearningRate = 0.01
@@ -93,7 +94,7 @@ class ServerYogi:
 
 
 @dataclass(frozen=True)
-class ServerAdagrad:
+class ServerAdagrad(ServerStep):
     """FedAdagrad: v + delta^2; beta1 is 0 unless given, as in that paper."""
 
     rate: LearningRate = 0.01
@@ -112,7 +113,7 @@ class ServerAdagrad:
 
 
 @dataclass(frozen=True)
-class FedExPStep:
+class FedExPStep(ServerStep):
     """FedExP (Jhunjhunwala et al. 2023): w + eta delta, eta = max(1, sum |u_k|^2 / (2 P (|delta|^2
     + eps))).
     """

@@ -8,16 +8,22 @@ from typing import Any
 
 from flrce.core.bounds import NonNegativeFloat, PositiveFloat, PositiveInt
 from flrce.core.cost_table import COSTS
-from flrce.core.traits import CostAwareStop, RecipeChecker
-from flrce.core.types import ClientCost, RoundRecord
+from flrce.core.pieces import Recipe
+from flrce.core.roles import StopRule, explain_wrong_role
+from flrce.core.types import ClientCost, RoundEvent, RoundRecord
+from flrce.errors import BadInput
 
 
 @dataclass(frozen=True)
-class CostLimit:
+class CostLimit(StopRule):
     """Stop when so much of one cost is spent; `cost` is a name in COSTS."""
 
     cost: str
     limit: PositiveFloat
+
+    @property
+    def required_fields(self) -> tuple[str, ...]:
+        return (self.cost,)
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         used = COSTS[self.cost].of_run(history)
@@ -36,7 +42,7 @@ class CostLimit:
 
 
 @dataclass(frozen=True)
-class CostBudget:
+class CostBudget(StopRule):
     """Stop when a budget is used up; a round that it cannot pay for is not even started."""
 
     rounds: PositiveInt | None = None
@@ -50,6 +56,10 @@ class CostBudget:
         """Cost -> the most that may be spent of it."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: limit for name, limit in found.items() if limit is not None}
+
+    @property
+    def required_fields(self) -> tuple[str, ...]:
+        return tuple(name for name in self.limits if name != "rounds")
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         limits = (CostLimit(*item) for item in self.limits.items() if item[0] != "rounds")
@@ -67,7 +77,7 @@ class CostBudget:
 
 
 @dataclass(frozen=True)
-class Patience:
+class Patience(StopRule):
     """Stop when the headline metric has not improved by `least` on the best of before for `rounds`
     evaluations.
     """
@@ -87,14 +97,51 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class AnyOf:
+class AnyOf(StopRule):
     """The first rule that says stop."""
 
-    rules: tuple[Any, ...]
+    rules: tuple[StopRule, ...]
 
-    def check_recipe(self, recipe: Any) -> str:
-        checks = [rule.check_recipe for rule in self.rules if isinstance(rule, RecipeChecker)]
-        return next((why for check in checks if (why := check(recipe))), "")
+    def __post_init__(self) -> None:
+        for rule in self.rules:
+            why = explain_wrong_role("stop", rule)
+            if why:
+                raise BadInput(f"recipe.stop: {why}")
+
+    def list_rules(self) -> tuple[StopRule, ...]:
+        return tuple(single for rule in self.rules for single in rule.list_rules())
+
+    def check_recipe(self, recipe: Recipe) -> str:
+        return next((why for rule in self.rules if (why := rule.check_recipe(recipe))), "")
+
+    @property
+    def _stateful_rule(self) -> StopRule | None:
+        """The rule whose state is this one's: the first that has one."""
+        return next((rule for rule in self.rules if rule.has_state), None)
+
+    @property
+    def has_state(self) -> bool:
+        return self._stateful_rule is not None
+
+    @property
+    def observes_rounds(self) -> bool:
+        return self._stateful_rule is not None and self._stateful_rule.observes_rounds
+
+    @property
+    def device_agnostic(self) -> bool:
+        return self._stateful_rule is None or self._stateful_rule.device_agnostic
+
+    def initial_state(self, M: int, d: int, D: int) -> Any:
+        rule = self._stateful_rule
+        return None if rule is None else rule.initial_state(M, d, D)
+
+    def observe(self, memory: Any, event: RoundEvent) -> Any:
+        rule = self._stateful_rule
+        return memory if rule is None else rule.observe(memory, event)
+
+    def distance_from_start(self, memory: Any) -> float | None:
+        rule = self._stateful_rule
+        return None if rule is None else rule.distance_from_start(memory)
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         return next((why for rule in self.rules if (why := rule(history))), "")
@@ -102,5 +149,10 @@ class AnyOf:
     def check_next_round(
         self, history: Sequence[RoundRecord], estimates: Sequence[ClientCost]
     ) -> str:
-        checks = [rule.check_next_round for rule in self.rules if isinstance(rule, CostAwareStop)]
-        return next((why for check in checks if (why := check(history, estimates))), "")
+        return next(
+            (why for rule in self.rules if (why := rule.check_next_round(history, estimates))), ""
+        )
+
+    @property
+    def checks_costs(self) -> bool:
+        return any(rule.checks_costs for rule in self.rules)

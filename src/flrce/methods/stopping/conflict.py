@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flrce.core.bounds import NonNegativeInt, PositiveFloat, PositiveInt
+from flrce.core.roles import StopRule
 from flrce.core.types import RoundRecord
 
 
 @dataclass(frozen=True)
-class UpdateConflicts:
+class UpdateConflicts(StopRule):
     """Stop in an exploit round in which a client has psi conflicting peers on average.
 
     Needs at least two replies. `r` of the last `n` exploit rounds must agree and `after` rounds
@@ -28,6 +29,10 @@ class UpdateConflicts:
     def __post_init__(self) -> None:
         if not (self.psi > 0 and 1 <= self.r <= self.n and self.after >= 0):
             raise ValueError(f"psi must be above 0, 1 <= r <= n and after >= 0, got {self}")
+
+    @property
+    def required_fields(self) -> tuple[str, ...]:
+        return ("conflicts",)
 
     def get_conflicts(self, record: RoundRecord) -> float:
         """Conflicting peers per client in a round."""

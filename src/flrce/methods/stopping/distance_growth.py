@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flrce.core.bounds import PositiveFloat, PositiveInt
+from flrce.core.roles import StopRule
 from flrce.core.types import RoundEvent, RoundRecord
 
 FLOATS_PER_CAST = 2**20  # floats widened to float64 at a time
@@ -27,7 +28,7 @@ class DistanceGrowthState:
 
 
 @dataclass(frozen=True)
-class DistanceGrowth:
+class DistanceGrowth(StopRule):
     """Stop where the way from the initial model, |w_t - w_0|, grew by less than `rate` a round over
     the last `rounds`.
 
@@ -39,6 +40,10 @@ class DistanceGrowth:
     rate: PositiveFloat = 0.001
     rounds: PositiveInt = 10
     device_agnostic: ClassVar[bool] = True
+
+    @property
+    def required_fields(self) -> tuple[str, ...]:
+        return ("way",)
 
     def initial_state(self, M: int, d: int, D: int) -> DistanceGrowthState:
         return DistanceGrowthState(torch.zeros(D))

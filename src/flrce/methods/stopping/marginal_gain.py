@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flrce.core.bounds import PositiveFloat
+from flrce.core.roles import StopRule
 from flrce.core.types import RoundRecord
 from flrce.methods.stopping.trend import (
     MetricReports,
@@ -86,7 +87,7 @@ class GainEstimate:
 
 
 @dataclass(frozen=True)
-class MarginalGain:
+class MarginalGain(StopRule):
     """Stop once doubling the rounds is predicted to gain less than `points`, or than they cost at a
     price per point.
 
@@ -102,6 +103,11 @@ class MarginalGain:
     joules: PositiveFloat | None = None
     bytes: PositiveFloat | None = None
     seconds: PositiveFloat | None = None
+
+    @property
+    def required_fields(self) -> tuple[str, ...]:
+        names = ("joules", "bytes", "seconds")
+        return tuple(name for name in names if getattr(self, name) is not None)
 
     def compute_required_gain(self, history: Sequence[RoundRecord]) -> float:
         """The least gain, in points, that is worth as many rounds again: at the dearest of the

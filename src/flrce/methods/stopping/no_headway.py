@@ -10,12 +10,12 @@ from annotated_types import Ge, Le
 
 from flrce.core.bounds import NonNegativeInt, PositiveInt, Proportion
 from flrce.core.pieces import Recipe
-from flrce.core.traits import HeadwayAverage
+from flrce.core.roles import StopRule
 from flrce.core.types import RoundRecord
 
 
 @dataclass(frozen=True)
-class NoHeadway:
+class NoHeadway(StopRule):
     """Stop once the mean headway of the last `n` rounds is below `level` + `share` of that of the
     `first` rounds.
 
@@ -46,8 +46,12 @@ class NoHeadway:
                 f" {self}"
             )
 
+    @property
+    def required_fields(self) -> tuple[str, ...]:
+        return ("headway",)
+
     def check_recipe(self, recipe: Recipe) -> str:
-        if not isinstance(recipe.average, HeadwayAverage):
+        if not recipe.average.measures_headway:
             return (
                 'stop = "standstill" measures rounds against the averaged model; set average ='
                 ' "ema"'

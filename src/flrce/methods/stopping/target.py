@@ -9,6 +9,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
 from flrce.core.record import format_metric
+from flrce.core.roles import StopRule
 from flrce.core.types import RoundRecord
 from flrce.methods.stopping.marginal_gain import is_check_due
 from flrce.methods.stopping.trend import (
@@ -28,7 +29,7 @@ class TargetEstimate:
 
 
 @dataclass(frozen=True)
-class TargetMetric:
+class TargetMetric(StopRule):
     """Stop once the metric is at `value`, or below where less is better, with so much confidence.
 
     Counts what clients said in the last sweep (`holdouts`) of the models they were sent; where none

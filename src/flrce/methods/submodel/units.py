@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flrce.core.bounds import PositiveFloat, PositiveProportion
-from flrce.core.pieces import RoundView
+from flrce.core.roles import RoundView, SubModel
 from flrce.core.types import Portion, Task
 from flrce.errors import BadInput
 from flrce.rng import make_stream
 
 
 @dataclass(frozen=True)
-class SubmodelUnits:
+class SubmodelUnits(SubModel):
     """What both kinds share: a rate, or several of them, and that a part is trained.
 
     All hold a share `rate` of each hidden layer; or each one of several `rates`: its own for the

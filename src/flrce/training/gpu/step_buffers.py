@@ -18,7 +18,7 @@ from flrce.models.flat import ModelLayout, TensorSlot
 from flrce.training.gpu.chain_net import Tensors
 from flrce.training.gpu.variants import Variant
 from flrce.training.gpu.verification import LaneNetwork
-from flrce.training.links import ClientContext, GradientEstimator
+from flrce.training.links import ClientContext
 from flrce.training.objectives import Objective
 from flrce.training.precision import Precision, make_autocast_context
 from flrce.training.update_chain import UpdateChain
@@ -104,9 +104,7 @@ class StepBuffers:
         )  # what random layers draw from
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         links = settings.update.links if settings.update else ()
-        self.looking = next(
-            (i for i, link in enumerate(links) if isinstance(link, GradientEstimator)), None
-        )
+        self.looking = next((i for i, link in enumerate(links) if link.estimates_gradient), None)
         self.unrecorded = (
             False  # whether a recording failed, so that steps run one kernel after another
         )
