@@ -15,7 +15,7 @@ CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
 # whole paths: every page of the documentation run as written, the first runs, the first commands, pages in a browser
 WALKS := tests/newcomer/test_reading.py tests/newcomer/test_runs.py tests/newcomer/test_start.py tests/test_browser.py
 
-.PHONY: demo test check unit walks research numbers wheel browser flower faults fuzz crashes docs versioned bench lint types clean
+.PHONY: demo test check unit quick walks research numbers wheel browser flower faults fuzz crashes docs versioned bench lint types clean
 
 demo: $(VENV)/.core
 	rm -rf runs/demo
@@ -25,12 +25,19 @@ demo: $(VENV)/.core
 test: $(VENV)/.dev
 	@.ci/parts $(PARTS)
 
+# all of it but slow tests
 check: $(VENV)/.dev
-	@.ci/parts lint types unit
+	@.ci/parts lint types quick
+
+UNIT := $(TEST) tests --ignore tests/flower --ignore tests/faults --ignore tests/newcomer/wheel \
+	$(WALKS:%=--ignore %) -n 2 --dist loadfile --no-loadscope-reorder
 
 unit: $(VENV)/.dev browser
-	$(TEST) tests --ignore tests/flower --ignore tests/faults --ignore tests/newcomer/wheel \
-		$(WALKS:%=--ignore %) -n 2 --dist loadfile --no-loadscope-reorder
+	$(UNIT)
+
+# without tests marked slow: whole crossings of recipes, and processes that start processes
+quick: $(VENV)/.dev
+	$(UNIT) -m "not slow"
 
 walks: $(VENV)/.dev browser
 	$(TEST) $(WALKS) -n 2

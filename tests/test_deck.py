@@ -223,6 +223,7 @@ def test_random_layers_train_in_a_stack(name, caplog):
     assert one[0].history[-1].loss < one[0].history[0].loss
 
 
+@pytest.mark.slow
 def test_processes_share_many_runs(tmp_path):
     """Two processes with every other job each: what each gives is what its share gives in one
     process.
@@ -319,6 +320,7 @@ def test_the_last_to_leave_a_deck_gives_its_memory_back():
     assert not at.trainers
 
 
+@pytest.mark.slow
 def test_processes_need_no_guard_in_a_script():
     """A script that comes from standard input and guards nothing: no process reads it again."""
     script = (

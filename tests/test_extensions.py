@@ -122,12 +122,14 @@ def test_learns_and_adds_up(name, tmp_path):
     adds_up(tmp_path / "learns")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_resumes_to_the_same_bits(name, plain, tmp_path):
     _, straight = plain(name)
     cut_and_resumed(Experiment(**short(name)), tmp_path / "cut", straight, **given(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_stack_gives_the_same(name, plain):
     """Fused where the stack knows the chain, by torch on its device where it does not."""
@@ -153,6 +155,7 @@ def test_the_stack_gives_the_same(name, plain):
         torch.testing.assert_close(found[0].model[key], tensor, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_over_flower(name, plain, tmp_path, monkeypatch):
     pytest.importorskip("flwr")

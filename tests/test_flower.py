@@ -34,6 +34,7 @@ from flrce.methods.catalogue.lora import LORA_RECIPES
 from flrce.methods.selection.relationship import RelationshipSelector
 from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.simulation import runs
+from training import mark_slow_crossings
 
 NAMES = {"wait_for_nodes": 5.0}
 
@@ -460,7 +461,9 @@ def agree(here, there):
         assert torch.equal(torch.from_numpy(there.arrays[name].numpy()), value), name
 
 
-@pytest.mark.parametrize("name", sorted(set(recipes.CATALOGUE) - set(LORA_RECIPES)))
+@pytest.mark.parametrize(
+    "name", mark_slow_crossings(sorted(set(recipes.CATALOGUE) - set(LORA_RECIPES)))
+)
 def test_engines_agree(name):
     """Every recipe: the simulator, and Flower's messages with the same model of the fleet."""
     tables = experiment(

@@ -521,6 +521,7 @@ def test_builds_are_reused(monkeypatch, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_processes_may_build_at_the_same_time(tmp_path):
     compiled(nn.Sequential(nn.Linear(3, 2)), (3,))
     code = (

@@ -12,7 +12,7 @@ from flrce.methods.catalogue import recipes
 from flrce.methods.catalogue.lora import LORA_RECIPES
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.simulation import runs
-from training import assert_resumes
+from training import assert_resumes, mark_slow_crossings
 
 #: recipe -> accuracy on the digits that it must pass: 30 clients, Dirichlet(0.1), 30 rounds, seed
 #: 0; some 15 points below what it reached when this was written
@@ -118,7 +118,7 @@ def test_every_recipe_is_in_the_list():
     assert not RECIPES.keys() & SLOW.keys()
 
 
-@pytest.mark.parametrize("name", [*RECIPES, *SLOW])
+@pytest.mark.parametrize("name", mark_slow_crossings([*RECIPES, *SLOW]))
 def test_learns_and_keeps_its_books(name, tmp_path):
     how = SHORT if name in SLOW else {"rounds": ROUNDS.get(name, 30)}
     result = runs.run(experiment({"name": name}, **how), tmp_path)
@@ -157,7 +157,7 @@ def test_a_joule_budget_is_kept():
     assert "joules" in result.summary["stopped"]
 
 
-@pytest.mark.parametrize("name", [*RECIPES, *SLOW])
+@pytest.mark.parametrize("name", mark_slow_crossings([*RECIPES, *SLOW]))
 def test_resumes_to_the_same_bits(name, tmp_path):
     """Stopped halfway by whoever watches, then resumed; against a run left alone."""
     rounds, epochs = (

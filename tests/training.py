@@ -12,6 +12,26 @@ from flrce.simulation import runs
 from flrce.training.links import ClientContext
 from flrce.training.update_chain import SGD, ProximalTerm, UpdateChain
 
+#: recipes that differ most in what they keep and send; `make check` crosses these alone
+DAILY = {
+    "fedavg",
+    "flrce",
+    "oort",
+    "krum",
+    "fedcom",
+    "heterofl",
+    "fedadam",
+    "fedbuff",
+    "scaffold",
+    "ditto",
+    "fedbn",
+}
+
+
+def mark_slow_crossings(names, daily=DAILY):
+    """All names for a parametrized test; those that are not `daily` are run by `make test` only."""
+    return [name if name in daily else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
 
 def update(lr=0.1, mu=0.0, squared=True, links=()):
     return UpdateChain((*links, *([ProximalTerm(mu, squared)] if mu else []), SGD(lr)))
