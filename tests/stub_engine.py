@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from flrce.core.downlink import HeldPart
+from flrce.core.engine import Engine
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.types import ClientCost, ClientStates, Evaluation, PendingTask, Reply, Task
 
 
-class StubEngine:
+class StubEngine(Engine):
     """Clients that do what a subclass says; it has `clients(t)`, and `reply(task, w)` or a `train`
     of its own.
     """

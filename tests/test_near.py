@@ -561,8 +561,8 @@ def test_the_host_s_memory_is_said_without_updates_that_are_elsewhere():
     assert memory_limits.estimate_server_bytes(
         RECIPES["fedavg"], 100, D, D, near=True
     ) == pytest.approx(4 * D * 8, rel=0.01)
-    assert memory_limits.has_updates_on_device(Clients(far=True))
-    assert not memory_limits.has_updates_on_device(StubEngine())
+    assert Clients(far=True).updates_on_device
+    assert not StubEngine().updates_on_device
 
 
 def test_without_a_gpu_one_line_says_that_there_is_no_device(caplog):

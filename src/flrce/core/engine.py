@@ -1,15 +1,19 @@
-"""Where clients run: what every engine does, and what one may be able to do besides.
+"""Where clients run: the base class of engines, with a default for everything optional.
 
-engines/ has the simulator and its stacks, flower/engine.py the one over Flower's messages.
+simulation/simulator.py has the engine on this machine, flower/engine.py the one over Flower's
+messages.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from flrce.core.downlink import HeldPart
+from flrce.core.roles import default_property, overrides
 from flrce.core.types import (
     ClientCost,
     ClientStates,
@@ -22,56 +26,115 @@ from flrce.core.types import (
 )
 
 
-class Engine(Protocol):
-    """Where clients run: a simulator on this machine, a stack on a GPU, Flower's nodes."""
+class Engine(ABC):
+    """Where clients run: a simulator on this machine, a batch of clients on a GPU, Flower's
+    nodes.
+    """
 
     trainable: int  # trained floats at the front of w
-    blocks: int  # of the network, each ready to be frozen; 1: all or nothing
-    judges_once: (
-        bool  # whether judging a model costs messages, so that only the one to hand back is judged
-    )
+    blocks: int = 1  # of the network, each ready to be frozen; 1: all or nothing
+    judges_once: bool = False  # evaluating a model costs messages: only the final one is evaluated
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # names and shapes of the tensors of w
+    fleet_dynamics: Any = None  # `devices.FleetDynamics`; None: all clients are always there
 
-    def clients(
-        self, t: int
-    ) -> Sequence[str]: ...  # who is reachable in round t; 0: who is known before
-    def count_samples(self, client: str) -> int: ...  # training samples, 0 where unknown
-    def adapt_task(self, task: Task) -> Task: ...  # as its client can do it
-    def estimate(self, task: Task) -> ClientCost: ...  # modelled cost, before it is run
-    def estimate_inquiry(
-        self, client: str, down: int
-    ) -> ClientCost: ...  # what asking for its loss costs
-    # mean loss of each client's model on its training samples
-    def losses(self, models: Sequence[Tensor], clients: Sequence[str]) -> Tensor: ...
-    def get_task_layout(
-        self, task: Task
-    ) -> tuple[Tensor | None, Sequence[tuple[str, int]]]: ...  # coordinates, layout
+    @abstractmethod
+    def clients(self, t: int) -> Sequence[str]:
+        """Who can be reached in round t; 0: who is known before the first."""
 
-    def get_held_part(self, task: Task) -> HeldPart: ...  # what its client is sent of w
+    @abstractmethod
+    def count_samples(self, client: str) -> int:
+        """Training samples of a client, 0 where unknown."""
 
+    @abstractmethod
+    def estimate(self, task: Task) -> ClientCost:
+        """The modelled cost of a task before it is run."""
+
+    @abstractmethod
+    def estimate_inquiry(self, client: str, down: int) -> ClientCost:
+        """The cost of asking a client for its loss; `down`: bytes of the model it is sent."""
+
+    @abstractmethod
+    def losses(self, models: Sequence[Tensor], clients: Sequence[str]) -> Tensor:
+        """(clients,) the mean loss of each client's model on its training samples."""
+
+    @abstractmethod
+    def get_task_layout(self, task: Task) -> tuple[Tensor | None, Sequence[tuple[str, int]]]:
+        """Coordinates that a task trains (None: all), and names and sizes of their tensors."""
+
+    @abstractmethod
+    def get_held_part(self, task: Task) -> HeldPart:
+        """What its client is sent of w."""
+
+    @abstractmethod
     def train(
         self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
     ) -> Sequence[Reply]:
         """Replies to these tasks, each trained from its own `w`; with `keep`, no more good ones
         than that need be waited for.
         """
-        ...
 
+    @abstractmethod
     def evaluate(self, w: Tensor, t: int, last: bool, carry: ClientStates) -> Evaluation | None:
-        """What clients think of w, each with what it keeps; None: not due in this round, nor the
-        `last`.
+        """The model on every client's hold-out, each with what it keeps; None: no evaluation is
+        due in this round, and it is not the `last`.
         """
-        ...
 
+    def adapt_task(self, task: Task) -> Task:
+        """The task as its client can do it."""
+        return task
 
-@runtime_checkable
-class AsynchronousEngine(Protocol):
-    """An engine whose clients work by themselves: tasks are sent, and replies collected as they
-    come.
-    """
+    def count_all_samples(self, clients: Sequence[str]) -> Tensor:
+        """(clients,) float64: the training samples of each."""
+        return torch.tensor([self.count_samples(k) for k in clients], dtype=torch.float64)
+
+    def annotate_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
+        """What the ledger notes about a round's tasks: the node of each client, for instance."""
+        return {}
+
+    def battery_levels(self, clients: Sequence[str]) -> Tensor | None:
+        """(clients,) from 0 to 1, as clients report them; None where nobody does."""
+        return None
+
+    @default_property
+    def primary_metric(self) -> PrimaryMetric:
+        """The metric that tables, reports and stop rules use."""
+        return PrimaryMetric()
+
+    @default_property
+    def model_bytes(self) -> int | None:
+        """Bytes of the model as it is sent, which may be of another type than w; None: as w."""
+        return None
+
+    @default_property
+    def worker_processes(self) -> tuple[int, int]:
+        """Processes on this machine that train clients, and bytes that each takes."""
+        return 0, 0
+
+    # An engine may leave updates on its device, and is given the next model as it lies there.
+
+    @default_property
+    def updates_on_device(self) -> bool:
+        """Whether a round's updates stay on the device."""
+        return False
+
+    @default_property
+    def device_lock(self) -> AbstractContextManager[Any]:
+        """Held while the server works on the device: one thread at a time."""
+        return nullcontext()
+
+    def remember_device_copy(self, w: Tensor, there: Tensor) -> None:  # noqa: B027 - optional
+        """Note that `there`, on the device, is the model w on the host."""
+
+    # Clients of an asynchronous engine work by themselves: replies are collected as they come.
+
+    @default_property
+    def asynchronous(self) -> bool:
+        """Whether tasks are sent and replies collected, in place of `train`."""
+        return overrides(self, Engine, "send")
 
     def send(self, flights: Sequence[PendingTask], carry: ClientStates) -> None:
         """Send those tasks that are not under way yet; after a restart, that is all of them."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} is not asynchronous")
 
     def collect(
         self, flights: Sequence[PendingTask], size: int | None, open_ended: bool
@@ -81,92 +144,4 @@ class AsynchronousEngine(Protocol):
         Tasks without a reply by then stay under way where the pace is `open_ended`; otherwise they
         have failed.
         """
-        ...
-
-
-@runtime_checkable
-class MetricEngine(Protocol):
-    """An engine that knows what the headline metric is."""
-
-    @property
-    def primary_metric(self) -> PrimaryMetric: ...
-
-
-@runtime_checkable
-class AnnotatingEngine(Protocol):
-    """An engine with something to say about a round's tasks, for the ledger: the node of each
-    client, for instance.
-    """
-
-    def annotate_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Any]: ...
-
-
-@runtime_checkable
-class BatteryEngine(Protocol):
-    """An engine whose clients tell what their batteries hold: (clients,) from 0 to 1, or None where
-    nobody does.
-    """
-
-    def battery_levels(self, clients: Sequence[str]) -> Tensor | None: ...
-
-
-@runtime_checkable
-class DynamicFleetEngine(Protocol):
-    """An engine whose clients live by the run's clock: `devices.FleetDynamics`, or None where
-    all are always there.
-    """
-
-    @property
-    def fleet_dynamics(self) -> Any: ...
-
-
-@runtime_checkable
-class ShapedEngine(Protocol):
-    """An engine that knows the names and shapes of the tensors that w concatenates."""
-
-    @property
-    def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]: ...
-
-
-@runtime_checkable
-class ModelBytesEngine(Protocol):
-    """An engine that knows how many bytes the model has as it is sent, which may be another type
-    than w's.
-    """
-
-    @property
-    def model_bytes(self) -> int: ...
-
-
-@runtime_checkable
-class DeviceEngine(Protocol):
-    """An engine that may leave updates on its device, and is given the next model as it lies
-    there.
-    """
-
-    @property
-    def updates_on_device(self) -> bool: ...  # whether a round's updates stay there
-    @property
-    def device_lock(
-        self,
-    ) -> AbstractContextManager[Any]: ...  # held while work is done there: one thread at a time
-    def remember_device_copy(
-        self, w: Tensor, there: Tensor
-    ) -> None: ...  # the model on the host, and the same on the device
-
-
-@runtime_checkable
-class WorkerEngine(Protocol):
-    """An engine whose clients are trained by processes on this machine."""
-
-    @property
-    def worker_processes(
-        self,
-    ) -> tuple[int, int]: ...  # how many there are, and bytes that each takes
-
-
-@runtime_checkable
-class CountingEngine(Protocol):
-    """An engine that knows everybody's samples at once: (M,) float64."""
-
-    def count_all_samples(self, clients: Sequence[str]) -> Tensor: ...
+        raise NotImplementedError(f"{type(self).__name__} is not asynchronous")

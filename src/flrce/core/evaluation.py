@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flrce.core.engine import Engine, MetricEngine
+from flrce.core.engine import Engine
 from flrce.core.gate import MAX_SAMPLES_PER_CLIENT
 from flrce.core.payloads import is_finite_number
 from flrce.core.types import ClientEvaluation, Evaluation, PrimaryMetric, Reply, RoundRecord, State
@@ -111,7 +111,7 @@ def mark_unevaluated(record: RoundRecord, engine: Engine) -> RoundRecord:
 
 
 def _get_primary_metric(engine: Engine) -> PrimaryMetric:
-    return engine.primary_metric if isinstance(engine, MetricEngine) else PrimaryMetric()
+    return engine.primary_metric
 
 
 def _validate_client_metric(reply: Reply, scale: PrimaryMetric, asked: bool) -> Reply:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from flrce.core.clock import read_clock
-from flrce.core.engine import BatteryEngine, DynamicFleetEngine, Engine
+from flrce.core.engine import Engine
 from flrce.core.pieces import Recipe
 from flrce.core.roles import RoundView
 from flrce.core.types import ClientCost, ClientRecord, PendingTask, Reply, RoundPlan, State, Task
@@ -17,7 +17,7 @@ FLEET_STATE_KEY = "fleet"  # where a state's memory has the batteries
 
 def get_fleet_dynamics(engine: Engine) -> Any:
     """How the engine's clients live; None: all are always there."""
-    return engine.fleet_dynamics if isinstance(engine, DynamicFleetEngine) else None
+    return engine.fleet_dynamics
 
 
 def initial_fleet_state(engine: Engine) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def reachable_clients(
 def view_with_fleet_state(view: RoundView, engine: Engine, state: State) -> RoundView:
     """The view with what a fleet that lives can report: levels of batteries, carbon intensities."""
     life, roster = get_fleet_dynamics(engine), state.roster
-    if isinstance(engine, BatteryEngine) and engine.battery_levels(roster) is not None:
+    if engine.battery_levels(roster) is not None:
         return replace(view, battery=lambda k: _select_levels(engine.battery_levels(roster), k))
     if life is None:
         return view

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from flrce.core.engine import Engine, ModelBytesEngine
+from flrce.core.engine import Engine
 from flrce.core.fleet_state import estimate_carbon
 from flrce.core.payload_bytes import LOSS_BYTES, count_bytes
 from flrce.core.pieces import Recipe
@@ -49,7 +49,7 @@ def check_budget(
 
 def count_model_bytes(engine: Engine, w: Tensor) -> int:
     """Bytes of w as this engine sends it."""
-    return engine.model_bytes if isinstance(engine, ModelBytesEngine) else count_bytes(w)
+    return count_bytes(w) if engine.model_bytes is None else engine.model_bytes
 
 
 def estimate_inquiries(

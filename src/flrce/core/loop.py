@@ -5,6 +5,7 @@ collect (pending.py), validate (gate.py), book (costs.py), aggregate and step, e
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,17 +16,12 @@ from flrce.core.buffers import free_unused_buffers
 from flrce.core.costs import book_costs
 from flrce.core.diagnostics import add_diagnostics
 from flrce.core.downloads import acknowledge_downloads
-from flrce.core.engine import Engine, ShapedEngine
+from flrce.core.engine import Engine
 from flrce.core.evaluation import add_client_evaluations, evaluate_model, validate_client_metrics
 from flrce.core.fleet_state import add_carbon, initial_fleet_state, update_batteries
 from flrce.core.forecast import estimate_inquiries
 from flrce.core.gate import collect_client_states, validate_replies
-from flrce.core.memory_limits import (
-    check_memory,
-    get_device_lock,
-    get_worker_processes,
-    has_updates_on_device,
-)
+from flrce.core.memory_limits import check_memory
 from flrce.core.pending import DueTasks, collect_due, collect_replies, list_reply_ages
 from flrce.core.pieces import Recipe
 from flrce.core.planning import plan_round
@@ -52,6 +48,7 @@ from flrce.core.validation import (
     validate_model,
     validate_server_step,
 )
+from flrce.errors import BadInput
 
 __all__ = ["close_round", "is_stopped", "make_initial_state", "plan_round", "rounds", "run_round"]
 RoundFunction = Callable[[Recipe, Engine, State, int, int], Round]  # as `run_round`
@@ -88,7 +85,7 @@ def run_round(recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -
         if plan.refused
         else collect_replies(recipe, engine, plan.flights, state, plan.keep)
     )
-    with get_device_lock(engine):
+    with engine.device_lock if engine.updates_on_device else nullcontext():
         return close_round(recipe, engine, plan, came, T)
 
 
@@ -103,14 +100,16 @@ def is_stopped(state: State) -> bool:
 
 def make_initial_state(recipe: Recipe, engine: Engine, w: Tensor) -> State:
     """Before the first round."""
+    if not isinstance(engine, Engine):
+        raise BadInput(f"class {type(engine).__name__} must subclass flrce.Engine")
     clients = tuple(engine.clients(0))
     check_memory(
         recipe,
         len(clients),
         engine.trainable,
         len(w),
-        has_updates_on_device(engine),
-        get_worker_processes(engine),
+        engine.updates_on_device,
+        engine.worker_processes,
     )
     return State(
         0,
@@ -209,8 +208,7 @@ def check_and_book(
     record = add_client_evaluations(record, replies, engine)
     if recipe.sums and len(updates):
         updates, record = average_updates(updates), average_client_metrics(record)
-    shapes = engine.shapes if isinstance(engine, ShapedEngine) else updates.shapes
-    updates = replace(updates, shapes=shapes, sent=came.sent)
+    updates = replace(updates, shapes=engine.shapes, sent=came.sent)
     states = collect_client_states(landing.tasks, replies)
     return CheckedReplies(updates, record, clients, landing, states)
 

@@ -1,14 +1,12 @@
 """How much memory a run will want, known before any of it is taken."""
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flrce.core.engine import DeviceEngine, WorkerEngine
 from flrce.core.host import get_available_memory
 from flrce.core.payload_bytes import count_bytes, count_value_bytes
 from flrce.core.pieces import Recipe
@@ -62,7 +60,7 @@ def _make_meta_state(recipe: Recipe, M: int, d: int, D: int) -> dict[str, Any]:
 
 def estimate_server_bytes(recipe: Recipe, M: int, d: int, D: int, near: bool = False) -> int:
     """Bytes a server needs for M clients and a model of D floats, d of them trained;
-    `has_updates_on_device`: updates stay elsewhere.
+    `near`: updates stay elsewhere.
     """
     P = min(recipe.P, M)
     if near:
@@ -112,25 +110,6 @@ def _find_sketchable_pieces(recipe: Recipe, M: int, d: int, D: int) -> dict[str,
         for role, p in recipe.iter_pieces()
         if kept.get(f"{role}.V") and p.with_sketch_size(MIN_SKETCH_FLOATS) is not None
     }
-
-
-def has_updates_on_device(engine: Any) -> bool:
-    """Whether a round's updates stay on the engine's device."""
-    return isinstance(engine, DeviceEngine) and engine.updates_on_device
-
-
-def get_device_lock(engine: Any) -> AbstractContextManager[Any]:
-    """What is held while the server works on the engine's device, if it does."""
-    return (
-        engine.device_lock
-        if isinstance(engine, DeviceEngine) and engine.updates_on_device
-        else nullcontext()
-    )
-
-
-def get_worker_processes(engine: Any) -> tuple[int, int]:
-    """Worker processes of the engine's on this machine, and bytes of each."""
-    return engine.worker_processes if isinstance(engine, WorkerEngine) else (0, 0)
 
 
 def estimate_worker_bytes(D: int, kept: int = 0) -> int:

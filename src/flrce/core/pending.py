@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flrce.core.async_state import AsyncState, split_due_tasks
 from flrce.core.downlink import EncodedModel
-from flrce.core.engine import AsynchronousEngine, Engine
+from flrce.core.engine import Engine
 from flrce.core.fleet_state import drop_departed_clients, estimate_return_times
 from flrce.core.pieces import Recipe
 from flrce.core.state_packing import pack_pending_tasks, unpack_pending_tasks, validate_packable
@@ -73,7 +73,7 @@ def collect_replies(
     """The replies of a round."""
     buffer = recipe.pace.buffer_size
     size = keep if buffer is None else buffer
-    if isinstance(engine, AsynchronousEngine):
+    if engine.asynchronous:
         engine.send(flights, state.carry)
         return engine.collect(flights, size, open_ended=buffer is not None)
     if buffer is not None:

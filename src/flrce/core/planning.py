@@ -7,10 +7,10 @@ from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.downloads import count_download_kinds, encode_downloads, find_inquiry_models
-from flrce.core.engine import AnnotatingEngine, Engine
+from flrce.core.engine import Engine
 from flrce.core.fleet_state import reachable_clients, view_with_fleet_state
 from flrce.core.forecast import RoundRefused, check_budget, count_model_bytes
-from flrce.core.memory_limits import has_memory_for_clients, has_updates_on_device
+from flrce.core.memory_limits import has_memory_for_clients
 from flrce.core.pending import dispatch, list_pending_tasks
 from flrce.core.pieces import Recipe
 from flrce.core.roles import RoundView
@@ -70,7 +70,7 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
     selection, tasks, refusal = choose_tasks(
         recipe, engine, state, inquiry, make_stream(seed, purpose, t)
     )
-    notes = engine.annotate_tasks(tasks) if isinstance(engine, AnnotatingEngine) else {}
+    notes = engine.annotate_tasks(tasks)
     absent = count_absent(state.roster, pool, busy)
     state, models = encode_downloads(recipe, engine, state, tasks)
     kinds = count_download_kinds(recipe, models)
@@ -86,7 +86,7 @@ def admit_clients(
     """The state with new clients in its roster, and the indices of those that can be reached."""
 
     def has_memory(M: int) -> bool:
-        on_device = has_updates_on_device(engine)
+        on_device = engine.updates_on_device
         return has_memory_for_clients(recipe, M, engine.trainable, len(state.w), on_device)
 
     return update_roster(state, tuple(reachable), has_memory)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 from flrce.core.client_tables import grow_tables
-from flrce.core.engine import CountingEngine, Engine
+from flrce.core.engine import Engine
 from flrce.core.types import State
 
 log = logging.getLogger("flrce")
@@ -77,6 +76,4 @@ def _list_all_indices(M: int) -> tuple[int, ...]:
 
 def get_sample_counts(engine: Engine, roster: tuple[str, ...]) -> Tensor:
     """(M,) training samples."""
-    if isinstance(engine, CountingEngine):
-        return engine.count_all_samples(roster)
-    return torch.tensor([engine.count_samples(k) for k in roster], dtype=torch.float64)
+    return engine.count_all_samples(roster)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flrce.core import device_transfer
-from flrce.core.engine import DeviceEngine
+from flrce.core.engine import Engine
 from flrce.core.types import RoundRecord, Selection
 from flrce.errors import BadInput, describe_exception
 
@@ -80,10 +80,10 @@ def validate_final_model(average: Any, model: Any, w: Tensor) -> Tensor:
     return found
 
 
-def move_to_host(engine: Any, w: Tensor) -> Tensor:
+def move_to_host(engine: Engine, w: Tensor) -> Tensor:
     """The next model on the host; an engine that has it on its device keeps it there."""
     found = device_transfer.to_host(w)
-    if found is not w and isinstance(engine, DeviceEngine):
+    if found is not w:
         engine.remember_device_copy(found, w)
     return found
 

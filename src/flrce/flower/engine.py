@@ -16,6 +16,7 @@ from torch import Tensor
 from flrce.core.async_state import split_due_tasks
 from flrce.core.buffers import MAX_POOLED_TABLE_BYTES, allocate_tensor
 from flrce.core.downlink import HeldPart
+from flrce.core.engine import Engine
 from flrce.core.payload_bytes import count_value_bytes, limit_payload_bytes
 from flrce.core.pieces import MalformedPayload, NoCompression
 from flrce.core.types import (
@@ -67,7 +68,7 @@ NODE_WAIT_SECONDS = (
 DISCONNECTED_ERROR = "no longer connected when its task was to be sent again; the task is dropped"
 
 
-class FlowerEngine:
+class FlowerEngine(Engine):
     """Clients behind a Grid. `runner`, where the server knows the network, lets recipes use
     sub-models and freezing.
 

@@ -23,7 +23,7 @@ from flrce.errors import format_one_line
 from flrce.models.flat import FrozenParameter
 from flrce.simulation.gpu_scheduler import GpuRequest, GpuScheduler, move_scores_to_host
 from flrce.simulation.worker_pool import WorkerFailure
-from flrce.simulation.workers import SampleScores, TaskInputs
+from flrce.simulation.workers import SampleScores, TaskInputs, Workers
 from flrce.training.client import ClientRunner, IndexArray, PreparedTask
 from flrce.training.precision import Precision
 from flrce.training.trainer import TrainingResult
@@ -145,7 +145,7 @@ class DeviceCopies:
         self.pairs = [*others[-1:], (ref(w), copy)]
 
 
-class RunSlot:
+class RunSlot(Workers):
     """The workers of one run that shares a GPU."""
 
     def __init__(

@@ -4,7 +4,7 @@ profiles.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.core.downlink import HeldPart
-from flrce.core.engine import DeviceEngine, WorkerEngine
+from flrce.core.engine import Engine
 from flrce.core.types import (
     ClientCost,
     ClientEvaluation,
@@ -45,7 +45,7 @@ from flrce.training.objectives import Classification, Objective
 MAX_BREAKDOWN_CLIENTS = 100_000  # clients of whom each gets a figure at the end
 
 
-class Simulator:
+class Simulator(Engine):
     """P clients of a federation trained by whatever workers there are; same bits whatever their
     number.
     """
@@ -82,25 +82,22 @@ class Simulator:
         self.costs = FleetCostModel(self.runner, federation, fleet)
         self.workers = hire(self.runner)
 
-    judges_once = False
-
     @property
     def updates_on_device(self) -> bool:
         """Whether a round's updates stay on the device."""
-        return isinstance(self.workers, DeviceEngine) and self.workers.updates_on_device
+        return self.workers.updates_on_device
 
     @property
     def device_lock(self) -> AbstractContextManager[Any]:
-        return self.workers.device_lock if isinstance(self.workers, DeviceEngine) else nullcontext()
+        return self.workers.device_lock
 
     @property
     def worker_processes(self) -> tuple[int, int]:
         """Worker processes, and bytes that each takes."""
-        return self.workers.worker_processes if isinstance(self.workers, WorkerEngine) else (0, 0)
+        return self.workers.worker_processes
 
     def remember_device_copy(self, w: Tensor, there: Tensor) -> None:
-        if isinstance(self.workers, DeviceEngine):
-            self.workers.remember_device_copy(w, there)
+        self.workers.remember_device_copy(w, there)
 
     @property
     def model_bytes(self) -> int:

@@ -9,9 +9,11 @@ do.
 import logging
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,21 +46,45 @@ SampleScores = dict[
 log = logging.getLogger("flrce")
 
 
-class Workers(Protocol):
-    """What the simulator asks for. `judge` gives numbers for each sample; `own`: what the client
-    that judges keeps.
-    """
+class Workers(ABC):
+    """What the simulator asks for."""
 
     name: str
 
-    def train(self, orders: Sequence[TaskInputs]) -> Sequence[Reply | WorkerFailure]: ...
+    @abstractmethod
+    def train(self, orders: Sequence[TaskInputs]) -> Sequence[Reply | WorkerFailure]:
+        """Replies to these tasks, in their order."""
+
+    @abstractmethod
     def score_samples(
         self, w: Tensor, index: IndexArray, own: Tensor | None = None
-    ) -> SampleScores: ...
-    def close(self) -> None: ...
+    ) -> SampleScores:
+        """Numbers for each sample; `own`: what the client that evaluates keeps."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End worker processes and threads."""
+
+    @property
+    def worker_processes(self) -> tuple[int, int]:
+        """Processes on this machine, and bytes that each takes."""
+        return 0, 0
+
+    @property
+    def updates_on_device(self) -> bool:
+        """Whether a round's updates stay on a device."""
+        return False
+
+    @property
+    def device_lock(self) -> AbstractContextManager[Any]:
+        """Held while the server works on the device."""
+        return nullcontext()
+
+    def remember_device_copy(self, w: Tensor, there: Tensor) -> None:  # noqa: B027
+        """Note that `there`, on the device, is the model w on the host."""
 
 
-class PooledWorkers:
+class PooledWorkers(Workers):
     """Jobs spread over a pool: worker processes that share the model's memory, or threads."""
 
     def __init__(self, runner: ClientRunner, count: int, name: str, each: int = 0) -> None:
