@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -145,29 +146,29 @@ class RotatedCode(Compressor):
         """
         size = x.shape[1]
         y = transform_hadamard(x)
-        energy = x.double().square().sum(1)
-        levels, centroids = quantise_normal(y, energy, self.level_bits)
+        energy = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
+        levels = quantise_normal(y, energy, self.level_bits)
         sent = self._draw_sent(size, rng, x.device)
         if self.scale == "unbiased":
             share = 1 if sent is None else size / len(sent)
-            scales = share * energy / (y * centroids).sum(1, dtype=torch.float64)
+            scales = share * energy / sum_products(y, levels, self.level_bits)
         if sent is not None:
-            levels, centroids, y = levels[:, sent], centroids[:, sent], y[:, sent]
+            levels, y = levels[:, sent], y[:, sent]
         if self.scale == "contractive":
-            products = (y * centroids).sum(1, dtype=torch.float64)
-            scales = products / (size * centroids.square().sum(1, dtype=torch.float64))
+            norms = size * sum_centroid_squares(levels, self.level_bits)
+            scales = sum_products(y, levels, self.level_bits) / norms
         return levels.flatten(), scales.where(energy != 0, 0.0).float()
 
     def _decode_groups(
         self, levels: Tensor, scales: Tensor, groups: list[ChunkGroup], rng: Generator
     ) -> Tensor:
         """(n with padding,) s H c of each chunk, still without signs."""
-        table = get_centroids(self.level_bits, levels.device)
         parts, at, row = [scales.new_empty(0)], 0, 0
         for group in groups:
             sent = self._draw_sent(group.size, rng, levels.device)
             count = group.rows * (group.size if sent is None else len(sent))
-            centroids = table[levels[at : at + count].int()].view(group.rows, -1)
+            mine = levels[at : at + count].view(group.rows, -1)
+            centroids = look_up_centroids(mine, self.level_bits)
             if sent is not None:
                 full = centroids.new_zeros(group.rows, group.size)
                 full[:, sent] = centroids
@@ -190,18 +191,42 @@ class RotatedCode(Compressor):
         return sum(group.rows * floor_share(self.bits, group.size) for group in groups)
 
 
-def quantise_normal(y: Tensor, energy: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """(levels uint8, centroids) of y (rows, size), whose rows have the variance `energy` (rows,);
-    of two nearest centroids the upper.
+def quantise_normal(y: Tensor, energy: Tensor, bits: int) -> Tensor:
+    """Levels, uint8, of y (rows, size), whose rows have the variance `energy` (rows,); of two
+    nearest centroids the upper.
     """
-    table = get_centroids(bits, y.device)
     if bits == 1:
-        positive = y >= 0
-        return positive.byte(), positive.float().mul_(2).sub_(1)
+        return (y >= 0).byte()
+    edges = [-(a + b) / 2 for a, b in pairwise(reversed(CENTROIDS[bits]))]
+    edges = [*edges, 0.0, *(-edge for edge in reversed(edges))]
     z = y / energy.sqrt().clamp_min(torch.finfo(torch.float32).tiny).float()[:, None]
-    edges = (table[1:] + table[:-1]) / 2
-    levels = torch.bucketize(z, edges, out_int32=True, right=True)
-    return levels.byte(), table[levels]
+    levels = torch.zeros(y.shape, dtype=torch.uint8, device=y.device)
+    for edge in edges:  # a few comparisons take less time than a search
+        levels += z >= edge / CENTROID_UNIT
+    return levels
+
+
+def sum_products(y: Tensor, levels: Tensor, bits: int) -> Tensor:
+    """(rows,) <y, c> in float64; of one bit the sum of |y|, without temporaries."""
+    if bits == 1:
+        total: Tensor = torch.linalg.vector_norm(y, ord=1, dim=1, dtype=torch.float64)
+        return total
+    return (y * look_up_centroids(levels, bits)).sum(1, dtype=torch.float64)
+
+
+def sum_centroid_squares(levels: Tensor, bits: int) -> Tensor | int:
+    """(rows,) <c, c> in float64."""
+    if bits == 1:
+        return levels.shape[1]
+    return look_up_centroids(levels, bits).square().sum(1, dtype=torch.float64)
+
+
+def look_up_centroids(levels: Tensor, bits: int) -> Tensor:
+    """The centroid of each level, float32."""
+    if bits == 1:
+        return levels.float().mul_(2).sub_(1)
+    table = get_centroids(bits, levels.device)
+    return table[levels.int()]
 
 
 @lru_cache
