@@ -252,7 +252,8 @@ def has_member(kind: type, *names: str) -> bool:
     """
     own: set[str] = set()
     for base in kind.__mro__:
-        own |= set(vars(base)) | set(vars(base).get("__annotations__", ()))
+        fields = vars(base).get("__annotations__")  # of built-in types: a descriptor
+        own |= {*vars(base), *(fields if isinstance(fields, dict) else ())}
     return own.issuperset(names)
 
 
