@@ -215,7 +215,7 @@ def test_clients_are_stacked_over_one_base(folder, tmp_path, dtype, recompute, k
     y = torch.randint(0, 288, (12, 9), generator=rng)
     w = pack_model(net) + 0.05 * torch.randn(3, len(pack_model(net)), generator=rng)
     stack = ClientBatchTrainer(net, (9,), x, y, 1.0, 0.0, "cpu", objective=NextToken())
-    assert stack.default_variant.kind == "folded"
+    assert stack.default_variant == "columns"
     fixed = [
         p
         for p in stack.get_network(stack.default_variant).module.parameters()

@@ -643,7 +643,7 @@ def test_what_an_app_holds_can_be_copied_to_another_process():
 def test_bad_settings_are_refused_in_one_line():
     with pytest.raises(BadInput, match="fraction_train"):
         FLrce(fraction_train=-0.1)
-    with pytest.raises(BadInput, match="use one of"):
+    with pytest.raises(BadInput, match="did you mean 'fedavg'"):
         RecipeStrategy("fedvag")
     with pytest.raises(BadInput, match="sample_shape"):
         RecipeStrategy("fedavg", model=torch.nn.Linear(2, 2))._build_runner()

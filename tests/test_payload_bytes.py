@@ -146,7 +146,7 @@ def test_what_goes_with_a_task_and_comes_with_a_reply_is_booked_by_its_own_type(
 
 def test_a_loss_inquiry_is_booked_as_the_engine_sends_the_model():
     class Plain:
-        pass
+        model_bytes = None
 
     class Half:
         model_bytes = 6

@@ -43,7 +43,9 @@ def driven(scale):
     experiment = Experiment.from_tables(SHAPE | {"recipe": {"name": "flrce", "preset": "private"}})
     built = runs.build_simulation(experiment)
     train = built.engine.train
-    built.engine.train = lambda w, tasks, *more: masked(train(w, tasks, *more), scale, tasks[0].t)
+    built.engine.train = lambda pending, *more: masked(
+        train(pending, *more), scale, pending[0].task.t
+    )
     done = list(built.iterate_rounds(experiment))
     built.engine.close()
     return done
