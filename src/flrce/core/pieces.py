@@ -75,6 +75,8 @@ class NoCompression(Compressor):
 class NeverStop(StopRule):
     """Only T ends the run."""
 
+    reads_evaluations: ClassVar[bool] = False
+
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         return ""
 

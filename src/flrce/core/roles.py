@@ -409,6 +409,15 @@ class StopRule(Piece):
         return ()
 
     @default_property
+    def reads_evaluations(self) -> bool:
+        """Whether it reads evaluations of the final model: then clients are billed for them.
+
+        Reports of the model that a client was sent to train (`holdouts`) are not meant: they cost
+        only their forward passes. A rule that reads no evaluation sets this to False.
+        """
+        return any(rule is self or rule.reads_evaluations for rule in self.list_rules())
+
+    @default_property
     def checks_costs(self) -> bool:
         """Whether it looks at the costs of the next round before that starts."""
         return overrides(self, StopRule, "check_next_round")

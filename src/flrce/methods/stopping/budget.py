@@ -4,7 +4,7 @@ rules.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from flrce.core.bounds import NonNegativeFloat, PositiveFloat, PositiveInt
 from flrce.core.cost_table import COSTS
@@ -20,6 +20,7 @@ class CostLimit(StopRule):
 
     cost: str
     limit: PositiveFloat
+    reads_evaluations: ClassVar[bool] = False
 
     @property
     def required_fields(self) -> tuple[str, ...]:
@@ -50,6 +51,7 @@ class CostBudget(StopRule):
     joules: PositiveFloat | None = None
     seconds: PositiveFloat | None = None
     grams: PositiveFloat | None = None  # of CO2
+    reads_evaluations: ClassVar[bool] = False
 
     @property
     def limits(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flrce.core.bounds import NonNegativeInt, PositiveFloat, PositiveInt
 from flrce.core.roles import StopRule
@@ -25,6 +26,7 @@ class UpdateConflicts(StopRule):
     after: NonNegativeInt = 0
     trusted: bool = False
     confirmed: bool = False
+    reads_evaluations: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not (self.psi > 0 and 1 <= self.r <= self.n and self.after >= 0):

@@ -40,6 +40,7 @@ class DistanceGrowth(StopRule):
     rate: PositiveFloat = 0.001
     rounds: PositiveInt = 10
     device_agnostic: ClassVar[bool] = True
+    reads_evaluations: ClassVar[bool] = False
 
     @property
     def required_fields(self) -> tuple[str, ...]:

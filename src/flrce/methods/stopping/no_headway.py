@@ -4,7 +4,7 @@ each other.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
@@ -33,6 +33,7 @@ class NoHeadway(StopRule):
     n: PositiveInt = 20
     first: PositiveInt = 10
     after: NonNegativeInt = 69
+    reads_evaluations: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not (
