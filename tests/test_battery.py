@@ -40,6 +40,7 @@ from flrce.methods.catalogue import recipes
 from flrce.methods.pacing.clean_hours import CleanHours
 from flrce.methods.selection.cleanest import LowCarbonSelector
 from flrce.simulation import runs
+from stub_engine import StubEngine
 
 NAMES = ("a", "b", "c", "d", "e")
 DEVICE = DeviceProfile("d", 0.0, 5.0, 1e6, 0.0, 8000.0, 8000.0, 1e-3, 1e-3)
@@ -413,7 +414,7 @@ def test_a_device_tells_its_own_battery(tmp_path):
 
 
 def test_a_selector_sees_the_batteries_that_nodes_report():
-    class Nodes:
+    class Nodes(StubEngine):
         def battery_levels(self, clients):
             return torch.tensor([0.9, 0.2, 0.5])
 
@@ -422,4 +423,4 @@ def test_a_selector_sees_the_batteries_that_nodes_report():
     assert view_with_fleet_state(view, Nodes(), state).battery([2, 0]).tolist() == pytest.approx(
         [0.5, 0.9]
     )
-    assert view_with_fleet_state(view, object(), state).battery is None
+    assert view_with_fleet_state(view, StubEngine(), state).battery is None

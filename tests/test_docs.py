@@ -327,6 +327,15 @@ def test_what_lies_outside_is_taken_along() -> None:
     assert hooks.rewrite_links(text, "research/index.md") == (
         "[a](../outside/research/results/README.md) [b](../faq.md#x) [c](stop.md)"
     )
+    page = "outside/research/results/README.md"  # links as they are in the repository
+    text = "[a](../docs/stop.md#x) [b](table3-dirichlet.md) [c](../../docs/faq.md)"
+    assert hooks.find_outside(text, page) == {"research/results/table3-dirichlet.md"}
+    assert hooks.rewrite_links(text, page) == (
+        "[a](../../../research/stop.md#x) [b](table3-dirichlet.md) [c](../../../faq.md)"
+    )
+    outside = hooks.collect_outside({"index.md": "[a](../research/results/README.md)"})
+    assert outside > {"research/results/README.md"}  # with what that page links to
+    assert not any(path.startswith(("docs/", "research/docs/")) for path in outside)
 
 
 def test_examples_in_docstrings_become_blocks() -> None:

@@ -93,32 +93,63 @@ def by_torch(net, w, x, y, order, sizes, lr, mu=0.0, first=0, squared=True):
     return pack_model(net.requires_grad_(True)), losses, squares
 
 
-def near(w: Tensor, count: int = 4) -> list[Tensor]:
-    """Weights that differ from w by the rounding of float32."""
-    rng = torch.Generator().manual_seed(0)
-    return [w * (1 + 1e-7 * torch.randn(w.shape, generator=rng)) for _ in range(count)]
+class NearbyRuns:
+    """The reference from starts that differ by the rounding of float32: how far results may lie
+    apart on any processor. Computed where a plain tolerance is not enough, which is rare.
+    """
+
+    def __init__(self, reference, w: Tensor) -> None:
+        self.reference, self.w = reference, w
+        self.results: list[tuple[Tensor, list[float], list[float]]] = []
+
+    def spread(self, part: int, want, norm) -> float:
+        """Five times the largest distance of part 0 (weights), 1 (losses) or 2 (squares)."""
+        if not self.results:
+            rng = torch.Generator().manual_seed(0)
+            # 1e-7: one rounding; 1e-6: a sum of some hundred terms
+            for scale in (1e-7, 1e-7, 1e-7, 1e-7, 1e-6, 1e-6):
+                noise = 1 + scale * torch.randn(self.w.shape, generator=rng)
+                self.results.append(self.reference(self.w * noise))
+        return 5 * max(float(norm(torch.as_tensor(r[part]), want)) for r in self.results)
 
 
 def assert_trains_alike(k, net, w, x, y, sizes, lr, tolerance=2e-4, seed=0, **options):
     order, sizes = batches(len(x), sizes, seed)
-    got, losses, squares = k.train(w, x, y, SCALE, SHIFT, order, sizes, lr, **options)
-    want, losses_want, squares_want = by_torch(net, w, x, y, order, sizes, lr, **options)
+    got = k.train(w, x, y, SCALE, SHIFT, order, sizes, lr, **options)
+    assert_same_training(
+        lambda start: by_torch(net, start, x, y, order, sizes, lr, **options),
+        net, w, got, tolerance, options.get("squared", True),
+    )  # fmt: skip
+
+
+def assert_same_training(reference, net, w, got, tolerance, squared=True):
+    """Weights, losses and squares after training from w against the reference's."""
+    want, nearby = reference(w), NearbyRuns(reference, w)
     for slot in make_layout(net).slots:  # each tensor by its own movement
-        moved = (want - w)[slot.span].norm()
-        if not options.get("squared", True) and moved < 1e-6:
+        moved = (want[0] - w)[slot.span].norm()
+        if not squared and moved < 1e-6:
             # BatchNorm takes this gradient away; the plain distance makes a direction of what
             # rounding leaves
             continue
-        error = (got - want)[slot.span].norm()
+
+        def distance(one, other, span=slot.span):
+            return (one - other)[span].norm()
+
+        error = distance(got[0], want[0])
         allowed = tolerance * moved + 2e-5 * slot.size**0.5
         if error > allowed:  # a norm over two values can amplify rounding a thousand times
-            trained = [
-                by_torch(net, start, x, y, order, sizes, lr, **options)[0] for start in near(w)
-            ]
-            allowed += 5 * max((other - want)[slot.span].norm() for other in trained)
+            allowed += nearby.spread(0, want[0], distance)
         assert error <= allowed, (slot.name, float(error), float(moved), float(allowed))
-    np.testing.assert_allclose(losses, losses_want, rtol=2e-4, atol=1e-5)
-    np.testing.assert_allclose(squares, squares_want, rtol=4e-4, atol=1e-5)
+    for part, rtol in ((1, 2e-4), (2, 4e-4)):
+        for i, value in enumerate(want[part]):
+
+            def difference(one, other, i=i):
+                return abs(one[i] - other[i])
+
+            error, allowed = abs(got[part][i] - value), rtol * abs(value) + 1e-5
+            if error > allowed:
+                allowed += nearby.spread(part, want[part], difference)
+            assert error <= allowed, (("losses", "squares")[part - 1], i, error, allowed)
 
 
 def assert_evaluates_alike(k, net, w, x, y):
@@ -138,17 +169,16 @@ def assert_gradient_is_torchs(k, net, w, x, y, first):
     batch, where = x.float() * SCALE + SHIFT, make_layout(net)
     after, g = w.clone(), torch.full((where.trainable,), 7.0)
     losses = k.gradient(after, batch, y, g, first=first)
-    want, mean, square = by_torch(
-        net, w, x, y, np.arange(len(x)), np.array([len(x)]), lr=1.0, first=first
-    )
-    for slot in where.slots:
-        got = w[slot.span] - g[slot.span] if slot.trainable else after[slot.span]
-        assert torch.allclose(got.double(), want[slot.span].double(), rtol=1e-4, atol=2e-5), (
-            slot.name
+    got = torch.cat([w[: where.trainable] - g, after[where.trainable :]])
+
+    def step(start):
+        return by_torch(
+            net, start, x, y, np.arange(len(x)), np.array([len(x)]), lr=1.0, first=first
         )
+
+    moments = [losses.mean().item()], [losses.square().mean().item()]
+    assert_same_training(step, net, w, (got, *moments), tolerance=2e-4)
     assert torch.equal(after[: where.trainable], w[: where.trainable])
-    assert losses.mean().item() == pytest.approx(mean[0], rel=1e-4)
-    assert losses.square().mean().item() == pytest.approx(square[0], rel=2e-4)
 
 
 @st.composite
@@ -247,6 +277,27 @@ def test_random_networks_train_as_in_torch(made, seed, whole, size, mu, squared)
         )
     assert_evaluates_alike(k, net, w, x, y)
     assert_gradient_is_torchs(k, net, w, x[:size], y[:size], blocks - 1)
+
+
+@pytest.mark.parametrize("wrong", ["rate", "losses", "squares"])
+def test_the_comparison_notices_one_percent(wrong):
+    """Also where the allowance for rounding is at its largest: statistics over two values."""
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(8, 8), nn.GroupNorm(4, 8), nn.Tanh(), nn.Linear(8, 5)
+    )
+    w, (x, y) = scramble(net, 1), data((2, 2, 2), 5, 60, 1)
+    order, sizes = batches(60, [8, 16, 37, 9], 0)
+
+    def reference(start, lr=0.05):
+        return by_torch(net, start, x, y, order, sizes, lr)
+
+    got = list(reference(w, 0.05 if wrong != "rate" else 0.0505))
+    for part, name in ((1, "losses"), (2, "squares")):
+        if wrong == name:
+            got[part] = [1.01 * value for value in got[part]]
+    assert_same_training(reference, net, w, reference(w), tolerance=2e-3)
+    with pytest.raises(AssertionError):
+        assert_same_training(reference, net, w, got, tolerance=2e-3)
 
 
 @pytest.mark.parametrize("name", ["cnn-cifar", "cnn-cifar-tanh", "cnn-emnist", "cnn-speech"])

@@ -58,7 +58,7 @@ def test_a_piece_is_shown_for_every_role_that_has_its_name(capsys):
 
 
 def test_an_unknown_piece(capsys):
-    assert main(["pieces", "show", "quantise"]) == 2
+    assert main(["pieces", "show", "quantiz"]) == 2
     assert "did you mean 'quantize'?" in capsys.readouterr().err
 
 

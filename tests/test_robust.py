@@ -1,8 +1,7 @@
 """Robust aggregators against their definitions in plain loops, and against attackers on digits."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -268,28 +267,20 @@ def test_a_senseless_setting_in_a_file_is_one_line():
 # --- attackers on digits ------------------------------------------------------------------------
 
 
-@dataclass
-class Attacked:
-    """An engine some of whose clients multiply their updates, but not the statistics: the gate
-    would notice.
+def multiply_updates(engine, attackers, factor):
+    """Some clients of the engine multiply their updates, but not the statistics: the gate would
+    notice.
     """
+    train, trainable = engine.train, engine.trainable
 
-    engine: Any
-    attackers: frozenset[str]
-    factor: float
-
-    def __getattr__(self, name):
-        return getattr(self.engine, name)
-
-    def train(self, pending, carry, keep=None):
-        return [self.twisted(reply) for reply in self.engine.train(pending, carry)]
-
-    def twisted(self, reply):
-        if reply.client not in self.attackers:
+    def twist(reply):
+        if reply.client not in attackers:
             return reply
         u = reply.payload.buffers["u"].clone()
-        u[: self.engine.trainable] *= self.factor
+        u[:trainable] *= factor
         return replace(reply, payload=Payload({"u": u}))
+
+    engine.train = lambda *order: [twist(reply) for reply in train(*order)]
 
 
 def accuracy(recipe, factor, rounds=25, seed=0):
@@ -305,9 +296,9 @@ def accuracy(recipe, factor, rounds=25, seed=0):
     built = runs.build_simulation(exp)
     try:
         bad = frozenset(built.federation.clients[::10])
-        engine = Attacked(built.engine, bad, factor)
-        start = loop.make_initial_state(built.recipe, engine, pack_model(built.net))
-        done = loop.rounds(built.recipe, engine, start, rounds, seed)
+        multiply_updates(built.engine, bad, factor)
+        start = loop.make_initial_state(built.recipe, built.engine, pack_model(built.net))
+        done = loop.rounds(built.recipe, built.engine, start, rounds, seed)
         seen = [r.record.accuracy or 0.0 for r in done]  # None: abandoned, all replies went astray
     finally:
         built.engine.close()

@@ -27,6 +27,7 @@ from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.selection.relationship import RelationshipSelector
 from flrce.storage.checkpoint import Journal
 from flrce.storage.ledger_lines import to_relation_line
+from stub_engine import StubEngine
 
 MAPS = 800  # draws of the map that an average is taken over
 
@@ -233,7 +234,7 @@ def test_waiting_behind_all_others_needs_only_the_first(M, P, seed):
     assert selector.select(m, view, np.random.default_rng(0)).k == tuple(expected)
 
 
-class Names:
+class Names(StubEngine):
     """A fleet that is asked for nothing but its clients' names."""
 
     def __init__(self, M, trainable):

@@ -19,7 +19,10 @@ OUTSIDE = "outside"
 
 def resolve_link(link: str, page: str) -> str:
     """The path, from the repository's root, that a page of the site links to."""
-    folder = "research/docs" if page.startswith("research/") else "docs"
+    if page.startswith(f"{OUTSIDE}/"):
+        folder = os.path.dirname(page.removeprefix(f"{OUTSIDE}/"))
+    else:
+        folder = "research/docs" if page.startswith("research/") else "docs"
     return os.path.normpath(os.path.join(folder, link))
 
 
@@ -41,6 +44,19 @@ def find_outside(text: str, page: str) -> set[str]:
     }
 
 
+def collect_outside(pages: dict[str, str]) -> set[str]:
+    """Files outside of the site's folders that the pages link to, and that such files link to."""
+    outside: set[str] = set()
+    while pages:
+        linked = {path for name, text in pages.items() for path in find_outside(text, name)}
+        new = linked - outside
+        outside |= new
+        pages = {
+            f"{OUTSIDE}/{path}": (ROOT / path).read_text() for path in new if path.endswith(".md")
+        }
+    return outside
+
+
 def rewrite_links(text: str, page: str) -> str:
     """A page's text with links to files as the site has them; others stay as they are."""
 
@@ -60,10 +76,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             name = f"research/{path.relative_to(research).as_posix()}"
             content = path.read_text() if path.suffix == ".md" else path.read_bytes()
             files.append(File.generated(config, name, content=content))
-    outside: set[str] = set()
-    for page in files.documentation_pages():
-        outside |= find_outside(page.content_string, page.src_uri)
-    for name in sorted(outside):
+    pages = {page.src_uri: page.content_string for page in files.documentation_pages()}
+    for name in sorted(collect_outside(pages)):
         content = (ROOT / name).read_bytes()
         files.append(File.generated(config, f"{OUTSIDE}/{name}", content=content))
     return files

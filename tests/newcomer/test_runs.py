@@ -271,8 +271,8 @@ def test_a_folder_that_cannot_be_made_is_told_of_without_a_round_to_keep(here, c
 
 def test_a_stop_of_ones_own_says_why_or_nothing(here, capsys):
     (here / "mystops.py").write_text(
-        "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Late:\n    says:"
-        " str\n\n    def __call__(self, history):\n        return {'nothing': None, 'bool':"
+        "from dataclasses import dataclass\n\nfrom flrce import StopRule\n\n\n"
+        "@dataclass(frozen=True)\nclass Late(StopRule):\n    says: str\n\n    def __call__(self, history):\n        return {'nothing': None, 'bool':"
         " False}.get(self.says, self.says)\n"
     )
     stop = '{{piece="mystops:Late", says="{}"}}'
