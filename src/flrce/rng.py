@@ -2,6 +2,7 @@
 save.
 """
 
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -21,6 +22,24 @@ def make_stream(seed: int, purpose: str, t: int = 0, client: str = "") -> Genera
     """
     key = blake2b(f"{seed}|{purpose}|{t}|{client}".encode(), digest_size=16).digest()
     return Generator(Philox(key=int.from_bytes(key, "little")))
+
+
+@dataclass(frozen=True)
+class RoundStreams:
+    """The generators from which pieces draw in one round; nothing has to be saved."""
+
+    seed: int = 0
+    t: int = 0
+    attempt: int = 0  # abandoned tries at the round so far: each try draws anew
+
+    def make_rng(self, purpose: str, client: str = "") -> Generator:
+        """A generator that follows from seed, purpose, round and client alone."""
+        tries = f"/{self.attempt}" if self.attempt else ""
+        # the prefix keeps a piece's draws apart from those of flrce, such as "select"
+        return make_stream(self.seed, f"piece/{purpose}{tries}", self.t, client)
+
+
+FIRST_STREAMS = RoundStreams()  # of objects that were made outside a round
 
 
 def draw_weighted(rng: Generator, weights: ArrayLike, count: int) -> list[int]:

@@ -17,7 +17,7 @@ from flrce.core.roles import RoundView
 from flrce.core.roster import count_absent, exclude_busy_clients, get_sample_counts, update_roster
 from flrce.core.types import RoundPlan, Selection, State, Task
 from flrce.core.validation import validate_cohort_size, validate_selection
-from flrce.rng import make_stream
+from flrce.rng import RoundStreams, make_stream
 
 
 class LossInquiry:
@@ -51,7 +51,7 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
     state, pool = admit_clients(recipe, engine, state, reachable)
     busy = {task.task.k for task in pending}
     pool = exclude_busy_clients(pool, busy) if busy else pool
-    inquiry = LossInquiry(recipe, engine, state)
+    inquiry, streams = LossInquiry(recipe, engine, state), RoundStreams(seed, t, state.attempt)
     n = get_sample_counts(engine, state.roster)
     view = RoundView(
         t,
@@ -65,6 +65,7 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
         engine.blocks,
         state.w,
         now,
+        streams=streams,
     )
     inquiry.view = view = view_with_fleet_state(view, engine, state)
     selection, tasks, refusal = choose_tasks(
@@ -77,7 +78,8 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
     selection = replace(selection, why={**selection.why, **notes, **absent, **kinds})
     flights = dispatch(recipe, engine, state, tasks, models, pending, now)
     keep = selection.keep or recipe.pace.max_replies(recipe.P)
-    return RoundPlan(state, t, selection, flights, tuple(inquiry.asked), refusal, n, keep, now)
+    asked = tuple(inquiry.asked)
+    return RoundPlan(state, t, selection, flights, asked, refusal, n, keep, now, streams)
 
 
 def admit_clients(

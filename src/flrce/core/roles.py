@@ -25,6 +25,7 @@ from flrce.core.types import (
     Task,
     Updates,
 )
+from flrce.rng import FIRST_STREAMS, RoundStreams
 
 if TYPE_CHECKING:
     from flrce.core.downlink import DownloadRequest, EncodedModel
@@ -79,6 +80,13 @@ class RoundView:
     intensity: Callable[[Sequence[int]], Tensor] | None = (
         None  # rows -> g/kWh of their electricity now
     )
+    streams: RoundStreams = FIRST_STREAMS  # of the round's random numbers
+
+    def make_rng(self, purpose: str, client: str = "") -> Generator:
+        """A generator of the round for one purpose, as `updates.make_rng`: pieces that name the
+        same purpose draw the same numbers.
+        """
+        return self.streams.make_rng(purpose, client)
 
 
 class Piece(ABC):  # noqa: B024 - its roles have the abstract methods

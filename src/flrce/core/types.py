@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.bounds import BatchSize, EpochCount, PositiveInt
 from flrce.core.payload_bytes import count_bytes
 from flrce.core.record import RoundRecord as RoundRecord  # it flows on from here
+from flrce.rng import FIRST_STREAMS, RoundStreams
 
 ClientStates = Mapping[
     str, Mapping[str, Tensor]
@@ -235,6 +237,11 @@ class Updates:
     sent: Tensor | None = (
         None  # (D,) the model before the round, where U lies on a device; None: U is on the host
     )
+    streams: RoundStreams = FIRST_STREAMS  # of the round's random numbers
+
+    def make_rng(self, purpose: str, client: str = "") -> Generator:
+        """A generator of the round for one purpose; the same one in every engine and on resume."""
+        return self.streams.make_rng(purpose, client)
 
     def __len__(self) -> int:
         return len(self.k)
@@ -277,6 +284,10 @@ class RoundEvent:
         RoundRecord, ...
     ] = ()  # of the rounds before, as the view had it when this one was planned
 
+    def make_rng(self, purpose: str, client: str = "") -> Generator:
+        """A generator of the round for one purpose, as `updates.make_rng`."""
+        return self.updates.make_rng(purpose, client)
+
 
 @dataclass(frozen=True)
 class State:
@@ -309,6 +320,7 @@ class RoundPlan:
     n: Tensor | None = None  # (M,) samples as known before the round
     keep: int | None = None  # no more good replies than that count
     began: float = 0.0  # seconds of the run's clock
+    streams: RoundStreams = FIRST_STREAMS  # of the round's random numbers
 
     @cached_property  # asked for several times a round, of all that is under way
     def tasks(self) -> tuple[Task, ...]:
