@@ -2,6 +2,7 @@
 drops out, resume.
 """
 
+from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import nn
 
 from flrce.errors import BadInput, UnfinishedRun
 from flrce.flower import FLrce, Local, LocalGrid, Masked, RecipeStrategy, client_app, masked_app
+from flrce.flower.session import describe_headline
 from flrce.methods.catalogue import recipes
 from flrce.methods.stopping.marginal_gain import MarginalGain
 
@@ -134,7 +136,31 @@ def test_who_drops_out_costs_its_share_alone():
         LocalGrid(masked_app(failing), NODES), arrays(), 2
     )
     assert [len(h.replied) for h in result.history] == [4, 4]
-    assert all("dropped out" in why for h in result.history for why in h.rejected.values())
+    assert all(
+        "dropped out" in why and "flat battery" in why
+        for h in result.history
+        for why in h.rejected.values()
+    )
+
+
+def test_positions_may_be_a_range_and_the_log_has_the_metric():
+    def ranges(context):
+        local = load(context)
+        cut = len(local.x) - 8
+        return replace(local, train=range(cut), held=list(range(cut, len(local.x))))
+
+    results = [
+        Masked(workflow(), per_round=NODES, batch=8).start(
+            LocalGrid(masked_app(own), NODES), arrays(), 1
+        )
+        for own in (load, ranges)
+    ]
+    assert [len(h.replied) for h in results[1].history] == [NODES]
+    first, second = (result.history[0].holdouts[0] for result in results)
+    assert first == pytest.approx(second, abs=0.01)  # Flower rounds sums at random
+    assert f"accuracy {second:.4f} before the round" in describe_headline(results[1].history[0])
+    with pytest.raises(BadInput, match="holds float64 of shape"):
+        Local(network(), torch.zeros(3, 4), torch.zeros(3), train=[0.5])
 
 
 def test_too_few_for_the_protocol_abandon_the_round():

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("flwr", reason="needs flrce[flower]")
 
 from flwr.app import Array, MetricRecord
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_helpers import TARGET, plain_app, start
@@ -468,3 +470,39 @@ def test_a_node_that_leaves_while_it_judges():
     assert [len(record.replied) for record in result.history] == [4, 4, 3]
     assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
     assert all(record.outcome == "committed" for record in result.history)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"fraction_fit": 0.5, "min_fit_clients": 2}, "fraction_fit -> fraction_train, min_fit"),
+        ({"initial_parameters": None}, "needs the Message API .*initial_arrays of start"),
+        ({"statee": "runs/a"}, "FLrce has no argument 'statee': did you mean 'state'"),
+    ],
+)
+def test_arguments_of_the_older_interface_are_named(given, said):
+    with pytest.raises(BadInput, match=said):
+        FLrce(**given)
+
+
+class Older(NumPyClient):
+    def fit(self, parameters, config):
+        return parameters, 10, {}
+
+
+def test_clients_of_the_older_interface_are_told_how_to_move():
+    app = ClientApp(client_fn=lambda context: Older().to_client())
+    with pytest.raises(UnfinishedRun, match=r"older interface \(NumPyClient or client_fn\)"):
+        FLrce(per_round=2).start(LocalGrid(app, 3), start(), 2)
+
+
+def test_unknown_energy_and_evaluations_are_in_the_summary(caplog):
+    """72 bytes of floats go to each of 3 judges in 2 rounds; clients here measure no joules."""
+    silent = plain_app(misjudge=lambda metrics: {"num-examples": metrics["num-examples"]})
+    with caplog.at_level("INFO", logger="flwr"):
+        result = FLrce(**NAMES).start(LocalGrid(silent, 3), start(), 2)
+    assert [h.bytes_evaluation for h in result.history] == [3 * 72] * 2
+    assert "0.000 MB for evaluations; energy unknown" in caplog.text
+    modelled = FLrce(**NAMES, device="raspberry-pi-4")
+    modelled.start(LocalGrid(silent, 3), start(), 2)
+    assert caplog.text.count("energy unknown") == 1

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from flrce.cli.cli import main
-from flrce.cli.watch import build_watch_board
+from flrce.cli.watch import build_watch_board, format_energy_spent, format_point_price
 from flrce.cli.watch_server import HOST, build_watch_server, derive_page_key
 from flrce.config.experiment import Experiment
 from flrce.core.types import RoundRecord
@@ -28,6 +28,7 @@ from flrce.report.live import RecordTail, RunWatcher, find_lock_holder
 from flrce.simulation import runs
 from flrce.storage.disk import FolderLock
 from flrce.storage.read import read_run
+from flrce.storage.summary import name_energy_origin
 from report_helpers import HOSTILE, compared, hostile
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1] / "src")}
@@ -245,7 +246,7 @@ def test_the_terminal_shows_every_run_and_obeys_no_name():
 
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["watch"]) == 2
+    assert main(["watch", "--once"]) == 2
     assert "runs is no folder" in capsys.readouterr().err
     Path("runs").mkdir()
     assert main(["watch", "--once"]) == 0
@@ -254,6 +255,29 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     found = json.loads(capsys.readouterr().out)
     assert len(found) == 6
     assert {v["recipe"] for v in found} == {"fedavg", "flrce", "flrce-no-stop"}
+
+
+def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path, capsys):
+    folder = tmp_path / "later"
+    made = threading.Timer(0.3, folder.mkdir)
+    made.start()
+    assert main(["watch", str(folder)]) == 0
+    made.join()
+    told = capsys.readouterr()
+    assert f"waiting for {folder}" in told.err
+    assert "no runs yet" in told.out
+
+
+def test_unknown_energy_is_not_shown_as_zero():
+    run = {"energy": "unknown", "spent": {"joules": 0.0}, "price": {"joules": 0.0}}
+    assert format_energy_spent(run) == "unknown"
+    assert format_point_price(run) == "--"
+    assert format_energy_spent({**run, "energy": "modelled"}) == "0 J"
+    trained = RoundRecord(1, replied=("a",))
+    assert name_energy_origin((trained,)) == "unknown"
+    assert name_energy_origin((trained, RoundRecord(2, joules=1.0))) == "modelled"
+    assert name_energy_origin((RoundRecord(1, replied=("a",), measured=True),)) == "measured"
+    assert name_energy_origin(()) == "modelled"  # nothing was trained yet
 
 
 def test_flower_s_folders_are_watched_too(tmp_path):

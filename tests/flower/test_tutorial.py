@@ -69,8 +69,6 @@ def test_the_tutorial_on_real_nodes(tmp_path):
                             start_new_session=True,
                         )
                     )
-                if "superlink --insecure" in line:
-                    time.sleep(5)
                 continue
             if line.startswith("flwr list"):
                 done(tmp_path)

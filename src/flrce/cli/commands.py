@@ -106,9 +106,9 @@ def watch_command(**given: Any) -> None:
     """Follow runs under way: who trains, the metric, refused replies, the price of a point, time
     and budget left.
 
-    RUN is a run directory, DIR a folder that holds some, now or later; without any, runs. Folders
-    are only read, so it works beside whatever trains in them, Flower included. The page answers on
-    127.0.0.1 alone.
+    RUN is a run directory, DIR a folder that holds some, now or later; without any, runs. A folder
+    that does not exist yet is waited for, except with --once or --json. Folders are only read, so
+    it works beside whatever trains in them, Flower included. The page answers on 127.0.0.1 alone.
     """
     from flrce.cli.watch import watch_runs
 

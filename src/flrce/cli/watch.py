@@ -37,15 +37,27 @@ def watch_runs(runs: tuple[Path, ...], page: bool, port: int, once: bool, as_jso
     """Show runs under way, in the terminal or on a page of this machine's own."""
     places = list(runs) or [Path("runs")]
     watcher = RunWatcher(places)
-    found = watcher.take_snapshot()
+    if not once and not as_json:
+        wait_for_folders(places)
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(watcher.take_snapshot(), indent=1))
     elif page:
         serve_watch_page(watcher, places, port)
     elif once or not sys.stdout.isatty():
-        Console(width=None if sys.stdout.isatty() else 120).print(build_watch_board(found))
+        board = build_watch_board(watcher.take_snapshot())
+        Console(width=None if sys.stdout.isatty() else 120).print(board)
     else:
         follow_runs(watcher)
+
+
+def wait_for_folders(places: list[Path]) -> None:
+    """Wait until every folder is there: a run that was just started makes its own."""
+    missing = [place for place in places if not place.exists()]
+    if missing:
+        names = ", ".join(map(str, missing))
+        print(f"waiting for {names}; Ctrl-C ends", file=sys.stderr, flush=True)
+    while not all(place.exists() for place in places):
+        time.sleep(REFRESH_SECONDS / 2)
 
 
 def serve_watch_page(watcher: RunWatcher, places: list[Path], port: int) -> None:
@@ -108,7 +120,7 @@ def format_run_row(run: dict[str, Any]) -> tuple[str, ...]:
         format_sparkline(values, 12),
         conflicts,
         format_point_price(run),
-        f"{run['spent']['joules']:.3g} J",
+        format_energy_spent(run),
         f"{run['spent']['bytes'] / 1e6:.3g} MB",
         format_time_left(run["ends"]),
     )
@@ -123,9 +135,14 @@ def format_folder(run: dict[str, Any]) -> str:
 def format_point_price(run: dict[str, Any]) -> str:
     """Joules for a point, over the last evaluations."""
     found = run["price"]
-    if found is None:
+    if found is None or run["energy"] == "unknown":
         return "--"
     return "no gain" if found["joules"] is None else f"{found['joules']:.3g}"
+
+
+def format_energy_spent(run: dict[str, Any]) -> str:
+    """The joules so far; "unknown" where no client measures them and no profile models them."""
+    return "unknown" if run["energy"] == "unknown" else f"{run['spent']['joules']:.3g} J"
 
 
 def format_budgets(run: dict[str, Any]) -> str:

@@ -179,6 +179,13 @@ def list_spent_costs(totals: Callable[[Cost], float | None]) -> list[Cost]:
     return [cost for cost in COSTS.values() if not cost.optional or totals(cost)]
 
 
+def is_energy_known(history: History) -> bool:
+    """Whether anybody measured or modelled the joules of these rounds. Training is never free, so
+    a run of 0 J is one whose energy nobody knows.
+    """
+    return any(record.joules or record.measured for record in history)
+
+
 def list_booked_amounts(record: RoundRecord) -> dict[str, float]:
     """Field -> amount of everything that a round booked, costs and their details."""
     costs = [cost for cost in COSTS.values() if cost.name != "rounds"]

@@ -68,6 +68,7 @@ class Evaluator:
         self.each: dict[
             int, float
         ] = {}  # node -> its own figure of the headline metric, of the model judged last
+        self.sent_bytes = 0  # of models to judges, since they were booked last
         self.by_class: classes.ClassTotals | None = None  # likewise, over the judges that told it
 
     def is_due(self, t: int, last: bool) -> bool:
@@ -91,6 +92,17 @@ class Evaluator:
         if accuracy is None:
             return None
         return Evaluation(accuracy / most, accuracy / most, find_metric(figures, LOSS_KEYS) or 0.0)
+
+    def ask_judges(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+        """(the messages that were sent, the answers); models that travel are counted."""
+        askable = self.inquiries.select_askable(messages)
+        self.sent_bytes += self.template.nbytes * len(askable)
+        return askable, list(self.inquiries.ask_nodes(askable).values())
+
+    def take_sent_bytes(self) -> int:
+        """Bytes of the models that judges were sent since this was asked last."""
+        count, self.sent_bytes = self.sent_bytes, 0
+        return count
 
     def clear_metrics(self) -> None:
         """The metrics of a round that is done."""
@@ -142,8 +154,7 @@ class Evaluator:
         """
         config = ConfigRecord(self.build_config(t))
         messages = list(self.host.configure_evaluate(t, arrays, config, self.grid))
-        messages = self.inquiries.select_askable(messages)
-        replies = list(self.inquiries.ask_nodes(messages).values())
+        messages, replies = self.ask_judges(messages)
         mean = self.host.aggregate_evaluate(t, replies)
         figures, key = list(map(get_reply_metrics, replies)), self.options.weight_key
         most = find_accuracy_scale(figures)

@@ -197,8 +197,7 @@ class WrappedEvaluator(Evaluator):
         messages = self.engine.configure_with_seed(
             "evaluate", t, arrays, self.build_config(t), strategy.configure_evaluate
         )
-        messages = self.inquiries.select_askable(messages)
-        came = list(self.inquiries.ask_nodes(messages).values())
+        messages, came = self.ask_judges(messages)
         most = find_accuracy_scale(list(map(get_reply_metrics, came)))
         key = self.options.weight_key
         sane = [

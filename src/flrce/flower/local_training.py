@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flrce.devices.energy import EnergyMeter, EnergyReading
+from flrce.errors import BadInput
 from flrce.training.client import ClientRunner
 from flrce.training.cpu import why_none
 from flrce.training.objectives import Classification, Objective
@@ -38,8 +39,8 @@ class Local:
     net: nn.Module
     x: Tensor
     y: Tensor
-    train: IndexArray | None = None
-    held: IndexArray | None = None
+    train: Any = None  # positions, as an array from here on: (n,) int64
+    held: Any = None
     scale: float = 1.0
     shift: float = 0.0
     name: str | None = None
@@ -49,9 +50,28 @@ class Local:
         "torch"  # "auto" trains with fused kernels where the network and the machine have them
     )
 
+    def __post_init__(self) -> None:
+        for name in ("train", "held"):  # a range, a list or a tensor will do
+            index = getattr(self, name)
+            if index is not None:
+                object.__setattr__(self, name, to_index_array(name, index))
+
     @property
     def train_index(self) -> IndexArray:
         return np.arange(len(self.y)) if self.train is None else self.train
+
+
+def to_index_array(name: str, index: Any) -> IndexArray:
+    """Positions of samples as an array; a mask of booleans becomes the positions that are True."""
+    values = np.asarray(index)
+    if values.dtype == bool:
+        values = np.flatnonzero(values)
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+        raise BadInput(
+            f"Local({name}=...) holds {values.dtype} of shape {values.shape}; use positions of"
+            " samples, such as range(100) or an array of integers"
+        )
+    return values.astype(np.int64, copy=False)
 
 
 def get_client_name(context: Context) -> str:

@@ -8,6 +8,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flrce.errors import format_one_line
+from flrce.flower.legacy import explain_legacy_client
 
 POLL_DELAY_RATIO = 0.02  # share of the time waited so far by which an answer may be noticed late
 MAX_POLL_SECONDS = 1.0  # seconds between two looks for answers, at most
@@ -92,7 +93,5 @@ def _split_batches(keys: Sequence[str], count: int) -> list[Sequence[str]]:
 def explain_failure(message: Message) -> str:
     """A failed reply's reason in one line."""
     lines = (message.error.reason or "").strip().splitlines()
-    return (
-        f"failed (code {message.error.code}):"
-        f" {format_one_line(lines[-1], 200) if lines else 'no reason given'}"
-    )
+    reason = format_one_line(lines[-1], 200) if lines else "no reason given"
+    return f"failed (code {message.error.code}): {explain_legacy_client(reason) or reason}"

@@ -38,6 +38,7 @@ from flrce.flower.arrays import ArrayTemplate, count_record_bytes
 from flrce.flower.client import evaluate_and_train, introduce
 from flrce.flower.engine import FlowerEngine
 from flrce.flower.local_training import Local, RunnerCache, TracingLock, get_client_name
+from flrce.flower.messages import explain_failure
 from flrce.flower.options import resolve_config
 from flrce.flower.strategy import ANY_P, FlrceStrategy
 from flrce.flower.wire import KEY_PREFIX, read_task, write_task
@@ -69,6 +70,7 @@ class Masked(FlrceStrategy):
         lr: float = 0.01,
         **settings: Any,
     ) -> None:
+        self.refuse_unknown(settings)
         given = {} if len(fedavg) > 1 else {"fraction_evaluate": 0.0}
         super().__init__(*fedavg, **{**given, **settings})
         self.workflow, self.per_round, self.by_fraction = workflow, per_round, per_round is None
@@ -144,9 +146,9 @@ class MaskedEngine(FlowerEngine):
             spent = ClientCost(
                 bytes_up=grid.up[node], bytes_down=grid.down[node], compute_seconds=passed
             )
-            reply = Reply(
-                task.client, t, error=DROPPED_OUT_ERROR, spent=self.measured.add_joules(spent)
-            )
+            failure = grid.failures.get(node)
+            error = f"{DROPPED_OUT_ERROR}: {failure}" if failure else DROPPED_OUT_ERROR
+            reply = Reply(task.client, t, error=error, spent=self.measured.add_joules(spent))
             if node in counted and u is not None:
                 n = counted[node].num_examples
                 told = None if figure is None else ClientEvaluation(figure, n)
@@ -213,6 +215,7 @@ class _ByteCountingGrid:
 
     def __init__(self, grid: Grid) -> None:
         self.grid, self.up, self.down = grid, Counter[int](), Counter[int]()
+        self.failures: dict[int, str] = {}  # node -> why its last message failed
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -221,10 +224,13 @@ class _ByteCountingGrid:
         for message in sent:
             self.down[message.metadata.dst_node_id] += _count_content_bytes(message.content)
         replies = list(self.grid.send_and_receive(sent, timeout=timeout))
+        receivers = {m.metadata.message_id: m.metadata.dst_node_id for m in sent}
         for reply in replies:
-            self.up[reply.metadata.src_node_id] += (
-                0 if reply.has_error() else _count_content_bytes(reply.content)
-            )
+            node = receivers.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+            if reply.has_error():
+                self.failures[node] = explain_failure(reply)
+            else:
+                self.up[node] += _count_content_bytes(reply.content)
         return replies
 
 

@@ -4,7 +4,7 @@ wants to know.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result as FlowerResult
 from torch import Tensor
 
 from flrce.core import loop
-from flrce.core.cost_table import COSTS, list_booked_amounts
+from flrce.core.cost_table import COSTS, is_energy_known, list_booked_amounts
 from flrce.core.engine import Engine
 from flrce.core.pieces import Recipe
 from flrce.core.types import Round, RoundRecord, State
@@ -174,11 +174,13 @@ class Session:
             )
         total = COSTS["bytes"].summarize(result.history)
         log.info(
-            "\t%.3f MB up, %.3f MB down, %.3f MB of it in vain; %.1f J; %d replies did not count",
+            "\t%.3f MB up, %.3f MB down (%.3f MB of it in vain), %.3f MB for evaluations; %s;"
+            " %d replies did not count",
             total["bytes_up"] / 1e6,
             total["bytes_down"] / 1e6,
             total["bytes_wasted"] / 1e6,
-            COSTS["joules"].of_run(result.history),
+            total["bytes_evaluation"] / 1e6,
+            format_energy(result.history),
             sum(len(record.rejected) for record in result.history),
         )
         if self.folder:
@@ -246,8 +248,9 @@ class Session:
             if self.should_stop(record.t, result):
                 record = replace(record, stop=SHOULD_STOP_REASON)
                 self._store_metrics(record, metrics)
-        if metrics and engine.costs is None:
-            record = replace(record, why={**record.why, "metrics": metrics})
+        if engine.costs is None:
+            record = replace(record, bytes_evaluation=engine.panel.take_sent_bytes())
+            record = replace(record, why={**record.why, "metrics": metrics}) if metrics else record
         history = (*done.state.history[:-1], record)
         return replace(done, record=record, state=replace(done.state, history=history))
 
@@ -314,12 +317,34 @@ def describe_headline(record: RoundRecord) -> str:
     name, by_client = record.metric, record.last_model_metric
     by_sample = record.accuracy_weighted if name == "accuracy" else record.pooled.get(name)
     if by_client is None:
-        return f"{name} -"
+        return describe_holdouts(record)
     if by_sample is None:
         return f"{name} {by_client:.4f} (mean over clients)"
     if f"{by_sample:.4f}" == f"{by_client:.4f}":
         return f"{name} {by_sample:.4f}"
     return f"{name} {by_sample:.4f} over all samples ({by_client:.4f} is the mean over clients)"
+
+
+def describe_holdouts(record: RoundRecord) -> str:
+    """The metric as the clients that trained reported it of the model that they were sent; "-"
+    where nobody did.
+    """
+    reported = [
+        (value, n)
+        for value, n in zip(record.holdouts, record.held, strict=False)
+        if value is not None and n
+    ]
+    if not reported:
+        return f"{record.metric} -"
+    mean = sum(value for value, _ in reported) / len(reported)
+    return f"{record.metric} {mean:.4f} before the round (hold-outs of clients that trained)"
+
+
+def format_energy(history: Sequence[RoundRecord]) -> str:
+    """The joules of a run, or why there are none."""
+    if is_energy_known(history):
+        return f"{COSTS['joules'].of_run(history):.1f} J"
+    return "energy unknown (no client measures it; device= models it)"
 
 
 def _describe_final_model(recipe: Recipe) -> str:

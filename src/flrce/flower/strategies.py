@@ -38,6 +38,7 @@ class RecipeStrategy(FlrceStrategy):
             raise BadInput(f"recipe {format_one_line(recipe, 40)}: use a Recipe or the name of one")
         if len(fedavg) < 3:
             settings.setdefault("min_train_nodes", min(recipe.P, 2))
+        self.refuse_unknown(settings)
         super().__init__(*fedavg, **settings)
         self.recipe, self.by_fraction = recipe, bool(fedavg) or "fraction_train" in settings
         self.kept = recipe.kept
@@ -79,6 +80,7 @@ class FLrce(FlrceStrategy):
     ) -> None:
         if per_round is not None and len(fedavg) < 3:
             settings.setdefault("min_train_nodes", min(per_round, 2))
+        self.refuse_unknown(settings)
         super().__init__(*fedavg, **settings)
         self.per_round, self.by_fraction = per_round, per_round is None
         self.psi, self.preset, self.compressor = psi, preset, compressor
@@ -120,6 +122,7 @@ class Guarded(FlrceStrategy):
             "configrecord_key",
         )
         taken = {name: getattr(inner, name) for name in same if hasattr(inner, name)}
+        self.refuse_unknown(settings)
         super().__init__(state=state, seed=seed, **{**taken, "min_available_nodes": 1, **settings})
         self.strategy, self.by_fraction = strategy, False
         self._stops = tuple(guarded_strategy.EveryRound(rule) for rule in self._stops)

@@ -2,6 +2,7 @@
 resume.
 """
 
+import inspect
 import logging
 import math
 from abc import abstractmethod
@@ -28,6 +29,7 @@ from flrce.flower.engine import FlowerEngine
 from flrce.flower.folder import format_settings, read_setting
 from flrce.flower.guarded_strategy import GuardedEngine
 from flrce.flower.hooks import OpenRound, list_overridden_hooks, run_hooked_round
+from flrce.flower.legacy import refuse_unknown_arguments
 from flrce.flower.options import (
     EvaluateFunction,
     FlowerOptions,
@@ -42,12 +44,22 @@ from flrce.methods.catalogue import recipes
 from flrce.methods.stopping.budget import AnyOf, CostBudget
 from flrce.training.client import ClientRunner
 
+NO_SETTINGS = ("self", "fedavg", "settings")  # parameters that are not settings
 ANY_P = 10_000  # stands for a number of clients that is not known yet
 log = logging.getLogger("flwr")
 
 
 class FlrceStrategy(Strategy):
     """What our strategies share: settings, the session, and a `start` that can end early."""
+
+    @classmethod
+    def refuse_unknown(cls, given: Mapping[str, Any]) -> None:
+        """BadInput for settings that no strategy of ours has."""
+        known = inspect.signature(FlrceStrategy.__init__).parameters
+        own = inspect.signature(cls.__init__).parameters
+        refuse_unknown_arguments(
+            cls.__name__, given, [name for name in {**own, **known} if name not in NO_SETTINGS]
+        )
 
     def __init__(
         self,

@@ -240,7 +240,8 @@ def describe_spread(parts: Sequence[RunGroup]) -> str:
 
 def describe_energy_origin(runs: Sequence[RecordedRun]) -> str:
     """What the figures of energy and time are."""
-    return "measured" if all(run.summary["energy"] == "measured" for run in runs) else "modelled"
+    kinds = {run.summary["energy"] for run in runs}
+    return kinds.pop() if len(kinds) == 1 else "modelled"
 
 
 def describe_setting(runs: Sequence[RecordedRun]) -> str:

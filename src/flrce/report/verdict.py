@@ -91,12 +91,13 @@ def describe_group(group: RunGroup, groups: Sequence[RunGroup]) -> str:
         .divide_by(words.metric_unit(judged))
         .format_interval(words.metric_digits(judged))
     )
+    kind = " and ".join(sorted({run.summary["energy"] for run in runs}))
     spent = " and ".join(
         f"{group.compute_interval(name).divide_by(scales[name][0]).format_interval(digits)}"
         f" {scales[name][1]}"
         for name, digits in (("joules", 1), ("bytes", 2))
+        if name != "joules" or kind != "unknown"
     )
-    kind = " and ".join(sorted({run.summary["energy"] for run in runs}))
     where = "on the clients' hold-outs"
     unit = " %" if judged in words.SHARES else f" ({words.format_metric_name(judged)})"
     reached = "had no model judged" if value == "--" else f"reached {value}{unit} {where}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flrce.core.cost_table import COSTS
+from flrce.core.cost_table import COSTS, is_energy_known
 from flrce.core.types import RoundRecord
 from flrce.version import __version__
 
@@ -50,7 +50,7 @@ def summarize_run(
         "accuracy_weighted": last.accuracy_weighted,
         "loss": last.loss,
         "stopped": history[-1].stop if history else "",
-        "energy": "measured" if history and all(h.measured for h in history) else "modelled",
+        "energy": name_energy_origin(history),
         "computation_efficiency": _accuracy_per_unit(handed, COSTS["joules"].of_run(history) / 1e3),
         "communication_efficiency": _accuracy_per_unit(
             handed, COSTS["bytes"].of_run(history) / 1e9
@@ -63,6 +63,14 @@ def summarize_run(
         "hardware": describe_hardware(),
         **count_provisioned_bytes(history, base),
     }
+
+
+def name_energy_origin(history: tuple[RoundRecord, ...]) -> str:
+    """Where the joules come from; "unknown" where nobody measured or modelled any."""
+    if history and all(h.measured for h in history):
+        return "measured"
+    trained = any(h.replied for h in history)
+    return "unknown" if trained and not is_energy_known(history) else "modelled"
 
 
 def _accuracy_per_unit(handed: float | None, spent: float) -> float | None:

@@ -85,7 +85,7 @@ function fillRuns() {
     tag(row, "td", {}, `${run.metric.name} ${run.shown}`);
     tag(row, "td", {}, run.conflicts.length ? number(run.conflicts.at(-1)[1]) : "–");
     tag(row, "td", {}, price(run));
-    tag(row, "td", {}, joules(run.spent.joules));
+    tag(row, "td", {}, run.energy === "unknown" ? "unknown" : joules(run.spent.joules));
     tag(row, "td", {}, bytes(run.spent.bytes));
     tag(row, "td", { className: "left" }, left(run));
     tag(row, "td", {}, budget(run));
