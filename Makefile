@@ -8,12 +8,15 @@ TEST := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 $
 # what `make test` reports one by one: quick parts first, each run whatever became of the others
 PARTS := lint types docs unit walks research numbers wheel faults flower crashes
 # tests of arithmetic, run a second time by PyTorch's plainest kernels: another processor must not change what they show
-NUMBERS := relations selectors sketch turns robust fleet_clip submodels workload pooling stacked deck native residual \
-	cells near compressors simulator loop updates servers
+NUMBERS := core/test_relations core/test_sketch core/test_update_placement core/test_loop methods/test_selectors \
+	methods/test_turns methods/test_robust methods/test_fleet_clip methods/test_submodels \
+	methods/test_workload methods/test_compressors methods/test_servers training/test_trainer \
+	training/cpu/test_pooling training/cpu/test_native training/cpu/test_residual training/cpu/test_gru \
+	training/gpu/test_batch_trainer simulation/test_gpu_scheduler simulation/test_simulator
 
 CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
 # whole paths: every page of the documentation run as written, the first runs, the first commands, pages in a browser
-WALKS := tests/newcomer/test_reading.py tests/newcomer/test_runs.py tests/newcomer/test_start.py tests/test_browser.py
+WALKS := tests/newcomer/test_reading.py tests/newcomer/test_runs.py tests/newcomer/test_start.py tests/report/test_browser.py
 
 .PHONY: demo test check unit quick walks research numbers wheel browser flower faults fuzz crashes docs versioned bench lint types clean
 
@@ -29,7 +32,7 @@ test: $(VENV)/.dev
 check: $(VENV)/.dev
 	@.ci/parts lint types quick
 
-UNIT := $(TEST) tests --ignore tests/flower --ignore tests/faults --ignore tests/newcomer/wheel \
+UNIT := $(TEST) tests --ignore tests/deployment --ignore tests/faults --ignore tests/newcomer/wheel \
 	$(WALKS:%=--ignore %) -n 2 --dist loadfile --no-loadscope-reorder
 
 unit: $(VENV)/.dev browser
@@ -47,7 +50,7 @@ research: $(VENV)/.dev browser
 	$(TEST) research/tests -n 2 --dist loadfile --no-loadscope-reorder
 
 numbers: $(VENV)/.dev
-	ATEN_CPU_CAPABILITY=default $(TEST) $(NUMBERS:%=tests/test_%.py) -n 2 --dist loadfile
+	ATEN_CPU_CAPABILITY=default $(TEST) $(NUMBERS:%=tests/%.py) -n 2 --dist loadfile
 
 # the wheel in an empty environment outside the checkout, without pins
 wheel: $(VENV)/.dev
@@ -59,7 +62,7 @@ browser:
 		(apt-get -qq update && apt-get -qq install -y chromium chromium-driver) >/dev/null 2>&1 || true
 
 flower: $(VENV)/.dev
-	$(TEST) tests/flower
+	$(TEST) tests/deployment
 
 faults: $(VENV)/.dev
 	$(TEST) tests/faults $(CRASHES:%=--ignore %)

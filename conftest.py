@@ -10,7 +10,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent
-sys.path[:0] = [str(ROOT / folder) for folder in ("examples", "examples/contrib", "tests")]
+#: helpers, and folders whose tests lend parts to tests of other folders
+SHARED = ("helpers", "core", "methods", "report", "storage", ".")
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "contrib")]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in SHARED]
 settings.register_profile(
     "flrce",
     deadline=None,
@@ -24,32 +27,32 @@ LONGEST = (
     "test_recipes",
     "test_flower",
     "test_reproduce",
-    "test_deck",
+    "test_gpu_scheduler",
     "test_native",
     "test_extensions",
     "test_browser",
     "test_arena",
     "test_methods",
     "test_flower_app",
-    "test_tasks",
+    "test_task_kinds",
     "test_report",
-    "test_tuning",
+    "test_lora",
     "test_simulator",
     "test_fleet",
     "test_nets",
-    "test_away",
-    "test_updates",
-    "test_worth",
-    "test_living",
+    "test_remote_runs",
+    "test_trainer",
+    "test_marginal_gain",
+    "test_fleet_state",
     "test_whatif",
     "test_server_memory",
-    "test_ways",
+    "test_variants",
     "test_flower_secure",
-    "test_flights",
+    "test_pending_tasks",
     "test_battery",
     "test_sampling",
     "test_selectors",
-    "test_holdouts",
+    "test_client_evaluation",
     "test_watch_page",
 )
 

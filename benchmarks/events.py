@@ -31,7 +31,7 @@ from flrce.devices.fleet_model import build_fleet_dynamics
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.selection.relationship import RelationshipSelector
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
 from stub_engine import StubEngine
 

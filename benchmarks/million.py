@@ -33,7 +33,7 @@ from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.methods.selection.relationship import RelationshipSelector
 from flrce.storage.checkpoint import Journal
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
 from stub_engine import StubEngine
 

@@ -39,7 +39,7 @@ from flrce.storage import failpoint
 from flrce.storage.checkpoint import read_manifests
 from flrce.storage.ledger import LEDGER_FILES, Ledger
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
 from stub_engine import StubEngine
 

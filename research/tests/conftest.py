@@ -4,4 +4,5 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "faults")]
+LENDING = ("helpers", "core", "cli", "report", "simulation", "faults")
+sys.path[:0] = [str(TESTS / folder) for folder in LENDING]

@@ -5,9 +5,9 @@ import io
 from pathlib import Path
 
 import pytest
+from test_browser import browser, pytestmark
 
 from flrce.cli import cli
-from test_browser import browser, pytestmark
 
 __all__ = ["browser", "pytestmark"]  # fixtures and marks of this module too
 

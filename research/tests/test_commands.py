@@ -7,18 +7,18 @@ import time
 from pathlib import Path
 
 import pytest
+import test_output_paths
 import tomli_w
 from test_orphans import gone, processes_with, started
+from test_user_code import NOISY, SMALL, attacks, with_recipe
 
-import test_targets
 from flrce.cli.cli import main
 from flrce.cli.commands import app
 from flrce.cli.options import first_paragraph
 from flrce.cli.registered import RESEARCH_COMMANDS, load_registered_command
 from flrce.version import __version__
-from test_user_code import NOISY, SMALL, attacks, with_recipe
 
-SETS = test_targets.SETS
+SETS = test_output_paths.SETS
 PLAN = "seeds = [1]\n[tasks.d]\nrounds = 1\nclients = 6\nper_round = 2\n[methods.fedavg]\n"
 
 
@@ -76,8 +76,8 @@ def test_a_folder_that_cannot_be_one(words, tmp_path, monkeypatch, capsys):
     (tmp_path / "plan.toml").write_text(PLAN)
     (tmp_path / "taken").write_text("mine")
     (tmp_path / "nowhere").symlink_to(tmp_path / "taken")
-    for place in test_targets.NO_FOLDERS:
-        test_targets.refused([*words, place], capsys)
+    for place in test_output_paths.NO_FOLDERS:
+        test_output_paths.refused([*words, place], capsys)
     assert (tmp_path / "taken").read_text() == "mine"
 
 
@@ -93,8 +93,8 @@ def test_a_file_that_cannot_be_one(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("mine")
     (tmp_path / "folder").mkdir()
-    for place in test_targets.NO_FILES:
-        test_targets.refused([*words, place], capsys)
+    for place in test_output_paths.NO_FILES:
+        test_output_paths.refused([*words, place], capsys)
     assert (tmp_path / "taken").read_text() == "mine"
 
 
@@ -102,8 +102,8 @@ def test_a_file_that_cannot_be_one(words, tmp_path, monkeypatch, capsys):
 def test_names_that_no_file_can_have(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p").write_text("[methods.fedavg]\n")
-    test_targets.refused(["arena", name, "--out", "x"], capsys)
-    test_targets.refused(["arena", "p", "--out", "o", "--against", name], capsys)
+    test_output_paths.refused(["arena", name, "--out", "x"], capsys)
+    test_output_paths.refused(["arena", "p", "--out", "o", "--against", name], capsys)
 
 
 def test_a_missing_option_is_one_line(capsys):

@@ -1,12 +1,13 @@
 """Reproduction and advice on other machines: the same folders and answers as here."""
 
+from test_remote_runs import posted, rounds_of
+
 from flrce.config.experiment import Experiment
 from flrce.simulation import executors
 from flrce_arena import advise
 from flrce_reproduction import cli as app
 from flrce_reproduction import plan, records
 from flrce_reproduction.execute import execute_cells, load_dataset, read_dataset_sizes
-from test_away import posted, rounds_of
 
 
 def test_reproduce_elsewhere_fills_the_same_folders(tmp_path, monkeypatch):

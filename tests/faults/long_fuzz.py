@@ -26,12 +26,13 @@ import numpy as np
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parent / "core")]
 
 from file_fuzz import FILES  # noqa: E402
 from file_fuzz import case as file_case  # noqa: E402
 from run_fuzz import damaged as damaged_run  # noqa: E402
 from run_fuzz import mutated as mutated_run  # noqa: E402
+from test_gate import COMPRESSORS, LAYOUT, D, holdings, honest, task  # noqa: E402
 
 from experiment_fuzz import bytes_of, mutated, outcome  # noqa: E402
 from flrce.cli.cli import main as command  # noqa: E402
@@ -43,7 +44,6 @@ from flrce.core.types import ClientCost, Payload, Reply  # noqa: E402
 from flrce.data.sources import load_source  # noqa: E402
 from flrce.errors import BadInput  # noqa: E402
 from flrce.simulation import runs  # noqa: E402
-from test_gate import COMPRESSORS, LAYOUT, D, holdings, honest, task  # noqa: E402
 
 Case = Callable[[random.Random], None]
 ODD = (

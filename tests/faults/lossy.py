@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "flower"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "deployment"))
 from fleet import Fleet, free_port, rounds
 
 APP = Path(__file__).parent / "line_app"

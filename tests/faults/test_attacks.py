@@ -238,7 +238,7 @@ def test_forced_stop(seen):
     19, "selection capture by 10 % colluders", "fewer places under the hardened preset"
 )
 def test_selection_capture(seen):
-    """The preset's turns cannot be captured at all (tests/test_turns.py); with a psi, it is the
+    """The preset's turns cannot be captured at all (tests/methods/test_turns.py); with a psi, it is the
     bounded selection.
     """
     paper = mean(runs("flrce (paper)", "capture", 0.1), "captured")

@@ -22,7 +22,7 @@ from flrce.methods.catalogue import recipes
 from flrce.storage.ledger_lines import parse_record
 from flrce.storage.summary import summarize_run
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # flower_helpers
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))  # flower_helpers
 
 D, HUGE, GIANT = sum(size for _, size in SIZES), (1e308, -1.7e308, math.inf, math.nan), 10**5000
 row29 = pytest.mark.row(

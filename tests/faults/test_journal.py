@@ -88,7 +88,7 @@ def test_killed_while_resuming(reference, tmp_path, seen):
 @pytest.mark.row(1, "SIGKILL in round 3, every recipe of the catalogue", "BIT after --resume")
 @pytest.mark.parametrize(
     "name", [name for name in CATALOGUE if name != "ffa-lora"]
-)  # wants adapters: test_tuning.py
+)  # wants adapters: tests/methods/test_lora.py
 def test_every_recipe_resumes(tmp_path, name):
     """What each piece remembers survives: only rows that a round touched are ever written."""
     epochs = 2 if name == "fedrep" else 1  # one for the body, one for the head

@@ -19,7 +19,7 @@ from flrce.storage.disk import LineFile
 from flrce.storage.ledger import Ledger
 from flrce.storage.seal import SEAL_FILE, SEALED_FILES
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # experiment_fuzz
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))  # experiment_fuzz
 row32 = pytest.mark.row(
     32, "damaged experiment.toml, partition.json, finished run", "HALT in one line"
 )
