@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from test_loop import Made, vec
 
 from flrce import Aggregator, LocalTrainer, ServerStep
 from flrce.core.loop import make_initial_state, rounds
 from flrce.core.types import State
 from flrce.methods.catalogue import recipes
 from flrce.rng import RoundStreams, make_stream
-from test_loop import Made, vec
 
 DRAWS: list[tuple[str, float]] = []
 
