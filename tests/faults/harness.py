@@ -66,6 +66,9 @@ def same(folder: Path, reference: Mapping[str, bytes]) -> None:
     assert not [name for name in reference if found[name] != reference[name]]
 
 
+CHILD_SECONDS = 300  # a child that hangs is ended by a signal then
+
+
 def in_child(work: Callable[[], object], where: str = "", log: Path | None = None) -> int:
     """Run in a forked child under a failpoint; its exit code, negative for a signal, 2 for bad
     input.
@@ -74,6 +77,7 @@ def in_child(work: Callable[[], object], where: str = "", log: Path | None = Non
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     code = 1
+    signal.alarm(CHILD_SECONDS)
     try:
         os.environ.pop(failpoint.FAILPOINT_VARIABLE, None)
         if where:

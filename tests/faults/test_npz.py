@@ -144,13 +144,13 @@ def test_hostile_files(case, tmp_path):
     make(path)
 
     def child():
-        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
         with pytest.raises(BadInput) as refused:
             load_source("digits", str(path))
         text = str(refused.value)
         assert line in text
         assert "\n" not in text
-        assert time.monotonic() - began < 2
+        assert time.process_time() - began < 2
         assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 500e6
 
     assert in_child(child) == 0

@@ -110,14 +110,14 @@ def test_a_client_that_never_answers_is_given_up_and_free_again():
     """
     hold = Hold()
     everyone = replace(recipes.fedbuff(size=4, P=4), minimum=1)
-    result = strategy(everyone, min_available_nodes=4).start(hold.grid(), start(), 3, timeout=0.4)
+    result = strategy(everyone, min_available_nodes=4).start(hold.grid(), start(), 3, timeout=1.5)
     hold.free.set()
     first = result.history[0]
     assert len(first.replied) == 3
-    assert first.rejected == {"node-1003": "no reply within 0.4 s"}
+    assert first.rejected == {"node-1003": "no reply within 1.5 s"}
     assert first.bytes_wasted == first.bytes_down // 4
     assert "node-1003" in result.history[1].chosen
-    assert 0.4 <= first.seconds < 5
+    assert 1.5 <= first.seconds < 20  # the client is held for 20
 
 
 def test_a_node_that_goes_away_closes_its_task():

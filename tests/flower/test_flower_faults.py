@@ -130,7 +130,7 @@ def test_a_node_that_hangs_in_its_evaluation_costs_one_timeout(name, caplog):
         result = STRATEGIES[name]().start(grid, start(), 5, timeout=2.0)
     finally:
         release.set()
-    assert time.monotonic() - begun < 6  # and not 10
+    assert time.monotonic() - begun < 9.5  # five timeouts take 10
     assert len(asked) == 1
     assert len(result.evaluate_metrics_clientapp) == 5
     assert (
@@ -144,15 +144,19 @@ def test_a_node_that_hangs_in_its_evaluation_costs_one_timeout(name, caplog):
 def test_a_node_that_answers_late_is_asked_again_but_not_for_ever(caplog):
     """One that always takes longer than the timeout is given up after three evaluations."""
     caplog.set_level(logging.INFO, "flwr")
-    asked = []
+    asked, answered = [], threading.Event()
+    answered.set()
 
     def slow(metrics):
         if metrics["num-examples"] == 10:
             asked.append(1)
-            time.sleep(0.4)
+            answered.clear()
+            time.sleep(1.3)
+            answered.set()
         return metrics
 
     def judge(t, arrays):  # so that the late answer is there before the next evaluation
+        answered.wait(30)
         time.sleep(0.2)
 
     strategy = FLrce(**NAMES, preset="paper", psi=1)
@@ -160,7 +164,7 @@ def test_a_node_that_answers_late_is_asked_again_but_not_for_ever(caplog):
         LocalGrid(plain_app(misjudge=slow), 2, threads=4),
         start(),
         12,
-        timeout=0.3,
+        timeout=1.0,
         evaluate_fn=judge,
     )
     assert len(asked) == 3
@@ -191,7 +195,7 @@ def test_a_node_that_hangs_when_asked_for_its_loss_costs_one_timeout():
     finally:
         release.set()
     assert len(asked) == 1
-    assert time.monotonic() - begun < 7  # and not 10
+    assert time.monotonic() - begun < 9.5  # five timeouts take 10
     assert [record.outcome for record in result.history] == ["committed"] * 5
 
 
@@ -463,15 +467,15 @@ def test_metrics_of_ones_own_are_pooled_as_in_the_simulator(tmp_path, monkeypatc
 def test_bad_settings_are_refused_before_nodes_are_waited_for(settings):
     begun = time.monotonic()
     with pytest.raises(BadInput):
-        FLrce(**{"wait_for_nodes": 2.0, **settings}).start(LocalGrid(plain_app(), 0), start(), 1)
-    assert time.monotonic() - begun < 1.5
+        FLrce(**{"wait_for_nodes": 60.0, **settings}).start(LocalGrid(plain_app(), 0), start(), 1)
+    assert time.monotonic() - begun < 30
 
 
 def test_sub_models_without_a_network_are_refused_before_nodes_are_waited_for():
     begun = time.monotonic()
     with pytest.raises(BadInput, match="sub-models"):
         RecipeStrategy("dropout").start(LocalGrid(plain_app(), 0), start(), 1)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 60  # it would wait for 300 s
 
 
 @pytest.mark.parametrize("compressed", [False, True])

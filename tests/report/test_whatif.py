@@ -192,12 +192,12 @@ def test_spares_make_budgets_a_guess(tmp_path):
 
 
 def test_replay_takes_less_than_a_second(recorded):
-    start = time.perf_counter()
+    start = time.process_time()  # of this process: another's load does not count
     for name, rule in build_stop_rules(
         recorded, psi=[1, 2, 3, 4], patience=[5, 10], joules=[5, 10, 15], bytes=[1e5, 1e6]
     ).items():
         replay_rule(recorded, name, rule)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_command_prints_a_table_and_json(capsys):
