@@ -35,6 +35,17 @@ class ResultColumn:
         return format_aggregate(aggregate[self.figure], self.scale, self.digits)
 
 
+@dataclass(frozen=True)
+class FigureColumn:
+    """A number that a piece reports, in the last round."""
+
+    heading: str
+
+    def format_cell(self, aggregate: Mapping[str, Any]) -> str:
+        entry = aggregate.get("figures", {}).get(self.heading)
+        return "--" if entry is None else format_aggregate(entry, digits=3)
+
+
 def build_result_table(
     aggregates: Mapping[str, dict[str, Any]],
 ) -> tuple[tuple[str, ...], list[list[str]]]:
@@ -44,7 +55,7 @@ def build_result_table(
     metric = next(iter(aggregates.values()))["metric"]
     unit = " %" if metric in words.SHARES else ""
     scale, digits = 1 / words.metric_unit(metric), words.metric_digits(metric)
-    columns = [
+    columns: list[ResultColumn | FigureColumn] = [
         ResultColumn("value", f"{metric}{unit}", scale, digits),
         ResultColumn("value_last", f"last model{unit}", scale, digits),
         *(
@@ -57,6 +68,10 @@ def build_result_table(
             if metric == "accuracy"
         ),
         *list_further_costs(list(aggregates.values())),
+        *map(
+            FigureColumn,
+            dict.fromkeys(n for a in aggregates.values() for n in a.get("figures", ())),
+        ),
     ]
     return ("recipe", *(column.heading for column in columns)), [
         [name, *(column.format_cell(aggregate) for column in columns)]

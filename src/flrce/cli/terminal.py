@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flrce.core.cost_table import COSTS
+from flrce.core.record import format_figures
 from flrce.core.types import Round, RoundRecord
 from flrce.errors import InterruptedRun
 from flrce.methods.stopping.budget import AnyOf
@@ -89,6 +90,7 @@ class ProgressDisplay:
             *([f"conflicts {r.conflicts:3.1f}"] if find_psi(self.stop) is not None else []),
             f"{self.nbytes / 1e6:8.2f} MB",
             f"{self.joules:9.1f} J",
+            *([format_figures(r.figures)] if r.figures else []),
         ]
         if r.stop:
             parts.append(f"stopped: {r.stop}")
@@ -118,6 +120,8 @@ class ProgressDisplay:
             board.add_row(Text("conflicts"), Text(f"{r.conflicts:5.1f}    {course} of psi {psi:g}"))
         if get_phase(r):
             board.add_row(Text("selection"), Text(get_phase(r)))
+        if r.figures:
+            board.add_row(Text("figures"), Text(format_figures(r.figures)))
         board.add_row(Text("spent"), Text(f"{self.nbytes / 1e6:.2f} MB, {self.joules:.1f} J"))
         return board
 

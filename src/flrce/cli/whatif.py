@@ -1,7 +1,7 @@
 """flrce whatif runs/a --psi 4,4.5,5 --preset frugal,accurate"""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -144,12 +144,13 @@ def _show_replayed_rules(
         f"averaged{' %' if judged in words.SHARES else ''}",
         *names,
         *(f"{name} saved" for name in names),
+        *(figures := list_figure_names(outcomes)),
     ]
     print_table(
         title,
         heads,
         [
-            _format_rule_row(list(same), units, costs)
+            [*_format_rule_row(list(same), units, costs), *_format_figures(list(same), figures)]
             for same in zip(*outcomes.values(), strict=True)
         ],
     )
@@ -182,6 +183,22 @@ def list_replayed_costs(groups: Sequence[tables.RunGroup]) -> list[Cost]:
     """The costs of the table: a rule that ends a run saves rounds and time by the stop itself."""
     shown = tables.list_shown_costs(groups)
     return [cost for cost in shown if cost.by_client]
+
+
+def list_figure_names(outcomes: Mapping[read.RecordedRun, Sequence[ReplayOutcome]]) -> list[str]:
+    """The figures that pieces of these runs reported."""
+    found = (name for same in outcomes.values() for outcome in same for name in outcome.figures)
+    return list(dict.fromkeys(found))
+
+
+def _format_figures(same: Sequence[ReplayOutcome], names: Sequence[str]) -> list[str]:
+    """One rule over the seeds: the figures of pieces in the round that it ends with."""
+    return [
+        confidence_interval(
+            [outcome.figures[name] for outcome in same if name in outcome.figures]
+        ).format_interval(3)
+        for name in names
+    ]
 
 
 def _format_rule_row(

@@ -18,6 +18,7 @@ from flrce.core.diagnostics import add_diagnostics
 from flrce.core.downloads import acknowledge_downloads
 from flrce.core.engine import Engine
 from flrce.core.evaluation import add_client_evaluations, evaluate_model, validate_client_metrics
+from flrce.core.figures import add_client_figures, collect_figures
 from flrce.core.fleet_state import add_carbon, initial_fleet_state, update_batteries
 from flrce.core.forecast import estimate_inquiries
 from flrce.core.gate import collect_client_states, validate_replies
@@ -152,11 +153,13 @@ def close_round(
     model = validate_final_model(recipe.average, averaged, event.w_next)
     after = State(plan.t, event.w_next, memory, state.roster, {**state.carry, **checked.states})
     record = add_diagnostics(record, recipe, state, after, event)
+    record = replace(record, figures=collect_figures(recipe, after, event))
+    clients = add_client_figures(recipe, after, event, checked.clients)
     record = decide_stop(recipe, engine, record, state, after, model, T)
     # the chosen first, as they were chosen
     touched = dict.fromkeys(task.k for task in (*plan.tasks, *landing.tasks))
     after = replace(after, history=(*state.history, record))
-    return Round(after, record, checked.clients, tuple(touched), model)
+    return Round(after, record, clients, tuple(touched), model)
 
 
 def check_and_book(

@@ -28,6 +28,15 @@ def format_metric(metric: str, value: float | None) -> str:
     return f"{100 * value:.1f} %" if metric in SHARES else f"{value:.4g}"
 
 
+def format_figures(figures: Mapping[str, float]) -> str:
+    """Figures within a line.
+
+    >>> format_figures({"epsilon": 1.23456, "clusters": 3.0})
+    'epsilon 1.235, clusters 3'
+    """
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+
+
 @dataclass(frozen=True)
 class RoundRecord:
     """One round in the ledger: small, and all that a stop rule may look at."""
@@ -89,6 +98,7 @@ class RoundRecord:
     seconds: float = 0.0  # how long it took
     measured: bool = False
     other: Mapping[str, float] = field(default_factory=dict)  # further costs, by name in COSTS
+    figures: Mapping[str, float] = field(default_factory=dict)  # what pieces report, by name
     shadow: tuple[float, ...] = ()  # thresholds psi that would have stopped the run by now
     why: Mapping[str, Any] = field(default_factory=dict)
     stop: str = ""  # the reason, in the round that ends the run

@@ -103,6 +103,18 @@ class Piece(ABC):  # noqa: B024 - its roles have the abstract methods
         """The state after a committed round. Called only where the piece has a state."""
         return memory
 
+    def report_figures(self, memory: Any, event: RoundEvent) -> Mapping[str, float]:
+        """Numbers of one's own for the record of a committed round, by name; `memory` is the state
+        after the round.
+        """
+        return {}
+
+    def report_client_figures(
+        self, memory: Any, event: RoundEvent
+    ) -> Mapping[str, Mapping[int, float]]:
+        """The same for each client: name -> row -> number, of rows that had a task."""
+        return {}
+
     def check_recipe(self, recipe: "Recipe") -> str:
         """Why the piece does not work in this recipe; "" if it does."""
         return ""

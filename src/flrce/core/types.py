@@ -339,6 +339,7 @@ class ClientRecord:
     loss: float
     spent: ClientCost
     age: int = 0  # rounds since it was sent its model
+    figures: Mapping[str, float] = field(default_factory=dict)  # what pieces report, by name
 
 
 @dataclass(frozen=True)

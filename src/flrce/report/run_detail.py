@@ -52,6 +52,7 @@ def build_run_detail(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
         "chosen": [[place[c] for c in h.chosen if c in place] for h in run.rounds],
         "rejected": [[place[c] for c in h.rejected if c in place] for h in run.rounds],
         "loss": [_round_digits(h.loss) for h in run.rounds],
+        "figures": build_figure_series(run),
         "training": mean_training_losses(run),
         "decided": get_stop_criterion(run),
         "psi": run.psi,
@@ -60,6 +61,12 @@ def build_run_detail(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
         "costs": sum_client_costs(run, rows),
         **build_final_metrics(run, rows),
     }
+
+
+def build_figure_series(run: RecordedRun) -> dict[str, list[float | None]]:
+    """What pieces reported: name -> (rounds,)."""
+    names = dict.fromkeys(name for h in run.rounds for name in h.figures)
+    return {name: [_round_digits(h.figures.get(name)) for h in run.rounds] for name in names}
 
 
 def build_final_metrics(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:

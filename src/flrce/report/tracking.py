@@ -25,6 +25,7 @@ def list_round_metrics(record: RoundRecord) -> dict[str, float]:
         "rejected": len(record.rejected),
     }
     found |= {f"{name}": value for name, value in record.metrics.items()}
+    found |= {f"figures/{name}": value for name, value in record.figures.items()}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 

@@ -5,7 +5,7 @@ cost; `list_caveats` says where the two differ.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from flrce.core.cost_table import COSTS
@@ -37,6 +37,7 @@ class ReplayOutcome:
     averaged: float | None
     spent: Mapping[str, float]  # cost -> until that round
     saved: Mapping[str, float]  # cost -> in the rounds after it
+    figures: Mapping[str, float] = field(default_factory=dict)  # of pieces, in that round
 
     def to_plain(self) -> dict[str, Any]:
         """For a program: every cost under its name, and what is saved of it."""
@@ -142,6 +143,7 @@ def _build_outcome(run: RecordedRun, name: str, why: str, kept: int) -> ReplayOu
         seen.averaged,
         {name: sum(map(cost.of_round, head)) for name, cost in COSTS.items()},
         {name: sum(map(cost.of_round, tail)) for name, cost in COSTS.items()},
+        next((h.figures for h in reversed(head) if h.outcome == "committed"), {}),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from flrce.core.record import format_figures
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, suggest_name
 from flrce.report.cost_per_point import describe_gain, estimate_gains, find_gain_rule
@@ -144,6 +145,10 @@ def _explain_round_result(run: RecordedRun, h: RoundRecord, answer: Explanation)
         answer.add_sentence(
             value, **{h.metric.replace("-", "_"): h.last_model_metric, "averaged": h.averaged}
         )
+    if h.figures:
+        answer.add_sentence(
+            f"Figures of the pieces: {format_figures(h.figures)}.", figures=dict(h.figures)
+        )
     if h.stop:
         answer.add_sentence(f"The run stopped here: {h.stop}.", stop=h.stop)
 
@@ -153,6 +158,7 @@ def explain_client(run: RecordedRun, client: str, t: int | None = None) -> Expla
     k, answer = find_client_index(run, client), Explanation()
     if t is not None:
         _explain_client_round(run, k, find_round(run, t), answer)
+        _explain_client_figures(run, client, t, answer)
     else:
         _explain_client_overall(run, k, answer)
     _explain_peers(run, k, t, answer)
@@ -244,6 +250,16 @@ def _explain_client_overall(run: RecordedRun, k: int, answer: Explanation) -> No
     if final is not None:
         told = f"How much it agrees with the others now: {final.describe_client(k)}."
         answer.add_sentence(told, H=float(final.H[k]), rank=final.rank[k])
+
+
+def _explain_client_figures(run: RecordedRun, client: str, t: int, answer: Explanation) -> None:
+    """What pieces reported about a client in round t."""
+    lines = [line for line in run.costs if line["t"] == t and line["client"] == client]
+    figures = next((line["figures"] for line in reversed(lines) if line.get("figures")), None)
+    if figures:
+        answer.add_sentence(
+            f"Figures of the pieces about it: {format_figures(figures)}.", figures=figures
+        )
 
 
 def _explain_downweighting(
@@ -378,6 +394,10 @@ def explain_run_end(run: RecordedRun) -> Explanation:
             f" {words.format_metric_value(metric, value)}{both}."
         )
         answer.add_sentence(said, **{metric.replace("-", "_"): value})
+    if figures := run.summary.get("figures"):
+        answer.add_sentence(
+            f"Figures of the pieces at the end: {format_figures(figures)}.", figures=figures
+        )
     if constant := describe_baseline(run):
         answer.add_sentence(f"For comparison: {constant}.")
     for note in collect_run_notes(run):

@@ -92,12 +92,13 @@ class Result:
         return "\n".join([line, *(f"note: {note}" for note in self.notes)])
 
     def to_pandas(self) -> Any:
-        """One row per round, indexed by its number."""
+        """One row per round, indexed by its number; figures of pieces are columns of their own."""
         try:
             import pandas
         except ImportError as why:
             raise BadInput("Result.to_pandas() needs pandas; pip install pandas") from why
-        return pandas.DataFrame([asdict(record) for record in self.history]).set_index("t")
+        rows = [asdict(record) for record in self.history]
+        return pandas.DataFrame([row | row.pop("figures") for row in rows]).set_index("t")
 
     def plot(self, axes: Any = None) -> Any:
         """The headline metric by round, of the last and of the averaged model, and where a rule
@@ -174,4 +175,13 @@ def summarize_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         table[name] = asdict(
             confidence_interval([float(s[name]) for s in summaries if s.get(name) is not None])
         )
+    reported = [s.get("figures", {}) for s in summaries]
+    names = dict.fromkeys(name for figures in reported for name in figures)
+    if names:
+        table["figures"] = {
+            name: asdict(
+                confidence_interval([figures[name] for figures in reported if name in figures])
+            )
+            for name in names
+        }
     return table

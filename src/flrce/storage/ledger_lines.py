@@ -37,17 +37,18 @@ def replace_non_finite(value: Any) -> Any:
 
 def to_round_line(record: RoundRecord) -> dict[str, Any]:
     """A round as a table of the ledger."""
-    return _drop_empty_other(asdict(record))
+    return _drop_empty_tables(asdict(record))
 
 
 def to_client_line(client: ClientRecord) -> dict[str, Any]:
     """A client's part of a round as a table of the ledger: its costs stand beside the rest."""
     line = asdict(client)
-    return _drop_empty_other(line | line.pop("spent"))
+    return _drop_empty_tables(line | line.pop("spent"))
 
 
-def _drop_empty_other(line: dict[str, Any]) -> dict[str, Any]:
-    return line if line["other"] else {key: x for key, x in line.items() if key != "other"}
+def _drop_empty_tables(line: dict[str, Any]) -> dict[str, Any]:
+    """The line without costs and figures that nobody booked."""
+    return {key: x for key, x in line.items() if x or key not in ("other", "figures")}
 
 
 def parse_record(row: Mapping[str, Any]) -> RoundRecord:

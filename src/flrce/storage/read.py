@@ -55,6 +55,7 @@ class ClientLine(TypedDict, total=False):
     transfer_seconds: float
     grams: float
     other: dict[str, float]
+    figures: dict[str, float]
 
 
 class RelationLine(TypedDict, total=False):
@@ -186,7 +187,7 @@ def validate_round_line(row: Mapping[str, Any]) -> RoundRecord:
     found = RECORD.validate_python({key: value for key, value in row.items() if value is not None})
     figures = [value for value in vars(found).values() if isinstance(value, int | float)]
     figures += [value for value in (*found.holdouts, *found.held) if value is not None]
-    figures += found.other.values()
+    figures += (*found.other.values(), *found.figures.values())
     if not 0 <= found.t <= MOST_ROUNDS or any(abs(value) > MOST for value in figures):
         raise ValueError(
             f"rounds.jsonl has a figure beyond all bounds in round {format_one_line(found.t, 20)}"

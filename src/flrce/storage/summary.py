@@ -55,6 +55,7 @@ def summarize_run(
         "communication_efficiency": _accuracy_per_unit(
             handed, COSTS["bytes"].of_run(history) / 1e9
         ),
+        **({"figures": dict(done[-1].figures)} if done and done[-1].figures else {}),
         "shadow_stops": _find_shadow_stops(done),
         "exploit_rounds": sum(h.exploit for h in done),
         "parameters": trainable,

@@ -211,6 +211,20 @@ function drawHeadway(frame) {
   };
 }
 
+function drawFigure(frame) {
+  const run = now(), name = byId("figure").value, values = run.figures[name], last = Math.max(run.t.at(-1), 2);
+  const known = run.t.map((t, i) => i).filter((i) => values[i] != null), all = known.map((i) => values[i]);
+  const low = Math.min(...all), high = Math.max(...all), room = 0.06 * (high - low || Math.abs(high) || 1);
+  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low: low >= 0 && low < 0.5 * high ? 0 : low - room, high: high + room, name });
+  node(frame.svg, "path", { d: path(known.map((i) => [x(run.t[i]), y(values[i])])), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "course" });
+  return {
+    cols: run.t.length, label: `${name} of each round.`,
+    locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(run.t, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
+    cell: (i) => ({ x: x(run.t[i]), y: frame.top, text: `round ${run.t[i]}\n${name} ${values[i] == null ? "–" : number(values[i])}` }),
+    csv: () => [["round", ...Object.keys(run.figures)], ...run.t.map((t, i) => [t, ...Object.values(run.figures).map((series) => series[i])])],
+  };
+}
+
 function drawWorth(frame) {
   const run = now(), w = run.worth, last = Math.max(run.t.at(-1), 2);
   const most = Math.min(1.1 * Math.max(...w.gain, ...w.price, 1), 6 * Math.max(...w.price, 1)), low = Math.min(0, 1.1 * Math.min(...w.gain));

@@ -21,6 +21,7 @@ const runCharts = [
   new Chart("worth", { optional: true, draw: drawWorth, height: () => 280, margins: { top: 52 }, empty: () => (now().worth.looks.length ? "" : "The run had no stop with a price, or too few rounds for a look.") }),
   new Chart("point", { optional: true, draw: drawPoint, height: () => 280, margins: { top: 52, left: 66 }, empty: () => (now().point.joules.some((j) => j > 0) ? "" : "Too few rounds for a look, or no predicted gain at any.") }),
   new Chart("headway", { optional: true, draw: drawHeadway, height: () => 280, margins: { top: 52 }, empty: () => (now().headway.some((h) => h != null) ? "" : "Headway is measured against an averaged model: this run kept none.") }),
+  new Chart("figures", { optional: true, draw: drawFigure, height: () => 280, margins: { left: 66 }, empty: () => (Object.keys(now().figures).length ? "" : "No piece of this run reports figures of its own.") }),
   new Chart("selections", { draw: drawSelections, height: tall, margins: { left: 60 }, empty: nothing }),
   new Chart("relations", { draw: drawRelations, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36, right: 16 }, empty: noMap }),
   new Chart("partition", { optional: true, draw: drawPartition, height: (w) => Math.min(w, 620) + 14, margins: { left: 60, top: 36 }, empty: () => (labelsOf(now()).length ? "" : "The run keeps no label counts.") }),
@@ -54,7 +55,15 @@ function pickRun() {
   showRound();
   byId("ended").textContent = `This run ${run.ended}.${run.M > names(run).length ? ` The charts show the ${names(run).length} clients chosen most often, of ${run.M}.` : ""}`;
   fillTable(byId("clients"), clientTable(run));
+  fillFigures(run);
   redraw(runCharts);
+}
+
+function fillFigures(run) {
+  const select = byId("figure"), before = select.value, known = Object.keys(run.figures);
+  select.replaceChildren();
+  for (const name of known) tag(select, "option", { value: name }, name);
+  if (known.includes(before)) select.value = before;
 }
 
 function showRound() {
@@ -107,6 +116,7 @@ if (!data.recipes.some((recipe) => recipe.hasAverage)) {
 on('input[name="axis"], input[name="kind"], #seeds, #zoom', "change", () => chartOf("accuracy").render());
 on('input[name="order"]', "change", () => redraw(["relations", "selections", "partition"].map(chartOf)));
 on('input[name="cost"]', "change", () => chartOf("costs").render());
+on("#figure", "change", () => chartOf("figures").render());
 on("#run", "change", pickRun);
 on("#slider", "input", () => { showRound(); chartOf("relations").render(); });
 on("[data-table]", "click", (event) => {
