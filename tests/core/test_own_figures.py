@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from test_loop import Made, vec
 
 import flrce
 from flrce import Aggregator, Experiment
@@ -20,7 +21,6 @@ from flrce.report.tracking import list_round_metrics
 from flrce.report.whatif import replay_rule
 from flrce.report.why import explain_client, explain_round, explain_run_end
 from flrce.storage.read import read_run
-from test_loop import Made, vec
 
 
 @dataclass(frozen=True)
