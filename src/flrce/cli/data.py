@@ -154,9 +154,8 @@ MAX_LABEL_CHARACTERS = 50  # characters for the labels; more of them are pooled
 def format_bar(count: int, most: int, width: int = 12) -> str:
     """A size as a bar, in eighths of a character."""
     eighths = round(8 * width * count / max(most, 1)) or 1
-    return ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(
-        width, "·"
-    )  # spaces at its end would be cut
+    # spaces at its end would be cut
+    return ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(width, "·")
 
 
 def pool_labels(labels: list[int]) -> list[int]:

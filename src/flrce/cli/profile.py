@@ -26,12 +26,8 @@ from flrce.models.nets import PAPER_CNNS
 from flrce.storage.disk import BY_UMASK, write_atomically
 
 MIN_TIMING_SECONDS = 0.15  # seconds that one timing takes at least
-RADIO_KEYS = (
-    "up_bits",
-    "down_bits",
-    "up_joules",
-    "down_joules",
-)  # a link has two ends: not measured here
+# a link has two ends: not measured here
+RADIO_KEYS = ("up_bits", "down_bits", "up_joules", "down_joules")
 MAX_FIT_TRIES = 4  # at a fit: other work may drown the timings
 TIMING_REPEATS = 3  # of each timing; the fastest counts, the others were disturbed
 

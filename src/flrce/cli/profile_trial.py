@@ -34,9 +34,8 @@ class SpeedTrial:
 
     name: str
     flops: float  # to train on one sample
-    stepper: Callable[
-        [int], Callable[[], int]
-    ]  # samples a batch -> takes some steps, and says how many
+    # samples a batch -> takes some steps, and says how many
+    stepper: Callable[[int], Callable[[], int]]
     sizes: tuple[int, ...] = FITTED_BATCH_SIZES
     others: tuple[int, ...] = TEST_BATCH_SIZES
     usual: int = 64  # samples a batch while power is measured

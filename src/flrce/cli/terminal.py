@@ -42,9 +42,8 @@ class ProgressDisplay:
         self.per_run = per_run
         self.records: list[RoundRecord] = []
         self.seen = 0  # rounds since this began
-        self.said: set[str] = (
-            set()
-        )  # notes are told once, however many seeds or files have the same
+        # notes are told once, however many seeds or files have the same
+        self.said: set[str] = set()
         self.handler, self.level = _ProgressLogHandler(self), logging.NOTSET
         self.live = (
             Live(console=self.console, refresh_per_second=8, transient=True)
@@ -57,10 +56,8 @@ class ProgressDisplay:
         r = done.record
         if title and title != self.title:  # the next seed
             self.restart(title, self.stop)
-        self.records, self.seen = (
-            list(done.state.history),
-            self.seen + 1,
-        )  # those before a resume among them
+        # those before a resume among them
+        self.records, self.seen = (list(done.state.history), self.seen + 1)
         ended = bool(r.stop) or r.t == self.T
         if self.live:
             self.live.update(self.build_board())

@@ -16,9 +16,8 @@ class AsyncState:
 
     # round -> the w that its clients were sent
     bases: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
-    flights: tuple[Any, ...] = field(
-        default=(), metadata={"plain": True}
-    )  # one for each task (core/state_packing.py)
+    # one for each task (core/state_packing.py)
+    flights: tuple[Any, ...] = field(default=(), metadata={"plain": True})
     clock: float = 0.0  # seconds since the run began
     # number -> what was sent along with tasks
     tensors: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})

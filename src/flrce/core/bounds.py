@@ -43,9 +43,8 @@ class SettingsSchema:
     """The arguments that something is made of."""
 
     wanted: Mapping[str, tuple[Any, Any]]  # name -> (type, default; ...: none)
-    schema: (
-        type[BaseModel] | None
-    )  # None: of types that none can be made of, so the piece must look after itself
+    # None: of types that none can be made of, so the piece must look after itself
+    schema: type[BaseModel] | None
 
     def validate_values(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """("", the values as their types want them), or (what is wrong with the first that does not

@@ -17,22 +17,19 @@ from torch import Tensor
 
 from flrce.core import device_transfer
 
-MIN_POOLED_BYTES = (
-    2**22
-)  # bytes below which the usual allocator has them at hand; from here on numpy asks for huge pages
+# bytes below which the usual allocator has them at hand; from here on numpy asks for huge pages
+MIN_POOLED_BYTES = 2**22
 MAX_POOLED_BYTES = 2**29  # bytes above which memory is too dear to be kept for the next round
-MAX_POOLED_TABLE_BYTES = (
-    2**30
-)  # the same of a round's table of replies, which is there whenever memory is scarcest
+# the same of a round's table of replies, which is there whenever memory is scarcest
+MAX_POOLED_TABLE_BYTES = 2**30
 NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype("float32"),
     torch.float64: np.dtype("float64"),
 }
 BufferArray = NDArray[Any]
 
-_blocks: list[
-    BufferArray
-] = []  # handed out; a tensor that lies in one refers to it, so that the count says who is free
+# handed out; a tensor that lies in one refers to it, so that the count says who is free
+_blocks: list[BufferArray] = []
 _lock = threading.Lock()
 
 
@@ -88,6 +85,5 @@ def _list_unused(blocks: list[BufferArray]) -> list[BufferArray]:
     ]
 
 
-UNUSED_REFERENCES = _count_references(
-    [np.empty(0)], 0
-)  # references to a block that only the list holds, as this Python counts them
+# references to a block that only the list holds, as this Python counts them
+UNUSED_REFERENCES = _count_references([np.empty(0)], 0)

@@ -16,9 +16,8 @@ from flrce.core.payload_bytes import count_bytes
 
 # bytes up to which pinned memory is taken as large as what comes: torch keeps it, in powers of two
 MAX_PINNED_COPY_BYTES = 2**29
-PINNED_BUFFER_BYTES = (
-    2**25
-)  # bytes of each of the two pinned buffers through which more than that comes
+# bytes of each of the two pinned buffers through which more than that comes
+PINNED_BUFFER_BYTES = 2**25
 
 
 @dataclass
@@ -64,9 +63,8 @@ def to_host(x: Tensor) -> Tensor:
         made.copy_(x, non_blocking=True)
         torch.cuda.synchronize(x.device)
         return made
-    made = torch.from_numpy(
-        np.empty(tuple(x.shape), _numpy_dtype(x.dtype))
-    )  # numpy asks for huge pages
+    # numpy asks for huge pages
+    made = torch.from_numpy(np.empty(tuple(x.shape), _numpy_dtype(x.dtype)))
     copy_in_stages(x.reshape(-1), made.view(-1), pinned=True)
     return made
 

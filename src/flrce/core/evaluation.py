@@ -70,11 +70,9 @@ def validate_client_metrics(
     """
     scale = _get_primary_metric(engine)
     return [
-        (
-            _validate_client_metric(reply, scale, reply.client in asked)
-            if isinstance(reply, Reply)
-            else reply
-        )
+        _validate_client_metric(reply, scale, reply.client in asked)
+        if isinstance(reply, Reply)
+        else reply
         for reply in replies
     ]
 

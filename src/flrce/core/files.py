@@ -25,10 +25,8 @@ SMALL_BYTES = 64 << 20  # reads below it are not held against the free memory
 MAX_LINE_BYTES = 16 << 20
 MAX_CELL_CHARACTERS = 16 << 20  # of a csv file
 FREE_SHARE = 0.5  # of the free memory that one file may take
-BOMB_BYTES, BOMB_RATIO = (
-    1 << 28,
-    200,
-)  # more bytes than this, unpacked from so many times fewer, are refused
+# more bytes than this, unpacked from so many times fewer, are refused
+BOMB_BYTES, BOMB_RATIO = (1 << 28, 200)
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",
@@ -62,9 +60,8 @@ def open_regular(
     where = where or format_path(path)
     validate_regular(path, remedy, where)
     try:
-        handle = os.open(
-            path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        )  # a pipe put there since does not block
+        # a pipe put there since does not block
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(handle, "rb") as file:
             size = _validate_kind(os.fstat(handle), remedy, where)
             if limit is not None and size > limit:
@@ -191,9 +188,8 @@ def parse_csv(text: str, separator: str = ",") -> Iterator[tuple[int, list[str]]
     """
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     while True:
-        before = csv.field_size_limit(
-            MAX_CELL_CHARACTERS
-        )  # one limit for the whole process: put back at once
+        # one limit for the whole process: put back at once
+        before = csv.field_size_limit(MAX_CELL_CHARACTERS)
         try:
             row = next(rows, None)
         finally:

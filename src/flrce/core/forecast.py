@@ -100,10 +100,8 @@ def bound_task_costs(estimates: Sequence[ClientCost], P: int) -> list[ClientCost
     up = sorted((spent.bytes_up for spent in estimates), reverse=True)
     joules = sorted((spent.joules for spent in estimates), reverse=True)
     soonest = sorted(spent.seconds for spent in estimates)
-    seconds = [
-        soonest[-1],
-        *soonest,
-    ]  # the round lasts as long as the slowest, and whoever is done soon idles longest
+    # the round lasts as long as the slowest, and whoever is done soon idles longest
+    seconds = [soonest[-1], *soonest]
     watts = max(spent.idle_watts for spent in estimates)
     other = {
         name: sorted((spent.other.get(name, 0.0) for spent in estimates), reverse=True)

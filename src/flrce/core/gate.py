@@ -26,9 +26,8 @@ from flrce.core.update_table import stack_updates
 from flrce.errors import format_one_line
 
 MAX_SAMPLES_PER_CLIENT = 10_000_000  # a client that claims more lies, or should be several clients
-MAX_SAMPLE_RATIO = (
-    4  # times as many samples as it had before: nobody gathers more between two rounds
-)
+# times as many samples as it had before: nobody gathers more between two rounds
+MAX_SAMPLE_RATIO = 4
 TaskLayoutFunction = Callable[[Task], tuple[Tensor | None, Sequence[tuple[str, int]]]]
 StrayReply = tuple[Reply, str]
 
@@ -85,9 +84,8 @@ def validate_replies(
         rejected[client] = "slower than the replies that were waited for"
     few = sorted((asked[client] for client in passed), key=lambda task: task.k)
     dtype = torch.float32 if w is None else w.dtype
-    handed_over = [
-        passed.pop(task.client) for task in few
-    ]  # each may be a large model, let go of as it is stacked
+    # each may be a large model, let go of as it is stacked
+    handed_over = [passed.pop(task.client) for task in few]
     updates = stack_updates(few, handed_over, holdings, d, trainable, dtype, table, w)
     ages = [0 if t is None else t - task.t for task in few]
     started = tuple(bases.get(task.client, w) for task in few)
@@ -114,11 +112,9 @@ def match_replies(
             strays.append(
                 (
                     reply,
-                    (
-                        f"late: reply to round {format_one_line(reply.t, 20)}"
-                        if known
-                        else "nobody asked"
-                    ),
+                    f"late: reply to round {format_one_line(reply.t, 20)}"
+                    if known
+                    else "nobody asked",
                 )
             )
         elif type(reply.t) is not int or reply.t != asked[reply.client]:

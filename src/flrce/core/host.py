@@ -162,9 +162,8 @@ def _send_result(
     other.close()  # the parent's end, which it was forked with
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        torch.set_num_threads(
-            1
-        )  # OpenMP's threads are the parent's: a child that waits for them waits for ever
+        # OpenMP's threads are the parent's: a child that waits for them waits for ever
+        torch.set_num_threads(1)
     try:
         pipe.send(work())
     except Exception as error:

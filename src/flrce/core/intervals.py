@@ -44,10 +44,8 @@ class ConfidenceInterval:
         if self.mean is None:
             return "--"
         if (digits == 0 or self.n == 2) and self.low is not None and self.high is not None:
-            low, high = (
-                f"{self.low:.{digits}f}",
-                f"{self.high:.{digits}f}",
-            )  # whole numbers; two have no interval yet
+            # whole numbers; two have no interval yet
+            low, high = (f"{self.low:.{digits}f}", f"{self.high:.{digits}f}")
             return low if low == high else f"{low} to {high}"
         return f"{self.mean:.{digits}f}" + (
             "" if self.half is None else f" ± {self.half:.{digits}f}"

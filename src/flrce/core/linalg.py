@@ -49,12 +49,10 @@ def cosine_similarities(U: Tensor) -> Tensor:
 def normalize_rows(U: Tensor) -> Tensor:
     """(L, size) the rows at length 1, whatever their floats; a row of zeros stays one."""
     largest = U.abs().amax(1, keepdim=True) if U.shape[1] else U.new_ones(len(U), 1)
-    scaled = U / largest.clamp(
-        min=torch.finfo(U.dtype).tiny
-    )  # squares of what is at most 1 do not overflow
-    length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(
-        min=1.0
-    )  # 0, or at least 1
+    # squares of what is at most 1 do not overflow
+    scaled = U / largest.clamp(min=torch.finfo(U.dtype).tiny)
+    # 0, or at least 1
+    length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(min=1.0)
     return scaled / length
 
 

@@ -134,10 +134,8 @@ def check_memory(
     memory later.
     """
     want, have = estimate_server_bytes(recipe, M, d, D, near), get_available_memory()
-    hands, each = (
-        min(staff[0], recipe.P),
-        staff[1] or estimate_worker_bytes(D),
-    )  # no more train at once than are asked
+    # no more train at once than are asked
+    hands, each = (min(staff[0], recipe.P), staff[1] or estimate_worker_bytes(D))
     if want + hands * each > WARNING_BYTES:
         whose = f"each of {hands} workers" if hands > 1 else "each worker"
         rest = (

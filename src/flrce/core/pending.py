@@ -29,9 +29,8 @@ class DueTasks:
     """Which tasks a round answers for, and what is still under way after it."""
 
     tasks: tuple[Task, ...]
-    bases: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # client -> the model it was sent, if not this round's
+    # client -> the model it was sent, if not this round's
+    bases: Mapping[str, Tensor] = field(default_factory=dict)
     seconds: float | None = None  # how long the round lasted; None: as its replies say
     oldest: int | None = None  # replies that are more rounds old do not count
     memory: Mapping[str, Any] = field(default_factory=dict)  # the pace's, after the round

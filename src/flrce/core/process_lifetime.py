@@ -22,9 +22,8 @@ class Starter(NamedTuple):
     pid: int
     # when, as the system writes it: numbers of processes are used again; "" where it does not tell
     begun: str
-    from_main_thread: (
-        bool  # Linux counts the end of the thread that forked as the end of the parent
-    )
+    # Linux counts the end of the thread that forked as the end of the parent
+    from_main_thread: bool
 
 
 def describe_starter() -> Starter:

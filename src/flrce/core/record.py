@@ -46,27 +46,22 @@ class RoundRecord:
     exploit: bool = False
     chosen: tuple[str, ...] = ()
     replied: tuple[str, ...] = ()
-    holdouts: tuple[
-        float | None, ...
-    ] = ()  # of those who replied: the headline of w before the round, on its hold-out
+    # of those who replied: the headline of w before the round, on its hold-out
+    holdouts: tuple[float | None, ...] = ()
     held: tuple[int, ...] = ()  # and on how many samples; 0 where it said nothing
     clients: int = 0  # M: rows in the roster
     rejected: Mapping[str, str] = field(default_factory=dict)  # client -> reason
-    flagged: Mapping[str, str] = field(
-        default_factory=dict
-    )  # client that counted -> what is odd about its update
-    doubted: Mapping[str, float] = field(
-        default_factory=dict
-    )  # client that counted less -> share of its weight left
-    ages: Mapping[str, int] = field(
-        default_factory=dict
-    )  # client that counted -> rounds its reply is old, if any
+    # client that counted -> what is odd about its update
+    flagged: Mapping[str, str] = field(default_factory=dict)
+    # client that counted less -> share of its weight left
+    doubted: Mapping[str, float] = field(default_factory=dict)
+    # client that counted -> rounds its reply is old, if any
+    ages: Mapping[str, int] = field(default_factory=dict)
     conflicts: float = 0.0  # mean number of conflicting peers (Algorithm 3)
     votes: float = 0.0  # the same among clients that are not flagged, scaled to all
     consensus: float = 1.0  # |sum p u| / sum p |u|
-    headway: float | None = (
-        None  # cosine of the round's step and the way of the rounds before (averages.py)
-    )
+    # cosine of the round's step and the way of the rounds before (averages.py)
+    headway: float | None = None
     way: float | None = None  # |w - w_0|, where the stop asks for it (distance_growth.py)
     accuracy: float | None = None  # where that is the headline metric
     accuracy_weighted: float | None = None
@@ -74,13 +69,11 @@ class RoundRecord:
     averaged: float | None = None  # headline of the server average, where it is not the last model
     metric: str = "accuracy"  # the headline's name
     lower: bool = False  # whether less of it is better
-    metrics: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of the last model: mean over clients
+    # of the last model: mean over clients
+    metrics: Mapping[str, float] = field(default_factory=dict)
     pooled: Mapping[str, float] = field(default_factory=dict)  # of the last model: over all samples
-    metrics_averaged: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of the server average: mean over clients
+    # of the server average: mean over clients
+    metrics_averaged: Mapping[str, float] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
     bytes_framing: int = 0
@@ -92,9 +85,8 @@ class RoundRecord:
     joules_high: float = 0.0
     grams: float = 0.0  # of CO2, where the fleet's electricity is known
     grams_wasted: float = 0.0
-    began: float = (
-        0.0  # seconds of the run's clock; the last round's end, or later where this one had to wait
-    )
+    # seconds of the run's clock; the last round's end, or later where this one had to wait
+    began: float = 0.0
     seconds: float = 0.0  # how long it took
     measured: bool = False
     other: Mapping[str, float] = field(default_factory=dict)  # further costs, by name in COSTS

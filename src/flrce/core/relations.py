@@ -19,13 +19,11 @@ from flrce.core.client_tables import RelationshipMap
 NEVER_SEEN = -(2**31)  # R of a client never heard from
 SMALLEST_NORM = torch.finfo(torch.float64).tiny  # in place of a length of 0
 MIN_SQUARED_DISTANCE = 1e-12
-CLIENTS_PER_BLOCK = (
-    2**10
-)  # clients compared at a time: what is kept meanwhile is P x BLOCK, not P x M
+# clients compared at a time: what is kept meanwhile is P x BLOCK, not P x M
+CLIENTS_PER_BLOCK = 2**10
 FLOATS_PER_CAST = 2**20  # floats widened to float64 at a time
-PRODUCT_COLUMNS = (
-    2**10
-)  # coordinates multiplied at a time: half the time of one long skinny product, and no copy of U
+# coordinates multiplied at a time: half the time of one long skinny product, and no copy of U
+PRODUCT_COLUMNS = 2**10
 
 
 @dataclass(frozen=True)
@@ -36,14 +34,12 @@ class RelationshipState(RelationshipMap):
 
     V: Tensor = field(metadata={"rows": "trained"})  # (M, d) last update of each client
     R: Tensor = field(metadata={"rows": "trained", "fill": NEVER_SEEN})  # (M,) round of that update
-    Omega: Tensor | None = field(
-        metadata={"rows": "trained", "square": True}
-    )  # (M, M) of k (row) with j, if kept
+    # (M, M) of k (row) with j, if kept
+    Omega: Tensor | None = field(metadata={"rows": "trained", "square": True})
     H: Tensor = field(metadata={"rows": "trained"})  # (M,) sum of a row: the heuristic of eq. 7
     vv: Tensor = field(metadata={"rows": "trained"})  # (M,) squared norms of V
-    av: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M,) <anchor_j, v_j>; zero for lines through the origin
+    # (M,) <anchor_j, v_j>; zero for lines through the origin
+    av: Tensor = field(metadata={"rows": "trained"})
     # round -> w it started from, while some R points to it
     A: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
 
@@ -90,9 +86,8 @@ def record_updates(
     U = U.to(m.V.dtype)
     m.V.index_copy_(0, k, U)
     m.R[k] = t if age is None else t - age
-    m.vv[k] = torch.cat(
-        [torch.linalg.vecdot(u, u) for u in U.split(1)]
-    ).double()  # by rows: it makes a copy
+    # by rows: it makes a copy
+    m.vv[k] = torch.cat([torch.linalg.vecdot(u, u) for u in U.split(1)]).double()
     if not anchored:
         return m
     if age is None:
@@ -152,9 +147,8 @@ def _relate_block(
     found = _relative_approach(uu, vv, uv, ua, aa, wv - m.av[None, j])
     fresh = t - 1 <= R
     found[:, fresh] = uv[:, fresh] / (uu * vv[:, fresh]).sqrt().clamp(min=SMALLEST_NORM)  # cossim
-    heard = (
-        (uu > 0) & (vv > 0) & (R[None] > NEVER_SEEN)
-    )  # of one never seen, or an update of zeros, there is no opinion
+    # of one never seen, or an update of zeros, there is no opinion
+    heard = (uu > 0) & (vv > 0) & (R[None] > NEVER_SEEN)
     found = found.clamp(-1, 1).where(heard, 0.0)
     own = (k >= j.start) & (k < j.stop)
     found[own, k[own] - j.start] = 0.0  # j != k

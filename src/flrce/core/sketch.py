@@ -34,10 +34,8 @@ from flrce.rng import make_stream
 
 MAX_SHUFFLED_FLOATS = 2**22
 BLOCKS_PER_CALL = 16  # turned at a time
-ROWS, FLOATS = (
-    8,
-    2**24,
-)  # vectors shuffled at a time, so that the copy stays in the cache, or at least small
+# vectors shuffled at a time, so that the copy stays in the cache, or at least small
+ROWS, FLOATS = (8, 2**24)
 DeviceTensors = dict[torch.device, Any]  # a map's own tensors on devices
 
 
@@ -96,9 +94,8 @@ class RotatedSketch:
                     block = signed[start : start + k]
                     into[offset : offset + len(block)] += block
                     start += k
-        return torch.from_numpy(
-            found[:, :k] + found[:, k:]
-        )  # what was turned past the end goes on at the start
+        # what was turned past the end goes on at the start
+        return torch.from_numpy(found[:, :k] + found[:, k:])
 
 
 def sketch_on_device(X: Tensor, k: int, offsets: Tensor, signs: Tensor, bucket: Tensor) -> Tensor:
@@ -112,9 +109,8 @@ def sketch_on_device(X: Tensor, k: int, offsets: Tensor, signs: Tensor, bucket: 
     for turns, some in zip(offsets.split(blocks), range(0, X.shape[1], blocks * k), strict=True):
         signed = X[:, some : some + blocks * k] * signs[some : some + blocks * k]
         signed = torch.nn.functional.pad(signed, (0, len(turns) * k - signed.shape[1]))
-        source = (
-            bucket - turns[:, None]
-        ) % k  # (blocks, k): the coordinate of a block that a bucket takes
+        # (blocks, k): the coordinate of a block that a bucket takes
+        source = (bucket - turns[:, None]) % k
         dealt = signed.view(n, len(turns), k).gather(2, source.expand(n, -1, -1))
         found += dealt.sum(1, dtype=torch.float64)
     return found.to(X.dtype)

@@ -60,9 +60,8 @@ def unpack_pending_tasks(recipe: Recipe, sky: AsyncState) -> list[PendingTask]:
     """The flights that `pack_pending_tasks` wrote."""
     found: list[PendingTask] = []
     for row in sky.flights:
-        known = (
-            row.flight if isinstance(row, PackedTask) else None
-        )  # rows of a checkpoint remember nothing
+        # rows of a checkpoint remember nothing
+        known = row.flight if isinstance(row, PackedTask) else None
         found.append(known or _unpack_task(recipe, sky, row))
     return found
 

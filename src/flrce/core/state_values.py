@@ -295,9 +295,8 @@ def _decode_namedtuple(rest: list[Any], get: GetTensor) -> Any:
 def _decode_tensor(rest: list[Any], get: GetTensor) -> Tensor:
     name, dtype, shape, strides = rest
     x = get(name)
-    x = (
-        x if x.dtype == DTYPES[dtype] else x.view(DTYPES[dtype])
-    )  # a type that files do not have is kept as bytes
+    # a type that files do not have is kept as bytes
+    x = x if x.dtype == DTYPES[dtype] else x.view(DTYPES[dtype])
     x = x.reshape(shape)
     return torch.empty_strided(shape, strides, dtype=x.dtype).copy_(x) if strides else x
 

@@ -15,9 +15,8 @@ from flrce.core.payload_bytes import count_bytes
 from flrce.core.record import RoundRecord as RoundRecord  # it flows on from here
 from flrce.rng import FIRST_STREAMS, RoundStreams
 
-ClientStates = Mapping[
-    str, Mapping[str, Tensor]
-]  # client -> tensors that it keeps from task to task
+# client -> tensors that it keeps from task to task
+ClientStates = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,8 @@ class Selection:
     k: tuple[int, ...]
     exploit: bool = False
     keep: int | None = None  # with over-commitment: only this many replies, the fastest, count
-    why: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # figures behind the choice, for the ledger
+    # figures behind the choice, for the ledger
+    why: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,8 @@ class LocalWork:
 
     epochs: EpochCount = 5
     batch: BatchSize = 128
-    steps: PositiveInt | None = (
-        None  # stop after so many batches, or go on past `epochs` up to them
-    )
+    # stop after so many batches, or go on past `epochs` up to them
+    steps: PositiveInt | None = None
 
 
 @dataclass(frozen=True)
@@ -84,9 +81,8 @@ class Task:
     compressor: Any = None
     deadline: float = float("inf")  # seconds; a later reply is refused
     rounds: int = 0  # T, for schedules over the whole run; 0: not known
-    judge: bool = (
-        False  # judge the model on what it holds back, before it trains, and send the figure along
-    )
+    # judge the model on what it holds back, before it trains, and send the figure along
+    judge: bool = False
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors sent along
     download: Download | None = None  # how it gets the model; None: dense
 
@@ -130,9 +126,8 @@ class ClientCost:
     idle_watts: float = 0.0  # drawn while waiting for the round to end
     measured: bool = False
     grams: float = 0.0  # of CO2, where the fleet's electricity is known
-    error: float = (
-        0.0  # the joules may be 1 + error times as many, or that many times fewer; 0: nobody says
-    )
+    # the joules may be 1 + error times as many, or that many times fewer; 0: nobody says
+    error: float = 0.0
     other: Mapping[str, float] = field(default_factory=dict)  # name in COSTS -> amount
 
     @property
@@ -172,9 +167,8 @@ class Reply:
     loss_square: float = 0.0  # mean squared per-sample loss, smoothed over the first epoch (Oort)
     spent: ClientCost = ClientCost()
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors sent back, by name
-    carry: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # stays with the client; a simulator keeps it for it
+    # stays with the client; a simulator keeps it for it
+    carry: Mapping[str, Tensor] = field(default_factory=dict)
     error: str = ""
     base: str = ""  # fingerprint of the model that the client was sent, where it says so
     lost_base: bool = False  # the client does not hold the model that its download refers to
@@ -189,9 +183,8 @@ class RoundReplies:
 
     replies: Sequence[Reply] = ()
     seconds: float | None = None
-    table: Tensor | None = (
-        None  # (tasks, D) in which dense updates lie already, ordered by k; the round's to use up
-    )
+    # (tasks, D) in which dense updates lie already, ordered by k; the round's to use up
+    table: Tensor | None = None
     sent: Tensor | None = None  # (D,) the model that was sent, where updates lie on a device
 
 
@@ -214,29 +207,23 @@ class Updates:
     k: Tensor  # (P,) rows
     U: Tensor  # (P, d) u_k over everything that travels
     n: Tensor  # (P,) float64 samples
-    trainable: (
-        int  # the first floats of a row are trained parameters, the rest BatchNorm statistics
-    )
+    # the first floats of a row are trained parameters, the rest BatchNorm statistics
+    trainable: int
     covered: Tensor | None = None  # (P, d) bool: coordinates a client held; None: all
     loss: Tensor | None = None  # (P,)
     loss_square: Tensor | None = None  # (P,)
     seconds: Tensor | None = None  # (P,) modelled or measured duration
     spent: tuple[ClientCost, ...] = ()
-    extras: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # name -> (P, size) what the links sent back
-    age: Tensor | None = (
-        None  # (P,) rounds since the client was sent its model; None: all in this round
-    )
-    base: tuple[Tensor, ...] | None = (
-        None  # (D,) each: the model that each was sent; None: all this round's
-    )
-    shapes: tuple[
-        tuple[str, tuple[int, ...]], ...
-    ] = ()  # names and shapes of the tensors that w concatenates
-    sent: Tensor | None = (
-        None  # (D,) the model before the round, where U lies on a device; None: U is on the host
-    )
+    # name -> (P, size) what the links sent back
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    # (P,) rounds since the client was sent its model; None: all in this round
+    age: Tensor | None = None
+    # (D,) each: the model that each was sent; None: all this round's
+    base: tuple[Tensor, ...] | None = None
+    # names and shapes of the tensors that w concatenates
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    # (D,) the model before the round, where U lies on a device; None: U is on the host
+    sent: Tensor | None = None
     streams: RoundStreams = FIRST_STREAMS  # of the round's random numbers
 
     def make_rng(self, purpose: str, client: str = "") -> Generator:
@@ -277,12 +264,10 @@ class RoundEvent:
     w_next: Tensor
     updates: Updates
     M: int  # rows in the roster
-    chosen: tuple[
-        int, ...
-    ] = ()  # rows that were asked to train, whether or not their replies counted
-    history: tuple[
-        RoundRecord, ...
-    ] = ()  # of the rounds before, as the view had it when this one was planned
+    # rows that were asked to train, whether or not their replies counted
+    chosen: tuple[int, ...] = ()
+    # of the rounds before, as the view had it when this one was planned
+    history: tuple[RoundRecord, ...] = ()
 
     def make_rng(self, purpose: str, client: str = "") -> Generator:
         """A generator of the round for one purpose, as `updates.make_rng`."""
@@ -311,9 +296,8 @@ class RoundPlan:
     state: State
     t: int
     chosen: Selection
-    flights: tuple[
-        PendingTask, ...
-    ]  # this round's tasks, and earlier ones that are still under way
+    # this round's tasks, and earlier ones that are still under way
+    flights: tuple[PendingTask, ...]
     # clients that were asked for their loss, and bytes that each downloaded for it
     asked: tuple[tuple[str, int], ...] = ()
     refused: str = ""  # why the round is not started

@@ -49,9 +49,8 @@ def close_abandoned_round(
     ended = _close_unchanged_round(
         recipe, engine, replace(state, memory={**state.memory, **landing.memory}), record
     )
-    return replace(
-        ended, clients=clients, touched=tuple(task.k for task in landing.tasks)
-    )  # batteries
+    # batteries
+    return replace(ended, clients=clients, touched=tuple(task.k for task in landing.tasks))
 
 
 def _close_unchanged_round(

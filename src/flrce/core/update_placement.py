@@ -38,10 +38,8 @@ def choose_placement(
     BadInput where "device" is `wanted` and cannot be. Of small models updates come home, as they
     are there at once.
     """
-    size, apart = (
-        count_value_bytes(D * (2 * recipe.P + 4)),
-        explain_partial_replies(recipe, d),
-    )  # trained models and updates
+    # trained models and updates
+    size, apart = (count_value_bytes(D * (2 * recipe.P + 4)), explain_partial_replies(recipe, d))
     if not apart and not alone:
         apart = "several runs share the device"
     if not apart and size > room // DEVICE_MEMORY_DIVISOR:

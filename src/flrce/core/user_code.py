@@ -55,9 +55,8 @@ class Trust:
         default="caller", compare=False
     )
     folders: tuple[str, ...] = field(default=(), compare=False)
-    barred: tuple[str, ...] = field(
-        default=(), compare=False
-    )  # folders of records, which are never code
+    # folders of records, which are never code
+    barred: tuple[str, ...] = field(default=(), compare=False)
 
     def explain_refusal(self, place: ModulePlace, module: str) -> str:
         """Why the module may not be imported from this place; "" if it may."""

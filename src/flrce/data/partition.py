@@ -12,11 +12,8 @@ from flrce.data.sources import Source
 from flrce.errors import BadInput
 
 IndexArray = NDArray[np.int64]
-BIG, SHARE, JITTER = (
-    0.2,
-    0.8,
-    0.25,
-)  # quantity: a fifth of the clients hold four fifths of the samples
+# quantity: a fifth of the clients hold four fifths of the samples
+BIG, SHARE, JITTER = (0.2, 0.8, 0.25)
 
 
 def partition_dirichlet(source: Source, M: int, alpha: float, rng: Generator) -> list[IndexArray]:

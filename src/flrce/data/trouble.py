@@ -96,9 +96,8 @@ class WrongLabels:
         if classes < 2:
             raise BadInput(f"data.trouble wrong-labels: {source.name} has a single class; drop it")
         by = rng.integers(1, classes, right.shape) if self.how == "symmetric" else 1
-        return np.where(
-            right >= 0, (right + by) % classes, right
-        )  # below 0: positions that do not count
+        # below 0: positions that do not count
+        return np.where(right >= 0, (right + by) % classes, right)
 
 
 @dataclass(frozen=True)

@@ -259,9 +259,8 @@ class JointAvailability:
     def find_next_change(self, seed: int, crowd: FleetClients, at: ArrayLike) -> FloatArray:
         here = np.stack([model.is_available(seed, crowd, at) for model in self.models])
         until = np.stack([model.find_next_change(seed, crowd, at) for model in self.models])
-        gone = np.where(here, -np.inf, until).max(
-            0
-        )  # absent at least until the last of those absent may come
+        # absent at least until the last of those absent may come
+        gone = np.where(here, -np.inf, until).max(0)
         found: FloatArray = np.where(here.all(0), until.min(0), gone)
         return found
 

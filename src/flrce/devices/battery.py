@@ -25,9 +25,8 @@ class BatteryState:
     has them then.
     """
 
-    level: Tensor = field(
-        metadata={"rows": "trained", "fill": -1.0}
-    )  # (M,) float64; -1: never worked
+    # (M,) float64; -1: never worked
+    level: Tensor = field(metadata={"rows": "trained", "fill": -1.0})
     since: Tensor = field(metadata={"rows": "trained"})  # (M,) float64 seconds
 
 

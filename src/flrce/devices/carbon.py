@@ -24,10 +24,8 @@ from flrce.formats import npz
 from flrce.rng import make_stream
 
 JOULES_PER_KWH = 3.6e6  # a kWh
-MAX_BYTES, MAX_FILES = (
-    64 << 20,
-    10_000,
-)  # of one csv file, of a folder; a year of hours has some 600 kB
+# of one csv file, of a folder; a year of hours has some 600 kB
+MAX_BYTES, MAX_FILES = (64 << 20, 10_000)
 REMEDY = "give a csv file with a time (UTC) and a carbon intensity, a folder of such, or an .npz"
 #: hours that clocks are ahead of UTC, without summer time, by the beginning of a region's name
 UTC_OFFSET_HOURS = {

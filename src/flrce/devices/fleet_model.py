@@ -70,9 +70,8 @@ class FleetDynamics:
         while at <= now + MAX_WAIT_SECONDS:
             if int(self._reachable_mask(at, charge).sum()) >= need:
                 return at
-            change = float(
-                self.presence.find_next_change(self.seed, self.crowd, at).min()
-            )  # nobody comes or goes before
+            # nobody comes or goes before
+            change = float(self.presence.find_next_change(self.seed, self.crowd, at).min())
             at = change if charge is None else min(change, at + BATTERY_CHECK_SECONDS)
         return now
 

@@ -27,9 +27,8 @@ def open_flop_counter(more: Mapping[Any, Any]) -> Iterator[FlopCounterMode]:
     the name set here.
     """
     mode: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
-    kept = getattr(
-        mode.__torch_dispatch__, "__wrapped__", None
-    )  # None: a version of torch that loads nothing
+    # None: a version of torch that loads nothing
+    kept = getattr(mode.__torch_dispatch__, "__wrapped__", None)
     spared = kept is not None and "torch._dynamo" not in sys.modules
     if spared:
         kept.__dict__["__dynamo_disable"] = kept

@@ -229,9 +229,8 @@ def _read_fedscale(path: Path, needs: str) -> tuple[dict[str, IntervalList], dic
     lasts: dict[str, float] = {}
     raw = read_limited(path, MAX_TRACE_BYTES, REMEDY, expansion=4, where=f"trace {str(path)!r}")
     table = load_plain_pickle(raw)
-    count = sum(
-        len(trace["active"]) for trace in table.values()
-    )  # one list may be named by many clients
+    # one list may be named by many clients
+    count = sum(len(trace["active"]) for trace in table.values())
     validate_memory(count * SESSION_BYTES, f"trace {str(path)!r}", "give fewer clients")
     for client, trace in table.items():
         pairs = zip(trace["active"], trace["inactive"], strict=True)
@@ -256,9 +255,8 @@ def _read_flash(path: Path, needs: str) -> tuple[dict[str, IntervalList], dict[s
     last = max(
         ((told[-1][0] - zero).total_seconds() for told in events.values() if told), default=0.0
     )
-    period = (
-        math.ceil(max(last, 1.0) / DAY) * DAY
-    )  # whole days: noon stays noon when it comes again
+    # whole days: noon stays noon when it comes again
+    period = math.ceil(max(last, 1.0) / DAY) * DAY
     return {
         name: _find_ready_intervals(told, zero, needs) for name, told in events.items()
     }, dict.fromkeys(events, period)

@@ -108,9 +108,8 @@ def read_array(
             f"{len(array.data) - start} bytes for {kind} of shape {str(found)[:60]}"
         )
     values = np.frombuffer(array.data, kind, offset=start)
-    values = (
-        values if kind.isnative else values.astype(kind.newbyteorder("="))
-    )  # from a machine of the other kind
+    # from a machine of the other kind
+    values = values if kind.isnative else values.astype(kind.newbyteorder("="))
     try:
         return values.reshape(found[::-1]).T if fortran else values.reshape(found)
     except ValueError as why:  # no values, but more dimensions or larger ones than numpy has
@@ -236,11 +235,9 @@ class ArrayTemplate:
         views = self.layout.view_tensors(w)
         return ArrayRecord(
             {
-                name: (
-                    self.fixed[name]
-                    if name in self.fixed
-                    else Array(views[name].numpy().astype(dtype, copy=False))
-                )
+                name: self.fixed[name]
+                if name in self.fixed
+                else Array(views[name].numpy().astype(dtype, copy=False))
                 for name, dtype in self.dtypes.items()
             }
         )

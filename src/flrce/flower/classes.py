@@ -19,10 +19,8 @@ from flrce.training.metrics import MeanMetric
 
 BY_CLASS_REQUEST_KEY = KEY_PREFIX + "by-class"  # in the config of an evaluation
 BY_CLASS_RECORD = "by-class"  # the record of the answer, with two lists by class:
-SUMS, HELD = (
-    KEY_PREFIX + "sums",
-    KEY_PREFIX + "held",
-)  # of the headline metric over the samples, and how many those are
+# of the headline metric over the samples, and how many those are
+SUMS, HELD = (KEY_PREFIX + "sums", KEY_PREFIX + "held")
 MAX_CLASSES = 10_000  # classes
 log = logging.getLogger("flwr")
 ClassTotals = tuple[list[float], list[int]]

@@ -33,9 +33,8 @@ class ClientReports:
         self.metrics: dict[str, MetricRecord] = {}
         self.batteries: dict[str, float] = {}  # levels from 0 to 1
         self.losses: dict[str, float] = {}  # on what each trained on
-        self.summed: MetricRecord | None = (
-            None  # the round's training metrics, where somebody else made one of them
-        )
+        # the round's training metrics, where somebody else made one of them
+        self.summed: MetricRecord | None = None
 
     def restore_sample_counts(self, samples: Mapping[str, int]) -> None:
         """What clients said to an earlier server: a run that goes on chooses by the same

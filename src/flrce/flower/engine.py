@@ -62,9 +62,8 @@ from flrce.training.client import ClientRunner
 log = logging.getLogger("flwr")
 TaskLayout = tuple[Tensor | None, Sequence[tuple[str, int]]]
 MAX_FETCH_BYTES = 2**27  # bytes of replies fetched together
-NODE_WAIT_SECONDS = (
-    60.0  # seconds that a node without an answer, or with another's name, is waited for
-)
+# seconds that a node without an answer, or with another's name, is waited for
+NODE_WAIT_SECONDS = 60.0
 DISCONNECTED_ERROR = "no longer connected when its task was to be sent again; the task is dropped"
 
 
@@ -181,9 +180,8 @@ class FlowerEngine(Engine):
         names = self.get_task_layout(task)[1]
         up = estimate_upload_bytes(task, names, self.trainable)
         if task.part.is_whole and estimate_payload_bytes(task, names) is None:
-            up += self.model_bytes - count_value_bytes(
-                self.size
-            )  # the whole model in its own types
+            # the whole model in its own types
+            up += self.model_bytes - count_value_bytes(self.size)
         return self.measured.estimate(task, self.count_samples(task.client), up)
 
     def estimate_inquiry(self, client: str, down: int) -> ClientCost:
@@ -293,11 +291,9 @@ class FlowerEngine(Engine):
         held = self.measured.get_sent_coordinates(task)
         content = RecordDict(
             {
-                self.options.arrays_key: (
-                    self.get_model_arrays(w)
-                    if held is None
-                    else to_array_record({"held": w[held].float()})
-                ),
+                self.options.arrays_key: self.get_model_arrays(w)
+                if held is None
+                else to_array_record({"held": w[held].float()}),
                 self.options.config_key: ConfigRecord(
                     {
                         **resolve_config(self.train_config, task.t),

@@ -65,9 +65,8 @@ class Evaluator:
         self.last = 0  # round whose model was judged last
         self.by_clients: MetricRecord | None = None
         self.by_server: MetricRecord | None = None
-        self.each: dict[
-            int, float
-        ] = {}  # node -> its own figure of the headline metric, of the model judged last
+        # node -> its own figure of the headline metric, of the model judged last
+        self.each: dict[int, float] = {}
         self.sent_bytes = 0  # of models to judges, since they were booked last
         self.by_class: classes.ClassTotals | None = None  # likewise, over the judges that told it
 

@@ -32,9 +32,8 @@ except ImportError as why:
 
 SERVER_NODE_ID = 1  # Flower's own id for the server's side
 RAISED, GONE = 2, 5  # Flower's error codes: the ClientApp raised; the node is unavailable
-PULL_WAIT_SECONDS = (
-    0.05  # seconds that a pull waits for a first reply, which spares its caller a busy loop
-)
+# seconds that a pull waits for a first reply, which spares its caller a busy loop
+PULL_WAIT_SECONDS = 0.05
 
 ClientFunction = Callable[[Message, Context], Message]
 
@@ -127,9 +126,8 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(
-                uuid4()
-            )  # as Flower's own grids fill it in
+            # as Flower's own grids fill it in
+            message.metadata.__dict__["_message_id"] = str(uuid4())
             ids.append(message.metadata.message_id)
             with self.lock:
                 self.sent += 1
@@ -164,9 +162,8 @@ class LocalGrid(Grid):
             reply = retry_on_system_error(lambda: self.app(received, context))
             if reply.metadata.reply_to_message_id == message.metadata.message_id:
                 return reply
-            held = (
-                reply.error if reply.has_error() else reply.content
-            )  # some of Flower's mods answer their own reply
+            # some of Flower's mods answer their own reply
+            held = reply.error if reply.has_error() else reply.content
             return Message(held, reply_to=message)
         except Exception:
             return Message(Error(RAISED, traceback.format_exc(limit=-3)), reply_to=message)

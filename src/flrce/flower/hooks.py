@@ -28,9 +28,8 @@ class OpenRound:
     plan: RoundPlan | None = None
     messages: Sequence[Message] = ()
     since: float = 0.0
-    seconds: Mapping[str, float] = field(
-        default_factory=dict
-    )  # message -> how long its answer took, where known
+    # message -> how long its answer took, where known
+    seconds: Mapping[str, float] = field(default_factory=dict)
     done: Round | None = None
     arrays: ArrayRecord | None = None  # what the round made
 
@@ -110,9 +109,8 @@ class OpenRound:
         )
         self.state = self.done.state
         record, self.arrays = self.done.record, None
-        own_loop = (
-            self.session.by_halves is not None
-        )  # then the session says so, once the round is on disk
+        # then the session says so, once the round is on disk
+        own_loop = self.session.by_halves is not None
         if (
             record.stop
             and not own_loop

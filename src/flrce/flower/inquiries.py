@@ -28,9 +28,8 @@ class InquiryTracker:
         self.grid, self.timeout, self.subject = grid, timeout, subject
         self.post = MessageQueue(grid)
         self.open: dict[str, int] = {}  # message whose answer did not come in time -> its node
-        self.misses: Counter[int] = (
-            Counter()
-        )  # node -> questions in a row that it did not answer in time
+        # node -> questions in a row that it did not answer in time
+        self.misses: Counter[int] = Counter()
 
     def select_askable(self, messages: Sequence[Message]) -> list[Message]:
         """The messages but for those to nodes that still owe an answer, or that were given up."""

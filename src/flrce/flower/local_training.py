@@ -46,9 +46,8 @@ class Local:
     name: str | None = None
     objective: Objective = Classification()
     kept: tuple[str, ...] = ()  # patterns of parameters that stay with this client
-    kernel: str = (
-        "torch"  # "auto" trains with fused kernels where the network and the machine have them
-    )
+    # "auto" trains with fused kernels where the network and the machine have them
+    kernel: str = "torch"
 
     def __post_init__(self) -> None:
         for name in ("train", "held"):  # a range, a list or a tensor will do
@@ -110,10 +109,8 @@ class TracingLock:
         self.change, self.working = threading.Condition(), 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (
-            TracingLock,
-            (),
-        )  # Ray hands copies of an app to its processes: each has its own turns
+        # Ray hands copies of an app to its processes: each has its own turns
+        return (TracingLock, ())
 
     @contextmanager
     def hold_shared(self) -> Iterator[None]:

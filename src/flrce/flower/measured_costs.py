@@ -15,9 +15,8 @@ from flrce.devices.costs import DeviceProfile
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes
 from flrce.training.client import ClientRunner
 
-MAX_POWER_RATIO = (
-    10  # times a profile's active watts: no device draws more for as long as a task takes
-)
+# times a profile's active watts: no device draws more for as long as a task takes
+MAX_POWER_RATIO = 10
 
 
 @dataclass
@@ -27,9 +26,8 @@ class MeasuredCosts:
     template: ArrayTemplate
     runner: ClientRunner | None = None
     profile: DeviceProfile | None = None  # models the joules of clients that cannot measure theirs
-    pace: dict[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # client -> seconds of an epoch, of transfer
+    # client -> seconds of an epoch, of transfer
+    pace: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def record_durations(self, task: Task, n: int, compute: float, transfer: float) -> None:
         """How long a client with n samples took for its task."""

@@ -14,9 +14,8 @@ POLL_DELAY_RATIO = 0.02  # share of the time waited so far by which an answer ma
 MAX_POLL_SECONDS = 1.0  # seconds between two looks for answers, at most
 MAX_FETCHED_ANSWERS = 1000  # answers fetched together where their size is no matter
 MAX_LARGE_ANSWERS = 8  # and where it is so large that they are cleared away at once
-TimedReply = tuple[
-    str, Message, float
-]  # the message that it answers, the reply, seconds since that was sent
+# the message that it answers, the reply, seconds since that was sent
+TimedReply = tuple[str, Message, float]
 
 
 class MessageQueue:
@@ -56,9 +55,8 @@ class MessageQueue:
         while missing and (self.here or time.monotonic() < until):
             looked, before = time.monotonic(), len(missing)
             here = {reply.metadata.reply_to_message_id for reply in self.here}
-            under_way = [
-                key for key in self.sent if key in missing | others and key not in here
-            ]  # the oldest first
+            # the oldest first
+            under_way = [key for key in self.sent if key in missing | others and key not in here]
             for keys in _split_batches(under_way, self.batch) or [[]]:
                 self.here += self.grid.pull_messages(keys) if keys else []
                 large = bool(self.here) and self.batch <= MAX_LARGE_ANSWERS
@@ -80,9 +78,8 @@ class MessageQueue:
                 pause = max(
                     min(POLL_DELAY_RATIO * (now - begun), MAX_POLL_SECONDS, until - now), 0.001
                 )
-                time.sleep(
-                    max(looked + pause - now, 0)
-                )  # some grids have waited long enough themselves
+                # some grids have waited long enough themselves
+                time.sleep(max(looked + pause - now, 0))
 
 
 def _split_batches(keys: Sequence[str], count: int) -> list[Sequence[str]]:

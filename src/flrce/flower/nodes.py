@@ -57,9 +57,8 @@ class NodeNames:
     def __init__(self, patience: float) -> None:
         self.patience = patience
         self.holder: dict[str, int] = {}  # name -> node
-        self.gone: set[int] = (
-            set()
-        )  # nodes that Flower called unavailable, though it may still list them
+        # nodes that Flower called unavailable, though it may still list them
+        self.gone: set[int] = set()
         self.twins: dict[int, float] = {}  # node that uses another's name -> since when
 
     def resolve_name(self, client: ConnectedClient, online: set[int]) -> str:
@@ -115,9 +114,8 @@ class NodeRegistry:
         self.asked: dict[str, int] = {}  # message that has no answer yet -> node
         self.online: set[int] = set()  # nodes that were connected at the last look
         self.since: dict[int, float] = {}  # node -> when it was asked
-        self.strangers: dict[
-            int, str
-        ] = {}  # connected nodes that stay out -> the names that they go by
+        # connected nodes that stay out -> the names that they go by
+        self.strangers: dict[int, str] = {}
 
     def get_connected_clients(self) -> dict[str, ConnectedClient]:
         """Name -> client of every node that is connected now and has introduced itself, in natural

@@ -11,12 +11,10 @@ from flrce.devices.costs import DeviceProfile
 from flrce.errors import BadInput, format_one_line
 from flrce.training.metrics import MetricLike
 
-EvaluateFunction = Callable[
-    [int, ArrayRecord], MetricRecord | None
-]  # round, model -> the server's own metrics
-MetricsAggregation = Callable[
-    [list[RecordDict], str], MetricRecord
-]  # replies, key of their weights -> metrics
+# round, model -> the server's own metrics
+EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
+# replies, key of their weights -> metrics
+MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 RoundConfig = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]  # for every round, or by round
 
 
@@ -57,9 +55,8 @@ class FlowerOptions:
     wait: float = 300.0  # seconds to wait for enough nodes
     available: int = 1  # nodes that are enough to start a round
     least_train: int = 1  # nodes without which no round is started
-    ask: bool | str = (
-        True  # clients tell their names; "each": even if some do not; False: node ids are stable
-    )
+    # clients tell their names; "each": even if some do not; False: node ids are stable
+    ask: bool | str = True
     fraction_evaluate: float = 1.0  # share of the clients that judge a model
     least_evaluate: int = 0
     eval_every: int = 1
@@ -70,9 +67,8 @@ class FlowerOptions:
     weight_key: str = "num-examples"  # the metric that weighs a reply
     train_sum: MetricsAggregation | None = None  # instead of weighted means
     evaluate_sum: MetricsAggregation | None = None
-    judges: tuple[
-        MetricLike, ...
-    ] = ()  # the objective's metrics, the headline first; none: accuracy
+    # the objective's metrics, the headline first; none: accuracy
+    judges: tuple[MetricLike, ...] = ()
     profile: DeviceProfile | None = None  # models the joules of clients that cannot measure them
 
 

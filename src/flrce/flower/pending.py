@@ -37,9 +37,8 @@ class SentTask:
     down: ClientCost  # what sending it cost
 
 
-ReplyParser = Callable[
-    [SentTask, Message, float], Reply
-]  # a task, its answer, seconds that it took
+# a task, its answer, seconds that it took
+ReplyParser = Callable[[SentTask, Message, float], Reply]
 
 
 class TaskTracker:
@@ -50,9 +49,8 @@ class TaskTracker:
     def __init__(self, post: MessageQueue, timeout: float) -> None:
         self.post, self.timeout = post, timeout
         self.tasks: dict[str, SentTask] = {}  # message -> its task
-        self.overdue: dict[
-            str, Task
-        ] = {}  # message whose answer is no longer waited for -> its task
+        # message whose answer is no longer waited for -> its task
+        self.overdue: dict[str, Task] = {}
 
     def index_messages(self) -> dict[tuple[str, int], str]:
         """(client, round) of every task under way -> its message."""

@@ -45,9 +45,8 @@ from flrce.flower.wire import KEY_PREFIX, read_task, write_task
 from flrce.methods.catalogue import recipes
 
 ARRAY_NAMES_KEY = KEY_PREFIX + "names"  # of the arrays, which the older interface leaves out
-METRIC_ARRAY_COUNT = (
-    2  # arrays beside the model: the metric where there is one, and whether there is
-)
+# arrays beside the model: the metric where there is one, and whether there is
+METRIC_ARRAY_COUNT = 2
 DROPPED_OUT_ERROR = "dropped out of the secure aggregation"
 
 

@@ -57,9 +57,8 @@ class Session:
     partition: Mapping[str, Any] | None = None  # who holds which samples, likewise
     watch: Callable[[Round], None] | None = None  # is shown every round
     train_config: RoundConfig = field(default_factory=dict)
-    resized: Callable[[int], Recipe] | None = (
-        None  # number of connected clients -> the recipe, where P depends on it
-    )
+    # number of connected clients -> the recipe, where P depends on it
+    resized: Callable[[int], Recipe] | None = None
     should_stop: Callable[[int, Result], bool] | None = None  # asked after every round
     by_halves: Callable[["Session", State], Round] | None = None  # a round as somebody else does it
     result: Result = field(default_factory=Result)
@@ -358,9 +357,8 @@ def _describe_final_model(recipe: Recipe) -> str:
 
 def list_client_state(recipe: Recipe) -> list[str]:
     """What clients keep with them between rounds, by the pieces that have them do so."""
-    steps = (
-        [] if recipe.chain is None else recipe.chain.links
-    )  # under a strategy of others, clients' own affair
+    # under a strategy of others, clients' own affair
+    steps = [] if recipe.chain is None else recipe.chain.links
     links = [link for link in steps if link.ends_rounds and not link.declares_extras]
     code = recipe.compressor
     pieces = [*links, *([code] if code.keeps_state else [])]

@@ -24,14 +24,8 @@ from flrce.training.update_chain import ProximalTerm, UpdateChain
 KEY_PREFIX = "flrce."  # of our keys in a ConfigRecord, beside the user's
 SAMPLES_KEY = "num-examples"  # what Flower calls n_k
 CLIENT_NAME_PATTERN = re.compile(r"[\w.:@+-]{1,64}")
-NON_SCALAR_FIELDS = (
-    "compressor",
-    "tensors",
-    "work",
-    "part",
-    "update",
-    "augment",
-)  # fields of a Task that are not scalars
+# fields of a Task that are not scalars
+NON_SCALAR_FIELDS = ("compressor", "tensors", "work", "part", "update", "augment")
 MAX_PIECES_PER_TASK = 32  # links or transforms in one task
 
 

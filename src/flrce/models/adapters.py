@@ -220,9 +220,8 @@ def make_low_rank_part(
     random ones.
     """
     small = copy.deepcopy(net)
-    units: dict[
-        str, tuple[int, Tensor]
-    ] = {}  # of each matrix: which dimension counts them, and those that stay
+    # of each matrix: which dimension counts them, and those that stay
+    units: dict[str, tuple[int, Tensor]] = {}
     for down, A, up, B in _list_adapter_factors(small):
         R = len(A)
         r = floor_share(rate, R)

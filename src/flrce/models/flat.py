@@ -82,9 +82,8 @@ class ModelLayout:
     slots: tuple[TensorSlot, ...]
     trainable: int
     size: int
-    kept: tuple[
-        TensorSlot, ...
-    ] = ()  # what stays with the client, in a vector of its own: trained first
+    # what stays with the client, in a vector of its own: trained first
+    kept: tuple[TensorSlot, ...] = ()
 
     def view_tensors(self, w: Tensor) -> dict[str, Tensor]:
         """Named views into w (..., size); writing to them writes to w."""

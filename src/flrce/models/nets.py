@@ -30,9 +30,8 @@ def _build_cifar_cnn(classes: int, tanh: bool = False) -> nn.Sequential:
     has a tanh behind the ReLU of each hidden linear layer. It bounds what reaches the last layer;
     the paper's text has no word of it.
     """
-    first, second = (
-        ([nn.Tanh()], [nn.Tanh()]) if tanh else ([], [])
-    )  # one module each: a chain shares none
+    # one module each: a chain shares none
+    first, second = ([nn.Tanh()], [nn.Tanh()]) if tanh else ([], [])
     return nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1),
         nn.BatchNorm2d(6),
@@ -197,9 +196,8 @@ def _build_llama(
     from flrce.models.llama import load_llama
     from flrce.models.seeds import SeedSpaceNetwork
 
-    net = load_llama(
-        path, dtype, need.every, recompute and not seeds
-    )  # probes have no backward pass
+    # probes have no backward pass
+    net = load_llama(path, dtype, need.every, recompute and not seeds)
     if need.vocabulary > net.vocabulary:
         raise BadInput(
             f"the data has token ids up to {need.vocabulary - 1}, the model knows"

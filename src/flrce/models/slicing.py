@@ -119,9 +119,8 @@ def find_kept_positions(
     """For each tensor of the chain, the flat positions within it that these hidden units keep."""
     found: dict[str, Tensor] = {}
     hidden = iter(units)
-    flowing = torch.arange(
-        blocks.layers[0].inside[0]
-    )  # channels or units that reach the next layer
+    # channels or units that reach the next layer
+    flowing = torch.arange(blocks.layers[0].inside[0])
     for layer in blocks.layers:
         if layer.kind in ("conv", "linear"):
             out = next(hidden, torch.arange(layer.out[0]))

@@ -141,11 +141,9 @@ def build_price_chart(run: RecordedRun) -> dict[str, Any]:
     )
     return {
         "looks": [p.t for p in found],
-        "per": (
-            "a point"
-            if scale.in_points
-            else f"per {scale.format_amount(1.0)} of {metric_name(scale.metric)}"
-        ),
+        "per": "a point"
+        if scale.in_points
+        else f"per {scale.format_amount(1.0)} of {metric_name(scale.metric)}",
         "gain": [_round_digits(p.gain) for p in found],
         "joules": [_round_digits(p.joules) for p in found],
         "bytes": [_round_digits(p.bytes) for p in found],

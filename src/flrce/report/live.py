@@ -50,9 +50,8 @@ class WatchedRun:
 
     folder: Path
     tail: RecordTail
-    times: deque[tuple[float, int]] = field(
-        default_factory=lambda: deque(maxlen=PACE_ROUNDS)
-    )  # (when, rounds done)
+    # (when, rounds done)
+    times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_ROUNDS))
     run: RecordedRun | None = None
     key: tuple[Any, ...] = ()
     shown: dict[str, Any] = field(default_factory=dict)

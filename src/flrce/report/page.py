@@ -108,11 +108,9 @@ def build_report_payload(parts: Sequence[RunGroup]) -> dict[str, Any]:
                     "clients": rosters.get_index([run.roster[k] for k in rows]),
                     "partition": partitions.get_index([labels[k] for k in rows if k < len(labels)]),
                     "classes": classes or [str(label) for label in range(len(found["byClass"]))],
-                    "order": (
-                        run_detail.order_by_relationship(run)
-                        if len(rows) == len(run.roster)
-                        else list(range(len(rows)))
-                    ),
+                    "order": run_detail.order_by_relationship(run)
+                    if len(rows) == len(run.roster)
+                    else list(range(len(rows))),
                     "relations": None,
                     **found,
                 }

@@ -22,14 +22,10 @@ from flrce.storage.run_model import load_run_tensors, read_model_marks
 from flrce.storage.seal import MAX_SETTINGS_BYTES, read_sealed_file
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-PUBLISHED_MODELS = {
-    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"
-}  # where a model that has a name here is published
-DEFAULT_MODEL_OPTIONS: dict[str, Any] = {
-    "path": "smollm2",
-    "rank": 8,
-    "alpha": 16.0,
-}  # of model.options
+# where a model that has a name here is published
+PUBLISHED_MODELS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+# of model.options
+DEFAULT_MODEL_OPTIONS: dict[str, Any] = {"path": "smollm2", "rank": 8, "alpha": 16.0}
 PEFT_NAME_PREFIX = "base_model.model."  # peft around a causal model
 
 
@@ -40,9 +36,8 @@ def export_adapters(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
     if not os.path.lexists(run / "experiment.toml"):
         raise BadInput(f"{run} is no run directory; give the --out of a run")
     marks = read_model_marks(run, last)
-    read_sealed_file(
-        run / "experiment.toml", marks, MAX_SETTINGS_BYTES
-    )  # rank and alpha stand there: as they were sealed
+    # rank and alpha stand there: as they were sealed
+    read_sealed_file(run / "experiment.toml", marks, MAX_SETTINGS_BYTES)
     experiment = Experiment.load(run / "experiment.toml", trust=NOTHING)  # a record is data
     if kept := experiment.kept_patterns():
         raise BadInput(

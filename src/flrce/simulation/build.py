@@ -221,10 +221,8 @@ def build_data_and_model(
             f"a step probes {probes} directions, and {moving} numbers train; lower"
             " recipe.directions, or raise model.options.seeds"
         )
-    counted = experiment.objective is None and pool.kind in (
-        "classes",
-        "tokens",
-    )  # one output for each
+    # one output for each
+    counted = experiment.objective is None and pool.kind in ("classes", "tokens")
     validate_network(net, few, pool.outputs if counted else None)
     net = unwrap_network_output(net, few, objective)
     validate_on_samples(net, few, torch.from_numpy(np.array(pool.y[:2])), objective, recipe.augment)

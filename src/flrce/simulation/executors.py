@@ -51,9 +51,8 @@ class CallResult:
     memory: float = 0.0  # share of one GPU that was in use at most; 0: none
 
 
-RemoteExecutor = Callable[
-    [Sequence[RemoteCall], Path], Iterator[tuple[int, Any]]
-]  # calls, a folder for logs -> (number, value)
+# calls, a folder for logs -> (number, value)
+RemoteExecutor = Callable[[Sequence[RemoteCall], Path], Iterator[tuple[int, Any]]]
 
 
 def get_remote_executor(where: str, settings: Mapping[str, Any]) -> RemoteExecutor:
@@ -160,9 +159,8 @@ def build_job_executor(cluster: str, settings: Mapping[str, Any]) -> RemoteExecu
                 f"--on {'processes' if cluster == 'local' else cluster}:"
                 f" {format_one_line(odd, 200)}"
             ) from odd
-        starter = (
-            describe_starter() if cluster == "local" else None
-        )  # Slurm's jobs are ended with scancel
+        # Slurm's jobs are ended with scancel
+        starter = describe_starter() if cluster == "local" else None
         pending = {executor.submit(run_call, call, starter): (i, 0) for i, call in enumerate(calls)}
         while pending:
             ended = [job for job in pending if job.done()]

@@ -152,9 +152,8 @@ def _run_process(told: bytes, pipe: Connection, parent: Starter) -> None:
 
     try:
         found = work(jobs, resume, data, report_round if watched else None, device, beside)
-        send_message(
-            "done", [replace(result, personal={}) for result in found]
-        )  # clients' models may be many
+        # clients' models may be many
+        send_message("done", [replace(result, personal={}) for result in found])
     except (BadInput, UnfinishedRun) as why:
         send_message("failed", why)
     except Exception as why:  # the parent raises it; one that does not travel, by its words

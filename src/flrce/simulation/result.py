@@ -29,9 +29,8 @@ class PersonalModels(Mapping[str, dict[str, Tensor]]):
 
     where: ModelLayout
     w: Tensor  # (size,) what travels, of the final model
-    owns: Mapping[
-        str, Tensor
-    ]  # of each such client: a whole local vector, or the floats that it keeps
+    # of each such client: a whole local vector, or the floats that it keeps
+    owns: Mapping[str, Tensor]
     rest: Mapping[str, Tensor]  # fixed tensors that lie in no file
 
     def __getitem__(self, client: str) -> dict[str, Tensor]:

@@ -76,9 +76,8 @@ class WorkerProcesses:
             for slot in [slot for slot in busy if self.workers[slot][1] in ready]:
                 job = busy.pop(slot)
                 try:
-                    results[job] = pickle.loads(
-                        self.workers[slot][1].recv_bytes()
-                    )  # our own worker's bytes
+                    # our own worker's bytes
+                    results[job] = pickle.loads(self.workers[slot][1].recv_bytes())
                 except (EOFError, OSError):
                     self._replace_worker(slot)
                     died[job] += 1
@@ -111,9 +110,8 @@ class WorkerProcesses:
 
     def _start_worker(self) -> tuple[Any, Connection]:
         here, there = self.context.Pipe()
-        forked = (
-            self.context.get_start_method() == "fork"
-        )  # a forked child has the parent's ends of all pipes as well
+        # a forked child has the parent's ends of all pipes as well
+        forked = self.context.get_start_method() == "fork"
         inherited = [here, *(pipe for _, pipe in self.workers)] if forked else []
         told = (self.work, there, describe_starter(), inherited)
         process = self.context.Process(target=_serve_jobs, args=told, daemon=True)
@@ -190,9 +188,8 @@ def _serve_jobs(
         try:
             result = work(*job)
         except Exception as why:
-            why.add_note(
-                f"in a worker:\n{traceback.format_exc()}"
-            )  # where it was raised does not travel by itself
+            # where it was raised does not travel by itself
+            why.add_note(f"in a worker:\n{traceback.format_exc()}")
             result = why
         try:
             pipe.send_bytes(pickle.dumps(result))

@@ -37,12 +37,10 @@ EVALUATION_JOB_SAMPLES = 1000  # samples in one job of an evaluation
 # workers that may die of one such job: unlike a client's reply, an evaluation cannot be done
 # without
 MAX_EVALUATION_TRIES = 3
-TaskInputs = tuple[
-    Tensor, Task, IndexArray, Mapping[str, Tensor]
-]  # the client's model, its task, its samples, what it keeps
-SampleScores = dict[
-    str, NDArray[np.float64]
-]  # "loss" and each metric: (n, ...), a row for each sample
+# the client's model, its task, its samples, what it keeps
+TaskInputs = tuple[Tensor, Task, IndexArray, Mapping[str, Tensor]]
+# "loss" and each metric: (n, ...), a row for each sample
+SampleScores = dict[str, NDArray[np.float64]]
 log = logging.getLogger("flrce")
 
 

@@ -88,9 +88,8 @@ class Journal:
         self.unusable: list[Path] = []  # manifests of newer commits that could not be restored
         self.roster: tuple[str, ...] = ()
         self.places = RowLocations()
-        self.changed: dict[
-            str, RowLocations
-        ] = {}  # table of which all that changed is written -> where its rows lie
+        # table of which all that changed is written -> where its rows lie
+        self.changed: dict[str, RowLocations] = {}
         self.watch = TableWatch()
 
     def save(self, done: Round, ledger: FileMarks, guard: Callable[[], None]) -> None:
@@ -101,9 +100,8 @@ class Journal:
         shot = snapshot.take_snapshot(state, touched)
         changed = self._changed_rows(shot)
         before = self.last.rounds if self.last else {}
-        stored = {
-            name: file for name, file in before.items() if name in shot.rounds
-        }  # entries by round never change
+        # entries by round never change
+        stored = {name: file for name, file in before.items() if name in shot.rounds}
         rounds = {name: stored.get(name, f"{stem}.rows") for name in shot.rounds}
         new = {name: x for name, x in shot.rounds.items() if name not in stored}
         files = self._write_files(stem, shot, new, touched, changed)

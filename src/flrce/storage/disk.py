@@ -21,9 +21,8 @@ CHUNK_BYTES = 2**24  # bytes read at a time: one call of the system returns at m
 # them
 PRIVATE_FILE_MODE = 0o600
 PRIVATE_FOLDER = 0o700
-BY_UMASK = (
-    0o666  # of files that are made to be handed on: pages, figures, tables, exported adapters
-)
+# of files that are made to be handed on: pages, figures, tables, exported adapters
+BY_UMASK = 0o666
 
 
 def make_folder(folder: Path) -> None:

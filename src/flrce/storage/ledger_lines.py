@@ -12,9 +12,8 @@ import torch
 from flrce.core.client_tables import RelationshipMap
 from flrce.core.types import ClientRecord, Round, RoundRecord
 
-MAX_MAPPED_CLIENTS = (
-    300  # clients up to which the rows of Omega are kept round by round, for the report's slider
-)
+# clients up to which the rows of Omega are kept round by round, for the report's slider
+MAX_MAPPED_CLIENTS = 300
 
 
 def to_jsonl(rows: Iterable[Any]) -> bytes:

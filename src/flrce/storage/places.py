@@ -12,12 +12,10 @@ class RowLocations:
     """
 
     owner: dict[int, str] = field(default_factory=dict)  # row -> file with its newest version
-    content: dict[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # file -> rows in it, current or not
-    live: Counter[str] = field(
-        default_factory=Counter
-    )  # file -> rows of which it has the newest version
+    # file -> rows in it, current or not
+    content: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # file -> rows of which it has the newest version
+    live: Counter[str] = field(default_factory=Counter)
 
     def count_current_rows(self, touched: Iterable[int]) -> Counter[str]:
         """Current rows by file, once these rows have moved on."""

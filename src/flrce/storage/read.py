@@ -32,10 +32,8 @@ from flrce.storage.seal import (
 from flrce.storage.stored_recipe import RecordedRun as RecordedRun
 from flrce.storage.stored_recipe import RelationChange as RelationChange
 
-MOST, MOST_ROUNDS = (
-    1e30,
-    10**9,
-)  # of any figure, and of rounds: what is larger was not written by a run
+# of any figure, and of rounds: what is larger was not written by a run
+MOST, MOST_ROUNDS = (1e30, 10**9)
 
 
 class ClientLine(TypedDict, total=False):

@@ -21,11 +21,8 @@ from flrce.methods.stopping.no_headway import NoHeadway
 from flrce.methods.stopping.trend import MIN_TREND_ROUNDS
 from flrce.storage.metric_format import SHARES, format_metric_value
 
-DIVERGENCE_PHRASES = (
-    "not finite",
-    "malformed: loss",
-    "is beyond",
-)  # what the gate says of replies that have diverged
+# what the gate says of replies that have diverged
+DIVERGENCE_PHRASES = ("not finite", "malformed: loss", "is beyond")
 DIVERGED_LOSS_RATIO = 1e3  # times its first value: a loss that is lost
 MAX_CHANCE_RATIO = 1.15  # times what guessing gets
 MAJORITY_TOLERANCE = 0.005  # of what a constant prediction gets, where the metric is a share
@@ -247,17 +244,14 @@ def compute_sweep_rounds(recipe: Recipe, M: int) -> float | None:
 def find_earliest_stop(rule: Any, eval_every: int = 1, sweep: float | None = None) -> int:
     """The first round in which a rule of ours can say stop; `sweep` as above."""
     if isinstance(rule, MarginalGain):
-        judged = (
-            2 * MIN_TREND_ROUNDS - 1
-        ) * eval_every  # so many evaluations in the last half of the rounds
+        # so many evaluations in the last half of the rounds
+        judged = (2 * MIN_TREND_ROUNDS - 1) * eval_every
         if sweep is None:
             return judged
-        alone = (
-            max(MIN_TREND_ROUNDS, math.floor(sweep)) + 1
-        )  # clients' figures, not from the first round on; one speaks twice
-        late = math.ceil(
-            PATIENCE_SWEEPS * max(sweep, 2)
-        )  # from then on clients decide, where evaluations are rare
+        # clients' figures, not from the first round on; one speaks twice
+        alone = max(MIN_TREND_ROUNDS, math.floor(sweep)) + 1
+        # from then on clients decide, where evaluations are rare
+        late = math.ceil(PATIENCE_SWEEPS * max(sweep, 2))
         return alone if alone < eval_every else min(max(judged, alone), late)
     if isinstance(rule, NoHeadway):
         return max(rule.after + 1, rule.n + 2)  # headway is known from the third round on

@@ -37,9 +37,8 @@ SEALED_FILES = (
     "final.json",
     "summary.json",
 )
-MANIFESTS = tuple(
-    f"checkpoint/manifest.{slot}.json" for slot in "ab"
-)  # they vouch for the rest of the checkpoint
+# they vouch for the rest of the checkpoint
+MANIFESTS = tuple(f"checkpoint/manifest.{slot}.json" for slot in "ab")
 MAX_SEAL_BYTES = 2**20
 MAX_SETTINGS_BYTES = 2**24  # of experiment.toml
 PARSED = 4  # times its size in memory, at least: a file that is read as a whole
@@ -95,9 +94,8 @@ def read_seal(folder: Path) -> FileMarks:
 
 def list_unlisted_files(folder: Path, marks: FileMarks) -> list[str]:
     """Files of a sealed run that its seal does not know: they were put there later."""
-    names = (
-        SEALED_FILES if set(marks).isdisjoint(MANIFESTS) else (*SEALED_FILES, *MANIFESTS)
-    )  # earlier versions left them out
+    # earlier versions left them out
+    names = SEALED_FILES if set(marks).isdisjoint(MANIFESTS) else (*SEALED_FILES, *MANIFESTS)
     return [name for name in names if name not in marks and os.path.lexists(folder / name)]
 
 

@@ -33,11 +33,8 @@ from flrce.storage.tensor_file import SAFETENSORS_DTYPES, TableRows
 
 NamedTensors = dict[str, Tensor]
 TRAINED = "trained"  # metadata "rows" of a table of which only rows of clients with a task change
-VALUE, TABLE, CLASS = (
-    "$value",
-    "$table",
-    "$class",
-)  # how an entry that is no plain number or text says what it is
+# how an entry that is no plain number or text says what it is
+VALUE, TABLE, CLASS = ("$value", "$table", "$class")
 ROWS_OF = "k/"  # before a table's name: numbers of the rows that a file has of it
 
 
@@ -46,14 +43,12 @@ class Snapshot:
     """What one commit adds to the disk."""
 
     whole: NamedTensors  # the model and what is small
-    rows: dict[
-        str, Tensor | TableRows
-    ]  # table -> (touched, ...) rows, `k` their numbers, and what those clients keep
+    # table -> (touched, ...) rows, `k` their numbers, and what those clients keep
+    rows: dict[str, Tensor | TableRows]
     rounds: NamedTensors  # "table/round" -> every entry of the tables by round
     scalars: dict[str, Any]  # "role.field" -> plain data
-    tables: NamedTensors = field(
-        default_factory=dict
-    )  # tables of which the changed rows are to be found
+    # tables of which the changed rows are to be found
+    tables: NamedTensors = field(default_factory=dict)
 
 
 def take_snapshot(state: State, touched: Sequence[int]) -> Snapshot:
@@ -169,9 +164,8 @@ class StateAssembly:
                         " other pieces; finish the run with that version, or use another --out"
                     )
                 row = tensors[key][i]
-                table[(k, *(slice(size) for size in row.shape))] = (
-                    row  # a square table's row may have grown since
-                )
+                # a square table's row may have grown since
+                table[(k, *(slice(size) for size in row.shape))] = row
             prefix = f"carry/{k}/"
             kept = {
                 name.removeprefix(prefix): x.clone()
@@ -268,9 +262,8 @@ def _make_blank_table(
     template: Tensor, M: int, square: bool, metadata: Mapping[str, Any]
 ) -> Tensor:
     """A table of M rows as they are before they are first written."""
-    same = (
-        float(template[0]) if template.numel() and template.dim() == 1 else 0.0
-    )  # where the piece does not say
+    # where the piece does not say
+    same = float(template[0]) if template.numel() and template.dim() == 1 else 0.0
     return template.new_full(
         (M, M) if square else (M, *template.shape[1:]), metadata.get("fill", same)
     )

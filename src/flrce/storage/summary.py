@@ -29,9 +29,8 @@ def summarize_run(
     them once.
     """
     done = [h for h in history if h.outcome == "committed"]
-    seen = [
-        h for h in history if h.last_model_metric is not None
-    ]  # a round that was not started may judge the one before
+    # a round that was not started may judge the one before
+    seen = [h for h in history if h.last_model_metric is not None]
     last = RoundRecord(0)
     if seen:
         last = seen[-1]

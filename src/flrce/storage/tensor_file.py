@@ -14,9 +14,8 @@ from torch import Tensor
 
 from flrce.core.payload_bytes import count_value_bytes
 
-MIN_ROW_BYTES = (
-    2**16
-)  # bytes of a row below which rows are gathered first: a write for each would cost more
+# bytes of a row below which rows are gathered first: a write for each would cost more
+MIN_ROW_BYTES = 2**16
 SAFETENSORS_DTYPES = {
     torch.float64: "F64",
     torch.int64: "I64",

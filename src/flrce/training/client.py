@@ -79,9 +79,8 @@ class ClientRunner:
     ) -> None:
         self.native, self.lock, self.cutting = native, Lock(), Lock()
         self.precision: Precision = "float32"
-        self.compiled = (
-            False  # whether layers that torch trains go by compiled code where there is some
-        )
+        # whether layers that torch trains go by compiled code where there is some
+        self.compiled = False
         self.net, self.shape, self.objective, self.kept = net, shape, objective, tuple(kept)
         self.x, self.y, self.scale, self.shift = x, y, scale, shift
         self.layout = make_layout(net, kept)

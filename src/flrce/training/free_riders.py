@@ -10,9 +10,8 @@ from flrce.data.trouble import FreeRiders
 from flrce.rng import make_stream
 from flrce.training.client import ClientRunner
 
-PREVIOUS_MODEL_KEY = (
-    "free-rider.w"  # the model that the client was sent before, among what it carries
-)
+# the model that the client was sent before, among what it carries
+PREVIOUS_MODEL_KEY = "free-rider.w"
 
 
 def make_free_rider_reply(
@@ -56,8 +55,7 @@ def _fabricate_update(
     if how.sends == "stale":
         u[:trained] = how.level * way[:trained]
     if how.sends == "noise":
-        length = float(way[:trained].norm()) or 0.01 * float(
-            w[:trained].norm()
-        )  # asked for the first time
+        # asked for the first time
+        length = float(way[:trained].norm()) or 0.01 * float(w[:trained].norm())
         u[:trained] = how.level * length * noise[:trained] / noise[:trained].norm()
     return u

@@ -29,9 +29,8 @@ class ClientContext:
     steps: int  # batches it will train on
     n: int  # its training samples
     layout: ModelLayout  # where tensors lie in w
-    whole: Tensor | None = (
-        None  # (size,) its whole model, statistics included, as it is *now*: clone it to keep it
-    )
+    # (size,) its whole model, statistics included, as it is *now*: clone it to keep it
+    whole: Tensor | None = None
 
 
 class Batch(Protocol):

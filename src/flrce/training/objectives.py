@@ -71,9 +71,8 @@ class Classification(MetricObjective):
     kind: ClassVar[str] = "classes"
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "weights", tuple(map(float, self.weights))
-        )  # experiment files have lists
+        # experiment files have lists
+        object.__setattr__(self, "weights", tuple(map(float, self.weights)))
         if any(not weight > 0 for weight in self.weights):
             raise BadInput(
                 f"objective.weights = {list(self.weights)!r}: every class needs a weight above 0"

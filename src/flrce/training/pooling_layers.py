@@ -12,14 +12,10 @@ from torch import Tensor, nn
 
 from flrce.models.tracing import find_hooks
 
-threshold_backward = (
-    torch.ops.aten.threshold_backward
-)  # (g, x, 0): g where x > 0, else 0; far faster than torch.where
-FRESH_OUTPUT_LAYERS = (
-    nn.Conv2d,
-    nn.BatchNorm2d,
-    nn.GroupNorm,
-)  # layers whose output nobody else holds
+# (g, x, 0): g where x > 0, else 0; far faster than torch.where
+threshold_backward = torch.ops.aten.threshold_backward
+# layers whose output nobody else holds
+FRESH_OUTPUT_LAYERS = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)
 
 
 class FastMaxPool2x2(nn.MaxPool2d):
@@ -51,9 +47,8 @@ class _MaxPool2x2Function(torch.autograd.Function):
         lower = threshold_backward(g, down, 0)
         rows = torch.stack((g - lower, lower), -2).flatten(-3, -2)
         right = threshold_backward(rows, across, 0)
-        return torch.view_as_real(torch.complex(rows.sub_(right), right)).flatten(
-            -2
-        )  # interleaves the columns
+        # interleaves the columns
+        return torch.view_as_real(torch.complex(rows.sub_(right), right)).flatten(-2)
 
 
 class DeferredReLUSequential(nn.Sequential):

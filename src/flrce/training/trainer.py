@@ -34,9 +34,8 @@ from flrce.training.precision import Precision, autocast_network, use_determinis
 from flrce.training.update_chain import UpdateChain
 
 IndexArray = NDArray[np.int64]
-EVALUATION_CHUNK_SAMPLES = (
-    250  # samples an evaluation looks at together: fits the cache, where one giant batch does not
-)
+# samples an evaluation looks at together: fits the cache, where one giant batch does not
+EVALUATION_CHUNK_SAMPLES = 250
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,8 @@ class TorchTrainer:
         kernel: Kernel | None = None,
         compiled: bool = False,
     ) -> None:
-        self.kernel = (
-            kernel  # finds gradients faster than autograd, where links want nothing else of a batch
-        )
+        # finds gradients faster than autograd, where links want nothing else of a batch
+        self.kernel = kernel
         self.layout, self.objective, self.shape = make_layout(net, kept), objective, shape
         self.where = self.layout.local_layout
         self.w = torch.zeros(self.where.size, device=device)
@@ -84,12 +82,10 @@ class TorchTrainer:
             (m, name, b) for m in self.net.modules() for name, b in m.named_buffers(recurse=False)
         ]
         self.counts = [(b, b.clone()) for _, _, b in self.buffers if not b.is_floating_point()]
-        self.random: dict[
-            bool, bool
-        ] = {}  # whether it draws in training, in evaluation; the first batch tells
-        self.fresh = [
-            (m, dict(vars(m))) for m in self.net.modules()
-        ]  # modules may note things as they run
+        # whether it draws in training, in evaluation; the first batch tells
+        self.random: dict[bool, bool] = {}
+        # modules may note things as they run
+        self.fresh = [(m, dict(vars(m))) for m in self.net.modules()]
 
     def train(
         self,
@@ -138,9 +134,8 @@ class TorchTrainer:
             with scene.record_features() if update.needs_batch else nullcontext():
                 for step, index in enumerate(where.split(sizes.tolist()) if len(sizes) else ()):
                     self.g.zero_()
-                    batch = scale_inputs(
-                        x.index_select(0, index), scale, shift
-                    )  # ten times as fast as x[index]
+                    # ten times as fast as x[index]
+                    batch = scale_inputs(x.index_select(0, index), scale, shift)
                     for transform in augment:
                         batch = transform(batch, rng)
                     rate = update.compute_step_rate(step, local)
@@ -300,9 +295,8 @@ class TorchTrainer:
         with preserve_rng_states(self.w.device), torch.no_grad():
             state = self.w.clone()  # BatchNorm moves its statistics
             before = get_rng_states(self.w.device)
-            self.net(
-                batch.repeat(2, *(1,) * (batch.dim() - 1))
-            )  # two samples at least, for BatchNorm
+            # two samples at least, for BatchNorm
+            self.net(batch.repeat(2, *(1,) * (batch.dim() - 1)))
             after = get_rng_states(self.w.device)
             self._rebind_buffers()
             self.w.copy_(state)

@@ -154,9 +154,8 @@ def _run_build_opcode(name: str, arg: Any, stack: list[Any], marks: list[int]) -
     elif name in ("SETITEM", "SETITEMS"):
         items = _pop_above(stack, len(stack) - 2 if name == "SETITEM" else marks.pop())
         if len(items) % 2 or not all(isinstance(key, str | bytes) for key in items[::2]):
-            raise UnsafePickle(
-                "it has a dictionary with keys that are no text"
-            )  # hashing a deep tuple would recurse
+            # hashing a deep tuple would recurse
+            raise UnsafePickle("it has a dictionary with keys that are no text")
         _get_top(stack, dict).update(zip(items[::2], items[1::2], strict=True))
     elif name == "GLOBAL":
         stack.append(_resolve_global(arg))

@@ -145,9 +145,8 @@ def compute_mfcc(clips: NDArray[np.int16]) -> NDArray[np.float32]:
     from scipy.signal import get_window
 
     waves = np.pad(clips.astype(np.float32) / 32768, ((0, 0), (WINDOW // 2, WINDOW // 2)))
-    frames = np.lib.stride_tricks.sliding_window_view(waves, WINDOW, axis=1)[
-        :, ::HOP
-    ]  # (B, 32, 2048)
+    # (B, 32, 2048)
+    frames = np.lib.stride_tricks.sliding_window_view(waves, WINDOW, axis=1)[:, ::HOP]
     spectrum = rfft(frames * get_window("hann", WINDOW).astype(np.float32), axis=2)
     power = spectrum.real**2 + spectrum.imag**2  # (B, 32, 1025)
     decibels = 10 * np.log10(np.maximum(power @ mel_filters().T, 1e-10))

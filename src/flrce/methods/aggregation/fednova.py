@@ -13,13 +13,8 @@ from flrce.core.roles import Aggregator
 from flrce.core.types import Updates
 from flrce.methods.aggregation.mean import add_weighted_mean
 
-SUPPORTED_LINKS = (
-    "GradientClip",
-    "WeightDecay",
-    "Momentum",
-    "ProximalTerm",
-    "SGD",
-)  # links whose steps |a| below counts rightly
+# links whose steps |a| below counts rightly
+SUPPORTED_LINKS = ("GradientClip", "WeightDecay", "Momentum", "ProximalTerm", "SGD")
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ from flrce.core.roles import Aggregator
 from flrce.core.sketch import make_sketch
 from flrce.core.types import RoundEvent, Updates
 
-MIN_CLIENTS_FOR_TRUST = (
-    4  # clients heard from before directions are judged: three have no majority worth the name
-)
+# clients heard from before directions are judged: three have no majority worth the name
+MIN_CLIENTS_FOR_TRUST = 4
 MIN_DISTANCE = 1e-12
 
 
@@ -36,15 +35,12 @@ MIN_DISTANCE = 1e-12
 class FleetClipState:
     """What is kept of each client. Written in place."""
 
-    V: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M, d or sketch) direction of a client's last update: length 1
-    score: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M,) its median cosine with the others' last ones
-    far: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M, 2) its lengths: trained part, statistics
+    # (M, d or sketch) direction of a client's last update: length 1
+    V: Tensor = field(metadata={"rows": "trained"})
+    # (M,) its median cosine with the others' last ones
+    score: Tensor = field(metadata={"rows": "trained"})
+    # (M, 2) its lengths: trained part, statistics
+    far: Tensor = field(metadata={"rows": "trained"})
     R: Tensor = field(metadata={"rows": "trained", "fill": NEVER_SEEN})  # (M,) round of that update
 
 

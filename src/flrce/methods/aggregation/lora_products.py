@@ -54,9 +54,8 @@ class LoRAProductMean(Aggregator):
                 _extract_client_factors(w, updates, row, spans, shapes)
                 for row in range(len(updates))
             ]
-            B = torch.cat(
-                [share * B for share, (_, B) in zip(p, clients, strict=True)], 1
-            )  # (out, sum of ranks)
+            # (out, sum of ranks)
+            B = torch.cat([share * B for share, (_, B) in zip(p, clients, strict=True)], 1)
             A = torch.cat([A for A, _ in clients])  # (sum of ranks, in)
             before = [
                 w[span].double().reshape(shape) for span, shape in zip(spans, shapes, strict=True)

@@ -17,12 +17,10 @@ from flrce.core.types import Updates
 # FLrce's own: times a round's median samples that one client is believed to have
 # (research/docs/robustness.md)
 DEFAULT_SAMPLE_CAP_RATIO = 5.0
-CHUNK_COLUMNS = (
-    2**16
-)  # coordinates summed at a time: several float64 copies of a large model would be alive at once
-DEVICE_CHUNK_COLUMNS = (
-    2**22
-)  # the same on a device, which waits for calls; any number gives the same bits
+# coordinates summed at a time: several float64 copies of a large model would be alive at once
+CHUNK_COLUMNS = 2**16
+# the same on a device, which waits for calls; any number gives the same bits
+DEVICE_CHUNK_COLUMNS = 2**22
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,8 @@ def _add_weighted_mean_chunk(
         torch.zeros_like(total) if covered is not None else torch.zeros((), dtype=torch.float64)
     )
     for row in range(len(U)):
-        total.add_(
-            wide.copy_(U[row]), alpha=float(n[row])
-        )  # products of 24 bits each are exact, fused or not
+        # products of 24 bits each are exact, fused or not
+        total.add_(wide.copy_(U[row]), alpha=float(n[row]))
         weight += n[row] * covered[row] if covered is not None else n[row]
     mean = total.div_(weight.clamp(min=torch.finfo(torch.float64).tiny))
     if covered is not None:

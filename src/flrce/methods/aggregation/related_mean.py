@@ -37,17 +37,14 @@ MIN_CLIENTS_PER_KIN = 4  # times `kin` clients must have been heard from before 
 class RelatedMeanState:
     """What is kept of each client. Written in place."""
 
-    V: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M, sketch) direction of its last update, sketched: length 1
-    W: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M, sketch) the model that it started from then
+    # (M, sketch) direction of its last update, sketched: length 1
+    V: Tensor = field(metadata={"rows": "trained"})
+    # (M, sketch) the model that it started from then
+    W: Tensor = field(metadata={"rows": "trained"})
     R: Tensor = field(metadata={"rows": "trained", "fill": NEVER_SEEN})  # (M,) round of that update
     kin: Tensor = field(metadata={"rows": "trained"})  # (M,) running mean of its kin
-    left: tuple[
-        float, ...
-    ] = ()  # of the last round's replies: the share of its weight that each kept
+    # of the last round's replies: the share of its weight that each kept
+    left: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

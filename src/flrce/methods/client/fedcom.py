@@ -16,9 +16,8 @@ from flrce.methods.client.gradient_tracking import MEAN, ROUND, GradientCorrecti
 class CorrectionState:
     """The mean of what each round sent, for the clients that have yet to hear it."""
 
-    last: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M,) round of a client's last reply that counted; 0: none
+    # (M,) round of a client's last reply that counted; 0: none
+    last: Tensor = field(metadata={"rows": "trained"})
     # round -> mean q (d,), while some `last` points to it
     means: dict[int, Tensor] = field(default_factory=dict, metadata={"rounds": True})
 

@@ -15,10 +15,8 @@ from torch import Tensor
 from flrce.core.types import Task
 from flrce.training.links import ClientContext, Link
 
-ROUND, MEAN = (
-    "drift.round",
-    "drift.mean",
-)  # in a task: a round and its mean q; 0 before the client's first
+# in a task: a round and its mean q; 0 before the client's first
+ROUND, MEAN = ("drift.round", "drift.mean")
 DELTA, OWN, STEPS = "delta", "own", "steps"  # with the client, beside the round's number
 Tensors = Mapping[str, Tensor]
 

@@ -37,9 +37,8 @@ class LabelCensus(Link):
                 " labels there are"
             )
         return g, {
-            LABEL_SHARES_KEY: (
-                state[LABEL_SHARES_KEY] + torch.bincount(y.long(), minlength=self.classes)
-            )
+            LABEL_SHARES_KEY: state[LABEL_SHARES_KEY]
+            + torch.bincount(y.long(), minlength=self.classes)
         }
 
     def list_extra_sizes(self, d: int) -> Mapping[str, int]:

@@ -29,9 +29,8 @@ class ContrastiveTerm(Link):
 
     mu: NonNegativeFloat = 1.0
     temperature: PositiveFloat = 0.5
-    extra_passes: ClassVar[float] = (
-        2 / 3
-    )  # two more forward passes; a backward pass costs twice as much
+    # two more forward passes; a backward pass costs twice as much
+    extra_passes: ClassVar[float] = 2 / 3
 
     def check_recipe(self, recipe: Any) -> str:
         parts = recipe.partial_pieces

@@ -24,9 +24,8 @@ MAX_EXTRA_STEPS_RATIO = 10
 class PyramidState:
     """How much each client's last update mattered."""
 
-    utility: Tensor = field(
-        metadata={"rows": "trained", "fill": -1.0}
-    )  # (M,) |u| n; -1: never seen
+    # (M,) |u| n; -1: never seen
+    utility: Tensor = field(metadata={"rows": "trained", "fill": -1.0})
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,8 @@ class PyramidTraining(LocalTrainer):
         return PyramidState(utility)
 
     def assign(self, tasks: list[Task], memory: PyramidState, view: RoundView) -> list[Task]:
-        costs = {
-            task.k: view.estimate(with_compressor_rate(task, 0.0)) for task in tasks
-        }  # of whole uploads
+        # of whole uploads
+        costs = {task.k: view.estimate(with_compressor_rate(task, 0.0)) for task in tasks}
         running = sorted(costs, key=lambda k: (costs[k].seconds, k))[: view.P]
         known = memory.utility
         matters = {k: float(known[k]) if known[k] >= 0 else float(view.n[k]) for k in running}

@@ -89,9 +89,8 @@ class ScaffoldState:
     """The sum of all c_k, and who may have changed its own."""
 
     total: Tensor  # (d,)
-    last: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M,) round of a client's last reply that counted; 0: none
+    # (M,) round of a client's last reply that counted; 0: none
+    last: Tensor = field(metadata={"rows": "trained"})
 
 
 @dataclass(frozen=True)

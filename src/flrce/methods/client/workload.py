@@ -17,9 +17,8 @@ from flrce.models.part import floor_share
 from flrce.rng import make_stream
 from flrce.training.optimizers import ProximalTerm
 
-ROUNDING_TOLERANCE = (
-    1e-9  # share of a second or an epoch by which float arithmetic may miss an exact fit
-)
+# share of a second or an epoch by which float arithmetic may miss an exact fit
+ROUNDING_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ class ProximalTraining(LocalTrainer):
     stragglers: Proportion = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "epochs_from", tuple(self.epochs_from)
-        )  # experiment files have lists
+        # experiment files have lists
+        object.__setattr__(self, "epochs_from", tuple(self.epochs_from))
         if self.mu < 0:
             raise BadInput(f"mu = {self.mu!r}: must not be negative; 0 is plain SGD")
         if any(type(epochs) is not int or epochs < 1 for epochs in self.epochs_from):
@@ -121,11 +119,9 @@ class FrozenBlocksTraining(LocalTrainer):
         if not self.first:
             return tasks
         return [
-            (
-                with_frozen_blocks(task, self.first)
-                if not self.seconds or view.estimate(task).seconds > self.seconds
-                else task
-            )
+            with_frozen_blocks(task, self.first)
+            if not self.seconds or view.estimate(task).seconds > self.seconds
+            else task
             for task in tasks
         ]
 
@@ -171,11 +167,9 @@ class DeadlineTraining(LocalTrainer):
             return tasks  # nobody's pace is known yet
         T_k = totals[floor_share(self.share, len(totals)) - 1]
         return [
-            (
-                self._fit_to_deadline(task, one.compute_seconds, one.transfer_seconds, T_k, view)
-                if one.seconds > 0
-                else task
-            )
+            self._fit_to_deadline(task, one.compute_seconds, one.transfer_seconds, T_k, view)
+            if one.seconds > 0
+            else task
             for task, one in zip(tasks, each, strict=True)
         ]
 

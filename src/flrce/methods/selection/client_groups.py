@@ -48,9 +48,8 @@ def select_balanced(
     far a client is from the mean does not decide when it goes.
     """
     mean = (n[:, None] * D).sum(0) / n.sum()
-    away = normalize_rows(
-        torch.where((D != 0).any(1, keepdim=True), D - mean, 0.0)
-    )  # never heard from: no direction
+    # never heard from: no direction
+    away = normalize_rows(torch.where((D != 0).any(1, keepdim=True), D - mean, 0.0))
     surplus = (n[:, None] * away)[list(already)].sum(0)
     left = [i for i in range(len(D)) if i not in set(already)]
     picked: list[int] = []

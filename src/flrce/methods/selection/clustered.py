@@ -30,9 +30,8 @@ IntArray = NDArray[np.int64]
 class ClusteredSamplingState:
     """What each client last sent. Written in place."""
 
-    V: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M, sketch) last updates, sketched; 0: never heard from
+    # (M, sketch) last updates, sketched; 0: never heard from
+    V: Tensor = field(metadata={"rows": "trained"})
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ class DivFLState:
 
     V: Tensor = field(metadata={"rows": "trained"})  # (M, d) last update of each client
     R: Tensor = field(metadata={"rows": "trained", "fill": NEVER_SEEN})  # (M,) round of that update
-    G: Tensor = field(
-        metadata={"rows": "trained", "square": True}
-    )  # (M, M) <V_k, V_j> when k last reported
+    # (M, M) <V_k, V_j> when k last reported
+    G: Tensor = field(metadata={"rows": "trained", "square": True})
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,8 @@ LABEL_SHARES_KEY = "labels"  # of a reply's extras, as client/label_census.py se
 class FedLECCState:
     """What each client last told. Written in place."""
 
-    loss: Tensor = field(
-        metadata={"rows": "trained", "fill": math.inf}
-    )  # (M,) infinite: never heard from
+    # (M,) infinite: never heard from
+    loss: Tensor = field(metadata={"rows": "trained", "fill": math.inf})
     shares: Tensor = field(metadata={"rows": "trained"})  # (M, classes)
 
 

@@ -107,9 +107,8 @@ class RelationshipSelector(Selector):
         last = view.history[-self.window :]
         recent = Counter(client for record in last for client in record.chosen)
         fair = view.P * len(last) / len(view.pool)
-        first = order[
-            : view.P + len(recent)
-        ]  # at most len(recent) clients wait, so nobody beyond is needed
+        # at most len(recent) clients wait, so nobody beyond is needed
+        first = order[: view.P + len(recent)]
         clients = (view.draft(k).client for k in pool[first].tolist())
         waits = torch.tensor([recent[client] >= max(1.0, self.most * fair) for client in clients])
         return torch.cat([first[~waits], first[waits]])

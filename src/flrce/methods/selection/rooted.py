@@ -38,9 +38,8 @@ class RootClientSampling(Selector):
         if not others or view.P == 1:
             return Selection((self.root,))
         chosen = self.inner.select(memory, replace(view, pool=others, P=view.P - 1), rng)
-        keep = (
-            None if chosen.keep is None else chosen.keep + 1
-        )  # the root's reply, and as many others as before
+        # the root's reply, and as many others as before
+        keep = None if chosen.keep is None else chosen.keep + 1
         return replace(chosen, k=(self.root, *chosen.k), keep=keep)
 
     def observe(self, memory: Any, event: RoundEvent) -> Any:

@@ -51,9 +51,8 @@ class TierSelector(Selector):
         order, edges = sort_into_tiers(view, self.tiers, rng)
         count = len(edges) - 1
         odds = np.array(self.odds[:count] or [1.0] * count)
-        odds = (
-            odds if odds.any() else np.ones(count)
-        )  # fewer clients than tiers, and only the slower had a chance
+        # fewer clients than tiers, and only the slower had a chance
+        odds = odds if odds.any() else np.ones(count)
         tier = int(rng.choice(count, p=odds / odds.sum()))
         picked = draw_tier_members(order, edges[tier], edges[tier + 1], view.P, rng)
         return Selection(tuple(view.pool[i] for i in picked), why={"tier": tier + 1, "of": count})

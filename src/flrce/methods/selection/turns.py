@@ -40,18 +40,14 @@ class RoundRobinState(RelationshipMap):
     written in place.
     """
 
-    turn: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M,) the last sweep in which a client was asked
-    R: Tensor = field(
-        metadata={"rows": "trained", "fill": NEVER_SEEN}
-    )  # (M,) round of its last update
-    V: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M, sketch) direction of that update, sketched: length 1
-    Omega: Tensor | None = field(
-        metadata={"rows": "trained", "square": True}
-    )  # (M, M) cosines when k last reported
+    # (M,) the last sweep in which a client was asked
+    turn: Tensor = field(metadata={"rows": "trained"})
+    # (M,) round of its last update
+    R: Tensor = field(metadata={"rows": "trained", "fill": NEVER_SEEN})
+    # (M, sketch) direction of that update, sketched: length 1
+    V: Tensor = field(metadata={"rows": "trained"})
+    # (M, M) cosines when k last reported
+    Omega: Tensor | None = field(metadata={"rows": "trained", "square": True})
     H: Tensor | None = field(metadata={"rows": "trained"})  # (M,) sum of a row, as eq. 7
     sweep: int = 1
 

@@ -29,12 +29,10 @@ CANDIDATES_PER_PLACE = 5  # unseen clients looked at per place to explore
 class UtilityState:
     """What is known of each client, and how patient the pacer is."""
 
-    U: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M,) statistical utility n sqrt(mean squared loss)
-    L: Tensor = field(
-        metadata={"rows": "trained"}
-    )  # (M,) last round a client took part in; 0: never
+    # (M,) statistical utility n sqrt(mean squared loss)
+    U: Tensor = field(metadata={"rows": "trained"})
+    # (M,) last round a client took part in; 0: never
+    L: Tensor = field(metadata={"rows": "trained"})
     seconds: Tensor = field(metadata={"rows": "trained"})  # (M,) its duration then
     threshold: float  # percentile of the durations that a round would like to take
     before: float = 0.0  # exploited utility over the pacer's last window
@@ -106,9 +104,8 @@ class UtilitySelector(Selector):
             score = self._weigh_by_battery(score, pool[known], view)
             picked += [int(known[i]) for i in draw_near_top(score, places, rng)]
         if K - places:
-            hope = (
-                view.n[pool[unseen]] * slow[unseen]
-            )  # the only thing known of them is how much they have
+            # the only thing known of them is how much they have
+            hope = view.n[pool[unseen]] * slow[unseen]
             hope = self._weigh_by_battery(hope, pool[unseen], view)
             top = hope.argsort(descending=True, stable=True)[: CANDIDATES_PER_PLACE * (K - places)]
             picked += [

@@ -27,9 +27,8 @@ from flrce.core.roles import ServerAverage
 from flrce.core.types import RoundEvent
 
 FLOATS_PER_CAST = 2**20  # floats widened to float64 at a time: models can be large
-FLOATS_PER_CACHE_BLOCK = (
-    2**16
-)  # the same where nothing is summed over them, so that any number gives the same bits
+# the same where nothing is summed over them, so that any number gives the same bits
+FLOATS_PER_CACHE_BLOCK = 2**16
 
 
 @dataclass(frozen=True)

@@ -164,9 +164,8 @@ def _conv(it: Setting) -> list[str]:
 def _linear(it: Setting) -> list[str]:
     stage, s = it.stage, it.s
     weight, stepped, origin = (it.at(stage.weight, base) for base in ("n->p", "n->q", "n->origin"))
-    parts = (
-        [_tiles(_shape_back(it, it.d, ("0", "1"), Frame(0, 1, 1)))] if it.norm else []
-    )  # in place
+    # in place
+    parts = [_tiles(_shape_back(it, it.d, ("0", "1"), Frame(0, 1, 1)))] if it.norm else []
     parts += (
         [f"if (deeper) dx_{s}(n->d{s}, {weight}, n->d{stage.sources[0]}, b->tiles);"]
         if it.deeper

@@ -89,10 +89,8 @@ class _Steps(torch.autograd.Function):
         code.steps_back(*(t.data_ptr() for t in tensors), steps, n // lanes)
         # rows of d: r, z, n as the inputs see it, n as the states do (times r)
         inner, last = d[: 3 * units].flatten(1), d[3 * units :].flatten(1)
-        later, before = (
-            d[:, 1:].flatten(1),
-            out[:, :-1].flatten(1).T,
-        )  # steps but the first, and where they began
+        # steps but the first, and where they began
+        later, before = (d[:, 1:].flatten(1), out[:, :-1].flatten(1).T)
         dwh = torch.cat([later[: 2 * units] @ before, later[3 * units :] @ before])
         dbi = inner.sum(1)
         dx = (wi.T @ inner).view(x.shape) if ctx.needs_input_grad[0] else None

@@ -16,9 +16,8 @@ from flrce.models.flat import make_layout, pack_model
 from flrce.training.cpu.trainer import Kernel
 
 SAMPLES = 12
-NEAR = (
-    0.03  # of the gradient's length: float32 is some 1e-3 away where a ReLU decides the other way
-)
+# of the gradient's length: float32 is some 1e-3 away where a ReLU decides the other way
+NEAR = 0.03
 
 
 def differs(kernel: Kernel, net: nn.Module, shape: tuple[int, ...], classes: int) -> str:

@@ -24,9 +24,8 @@ Place = ctypes.c_long * 3
 
 def source(machine: Processor) -> str:
     """The C file."""
-    rows = (
-        machine.registers - 4
-    ) // 2  # two vectors of sums each, beside two of inputs and one weight
+    # two vectors of sums each, beside two of inputs and one weight
+    rows = (machine.registers - 4) // 2
     counts = range(1, rows + 1)
     tiles = " ".join(f"TILE({r}, {v})" for r in counts for v in (1, 2))
     names = ", ".join(f"{{0, tile_{r}_1, tile_{r}_2}}" for r in counts)
@@ -180,9 +179,8 @@ class Attention(torch.autograd.Function):
         q, k, v = _three(q, k, v)
         (N, H, L, D), S = q.shape, k.shape[2]
         code, lanes = compiled()
-        out = torch.empty_strided(
-            (N, H, L, D), (L * H * D, D, H * D, 1)
-        )  # as layers behind it want it
+        # as layers behind it want it
+        out = torch.empty_strided((N, H, L, D), (L * H * D, D, H * D, 1))
         shares = q.new_empty(N * H if keep else 1, S, -(-L // lanes) * lanes)
         tensors, size = (q, k, v, out, shares), (ctypes.c_long * 6)(N, H, L, S, D, shares.shape[-1])
         code.attend(

@@ -39,9 +39,8 @@ class Stage:
     op: str
     # into the chain's trained layers: the block it is frozen with; 0 where layers are skipped
     index: int
-    sources: tuple[
-        int, ...
-    ]  # the stages it reads, SAMPLE for what comes in; only a sum may read two
+    # the stages it reads, SAMPLE for what comes in; only a sum may read two
+    sources: tuple[int, ...]
     inside: Shape
     middle: Shape  # after the product
     out: Shape  # after pooling

@@ -24,9 +24,8 @@ PRODUCT = 2**23  # multiply-adds from which on a product is worth the call
 VALUES = 2**15  # numbers from which on the others are
 LONGEST = 256  # tokens that attend: all their shares are kept for the way back
 WIDE = 2**12  # weights of a layer that counts
-WORTH = (
-    2**24
-)  # multiply-adds of a batch in the largest layer from which on the mode is worth its calls
+# multiply-adds of a batch in the largest layer from which on the mode is worth its calls
+WORTH = 2**24
 watchers = torch._C._autograd._top_saved_tensors_default_hooks
 wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its like
 
@@ -156,14 +155,12 @@ def multi_head(
         return None
     if query.numel() < VALUES or len(query) > LONGEST:
         return None
-    turned = query.transpose(
-        0, 1
-    ).is_contiguous()  # nn.MultiheadAttention has turned samples first into tokens first
+    # nn.MultiheadAttention has turned samples first into tokens first
+    turned = query.transpose(0, 1).is_contiguous()
     x = query.transpose(0, 1) if turned else query
     qkv = _linear(x, in_proj_weight, in_proj_bias).view(*x.shape[:2], 3, num_heads, -1)
-    three = qkv.permute(
-        (2, 0, 3, 1, 4) if turned else (2, 1, 3, 0, 4)
-    )  # of (samples, heads, tokens, numbers)
+    # of (samples, heads, tokens, numbers)
+    three = qkv.permute((2, 0, 3, 1, 4) if turned else (2, 1, 3, 0, 4))
     scale = (embed_dim_to_check // num_heads) ** -0.5
     seen = cast(
         Tensor, Attention.apply(three, None, None, scale, is_causal, torch.is_grad_enabled())
@@ -216,7 +213,6 @@ def worth(weights: int, x: Tensor, n: int) -> bool:
     """Whether n samples like those of x give such a layer enough to do; by shapes alone: a resume
     does alike.
     """
-    rows = n * (
-        x.shape[1] if x.dim() == 3 or (x.dim() == 2 and not x.is_floating_point()) else 1
-    )  # tokens, or samples
+    # tokens, or samples
+    rows = n * (x.shape[1] if x.dim() == 3 or (x.dim() == 2 and not x.is_floating_point()) else 1)
     return rows * weights >= WORTH and torch.get_num_threads() == 1

@@ -49,9 +49,8 @@ class Kernel:
         code.gradient.restype, code.gradient.argtypes = None, [P, L, P, P, I, P, F, F, L, I, P, P]
         code.evaluate.restype, code.evaluate.argtypes = None, [P, L, P, P, I, P, F, F, L, L, P, P]
         self._code, self._plan, self._shape, self._lanes = code, plan, shape, lanes
-        self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(
-            list
-        )  # workspaces by tiles
+        # workspaces by tiles
+        self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
         self._lock = Lock()
 
     def train(

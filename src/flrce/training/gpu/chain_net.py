@@ -18,9 +18,8 @@ from flrce.models.inputs import scale_inputs
 from flrce.training.gpu.fused_block import FusedBlock, fuse_layers, supports_triton
 
 Tensors = dict[str, Tensor]
-SeedsAndStep = tuple[
-    Tensor, Tensor
-]  # (k,) seeds of the lanes, (1,) the step: what random layers draw from
+# (k,) seeds of the lanes, (1,) the step: what random layers draw from
+SeedsAndStep = tuple[Tensor, Tensor]
 DROPOUT_ERROR = (
     "Dropout at {!r} draws at random, which the stacked trainer does not repeat; use p=0"
 )
@@ -52,9 +51,8 @@ def convolve_by_im2col(x: Tensor, weight: Tensor, bias: Tensor | None, layer: La
     columns = F.unfold(
         x.flatten(0, 1), layer["kernel"], layer["dilation"], layer["padding"], layer["stride"]
     )
-    columns = columns.reshape(
-        k, B, groups, -1, columns.shape[-1]
-    )  # (k, B, groups, C/groups*R*S, pixels)
+    # (k, B, groups, C/groups*R*S, pixels)
+    columns = columns.reshape(k, B, groups, -1, columns.shape[-1])
     y = weight.reshape(k, 1, groups, O // groups, -1) @ columns
     y = y.reshape(k, B, *layer.out)
     return y if bias is None else y + bias[:, None, :, None, None]

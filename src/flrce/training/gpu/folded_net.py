@@ -138,9 +138,8 @@ class FoldedNet:
             if isinstance(layer, nn.Conv1d | nn.Conv2d):
                 columns.append(3 * given[0].numel() * int(torch.Size(layer.kernel_size).numel()))
             elif isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d):
-                seen = layer.in_channels * int(
-                    torch.Size(layer.kernel_size).numel()
-                )  # by each pixel that is made
+                # by each pixel that is made
+                seen = layer.in_channels * int(torch.Size(layer.kernel_size).numel())
                 columns.append(3 * out[0, 0].numel() * seen)
 
         module = _copy_sharing_frozen(self.source).eval()

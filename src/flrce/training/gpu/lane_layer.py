@@ -30,17 +30,14 @@ class ForwardContext:
     training: bool = True
     direct: bool = False  # whether convolutions and large products go through Triton kernels
     frozen: frozenset[str] = frozenset()  # leaves that stand still, in eval mode
-    draw: tuple[Tensor, Tensor] | None = (
-        None  # (k,) the lanes' seeds and (1,) the step; None: nothing is dropped
-    )
-    learning: bool = (
-        False  # notes which calls get the batch and which get something that all samples share
-    )
+    # (k,) the lanes' seeds and (1,) the step; None: nothing is dropped
+    draw: tuple[Tensor, Tensor] | None = None
+    # notes which calls get the batch and which get something that all samples share
+    learning: bool = False
     calls: dict[tuple[str, int], bool] = field(default_factory=dict)
     samples: int = 1  # the same, also where `batch` counts something else for a while
-    places: dict[tuple[str, int], tuple[int, int]] = field(
-        default_factory=dict
-    )  # of samples in what is dropped
+    # of samples in what is dropped
+    places: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)  # calls of each leaf in this pass
     mapped: Tensors | None = None  # while code runs under vmap: the tensors as one lane sees them
     weights: bool = False  # whether attention gives its weights, too, if it is asked for them
@@ -196,9 +193,8 @@ class LaneLayer(nn.Module):
         at, inner = now.places.get(key, (0, 1))
         place = zlib.crc32(f"{self.path} {key[1]}".encode())
         x = x.movedim(at, 0)
-        lanes = x.unflatten(0, (now.k, -1)).movedim(
-            inner, 1
-        )  # samples first: what is dropped hangs on no padding
+        # samples first: what is dropped hangs on no padding
+        lanes = x.unflatten(0, (now.k, -1)).movedim(inner, 1)
         return (
             drop_values(lanes, p, *now.draw, place, channels)
             .movedim(1, inner)

@@ -19,9 +19,8 @@ from flrce.training.gpu.fused_block import supports_triton
 log = logging.getLogger("flrce")
 MAX_ROW_VALUES = 4096  # values of a row that a program holds
 TILE, EACH = 2048, 16  # values that a program holds at once, if a row is no longer; of one thread
-VALUES_PER_PART = (
-    8192  # values of a part, whose sums are added to those of others; not by the number of lanes
-)
+# values of a part, whose sums are added to those of others; not by the number of lanes
+VALUES_PER_PART = 8192
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16)
 
 KernelConstants = dict[str, int]

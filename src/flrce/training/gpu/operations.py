@@ -32,9 +32,8 @@ class _BatchedLinear(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         gx = torch.bmm(g, weight) if ctx.needs_input_grad[0] else None
-        gw = (
-            torch.bmm(g.mT, x) if ctx.needs_input_grad[1] else None
-        )  # (k, O, I), as the weight lies
+        # (k, O, I), as the weight lies
+        gw = torch.bmm(g.mT, x) if ctx.needs_input_grad[1] else None
         return gx, gw, g.sum(1) if ctx.needs_input_grad[2] else None
 
 
@@ -81,9 +80,8 @@ class _EmbeddingLookup(torch.autograd.Function):
         if padding >= 0:
             g = g * (ids != padding)[..., None]
         if V <= MAX_ONE_HOT_ROWS:
-            hot = (ids[:, None] == torch.arange(V, device=ids.device)[:, None]).to(
-                g.dtype
-            )  # (k, V, n)
+            # (k, V, n)
+            hot = (ids[:, None] == torch.arange(V, device=ids.device)[:, None]).to(g.dtype)
             return torch.bmm(hot, g), None, None
         at = ids + V * torch.arange(k, device=ids.device)[:, None]
         found = torch.ops.aten.embedding_dense_backward(g, at, k * V, -1, False)
@@ -106,9 +104,8 @@ def normalise_batch(x: Tensor, count: Tensor, eps: float) -> tuple[Tensor, Tenso
     real = torch.arange(x.shape[1], device=x.device) < count[:, None]  # (k, B)
     real = real.reshape(*real.shape, *(1,) * (x.dim() - 2))
     mean = x.where(real, 0).sum(over) / n  # (k, C)
-    away = (x - mean.reshape(wide)).where(
-        real, 0
-    )  # a padded sample counts nowhere, so 0 does for it
+    # a padded sample counts nowhere, so 0 does for it
+    away = (x - mean.reshape(wide)).where(real, 0)
     var = away.square().sum(over) / n
     return away * torch.rsqrt(var + eps).reshape(wide), mean, var, n
 

@@ -130,9 +130,8 @@ class LaneAttention(LaneLayer):
         biases = [None] * 3 if bias is None else bias.chunk(3, 1)
         parts = []
         for x, w, b in zip((query, key, value), weights, biases, strict=True):
-            y = self.apply_linear(self.split_lanes(x), w.contiguous(), b).flatten(
-                0, 1
-            )  # (k B, L, E)
+            # (k B, L, E)
+            y = self.apply_linear(self.split_lanes(x), w.contiguous(), b).flatten(0, 1)
             parts.append(y.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2))
         mask = attn_mask
         if mask is not None and mask.dtype == torch.bool:

@@ -13,10 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flrce.training.gpu.lane_layer import LaneLayer
 
 aten = torch.ops.aten
-READ_OPERATIONS = (
-    aten._local_scalar_dense.default,
-    aten.equal.default,
-)  # item, bool, float, int; torch.equal
+# item, bool, float, int; torch.equal
+READ_OPERATIONS = (aten._local_scalar_dense.default, aten.equal.default)
 
 
 class ReadDetector(TorchDispatchMode):

@@ -94,20 +94,17 @@ class StepBuffers:
             torch.zeros(K, device=device),
         )
         self.states: tuple[Tensors, ...] = ()  # of the links, (K, ...) each
-        self.losses = torch.zeros(
-            2, SEGMENT_STEPS, K, device=device
-        )  # mean loss, mean squared loss
+        # mean loss, mean squared loss
+        self.losses = torch.zeros(2, SEGMENT_STEPS, K, device=device)
         self.clock = torch.zeros(1, dtype=torch.int64, device=device)
         self.done = torch.zeros(1, dtype=torch.int64, device=device)  # steps before this segment
-        self.seeds = torch.zeros(
-            K, dtype=torch.int64, device=device
-        )  # what random layers draw from
+        # what random layers draw from
+        self.seeds = torch.zeros(K, dtype=torch.int64, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         links = settings.update.links if settings.update else ()
         self.looking = next((i for i, link in enumerate(links) if link.estimates_gradient), None)
-        self.unrecorded = (
-            False  # whether a recording failed, so that steps run one kernel after another
-        )
+        # whether a recording failed, so that steps run one kernel after another
+        self.unrecorded = False
 
     def load_lanes(
         self,
@@ -243,9 +240,8 @@ class StepBuffers:
     def _step(self, k: int) -> None:
         index = self.plan.index_select(0, self.clock)[0, :k]  # (k, B)
         count = self.counts.index_select(0, self.clock)[0, :k]  # (k,)
-        rate = self.rates.index_select(0, self.clock)[0, :k] * (
-            count > 0
-        )  # a finished lane stands still
+        # a finished lane stands still
+        rate = self.rates.index_select(0, self.clock)[0, :k] * (count > 0)
         if self.looking is None:
             mean, square = self._step_by_gradient(index, count, rate)
         else:

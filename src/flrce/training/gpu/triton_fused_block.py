@@ -218,9 +218,8 @@ def reduce_norm_gradients(
         e = begin + tl.arange(0, BLOCK)
         at = lane * B * (O * AREA) + (e // AREA * O + o) * AREA + e % AREA
         alive = tl.load(code + at, mask=e < n, other=DEAD) < DEAD
-        dy = tl.where(
-            alive, tl.load(g + at, mask=e < n, other=0), 0.0
-        )  # borders of g were never written
+        # borders of g were never written
+        dy = tl.where(alive, tl.load(g + at, mask=e < n, other=0), 0.0)
         plain += dy
         scaled += dy * (tl.load(peak + at, mask=e < n, other=0) - mean) * inverse
     tl.store(sums + lane * O + o, tl.sum(plain, 0))

@@ -29,9 +29,8 @@ from flrce.training.precision import use_precision
 #: of a tensor's norm: rounding lies below, another function far above
 RELATIVE_TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-3}
 HALF_PRECISION_TOLERANCE = 5e-2  # where fixed weights are of half precision
-WRONG_FUNCTION_DISTANCE = (
-    1e-4  # in float64: another function, whatever parts of a network compute in float32
-)
+# in float64: another function, whatever parts of a network compute in float32
+WRONG_FUNCTION_DISTANCE = 1e-4
 VERIFIED_LANES = 2
 MISMATCH_ERROR = "{} mixes samples, or uses its weights in a way that lanes do not follow"
 
@@ -136,9 +135,8 @@ def _verify_in_precision(
         )
     total = sum(float(each.norm()) for each in there[: len(there) - len(others)])
     for i, (a, b) in enumerate(zip(here, there, strict=True)):
-        floor = (
-            0.0 if i >= len(there) - len(others) else 0.01 * total
-        )  # how far statistics moved is little
+        # how far statistics moved is little
+        floor = 0.0 if i >= len(there) - len(others) else 0.01 * total
         scale = float(b.norm()) + floor
         away = float((a - b).norm()) if a.shape == b.shape else math.inf
         if (

@@ -47,9 +47,8 @@ class VmapModule(LaneLayer):
     ) -> None:
         super().__init__(path, layer, names, now)
         self.bare = dict(names)
-        self.moving: set[str] | None = (
-            None  # its statistics that a pass changes; the first one tells
-        )
+        # its statistics that a pass changes; the first one tells
+        self.moving: set[str] | None = None
 
     def forward(self, *args: Any, **more: Any) -> Any:
         mapped = self.now.mapped
