@@ -155,7 +155,7 @@ def test_standardising_uses_training_samples_only(caplog):
         ([[1, 2], [3]], [0, 1], {}, "rows of different lengths"),
         (np.zeros((2, 2)), [0, 1, 2], {}, "2 samples but 3 labels"),
         (np.zeros((0, 2)), [], {}, "holds no samples"),
-        (["a text", "another"], [0, 1], {}, "holds text"),
+        ([["a", "b"], ["c", "d"]], [0, 1], {}, "holds text"),
         (np.zeros((2, 2)), [0, 1], {"kind": "labels"}, "of 0 and 1"),
         (np.zeros((2, 2)), [0.5, 1], {"kind": "classes"}, "no classes"),
         (np.zeros((2, 2)), [0, 1], {"layout": "tokens"}, "token ids"),

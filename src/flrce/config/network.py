@@ -8,7 +8,7 @@ import torch
 from flrce.core.user_code import import_object, validate_factory
 from flrce.data.sources import SampleSpec
 from flrce.errors import BadInput, describe_exception, explain_shortage, format_one_line
-from flrce.models.nets import build_network
+from flrce.models.nets import NetworkRequirements, build_network, choose_network
 
 
 def build_net(name: str, spec: SampleSpec, seed: int, options: dict[str, Any] | None = None) -> Any:
@@ -20,7 +20,7 @@ def build_net(name: str, spec: SampleSpec, seed: int, options: dict[str, Any] | 
     """
     if ":" not in name:
         return build_network(
-            name,
+            resolve_network_name(name, spec),
             spec.shape,
             spec.outputs,
             seed,
@@ -62,6 +62,22 @@ def build_net(name: str, spec: SampleSpec, seed: int, options: dict[str, Any] | 
             f"model.name {name!r} gives a {type(net).__name__}; it must be a torch.nn.Module"
         )
     return net
+
+
+def resolve_network_name(name: str, spec: SampleSpec) -> str:
+    """The network that "auto" stands for; hashed text is classified as well by a linear model as by
+    a larger one.
+    """
+    if name != "auto":
+        return name
+    columns = spec.preprocessing.columns if spec.preprocessing else ()
+    if any(column.buckets for column in columns):
+        return "linear"
+    return choose_network(
+        NetworkRequirements(
+            spec.shape, spec.outputs, spec.vocabulary, spec.predicts_every_position, spec.shift < 0
+        )
+    )
 
 
 def _explain_wrong_network(kind: type) -> str:

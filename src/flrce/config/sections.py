@@ -53,6 +53,8 @@ class DataSection(Section):
     standardise: bool | None = None
     ignore: str | list[str] | None = None  # columns of a table that are no features
     features: str | list[str] | None = None  # columns of a table that are features; none else are
+    text: str | list[str] | None = None  # columns of a table that hold text to classify
+    buckets: Annotated[int, Ge(16), Le(1 << 20)] | None = None  # hashed n-grams of a text column
     size: Annotated[int, Ge(1), Le(4096)] | None = (
         None  # pixels: images of a folder are made that wide and high
     )
@@ -74,6 +76,8 @@ class DataSection(Section):
             "test",
             "ignore",
             "features",
+            "text",
+            "buckets",
             "size",
             "kind",
             "layout",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.data.text_features import hash_texts, tokenize_texts
 from flrce.errors import BadInput, format_one_line
 
 ColumnTable = Mapping[str, NDArray[Any]]
@@ -17,17 +18,30 @@ MAX_NAMED_VALUES = 6  # values of a text column that a message lists
 class FeatureColumn:
     """A column of a table that became features.
 
-    A number is one feature. A text has the given `values`: one feature of 0 and 1 for each, or for
-    the second alone where there are two.
+    A number is one feature. A category has the given `values`: one feature of 0 and 1 for each, or
+    for the second alone where there are two. A text has `buckets` features, its hashed n-grams, or
+    `length` token ids of a `tokenizer`.
     """
 
     name: str
     values: tuple[str, ...] = ()
+    buckets: int = 0
+    tokenizer: str = ""
+    length: int = 0
 
-    def encode(self, column: NDArray[Any], where: str) -> list[NDArray[np.float32]]:
-        """The features (N,) of a column; BadInput where training did not know a value."""
+    @property
+    def is_text(self) -> bool:
+        """Whether the column holds texts to read, not values of a category."""
+        return bool(self.buckets or self.tokenizer)
+
+    def encode(self, column: NDArray[Any], where: str) -> NDArray[Any]:
+        """The features (N, K) of a column; BadInput where training did not know a value."""
+        if self.tokenizer:
+            return tokenize_texts(column, self.tokenizer, self.length)
+        if self.buckets:
+            return hash_texts(column, self.buckets)
         if not self.values:
-            return [self._convert_numbers(column, where)]
+            return self._convert_numbers(column, where)[:, None]
         texts = column.astype(str)
         unknown = np.flatnonzero(~np.isin(texts, self.values))
         if len(unknown):
@@ -37,7 +51,7 @@ class FeatureColumn:
                 f" {format_one_line(texts[unknown[0]], 40)!a}, only {known}"
             )
         coded = self.values[1:] if len(self.values) == 2 else self.values
-        return [(texts == value).astype(np.float32) for value in coded]
+        return np.stack([(texts == value).astype(np.float32) for value in coded], 1)
 
     def _convert_numbers(self, column: NDArray[Any], where: str) -> NDArray[np.float32]:
         if column.dtype.kind in "biuf":
@@ -63,18 +77,15 @@ class Preprocessing:
     deviation: tuple[float, ...] = ()
     resized: bool = False
 
-    def encode_table(self, table: ColumnTable, where: str = "table") -> NDArray[np.float32]:
+    def encode_table(self, table: ColumnTable, where: str = "table") -> NDArray[Any]:
         """x (N, features) of a table's columns; those that training did not use are ignored."""
         missing = [column.name for column in self.columns if column.name not in table]
         if missing:
             names = ", ".join(ascii(name) for name in missing[:8])
             raise BadInput(f"{where} lacks the column {names}, which the model was trained on")
-        features = [
-            feature
-            for column in self.columns
-            for feature in column.encode(np.asarray(table[column.name]), where)
-        ]
-        return np.stack(features, 1)
+        return np.concatenate(
+            [column.encode(np.asarray(table[column.name]), where) for column in self.columns], 1
+        )
 
     def transform(self, x: NDArray[Any], where: str = "x") -> NDArray[Any]:
         """Missing values filled, features standardised, as in training."""
@@ -106,7 +117,13 @@ class Preprocessing:
     def from_json(data: Mapping[str, Any]) -> "Preprocessing":
         """The inverse of `to_json`."""
         columns = tuple(
-            FeatureColumn(str(each["name"]), tuple(map(str, each["values"])))
+            FeatureColumn(
+                str(each["name"]),
+                tuple(map(str, each["values"])),
+                int(each.get("buckets", 0)),
+                str(each.get("tokenizer", "")),
+                int(each.get("length", 0)),
+            )
             for each in data["columns"]
         )
         numbers = {

@@ -105,7 +105,7 @@ class Source:
     held: NDArray[np.bool_] | None = (
         None  # (N,) the data's own test split; None: each client holds some back
     )
-    ids: int = 0  # token ids that there are, where they have no names in `classes`
+    ids: int = 0  # token ids that there are, where `classes` does not name them
     preprocessing: Preprocessing | None = AS_GIVEN  # how raw samples became x
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class Source:
         """How many token ids an embedding must know; 0 where x holds numbers."""
         if not self.has_token_ids:
             return 0
-        known = self.outputs if self.kind == "tokens" else 0
+        known = self.outputs if self.kind == "tokens" else self.ids
         return max(known, int(self.x.max(initial=-1)) + 1)
 
     @staticmethod

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flrce.core.files import format_path
+from flrce.core.files import format_path, read_text_limited
 from flrce.data.own.arrays import arrange_axes
 from flrce.data.own.tables import read_table_columns, to_columns
 from flrce.data.preprocessing import ColumnTable, Preprocessing
@@ -18,7 +18,11 @@ from flrce.errors import BadInput
 from flrce.formats.npz import load_npz
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-ACCEPTED = "give a csv, tsv, jsonl, parquet or npz file, an image, or a folder of images"
+ACCEPTED = (
+    "give a csv, tsv, jsonl, parquet or npz file, a txt file with one text a line, an image, or a"
+    " folder of images"
+)
+MAX_TEXT_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +37,7 @@ class RawSamples:
 def prepare_samples(data: Any, spec: SampleSpec) -> RawSamples:
     """A path, DataFrame, dict of columns, array, tensor or list as samples of the spec's form."""
     if isinstance(data, str | Path):
-        return _read_path(Path(data), spec)
+        return _read_path(Path(data), spec)  # texts come as a list, so that one is no path
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return _prepare_table(to_columns(data), spec, "DataFrame")
     if isinstance(data, Mapping):
@@ -41,7 +45,20 @@ def prepare_samples(data: Any, spec: SampleSpec) -> RawSamples:
         return _prepare_table(table, spec, "data")
     if hasattr(data, "detach"):
         data = data.detach().cpu()
-    return _prepare_array(np.asarray(data), spec, "data")
+    array = np.asarray(data)
+    if array.size and isinstance(array.flat[0], str):
+        return _prepare_texts([str(text) for text in array.ravel()], spec, "data")
+    return _prepare_array(array, spec, "data")
+
+
+def _prepare_texts(texts: list[str], spec: SampleSpec, where: str) -> RawSamples:
+    """One sample a text; BadInput where the model takes more than one text."""
+    columns = require_preprocessing(spec).columns
+    if len(columns) != 1 or not columns[0].is_text:
+        raise BadInput(
+            f"{where} holds text, and the model was trained on other samples; {ACCEPTED}"
+        )
+    return _prepare_table({columns[0].name: np.array(texts, object)}, spec, where)
 
 
 def _read_path(path: Path, spec: SampleSpec) -> RawSamples:
@@ -52,6 +69,9 @@ def _read_path(path: Path, spec: SampleSpec) -> RawSamples:
         return _read_images(path, spec)
     if suffix in TABLE_SUFFIXES:
         return _prepare_table(read_table_columns(path), spec, format_path(path))
+    if suffix == ".txt":
+        text = read_text_limited(path, MAX_TEXT_BYTES, "give one text a line", expansion=8)
+        return _prepare_texts(text.splitlines(), spec, format_path(path))
     if suffix == ".npz":
         arrays = load_npz(path, ("x",), format_path(path))
         if "x" not in arrays:

@@ -48,10 +48,10 @@ def from_path(path: Path | str, **how: Any) -> Source:
 def _from_existing(path: Path, how: dict[str, Any]) -> Source:
     if not path.is_dir():
         validate_regular(path, f"give {SUPPORTED_FORMS}", f"data.path {str(path)!r}")
-    if "tokenizer" in how:
+    if "tokenizer" in how and "text" not in how:
         return from_text(path, **how)
     for key in ("length", "most", "least"):
-        if key in how:
+        if key in how and not (key == "length" and "tokenizer" in how):
             raise BadInput(
                 f"data.{key} is about text; set data.tokenizer to a language model, or drop it"
             )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.own.targets import convert_targets, format_examples, resolve_class_names
+from flrce.data.own.text_columns import hash_text_array, is_text_array
 from flrce.data.preprocessing import Preprocessing
 from flrce.data.sources import Source, TargetKind
 from flrce.errors import BadInput
@@ -20,7 +21,7 @@ FillValue = (
     float | int | str | None
 )  # a number, "mean" (of a column), "drop" (the row), or nothing: refuse
 IMAGE_CHANNELS = (1, 3, 4)
-COLUMN_SETTINGS = ("target", "group", "test", "ignore", "features")
+COLUMN_SETTINGS = ("target", "group", "test", "ignore", "features", "text", "buckets")
 COLUMNS = "give a dict of columns of one length, of {client: (x, y)}, or of x and y"
 MAX_UNSCALED_FEATURE = 100.0  # features beyond it want scaling before gradient descent does well
 log = logging.getLogger("flrce")
@@ -62,6 +63,9 @@ def from_arrays(
         raise BadInput(f"{where} group must name one client a sample, got shape {np.shape(group)}")
     if not len(x):
         raise BadInput(f"{where} holds no samples; give at least a few for each client")
+    read = Preprocessing()
+    if is_text_array(x):
+        x, read = hash_text_array(x, where)
     if y.ndim == 2 and y.shape[1] == 1 and kind in ("auto", "classes") and y.dtype.kind != "f":
         y = y[:, 0]  # a column
     held = None if test is None else _parse_split(test, where)
@@ -75,8 +79,8 @@ def from_arrays(
     x, y, group, held = x[kept], y[kept], _select_rows(group, kept), _select_rows(held, kept)
     y, names, told = convert_targets(y, kind, layout == "tokens", where, len(classes))
     x = arrange_axes(x, layout, where)
-    prepared = Preprocessing(fill=filled)
-    if standardise:
+    prepared = replace(read, fill=filled)
+    if standardise and not read.columns:
         prepared = measure_features(x, held, prepared, where)
         x = prepared.transform(x)
     elif x.ndim == 2 and x.dtype == np.float32 and np.abs(x).max(initial=0) > MAX_UNSCALED_FEATURE:

@@ -52,7 +52,9 @@ def _all_clients(values: Sequence[Any]) -> bool:
         return False  # images, each with as many labels as it has channels
     sizes = [len(x) for x, _ in values]
     deep = all(
-        np.ndim(x[0]) >= 1 if isinstance(x, list) else np.ndim(x) >= 2 for x, _ in values if len(x)
+        isinstance(x[0], str) or (np.ndim(x[0]) >= 1 if isinstance(x, list) else np.ndim(x) >= 2)
+        for x, _ in values
+        if len(x)
     )
     return deep or len(set(sizes)) > 1
 

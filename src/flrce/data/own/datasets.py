@@ -82,12 +82,8 @@ def from_huggingface(
         x, y = ([_to_plain_array(value) for value in loose[key]] for key in (wanted[0], label))
         more: dict[str, Any] = {"group": list(loose[owner])} if owner else {}
         more |= {"test": list(loose[split])} if split else {}
-        if x and isinstance(x[0], str):
-            raise BadInput(
-                f"{where} column {wanted[0]!a} holds text; turn it into token ids of one length"
-                " first"
-            )
-        return from_arrays(_stack_samples(x, where), y, **more, **how)
+        if not (x and isinstance(x[0], str)):
+            return from_arrays(_stack_samples(x, where), y, **more, **how)
     deep = [key for key in wanted if len(loose[key]) and np.ndim(_to_plain_array(loose[key][0]))]
     if deep:
         what = (

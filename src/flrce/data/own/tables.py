@@ -20,11 +20,19 @@ from flrce.core.files import (
     validate_memory,
     validate_regular,
 )
-from flrce.data.own.arrays import COLUMNS, InputLayout, from_arrays, refuse_columns
+from flrce.data.own.arrays import (
+    COLUMNS,
+    InputLayout,
+    from_arrays,
+    measure_features,
+    refuse_columns,
+)
 from flrce.data.own.identifiers import find_identifiers
+from flrce.data.own.text_columns import describe_texts, find_text_columns, mask_texts, report_texts
 from flrce.data.preprocessing import ColumnTable, FeatureColumn, Preprocessing
 from flrce.data.readers.columns import convert_column, parse_csv_cells
 from flrce.data.sources import Source
+from flrce.data.text_features import count_token_ids
 from flrce.errors import BadInput, format_install_command, format_one_line, suggest_name
 
 MAX_FILE_BYTES = 4 << 30  # bytes of one text file
@@ -44,6 +52,10 @@ def from_columns(
     layout: InputLayout = "table",
     ignore: str | Sequence[str] = (),
     features: str | Sequence[str] = (),
+    text: str | Sequence[str] = (),
+    buckets: int = 0,
+    tokenizer: str = "",
+    length: int = 0,
     **how: Any,
 ) -> Source:
     """A source from named columns: `target` to be learnt (one column or several), `group` the
@@ -52,7 +64,7 @@ def from_columns(
     Without a name, columns called y, label, target or class; group or client; split or test are
     taken for those. All others but those to `ignore` and those that only tell rows apart are
     features, unless `features` names them; text with few values becomes one column of 0 and 1 a
-    value.
+    value. The columns `text`, or those that hold sentences, become hashed n-grams or token ids.
     """
     _validate_lengths(columns, where)
     columns = _drop_columns(columns, [ignore] if isinstance(ignore, str) else ignore, where)
@@ -72,44 +84,36 @@ def from_columns(
     rest: ColumnTable = {
         key: value for key, value in columns.items() if key not in {*told, owner, split}
     }
-    rest = (
-        _select_features(rest, [features] if isinstance(features, str) else list(features), where)
-        if features
-        else (
-            _without_identifiers(rest, columns[told[0]], columns[owner] if owner else None, where)
-        )
-    )
+    if features:
+        listed = [[each] if isinstance(each, str) else list(each) for each in (features, text)]
+        rest = _select_features(rest, list(dict.fromkeys([*listed[0], *listed[1]])), where)
+    texts = find_text_columns(rest, text, MAX_TEXT_VALUES, where)
+    if not features:
+        plain = {key: value for key, value in rest.items() if key not in texts}
+        owners = columns[owner] if owner else None
+        kept = _without_identifiers(plain, columns[told[0]], owners, where)
+        rest = {key: value for key, value in rest.items() if key in kept or key in texts}
     if not rest:
         raise BadInput(
             f"{where} has no column left for features besides identifiers and"
             f" {_format_names([*told, owner, split])}"
         )
-    gaps = (
-        [key for key, value in rest.items() if _find_missing(value).any()]
-        if how.get("fill") is None
-        else []
-    )
-    if gaps:
-        count = int(np.any([_find_missing(rest[key]) for key in gaps], axis=0).sum())
-        raise BadInput(
-            f"{where} x holds NaN in {count} of {len(rest[gaps[0]])} samples (columns"
-            f" {_format_names(gaps)}); give fill = 'mean', 'drop' or a number"
-        )
-    prepared = Preprocessing(
-        tuple(describe_feature(key, value, where) for key, value in rest.items()), tuple(told)
-    )
+    _refuse_gaps({k: v for k, v in rest.items() if k not in texts}, how.get("fill"), where)
+    described = _describe_features(rest, texts, (buckets, tokenizer, length), where)
+    prepared = Preprocessing(tuple(described), tuple(told))
     x = prepared.encode_table(rest, where)
     log.info(
         "%s: %d features of %s; label %s%s%s",
         where,
         x.shape[1],
-        _format_names(rest),
+        _format_names(column.name for column in described),
         _format_names(told),
         f"; client {owner}" if owner else "",
         f"; split {split}" if split else "",
     )
     y = columns[told[0]] if len(told) == 1 else np.stack([columns[key] for key in told], 1)
     names = {"classes": told} if how.get("kind") == "labels" and len(told) > 1 else {}
+    standardise = bool(how.pop("standardise", False))
     made = from_arrays(
         x,
         y,
@@ -117,12 +121,59 @@ def from_columns(
         columns[split] if split else None,
         name=name,
         where=where,
-        layout=layout,
+        layout="tokens" if tokenizer else layout,
+        standardise=standardise and not texts,
         **{**names, **how},
     )
     assert made.preprocessing is not None
     whole = replace(made.preprocessing, columns=prepared.columns, targets=prepared.targets)
+    if tokenizer:
+        return replace(made, preprocessing=whole, ids=count_token_ids(tokenizer))
+    if standardise and texts:
+        return _standardise_numbers(made, whole, where)
     return replace(made, preprocessing=whole)
+
+
+def _describe_features(
+    columns: ColumnTable, texts: Sequence[str], reading: tuple[int, str, int], where: str
+) -> list[FeatureColumn]:
+    """How the columns become features; token ids leave no room for other columns."""
+    if (buckets := reading[0]) and not texts:
+        raise BadInput(
+            f"data.buckets = {buckets}: {where} has no text column; name it in data.text"
+        )
+    if not texts:
+        return [describe_feature(key, value, where) for key, value in columns.items()]
+    read = {column.name: column for column in describe_texts(columns, texts, *reading)}
+    report_texts(list(read.values()), where)
+    if not reading[1]:
+        return [read.get(key) or describe_feature(key, v, where) for key, v in columns.items()]
+    if len(columns) > len(read):
+        dropped = _format_names(key for key in columns if key not in read)
+        log.warning("%s: data.tokenizer reads the text alone; %s left out", where, dropped)
+    return list(read.values())
+
+
+def _refuse_gaps(columns: ColumnTable, fill: Any, where: str) -> None:
+    """BadInput where values are missing and nothing says what to do about it."""
+    gaps = [key for key, value in columns.items() if _find_missing(value).any()]
+    if gaps and fill is None:
+        count = int(np.any([_find_missing(columns[key]) for key in gaps], axis=0).sum())
+        raise BadInput(
+            f"{where} x holds NaN in {count} of {len(columns[gaps[0]])} samples (columns"
+            f" {_format_names(gaps)}); give fill = 'mean', 'drop' or a number"
+        )
+
+
+def _standardise_numbers(source: Source, prepared: Preprocessing, where: str) -> Source:
+    """The source with its features standardised, those of texts left as they are."""
+    measured, text = measure_features(source.x, source.held, prepared, where), mask_texts(prepared)
+    prepared = replace(
+        measured,
+        mean=tuple(np.where(text, 0.0, measured.mean).tolist()),
+        deviation=tuple(np.where(text, 1.0, measured.deviation).tolist()),
+    )
+    return replace(source, x=prepared.transform(source.x), preprocessing=prepared)
 
 
 def _validate_lengths(columns: ColumnTable, where: str) -> None:
@@ -339,7 +390,7 @@ def describe_feature(key: str, values: NDArray[Any], where: str) -> FeatureColum
     texts = np.unique(values)
     if len(texts) > MAX_TEXT_VALUES:
         what = f"{where} column {key!a} holds {len(texts)} different texts"
-        raise BadInput(f"{what}; name it in data.ignore, or turn it into numbers")
+        raise BadInput(f"{what}; name it in data.text to read it, or in data.ignore to drop it")
     log.info("%s: text column %s becomes %d columns of 0 and 1", where, ascii(key), len(texts))
     return FeatureColumn(key, tuple(map(str, texts)))
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from flrce.core.files import format_path, read_lines, read_text_limited
 from flrce.data.sources import IGNORED_TARGET, Source
+from flrce.data.text_features import load_tokenizer
 from flrce.errors import BadInput
-from flrce.formats.language import open_language_model
 from flrce.formats.tokenizers import Tokenizer
 
 log = logging.getLogger("flrce")
@@ -66,7 +66,7 @@ def from_text(
     """
     if how:
         raise BadInput(f"data.{min(how)} is not for text; drop it, or drop data.tokenizer")
-    path, (tokens, ids) = Path(path), _load_tokenizer(tokenizer)
+    path, (tokens, ids) = Path(path), load_tokenizer(tokenizer)
     if length < 2:
         raise BadInput(f"data.length = {length}: a window needs 2 ids at least")
     x: list[TokenIds] = []
@@ -108,18 +108,6 @@ def from_text(
         group=np.array([place[owner] for owner in owners], np.int64),
         groups=make_wire_names(known),
     )
-
-
-def _load_tokenizer(wanted: str) -> tuple[Tokenizer, int]:
-    """A model's tokenizer, and how many ids there are: some know tokens that their model has no
-    weights for.
-    """
-    try:
-        model = open_language_model(wanted)
-        tokens = model.tokenizer()
-        return tokens, min(len(tokens.tokens), model.vocabulary)
-    except BadInput as why:
-        raise BadInput(f"data.tokenizer = {wanted!r}: {why}") from why
 
 
 def make_wire_names(owners: Sequence[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from flrce.core.files import parse_csv
 from flrce.errors import BadInput, format_one_line
 
 DECIMAL_COMMA_PATTERN = re.compile(r"[+-]?\d*,?\d+([eE][+-]?\d+)?")
+MAX_FIXED_WIDTH = 64  # characters
 MISSING_MARKS = ("", "na", "nan", "?", "null", "none")
 
 
@@ -87,7 +88,9 @@ def convert_column(values: list[Any]) -> NDArray[Any]:
     try:
         return np.array([np.nan if value is None else float(value) for value in known], np.float64)
     except (ValueError, TypeError):
-        return np.array([_to_text(value) for value in values])
+        texts = [_to_text(value) for value in values]
+        # an array of fixed width takes as many bytes for every text as for the longest
+        return np.array(texts, object if max(map(len, texts)) > MAX_FIXED_WIDTH else None)
 
 
 def _to_text(value: Any) -> str:
