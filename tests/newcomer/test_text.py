@@ -157,7 +157,7 @@ def test_mistakes_about_text_are_told(how, message):
 def test_a_tokenizer_makes_ids_of_the_text(tmp_path):
     pytest.importorskip("tokenizers", reason="needs flrce[llm]")
     from flrce.formats.language import open_language_model
-    from language import SIZES, weights, write_folder
+    from language_files import SIZES, weights, write_folder
 
     folder = write_folder(tmp_path / "model", weights())
     path = write_csv(tmp_path / "train.csv", make_rows())

@@ -77,7 +77,8 @@ def from_huggingface(
         **({"classes": feature.names} if hasattr(feature, "names") else {}),
         **how,
     }
-    loose = data.with_format(None) if hasattr(data, "with_format") else data
+    formatted = getattr(data, "format", {"type": None})["type"] is not None
+    loose = data.with_format(None) if formatted else data
     if len(wanted) == 1:
         x, y = ([_to_plain_array(value) for value in loose[key]] for key in (wanted[0], label))
         more: dict[str, Any] = {"group": list(loose[owner])} if owner else {}
