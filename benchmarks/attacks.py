@@ -4,8 +4,8 @@ They see every honest update of their round, collude, and know the gate: varianc
 refuse, they cut at 0.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flrce.core.payloads import VARIANCE_SUFFIX
-from flrce.core.types import Payload, Reply, Task
+from flrce.core.types import ClientStates, Payload, PendingTask, Reply, Task
 from flrce.data.federation import Federation
 from flrce.data.sources import Source
 from flrce.models.flat import unpack_model
@@ -189,46 +189,38 @@ def attackers(clients: Sequence[str], share: float, seed: int) -> set[str]:
     return {clients[i] for i in order[order != 0][: round(share * len(clients))]}
 
 
-@dataclass
-class Attacked:
-    """An engine whose attackers' replies are replaced; everything else is the engine's own.
+class Attacked(Simulator):
+    """A simulator whose attackers' replies are replaced; everything else is as in the `engine`.
 
     With `n` they claim so many samples, from the first round on: the server never knew their true
     number.
     """
 
-    engine: Simulator
-    bad: set[str]
-    kind: str
-    seed: int
-    n: int = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
+    def __init__(self, engine: Simulator, bad: set[str], kind: str, seed: int, n: int = 0) -> None:
+        vars(self).update(vars(engine))  # its clients, workers and costs
+        self.bad, self.kind, self.seed, self.n = bad, kind, seed, n
 
     def count_samples(self, client: str) -> int:
         return (
-            0 if self.n and client in self.bad else self.engine.count_samples(client)
+            0 if self.n and client in self.bad else super().count_samples(client)
         )  # unknown until they say so
 
     def train(
-        self,
-        w: Tensor,
-        tasks: Sequence[Task],
-        carry: Mapping[str, Mapping[str, Tensor]],
-        keep: int | None = None,
+        self, pending: Sequence[PendingTask], carry: ClientStates, keep: int | None = None
     ) -> list[Reply]:
-        replies = list(self.engine.train(w, tasks, carry))
-        updates = [r.payload.buffers["u"] if r.payload else torch.zeros_like(w) for r in replies]
-        good = [u for u, task in zip(updates, tasks, strict=True) if task.client not in self.bad]
-        if len(good) == len(tasks):
+        replies = list(super().train(pending, carry))
+        updates = [
+            r.payload.buffers["u"] if r.payload else torch.zeros_like(one.w)
+            for r, one in zip(replies, pending, strict=True)
+        ]
+        bad = [one.task.client in self.bad for one in pending]
+        if not any(bad):
             return replies
+        good = [u for u, is_bad in zip(updates, bad, strict=True) if not is_bad]
         honest = torch.stack(good or updates)
         return [
-            self._worse(w, reply, u, honest, task, len(tasks) - len(good))
-            if task.client in self.bad
-            else reply
-            for reply, u, task in zip(replies, updates, tasks, strict=True)
+            self._worse(one.w, reply, u, honest, one.task, sum(bad)) if is_bad else reply
+            for reply, u, one, is_bad in zip(replies, updates, pending, bad, strict=True)
         ]
 
     def _worse(
@@ -236,7 +228,7 @@ class Attacked:
     ) -> Reply:
         rng = make_stream(self.seed, self.kind, task.t, task.client)
         u = {**ATTACKS, **SUBTLE}[self.kind](u, honest, rng, task.t, count).clone()
-        for slot in self.engine.runner.layout.slots:
+        for slot in self.runner.layout.slots:
             if slot.name.endswith(VARIANCE_SUFFIX):
                 u[slot.span] = torch.maximum(u[slot.span], -w[slot.span])
         return replace(reply, payload=Payload({"u": u}), n=self.n or reply.n)

@@ -21,7 +21,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -54,13 +54,14 @@ MODES = {"evaluated": 1, "clients alone": 10**6}  # eval_every
 Run = tuple[str, str, int, int]  # mode, attack, bad clients, seed
 
 
-@dataclass
 class Steered(Attacked):
     """An engine some of whose clients also lie about their hold-outs, or only about their
     samples.
     """
 
-    lie: str = ""
+    def __init__(self, *attack: Any, lie: str) -> None:
+        super().__init__(*attack)
+        self.lie = lie
 
     def _worse(
         self,
@@ -102,7 +103,7 @@ def one(
     kind, n = CLAIMED.get(attack, (SENT.get(attack), 0))
     lie = attack if attack in LIES else ""
     with closing(built.engine):
-        engine = Steered(built.engine, bad, kind or "", seed, n, lie) if bad else built.engine
+        engine = Steered(built.engine, bad, kind or "", seed, n, lie=lie) if bad else built.engine
         done = [r.record for r in replace(built, engine=engine).iterate_rounds(exp)]
     return {"run": run, "rounds": done[-1].t, "stop": done[-1].stop, "accuracy": handed(done)}
 
