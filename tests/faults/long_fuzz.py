@@ -3,7 +3,8 @@ from a seed.
 
     python tests/faults/long_fuzz.py --seconds 60 --seed 0 [TARGET ...]
 
-with TARGET one of experiments, files, runs, payloads, npz, beside, flower, served.
+with TARGET one of experiments, files, names, runs, sealed, payloads, codes, npz, beside, flower,
+served.
 
 Each target gets the seconds. A failure prints the target and the seed of the one case that shows
 it, and ends the run.
@@ -227,6 +228,13 @@ def _tensor(rng: random.Random) -> object:
     return rng.choice(ODD) if form < 0.2 else made
 
 
+def codes(rng: random.Random) -> None:
+    """Damaged payloads of every compressor."""
+    from payload_fuzz import case as run
+
+    run(rng)
+
+
 def npz(folder: Path) -> Case:
     path = folder / "mine.npz"
     np.savez_compressed(
@@ -304,6 +312,7 @@ def main() -> int:
             "runs": run_directories(folder),
             "sealed": sealed_runs(folder),
             "payloads": payloads,
+            "codes": codes,
             "npz": npz(folder),
             "beside": beside(folder),
         }

@@ -144,7 +144,7 @@ def test_the_inner_payload_comes_back_bit_by_bit(inner, seed):
     coded, _ = code.encode(u, LAYOUT, rng(seed), {})
     widths = getattr(inner, "symbol_bits", {})
     for name, buffer in plain.buffers.items():
-        again = restore_buffer(coded.buffers[name], widths.get(name, 8), 10_000)
+        again = restore_buffer(coded.buffers[name], widths.get(name, 8))
         assert again.dtype == buffer.dtype
         assert again.numpy().tobytes() == buffer.numpy().tobytes()
     assert torch.equal(
@@ -161,7 +161,7 @@ any_buffer = st.sampled_from([np.int16, np.int32, np.float32, np.uint8, np.float
 @given(any_buffer, st.integers(1, 8))
 def test_any_buffer_comes_back(values, bits):
     buffer = torch.from_numpy(values.copy())
-    again = restore_buffer(code_buffer(buffer, bits), bits, 10_000)
+    again = restore_buffer(code_buffer(buffer, bits), bits)
     assert again.dtype == buffer.dtype
     assert again.numpy().tobytes() == values.tobytes()
 
@@ -219,10 +219,42 @@ def test_damaged_payloads_are_malformed(levels):
 def test_random_bytes_restore_or_are_malformed(data, bits):
     buffer = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
     try:
-        again = restore_buffer(buffer, bits, 2000)
+        again = restore_buffer(buffer, bits)
     except MalformedPayload:
         return
-    assert again.numel() * again.element_size() <= 2000
+    assert again.numel() <= range_coder.MAX_BITS_OF_BYTE * (len(data) + 4)
+
+
+@pytest.mark.parametrize("names", [("levels", "scales"), ("levels", *map(str, range(50)))], ids=len)
+def test_claims_of_many_symbols_are_refused_before_any_is_decoded(names, monkeypatch):
+    """26 bytes claim a million symbols, 50 buffers of them fifty million."""
+    monkeypatch.setattr(range_coder, "decode_symbols", pytest.fail)
+    monkeypatch.setattr("flrce.methods.compression.entropy.decode_symbols", pytest.fail)
+    levels = torch.tensor([1, 192, 132, 61, *[7] * 20], dtype=torch.uint8)  # 1,000,000 bytes
+    with pytest.raises(MalformedPayload, match="coded symbols, more than the"):
+        EntropyCoded(RotatedCode(1)).decode(Payload(dict.fromkeys(names, levels)), LAYOUT, rng())
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_decoding_ends_with_the_bytes(bits):
+    """Symbols beyond the last byte are not made up: the decoder stops there."""
+    data = encode_symbols(np.zeros(100, np.uint8), bits)
+    for cut in range(len(data)):
+        with pytest.raises(MalformedPayload):
+            decode_symbols(data[:cut], 100_000 // bits, bits)
+        symbols, shifted, _ = decode_with_python(data[:cut], 100_000 // bits, bits, max(bits, 4))
+        assert shifted == -2
+        assert len(symbols) < 100_000 // bits
+    with pytest.raises(MalformedPayload, match="too few for 1000000000000 symbols"):
+        decode_symbols(data, 10**12, bits)
+
+
+@pytest.mark.parametrize("bits", [1, 8])
+def test_the_longest_run_fits_the_bound(bits):
+    symbols = np.zeros(2_000_000 // bits, np.uint8)
+    data = encode_symbols(symbols, bits)
+    assert 0.3 < bits * len(symbols) / (range_coder.MAX_BITS_OF_BYTE * len(data)) < 0.6
+    assert np.array_equal(decode_symbols(data, len(symbols), bits), symbols)
 
 
 def test_heavy_tailed_updates_shrink():

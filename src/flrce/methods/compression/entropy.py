@@ -71,8 +71,14 @@ class EntropyCoded(Compressor):
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
         widths, most = self.inner.symbol_bits, 8 * count_floats(layout) + 64 * len(layout) + 4096
+        # of all buffers together, before any is restored: a few bytes can claim very many symbols
+        count = sum(
+            count_symbols(buffer, widths.get(name, 8)) for name, buffer in payload.buffers.items()
+        )
+        if count > most:
+            raise MalformedPayload(f"{count} coded symbols, more than the {most} of any code")
         buffers = {
-            name: restore_buffer(buffer, widths.get(name, 8), most)
+            name: restore_buffer(buffer, widths.get(name, 8))
             for name, buffer in payload.buffers.items()
         }
         return self.inner.decode(Payload(buffers), layout, rng)
@@ -104,10 +110,16 @@ def code_buffer(buffer: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(np.concatenate([np.array([STORED], np.uint8), values]))
 
 
-def restore_buffer(buffer: Tensor, bits: int, most: int) -> Tensor:
-    """The buffer that `code_buffer` coded; Malformed where there is none, or one of more than
-    `most` bytes.
-    """
+def count_symbols(buffer: Tensor, bits: int) -> int:
+    """Symbols that a coded buffer claims to hold; 0: it is not coded, or has no head."""
+    if buffer.dtype != torch.uint8 or buffer.ndim != 1 or len(buffer) < 2 or not int(buffer[0]):
+        return 0
+    count, _ = _read_number(buffer[1:6].numpy(force=True))
+    return count * 8 // bits if int(buffer[0]) == LEVELS else count
+
+
+def restore_buffer(buffer: Tensor, bits: int) -> Tensor:
+    """The buffer that `code_buffer` coded; Malformed where there is none."""
     if buffer.dtype != torch.uint8 or buffer.ndim != 1:
         return buffer
     data = buffer.numpy(force=True)
@@ -117,8 +129,6 @@ def restore_buffer(buffer: Tensor, bits: int, most: int) -> Tensor:
     if kind not in (LEVELS, FLOATS, INTEGERS, SHORTS):
         raise MalformedPayload(f"a coded buffer of an unknown kind, {kind}")
     count, rest = _read_number(data[1:])
-    if count * (1 if kind == LEVELS else 4) > most:
-        raise MalformedPayload(f"{count} coded values are more than the task can need")
     if kind == LEVELS:
         return _restore_levels(rest, count, bits)
     if kind == FLOATS:

@@ -77,8 +77,8 @@ long encode_symbols(const uint8_t *symbols, long n, int bits, int history, uint8
     return at;
 }
 
-/* How many bytes were shifted in behind the first four; -1: no memory. `bounds`: low and high at the
- * end. */
+/* How many bytes were shifted in behind the first four; -1: no memory, -2: n symbols need more than
+ * these bytes. `bounds`: low and high at the end. */
 long decode_symbols(const uint8_t *data, long size, uint8_t *symbols, long n, int bits, int history,
                     uint32_t *bounds)
 {
@@ -101,8 +101,13 @@ long decode_symbols(const uint8_t *data, long size, uint8_t *symbols, long n, in
                 low = middle + 1;
             learn(e, bit);
             node = node * 2 + bit;
-            for (; !((low ^ high) >> 24); low <<= 8, high = high << 8 | 255, at++)
+            for (; !((low ^ high) >> 24); low <<= 8, high = high << 8 | 255, at++) {
+                if (at - 4 >= size) { /* the last byte is behind all that are shifted in */
+                    free(table);
+                    return -2;
+                }
                 value = value << 8 | (at < size ? data[at] : 0);
+            }
         }
         symbols[i] = node - (1u << bits);
         past = past << bits | symbols[i];

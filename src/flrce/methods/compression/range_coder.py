@@ -31,6 +31,9 @@ MIN_HISTORY_BITS = 4  # of the past that a probability depends on; at least one 
 LEAST, MOST = 32, 65_504  # probabilities, in 65536ths
 PATIENCE = 60  # an estimate moves by 1 / (1.5 + times it was used) of the way, at least 1 / 61.5
 TOP = 0xFFFFFFFF
+#: a bit of a symbol costs at least -log2(65504 / 65536) = 0.0007 bits, so a byte holds at most
+#: 11,361; twice as many are allowed for rounding
+MAX_BITS_OF_BYTE = 22_722
 SOURCE = Path(__file__).with_name("range_coder.c")
 log = logging.getLogger("flrce")
 
@@ -54,6 +57,8 @@ def encode_symbols(symbols: ByteArray, bits: int) -> ByteArray:
 
 def decode_symbols(data: ByteArray, n: int, bits: int) -> ByteArray:
     """The n symbols of these bytes; Malformed where n symbols need more or fewer bytes."""
+    if n * bits > MAX_BITS_OF_BYTE * (len(data) + 4):  # before memory is taken for them
+        raise MalformedPayload(f"{len(data)} coded bytes are too few for {n} symbols")
     history, code = max(bits, MIN_HISTORY_BITS), _load_library()
     if code is None:
         symbols, shifted, bounds = decode_with_python(data, n, bits, history)
@@ -62,10 +67,10 @@ def decode_symbols(data: ByteArray, n: int, bits: int) -> ByteArray:
         shifted = code.decode_symbols(
             *(data.ctypes.data, len(data), symbols.ctypes.data, n, bits, history), ends.ctypes.data
         )
-        if shifted < 0:
+        if shifted == -1:
             raise MemoryError("no memory for the range coder's table")
         bounds = (int(ends[0]), int(ends[1]))
-    if data[shifted:].tobytes() != _shortest_between(*bounds):
+    if shifted < 0 or data[shifted:].tobytes() != _shortest_between(*bounds):
         raise MalformedPayload(f"{len(data)} coded bytes are not what {n} symbols need")
     return symbols
 
@@ -94,7 +99,7 @@ def decode_with_python(
     data: ByteArray, n: int, bits: int, history: int
 ) -> tuple[ByteArray, int, tuple[int, int]]:
     """As range_coder.c: (the symbols, how many bytes were shifted in behind the first four, the
-    bounds at the end).
+    bounds at the end); -2 bytes where n symbols need more than there are.
     """
     low, high, past, mask = 0, TOP, 0, (1 << history) - 1
     chances, counts = [32_768] * (1 << history + bits), [0] * (1 << history + bits)
@@ -110,6 +115,8 @@ def decode_with_python(
             _learn(chances, counts, at, bit)
             node = node * 2 + bit
             while not (low ^ high) >> 24:
+                if read - 4 >= len(data):
+                    return np.frombuffer(bytes(symbols), np.uint8), -2, (low, high)
                 low, high = low << 8 & TOP, high << 8 & TOP | 255
                 value = value << 8 & TOP | (source[read] if read < len(source) else 0)
                 read += 1
