@@ -20,10 +20,13 @@ from flrce.config.experiment import Experiment
 from flrce.simulation import runs
 from flrce_reproduction.execute import load_dataset
 
+PLAN_KEYS = ("rows", "train by row")  # of a task: for the study, not for the experiment
+
 
 def build_experiment(plan, task, row, seed, device):
     """The experiment of one cell of the plan."""
-    own, common = plan["tasks"][task], plan["all"]
+    own = {key: value for key, value in plan["tasks"][task].items() if key not in PLAN_KEYS}
+    common = plan["all"]
     recipe = {**plan["rows"][row]}
     if recipe.pop("averaged", True):
         recipe["average"] = plan["average"]
@@ -37,7 +40,7 @@ def build_experiment(plan, task, row, seed, device):
     }
     if tables["data"]["partition"] in ("natural", "given"):
         tables["data"].pop("alpha", None)
-    tables["train"] = {**tables.get("train", {}), **plan.get("rates", {}).get(task, {}).get(row, {})}
+    tables["train"] = {**own["train"], **plan["tasks"][task].get("train by row", {}).get(row, {})}
     return Experiment.from_tables(tables)
 
 
@@ -53,7 +56,6 @@ def run_cells(options, plan):
     options.out.mkdir(parents=True, exist_ok=True)
     done = set(read_lines(options.out))
     until = time.monotonic() + options.seconds
-    plan = {**plan, "tasks": {name: strip_rows(task) for name, task in plan["tasks"].items()}}
     for task in options.tasks.split(",") if options.tasks else plan["tasks"]:
         cells = [cell for cell in list_cells(plan, task)[part::parts] if cell not in done]
         if not cells or time.monotonic() > until:
@@ -64,13 +66,12 @@ def run_cells(options, plan):
             if time.monotonic() > until:
                 break
             batch = cells[start : start + options.together]
-            append_lines(options.out / f"savings-{part}.jsonl.gz", run_batch(batch, plan, source, options))
-            print(f"{batch[0]}: {len(batch)} runs, {until - time.monotonic():.0f} s left", flush=True)
-
-
-def strip_rows(task):
-    """A task's tables without the list of its rows, which is the plan's."""
-    return {key: value for key, value in task.items() if key != "rows"}
+            append_lines(
+                options.out / f"savings-{part}.jsonl.gz", run_batch(batch, plan, source, options)
+            )
+            print(
+                f"{batch[0]}: {len(batch)} runs, {until - time.monotonic():.0f} s left", flush=True
+            )
 
 
 def run_batch(cells, plan, source, options):

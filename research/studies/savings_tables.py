@@ -138,7 +138,9 @@ def build_rows(plan, lines):
             lost = f"{missed[0]} / {missed[1]}"
             yield [task, row, len(seeds), f"{mean:+.2f} ± {half:.2f}", *cells, lost]
     for row in plan["rows"]:
-        logs = [means.get((row, c, m), []) for c in ("bytes", "joules") for m in ("averaged", "last")]
+        logs = [
+            means.get((row, c, m), []) for c in ("bytes", "joules") for m in ("averaged", "last")
+        ]
         if any(logs):
             tasks = "/".join(str(len(values)) for values in logs)
             yield ["all tasks", row, f"{tasks} tasks", "", *map(format_ratio, logs), ""]
