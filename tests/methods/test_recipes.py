@@ -47,6 +47,9 @@ RECIPES = {
     "fedexp": 0.75,
     "fedswa": 0.70,
     "fednova": 0.75,
+    "dadaquant": 0.50,
+    "fedluar": 0.60,
+    "fedolf": 0.60,
     "fedbuff": 0.70,
     "fedasync": 0.70,
 }

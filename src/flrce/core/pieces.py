@@ -241,6 +241,9 @@ class Recipe:
         tasks = _validate_tasks(self.submodel, self.submodel.assign(tasks, view))
         tasks = [replace(task, compressor=self.compressor, judge=self.holdouts) for task in tasks]
         tasks = _validate_tasks(
+            self.compressor, self.compressor.assign(tasks, memory.get("compressor"), view)
+        )
+        tasks = _validate_tasks(
             self.trainer, self.trainer.assign(tasks, memory.get("trainer"), view)
         )
         return [self.pace.with_deadline(task) for task in tasks]

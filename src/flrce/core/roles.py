@@ -231,6 +231,12 @@ class Compressor(Piece):
     ) -> tuple[Payload, Mapping[str, Tensor]]:
         """The payload for u (d,), and what the client keeps for its next task."""
 
+    def assign(self, tasks: list[Task], memory: Any, view: RoundView) -> list[Task]:
+        """The tasks with the compressor that each client uses: this one, or a variant of it that
+        differs in the values of fields. Called for the recipe's compressor, not for inner ones.
+        """
+        return tasks
+
     @abstractmethod
     def decode(self, payload: Payload, layout: Sequence[tuple[str, int]], rng: Generator) -> Tensor:
         """(d,) u again; MalformedPayload where the payload is not what `encode` makes."""
@@ -261,6 +267,11 @@ class Compressor(Piece):
     def rate(self) -> float | None:
         """The share that is left out, if trainers may set it by client with `replace`."""
         return None
+
+    @default_property
+    def instruction_bytes(self) -> int:
+        """Bytes by which `assign` tells a client its variant: booked as framing."""
+        return 0
 
     @default_property
     def symbol_bits(self) -> Mapping[str, int]:

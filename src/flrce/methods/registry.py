@@ -38,7 +38,9 @@ from flrce.methods.client.fedkseed import FiniteDifferences, ZerothOrderTraining
 from flrce.methods.client.gradient_tracking import GradientCorrection
 from flrce.methods.client.label_census import LabelCensus, LabelReportingTraining
 from flrce.methods.client.moon import ContrastiveTerm
+from flrce.methods.client.ordered_freezing import OrderedFreezing
 from flrce.methods.client.personalization import APFLMixture, DittoModel, FedRepPhases
+from flrce.methods.client.progress_epochs import ProgressEpochs
 from flrce.methods.client.pyramidfl import FewerEpochs, PyramidTraining
 from flrce.methods.client.sam import SharpnessAwareGradient
 from flrce.methods.client.scaffold import ControlVariate, ScaffoldTraining
@@ -50,9 +52,12 @@ from flrce.methods.client.workload import (
 )
 from flrce.methods.compression.entropy import EntropyCoded
 from flrce.methods.compression.error_feedback import ErrorFeedback
+from flrce.methods.compression.growing_bits import GrowingBits
 from flrce.methods.compression.nonzero import NonzeroCoordinates
+from flrce.methods.compression.qsgd import FixedPointCode
 from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.rotated import RotatedCode
+from flrce.methods.compression.skipped_layers import SkippedLayers
 from flrce.methods.compression.sparsify import RandomK, TopK
 from flrce.methods.compression.tensors import TensorDropout
 from flrce.methods.compression.ternary import SparseTernary
@@ -76,6 +81,7 @@ from flrce.methods.selection.utility import UtilitySelector
 from flrce.methods.server import optimizers as servers
 from flrce.methods.server.averages import EMA, SWA, GrowingTailMean, TailMean
 from flrce.methods.server.feddyn import FedDynStep
+from flrce.methods.server.recycled import RecycledUpdate
 from flrce.methods.stopping.budget import CostBudget, Patience
 from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.methods.stopping.distance_growth import DistanceGrowth
@@ -124,6 +130,8 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "scaffold": ScaffoldTraining,
         "dynamic": DynamicTraining,
         "probing": ZerothOrderTraining,
+        "ordered-freezing": OrderedFreezing,
+        "progress": ProgressEpochs,
     },
     "submodel": {"full": FullModel, "random-units": RandomUnits, "prefix-units": PrefixUnits},
     "compressor": {
@@ -137,6 +145,9 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "error-feedback": ErrorFeedback,
         "entropy": EntropyCoded,
         "nonzero": NonzeroCoordinates,
+        "fixed-point": FixedPointCode,
+        "growing-bits": GrowingBits,
+        "skip-layers": SkippedLayers,
     },
     "downlink": {
         "dense": DenseDownload,
@@ -170,6 +181,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "adagrad": servers.ServerAdagrad,
         "exp": servers.FedExPStep,
         "dynamic": FedDynStep,
+        "recycled": RecycledUpdate,
     },
     "pace": {
         "synchronous": SynchronousPace,

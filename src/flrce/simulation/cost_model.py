@@ -76,6 +76,7 @@ class FleetCostModel:
         samples = float(epochs * epoch.sum() + epoch[:rest].sum())
         flops, framing = samples * self.count_training_flops(task) * passes, REPLY_FIGURES_BYTES
         framing += task.download.framing if task.download else 0
+        framing += task.compressor.instruction_bytes if task.compressor is not None else 0
         held = self.count_holdout_samples(task)
         if held:  # the model is judged first
             flops += held * self.inference_flops

@@ -19,6 +19,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "client drift": ("fedprox", "scaffold", "feddyn", "feddc", "moon", "fedsam"),
     "fewer bytes or less work": (
         "fedcom", "fedcom-quantised", "fedcomgate", "dropout", "heterofl", "timelyfl",
+        "dadaquant", "fedluar", "fedolf",
     ),
     "asynchronous": ("fedbuff", "fedasync"),
     "personalised models": ("fedbn", "fedper", "fedrep", "ditto", "apfl"),

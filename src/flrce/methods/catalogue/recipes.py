@@ -3,8 +3,8 @@ answer or two.
 
 Here are FLrce, and the savings that its paper compares it with or that go with it: fewer bits,
 epochs or weights. standard.py has FedAvg, which all start from, and what the field made of it;
-selection.py other choices of clients and means that hold against attackers; lora.py methods for
-language models.
+savings.py others that save bytes or work; selection.py other choices of clients and means that
+hold against attackers; lora.py methods for language models.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,8 @@ from flrce.methods.aggregation.mean import DEFAULT_SAMPLE_CAP_RATIO, WeightedMea
 from flrce.methods.aggregation.related_mean import RelatedMean
 from flrce.methods.catalogue.lora import *  # noqa: F403
 from flrce.methods.catalogue.lora import LORA_RECIPES
+from flrce.methods.catalogue.savings import *  # noqa: F403
+from flrce.methods.catalogue.savings import SAVINGS_RECIPES
 from flrce.methods.catalogue.selection import *  # noqa: F403
 from flrce.methods.catalogue.selection import SELECTION_AND_ROBUST_RECIPES
 from flrce.methods.catalogue.standard import *  # noqa: F403 - so that recipes.scaffold is one of them
@@ -280,6 +282,7 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     "flrce-topk": flrce_topk,
     "flrce-dropout": flrce_dropout,
     "flrce-freeze": flrce_freeze,
+    **SAVINGS_RECIPES,
     **STANDARD_RECIPES,
     **LORA_RECIPES,
 }

@@ -55,7 +55,7 @@ class ErrorFeedback(Compressor):
                     " gives a client other coordinates in every round; use the compressor"
                     " without it"
                 )
-        return ""
+        return self.inner.check_recipe(recipe)
 
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]

@@ -1,0 +1,163 @@
+"""Leave the layers that move least out of the next uploads: the client's half of FedLUAR (Kim,
+Kang & Lee 2025).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from flrce.core.bounds import NonNegativeInt
+from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.pieces import NoCompression, Recipe
+from flrce.core.roles import Compressor, RoundView
+from flrce.core.types import Payload, RoundEvent, Task
+from flrce.errors import BadInput
+from flrce.methods.compression.buffers import (
+    TensorSizes,
+    count_floats,
+    count_span_floats,
+    join_spans,
+)
+from flrce.rng import make_stream
+
+SEPARATOR = ","  # between the names of skipped tensors
+MIN_SCORE = 1e-12  # of a layer that did not move: it is skipped almost surely, not by division by 0
+
+
+@dataclass(frozen=True)
+class LayerScoreState:
+    """|update| / |weights| of each matrix or kernel, when it was last aggregated."""
+
+    names: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class SkippedLayers(Compressor):
+    """Each round, `layers` matrices or kernels are not uploaded; `inner` compresses the rest.
+
+    The server draws them without replacement with probabilities in proportion to 1 / s, s the ratio
+    |update| / |weights| of the layer's last aggregated update. Biases and norms always travel. In
+    the first round nothing is skipped, and one matrix always travels. Use the server step
+    `recycled`, which repeats a skipped layer's last update; without it, the layer rests.
+    """
+
+    layers: NonNegativeInt = 2
+    inner: Compressor = field(default=NoCompression(), metadata={"piece": True})
+    skipped: str = ""  # set by the server: names of the tensors that a task leaves out
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Compressor):
+            raise BadInput(f"inner = {self.inner!r}: must be a compressor")
+        if self.inner.keeps_state:
+            raise BadInput(
+                "error feedback keeps a residual per coordinate, and skipped layers change the"
+                " coordinates of every round; use another inner compressor"
+            )
+
+    @property
+    def partial(self) -> bool:
+        """Whether a reply may cover only some coordinates."""
+        return self.layers > 0 or self.inner.partial
+
+    @property
+    def scaled(self) -> bool:
+        return self.inner.scaled
+
+    @property
+    def knows_bytes(self) -> bool:
+        return self.inner.knows_bytes
+
+    @property
+    def symbol_bits(self) -> Mapping[str, int]:
+        """Bits of a packed symbol, by buffer."""
+        return self.inner.symbol_bits
+
+    @property
+    def instruction_bytes(self) -> int:
+        """Two bytes for the number of each skipped tensor."""
+        return 2 * len(self.skipped_names)
+
+    @property
+    def skipped_names(self) -> frozenset[str]:
+        return frozenset(self.skipped.split(SEPARATOR)) - {""}
+
+    def check_recipe(self, recipe: Recipe) -> str:
+        if recipe.compressor is not self:
+            return "skip-layers goes outermost: put the other compressors into its inner"
+        return self.inner.check_recipe(recipe)
+
+    def initial_state(self, M: int, d: int, D: int) -> LayerScoreState:
+        return LayerScoreState()
+
+    def observe(self, memory: LayerScoreState, event: RoundEvent) -> LayerScoreState:
+        known = dict(zip(memory.names, memory.scores, strict=True))
+        covered = event.updates.covered
+        start = 0
+        for name, shape in event.updates.shapes:
+            size = math.prod(shape)
+            span = slice(start, start + size)
+            start += size
+            if len(shape) < 2 or (covered is not None and not bool(covered[:, span].any())):
+                continue  # no matrix, or nobody sent it: the score of its last update stands
+            w = event.w[span].double()
+            step = torch.linalg.vector_norm(event.w_next[span].double() - w)
+            known[name] = float(step / (torch.linalg.vector_norm(w) + 1e-6))
+        return LayerScoreState(tuple(known), tuple(known.values()))
+
+    def assign(self, tasks: list[Task], memory: LayerScoreState, view: RoundView) -> list[Task]:
+        if not tasks or not memory.names:
+            return tasks
+        rng = make_stream(tasks[0].seed, "recycle", view.t)
+        count = min(self.layers, len(memory.names) - 1)
+        drawn = draw_layers(memory, count, rng)
+        chosen = replace(self, skipped=SEPARATOR.join(drawn))
+        return [replace(task, compressor=chosen) for task in tasks]
+
+    def encode(
+        self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
+    ) -> tuple[Payload, Mapping[str, Tensor]]:
+        spans, rest = self._split_layout(layout)
+        parts = [u.new_empty(0), *(u[span] for span in spans)]
+        return self.inner.encode(torch.cat(parts), rest, rng, carry)
+
+    def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
+        spans, rest = self._split_layout(layout)
+        return join_spans([(spans, self.inner.decode(payload, rest, rng))], count_floats(layout))
+
+    def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int | None:
+        spans, rest = self._split_layout(layout)
+        if self.inner.is_dense:
+            return count_value_bytes(count_span_floats(spans))
+        return self.inner.estimate_bytes(rest, rng)
+
+    def coverage_mask(self, layout: TensorSizes, rng: Generator) -> Tensor | None:
+        """(d,) bool: the coordinates that count in the mean; None: all."""
+        spans, rest = self._split_layout(layout)
+        inner = self.inner.coverage_mask(rest, rng)
+        if inner is None and len(rest) == len(layout):
+            return None
+        sent = torch.ones(count_span_floats(spans)) if inner is None else inner
+        return join_spans([(spans, sent)], count_floats(layout)).bool()
+
+    def _split_layout(self, layout: TensorSizes) -> tuple[list[slice], list[tuple[str, int]]]:
+        """(where the tensors that travel lie in u, their layout)."""
+        skipped, spans, rest, start = self.skipped_names, [], [], 0
+        for name, size in layout:
+            if name not in skipped:
+                spans.append(slice(start, start + size))
+                rest.append((name, size))
+            start += size
+        return spans, rest
+
+
+def draw_layers(memory: LayerScoreState, count: int, rng: Generator) -> list[str]:
+    """So many names without replacement, with probabilities in proportion to 1 / score."""
+    inverse = 1 / np.maximum(np.array(memory.scores), MIN_SCORE)
+    drawn = rng.choice(len(inverse), size=count, replace=False, p=inverse / inverse.sum())
+    return [memory.names[i] for i in sorted(drawn.tolist())]
