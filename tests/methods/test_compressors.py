@@ -18,8 +18,11 @@ from flrce.errors import BadInput
 from flrce.methods.compression.buffers import mask_largest, pack_bits, unpack_bits
 from flrce.methods.compression.entropy import EntropyCoded
 from flrce.methods.compression.error_feedback import ErrorFeedback
+from flrce.methods.compression.growing_bits import GrowingBits
+from flrce.methods.compression.qsgd import FixedPointCode
 from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.rotated import RotatedCode
+from flrce.methods.compression.skipped_layers import SkippedLayers
 from flrce.methods.compression.sparsify import RandomK, TopK
 from flrce.methods.compression.tensors import TensorDropout
 from flrce.methods.compression.ternary import SparseTernary
@@ -59,6 +62,11 @@ COMPRESSORS = [
     TopK(0.3, bits=3),
     TopK(0.3, "indices", bits=1),
     EntropyCoded(TopK(0.3, bits=2)),
+    FixedPointCode(1),
+    FixedPointCode(20),
+    GrowingBits(EntropyCoded(FixedPointCode(3))),
+    SkippedLayers(skipped="0.weight"),
+    SkippedLayers(1, Quantizer(3), "1.weight,0.bias"),
 ]
 every = pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 floats = st.floats(-100, 100, width=32)
