@@ -5,9 +5,11 @@ Kang & Lee 2025).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import MaxLen
 from numpy.random import Generator
 from torch import Tensor
 
@@ -25,6 +27,7 @@ from flrce.methods.compression.buffers import (
 )
 from flrce.rng import make_stream
 
+MAX_NAME_CHARACTERS = 10**6  # of all skipped tensors
 SEPARATOR = ","  # between the names of skipped tensors
 MIN_SCORE = 1e-12  # of a layer that did not move: it is skipped almost surely, not by division by 0
 
@@ -49,7 +52,8 @@ class SkippedLayers(Compressor):
 
     layers: NonNegativeInt = 2
     inner: Compressor = field(default=NoCompression(), metadata={"piece": True})
-    skipped: str = ""  # set by the server: names of the tensors that a task leaves out
+    # set by the server: names of the tensors that a task leaves out
+    skipped: Annotated[str, MaxLen(MAX_NAME_CHARACTERS)] = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Compressor):
