@@ -101,6 +101,7 @@ def describe_run(cell, experiment, history):
         "joules": round_values(record.joules for record in history),
         "bytes_up": [record.bytes_up for record in history],
         "bytes_down": [record.bytes_down for record in history],
+        "bytes_framing": [record.bytes_framing for record in history],
     }
 
 

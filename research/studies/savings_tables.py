@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+BYTE_FIELDS = ("bytes_up", "bytes_down", "bytes_framing")  # framing: seeds, hashes, figures
 HEADINGS = (
     "task",
     "row",
@@ -44,7 +45,7 @@ def compute_levels(line, model):
 def sum_costs(line, t):
     """Bytes and joules of the first t rounds."""
     return {
-        "bytes": sum(line["bytes_up"][:t]) + sum(line["bytes_down"][:t]),
+        "bytes": sum(sum(line[name][:t]) for name in BYTE_FIELDS),
         "joules": sum(line["joules"][:t]),
     }
 
