@@ -85,8 +85,8 @@ PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|\s+(?!\S)|\s+"
 CUT = {
     "type": "Sequence",
     "pretokenizers": [
-        {"type": "Split", "behavior": "Isolated", "pattern": {"Regex": PATTERN}},
-        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": PATTERN}},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
     ],
 }
 TOKENIZER = {

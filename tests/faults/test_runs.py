@@ -17,7 +17,7 @@ from flrce.errors import BadInput
 from flrce.storage import disk
 from flrce.storage.disk import LineFile
 from flrce.storage.ledger import Ledger
-from flrce.storage.seal import SEAL_FILE, SEALED_FILES
+from flrce.storage.seal import MODEL_FILE, SEAL_FILE, SEALED_FILES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))  # experiment_fuzz
 row32 = pytest.mark.row(
@@ -98,7 +98,8 @@ def test_flips_in_a_finished_run_are_found(copy, name, capsys, seen):
         assert out.startswith(f"{name}: ")
         found += 1
         if name.endswith((".jsonl", ".json", ".toml")):
-            code, error = said(capsys, COMMANDS[0], copy)
+            reader = ["predict", "RUN", "mine.csv"] if name == MODEL_FILE else COMMANDS[0]
+            code, error = said(capsys, reader, copy)
             assert code == 2
             assert f"{name} is not as it was written" in error
     path.write_bytes(whole)
