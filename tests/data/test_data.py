@@ -145,8 +145,7 @@ def test_groups_are_codes_and_large_enough():
         federate(named, "given", 2, 0)
     alone = Source("mine", x, y, ("a", "b"), np.array([0] * 11 + [1]))
     with pytest.raises(
-        BadInput,
-        match='a group of mine has 1 samples; leave that group out, as partition = "natural"',
+        BadInput, match=r"client '1' has 1 sample; data\.minimum is 2; leave that client out"
     ):
         federate(alone, "given", 2, 0, minimum=2)
 

@@ -19,6 +19,7 @@ from flrce.methods.catalogue.lora import LORA_RECIPES
 from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.report import page
 from flrce.simulation import runs
+from flrce.simulation.build import with_given_clients
 from flrce.simulation.executors import get_remote_executor, run_experiments_remotely
 from flrce.storage.disk import write_atomically
 from flrce.storage.ledger import refuse_unless_new
@@ -47,12 +48,13 @@ def compare_recipes(
         if name not in CATALOGUE:
             hint = suggest_replacement(name, CATALOGUE, CONTRIBUTED_METHODS)
             raise BadInput(f"--recipes {name!r} is unknown; {hint}")
+    read = runs.make_cached_reader()
+    exp, _ = with_given_clients(exp, None, read)
     aggregates: dict[str, dict[str, Any]] = {}
     experiments = {
         name: exp.with_tables({"recipe": get_recipe_settings(exp.recipe, name)}) for name in wanted
     }
     prepare_folder(out, "--out")
-    read = runs.make_cached_reader()
     if where != "here":
         _run_remotely(experiments, parse_seeds(seed_list) or [0], out, resume, where)
         resume = True

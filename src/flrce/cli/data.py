@@ -8,6 +8,7 @@ from flrce.cli.targets import prepare_file
 from flrce.cli.terminal import print_table
 from flrce.data.sources import DATASET_NAMES, is_prepared
 from flrce.errors import BadInput, suggest_name
+from flrce.simulation.build import with_given_clients
 
 
 def list_datasets(as_json: bool) -> None:
@@ -57,11 +58,11 @@ def show_partition(
     d = exp.data
     if name and d.path:
         raise BadInput(f"{name} and data.path = {str(d.path)!r}: leave one of them out")
-    pool = d.read_source()
+    exp, pool = with_given_clients(exp, d.read_source())
     federation = exp.federate(pool)
     described = federation.describe()
     what = f"{pool.outputs} {pool.kind}"
-    title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {what}; {d.partition}"
+    title = f"{pool.name}: {len(pool.y):,} samples {pool.shape}, {what}; {exp.data.partition}"
     title += f", seed {exp.seed}"
     if svg and "labels" not in described:
         raise BadInput(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flrce.data.partition import NATURAL_SCHEMES, partition_samples
+from flrce.data.partition import NATURAL_SCHEMES, name_group, partition_samples
 from flrce.data.sources import Source
 from flrce.data.trouble import FleetTrouble, PartitionedData, apply_trouble
 from flrce.errors import BadInput
@@ -117,7 +117,7 @@ def federate(
     names = [str(k) for k in range(M)]
     if scheme in NATURAL_SCHEMES:
         assert source.group is not None
-        names = [_get_group_name(source, int(source.group[part[0]])) for part in parts]
+        names = [name_group(source, int(source.group[part[0]])) for part in parts]
     if source.held is None:
         cuts = [min(round(holdout * len(part)), max(len(part) - 2, 0)) for part in parts]
         train = tuple(np.sort(part[cut:]) for part, cut in zip(parts, cuts, strict=True))
@@ -172,7 +172,3 @@ def _hash_samples(source: Source) -> str:
     if source.held is not None:
         found.update(np.packbits(source.held).data)
     return found.hexdigest()
-
-
-def _get_group_name(source: Source, code: int) -> str:
-    return source.groups[code] if source.groups else str(code)

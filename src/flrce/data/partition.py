@@ -117,14 +117,20 @@ def partition_samples(
         small = min(map(len, parts))
         if small < minimum:
             remedy = (
-                "lower it" if small > 1 else 'leave that group out, as partition = "natural" does'
+                "lower it"
+                if small > 1
+                else 'leave that client out, as data.partition = "natural" does'
             )
-            raise BadInput(
-                f"data.minimum = {minimum}, but a group of {source.name} has {small} samples;"
-                f" {remedy}"
-            )
+            who = name_group(source, [len(part) for part in parts].index(small))
+            count = f"{small} sample{'' if small == 1 else 's'}"
+            raise BadInput(f"client {who!a} has {count}; data.minimum is {minimum}; {remedy}")
         return [rng.permutation(part) for part in parts]
     return [rng.permutation(part) for part in _top_up_clients(parts, minimum, rng)]
+
+
+def name_group(source: Source, code: int) -> str:
+    """The name of a group, or its number where groups have none."""
+    return source.groups[code] if source.groups else str(code)
 
 
 def _top_up_clients(parts: list[IndexArray], minimum: int, rng: Generator) -> list[IndexArray]:

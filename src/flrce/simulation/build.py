@@ -4,7 +4,7 @@ trains it.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from flrce.core.types import Round, State, Task
 from flrce.core.update_placement import choose_placement, describe_placement
 from flrce.data.federation import Federation
 from flrce.data.own import holds_clients, to_source
+from flrce.data.sources import Source
 from flrce.devices.costs import assign_devices, load_profile
 from flrce.errors import BadInput
 from flrce.formats.language import has_same_vocabulary
@@ -177,18 +178,38 @@ def build_simulation(
     )
 
 
-def with_given_clients(experiment: Experiment, data: Any) -> Experiment:
-    """The experiment, with data.partition = "given" where data come by client and it says nothing
-    else.
+def with_given_clients(
+    experiment: Experiment, data: Any = None, read: Callable[[Experiment], Source] | None = None
+) -> tuple[Experiment, Any]:
+    """The experiment whose clients are the groups of its data, where data come by client or
+    data.group names them and it says nothing else; and the data, read if that was necessary.
     """
-    d = experiment.data
-    if "partition" in d.model_fields_set or not holds_clients(data):
-        return experiment
-    log.info(
-        "data come by client: data.partition = 'given'; set another one to share the samples out"
-        " anew"
-    )
-    return experiment.model_copy(update={"data": d.model_copy(update={"partition": "given"})})
+    d, told = experiment.data, experiment.model_fields_set
+    if "partition" in d.model_fields_set and (d.partition != "given" or "clients" in told):
+        return experiment, data
+    if not (holds_clients(data) or d.group is not None or "partition" in d.model_fields_set):
+        return experiment, data
+    if data is None and "clients" not in told:
+        data = read(experiment) if read else d.read_source()
+    pool = None if "clients" in told else to_source(data, **d.reader_options())
+    changes: dict[str, Any] = {"data": d.model_copy(update={"partition": "given"})}
+    if pool is not None and pool.group is not None:
+        count = int(pool.group.max()) + 1
+        changes["clients"] = count
+        if "per_round" not in told:
+            changes["per_round"] = min(experiment.per_round, count)
+    if "partition" not in d.model_fields_set:
+        log.info(
+            "each group of the data is a client (data.partition = 'given'); set another partition"
+            " to share the samples out anew"
+        )
+    changed = experiment.model_copy(update=changes)
+    if changed.per_round > changed.clients:
+        raise BadInput(
+            f"per_round = {changed.per_round}, but the data have {changed.clients} clients; lower"
+            " it"
+        )
+    return changed, data if pool is None else pool
 
 
 def build_data_and_model(

@@ -83,7 +83,7 @@ def rounds(
             "engine.name = 'flower': rounds one by one are the simulator's; use flrce.run(...,"
             " watch=...)"
         )
-    experiment = with_given_clients(experiment, data)
+    experiment, data = with_given_clients(experiment, data)
     built = build_simulation(experiment, data, model)
     with closing(built.engine):
         yield from built.iterate_rounds(experiment)
@@ -104,8 +104,8 @@ def run(
     `result` is the partial Result, where training diverged; with `allow_divergence` that Result is
     returned, and its `diverged` says why.
 
-    `data` replaces what the experiment names: a Source, (x, y), a list or dict of each client's (x,
-    y), a torch or HuggingFace Dataset, a DataFrame, a path.
+    `data` replaces what the experiment names: a Source, (x, y), a torch or HuggingFace
+    Dataset, a DataFrame, a path, or a list or dict with one of these per client.
 
     >>> result = run(Experiment(rounds=2, clients=10, per_round=2))
     >>> result.summary["rounds"]
@@ -115,7 +115,7 @@ def run(
         experiment = Experiment(recipe=experiment)
     experiment = experiment or Experiment()
     choose_device(experiment)
-    experiment = with_given_clients(experiment, data)
+    experiment, data = with_given_clients(experiment, data)
     warn_about_experiment(experiment)
     if experiment.engine.name == "flower":
         result = _run_on_flower(experiment, out, resume, data, model, watch)
@@ -409,6 +409,7 @@ def run_seeds(
     make_folder(out)
     write_atomically(out / SEEDS_FILE, json.dumps(list(seeds)).encode())
     read = read or make_cached_reader()
+    experiment, _ = with_given_clients(experiment, None, read)
     jobs: list[tuple[Experiment, Path | None]] = [
         (experiment.with_seed(s), out / f"seed-{s}") for s in seeds
     ]

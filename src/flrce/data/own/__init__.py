@@ -131,8 +131,8 @@ def to_source(data: Any, **how: Any) -> Source:
     if hasattr(data, "__getitem__"):
         return from_dataset(data, **how)
     raise BadInput(
-        f"data is a {type(data).__name__}; give (x, y), a list or dict of each client's (x, y), a"
-        " torch or HuggingFace Dataset, a DataFrame, a path or a Source"
+        f"data is a {type(data).__name__}; give (x, y), a torch or HuggingFace Dataset, a"
+        " DataFrame, a path, a Source, or a list or dict with one of these per client"
     )
 
 

@@ -1,17 +1,21 @@
-"""One data set a client: a list or dict of (x, y) pairs, as federated data are often handed over
-from Python.
+"""One data set a client: a list or dict of (x, y) pairs, tables, data sets or paths, as federated
+data are often handed over from Python.
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.own.arrays import IMAGE_CHANNELS, from_arrays
+from flrce.data.own.tables import GROUPS, find_column, from_columns, read_table_columns, to_columns
 from flrce.data.pool import assign_to_client, join_sources
+from flrce.data.readers.columns import convert_column
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
@@ -43,10 +47,12 @@ def is_split(data: Any) -> bool:
 
 
 def _all_clients(values: Sequence[Any]) -> bool:
-    if len(values) == 0 or not (all(map(_is_pair, values)) or all(map(_is_table, values))):
+    if len(values) == 0:
         return False
-    if _is_table(values[0]):
+    if all(_is_table(value) or _is_path(value) for value in values):
         return True
+    if not all(map(_is_pair, values)):
+        return False
     shapes = {tuple(getattr(x, "shape", ())) for x, _ in values}
     if len(shapes) == 1 and len(first := next(iter(shapes))) == 3 and first[0] in IMAGE_CHANNELS:
         return False  # images, each with as many labels as it has channels
@@ -76,9 +82,18 @@ def _has_axis(value: Any) -> bool:
     )
 
 
+def _is_path(value: Any) -> bool:
+    """Whether value names a file or folder; a text that names none is a sample."""
+    return isinstance(value, Path) or (isinstance(value, str) and os.path.exists(value))
+
+
+def _is_frame(value: Any) -> bool:
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
 def _is_table(value: Any) -> bool:
     """Whether value is a source, a DataFrame or a data set with items of its own."""
-    frame = hasattr(value, "columns") and hasattr(value, "to_numpy")
+    frame = _is_frame(value)
     plain = isinstance(value, str | bytes | Mapping | tuple | list | np.ndarray) or hasattr(
         value, "__array__"
     )
@@ -95,6 +110,8 @@ def from_clients(data: Any, read: Callable[..., Source], **how: Any) -> Source:
     if len(clients) < len(named):
         raise BadInput("data names a client twice; give each a name of its own")
     log.info("data: %d clients, each with samples of its own", len(clients))
+    if all(_is_frame(v) or _is_table_file(v) for v in clients.values()):
+        return _in_order(_join_tables(clients, how), list(clients))
     if not all(_is_pair(value) for value in clients.values()):
         if how.get("standardise"):
             raise BadInput(
@@ -111,6 +128,40 @@ def from_clients(data: Any, read: Callable[..., Source], **how: Any) -> Source:
     )
     source = from_arrays(x, y, group.astype(str), where="data", **how)
     return _in_order(source, list(clients))
+
+
+def _is_table_file(value: Any) -> bool:
+    if not _is_path(value):
+        return False
+    return Path(value).suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet")
+
+
+def _join_tables(clients: Mapping[str, Any], how: Mapping[str, Any]) -> Source:
+    """The tables of all clients as one, so that a text that some of them lack is a column for
+    all.
+    """
+    tables = {
+        name: read_table_columns(Path(value)) if _is_path(value) else to_columns(value)
+        for name, value in clients.items()
+    }
+    first = next(iter(tables))
+    for name, table in tables.items():
+        if odd := sorted(table.keys() ^ tables[first].keys()):
+            raise BadInput(
+                f"data: clients {first!a} and {name!a} differ in column {odd[0]!a}; make them alike"
+            )
+    columns = {key: _join_columns([t[key] for t in tables.values()]) for key in tables[first]}
+    sizes = [len(next(iter(table.values()))) for table in tables.values()]
+    owner = how.get("group") or find_column(columns, "", GROUPS, "group", "data") or "client"
+    columns[owner] = np.repeat(np.array(list(tables), object), sizes).astype(str)
+    return from_columns(columns, **{"where": "data", **how, "group": owner})
+
+
+def _join_columns(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """One column of several tables; numbers of one and texts of another are texts."""
+    if len({part.dtype.kind in "OUS" for part in parts}) > 1:
+        return convert_column([value for part in parts for value in part.tolist()])
+    return np.concatenate(parts)
 
 
 def from_split(data: Mapping[str, Any], read: Callable[..., Source], **how: Any) -> Source:

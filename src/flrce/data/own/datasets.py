@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.data.own.arrays import from_arrays
-from flrce.data.own.tables import GROUPS, SPLITS, TARGETS, _find_column, from_columns
+from flrce.data.own.tables import GROUPS, SPLITS, TARGETS, find_column, from_columns
 from flrce.data.pool import join_sources
 from flrce.data.readers.columns import convert_column
 from flrce.data.sources import Source
@@ -56,9 +56,9 @@ def from_huggingface(
         )
     where = how.pop("where", "Dataset")
     names = dict.fromkeys(data.column_names)
-    label = _find_column(names, target, TARGETS, "target", where)  # type: ignore[arg-type]
-    owner = _find_column(names, group, GROUPS, "group", where)  # type: ignore[arg-type]
-    split = _find_column(names, how.pop("test", ""), SPLITS, "test", where)  # type: ignore[arg-type]
+    label = find_column(names, target, TARGETS, "target", where)  # type: ignore[arg-type]
+    owner = find_column(names, group, GROUPS, "group", where)  # type: ignore[arg-type]
+    split = find_column(names, how.pop("test", ""), SPLITS, "test", where)  # type: ignore[arg-type]
     if not label:
         raise BadInput(
             f"{where} has no label column; name it with target = one of {', '.join(names)}"
@@ -68,7 +68,7 @@ def from_huggingface(
         [features] if isinstance(features, str) and features else list(features)
     )
     for key in chosen:
-        _find_column(names, key, (), "features", where)  # type: ignore[arg-type]
+        find_column(names, key, (), "features", where)  # type: ignore[arg-type]
     wanted = chosen or [key for key in names if key not in (label, owner, split, *left_out)]
     feature: Any = getattr(data, "features", {}).get(label)
     how = {

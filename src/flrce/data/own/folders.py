@@ -20,7 +20,7 @@ from flrce.core.files import format_path
 from flrce.data.own.arrays import from_arrays, refuse_columns
 from flrce.data.own.tables import (
     GROUPS,
-    _find_column,
+    find_column,
     from_columns,
     from_csv,
     from_jsonl,
@@ -121,8 +121,8 @@ def _join_client_tables(files: Sequence[tuple[Path, Path]], how: Mapping[str, An
         clients += [entry.name if entry.is_dir() else entry.stem] * count
         held += [entry.is_dir() and SPLIT_NAMES.get(file.stem.lower(), False)] * count
     columns = {key: convert_column(values) for key, values in rows.items()}
-    owner = _find_column(columns, how.get("group", ""), GROUPS, "group", how["where"]) or "group"
-    split = _find_column(columns, how.get("test", ""), MARKS, "test", how["where"]) or "split"
+    owner = find_column(columns, how.get("group", ""), GROUPS, "group", how["where"]) or "group"
+    split = find_column(columns, how.get("test", ""), MARKS, "test", how["where"]) or "split"
     columns[owner] = np.array(clients)
     if any(held):
         columns[split] = np.array(held)

@@ -70,10 +70,10 @@ def from_columns(
     columns = _drop_columns(columns, [ignore] if isinstance(ignore, str) else ignore, where)
     wanted = [target] if isinstance(target, str) else list(target)
     told = [
-        found for one in wanted if (found := _find_column(columns, one, TARGETS, "target", where))
+        found for one in wanted if (found := find_column(columns, one, TARGETS, "target", where))
     ]
-    owner = _find_column(columns, group, GROUPS, "group", where)
-    split = _find_column(columns, test, SPLITS, "test", where)
+    owner = find_column(columns, group, GROUPS, "group", where)
+    split = find_column(columns, test, SPLITS, "test", where)
     if not told:
         raise BadInput(
             f"{where} has no label column; name it with target = one of {_format_names(columns)}"
@@ -370,7 +370,7 @@ def to_columns(frame: Any) -> ColumnTable:
     return columns
 
 
-def _find_column(
+def find_column(
     columns: ColumnTable, named: str, usual: Sequence[str], role: str, where: str
 ) -> str:
     """The column that plays a role: the named one, else one with a usual name, else ""."""
