@@ -110,5 +110,5 @@ $(VENV)/.core: pyproject.toml research/pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) --editable '.[dev,docs,energy,flower,ray,report,images,llm,onnx,track]' --editable ./research
+	$(PIP) --editable '.[dev,docs,energy,flower,ray,report,images,llm,onnx,privacy,track]' --editable ./research
 	touch $@

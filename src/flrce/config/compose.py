@@ -97,14 +97,20 @@ def compose_recipe(
     recipe = replace(recipe, work=replace(recipe.work, steps=steps))
     update = {"update": given} if given is not None else {}
     made = {role: build_piece(role, wanted) for role, wanted in pieces.items()}
+    least = 0 if made.get("aggregator", recipe.aggregator).accepts_empty_rounds else 1
     recipe = replace(
-        recipe, kept=(*recipe.kept, *kept), fixed=(*recipe.fixed, *fixed), **update, **made
+        recipe,
+        kept=(*recipe.kept, *kept),
+        fixed=(*recipe.fixed, *fixed),
+        minimum=max(recipe.minimum, least),
+        **update,
+        **made,
     )
     minimum = recipe.minimum if minimum is None else minimum
-    if type(minimum) is not int or not 1 <= minimum <= recipe.P:
+    if type(minimum) is not int or not least <= minimum <= recipe.P:
         raise BadInput(
-            f"recipe.minimum = {format_value(minimum)}: must be an integer from 1 to per_round ="
-            f" {recipe.P}"
+            f"recipe.minimum = {format_value(minimum)}: must be an integer from {least} to"
+            f" per_round = {recipe.P}"
         )
     for key, value in flags.items():
         if type(value) is not bool:

@@ -32,11 +32,20 @@ def grow_tables(memory: Mapping[str, Any], M: int) -> dict[str, Any]:
 
 
 def grow_state_tables(kept: Any, M: int) -> Any:
-    """One memory with room for M clients."""
-    changes: dict[str, Tensor] = {}
+    """One memory with room for M clients; also the tables of states that it holds."""
+    if type(kept) in (list, tuple):
+        return type(kept)(grow_state_tables(part, M) for part in kept)
+    if type(kept) is dict:
+        return {key: grow_state_tables(part, M) for key, part in kept.items()}
+    changes: dict[str, Any] = {}
     for f in list_fields(kept):
         table = getattr(kept, f.name)
-        if not f.metadata.get("rows") or not isinstance(table, Tensor) or len(table) >= M:
+        if not f.metadata.get("rows") or not isinstance(table, Tensor):
+            inner = table if isinstance(table, Tensor) else grow_state_tables(table, M)
+            if inner is not table and inner != table:
+                changes[f.name] = inner
+            continue
+        if len(table) >= M:
             continue
         square = f.metadata.get("square")
         changes[f.name] = (

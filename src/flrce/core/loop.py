@@ -211,7 +211,14 @@ def check_and_book(
     record = add_client_evaluations(record, replies, engine)
     if recipe.sums and len(updates):
         updates, record = average_updates(updates), average_client_metrics(record)
-    updates = replace(updates, shapes=engine.shapes, sent=came.sent, streams=plan.streams)
+    updates = replace(
+        updates,
+        shapes=engine.shapes,
+        sent=came.sent,
+        streams=plan.streams,
+        sampling_rate=recipe.selector.sampling_rate(recipe.P, len(state.roster)),
+        clients=len(state.roster),
+    )
     states = collect_client_states(landing.tasks, replies)
     return CheckedReplies(updates, record, clients, landing, states)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from flrce.core.bounds import LearningRate, find_problem
 from flrce.core.downlink import DENSE_DOWNLOAD
 from flrce.core.misplaced_links import has_links
+from flrce.core.nested_state import explain_forgotten_state
 from flrce.core.renamed_methods import explain_renamed_method
 from flrce.core.roles import (
     ROLES,
@@ -87,6 +88,7 @@ class ServerSGD(ServerStep):
 
     rate: LearningRate = 1.0
     device_agnostic: ClassVar[bool] = True
+    reads_clients: ClassVar[bool] = False
 
     def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Any) -> tuple[Tensor, Any]:
         if self.rate == 1:
@@ -171,7 +173,11 @@ class Recipe:
             *(("augment", each) for each in self.augment),
         )
         for role, piece in self.iter_pieces():
-            why = explain_renamed_method(piece) or explain_wrong_role(role, piece)
+            why = (
+                explain_renamed_method(piece)
+                or explain_wrong_role(role, piece)
+                or explain_forgotten_state(piece)
+            )
             if why:
                 raise BadInput(f"recipe.{role}: {why}")
         for role, piece in (*self.iter_pieces(), *client):
@@ -189,6 +195,11 @@ class Recipe:
             why = explain_renamed_method(piece) or piece.check_recipe(self)
             if why:
                 raise BadInput(why)
+        if self.minimum < 1 and not self.aggregator.accepts_empty_rounds:
+            raise BadInput(
+                f"recipe.minimum = {self.minimum}: {type(self.aggregator).__name__} needs a reply;"
+                " use 1 or more"
+            )
         if self.sums and (self.partial_pieces or self.selector.compares_updates):
             raise BadInput(
                 "sums only: no piece may look at single updates; drop recipe.selector and"
@@ -215,6 +226,10 @@ class Recipe:
 
     def initial_state(self, M: int, d: int, D: int) -> dict[str, Any]:
         """What the pieces remember before the first round; d floats are trained, D travel."""
+        for _, piece in self.iter_pieces():
+            why = piece.check_fleet(self, M, d, D)
+            if why:
+                raise BadInput(why)
         memory = {
             role: piece.initial_state(M, d, D)
             for role, piece in self.iter_pieces()

@@ -119,6 +119,12 @@ class Piece(ABC):  # noqa: B024 - its roles have the abstract methods
         """Why the piece does not work in this recipe; "" if it does."""
         return ""
 
+    def check_fleet(self, recipe: "Recipe", M: int, d: int, D: int) -> str:
+        """Why the piece does not work for M clients, d trained floats and D that travel; "" if it
+        does. Asked before the first round.
+        """
+        return ""
+
     def with_sketch_size(self, size: int) -> Self | None:
         """The same piece with a map of at most `size` floats per client; None if it has no map."""
         return None
@@ -137,6 +143,14 @@ class Piece(ABC):  # noqa: B024 - its roles have the abstract methods
     def observes_rounds(self) -> bool:
         """Whether the piece learns from committed rounds."""
         return overrides(self, Piece, "observe")
+
+    @default_property
+    def reads_clients(self) -> bool:
+        """Whether what it does depends on what single clients sent, other than by the model.
+
+        Noise that an aggregator adds to the model does not cover that.
+        """
+        return self.observes_rounds
 
     @default_property
     def device_agnostic(self) -> bool:
@@ -169,6 +183,16 @@ class Selector(Piece):
     @abstractmethod
     def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
         """The rows of the chosen clients, out of `view.pool`."""
+
+    def sampling_rate(self, P: int, M: int) -> float | None:
+        """The chance with which each of M clients is drawn, independently of all others (Poisson
+        sampling); None: they are chosen in another way.
+        """
+        return None
+
+    @default_property
+    def reads_clients(self) -> bool:
+        return True
 
     @default_property
     def compares_updates(self) -> bool:
@@ -349,6 +373,11 @@ class Aggregator(Piece):
         return ()
 
     @default_property
+    def accepts_empty_rounds(self) -> bool:
+        """Whether a round without replies may be committed (`recipe.minimum` = 0)."""
+        return False
+
+    @default_property
     def rate(self) -> float | None:
         """The rate of a plain mean of updates; None: it is another rule."""
         return None
@@ -370,6 +399,10 @@ class ServerStep(Piece):
     @abstractmethod
     def step(self, w: Tensor, target: Tensor, updates: Updates, memory: Any) -> tuple[Tensor, Any]:
         """(D,) the next model, and the step's state."""
+
+    @default_property
+    def reads_clients(self) -> bool:
+        return True
 
 
 class Pace(Piece):

@@ -225,6 +225,8 @@ class Updates:
     # (D,) the model before the round, where U lies on a device; None: U is on the host
     sent: Tensor | None = None
     streams: RoundStreams = FIRST_STREAMS  # of the round's random numbers
+    sampling_rate: float | None = None  # chance with which each client was drawn; None: no such
+    clients: int = 0  # M: rows in the roster
 
     def make_rng(self, purpose: str, client: str = "") -> Generator:
         """A generator of the round for one purpose; the same one in every engine and on resume."""

@@ -282,7 +282,9 @@ class FlrceStrategy(Strategy):
         recipe = self.build_recipe(engine, P)
         if self._stops:
             recipe = replace(recipe, stop=AnyOf((recipe.stop, *self._stops)))
-        return replace(recipe, minimum=max(self._least, recipe.minimum))
+        # 1 is what a user gets who says nothing: a recipe that accepts empty rounds keeps its 0
+        least = 0 if self._least == 1 and recipe.minimum == 0 else self._least
+        return replace(recipe, minimum=max(least, recipe.minimum))
 
     def _build_runner(self) -> ClientRunner | None:
         if self.model is None:

@@ -28,6 +28,7 @@ from flrce.methods.aggregation.fednova import FedNovaMean
 from flrce.methods.aggregation.fleet_clip import FleetClip
 from flrce.methods.aggregation.lora_products import LoRAProductMean
 from flrce.methods.aggregation.mean import WeightedMean
+from flrce.methods.aggregation.private_mean import PrivateMean
 from flrce.methods.aggregation.related_mean import RelatedMean
 from flrce.methods.aggregation.robust import ClippedMean, CoordinateMedian, Krum, TrimmedMean
 from flrce.methods.aggregation.root_trust import FLTrust
@@ -53,6 +54,7 @@ from flrce.methods.client.workload import (
 from flrce.methods.compression.entropy import EntropyCoded
 from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.growing_bits import GrowingBits
+from flrce.methods.compression.local_noise import LocalNoise
 from flrce.methods.compression.nonzero import NonzeroCoordinates
 from flrce.methods.compression.qsgd import FixedPointCode
 from flrce.methods.compression.quantize import Quantizer
@@ -71,6 +73,7 @@ from flrce.methods.selection.cleanest import LowCarbonSelector
 from flrce.methods.selection.clustered import ClusteredSampling
 from flrce.methods.selection.diverse import DivFL
 from flrce.methods.selection.fedlecc import FedLECC
+from flrce.methods.selection.poisson import PoissonSelector
 from flrce.methods.selection.power_of_choice import PowerOfChoice
 from flrce.methods.selection.relationship import RelationshipSelector
 from flrce.methods.selection.rooted import RootClientSampling
@@ -87,6 +90,7 @@ from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.methods.stopping.distance_growth import DistanceGrowth
 from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.methods.stopping.no_headway import NoHeadway
+from flrce.methods.stopping.privacy_budget import PrivacyBudget
 from flrce.methods.stopping.target import TargetMetric
 from flrce.methods.submodel.units import PrefixUnits, RandomUnits
 from flrce.training.augment import TRANSFORMS
@@ -116,6 +120,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "rooted": RootClientSampling,
         "cleanest": LowCarbonSelector,
         "divfl": DivFL,
+        "poisson": PoissonSelector,
     },
     "trainer": {
         "alike": PlainTraining,
@@ -148,6 +153,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "fixed-point": FixedPointCode,
         "growing-bits": GrowingBits,
         "skip-layers": SkippedLayers,
+        "local-noise": LocalNoise,
     },
     "downlink": {
         "dense": DenseDownload,
@@ -172,6 +178,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "root-trust": FLTrust,
         "products": LoRAProductMean,
         "related": RelatedMean,
+        "private-mean": PrivateMean,
     },
     "server": {
         "step": ServerSGD,
@@ -199,6 +206,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "standstill": NoHeadway,
         "worth": MarginalGain,
         "target": TargetMetric,
+        "privacy-budget": PrivacyBudget,
     },
     "link": {
         "sgd": SGD,

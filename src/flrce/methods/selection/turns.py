@@ -91,6 +91,10 @@ class RoundRobinSelector(Selector):
         """Whether updates are looked at."""
         return self.by in ("balance", "agreement")
 
+    @property
+    def reads_clients(self) -> bool:
+        return self.by != "chance"
+
     def with_sketch_size(self, size: int) -> "RoundRobinSelector":
         """The same with `size` floats of each update."""
         return replace(self, sketch=size)

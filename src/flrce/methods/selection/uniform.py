@@ -1,7 +1,7 @@
 """P clients at random, without replacement (FedAvg)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.random import Generator
 
@@ -12,6 +12,8 @@ from flrce.core.types import Selection
 @dataclass(frozen=True)
 class UniformSelector(Selector):
     """Everyone reachable is as likely as everyone else."""
+
+    reads_clients: ClassVar[bool] = False
 
     def select(self, memory: Any, view: RoundView, rng: Generator) -> Selection:
         picked = rng.permutation(len(view.pool))[: view.P]

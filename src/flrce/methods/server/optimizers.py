@@ -36,6 +36,7 @@ class ServerMomentum(ServerStep):
     beta: DecayRate = 0.9
     rate: LearningRate = 1.0
     device_agnostic: ClassVar[bool] = True
+    reads_clients: ClassVar[bool] = False
 
     def initial_state(self, M: int, d: int, D: int) -> MomentState:
         return MomentState(torch.zeros(d), torch.zeros(0))
@@ -59,6 +60,7 @@ class ServerAdam(ServerStep):
     beta2: DecayRate = 0.99
     tau: PositiveFloat = 1e-3
     device_agnostic: ClassVar[bool] = True
+    reads_clients: ClassVar[bool] = False
 
     def initial_state(self, M: int, d: int, D: int) -> MomentState:
         return _init_moments(d, self.tau)
@@ -80,6 +82,7 @@ class ServerYogi(ServerStep):
     beta2: DecayRate = 0.99
     tau: PositiveFloat = 1e-3
     device_agnostic: ClassVar[bool] = True
+    reads_clients: ClassVar[bool] = False
 
     def initial_state(self, M: int, d: int, D: int) -> MomentState:
         return _init_moments(d, self.tau)
@@ -101,6 +104,7 @@ class ServerAdagrad(ServerStep):
     beta1: DecayRate = 0.0
     tau: PositiveFloat = 1e-3
     device_agnostic: ClassVar[bool] = True
+    reads_clients: ClassVar[bool] = False
 
     def initial_state(self, M: int, d: int, D: int) -> MomentState:
         return _init_moments(d, self.tau)

@@ -116,6 +116,10 @@ class AnyOf(StopRule):
     def check_recipe(self, recipe: Recipe) -> str:
         return next((why for rule in self.rules if (why := rule.check_recipe(recipe))), "")
 
+    def check_fleet(self, recipe: Recipe, M: int, d: int, D: int) -> str:
+        checks = (rule.check_fleet(recipe, M, d, D) for rule in self.rules)
+        return next((why for why in checks if why), "")
+
     @property
     def _stateful_rule(self) -> StopRule | None:
         """The rule whose state is this one's: the first that has one."""
