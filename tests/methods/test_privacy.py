@@ -190,7 +190,7 @@ def test_server_optimisers_are_postprocessing():
 
 def test_a_network_with_statistics_is_refused_before_the_first_round():
     with pytest.raises(BadInput, match="BatchNorm"):
-        recipes.dp_fedavg(P=2).initial_state(4, 2, 3)
+        recipes.dp_fedavg(P=2).check_fleet(4, 2, 3)
 
 
 @pytest.mark.parametrize("wrap", [lambda rule: rule, lambda rule: AnyOf((CostBudget(), rule))])

@@ -104,6 +104,7 @@ def make_initial_state(recipe: Recipe, engine: Engine, w: Tensor) -> State:
     if not isinstance(engine, Engine):
         raise BadInput(f"class {type(engine).__name__} must subclass flrce.Engine")
     clients = tuple(engine.clients(0))
+    recipe.check_fleet(len(clients), engine.trainable, len(w))
     check_memory(
         recipe,
         len(clients),

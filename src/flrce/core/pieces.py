@@ -224,12 +224,15 @@ class Recipe:
         for role in ROLES:
             yield role, getattr(self, role)
 
-    def initial_state(self, M: int, d: int, D: int) -> dict[str, Any]:
-        """What the pieces remember before the first round; d floats are trained, D travel."""
+    def check_fleet(self, M: int, d: int, D: int) -> None:
+        """BadInput if a piece does not work for so many clients and floats."""
         for _, piece in self.iter_pieces():
             why = piece.check_fleet(self, M, d, D)
             if why:
                 raise BadInput(why)
+
+    def initial_state(self, M: int, d: int, D: int) -> dict[str, Any]:
+        """What the pieces remember before the first round; d floats are trained, D travel."""
         memory = {
             role: piece.initial_state(M, d, D)
             for role, piece in self.iter_pieces()
