@@ -19,10 +19,10 @@ from flrce.methods.aggregation.mean import DEFAULT_SAMPLE_CAP_RATIO, WeightedMea
 from flrce.methods.aggregation.related_mean import RelatedMean
 from flrce.methods.catalogue.lora import *  # noqa: F403
 from flrce.methods.catalogue.lora import LORA_RECIPES
-from flrce.methods.catalogue.savings import *  # noqa: F403
-from flrce.methods.catalogue.savings import SAVINGS_RECIPES
 from flrce.methods.catalogue.privacy import PRIVACY_RECIPES as PRIVACY_RECIPES
 from flrce.methods.catalogue.privacy import dp_fedavg as dp_fedavg
+from flrce.methods.catalogue.savings import *  # noqa: F403
+from flrce.methods.catalogue.savings import SAVINGS_RECIPES
 from flrce.methods.catalogue.selection import *  # noqa: F403
 from flrce.methods.catalogue.selection import SELECTION_AND_ROBUST_RECIPES
 from flrce.methods.catalogue.standard import *  # noqa: F403 - so that recipes.scaffold is one of them
