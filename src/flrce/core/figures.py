@@ -17,6 +17,18 @@ MAX_FIGURE = 1e30  # as in the checks of a run directory
 RESERVED_NAMES = frozenset({f.name for f in fields(RoundRecord)} | set(COSTS))
 
 
+def add_figures(
+    recipe: Recipe,
+    after: State,
+    event: RoundEvent,
+    record: RoundRecord,
+    clients: Sequence[ClientRecord],
+) -> tuple[RoundRecord, tuple[ClientRecord, ...]]:
+    """The record of a committed round and its clients' lines, with what pieces report of them."""
+    record = replace(record, figures=collect_figures(recipe, after, event))
+    return record, add_client_figures(recipe, after, event, clients)
+
+
 def collect_figures(recipe: Recipe, after: State, event: RoundEvent) -> dict[str, float]:
     """Name -> number, of every piece that reports any about a committed round."""
     found: dict[str, float] = {}

@@ -18,14 +18,14 @@ from flrce.core.diagnostics import add_diagnostics
 from flrce.core.downloads import acknowledge_downloads
 from flrce.core.engine import Engine
 from flrce.core.evaluation import add_client_evaluations, evaluate_model, validate_client_metrics
-from flrce.core.figures import add_client_figures, collect_figures
+from flrce.core.figures import add_figures
 from flrce.core.fleet_state import add_carbon, initial_fleet_state, update_batteries
 from flrce.core.forecast import estimate_inquiries
 from flrce.core.gate import collect_client_states, validate_replies
 from flrce.core.memory_limits import check_memory
 from flrce.core.pending import DueTasks, collect_due, collect_replies, list_reply_ages
 from flrce.core.pieces import Recipe
-from flrce.core.planning import plan_round
+from flrce.core.planning import describe_round, plan_round
 from flrce.core.shadow_stops import find_shadow_stops
 from flrce.core.summed_updates import average_client_metrics, average_updates
 from flrce.core.types import (
@@ -154,8 +154,7 @@ def close_round(
     model = validate_final_model(recipe.average, averaged, event.w_next)
     after = State(plan.t, event.w_next, memory, state.roster, {**state.carry, **checked.states})
     record = add_diagnostics(record, recipe, state, after, event)
-    record = replace(record, figures=collect_figures(recipe, after, event))
-    clients = add_client_figures(recipe, after, event, checked.clients)
+    record, clients = add_figures(recipe, after, event, record, checked.clients)
     record = decide_stop(recipe, engine, record, state, after, model, T)
     # the chosen first, as they were chosen
     touched = dict.fromkeys(task.k for task in (*plan.tasks, *landing.tasks))
@@ -212,14 +211,7 @@ def check_and_book(
     record = add_client_evaluations(record, replies, engine)
     if recipe.sums and len(updates):
         updates, record = average_updates(updates), average_client_metrics(record)
-    updates = replace(
-        updates,
-        shapes=engine.shapes,
-        sent=came.sent,
-        streams=plan.streams,
-        sampling_rate=recipe.selector.sampling_rate(recipe.P, len(state.roster)),
-        clients=len(state.roster),
-    )
+    updates = replace(updates, shapes=engine.shapes, sent=came.sent, **describe_round(recipe, plan))
     states = collect_client_states(landing.tasks, replies)
     return CheckedReplies(updates, record, clients, landing, states)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from numpy.random import Generator
 from torch import Tensor
@@ -80,6 +81,13 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
     keep = selection.keep or recipe.pace.max_replies(recipe.P)
     asked = tuple(inquiry.asked)
     return RoundPlan(state, t, selection, flights, asked, refusal, n, keep, now, streams)
+
+
+def describe_round(recipe: Recipe, plan: RoundPlan) -> dict[str, Any]:
+    """What updates say about their round: its random numbers, and how clients were drawn."""
+    M = len(plan.state.roster)
+    rate = recipe.selector.sampling_rate(recipe.P, M)
+    return {"streams": plan.streams, "sampling_rate": rate, "clients": M}
 
 
 def admit_clients(

@@ -1,6 +1,5 @@
 """Methods with differential privacy; docs/privacy.md says what they protect."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +34,3 @@ def dp_fedavg(
         minimum=0,
         name="dp-fedavg",
     )
-
-
-PRIVACY_RECIPES: dict[str, Callable[..., Recipe]] = {"dp-fedavg": dp_fedavg}

@@ -19,8 +19,7 @@ from flrce.methods.aggregation.mean import DEFAULT_SAMPLE_CAP_RATIO, WeightedMea
 from flrce.methods.aggregation.related_mean import RelatedMean
 from flrce.methods.catalogue.lora import *  # noqa: F403
 from flrce.methods.catalogue.lora import LORA_RECIPES
-from flrce.methods.catalogue.privacy import PRIVACY_RECIPES as PRIVACY_RECIPES
-from flrce.methods.catalogue.privacy import dp_fedavg as dp_fedavg
+from flrce.methods.catalogue.privacy import dp_fedavg
 from flrce.methods.catalogue.savings import *  # noqa: F403
 from flrce.methods.catalogue.savings import SAVINGS_RECIPES
 from flrce.methods.catalogue.selection import *  # noqa: F403
@@ -157,8 +156,7 @@ def fedprox(
     CIFAR10 (give .1 for CIFAR100, .5 for the others).
     """
     squared = look_up_name(preset, {"default": True, "authors": False}, "recipe.preset")
-    if mu is None:
-        mu = 0.01 if squared else 0.05
+    mu = (0.01 if squared else 0.05) if mu is None else mu
     if epochs_from is None:
         epochs_from = range((3 * epochs + 4) // 5, epochs + 1)  # from three fifths of E, rounded up
     trainer = ProximalTraining(mu, tuple(epochs_from), squared, stragglers)
@@ -286,7 +284,7 @@ CATALOGUE: dict[str, Callable[..., Recipe]] = {
     "flrce-freeze": flrce_freeze,
     **SAVINGS_RECIPES,
     **STANDARD_RECIPES,
-    **PRIVACY_RECIPES,
+    "dp-fedavg": dp_fedavg,
     **LORA_RECIPES,
 }
 
