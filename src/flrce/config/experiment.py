@@ -43,8 +43,10 @@ from flrce.data.sources import SampleSpec, Source
 from flrce.devices.costs import DeviceProfile
 from flrce.devices.fleet_model import FleetDynamics
 from flrce.errors import BadInput, format_one_line, suggest_name
+from flrce.training.given_objectives import make_metrics, make_objective, name_object
 
 MAX_SEED = 2**63 - 1  # what TOML can hold
+GIVEN = "given:"  # before the names of an objective that came from Python
 MAX_FILE_BYTES = 2**20  # of an experiment file
 
 
@@ -72,6 +74,7 @@ class Experiment(Section):
     _trust: Trust = PrivateAttr(
         default_factory=current_trust
     )  # where modules that it names may be imported from
+    _given: tuple[Any, Any] = PrivateAttr(default=(None, None))  # objective, metrics from Python
 
     def __init__(self, /, **tables: Any) -> None:  # a key may be called self
         if isinstance(tables.get("recipe"), Recipe):
@@ -101,7 +104,7 @@ class Experiment(Section):
         with suppress(UserCodeNotImported):
             self.build_life((), {})
         with suppress(UserCodeNotImported):
-            if self.objective is not None:
+            if self.objective is not None and not self._names_given_objective():
                 self.build_objective("classes")
         return self
 
@@ -225,8 +228,34 @@ class Experiment(Section):
         """What the model is for; `kind` is that of the data's targets, which decides where the
         experiment does not.
         """
+        objective, metrics = self._given
+        named = self._names_given_objective()
+        if named and objective is None and metrics is None:
+            raise BadInput(
+                f"the objective or metrics {named} came from Python; pass them again:"
+                " flrce.run(..., objective=..., metrics=...)"
+            )
         with apply_trust(self._trust):
-            return compose_objective(self.objective, kind)
+            default = compose_objective(None if named else self.objective, kind)
+            return make_objective(objective, metrics, default, kind)
+
+    def with_objective(self, objective: Any, metrics: Any = None) -> "Experiment":
+        """The experiment with an objective or metrics that are Python objects; its file names
+        them.
+        """
+        if objective is None and metrics is None:
+            return self
+        named = [] if objective is None else [name_object(objective)]
+        made = None if metrics is None else make_metrics(metrics)
+        named += [str(getattr(metric, "name", metric)) for metric in made or ()]
+        changed = self.model_copy(update={"objective": GIVEN + "+".join(named)})
+        changed._given = (objective, made)
+        return changed
+
+    def _names_given_objective(self) -> str:
+        """What came from Python by its names; "" where the experiment names all by itself."""
+        told = self.objective
+        return told.removeprefix(GIVEN) if isinstance(told, str) and told.startswith(GIVEN) else ""
 
 
 def _as_tuple(value: str | list[str] | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flrce.config.experiment import Experiment
+from flrce.config.experiment import GIVEN, Experiment
 from flrce.core import loop
 from flrce.core.host import require_gpu
 from flrce.core.pieces import Recipe
@@ -97,6 +97,8 @@ def run(
     model: nn.Module | None = None,
     watch: RoundCallback | None = None,
     allow_divergence: bool = False,
+    objective: Any = None,
+    metrics: Any = None,
 ) -> Result:
     """Run one experiment to its end; with `out`, keep a run directory that can be resumed.
 
@@ -107,13 +109,17 @@ def run(
     `data` replaces what the experiment names: a Source, (x, y), a torch or HuggingFace
     Dataset, a DataFrame, a path, or a list or dict with one of these per client.
 
+    `objective` is an objective, a function of (outputs, targets) with or without a reduction, or a
+    torch loss. `metrics` are names, functions of (outputs, targets), or objects with update and
+    compute; a list of them or a dict by name. The first is the primary metric.
+
     >>> result = run(Experiment(rounds=2, clients=10, per_round=2))
     >>> result.summary["rounds"]
     2
     """
     if isinstance(experiment, Recipe):
         experiment = Experiment(recipe=experiment)
-    experiment = experiment or Experiment()
+    experiment = (experiment or Experiment()).with_objective(objective, metrics)
     choose_device(experiment)
     experiment, data = with_given_clients(experiment, data)
     warn_about_experiment(experiment)
@@ -169,6 +175,11 @@ def _run_on_flower(
         raise BadInput(
             "fleet.availability is the simulator's; on Flower clients are there while connected;"
             " drop it"
+        )
+    if experiment.objective is not None and str(experiment.objective).startswith(GIVEN):
+        raise BadInput(
+            "objective and metrics from Python are the simulator's; name them in the experiment as"
+            ' "package.module:Class"'
         )
     for key in ("presence", "battery", "carbon"):
         if getattr(experiment.fleet, key) is not None:

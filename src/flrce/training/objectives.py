@@ -44,8 +44,8 @@ class MetricObjective:
             raise BadInput(
                 "objective.metrics is empty; name at least one, the first is the headline"
             )
-        validate_metrics(_resolve_metrics(self.metrics))
-        for judge in _resolve_metrics(self.metrics):
+        validate_metrics(resolve_metrics(self.metrics))
+        for judge in resolve_metrics(self.metrics):
             if isinstance(judge, Metric) and judge.kinds and self.kind not in (*judge.kinds, ""):
                 fit = [name for name, metric in METRICS.items() if self.kind in metric.kinds]
                 raise BadInput(
@@ -56,7 +56,7 @@ class MetricObjective:
 
     @property
     def evaluation_metrics(self) -> tuple[MetricLike, ...]:
-        return _resolve_metrics(self.metrics)
+        return resolve_metrics(self.metrics)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,8 @@ def _class_weights(values: tuple[float, ...], device: torch.device) -> Tensor:
         return torch.tensor(values, device=device)
 
 
-def _resolve_metrics(metrics: tuple[Any, ...]) -> tuple[MetricLike, ...]:
+def resolve_metrics(metrics: tuple[Any, ...]) -> tuple[MetricLike, ...]:
+    """Metrics by name or as they are; BadInput for anything else."""
     found = []
     for metric in metrics:
         if isinstance(metric, str) and metric not in METRICS:
