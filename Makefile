@@ -52,7 +52,7 @@ research: $(VENV)/.dev browser
 numbers: $(VENV)/.dev
 	ATEN_CPU_CAPABILITY=default $(TEST) $(NUMBERS:%=tests/%.py) -n 2 --dist loadfile
 
-# the wheel in an empty environment outside the checkout, without pins
+# the wheels of flrce and of its client in empty environments outside the checkout, without pins
 wheel: $(VENV)/.dev
 	$(TEST) tests/newcomer/wheel
 

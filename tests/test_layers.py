@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,15 @@ def package(module: str) -> str:
 def imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flrce"):
+        if isinstance(node, ast.ImportFrom) and re.match(r"flrce\b", node.module or ""):
             if node.module == "flrce":
                 found |= {alias.name for alias in node.names}
             else:
                 found.add(package(node.module or ""))
         elif isinstance(node, ast.Import):
-            found |= {package(alias.name) for alias in node.names if alias.name.startswith("flrce")}
+            found |= {
+                package(alias.name) for alias in node.names if re.match(r"flrce\b", alias.name)
+            }
     return found
 
 
@@ -64,7 +67,20 @@ def test_imports_point_downwards(path):
 
 def test_the_core_imports_nothing_of_the_research_package():
     for path in FILES:
-        assert not re.search(r"\bimport flrce_|from flrce_", path.read_text()), path
+        assert not re.search(r"(import|from) flrce_(?!client)", path.read_text()), path
+
+
+def test_the_client_package_needs_numpy_and_its_own_modules_only():
+    """flwr in one file, which a device that runs no Flower does not import."""
+    for path in (SOURCE.parent / "flrce_client").rglob("*.py"):
+        modules = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                modules.add((node.module or "").split(".")[0])
+        own = {"numpy", "flrce_client"} | ({"flwr"} if path.name == "flower.py" else set())
+        assert modules <= own | sys.stdlib_module_names, path
 
 
 def test_research_packages_import_one_way():

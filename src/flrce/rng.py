@@ -6,22 +6,16 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
-from numpy.random import Generator, Philox
+from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
+
+from flrce_client.streams import make_stream as make_stream
 
 GOLDEN, FIRST, SECOND = (
     0x9E3779B97F4A7C15,
     0xBF58476D1CE4E5B9,
     0x94D049BB133111EB,
 )  # SplitMix64 (Steele et al. 2014)
-
-
-def make_stream(seed: int, purpose: str, t: int = 0, client: str = "") -> Generator:
-    """An independent generator for one decision; the same arguments give the same draws on every
-    machine.
-    """
-    key = blake2b(f"{seed}|{purpose}|{t}|{client}".encode(), digest_size=16).digest()
-    return Generator(Philox(key=int.from_bytes(key, "little")))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ from flrce.flower.wire import (
     KEY_PREFIX,
     read_reply,
     read_task,
-    validate_client_name,
     write_piece,
     write_reply,
     write_task,
@@ -51,6 +50,7 @@ from flrce.training.update_chain import (
     UpdateChain,
     WeightDecay,
 )
+from flrce_client.wire import validate_client_name
 
 TASK = Task(
     "7",

@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from numpy.random import Generator
 from torch import Tensor
 
 from flrce.core.payload_bytes import count_bytes, count_value_bytes
 from flrce.core.roles import Compressor, Downlink
 from flrce.core.types import Download, Payload, Task
-from flrce.rng import make_stream
-
-STATISTICS_KEY = "batchnorm"  # the buffer of a download that holds BatchNorm's statistics
+from flrce_client.downloads import STATISTICS_KEY as STATISTICS_KEY
+from flrce_client.streams import make_download_stream as make_download_stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +74,6 @@ class DenseDownload(Downlink):
 
 
 DENSE_DOWNLOAD = DenseDownload()
-
-
-def make_download_stream(seed: int, t: int, client: str = "") -> Generator:
-    """The randomness of a download, alike on both sides; without a client: of one for all."""
-    return make_stream(seed, "downlink", t, client)
 
 
 def encode_model(

@@ -18,7 +18,7 @@ from flrce.core.payload_bytes import limit_payload_bytes
 from flrce.core.pieces import MalformedPayload
 from flrce.core.types import ClientCost, Payload, Task
 from flrce.errors import format_one_line
-from flrce.rng import make_stream
+from flrce_client import streams
 
 MAX_COORDINATE = 1e9  # of one coordinate: beyond it float32 products of updates overflow
 # of any figure that a client reports: sums over clients, samples and rounds stay far from overflow
@@ -193,7 +193,7 @@ def is_finite_number(
 
 def make_encoding_stream(task: Task) -> Generator:
     """The randomness that the client encoded with."""
-    return make_stream(task.seed, "encode", task.t, task.client)
+    return streams.make_encoding_stream(task.seed, task.t, task.client)
 
 
 class _TrackedBuffers(Mapping[str, Tensor]):

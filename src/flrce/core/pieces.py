@@ -35,10 +35,7 @@ from flrce.core.roles import (
 from flrce.core.state_values import validate_state
 from flrce.core.types import LocalWork, Payload, RoundEvent, RoundRecord, Selection, Task, Updates
 from flrce.errors import BadInput
-
-
-class MalformedPayload(ValueError):
-    """A payload that is not what its task asked for."""
+from flrce_client.errors import MalformedPayload as MalformedPayload
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,16 @@ is not installed, energy is None and `EnergyMeter.why` says so in one line; noth
 a TDP.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
-from flrce.core.types import ClientCost
 from flrce.errors import format_install_command
+
+if TYPE_CHECKING:  # a client that trains without torch measures too
+    from flrce.core.types import ClientCost
 
 T = TypeVar("T")
 NO_COUNTER_MESSAGE = (
@@ -56,7 +57,8 @@ class EnergyMeter:
         """Do the work; its result, and what it took. Counters count the whole machine, so let
         nothing else run.
         """
-        wait = torch.cuda.is_available()  # for kernels under way
+        torch = sys.modules.get("torch")
+        wait = torch is not None and torch.cuda.is_available()  # for kernels under way
         if self.monitor:
             self.monitor.begin_window("work", sync_execution=wait)
         began, window = perf_counter(), None
@@ -89,7 +91,7 @@ def extract_counters(window: Any) -> tuple[tuple[str, float], ...]:
     return (*found, *((name, value / 1e3) for name, value in values if value is not None))
 
 
-def with_measured_cost(spent: ClientCost, reading: EnergyReading) -> ClientCost:
+def with_measured_cost(spent: "ClientCost", reading: EnergyReading) -> "ClientCost":
     """The cost with the reading in place of the model's time and energy; unchanged where nothing
     was measured.
 

@@ -1,48 +1,5 @@
-"""What this device's own battery holds, as Linux and Android tell it in /sys/class/power_supply."""
+"""What this device's own battery holds."""
 
-from pathlib import Path
+from flrce_client.power_supply import POWER_SUPPLY_FOLDER, get_battery_metric, read_battery_level
 
-POWER_SUPPLY_FOLDER = Path("/sys/class/power_supply")
-
-
-def read_battery_level(root: Path = POWER_SUPPLY_FOLDER) -> float | None:
-    """From 0 to 1 over all system batteries, larger ones for more; None: there is none, or it
-    cannot be read.
-    """
-    found: list[tuple[float, float]] = []  # share, size
-    try:
-        supplies = sorted(root.iterdir())
-    except OSError:
-        return None
-    for supply in supplies:
-        if (
-            _read_text(supply / "type").lower() != "battery"
-            or _read_text(supply / "scope").lower() == "device"
-        ):
-            continue  # mains, or the battery of a mouse
-        share = _read_number(supply / "capacity")
-        size = _read_number(supply / "energy_full") or _read_number(supply / "charge_full") or 1.0
-        if share is not None and 0 <= share <= 100:
-            found.append((share / 100, size))
-    total = sum(size for _, size in found)
-    return sum(share * size for share, size in found) / total if total else None
-
-
-def get_battery_metric(root: Path = POWER_SUPPLY_FOLDER) -> dict[str, float]:
-    """The battery as a metric of a reply; nothing where nobody can tell."""
-    level = read_battery_level(root)
-    return {} if level is None else {"battery": level}
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _read_number(path: Path) -> float | None:
-    try:
-        return float(_read_text(path))
-    except ValueError:
-        return None
+__all__ = ["POWER_SUPPLY_FOLDER", "get_battery_metric", "read_battery_level"]

@@ -13,7 +13,8 @@ from flrce.errors import BadInput, format_install_command
 #: public name -> where it is
 PUBLIC_NAMES = {
     **dict.fromkeys(("FLrce", "Guarded", "RecipeStrategy"), "strategies"),
-    **dict.fromkeys(("Local", "client_app", "compressing", "introduce"), "client"),
+    **dict.fromkeys(("Local", "client_app"), "client"),
+    **dict.fromkeys(("compressing", "introduce"), "introduction"),
     **dict.fromkeys(("Masked", "masked_app"), "secure"),
     "LocalGrid": "grid",
     "Result": "session",

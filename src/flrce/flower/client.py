@@ -16,27 +16,29 @@ from flrce.core.types import ClientEvaluation, Reply, Task
 from flrce.devices.power_supply import get_battery_metric
 from flrce.flower import classes
 from flrce.flower.arrays import ArrayTemplate
-from flrce.flower.local_training import (
-    Local,
-    RunnerCache,
-    TracingLock,
-    get_client_name,
-    measure_cost,
-)
-from flrce.flower.nodes import HELLO_QUERY
+from flrce.flower.local_training import Local, RunnerCache, TracingLock
+from flrce.flower.metering import measure_cost
 from flrce.flower.task_training import (
     build_plain_reply,
-    get_message_arrays,
     has_exact_model,
     load_client_state,
     read_message,
     save_client_state,
 )
-from flrce.flower.wire import KEY_PREFIX, SAMPLES_KEY, read_task, write_reply
+from flrce.flower.wire import SAMPLES_KEY, read_task, write_reply
 from flrce.rng import make_stream
 from flrce.training.client import ClientRunner, find_personal_state
+from flrce_client.flower import (
+    NextCall,
+    get_client_name,
+    get_config,
+    get_model_arrays,
+    introduce,
+    restore_model,
+    write_lost_reply,
+)
 
-__all__ = ["Local", "client_app", "compressing", "get_client_name", "introduce"]
+__all__ = ["Local", "client_app", "compress_with_torch", "get_client_name", "introduce"]
 
 
 def client_app(load: Callable[[Context], Local]) -> ClientApp:
@@ -48,6 +50,8 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
     runners = RunnerCache(tracing)
 
     def train(message: Message, context: Context) -> Message:
+        if not restore_model(message, context):
+            return Message(write_lost_reply(get_config(message)), reply_to=message)
         local = load(context)
         runner = runners(local)
         w, task, template = read_message(message, context, runner, tracing)
@@ -77,7 +81,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
             return Message(
                 RecordDict({"metrics": MetricRecord({SAMPLES_KEY: 0})}), reply_to=message
             )
-        arrays = get_message_arrays(message)
+        arrays = get_model_arrays(message)
         with tracing.hold_shared():
             w = ArrayTemplate.from_arrays(arrays, runner.layout).pack(arrays).float()
             found = runner.evaluate(w, index, find_personal_state(load_client_state(context)))
@@ -105,7 +109,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
         local = load(context)
         return local.name or get_client_name(context), len(local.train_index)
 
-    return introduce(app, identify_client, compresses=True, parts=True)
+    return introduce(app, identify_client, compresses=True, parts=True, differences=True)
 
 
 def evaluate_and_train(
@@ -123,45 +127,11 @@ def evaluate_and_train(
     return replace(runner.train(w.float(), task, local.train_index, carry), judged=judged)
 
 
-def introduce(
-    app: ClientApp,
-    who: Callable[[Context], tuple[str, int]] | None = None,
-    compresses: bool | None = None,
-    parts: bool = False,
-) -> ClientApp:
-    """Let an app tell its stable name, its samples (0: unknown) and its skills.
-
-    Whether it `compresses` is what the app-wide mod below adds by itself; say so where the mod is
-    on `train` alone.
+def compress_with_torch(message: Message, context: Context, call_next: NextCall) -> Message:
+    """The app's own training, then the reply encoded by a compressor that only this package, or the
+    user, has.
     """
-
-    def answer_hello(message: Message, context: Context) -> Message:
-        name, n = who(context) if who else (get_client_name(context), 0)
-        entries: dict[str, Any] = {"client": name, "n": n, "parts": parts}
-        entries |= {} if compresses is None else {"compresses": compresses}
-        return Message(
-            RecordDict(
-                {"hello": ConfigRecord({KEY_PREFIX + key: value for key, value in entries.items()})}
-            ),
-            reply_to=message,
-        )
-
-    app.query("flrce")(answer_hello)
-    return app
-
-
-def compressing(
-    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
-) -> Message:
-    """A Flower mod: the app's own training, in any framework, then the reply encoded as its task
-    says.
-    """
-    if message.metadata.message_type == HELLO_QUERY:
-        return _declare_compression(call_next(message, context))
-    config = next(iter(message.content.config_records.values()), ConfigRecord())
-    if message.metadata.message_type != "train" or KEY_PREFIX + "t" not in config:
-        return call_next(message, context)
-    before, task = get_message_arrays(message), read_task(config, {})
+    before, task = get_model_arrays(message), read_task(get_config(message), {})
     reply, cost = measure_cost(lambda: call_next(message, context))
     if (
         reply.has_error()
@@ -186,15 +156,3 @@ def compressing(
     if not counted:
         del content.metric_records["metrics"][SAMPLES_KEY]
     return Message(content, reply_to=message)
-
-
-def _declare_compression(hello: Message) -> Message:
-    """An app's introduction, with what the mod adds to its skills."""
-    told = (
-        ConfigRecord()
-        if hello.has_error()
-        else hello.content.config_records.get("hello", ConfigRecord())
-    )
-    if KEY_PREFIX + "client" in told and KEY_PREFIX + "compresses" not in told:
-        told[KEY_PREFIX + "compresses"] = True
-    return hello

@@ -44,6 +44,7 @@ from flrce.flower.client_metrics import (
 )
 from flrce.flower.client_reports import ClientReports
 from flrce.flower.evaluation import Evaluator
+from flrce.flower.held_models import LOST_BASE_ERROR, HeldModelTracker
 from flrce.flower.inquiries import InquiryTracker
 from flrce.flower.measured_costs import MeasuredCosts
 from flrce.flower.messages import MessageQueue, explain_failure
@@ -106,6 +107,7 @@ class FlowerEngine(Engine):
         )
         self.inquiries = InquiryTracker(grid, options.timeout, "loss")
         self.measured = MeasuredCosts(template, runner, options.profile)
+        self.held = HeldModelTracker(template, options.arrays_key)
         self.panel = Evaluator(
             grid, template, options, evaluate_config or {}, judge, self._list_idle_clients, host
         )
@@ -151,7 +153,9 @@ class FlowerEngine(Engine):
         model.
         """
         client = self.online[task.client]
-        task = replace(task, download=None)
+        task = (
+            replace(task, download=None) if self.costs else self.held.adapt_download(task, client)
+        )
         task = task if client.compresses else replace(task, compressor=NoCompression())
         return task if client.parts else replace(task, part=Portion())
 
@@ -212,7 +216,7 @@ class FlowerEngine(Engine):
             self.get_task_layout(flight.task)  # refuses what cannot be done before anything is sent
         if flights:
             log_round_start(flights, here)
-        messages = [self.build_message(flight.w, flight.task) for flight in here]
+        messages = [self.build_message(flight) for flight in here]
         failed = self.under_way.send(
             messages, lambda at: self.make_sent_task(messages[at], here[at].task, here[at].w)
         )
@@ -286,29 +290,30 @@ class FlowerEngine(Engine):
     def primary_metric(self) -> PrimaryMetric:
         return self.panel.primary_metric
 
-    def build_message(self, w: Tensor, task: Task) -> Message:
+    def build_message(self, pending: PendingTask) -> Message:
         """The model and one client's task. Whoever holds the whole model shares one copy of it."""
-        held = self.measured.get_sent_coordinates(task)
-        content = RecordDict(
-            {
-                self.options.arrays_key: self.get_model_arrays(w)
+        w, task = pending.w, pending.task
+        client, content = self.online[task.client], dict[str, Any]()
+        download = self.held.add_download(content, pending, client)
+        if not content:
+            held = self.measured.get_sent_coordinates(task)
+            content[self.options.arrays_key] = (
+                self.get_model_arrays(w)
                 if held is None
-                else to_array_record({"held": w[held].float()}),
-                self.options.config_key: ConfigRecord(
-                    {
-                        **resolve_config(self.train_config, task.t),
-                        "server-round": task.t,
-                        **write_plain_config(task),
-                        **write_task(task),
-                    }
-                ),
+                else to_array_record({"held": w[held].float()})
+            )
+        content[self.options.config_key] = ConfigRecord(
+            {
+                **resolve_config(self.train_config, task.t),
+                "server-round": task.t,
+                **write_plain_config(task),
+                **write_task(task),
+                **download,
             }
         )
         if task.tensors:
             content["tensors"] = to_array_record(task.tensors)
-        return Message(
-            content, self.online[task.client].node, MessageType.TRAIN, group_id=str(task.t)
-        )
+        return Message(RecordDict(content), client.node, MessageType.TRAIN, group_id=str(task.t))
 
     def parse_reply(self, sent: SentTask, reply: Message, seconds: float) -> Reply:
         """One answer as a Reply, with what it really cost; whatever is wrong with it is its
@@ -324,6 +329,9 @@ class FlowerEngine(Engine):
                 error=explain_failure(reply),
                 spent=replace(down, compute_seconds=seconds),
             )
+        if self.held.is_lost(reply, client):
+            spent = replace(down, compute_seconds=seconds)
+            return Reply(task.client, task.t, error=LOST_BASE_ERROR, spent=spent, lost_base=True)
         try:
             place, key = self.places.pop(task.client, None), self.options.weight_key
             found = read_reply(reply.content, task, self.template, sent.w, self.cap, key, place)

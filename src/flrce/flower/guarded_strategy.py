@@ -105,10 +105,10 @@ class GuardedEngine(FlowerEngine):
         return tuple(k for k, client in self.rows.items() if client in self.outgoing)
 
     def adapt_task(self, task: Task) -> Task:
-        return replace(task, compressor=NoCompression(), part=Portion())
+        return replace(task, compressor=NoCompression(), part=Portion(), download=None)
 
-    def build_message(self, w: Tensor, task: Task) -> Message:
-        return self.outgoing[task.client]
+    def build_message(self, pending: PendingTask) -> Message:
+        return self.outgoing[pending.task.client]
 
     def refresh_connected(self) -> dict[str, ConnectedClient]:
         """Who is here now, without waiting for more."""

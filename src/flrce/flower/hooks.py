@@ -52,8 +52,8 @@ class OpenRound:
             )
         engine.begin_external_round(config)
         self.plan = loop.plan_round(recipe, engine, self.state, engine.options.seed, session.T)
-        tasks = () if self.plan.refused else self.plan.tasks
-        self.messages = [engine.build_message(self.state.w, task) for task in tasks]
+        pending = () if self.plan.refused else self.plan.flights
+        self.messages = [engine.build_message(one) for one in pending]
         self.since = time.monotonic()
         return self.messages
 
@@ -93,11 +93,11 @@ class OpenRound:
         for reply in replies:
             i = at.get(reply.metadata.reply_to_message_id)
             if i is not None:
-                message = self.messages[i]
+                message, pending = self.messages[i], plan.flights[i]
                 seconds = self.seconds.get(message.metadata.message_id, passed)
                 read.append(
                     engine.parse_reply(
-                        engine.make_sent_task(message, plan.tasks[i], self.state.w), reply, seconds
+                        engine.make_sent_task(message, pending.task, pending.w), reply, seconds
                     )
                 )
         self.done = loop.close_round(

@@ -1,29 +1,24 @@
 """What a client on Flower trains with, and the machinery around it: runners by thread, tracing by
-turns, a meter.
+turns.
 """
 
 import copy
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flrce.devices.energy import EnergyMeter, EnergyReading
 from flrce.errors import BadInput
 from flrce.training.client import ClientRunner
 from flrce.training.cpu import why_none
 from flrce.training.objectives import Classification, Objective
 
 IndexArray = NDArray[np.int64]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,33 +66,6 @@ def to_index_array(name: str, index: Any) -> IndexArray:
             " samples, such as range(100) or an array of integers"
         )
     return values.astype(np.int64, copy=False)
-
-
-def get_client_name(context: Context) -> str:
-    """The node's stable name: client-id or partition-id of its --node-config, else its node id."""
-    config = context.node_config
-    return str(config.get("client-id", config.get("partition-id", f"node-{context.node_id}")))
-
-
-_meter_lock = threading.Lock()
-
-
-@lru_cache(maxsize=1)
-def _get_meter() -> EnergyMeter:
-    return EnergyMeter()
-
-
-def measure_cost(work: Callable[[], T]) -> tuple[T, EnergyReading]:
-    """The work's result and cost; joules only where no other client works on this machine at the
-    same time.
-    """
-    if not _meter_lock.acquire(blocking=False):
-        start = time.monotonic()
-        return work(), EnergyReading(time.monotonic() - start)
-    try:
-        return _get_meter().measure(work)
-    finally:
-        _meter_lock.release()
 
 
 class TracingLock:

@@ -8,11 +8,13 @@ from statistics import median
 from flwr.app import Message
 from torch import Tensor
 
-from flrce.core.payload_bytes import count_download_bytes
+from flrce.core.downlink import HeldPart, estimate_download_bytes
+from flrce.core.payload_bytes import count_bytes, count_download_bytes
 from flrce.core.payloads import PER_BYTE, WATTS
 from flrce.core.types import ClientCost, Task
 from flrce.devices.costs import DeviceProfile
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes
+from flrce.flower.held_models import count_encoded_bytes
 from flrce.training.client import ClientRunner
 
 # times a profile's active watts: no device draws more for as long as a task takes
@@ -58,13 +60,23 @@ class MeasuredCosts:
 
     def count_downlink_bytes(self, task: Task) -> int:
         """Bytes of values that a client receives."""
+        if task.download is not None:
+            return estimate_download_bytes(task, self._get_whole_part()) + count_bytes(task.tensors)
         return count_download_bytes(
             self.template.nbytes, self.get_sent_coordinates(task), task.tensors
         )
 
+    def _get_whole_part(self) -> HeldPart:
+        layout = self.template.layout
+        return HeldPart(None, tuple(self.template.names), layout.trainable)
+
     def compute_sending_cost(self, message: Message, task: Task) -> ClientCost:
         """What sending this message cost."""
-        down = self.count_downlink_bytes(task)
+        encoded = count_encoded_bytes(message.content)
+        if encoded is None:
+            down = self.count_downlink_bytes(replace(task, download=None))
+        else:
+            down = encoded + count_bytes(task.tensors)
         arrays = sum(
             count_record_bytes(arrays) for arrays in message.content.array_records.values()
         )

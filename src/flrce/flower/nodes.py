@@ -12,9 +12,8 @@ from flwr.serverapp import Grid
 from flrce.core.gate import MAX_SAMPLES_PER_CLIENT
 from flrce.core.pieces import MalformedPayload
 from flrce.flower.messages import MAX_FETCHED_ANSWERS
-from flrce.flower.wire import KEY_PREFIX, validate_client_name
+from flrce_client.wire import HELLO_QUERY, KEY_PREFIX, validate_client_name
 
-HELLO_QUERY = "query.flrce"  # a client that knows us answers with its name and number of samples
 LOSS_QUERY = "query.flrce_loss"  # the mean loss of a model on its training samples
 NODE_UNAVAILABLE_CODE = 5  # Flower's error code of a node that is unavailable
 NEWCOMER_WAIT_SECONDS = 2.0  # seconds without an answer after which newcomers are not waited for
@@ -23,6 +22,7 @@ MAX_WAIT_RATIO = 3
 SCOUT_NODES = 2  # nodes that are asked before all others whether they know the question
 UNKNOWN_QUERY_MESSAGE = "No query function registered"  # what Flower says of an app that does not
 RESERVED_NAME_PATTERN = re.compile(r"node-\d+")  # what nodes without a name are called
+SKILLS = ("compresses", "parts", "differences")
 log = logging.getLogger("flwr")
 
 
@@ -35,6 +35,7 @@ class ConnectedClient:
     n: int = 0  # training samples, 0 where unknown
     compresses: bool = False  # encodes its reply as its task says
     parts: bool = False  # trains sub-models and frozen networks
+    differences: bool = False  # decodes downloads, and holds models that these refer to
 
 
 def natural_sort_key(name: str) -> list[tuple[int, int, str]]:
@@ -264,7 +265,7 @@ def _parse_hello(node: int, reply: Message) -> ConnectedClient:
     except MalformedPayload as problem:
         log.warning("node %d: %s; it goes by its node id", node, problem)
         name = format_node_name(node)
-    skills = {skill: config.get(KEY_PREFIX + skill) is True for skill in ("compresses", "parts")}
+    skills = {skill: config.get(KEY_PREFIX + skill) is True for skill in SKILLS}
     return ConnectedClient(
         name, node, n if type(n) is int and 0 < n <= MAX_SAMPLES_PER_CLIENT else 0, **skills
     )

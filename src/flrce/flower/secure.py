@@ -35,14 +35,15 @@ from flrce.core.types import (
 )
 from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes
-from flrce.flower.client import evaluate_and_train, introduce
+from flrce.flower.client import evaluate_and_train
 from flrce.flower.engine import FlowerEngine
-from flrce.flower.local_training import Local, RunnerCache, TracingLock, get_client_name
+from flrce.flower.local_training import Local, RunnerCache, TracingLock
 from flrce.flower.messages import explain_failure
 from flrce.flower.options import resolve_config
 from flrce.flower.strategy import ANY_P, FlrceStrategy
 from flrce.flower.wire import KEY_PREFIX, read_task, write_task
 from flrce.methods.catalogue import recipes
+from flrce_client.flower import get_client_name, introduce
 
 ARRAY_NAMES_KEY = KEY_PREFIX + "names"  # of the arrays, which the older interface leaves out
 # arrays beside the model: the metric where there is one, and whether there is
@@ -103,7 +104,7 @@ class MaskedEngine(FlowerEngine):
                 " it out"
             )
 
-    def build_message(self, w: Any, task: Task) -> Message:
+    def build_message(self, pending: PendingTask) -> Message:
         raise BadInput(
             "Masked sends nothing but what SecAgg+ does: use start, without a configure_train of"
             " your own"

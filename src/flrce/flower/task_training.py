@@ -10,23 +10,17 @@ from torch import Tensor
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import NoCompression
 from flrce.core.types import LocalWork, Payload, Reply, Task
-from flrce.flower.arrays import ArrayTemplate, read_tensors, to_array_record
-from flrce.flower.local_training import TracingLock, get_client_name
+from flrce.flower.arrays import ArrayTemplate, read_tensors
+from flrce.flower.local_training import TracingLock
 from flrce.flower.wire import KEY_PREFIX, SAMPLES_KEY, read_task
 from flrce.training.client import ClientRunner
 from flrce.training.update_chain import SGD, UpdateChain
-
-CLIENT_STATE_PREFIX = "flrce-carry-"  # record in Context.state: what a compressor keeps, by round
-
-
-def get_message_arrays(message: Message) -> ArrayRecord:
-    found = message.content.array_records
-    return found["arrays"] if "arrays" in found else next(iter(found.values()))
+from flrce_client import flower as client_side
 
 
 def has_exact_model(message: Message) -> bool:
     """Whether what was sent is the server's w, all of it and unrounded."""
-    arrays = get_message_arrays(message)
+    arrays = client_side.get_model_arrays(message)
     return set(arrays) != {"held"} and not {array.dtype for array in arrays.values()} & {
         "float16",
         "float64",
@@ -38,7 +32,7 @@ def read_message(
 ) -> tuple[Tensor, Task, ArrayTemplate | None]:
     """(w, the task, the template of a reply to a strategy that is not ours)."""
     config = next(iter(message.content.config_records.values()), ConfigRecord())
-    arrays = get_message_arrays(message)
+    arrays = client_side.get_model_arrays(message)
     if KEY_PREFIX + "t" not in config:
         template = ArrayTemplate.from_arrays(arrays, runner.layout)
         return template.pack(arrays), _build_plain_task(config, context), template
@@ -63,7 +57,7 @@ def _build_plain_task(config: Mapping[str, Any], context: Context) -> Task:
     links: list[Any] = [SGD(float(settings.get("lr", 0.1)))]
     t = int(settings.get("server-round", 0))
     return Task(
-        get_client_name(context),
+        client_side.get_client_name(context),
         0,
         t,
         int(settings.get("seed", 0)),
@@ -83,32 +77,10 @@ def load_client_state(context: Context, t: int | None = None) -> dict[str, Tenso
     """What this client kept before round t, or last: a round that is run again starts from the
     same.
     """
-    rounds = [
-        int(key.removeprefix(CLIENT_STATE_PREFIX))
-        for key in context.state
-        if key.startswith(CLIENT_STATE_PREFIX)
-    ]
-    before = [r for r in rounds if t is None or r < t]
-    if not before:
-        return {}
-    kept = context.state[f"{CLIENT_STATE_PREFIX}{max(before)}"]
-    assert isinstance(kept, ArrayRecord)
-    return read_tensors(kept, 2**40)
+    kept = client_side.load_client_state(context, t)
+    return {name: torch.from_numpy(values.copy()) for name, values in kept.items()}
 
 
 def save_client_state(context: Context, t: int, carry: Mapping[str, Tensor]) -> None:
-    if not carry:
-        return
-    context.state[f"{CLIENT_STATE_PREFIX}{t}"] = to_array_record(carry)
-    rounds = sorted(
-        (
-            int(key.removeprefix(CLIENT_STATE_PREFIX))
-            for key in context.state
-            if key.startswith(CLIENT_STATE_PREFIX)
-        ),
-        reverse=True,
-    )
-    for old in rounds[
-        3:
-    ]:  # the server may die with one round sent and the one before not yet committed
-        del context.state[f"{CLIENT_STATE_PREFIX}{old}"]
+    arrays = {name: x.detach().cpu().contiguous().numpy() for name, x in carry.items()}
+    client_side.save_client_state(context, t, arrays)

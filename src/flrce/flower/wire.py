@@ -3,7 +3,6 @@
 A piece is built only from a name in `registry.PIECES`: a message never causes an import of code.
 """
 
-import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -16,27 +15,27 @@ from flrce.core.payload_bytes import count_upload_bytes
 from flrce.core.payloads import is_finite_number
 from flrce.core.pieces import MalformedPayload
 from flrce.core.types import ClientCost, ClientEvaluation, LocalWork, Payload, Portion, Reply, Task
-from flrce.errors import BadInput, format_one_line
+from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes, read_tensors, to_array_record
 from flrce.methods.registry import PIECES
 from flrce.training.update_chain import ProximalTerm, UpdateChain
+from flrce_client.wire import COMPRESSOR_KEY, KEY_PREFIX, SAMPLES_KEY
 
-KEY_PREFIX = "flrce."  # of our keys in a ConfigRecord, beside the user's
-SAMPLES_KEY = "num-examples"  # what Flower calls n_k
-CLIENT_NAME_PATTERN = re.compile(r"[\w.:@+-]{1,64}")
+__all__ = [
+    "KEY_PREFIX",
+    "SAMPLES_KEY",
+    "read_piece",
+    "read_reply",
+    "read_task",
+    "write_piece",
+    "write_plain_config",
+    "write_reply",
+    "write_task",
+]
+
 # fields of a Task that are not scalars
-NON_SCALAR_FIELDS = ("compressor", "tensors", "work", "part", "update", "augment")
+NON_SCALAR_FIELDS = ("compressor", "tensors", "work", "part", "update", "augment", "download")
 MAX_PIECES_PER_TASK = 32  # links or transforms in one task
-
-
-def validate_client_name(value: Any) -> str:
-    """A client's name for itself, checked."""
-    if not isinstance(value, str) or not CLIENT_NAME_PATTERN.fullmatch(value):
-        raise MalformedPayload(
-            f"client name {format_one_line(value, 40)!r}: use 1 to 64 letters, digits and . : @"
-            " + - _"
-        )
-    return value
 
 
 def write_task(task: Task) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def write_task(task: Task) -> dict[str, Any]:
         KEY_PREFIX + "lr": update.lr
     }
     entries |= _write_pieces("augment", task.augment, KEY_PREFIX + "augment")
-    return entries | write_piece("compressor", task.compressor, KEY_PREFIX + "compressor")
+    return entries | write_piece("compressor", task.compressor, COMPRESSOR_KEY)
 
 
 def write_plain_config(task: Task) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def read_task(config: Mapping[str, Any], sent: Mapping[str, Tensor]) -> Task:
             part=Portion(**_read_fields(Portion, config)),
             update=UpdateChain(_read_pieces("link", config, KEY_PREFIX + "update")),
             augment=_read_pieces("augment", config, KEY_PREFIX + "augment"),
-            compressor=read_piece("compressor", config, KEY_PREFIX + "compressor"),
+            compressor=read_piece("compressor", config, COMPRESSOR_KEY),
             tensors=sent,
         )
     except (TypeError, BadInput) as why:

@@ -3,7 +3,6 @@ its last blocks.
 """
 
 import copy
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from flrce.errors import BadInput
 from flrce.models.chain import LayerChain, build_layer_chain
 from flrce.models.flat import ModelLayout
+from flrce_client.bits import floor_share as floor_share
 
 TensorSizes = tuple[tuple[str, int], ...]
 
@@ -86,8 +86,3 @@ def copy_for_training(part: ModelPart, shape: tuple[int, ...]) -> nn.Module:
         for name in list_frozen_layers(build_layer_chain(net, shape), part.first):
             modules[name].eval().requires_grad_(False)
     return net
-
-
-def floor_share(rate: float, size: int) -> int:
-    """max(1, floor(rate * size)); rounding first, since .29 * 100 is 28.999..."""
-    return max(1, math.floor(round(rate * size, 6)))

@@ -229,3 +229,36 @@ def test_an_ordinary_user_with_a_read_only_home(venv, folder):
     said = call([*flrce, "run", *SMALL, "--out", str(home / "runs")], work, **env)
     assert said.returncode == 2, said.stderr
     assert said.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_the_client_wheel_alone(place):
+    """Without torch, flrce or a package index: numpy is all that it needs, and its codes work."""
+    wheels = place / "client"
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", wheels]
+    built = subprocess.run([*build, ROOT / "client"], capture_output=True, text=True)
+    if built.returncode and "No matching distribution" in built.stderr:
+        pytest.skip("no package index within reach")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = wheels.glob("flrce_client-*.whl")
+    bare = place / "bare"
+    subprocess.run([sys.executable, "-m", "venv", bare], check=True)
+    pip = [bare / "bin" / "python", "-m", "pip", "install", "--quiet", wheel]
+    done = subprocess.run(pip, cwd=place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = call([bare / "bin" / "python", "-m", "pip", "list", "--format=freeze"], place).stdout
+    assert {line.split("==")[0].lower() for line in names.split()} <= {
+        *("flrce-client", "numpy", "pip", "setuptools", "wheel")
+    }
+    code = """
+import numpy as np
+from flrce_client.codecs import CODECS
+from flrce_client.streams import make_stream
+u, layout = np.arange(100, dtype=np.float32), (("w", 100),)
+for name, make in CODECS.items():
+    code = make()
+    buffers, _ = code.encode(u, layout, make_stream(0, "encode"), {})
+    assert code.decode(buffers, layout, make_stream(0, "encode")).shape == (100,), name
+print(len(CODECS), "codes")
+"""
+    ran = call([bare / "bin" / "python", "-c", code], place)
+    assert ran.stdout.strip() == "10 codes", ran.stderr

@@ -11,10 +11,33 @@ from torch import Tensor
 from flrce.core.pieces import MalformedPayload
 from flrce.core.types import Payload
 from flrce.errors import BadInput
+from flrce_client import bits as bits_of
+from flrce_client.bits import count_packed_bytes
+from flrce_client.layout import (
+    STATISTICS_SUFFIXES,
+    TensorSizes,
+    count_floats,
+    count_span_floats,
+    split_statistics,
+)
 
-TensorSizes = Sequence[tuple[str, int]]
-#: names of BatchNorm's statistics, which lossy codes send as float32
-STATISTICS_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
+__all__ = [
+    "STATISTICS_SUFFIXES",
+    "TensorSizes",
+    "count_floats",
+    "count_packed_bytes",
+    "count_span_floats",
+    "join_spans",
+    "mask_largest",
+    "pack_bits",
+    "pack_bits_with_torch",
+    "require_buffers",
+    "split_statistics",
+    "take_spans",
+    "unpack_bits",
+    "unpack_bits_with_torch",
+    "validate_share",
+]
 
 
 def require_buffers(payload: Payload, names: set[str]) -> None:
@@ -32,34 +55,13 @@ def validate_share(name: str, value: float) -> None:
         raise BadInput(f"{name} = {value!r}: must be above 0 and at most 1 (1: all)")
 
 
-def count_floats(layout: TensorSizes) -> int:
-    """Floats in a layout."""
-    return sum(size for _, size in layout)
-
-
-def count_packed_bytes(count: int, bits: int) -> int:
-    """Bytes of so many levels without gaps."""
-    return -(-count * bits // 8)
-
-
 def pack_bits(levels: Tensor, bits: int) -> Tensor:
     """Levels (n,) uint8 below 2^bits, one after another without gaps, on the levels' device."""
     if bits == 8:
         return levels
     if levels.device.type != "cpu":
         return pack_bits_with_torch(levels, bits)
-    if (
-        8 % bits == 0
-    ):  # whole levels to a byte, the first in its highest bits: shifts are many times as fast
-        if bits == 1:
-            return torch.from_numpy(np.packbits(levels.numpy()))
-        packed = np.zeros(-(-len(levels) * bits // 8), np.uint8)
-        for i, place in enumerate(range(8 - bits, -1, -bits)):
-            mine = levels.numpy()[i :: 8 // bits]
-            packed[: len(mine)] |= mine << place
-        return torch.from_numpy(packed)
-    planes = np.unpackbits(levels.numpy()[:, None], axis=1)[:, 8 - bits :]
-    return torch.from_numpy(np.packbits(planes))
+    return torch.from_numpy(bits_of.pack_bits(levels.numpy(), bits))
 
 
 def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
@@ -71,22 +73,7 @@ def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
         if bool(rest.any()):
             raise MalformedPayload("bits beyond the last level are not zero")
         return levels
-    if 8 % bits == 0:
-        if bits == 1:
-            unpacked = np.unpackbits(packed.numpy())
-        else:
-            unpacked = np.empty(len(packed) * 8 // bits, np.uint8)
-            for i, place in enumerate(range(8 - bits, -1, -bits)):
-                unpacked[i :: 8 // bits] = packed.numpy() >> place & (2**bits - 1)
-        if unpacked[n:].any():
-            raise MalformedPayload("bits beyond the last level are not zero")
-        return torch.from_numpy(unpacked[:n])
-    flat = np.unpackbits(packed.numpy())
-    if flat[n * bits :].any():
-        raise MalformedPayload("bits beyond the last level are not zero")
-    planes = np.zeros((n, 8), np.uint8)
-    planes[:, 8 - bits :] = flat[: n * bits].reshape(n, bits)
-    return torch.from_numpy(np.packbits(planes, axis=1)[:, 0])
+    return torch.from_numpy(bits_of.unpack_bits(packed.numpy(), bits, n))
 
 
 def pack_bits_with_torch(levels: Tensor, bits: int) -> Tensor:
@@ -115,28 +102,6 @@ def mask_largest(u: Tensor, K: int) -> Tensor:
     edge = float(np.partition(size.numpy(), len(u) - K)[len(u) - K])
     above, equal = size > edge, size == edge
     return above | (equal & (equal.cumsum(0) <= K - int(above.sum())))
-
-
-def split_statistics(layout: TensorSizes) -> tuple[list[slice], list[slice]]:
-    """(spans that a lossy code takes, spans of BatchNorm's statistics, which travel as float32).
-
-    Neighbouring spans of one kind are joined, so a usual layout has at most one of each.
-    """
-    spans: tuple[list[slice], list[slice]] = ([], [])
-    start = 0
-    for name, size in layout:
-        kind = spans[name.endswith(STATISTICS_SUFFIXES)]
-        if kind and kind[-1].stop == start:
-            kind[-1] = slice(kind[-1].start, start + size)
-        elif size:
-            kind.append(slice(start, start + size))
-        start += size
-    return spans
-
-
-def count_span_floats(spans: Sequence[slice]) -> int:
-    """Floats in these spans."""
-    return sum(span.stop - span.start for span in spans)
 
 
 def take_spans(u: Tensor, spans: Sequence[slice]) -> Tensor:

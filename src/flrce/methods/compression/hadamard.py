@@ -1,13 +1,8 @@
-"""Random rotations: a Hadamard transform with random signs, over chunks of powers of two.
-
-A vector of n floats is cut into chunks of `block` floats. The remainder is cut into the powers of
-two that it is the sum of, and the last of them is padded with zeros where that costs little more
-than the scales of further chunks. So 134,902 floats need 135,168 coordinates of one bit, where one
-transform of the whole vector would need 262,144.
+"""Random rotations on torch's devices: a Hadamard transform with random signs, over chunks of
+powers of two (flrce_client.hadamard says which).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,41 +10,9 @@ from numpy.random import Generator
 from torch import Tensor
 from torch.nn.functional import pad
 
-MIN_CHUNK = 64  # of a longer vector: rotated coordinates of shorter chunks are far from normal
-CHUNK_BITS = 128  # that a chunk more counts for: its scale has 32, the rest is for its time
+from flrce_client.hadamard import ChunkGroup, plan_chunks
 
-
-@dataclass(frozen=True)
-class ChunkGroup:
-    """`rows` chunks of one size, one after another; the last may be padded."""
-
-    rows: int
-    size: int  # a power of two
-
-    @property
-    def floats(self) -> int:
-        return self.rows * self.size
-
-
-def plan_chunks(n: int, block: int, bits: float) -> list[ChunkGroup]:
-    """How n floats are cut, if a coordinate costs `bits`: as many chunks of `block` as there are,
-    then ever smaller ones.
-    """
-    groups = [ChunkGroup(n // block, block)] if n >= block else []
-    return groups + [ChunkGroup(1, size) for size in _cut_remainder(n % block, n, bits)]
-
-
-def _cut_remainder(rest: int, n: int, bits: float) -> list[int]:
-    """Sizes of the chunks of a remainder with the fewest bits: one padded chunk, or one of half its
-    size and what the floats behind it need.
-    """
-    if not rest:
-        return []
-    whole = 1 << (rest - 1).bit_length()
-    if whole == rest or whole <= MIN_CHUNK:
-        return [whole if n <= MIN_CHUNK else max(whole, MIN_CHUNK)]
-    halves = [whole // 2, *_cut_remainder(rest - whole // 2, n, bits)]
-    return min(([whole], halves), key=lambda sizes: sum(sizes) * bits + len(sizes) * CHUNK_BITS)
+__all__ = ["ChunkGroup", "draw_signs", "plan_chunks", "split_chunks", "transform_hadamard"]
 
 
 def split_chunks(x: Tensor, groups: Sequence[ChunkGroup]) -> list[Tensor]:

@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 import torch
 from annotated_types import Ge, Le
 from numpy.random import Generator
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flrce.core.payload_bytes import count_value_bytes
@@ -23,8 +21,7 @@ from flrce.methods.compression.buffers import (
     require_buffers,
     unpack_bits,
 )
-
-FloatArray = NDArray[np.float64]
+from flrce_client.quantize import quantise_tensors
 
 
 @dataclass(frozen=True)
@@ -51,23 +48,10 @@ class Quantizer(Compressor):
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
-        ranges, levels = [], []
-        with np.errstate(
-            all="ignore"
-        ):  # a diverged client's update travels too: the gate says why it is refused
-            for x in np.split(u.double().numpy(), np.cumsum([size for _, size in layout])[:-1]):
-                mean, step, zero = header = _quantization_range(x, 2**self.bits - 1)
-                exact = np.nan_to_num((x - mean) / step + zero) if step else np.zeros_like(x)
-                up = rng.random(len(x)) if self.stochastic else 0.5
-                levels.append(np.clip(np.floor(exact + up), 0, 2**self.bits - 1).astype(np.uint8))
-                ranges.append(header)
-        packed = pack_bits(torch.from_numpy(np.concatenate(levels)), self.bits)
-        return Payload(
-            {
-                "levels": packed,
-                "ranges": torch.from_numpy(np.concatenate(ranges).astype(np.float32)),
-            }
-        ), carry
+        sizes, draws = [size for _, size in layout], rng if self.stochastic else None
+        levels, ranges = quantise_tensors(u.double().numpy(), sizes, self.bits, draws)
+        packed = pack_bits(torch.from_numpy(levels), self.bits)
+        return Payload({"levels": packed, "ranges": torch.from_numpy(ranges)}), carry
 
     def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int:
         """What a payload weighs, whatever the update: levels without gaps, and three floats of each
@@ -87,15 +71,3 @@ class Quantizer(Compressor):
             mean + step * (q - zero) for q, (mean, step, zero) in zip(levels, ranges, strict=True)
         ]
         return torch.cat([torch.empty(0, dtype=torch.float64), *parts]).float()
-
-
-def _quantization_range(x: FloatArray, top: int) -> FloatArray:
-    """(mean, step, level of the mean) as they travel, in float32's values; step 0 for a constant
-    tensor.
-    """
-    low, high = (x.min(), x.max()) if len(x) else (0.0, 0.0)
-    if low == high:
-        return np.array([low, 0.0, 0.0])
-    step = np.float64(np.float32((high - low) / top))
-    zero = np.nan_to_num((x.mean() - low) / step) if step else 0.0
-    return np.array([x.mean(), step, zero]).astype(np.float32).astype(np.float64)

@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from annotated_types import Gt, Le
 from numpy.random import Generator
@@ -37,21 +35,9 @@ from flrce.methods.compression.hadamard import (
     transform_hadamard,
 )
 from flrce.models.part import floor_share
+from flrce_client.rotated import BLOCKS, CENTROID_UNIT, CENTROIDS, draw_positions, list_level_edges
 
 SCALES = ("unbiased", "contractive")
-#: Lloyd-Max centroids of the normal distribution, the positive half, in units of 1/1024. Sums of
-#: 4096 such numbers are exact in float32, so the order of additions cannot matter in `decode`.
-#: One bit needs the sign only; the scale holds the centroid.
-CENTROIDS = {
-    1: (1024,),
-    2: (464, 1547),
-    3: (251, 774, 1376, 2204),
-    4: (131, 397, 673, 965, 1286, 1657, 2119, 2798),
-}
-CENTROID_UNIT = 1024
-#: floats that are rotated together and have one scale, by the bits of a level: the more, the fewer
-#: scales; the error is the same from 256 on
-BLOCKS = {1: 16_384, 2: 4096, 3: 4096, 4: 4096}
 
 
 @dataclass(frozen=True)
@@ -182,8 +168,7 @@ class RotatedCode(Compressor):
         """Which rotated coordinates of each chunk of this size travel; None: all."""
         if self.bits >= 1:
             return None
-        drawn = np.sort(rng.permutation(size)[: floor_share(self.bits, size)])
-        return torch.from_numpy(drawn).to(device)
+        return torch.from_numpy(draw_positions(rng, size, self.bits)).to(device)
 
     def _count_levels(self, groups: list[ChunkGroup]) -> int:
         if self.bits >= 1:
@@ -197,12 +182,10 @@ def quantise_normal(y: Tensor, energy: Tensor, bits: int) -> Tensor:
     """
     if bits == 1:
         return (y >= 0).byte()
-    edges = [-(a + b) / 2 for a, b in pairwise(reversed(CENTROIDS[bits]))]
-    edges = [*edges, 0.0, *(-edge for edge in reversed(edges))]
     z = y / energy.sqrt().clamp_min(torch.finfo(torch.float32).tiny).float()[:, None]
     levels = torch.zeros(y.shape, dtype=torch.uint8, device=y.device)
-    for edge in edges:  # a few comparisons take less time than a search
-        levels += z >= edge / CENTROID_UNIT
+    for edge in list_level_edges(bits):  # a few comparisons take less time than a search
+        levels += z >= edge
     return levels
 
 

@@ -2,7 +2,6 @@
 their signs, and Golomb-coded gaps.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from flrce.core.bounds import PositiveProportion
 from flrce.core.payload_bytes import count_value_bytes
-from flrce.core.pieces import MalformedPayload, get_buffer
+from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
 from flrce.core.types import Payload
 from flrce.methods.compression.buffers import (
@@ -32,8 +31,7 @@ from flrce.methods.compression.buffers import (
     validate_share,
 )
 from flrce.models.part import floor_share
-
-LOG_GOLDEN = math.log((math.sqrt(5) - 1) / 2)  # of the golden ratio less 1
+from flrce_client.golomb import choose_golomb_bits, pack_gaps, unpack_positions
 
 
 @dataclass(frozen=True)
@@ -105,43 +103,16 @@ class SparseTernary(Compressor):
         return floor_share(self.share, n) if n else 0
 
 
-def choose_golomb_bits(n: int, count: int) -> int:
-    """b = max(0, 1 + floor(log2(ln(phi - 1) / ln(1 - p)))), p = count / n: the shortest code of
-    geometric gaps.
-    """
-    if not count or count >= n:
-        return 0
-    return max(0, 1 + math.floor(math.log2(LOG_GOLDEN / math.log1p(-count / n))))
-
-
 def encode_golomb(gaps: NDArray[np.int64], bits: int) -> tuple[Tensor, Tensor]:
     """(quotients: as many ones as each gap >> bits, then a zero; the lowest bits of all gaps)."""
-    ends = np.cumsum((gaps >> bits) + 1) - 1
-    unary = np.ones(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
-    unary[ends] = 0
-    places = np.arange(bits - 1, -1, -1)
-    binary = (gaps[:, None] >> places & 1).astype(np.uint8)
-    return torch.from_numpy(np.packbits(unary)), torch.from_numpy(np.packbits(binary))
+    quotients, remainders = pack_gaps(gaps, bits)
+    return torch.from_numpy(quotients), torch.from_numpy(remainders)
 
 
 def decode_golomb(payload: Payload, n: int, count: int) -> Tensor:
     """(count,) the coordinates whose gaps were coded; Malformed where they do not end within n."""
-    bits = choose_golomb_bits(n, count)
     packed = payload.buffers["quotients"]
     quotients = get_buffer(payload, "quotients", torch.uint8, packed.numel()).numpy(force=True)
-    unary = np.unpackbits(quotients)
-    ends = np.flatnonzero(unary == 0)[:count]
-    length = int(ends[-1]) + 1 if len(ends) else 0
-    if len(ends) < count or len(packed) != count_packed_bytes(length, 1) or unary[length:].any():
-        raise MalformedPayload(f"quotients are not those of {count} gaps")
-    size = count_packed_bytes(count, bits)
-    binary = np.unpackbits(get_buffer(payload, "remainders", torch.uint8, size).numpy(force=True))
-    if binary[count * bits :].any():
-        raise MalformedPayload("bits beyond the last remainder are not zero")
-    table = binary[: count * bits].reshape(count, bits).astype(np.int64)
-    low = (table << np.arange(bits - 1, -1, -1)).sum(1)
-    gaps = (np.diff(ends, prepend=-1) - 1 << bits) + low
-    where = np.cumsum(gaps + 1) - 1
-    if count and where[-1] >= n:
-        raise MalformedPayload(f"coordinate {where[-1]} lies beyond {n}")
-    return torch.from_numpy(where)
+    size = count_packed_bytes(count, choose_golomb_bits(n, count))
+    remainders = get_buffer(payload, "remainders", torch.uint8, size).numpy(force=True)
+    return torch.from_numpy(unpack_positions(quotients, remainders, n, count))
