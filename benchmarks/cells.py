@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from flrce.models.sequences import RecurrentNetwork
 from flrce.simulation.worker_pool import _retain_freed_memory
-from flrce.training.cpu.cells import hasten
+from flrce.training.cpu.cells import compile_gru_layers
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def row(case: Case, repeats: int) -> str:
     """
     torch.manual_seed(0)
     plain = case.net()
-    fast = hasten(copy.deepcopy(plain))
+    fast = compile_gru_layers(copy.deepcopy(plain))
     x, y = torch.randint(0, 90, (2, case.batch, 80))
     a, steps = torch.randn(1500, 1500), [stepper(net, x, y) for net in (plain, fast)]
     found = []

@@ -116,7 +116,8 @@ def test_the_page_about_the_tree_names_what_there_is() -> None:
     assert set(re.findall(r"`(\w+)`", line)) == folders - {"catalogue"}
     flow = list(blocks(DOCS / "architecture.md"))[1].text
     steps = re.findall(r"^ *\|  (\w[\w.]*) ", flow, re.MULTILINE)
-    code = "".join((source / "core" / f"{name}.py").read_text() for name in ("loop", "pieces"))
+    files = ("loop", "checked_replies", "pieces")
+    code = "".join((source / "core" / f"{name}.py").read_text() for name in files)
     assert {"plan_round", "collect_replies", "validate_replies", "server.step"} <= set(steps)
     assert [name for name in steps if f"{name}(" not in code] == []
     for name, fields in re.findall(r"^  ([A-Z]\w+) \((.*?)\)", flow, re.MULTILINE):

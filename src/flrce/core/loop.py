@@ -1,45 +1,31 @@
 """The paper's Algorithm 4 for any recipe and engine.
 
 A generator: whoever iterates logs, saves or quits. A round is plan (planning.py), dispatch and
-collect (pending.py), validate (gate.py), book (costs.py), aggregate and step, evaluate, decide.
+collect (pending.py), validate and book (checked_replies.py), aggregate and step, evaluate, decide.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from flrce.core import device_transfer
 from flrce.core.buffers import free_unused_buffers
-from flrce.core.costs import book_costs
+from flrce.core.checked_replies import CheckedReplies, check_and_book
 from flrce.core.diagnostics import add_diagnostics
-from flrce.core.downloads import acknowledge_downloads
 from flrce.core.engine import Engine
-from flrce.core.evaluation import add_client_evaluations, evaluate_model, validate_client_metrics
+from flrce.core.evaluation import evaluate_model
 from flrce.core.figures import add_figures
-from flrce.core.fleet_state import add_carbon, initial_fleet_state, update_batteries
+from flrce.core.fleet_state import initial_fleet_state
 from flrce.core.forecast import estimate_inquiries
-from flrce.core.gate import collect_client_states, validate_replies
 from flrce.core.memory_limits import check_memory
-from flrce.core.pending import DueTasks, collect_due, collect_replies, list_reply_ages
+from flrce.core.pending import collect_replies
 from flrce.core.pieces import Recipe
-from flrce.core.planning import describe_round, plan_round
+from flrce.core.planning import plan_round
 from flrce.core.shadow_stops import find_shadow_stops
-from flrce.core.summed_updates import average_client_metrics, average_updates
-from flrce.core.types import (
-    ClientCost,
-    ClientRecord,
-    ClientStates,
-    Round,
-    RoundEvent,
-    RoundPlan,
-    RoundRecord,
-    RoundReplies,
-    State,
-    Updates,
-)
+from flrce.core.types import Round, RoundEvent, RoundPlan, RoundRecord, RoundReplies, State, Updates
 from flrce.core.unfinished_rounds import close_abandoned_round, close_refused_round
 from flrce.core.validation import (
     explain_device_mix,
@@ -79,15 +65,13 @@ def rounds(
 
 
 def run_round(recipe: Recipe, engine: Engine, state: State, T: int, seed: int) -> Round:
-    """One round."""
+    """One round: plan it, train its clients, and close it."""
     plan = plan_round(recipe, engine, state, seed, T)
-    came = (
-        RoundReplies()
-        if plan.refused
-        else collect_replies(recipe, engine, plan.flights, state, plan.keep)
-    )
+    replies = RoundReplies()
+    if not plan.refused:
+        replies = collect_replies(recipe, engine, plan.flights, state, plan.keep)
     with engine.device_lock if engine.updates_on_device else nullcontext():
-        return close_round(recipe, engine, plan, came, T)
+        return close_round(recipe, engine, plan, replies, T)
 
 
 def is_stopped(state: State) -> bool:
@@ -124,114 +108,71 @@ def make_initial_state(recipe: Recipe, engine: Engine, w: Tensor) -> State:
     )
 
 
-@dataclass(frozen=True)
-class CheckedReplies:
-    """What came of the tasks, after the gate: nothing that a client says is used before."""
-
-    updates: Updates
-    record: RoundRecord  # costs and outcomes so far
-    clients: tuple[ClientRecord, ...]
-    landing: DueTasks
-    states: ClientStates
-
-
 def close_round(
-    recipe: Recipe, engine: Engine, plan: RoundPlan, came: RoundReplies, T: int | None = None
+    recipe: Recipe, engine: Engine, plan: RoundPlan, replies: RoundReplies, T: int | None = None
 ) -> Round:
     """Check the replies, aggregate, evaluate, decide; or abandon the round and keep the model."""
-    state = plan.state
-    asked = estimate_inquiries(engine, plan.asked, {task.client for task in plan.tasks})
+    inquiries = estimate_inquiries(engine, plan.asked, {task.client for task in plan.tasks})
     if plan.refused:
-        return close_refused_round(recipe, engine, plan, asked)
-    checked = check_and_book(recipe, engine, plan, came, asked)
-    landing, record = checked.landing, checked.record
-    if len(record.replied) < recipe.minimum:
-        return close_abandoned_round(recipe, engine, state, landing, record, checked.clients)
+        return close_refused_round(recipe, engine, plan, inquiries)
+    checked = check_and_book(recipe, engine, plan, replies, inquiries)
+    if len(checked.record.replied) < recipe.minimum:
+        state = _update_server_state(plan.state, checked.server_state)
+        return close_abandoned_round(
+            recipe, engine, state, checked.record, checked.clients, checked.tasks
+        )
     with explain_device_mix(checked.updates.sent is not None):
-        event, memory = aggregate_and_step(recipe, engine, plan, checked.updates)
-    memory = {**memory, **landing.memory}
-    averaged = recipe.average.model(memory.get("average"), event.w_next)
-    model = validate_final_model(recipe.average, averaged, event.w_next)
-    after = State(plan.t, event.w_next, memory, state.roster, {**state.carry, **checked.states})
-    record = add_diagnostics(record, recipe, state, after, event)
-    record, clients = add_figures(recipe, after, event, record, checked.clients)
-    record = decide_stop(recipe, engine, record, state, after, model, T)
+        event, server_state = aggregate_and_step(recipe, engine, plan, checked.updates)
+    after = advance_state(plan, checked, event.w_next, server_state)
+    model = build_final_model(recipe, after)
+    diagnosed = add_diagnostics(checked.record, recipe, plan.state, after, event)
+    reported, clients = add_figures(recipe, after, event, diagnosed, checked.clients)
+    record = decide_stop(recipe, engine, reported, after, model, T)
     # the chosen first, as they were chosen
-    touched = dict.fromkeys(task.k for task in (*plan.tasks, *landing.tasks))
-    after = replace(after, history=(*state.history, record))
-    return Round(after, record, clients, tuple(touched), model)
+    touched = dict.fromkeys(task.k for task in (*plan.tasks, *checked.tasks))
+    history = (*plan.state.history, record)
+    return Round(replace(after, history=history), record, clients, tuple(touched), model)
 
 
-def check_and_book(
-    recipe: Recipe,
-    engine: Engine,
-    plan: RoundPlan,
-    came: RoundReplies,
-    asked: Sequence[tuple[str, ClientCost]],
-) -> CheckedReplies:
-    """Replies through the gate, their costs into the record."""
-    state, t = plan.state, plan.t
-    evaluators = {flight.task.client for flight in plan.flights if flight.task.judge}
-    replies = validate_client_metrics(came.replies, engine, evaluators)
-    landing = collect_due(recipe, plan, came)
-    w = state.w if came.sent is None else came.sent  # where the updates are
-    updates, rejected = validate_replies(
-        landing.tasks,
-        replies,
-        engine.get_task_layout,
-        len(w),
-        engine.trainable,
-        plan.keep,
-        w,
-        known=plan.n,
-        bases=landing.bases,
-        t=t,
-        oldest=landing.oldest,
-        table=came.table,
+def advance_state(
+    plan: RoundPlan, checked: CheckedReplies, w_next: Tensor, server_state: Mapping[str, Any]
+) -> State:
+    """The state after a round that counts; its record is added once it is complete."""
+    before = plan.state
+    return State(
+        plan.t,
+        w_next,
+        {**server_state, **checked.server_state},
+        before.roster,
+        {**before.carry, **checked.client_states},
+        before.history,
     )
-    price = add_carbon(engine, plan)
-    clients, costs = book_costs(
-        t, landing.tasks, replies, rejected, asked, landing.seconds, plan.keep, price
-    )
-    received = acknowledge_downloads(recipe, state, plan.flights, came.replies)
-    batteries = update_batteries(engine, plan, clients)
-    landing = replace(landing, memory={**landing.memory, **received, **batteries})
-    record = RoundRecord(
-        t=t,
-        exploit=plan.chosen.exploit,
-        chosen=tuple(task.client for task in plan.tasks),
-        replied=tuple(state.roster[k] for k in updates.k.tolist()),
-        rejected=rejected,
-        why=plan.chosen.why,
-        ages=list_reply_ages(state.roster, updates),
-        clients=len(state.roster),
-        began=plan.began,
-        **costs,
-    )
-    record = add_client_evaluations(record, replies, engine)
-    if recipe.sums and len(updates):
-        updates, record = average_updates(updates), average_client_metrics(record)
-    updates = replace(updates, shapes=engine.shapes, sent=came.sent, **describe_round(recipe, plan))
-    states = collect_client_states(landing.tasks, replies)
-    return CheckedReplies(updates, record, clients, landing, states)
+
+
+def build_final_model(recipe: Recipe, state: State) -> Tensor:
+    """What the run would return now: the model, or the server's average of models."""
+    averaged = recipe.average.model(state.memory.get("average"), state.w)
+    return validate_final_model(recipe.average, averaged, state.w)
+
+
+def _update_server_state(state: State, server_state: Mapping[str, Any]) -> State:
+    return replace(state, memory={**state.memory, **server_state})
 
 
 def decide_stop(
-    recipe: Recipe,
-    engine: Engine,
-    record: RoundRecord,
-    state: State,
-    after: State,
-    model: Tensor,
-    T: int | None,
+    recipe: Recipe, engine: Engine, record: RoundRecord, after: State, model: Tensor, T: int | None
 ) -> RoundRecord:
-    """The record with the model's evaluation and, where a rule ends the run, its reason."""
-    record = evaluate_model(record, engine, after, model)
-    record = replace(record, shadow=find_shadow_stops(state.history, record, recipe.P))
-    stop = get_stop_reason(recipe.stop, (*state.history, record))  # Algorithm 3
-    if (stop or record.t == T) and record.last_model_metric is None:
-        record = evaluate_model(record, engine, after, model, last=True)
-    return replace(record, stop=stop)
+    """The record with the model's evaluation and, where a rule ends the run, its reason.
+
+    `after.history` has the rounds before this one.
+    """
+    evaluated = evaluate_model(record, engine, after, model)
+    shadow = find_shadow_stops(after.history, evaluated, recipe.P)
+    complete = replace(evaluated, shadow=shadow)
+    stop = get_stop_reason(recipe.stop, (*after.history, complete))  # Algorithm 3
+    if (stop or complete.t == T) and complete.last_model_metric is None:
+        complete = evaluate_model(complete, engine, after, model, last=True)
+    return replace(complete, stop=stop)
 
 
 def aggregate_and_step(
@@ -244,8 +185,8 @@ def aggregate_and_step(
     validate_model(recipe.aggregator, target, w)
     if "server" in state.memory:  # what it remembers is on the host
         w, target = state.w, device_transfer.to_host(target)
-    found = recipe.server.step(w, target, updates, state.memory.get("server"))
-    w_next, server = validate_server_step(recipe.server, found, target, w)
+    stepped = recipe.server.step(w, target, updates, state.memory.get("server"))
+    w_next, server = validate_server_step(recipe.server, stepped, target, w)
     event = RoundEvent(
         plan.t,
         state.w,

@@ -38,10 +38,10 @@ class DueTasks:
 
 def list_pending_tasks(recipe: Recipe, state: State) -> list[PendingTask]:
     """What is under way before the round begins."""
-    sky = state.memory.get("pace")
-    if not isinstance(sky, AsyncState):
+    pace_state = state.memory.get("pace")
+    if not isinstance(pace_state, AsyncState):
         return []
-    return unpack_pending_tasks(recipe, sky)
+    return unpack_pending_tasks(recipe, pace_state)
 
 
 def dispatch(
@@ -50,7 +50,7 @@ def dispatch(
     state: State,
     tasks: Sequence[Task],
     models: Sequence[EncodedModel],
-    under_way: Sequence[PendingTask],
+    pending: Sequence[PendingTask],
     now: float = 0.0,
 ) -> tuple[PendingTask, ...]:
     """Everything under way once this round's tasks are sent, each with its model."""
@@ -63,39 +63,39 @@ def dispatch(
         PendingTask(task, one.model, now, at, one.payload)
         for task, one, at in zip(tasks, models, back, strict=True)
     )
-    return (*under_way, *sent) if recipe.pace.buffer_size is not None else sent
+    return (*pending, *sent) if recipe.pace.buffer_size is not None else sent
 
 
 def collect_replies(
-    recipe: Recipe, engine: Engine, flights: Sequence[PendingTask], state: State, keep: int | None
+    recipe: Recipe, engine: Engine, pending: Sequence[PendingTask], state: State, keep: int | None
 ) -> RoundReplies:
     """The replies of a round."""
     buffer = recipe.pace.buffer_size
     size = keep if buffer is None else buffer
     if engine.asynchronous:
-        engine.send(flights, state.carry)
-        return engine.collect(flights, size, open_ended=buffer is not None)
+        engine.send(pending, state.carry)
+        return engine.collect(pending, size, open_ended=buffer is not None)
     if buffer is not None:
-        return RoundReplies(train_in_modelled_order(engine, flights, buffer, state))
-    replies = engine.train(flights, state.carry, keep)
+        return RoundReplies(train_in_modelled_order(engine, pending, buffer, state))
+    replies = engine.train(pending, state.carry, keep)
     table, sent = (
         (replies.table, replies.sent) if isinstance(replies, RepliesWithTable) else (None, None)
     )
     return RoundReplies(
-        drop_departed_clients(engine, state, flights, replies), table=table, sent=sent
+        drop_departed_clients(engine, state, pending, replies), table=table, sent=sent
     )
 
 
 def train_in_modelled_order(
-    engine: Engine, flights: Sequence[PendingTask], size: int, state: State
+    engine: Engine, pending: Sequence[PendingTask], size: int, state: State
 ) -> list[Reply]:
     """The replies that the model of their costs has come back first; nobody trains before that."""
     replies: list[Reply] = []
-    rest, open_ = list(flights), size
+    rest, open_ = list(pending), size
     while rest and open_ > 0:  # clients that went while they worked bring nothing
         back, rest = split_due_tasks(rest, open_)
-        for t in sorted({flight.task.t for flight in back}):
-            group = [flight for flight in back if flight.task.t == t]
+        for t in sorted({one.task.t for one in back}):
+            group = [one for one in back if one.task.t == t]
             come = engine.train(group, state.carry)
             replies += drop_departed_clients(engine, state, group, come)
         open_ = size - sum(not reply.error for reply in replies)
@@ -104,23 +104,23 @@ def train_in_modelled_order(
 
 def collect_due(recipe: Recipe, plan: RoundPlan, came: RoundReplies) -> DueTasks:
     """Whose replies the round is about, and what goes on."""
-    flights, began = plan.flights, plan.began
+    pending, began = plan.flights, plan.began
     if recipe.pace.buffer_size is None:
-        others = {one.task.client: one.w for one in flights if one.w is not plan.state.w}
-        return DueTasks(tuple(flight.task for flight in flights), others)
+        others = {one.task.client: one.w for one in pending if one.w is not plan.state.w}
+        return DueTasks(tuple(one.task for one in pending), others)
     answered = {(reply.client, reply.t) for reply in came.replies if isinstance(reply, Reply)}
-    back = [flight for flight in flights if (flight.task.client, flight.task.t) in answered]
-    rest = [flight for flight in flights if (flight.task.client, flight.task.t) not in answered]
-    clock = max([began, *(flight.due for flight in back)])
+    back = [one for one in pending if (one.task.client, one.task.t) in answered]
+    rest = [one for one in pending if (one.task.client, one.task.t) not in answered]
+    clock = max([began, *(one.due for one in back)])
     if came.seconds is not None:  # measured
         clock = began + came.seconds
-    sky = pack_pending_tasks(recipe, plan.state.memory["pace"], rest, clock)
+    pace_state = pack_pending_tasks(recipe, plan.state.memory["pace"], rest, clock)
     return DueTasks(
-        tuple(flight.task for flight in back),
-        {flight.task.client: flight.w for flight in back},
+        tuple(one.task for one in back),
+        {one.task.client: one.w for one in back},
         clock - began,
         recipe.pace.max_age,
-        {"pace": sky},
+        {"pace": pace_state},
     )
 
 

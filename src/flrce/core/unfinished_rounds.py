@@ -7,18 +7,17 @@ from flrce.core.costs import book_costs
 from flrce.core.engine import Engine
 from flrce.core.evaluation import evaluate_model, mark_unevaluated
 from flrce.core.gate import format_rejections
-from flrce.core.pending import DueTasks
 from flrce.core.pieces import Recipe
-from flrce.core.types import ClientCost, ClientRecord, Round, RoundPlan, RoundRecord, State
+from flrce.core.types import ClientCost, ClientRecord, Round, RoundPlan, RoundRecord, State, Task
 
 MAX_ABANDONED_ROUNDS = 3  # abandoned rounds in a row that end a run
 
 
 def close_refused_round(
-    recipe: Recipe, engine: Engine, plan: RoundPlan, asked: Sequence[tuple[str, ClientCost]]
+    recipe: Recipe, engine: Engine, plan: RoundPlan, inquiries: Sequence[tuple[str, ClientCost]]
 ) -> Round:
     """A round that a budget does not pay for; what was spent on asking is booked."""
-    clients, costs = book_costs(plan.t, (), (), {}, asked)
+    clients, costs = book_costs(plan.t, (), (), {}, inquiries)
     record = RoundRecord(
         plan.t, "not started", plan.chosen.exploit, stop=plan.refused, began=plan.began, **costs
     )
@@ -32,12 +31,12 @@ def close_abandoned_round(
     recipe: Recipe,
     engine: Engine,
     state: State,
-    landing: DueTasks,
     record: RoundRecord,
     clients: tuple[ClientRecord, ...],
+    tasks: Sequence[Task],
 ) -> Round:
     """A round with too few replies: batteries and tasks under way go on, the model stays; the third
-    in a row stops.
+    in a row stops. `tasks` are those that the round answers for.
     """
     tries = state.attempt + 1
     stop = (
@@ -45,12 +44,9 @@ def close_abandoned_round(
         if tries % MAX_ABANDONED_ROUNDS == 0
         else ""
     )
-    record = mark_unevaluated(replace(record, outcome="abandoned", stop=stop), engine)
-    ended = _close_unchanged_round(
-        recipe, engine, replace(state, memory={**state.memory, **landing.memory}), record
-    )
-    # batteries
-    return replace(ended, clients=clients, touched=tuple(task.k for task in landing.tasks))
+    abandoned = mark_unevaluated(replace(record, outcome="abandoned", stop=stop), engine)
+    unchanged = _close_unchanged_round(recipe, engine, state, abandoned)
+    return replace(unchanged, clients=clients, touched=tuple(task.k for task in tasks))
 
 
 def _close_unchanged_round(

@@ -28,9 +28,9 @@ from flrce.models.inputs import scale_inputs
 from flrce.simulation.worker_pool import WorkerFailure, WorkerProcesses, WorkerThreads
 from flrce.training.client import ClientRunner, IndexArray
 from flrce.training.cpu import why_none
-from flrce.training.cpu.cells import steps
-from flrce.training.cpu.shares import kept
-from flrce.training.cpu.shortcuts import widest
+from flrce.training.cpu.cells import has_compiled_steps
+from flrce.training.cpu.shares import count_attention_bytes
+from flrce.training.cpu.shortcuts import find_widest_layer
 
 SHARED_MEMORY_PATH = "/dev/shm"  # where Linux keeps memory that processes share
 EVALUATION_JOB_SAMPLES = 1000  # samples in one job of an evaluation
@@ -204,10 +204,10 @@ def _choose_kernel(runner: ClientRunner, kind: str, task: Task | None) -> str:
     runner.compiled = True
     more = (
         ["GRU layers by compiled steps"]
-        if any(steps(layer) for layer in runner.net.modules())
+        if any(has_compiled_steps(layer) for layer in runner.net.modules())
         else []
     )
-    more += ["wide layers by compiled code"] if widest(runner.net) else []
+    more += ["wide layers by compiled code"] if find_widest_layer(runner.net) else []
     log.warning(
         "no fused kernels, training with PyTorch%s: %s",
         f"; its {' and '.join(more)}" if more else "",
@@ -218,8 +218,8 @@ def _choose_kernel(runner: ClientRunner, kind: str, task: Task | None) -> str:
 
 def _count_attention_bytes(runner: ClientRunner, task: Task | None) -> int:
     """Bytes that a batch's attention keeps where it goes by compiled code."""
-    if task is None or not runner.compiled or not widest(runner.net):
+    if task is None or not runner.compiled or not find_widest_layer(runner.net):
         return 0
-    return task.work.batch * kept(
+    return task.work.batch * count_attention_bytes(
         runner.net, scale_inputs(runner.x[:2], runner.scale, runner.shift)
     )

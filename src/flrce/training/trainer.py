@@ -25,8 +25,8 @@ from flrce.models.inputs import scale_inputs
 from flrce.rng import make_stream
 from flrce.training.batch_step import BoundNetwork, TrainingStep
 from flrce.training.cpu import Kernel
-from flrce.training.cpu.cells import hasten
-from flrce.training.cpu.shortcuts import Shortcuts, widest, worth
+from flrce.training.cpu.cells import compile_gru_layers
+from flrce.training.cpu.shortcuts import Shortcuts, find_widest_layer, is_worth_compiling
 from flrce.training.links import ClientContext, Link
 from flrce.training.objectives import Classification, Objective, validate_per_sample
 from flrce.training.pooling_layers import use_fast_pools
@@ -72,8 +72,8 @@ class TorchTrainer:
         self.precision: Precision = precision
         self.net = use_fast_pools(copy.deepcopy(net).to(device))
         if compiled:
-            self.net = hasten(self.net)
-        self.widest = widest(self.net) if compiled else 0  # weights of one layer
+            self.net = compile_gru_layers(self.net)
+        self.widest = find_widest_layer(self.net) if compiled else 0  # weights of one layer
         self.net = bind_to_vector(self.net, self.w, self.g, self.where)
         self.net = autocast_network(self.net, self.w.device, precision)
         self.given = net  # with the layers that a chain knows
@@ -277,7 +277,7 @@ class TorchTrainer:
         """
         with (
             use_deterministic_kernels(self.w.device, self.precision),
-            Shortcuts() if worth(self.widest, x, n) else nullcontext(),
+            Shortcuts() if is_worth_compiling(self.widest, x, n) else nullcontext(),
         ):
             yield
 

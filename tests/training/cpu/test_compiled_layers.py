@@ -19,8 +19,8 @@ from flrce.models.gpt import GPT
 from flrce.simulation.workers import start_workers
 from flrce.training.client import ClientRunner
 from flrce.training.cpu import layers, shortcuts
-from flrce.training.cpu.shares import kept
-from flrce.training.cpu.shortcuts import Shortcuts, widest, worth
+from flrce.training.cpu.shares import count_attention_bytes
+from flrce.training.cpu.shortcuts import Shortcuts, find_widest_layer, is_worth_compiling
 from flrce.training.objectives import NextToken
 from training import like_torchs
 
@@ -41,14 +41,14 @@ def _layers(tmp_path_factory, monkeypatch):
     )
     for name in ("PRODUCT", "VALUES", "WIDE", "WORTH"):
         monkeypatch.setattr(shortcuts, name, 1)
-    monkeypatch.setattr(shortcuts, "faster_here", lambda: True)
-    layers.compiled.cache_clear()
+    monkeypatch.setattr(shortcuts, "is_faster_here", lambda: True)
+    layers.load_library.cache_clear()
     try:
-        layers.compiled()
+        layers.load_library()
     except KernelUnavailable as why:
         pytest.skip(str(why))
     yield
-    layers.compiled.cache_clear()
+    layers.load_library.cache_clear()
 
 
 def found(call, given, seed=0, mode=Shortcuts):
@@ -113,7 +113,7 @@ def test_rows_without_a_gradient_are_left_out(monkeypatch):
     """A loss of each sample's last token: the same bits with and without the rows that are 0."""
     x, w, b = torch.randn(6, 7, 20), torch.randn(30, 20), torch.randn(30)
     last = found(lambda x, w, b: F.linear(x, w, b)[:, -1], [x, w, b])
-    monkeypatch.setattr(layers, "_alive", lambda rows: (rows, None))
+    monkeypatch.setattr(layers, "_find_live_rows", lambda rows: (rows, None))
     assert all(
         torch.equal(a, b)
         for a, b in zip(last, found(lambda *g: F.linear(*g)[:, -1], [x, w, b]), strict=True)
@@ -282,7 +282,7 @@ def test_narrower_vectors_give_the_same(monkeypatch, flags, machine):
     monkeypatch.setattr(
         c_compiler, "detect_target", lambda *a: (("-march=native", flags), known(*a)[1], machine)
     )
-    layers.compiled.cache_clear()
+    layers.load_library.cache_clear()
     assert_like_torch(F.linear, torch.randn(23, 270), torch.randn(37, 270), torch.randn(37))
     assert_like_torch(F.gelu, torch.randn(77))
     causal = lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True)  # noqa: E731
@@ -296,27 +296,27 @@ def test_which_batches_are_worth_it(monkeypatch):
         nn.LSTM(3, 4),
         nn.Conv2d(3, 4, 3),
     ]
-    assert [widest(net) for net in nets] == [6, 48, 0, 0]  # three projections of 4 x 4
+    assert [find_widest_layer(net) for net in nets] == [6, 48, 0, 0]  # three projections of 4 x 4
     monkeypatch.setattr(shortcuts, "WIDE", 7)
-    assert widest(nets[0]) == 0
+    assert find_widest_layer(nets[0]) == 0
     with monkeypatch.context() as other:
-        other.setattr(shortcuts, "faster_here", lambda: False)
-        assert widest(nets[1]) == 0
+        other.setattr(shortcuts, "is_faster_here", lambda: False)
+        assert find_widest_layer(nets[1]) == 0
     monkeypatch.setattr(shortcuts, "WORTH", 480)
     ids, patches, flat = (
         torch.zeros(9, 5, dtype=torch.int64),
         torch.zeros(9, 5, 7),
         torch.zeros(9, 5),
     )
-    assert [worth(48, x, 2) for x in (ids, patches, flat)] == [
+    assert [is_worth_compiling(48, x, 2) for x in (ids, patches, flat)] == [
         True,
         True,
         False,
     ]  # 2 samples of 5 tokens, 10 x 48
-    assert worth(48, flat, 10)
-    assert not worth(48, ids, 1)
+    assert is_worth_compiling(48, flat, 10)
+    assert not is_worth_compiling(48, ids, 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # torch's own layers go by several
-    assert not worth(48, ids, 2)
+    assert not is_worth_compiling(48, ids, 2)
 
 
 @pytest.mark.parametrize("update", [{}, {"momentum": 0.9}])
@@ -333,16 +333,18 @@ def test_what_attention_keeps_is_known_beforehand():
     """
     net = GPT(50, 50, 32, every=True, layers=3, width=64, heads=4)
     ids = torch.randint(50, (2, 32), generator=torch.Generator().manual_seed(0))
-    assert kept(net, ids) == 4 * 3 * 4 * 32 * 32
+    assert count_attention_bytes(net, ids) == 4 * 3 * 4 * 32 * 32
     with Shortcuts():
         out = net(ids)
-    assert sum(x.nbytes for x in shares(out.grad_fn)) == 2 * kept(
+    assert sum(x.nbytes for x in shares(out.grad_fn)) == 2 * count_attention_bytes(
         net, ids
     )  # what two samples do keep
     encoder = nn.TransformerEncoderLayer(64, 8, 128, dropout=0.0, batch_first=True)
-    assert kept(encoder, torch.randn(3, 16, 64)) == 4 * 8 * 16 * 16
-    assert kept(encoder, torch.randn(1, 257, 64)) == 0  # beyond what compiled code attends to
-    assert kept(nn.Linear(4, 4), torch.randn(2, 4)) == 0
+    assert count_attention_bytes(encoder, torch.randn(3, 16, 64)) == 4 * 8 * 16 * 16
+    assert (
+        count_attention_bytes(encoder, torch.randn(1, 257, 64)) == 0
+    )  # beyond what compiled code attends to
+    assert count_attention_bytes(nn.Linear(4, 4), torch.randn(2, 4)) == 0
 
 
 def shares(node, seen=None):

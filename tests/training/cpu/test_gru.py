@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from flrce.core import c_compiler
 from flrce.core.c_compiler import KernelUnavailable, Processor
 from flrce.training.cpu import cells
-from flrce.training.cpu.cells import Gru, hasten
+from flrce.training.cpu.cells import Gru, compile_gru_layers
 from training import like_torchs
 
 
@@ -26,13 +26,13 @@ def _cells(tmp_path_factory, monkeypatch):
     monkeypatch.setenv(
         "FLRCE_CACHE", os.environ.get("FLRCE_CACHE") or str(tmp_path_factory.getbasetemp())
     )
-    cells.compiled.cache_clear()
+    cells.load_library.cache_clear()
     try:
-        cells.compiled(3)
+        cells.load_library(3)
     except KernelUnavailable as why:
         pytest.skip(str(why))
     yield
-    cells.compiled.cache_clear()
+    cells.load_library.cache_clear()
 
 
 def found(gru: nn.GRU, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
@@ -47,7 +47,7 @@ def found(gru: nn.GRU, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
 
 
 def assert_like_torch(gru: nn.GRU, x: torch.Tensor, seed: int = 0) -> None:
-    fast = hasten(copy.deepcopy(gru))
+    fast = compile_gru_layers(copy.deepcopy(gru))
     assert type(fast) is Gru
     got, want = found(fast, x, seed), found(copy.deepcopy(gru).double(), x.double(), seed)
     for a, b in zip(got, want, strict=True):
@@ -92,7 +92,7 @@ def test_narrower_vectors_give_the_same(monkeypatch, flags, machine):
 
 def test_one_step_by_hand():
     # one unit, all 0 but n's bias: z = sigmoid(0) = 1/2, n = tanh(0.5), h = n + z (0 - n) = n / 2
-    gru = hasten(nn.GRU(1, 1))
+    gru = compile_gru_layers(nn.GRU(1, 1))
     with torch.no_grad():
         for p in gru.parameters():
             p.zero_()
@@ -103,7 +103,7 @@ def test_one_step_by_hand():
 
 def test_other_calls_are_torchs():
     gru = nn.GRU(3, 4, 2, dropout=0.5, batch_first=True).eval()
-    fast, x, h = hasten(copy.deepcopy(gru)), torch.randn(5, 6, 3), torch.randn(2, 5, 4)
+    fast, x, h = compile_gru_layers(copy.deepcopy(gru)), torch.randn(5, 6, 3), torch.randn(2, 5, 4)
     assert torch.equal(fast(x, h)[0], gru(x, h)[0])
     assert torch.equal(fast.double()(x.double())[0], gru.double()(x.double())[0])
     gru, fast = gru.float(), fast.float()
@@ -120,7 +120,7 @@ def test_other_calls_are_torchs():
 
 def test_what_has_no_steps_stays_as_it_is():
     net = nn.ModuleList([nn.GRU(2, 3, bidirectional=True), nn.LSTM(2, 3), nn.GRU(2, 3)])
-    assert [type(layer) for layer in hasten(net)] == [nn.GRU, nn.LSTM, Gru]
+    assert [type(layer) for layer in compile_gru_layers(net)] == [nn.GRU, nn.LSTM, Gru]
     assert [name for name, _ in net[2].named_parameters()] == [
         "weight_ih_l0",
         "weight_hh_l0",
@@ -137,7 +137,7 @@ def test_a_network_learns_with_any_loss_around_it():
     ids = (
         torch.arange(8)[None, :].add(torch.arange(12)[:, None]) % 6
     )  # each id is the last plus one
-    hasten(net)
+    compile_gru_layers(net)
     steps = torch.optim.Adam(net.parameters(), 0.05)
     for _ in range(40):
         scores = net["say"](net["gru"](net["look"](ids[:, :-1]))[0])

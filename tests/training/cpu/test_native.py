@@ -24,7 +24,7 @@ from flrce.models.flat import make_layout, pack_model, unpack_model
 from flrce.models.nets import PAPER_CNNS
 from flrce.models.nets import build_network as named
 from flrce.training.cpu import Kernel, kernel, why_none
-from flrce.training.cpu.blocks import split
+from flrce.training.cpu.blocks import split_blocks
 from flrce.training.cpu.emit import source
 from flrce.training.cpu.frames import Axis
 from flrce.training.cpu.stages import plan
@@ -594,7 +594,7 @@ def test_processes_may_build_at_the_same_time(tmp_path):
 
 @given(st.integers(1, 200), st.integers(1, 32))
 def test_split_covers_everything_once(n, most):
-    found = [(b.start + i * b.size, b.size) for b in split(n, most) for i in range(b.count)]
+    found = [(b.start + i * b.size, b.size) for b in split_blocks(n, most) for i in range(b.count)]
     assert [s for s, _ in found] == list(np.cumsum([0] + [size for _, size in found])[:-1])
     assert sum(size for _, size in found) == n
     assert max(size for _, size in found) <= most

@@ -22,7 +22,7 @@ def _tiles(body: str) -> str:
     return f"for (long t = 0; t < b->tiles; t++) {body}"
 
 
-def _added(it: Setting, call: str) -> str:
+def _add_gradient(it: Setting, call: str) -> str:
     """The call, with INTO the input's gradient; made aside and then added where another's is there
     already.
     """
@@ -46,7 +46,7 @@ def _pool(it: Setting) -> str:
     stage = it.stage
     sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.padding, *stage.out[1:])
     return (
-        _tiles(_added(it, f"pool_back({it.x}, {it.d}, INTO, {', '.join(map(str, sizes))});"))
+        _tiles(_add_gradient(it, f"pool_back({it.x}, {it.d}, INTO, {', '.join(map(str, sizes))});"))
         if it.deeper
         else ""
     )
@@ -56,7 +56,7 @@ def _average(it: Setting) -> str:
     stage = it.stage
     sizes = (*stage.inside, *stage.kernel, *stage.stride, *stage.out[1:])
     return (
-        _tiles(_added(it, f"average_back({it.d}, INTO, {', '.join(map(str, sizes))});"))
+        _tiles(_add_gradient(it, f"average_back({it.d}, INTO, {', '.join(map(str, sizes))});"))
         if it.deeper
         else ""
     )
@@ -72,7 +72,7 @@ def _group(it: Setting) -> str:
             f"struct channel *c = n->c{it.s};",
             "memset(c->first, 0, sizeof c->first + sizeof c->second);",
             _tiles(
-                _added(
+                _add_gradient(
                     it,
                     f"group_back(c, {it.x}, {it.d}, {below}, {it.moments}, {tensors}, {stage.act},"
                     f" {sizes});",
@@ -90,7 +90,7 @@ def _stage(it: Setting) -> str:
         "memset(c->first, 0, sizeof c->first + sizeof c->second);",
     ]
     if it.norm or stage.bias or stage.act != "PLAIN":
-        pooled = f"n->best{it.s}" if it.pooled else it.y
+        pooled = f"n->best{it.s}" if it.has_pool else it.y
         sizes = f"{it.norm}, {stage.act}, {int(bool(it.norm or stage.bias))}, {C}, {it.out // C}"
         parts += [
             f"for (long t = b->tiles - 1; t >= 0; t--) shape_sums(c, {pooled} + t * {it.out},"
@@ -129,7 +129,7 @@ def _descents(it: Setting, pairs: list[tuple[str, str, str]]) -> list[str]:
 
 def _shape_back(it: Setting, dy: str, rows: tuple[str, str], frame: Frame) -> str:
     sizes = ", ".join(map(str, (*it.stage.middle, *it.stage.pool, *rows, frame.plane, frame.pitch)))
-    best = f"n->best{it.s} + t * {it.out}" if it.pooled else "0"
+    best = f"n->best{it.s} + t * {it.out}" if it.has_pool else "0"
     return (
         f"shape_back(c, filled(b, t), {it.y} + t * {it.middle}, {best}, {it.d}, {dy}, {it.norm},"
         f" {sizes});"
@@ -177,5 +177,5 @@ def _linear(it: Setting) -> list[str]:
 
 def _none(it: Setting) -> list[str]:
     _, H, W = it.stage.middle
-    back = _tiles(_added(it, _shape_back(it, "INTO", ("0", str(H)), Frame(0, H, W))))
+    back = _tiles(_add_gradient(it, _shape_back(it, "INTO", ("0", str(H)), Frame(0, H, W))))
     return [f"if (deeper) {back}"] if it.deeper else []

@@ -18,7 +18,7 @@ class Block:
     count: int
 
 
-def split(n: int, most: int) -> list[Block]:
+def split_blocks(n: int, most: int) -> list[Block]:
     """n things in the fewest, nearly equal blocks of at most `most`, equal neighbours together."""
     parts = -(-n // most)
     sizes = [n // parts + (i < n % parts) for i in range(parts)]
@@ -30,7 +30,7 @@ def split(n: int, most: int) -> list[Block]:
     return blocks
 
 
-def blocking(rows: int, cols: int, machine: Processor) -> tuple[int, int]:
+def choose_block_size(rows: int, cols: int, machine: Processor) -> tuple[int, int]:
     """The most rows and columns of one block of sums, by counting cycles: 2 products or 2 loads
     each, 4 deep.
     """
@@ -38,8 +38,8 @@ def blocking(rows: int, cols: int, machine: Processor) -> tuple[int, int]:
     def cycles(r: int, c: int) -> float:
         return sum(
             max(a.size * b.size / 2, (a.size + b.size) / 2, 4) * a.count * b.count
-            for a in split(rows, r)
-            for b in split(cols, c)
+            for a in split_blocks(rows, r)
+            for b in split_blocks(cols, c)
         )
 
     fits = [

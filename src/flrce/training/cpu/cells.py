@@ -1,7 +1,7 @@
 """GRU layers on a CPU: the steps in compiled C, what is one product over all steps by torch.
 
 torch walks a GRU through a dozen small operations a step; here a step is one product and one pass
-over the gates, samples side by side in vectors. A network keeps its layers: `hasten` changes their
+over the gates, samples side by side in vectors. A network keeps its layers: `compile_gru_layers` changes their
 class, and a call beyond the plain case (states given, packed sequences, other precisions) is
 torch's. Its LSTM is fused already, and is left as it is.
 """
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from flrce.core import c_compiler as build
 from flrce.core.c_compiler import KernelUnavailable, Processor
-from flrce.training.cpu.emit import interleaved
+from flrce.training.cpu.emit import define_interleaving
 from flrce.training.cpu.linear import product
 
 HERE = Path(__file__).parent
@@ -29,7 +29,7 @@ def source(units: int, machine: Processor) -> str:
     """The C file of one width."""
     parts = [
         f"#define LANES {machine.lanes}\n#define CHANNELS 1\n#define H {units}",
-        interleaved(machine.lanes),
+        define_interleaving(machine.lanes),
     ]
     parts += [(HERE / "prelude.h").read_text()]
     parts += [product("states", "forward", 3 * units, units, units, 1, machine)]
@@ -38,7 +38,7 @@ def source(units: int, machine: Processor) -> str:
 
 
 @lru_cache
-def compiled(units: int) -> tuple[Any, int]:
+def load_library(units: int) -> tuple[Any, int]:
     """(the functions of this width, samples in a vector); Unsupported says why there are none."""
     command, macros, machine = build.find_toolchain()
     try:
@@ -67,7 +67,7 @@ class _Steps(torch.autograd.Function):
         ctx: Any, x: Tensor, wi: Tensor, wh: Tensor, bi: Tensor, bh: Tensor, back: bool
     ) -> Tensor:
         units, (_, steps, n) = wh.shape[1], x.shape
-        code, lanes = compiled(units)
+        code, lanes = load_library(units)
         given = torch.addmm(bi[:, None], wi, x.flatten(1))  # (3 units, steps samples)
         out, work = x.new_empty(units, steps, n), x.new_empty(4, units, n)
         kept = x.new_empty(4, units, steps, n) if back else x.new_empty(0)
@@ -83,9 +83,9 @@ class _Steps(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         x, wi, wh, out, kept = ctx.saved_tensors
         units, (_, steps, n) = wh.shape[1], x.shape
-        code, lanes = compiled(units)
+        code, lanes = load_library(units)
         d, work = x.new_empty(4 * units, steps, n), x.new_empty(5, units, n)
-        tensors = [_aligned(dout), out, kept, wh.contiguous(), d, work]
+        tensors = [_align_tensor(dout), out, kept, wh.contiguous(), d, work]
         code.steps_back(*(t.data_ptr() for t in tensors), steps, n // lanes)
         # rows of d: r, z, n as the inputs see it, n as the states do (times r)
         inner, last = d[: 3 * units].flatten(1), d[3 * units :].flatten(1)
@@ -104,7 +104,7 @@ class _Steps(torch.autograd.Function):
         )
 
 
-def _aligned(x: Tensor) -> Tensor:
+def _align_tensor(x: Tensor) -> Tensor:
     x = x.contiguous()
     return x.clone() if x.data_ptr() % ALIGNED else x
 
@@ -115,7 +115,7 @@ class Gru(nn.GRU):
     def forward(self, x: Any, given: Any = None) -> Any:
         if given is not None or not self._plain(x):
             return super().forward(x, given)
-        n, (_, lanes) = x.shape[0 if self.batch_first else 1], compiled(self.hidden_size)
+        n, (_, lanes) = x.shape[0 if self.batch_first else 1], load_library(self.hidden_size)
         now = x.permute(2, 1, 0) if self.batch_first else x.permute(2, 0, 1)  # (in, steps, samples)
         now, last = nn.functional.pad(now, (0, -n % lanes)), []
         for layer in range(self.num_layers):
@@ -152,20 +152,20 @@ class Gru(nn.GRU):
         )
 
 
-def steps(layer: nn.Module) -> bool:
+def has_compiled_steps(layer: nn.Module) -> bool:
     """Whether a layer is a GRU that has compiled steps."""
     if type(layer) is not nn.GRU or layer.bidirectional:
         return False
     try:
-        compiled(layer.hidden_size)
+        load_library(layer.hidden_size)
     except KernelUnavailable:
         return False
     return True
 
 
-def hasten(net: nn.Module) -> nn.Module:
+def compile_gru_layers(net: nn.Module) -> nn.Module:
     """The net, its GRU layers by compiled steps from now on."""
     for layer in net.modules():
-        if steps(layer):
+        if has_compiled_steps(layer):
             layer.__class__ = Gru
     return net

@@ -6,7 +6,7 @@ from itertools import product
 from math import prod
 
 from flrce.core.c_compiler import Processor
-from flrce.training.cpu.blocks import Correlation, Product, blocking, each, split
+from flrce.training.cpu.blocks import Correlation, Product, choose_block_size, each, split_blocks
 from flrce.training.cpu.frames import Frame, axes
 from flrce.training.cpu.plan import Stage
 
@@ -39,12 +39,12 @@ def forward(stage: Stage, s: int, machine: Processor, frame: Frame) -> str:
         (i * frame.pitch + j, i * w.kernel + j) for i in range(h.kernel) for j in range(w.kernel)
     ]
     weights, width = stage.inside[0] * prod(stage.kernel), max(1, w.dead - w.live)
-    most = blocking(C, width, machine)
+    most = choose_block_size(C, width, machine)
     kernels: dict[str, str] = {}
     loops: list[str] = []
     base = f"x + (h * {h.stride} + {h.before - h.padding}) * {frame.pitch} + {w.position(w.live)}"
     sums = ", sum ? sum + c : 0, square + c" if stage.norm else ""
-    for r, c in product(split(C, most[0]), split(width, most[1])):
+    for r, c in product(split_blocks(C, most[0]), split_blocks(width, most[1])):
         name = f"conv{s}_{r.size}x{c.size}"
         kernels[name] = Product(
             name,
@@ -104,9 +104,9 @@ def backward(stage: Stage, s: int, machine: Processor, adds: bool) -> str:
             if adds and not taps:
                 continue
             rows, cols = -(-(h.size - p) // h.stride), -(-(w.size - q) // w.stride)
-            most = blocking(C, cols, machine)
+            most = choose_block_size(C, cols, machine)
             loops += [f"for (int h = 0; h < {rows}; h++) {{"]
-            for r, c in product(split(C, most[0]), split(cols, most[1])):
+            for r, c in product(split_blocks(C, most[0]), split_blocks(cols, most[1])):
                 name = f"back{s}_{p}_{q}_{r.size}x{c.size}"
                 kernels[name] = Product(
                     name,
@@ -150,10 +150,10 @@ def weights(stage: Stage, s: int, machine: Processor, frame: Frame, dy: Frame) -
         for i in range(h.kernel)
         for j in range(w.kernel)
     ]
-    most = blocking(stage.middle[0], len(taps), machine)
+    most = choose_block_size(stage.middle[0], len(taps), machine)
     kernels: dict[str, str] = {}
     loops: list[str] = []
-    for r, t in product(split(stage.middle[0], most[0]), split(len(taps), most[1])):
+    for r, t in product(split_blocks(stage.middle[0], most[0]), split_blocks(len(taps), most[1])):
         for at in range(t.start, t.start + t.size * t.count, t.size):
             name = f"correlate{s}_{r.size}_{at}"
             kernels[name] = Correlation(

@@ -33,7 +33,7 @@ def source(plan: Plan, machine: Processor) -> str:
     parts = [
         f"#define LANES {machine.lanes}",
         f"#define CHANNELS {widest}",
-        interleaved(machine.lanes),
+        define_interleaving(machine.lanes),
     ]
     headers = ("prelude.h", "normal.h", "alone.h", *(("joined.h",) if plan.skips else ()))
     parts += [(HERE / name).read_text() for name in headers]
@@ -61,7 +61,7 @@ def _products(it: Setting) -> list[str]:
     return []
 
 
-def interleaved(lanes: int) -> str:
+def define_interleaving(lanes: int) -> str:
     """The lanes of two rows' first and second halves, interleaved, for transposing."""
     low, high = (
         ", ".join(f"{at + i}, {lanes + at + i}" for i in range(lanes // 2))
@@ -97,7 +97,7 @@ def _workspace(settings: list[Setting], logits: int, floats: int) -> str:
             parts += [("vec", f"m{s}", f"{2 * it.group.groups} * tiles")]
         if stage.op in ("conv", "linear") and not it.direct:
             parts += [("vec", f"y{s}", f"{it.middle} * tiles")]
-        if it.pooled:
+        if it.has_pool:
             parts += [("vec", f"best{s}", f"{it.out} * tiles")]
         if stage.op == "conv":
             parts += [

@@ -70,7 +70,7 @@ def _sum(it: Setting) -> str:
 def _shape(it: Setting) -> str:
     """shape_s: BatchNorm, activation, pooling of tile t into the next stage's input."""
     sizes = ", ".join(map(str, (*it.stage.middle, *it.stage.pool, *it.extent)))
-    best = f"n->best{it.s} + (train ? t : 0) * {it.out}" if it.pooled else "0"
+    best = f"n->best{it.s} + (train ? t : 0) * {it.out}" if it.has_pool else "0"
     return f"""
 KERNEL void shape_{it.s}(struct net *n, const vec *y, long t, int train) {{
     shape_forward(n->c{it.s}, y, {best}, {it.next}, {it.norm}, {it.stage.act}, {sizes});

@@ -7,7 +7,7 @@ from flrce.training.cpu.frames import Frame, entry, tight
 from flrce.training.cpu.plan import Shape, Stage
 
 
-def untangled(stages: list[Stage], shape: Shape) -> tuple[Stage, ...]:
+def untangle_stages(stages: list[Stage], shape: Shape) -> tuple[Stage, ...]:
     """The stages, with copies (sums of one) where an output is read both with padding and without,
     or samples of this shape by another stage than the first.
     """
@@ -15,18 +15,18 @@ def untangled(stages: list[Stage], shape: Shape) -> tuple[Stage, ...]:
     if first != [0] or stages[0].sources != (INPUT_NODE,):
         stages = [
             Stage("sum", 0, (INPUT_NODE,), shape, shape, shape),
-            *(_moved(stage, 0, 1) for stage in stages),
+            *(_renumber_sources(stage, 0, 1) for stage in stages),
         ]
     s = 0
     while s < len(stages):
         readers = [stage for stage in stages if s in stage.sources]
         plain = [stage for stage in readers if not _flexible(stage, stages[s])]
-        if plain and any(_padded(stage) for stage in readers):
+        if plain and any(_has_padding(stage) for stage in readers):
             out = stages[s].out
             copy = Stage("sum", stages[s].index, (s,), out, out, out)
-            moved = [_moved(stage, s + 1, 1) for stage in stages[s + 1 :]]
+            moved = [_renumber_sources(stage, s + 1, 1) for stage in stages[s + 1 :]]
             moved = [
-                _fed(stage, s, s + 1) if not _flexible(stage, stages[s]) else stage
+                _change_source(stage, s, s + 1) if not _flexible(stage, stages[s]) else stage
                 for stage in moved
             ]
             stages = [*stages[: s + 1], copy, *moved]
@@ -34,7 +34,7 @@ def untangled(stages: list[Stage], shape: Shape) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _moved(stage: Stage, start: int, by: int) -> Stage:
+def _renumber_sources(stage: Stage, start: int, by: int) -> Stage:
     """The stage where those from `start` on have numbers `by` higher, and samples come from stage 0
     if all do.
     """
@@ -44,7 +44,7 @@ def _moved(stage: Stage, start: int, by: int) -> Stage:
     return replace(stage, sources=known)
 
 
-def _fed(stage: Stage, old: int, new: int) -> Stage:
+def _change_source(stage: Stage, old: int, new: int) -> Stage:
     return replace(stage, sources=tuple(new if v == old else v for v in stage.sources))
 
 
@@ -53,7 +53,7 @@ def _flexible(reader: Stage, source: Stage) -> bool:
     return reader.op in ("conv", "sum") and reader.inside == source.out
 
 
-def _padded(stage: Stage) -> bool:
+def _has_padding(stage: Stage) -> bool:
     return stage.op == "conv" and entry(stage) != tight(stage.inside)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from flrce.core import c_compiler as build
 from flrce.core.c_compiler import KernelUnavailable, Processor
-from flrce.training.cpu.emit import interleaved
+from flrce.training.cpu.emit import define_interleaving
 
 HERE = Path(__file__).parent
 Place = ctypes.c_long * 3
@@ -31,7 +31,7 @@ def source(machine: Processor) -> str:
     names = ", ".join(f"{{0, tile_{r}_1, tile_{r}_2}}" for r in counts)
     parts = [
         f"#define LANES {machine.lanes}\n#define CHANNELS 1\n#define ROWS {rows}",
-        interleaved(machine.lanes),
+        define_interleaving(machine.lanes),
     ]
     products = (
         (HERE / "products.h")
@@ -45,7 +45,7 @@ def source(machine: Processor) -> str:
 
 
 @lru_cache
-def compiled() -> tuple[Any, int]:
+def load_library() -> tuple[Any, int]:
     """(the functions, floats in a vector); Unsupported says why there are none."""
     command, macros, machine = build.find_toolchain()
     try:
@@ -72,7 +72,7 @@ def product(a: Tensor, b: Tensor, start: Tensor | None = None, shape: Sequence[i
     """
     (m, k), n = a.shape, b.shape[1]
     c = a.new_empty(*(shape or (m,)), n)
-    code, _ = compiled()
+    code, _ = load_library()
     begin = start.data_ptr() if start is not None else None
     code.product(
         a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), c.data_ptr(), n, m, n, k, begin, 0
@@ -80,7 +80,7 @@ def product(a: Tensor, b: Tensor, start: Tensor | None = None, shape: Sequence[i
     return c
 
 
-def _again(
+def _differentiate_by_torch(
     call: Callable[..., Tensor], given: Sequence[Any], dy: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients that have gradients, by torch."""
@@ -102,9 +102,9 @@ class Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, w, b = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _again(F.linear, (x, w, b), dy)
+            return _differentiate_by_torch(F.linear, (x, w, b), dy)
         wants, given = ctx.needs_input_grad, _rows(x)
-        rows, few = _alive(_rows(dy))
+        rows, few = _find_live_rows(_rows(dy))
         dx = dw = None
         if wants[0]:
             found = product(rows, w)
@@ -112,23 +112,23 @@ class Linear(torch.autograd.Function):
             dx = dx.view(x.shape)
         if wants[1]:
             dw = product(rows.T, given if few is None else given.index_select(0, few))
-        return dx, dw, _summed(rows) if wants[2] else None
+        return dx, dw, _sum_rows(rows) if wants[2] else None
 
 
-def _alive(rows: Tensor) -> tuple[Tensor, Tensor | None]:
+def _find_live_rows(rows: Tensor) -> tuple[Tensor, Tensor | None]:
     """(the rows that are not 0, which these are), or (all of them, None): a loss may be of each
     sample's last token.
     """
     which = torch.empty(len(rows), dtype=torch.int64)
-    found = compiled()[0].alive(rows.data_ptr(), *rows.shape, which.data_ptr())
+    found = load_library()[0].alive(rows.data_ptr(), *rows.shape, which.data_ptr())
     if not 0 < found <= len(rows) // 2:
         return rows, None
     return rows.index_select(0, which[:found]), which[:found]
 
 
-def _summed(rows: Tensor) -> Tensor:
+def _sum_rows(rows: Tensor) -> Tensor:
     to = rows.new_empty(rows.shape[1])
-    compiled()[0].columns(rows.data_ptr(), *rows.shape, to.data_ptr())
+    load_library()[0].columns(rows.data_ptr(), *rows.shape, to.data_ptr())
     return to
 
 
@@ -148,10 +148,10 @@ class Gelu(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _again(F.gelu, (x,), dy)
+            return _differentiate_by_torch(F.gelu, (x,), dy)
         x, dy = x.contiguous(), dy.contiguous()
         dx = torch.empty_like(x)
-        compiled()[0].gelu_back(x.data_ptr(), dy.data_ptr(), dx.data_ptr(), x.numel())
+        load_library()[0].gelu_back(x.data_ptr(), dy.data_ptr(), dx.data_ptr(), x.numel())
         return (dx,)
 
 
@@ -178,7 +178,7 @@ class Attention(torch.autograd.Function):
         given = (q, k, v)
         q, k, v = _three(q, k, v)
         (N, H, L, D), S = q.shape, k.shape[2]
-        code, lanes = compiled()
+        code, lanes = load_library()
         # as layers behind it want it
         out = torch.empty_strided((N, H, L, D), (L * H * D, D, H * D, 1))
         shares = q.new_empty(N * H if keep else 1, S, -(-L // lanes) * lanes)
@@ -195,7 +195,9 @@ class Attention(torch.autograd.Function):
         *given, shares = ctx.saved_tensors
         if torch.is_grad_enabled():
             return (
-                *_again(partial(_attention, causal=ctx.causal, scale=ctx.scale), given, dout),
+                *_differentiate_by_torch(
+                    partial(_attention, causal=ctx.causal, scale=ctx.scale), given, dout
+                ),
                 None,
                 None,
                 None,
@@ -212,7 +214,7 @@ class Attention(torch.autograd.Function):
             (q, k, v, dout, shares, dq, dk, dv, work),
             _places(q, k, v, dout, dq, dk, dv),
         )
-        compiled()[0].attend_back(
+        load_library()[0].attend_back(
             *(x.data_ptr() for x in tensors), places, size, ctx.scale, ctx.causal
         )
         return *grads, None, None, None

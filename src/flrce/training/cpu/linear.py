@@ -3,7 +3,7 @@ columns.
 """
 
 from flrce.core.c_compiler import Processor
-from flrce.training.cpu.blocks import Outer, Product, each, split
+from flrce.training.cpu.blocks import Outer, Product, each, split_blocks
 from flrce.training.cpu.frames import Place
 from flrce.training.cpu.plan import Stage
 
@@ -28,7 +28,7 @@ def product(
     taps = tuple((i, i * w_depth) for i in range(unroll))
     kernels, loops = {}, []
     for tiles, loop in ((2, "for (; t + 2 <= tiles; t += 2)"), (1, "for (; t < tiles; t++)")):
-        blocks = split(outputs, _rows(outputs, tiles, machine))
+        blocks = split_blocks(outputs, _rows(outputs, tiles, machine))
         for size in {b.size for b in blocks}:
             kernels[f"{size}x{tiles}"] = Product(
                 f"{name}_{size}x{tiles}",
@@ -77,7 +77,7 @@ def weights(stage: Stage, s: int, machine: Processor, place: Place) -> str:
     """
     lanes, outputs = machine.lanes, stage.middle[0]
     strips = -(-place.cols // (2 * lanes))
-    blocks = split(outputs, _rows(outputs, 2, machine))
+    blocks = split_blocks(outputs, _rows(outputs, 2, machine))
     kernels = [
         Outer(f"outer{s}_{b}", b, 2, lanes, place.pitch, outputs).text()
         for b in {b.size for b in blocks}

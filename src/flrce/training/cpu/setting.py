@@ -61,7 +61,7 @@ class Setting:
         return f"(n->m{self.s} + t * {2 * self.group.groups})"
 
     @property
-    def pooled(self) -> bool:
+    def has_pool(self) -> bool:
         return self.stage.pool != (1, 1)
 
     @property
@@ -70,7 +70,7 @@ class Setting:
         GroupNorm, say.
         """
         stage = self.stage
-        bare = stage.op == "conv" and not stage.norm and stage.act == "PLAIN" and not self.pooled
+        bare = stage.op == "conv" and not stage.norm and stage.act == "PLAIN" and not self.has_pool
         return bare and self.target == tight(stage.out)
 
     @property

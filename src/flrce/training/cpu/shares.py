@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from flrce.models import drawing
-from flrce.training.cpu.layers import compiled
+from flrce.training.cpu.layers import load_library
 from flrce.training.cpu.shortcuts import LONGEST
 
 
@@ -21,7 +21,7 @@ class Shares(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.nbytes, (_, self.lanes) = 0, compiled()
+        self.nbytes, (_, self.lanes) = 0, load_library()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -40,7 +40,7 @@ class Shares(TorchFunctionMode):
             self.nbytes += 4 * heads * S * -(-L // self.lanes) * self.lanes  # whole vectors
 
 
-def kept(net: nn.Module, x: Tensor) -> int:
+def count_attention_bytes(net: nn.Module, x: Tensor) -> int:
     """Bytes for each sample, found by a pass over a few of them; 0 where the network has no
     attention.
     """

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from flrce.core.c_compiler import KernelUnavailable
-from flrce.training.cpu.layers import Attention, Gelu, Linear, compiled
+from flrce.training.cpu.layers import Attention, Gelu, Linear, load_library
 
 PRODUCT = 2**23  # multiply-adds from which on a product is worth the call
 VALUES = 2**15  # numbers from which on the others are
@@ -31,7 +31,7 @@ wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # inside vmap and its
 
 
 @lru_cache
-def faster_here() -> bool:
+def is_faster_here() -> bool:
     """Whether compiled layers are known to be faster than torch's: measured on AMD, where MKL's
     products are slow.
     """
@@ -41,7 +41,7 @@ def faster_here() -> bool:
         return False
 
 
-def _known(*tensors: Any) -> bool:
+def _are_plain_tensors(*tensors: Any) -> bool:
     """Whether all are plain float32 numbers here, and nobody watches what is kept for the way back.
 
     Layers that are recomputed on that way are: torch recomputes them without its modes.
@@ -64,7 +64,7 @@ def _known(*tensors: Any) -> bool:
 def linear(input: Any, weight: Any, bias: Any = None, **more: Any) -> Tensor | None:
     """F.linear; None, here and below: not by compiled code."""
     given = (input, weight) if bias is None else (input, weight, bias)
-    if more or not _known(*given) or weight.dim() != 2 or input.dim() < 2:
+    if more or not _are_plain_tensors(*given) or weight.dim() != 2 or input.dim() < 2:
         return None
     fits = input.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
     if not fits or input.numel() * len(weight) < PRODUCT:
@@ -78,7 +78,7 @@ def gelu(input: Any, *, approximate: str = "none", **more: Any) -> Tensor | None
         more
         or approximate != "none"
         or not torch.is_grad_enabled()
-        or not _known(input)
+        or not _are_plain_tensors(input)
         or input.numel() < VALUES
     ):
         return None
@@ -96,7 +96,12 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """F.scaled_dot_product_attention"""
-    if attn_mask is not None or dropout_p or enable_gqa or not _known(query, key, value):
+    if (
+        attn_mask is not None
+        or dropout_p
+        or enable_gqa
+        or not _are_plain_tensors(query, key, value)
+    ):
         return None
     if (
         not query.dim() == key.dim() == 4
@@ -138,7 +143,7 @@ def multi_head(
     """F.multi_head_attention_forward where a sequence attends to itself: (tokens, samples,
     width).
     """
-    alone = query is key and key is value and _known(query) and query.dim() == 3
+    alone = query is key and key is value and _are_plain_tensors(query) and query.dim() == 3
     if not alone or query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
         return None
     others = (bias_k, bias_v, key_padding_mask, *more.values())
@@ -192,7 +197,7 @@ class Shortcuts(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if found is None else found
 
 
-def widest(net: nn.Module) -> int:
+def find_widest_layer(net: nn.Module) -> int:
     """Weights of the largest layer that compiled code may be faster for; 0: there is none, or no
     code.
     """
@@ -200,16 +205,16 @@ def widest(net: nn.Module) -> int:
     found = max(
         (p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2), default=0
     )
-    if found < WIDE or not faster_here():
+    if found < WIDE or not is_faster_here():
         return 0
     try:
-        compiled()
+        load_library()
     except KernelUnavailable:
         return 0
     return found
 
 
-def worth(weights: int, x: Tensor, n: int) -> bool:
+def is_worth_compiling(weights: int, x: Tensor, n: int) -> bool:
     """Whether n samples like those of x give such a layer enough to do; by shapes alone: a resume
     does alike.
     """

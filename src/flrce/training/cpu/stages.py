@@ -14,7 +14,7 @@ from flrce.models.abilities import ChainDeclaringNetwork
 from flrce.models.flat import ModelLayout, make_layout
 from flrce.models.graph import INPUT_NODE, LayerGraph, LayerSpec, build_layer_graph
 from flrce.models.kinds import RESIDUAL_KINDS
-from flrce.training.cpu.joints import untangled
+from flrce.training.cpu.joints import untangle_stages
 from flrce.training.cpu.plan import Group, Norm, Plan, Shape, Stage
 
 AFTER = frozenset({"batchnorm", "relu", "tanh", "maxpool"})
@@ -54,7 +54,9 @@ def plan(net: nn.Module, shape: tuple[int, ...]) -> Plan:
     if len(last) != 1:
         raise KernelUnavailable(f"the net ends in shape {last}, not in one row of logits")
     skips = any(stage.op == "sum" for stage in stages)
-    return Plan(untangled(stages, _volume(shape)), where, last[0], 1 if skips else len(trained))
+    return Plan(
+        untangle_stages(stages, _volume(shape)), where, last[0], 1 if skips else len(trained)
+    )
 
 
 def _narrow(where: ModelLayout) -> None:
@@ -132,7 +134,7 @@ class _Fused:
             out, how = _volume(layer.out), {"kernel": layer["kernel"], "stride": layer["stride"]}
             self._stage(Stage("average", index, (source,), now, now, out, **how), frozenset())
         else:
-            tiled = layer.kind != "maxpool" or _tiled(layer)
+            tiled = layer.kind != "maxpool" or _is_tiled(layer)
             if layer.kind not in ready or not tiled:
                 self._stage(
                     Stage("none" if tiled else "pool", index, (source,), now, now, now), AFTER
@@ -172,7 +174,7 @@ def _take(
     return replace(stage, out=out, pool=layer["kernel"]), open_ - {"batchnorm", "maxpool"}
 
 
-def _tiled(layer: LayerSpec) -> bool:
+def _is_tiled(layer: LayerSpec) -> bool:
     """Whether pooling windows tile the plane without overlap, padding or a partial last window."""
     kernel, before, after = layer["kernel"], _volume(layer.inside)[1:], _volume(layer.out)[1:]
     return bool(

@@ -74,7 +74,7 @@ class Kernel:
         its square (mu/2 times the squared distance), or each tensor's plain distance. Blocks before
         `first` stay as they are, and their BatchNorms use and keep their running statistics.
         """
-        w, x, y = self._checked(w, x, y)
+        w, x, y = self._validate_tensors(w, x, y)
         order, sizes = np.ascontiguousarray(order, np.int64), np.ascontiguousarray(sizes, np.int64)
         self._check_order(order, sizes, len(x), first)
         w = w.clone()
@@ -109,7 +109,7 @@ class Kernel:
         BatchNorm's running statistics in w move, and nothing else of it. Of blocks before `first` g
         is 0.
         """
-        held, x, y = self._checked(w, x, y)
+        held, x, y = self._validate_tensors(w, x, y)
         if held.data_ptr() != w.data_ptr() or g.dtype != torch.float32 or not g.is_contiguous():
             raise BadInput("w and g must be contiguous float32: they are written to")
         self._check_sizes(np.array([len(x)]), first)
@@ -137,7 +137,7 @@ class Kernel:
         """(whether each sample's largest logit is its label's, its loss), with running
         statistics.
         """
-        w, x, y = self._checked(w, x, y)
+        w, x, y = self._validate_tensors(w, x, y)
         correct, loss = torch.empty(len(x), dtype=torch.bool), torch.empty(len(x))
         tiles = min(EVALUATE_TILES, max(1, -(-len(x) // self._lanes)))
         with self._workspace(tiles) as (tiles, memory):
@@ -171,7 +171,7 @@ class Kernel:
             with self._lock:
                 self._free[tiles].append(memory)
 
-    def _checked(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _validate_tensors(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The tensors as the C code reads them; it reads no bounds, so they are checked here."""
         if w.shape != (self._plan.layout.size,):
             raise BadInput(
