@@ -86,7 +86,10 @@ def _check_memory(exp: Experiment) -> Iterator[CheckResult]:
 
     pool = exp.data.read_source()
     try:
-        where, recipe = make_layout(exp.build_network(pool)), exp.build_recipe()
+        where, recipe = (
+            make_layout(exp.factorize_network(exp.build_network(pool))),
+            exp.build_recipe(),
+        )
     except UserCodeNotImported as why:
         yield "memory", "warn", f"unknown: {why}"
         return

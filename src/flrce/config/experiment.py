@@ -43,6 +43,7 @@ from flrce.data.sources import SampleSpec, Source
 from flrce.devices.costs import DeviceProfile
 from flrce.devices.fleet_model import FleetDynamics
 from flrce.errors import BadInput, format_one_line, suggest_name
+from flrce.models.low_rank import factorize_network
 from flrce.training.given_objectives import make_metrics, make_objective, name_object
 
 MAX_SEED = 2**63 - 1  # what TOML can hold
@@ -202,6 +203,11 @@ class Experiment(Section):
         spec = samples.spec if isinstance(samples, Source) else samples
         with apply_trust(self._trust):
             return build_net(self.model.name, spec, self.seed, self.model.options)
+
+    def factorize_network(self, net: Any) -> Any:
+        """The network with low-rank layers where `model.lowrank` asks for them."""
+        gamma = self.model.lowrank
+        return net if gamma is None else factorize_network(net, gamma, self.seed)
 
     def build_availability(self) -> Callable[[str, int], bool] | None:
         """(client, round) -> whether it can be reached; None: always."""

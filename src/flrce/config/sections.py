@@ -120,6 +120,8 @@ class ModelSection(Section):
     )
     kept: str | list[str] | None = None  # patterns of parameters that stay with their client
     fixed: str | list[str] | None = None  # patterns of parameters that neither train nor travel
+    # FedPara: weights are Hadamard products of low-rank factors, 0 the fewest floats, 1 the most
+    lowrank: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @field_validator("name")
     @classmethod

@@ -100,7 +100,7 @@ def load(
     )
     network = experiment.build_network(spec) if model is None else model
     network = finish_network(
-        network, make_example(spec), experiment.seed, experiment.build_recipe().fixed
+        network, make_example(spec), experiment, experiment.build_recipe().fixed
     )
     copy_tensors(network, load_run_tensors(run, last, marks), run)
     return TrainedModel(network.eval().requires_grad_(False), spec, run)

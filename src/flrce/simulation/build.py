@@ -231,7 +231,7 @@ def build_data_and_model(
     net = experiment.build_network(pool) if model is None else model
     few = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
     recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
-    net = finish_network(net, few, experiment.seed, recipe.fixed)
+    net = finish_network(net, few, experiment, recipe.fixed)
     probes = max(
         (link.forward_passes // 2 for link in recipe.chain.links if link.estimates_gradient),
         default=0,
@@ -252,12 +252,14 @@ def build_data_and_model(
     return federation, net
 
 
-def finish_network(net: nn.Module, x: Tensor, seed: int, fixed: Sequence[str]) -> nn.Module:
+def finish_network(
+    net: nn.Module, x: Tensor, experiment: Experiment, fixed: Sequence[str]
+) -> nn.Module:
     """The network as it trains on samples x (n, ...): adapters in, lazy layers sized, float32,
-    frozen.
+    low-rank where the experiment says so, frozen.
     """
-    net = convert_to_float32(initialize_lazy_layers(prepare_network(net), x, seed))
-    return freeze_parameters(net, fixed)
+    net = convert_to_float32(initialize_lazy_layers(prepare_network(net), x, experiment.seed))
+    return freeze_parameters(experiment.factorize_network(net), fixed)
 
 
 def _require_same_vocabulary(tokenizer: str, path: str) -> None:

@@ -2,8 +2,10 @@
 books, and those of a simulated fleet behind Flower.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+
+from torch import nn
 
 from flrce.core.downlink import estimate_download_bytes
 from flrce.core.payload_bytes import (
@@ -18,10 +20,13 @@ from flrce.core.types import ClientCost, Reply, Task
 from flrce.core.upload_estimates import estimate_upload_bytes
 from flrce.data.federation import Federation
 from flrce.devices.costs import DeviceProfile, inference_flops, training_flops
+from flrce.models.low_rank import has_low_rank_layers
 from flrce.models.part import copy_for_training
 from flrce.training.batches import compute_batch_sizes, count_steps
 from flrce.training.client import ClientRunner
 from flrce.training.trainer import EVALUATION_CHUNK_SAMPLES
+
+EACH_BATCH = (-2,)  # behind a shape's key: FLOPs of a batch, whatever its samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +79,8 @@ class FleetCostModel:
         passes = 1.0 if task.update is None else task.update.passes_per_step
         # an epoch's last batch is smaller than the others
         samples = float(epochs * epoch.sum() + epoch[:rest].sum())
-        flops, framing = samples * self.count_training_flops(task) * passes, REPLY_FIGURES_BYTES
+        work = samples * self.count_training_flops(task) + steps * self.count_batch_flops(task)
+        flops, framing = work * passes, REPLY_FIGURES_BYTES
         framing += task.download.framing if task.download else 0
         framing += task.compressor.instruction_bytes if task.compressor is not None else 0
         held = self.count_holdout_samples(task)
@@ -106,22 +112,45 @@ class FleetCostModel:
     @property
     def inference_flops(self) -> float:
         """FLOPs to judge one sample."""
-        tokens = self.federation.source.has_token_ids
-        if (1.0, -1) not in self.flops:
-            self.flops[(1.0, -1)] = inference_flops(
-                self.runner.net, self.runner.shape, tokens=tokens
-            )
-        return self.flops[(1.0, -1)]
+        key = (1.0, -1)
+        if key not in self.flops:
+            self._count_flops(key, inference_flops, self.runner.net)
+        return self.flops[key]
+
+    def count_batch_flops(self, task: Task) -> float:
+        """Training FLOPs of a batch, whatever its samples: weights that are made of factors."""
+        self.count_training_flops(task)
+        return self.flops.get((*self._make_flops_key(task), *EACH_BATCH), 0.0)
 
     def count_training_flops(self, task: Task) -> float:
         """Training FLOPs of one sample under this task, counted once per shape."""
-        part, shape = self.runner.get_part(task), self.runner.shape
-        tokens = self.federation.source.has_token_ids
+        key, part = self._make_flops_key(task), self.runner.get_part(task)
+        looks = key[-1]
+        if key not in self.flops and looks:
+            self._count_flops(key, inference_flops, part.net, looks)
+        elif key not in self.flops:
+            self._count_flops(key, training_flops, copy_for_training(part, self.runner.shape))
+        return self.flops[key]
+
+    def _make_flops_key(self, task: Task) -> tuple[float | int, ...]:
         links = task.update.links if task.update else ()
         looks = sum(link.forward_passes for link in links if link.estimates_gradient)
-        key = (*part.key, looks)
-        if key not in self.flops and looks:
-            self.flops[key] = looks * inference_flops(part.net, shape, tokens=tokens)
-        elif key not in self.flops:
-            self.flops[key] = training_flops(copy_for_training(part, shape), shape, tokens=tokens)
-        return self.flops[key]
+        return (*self.runner.get_part(task).key, looks)
+
+    def _count_flops(
+        self,
+        key: tuple[float | int, ...],
+        count: Callable[..., float],
+        net: nn.Module,
+        times: float = 1,
+    ) -> None:
+        """Note `times` the FLOPs of a sample, and of each batch where the net has low-rank layers:
+        those of 2 and of 4 samples are a line.
+        """
+        shape, tokens = self.runner.shape, self.federation.source.has_token_ids
+        each = count(net, shape, tokens=tokens)
+        if has_low_rank_layers(net):
+            few, many = 2 * count(net, shape, 2, tokens), 4 * count(net, shape, 4, tokens)
+            each = (many - few) / 2
+            self.flops[(*key, *EACH_BATCH)] = times * (few - 2 * each)
+        self.flops[key] = times * each
