@@ -1,4 +1,4 @@
-# make demo: FLrce against FedAvg on the embedded digits, with a report. make test: everything a change must pass.
+# make demo: the default against FedAvg and FLrce on the embedded digits, with a report. make test: everything a change must pass.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,7 +22,7 @@ WALKS := tests/newcomer/test_reading.py tests/newcomer/test_runs.py tests/newcom
 
 demo: $(VENV)/.core
 	rm -rf runs/demo
-	$(BIN)/flrce compare experiments/digits.toml --recipes fedavg,flrce --seeds 0-4 --out runs/demo
+	$(BIN)/flrce compare experiments/digits.toml --recipes fedavg,flrce,frugal --seeds 0-4 --out runs/demo
 	@echo "open runs/demo/report.html"
 
 test: $(VENV)/.dev

@@ -72,7 +72,7 @@ def experiment(point: dict[str, int], seed: int, rounds: int) -> Experiment:
             "per_round": point["P"],
             "data": {"partition": "iid", "holdout": 0.3},
             "train": {"batch": 16, "epochs": point["epochs"], "lr": 0.05},
-            "recipe": {"name": "flrce", "psi": float(point["P"] - 1)},
+            "recipe": {"name": "flrce", "preset": "default", "psi": float(point["P"] - 1)},
             "engine": {"workers": point["workers"], "device": "cpu", "eval_every": 10_000},
         }
     )

@@ -73,7 +73,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "aggregator": {"piece": "mixed", "inner": "median", "attackers": 4},
     },
     "root-trust": ROOTED,
-    "flrce (default)": {"name": "flrce"},
+    "flrce (default)": {"name": "flrce", "preset": "default"},
     "flrce (wary)": {"name": "flrce", "preset": "wary"},
     "flrce (paper)": {"name": "flrce", "preset": "paper"},
     "flrce (hardened before)": FORMER,

@@ -82,7 +82,7 @@ class Steered(Attacked):
 
 
 def one(
-    run: Run, recipe: Mapping[str, Any] = MappingProxyType({"name": "flrce"})
+    run: Run, recipe: Mapping[str, Any] = MappingProxyType({"name": "flrce", "preset": "default"})
 ) -> dict[str, Any]:
     mode, attack, count, seed = run
     torch.set_num_threads(1)

@@ -42,7 +42,7 @@ ARMS = {
     "average": {"name": "fedavg", "average": PLAIN},
     "quarter": {"name": "fedavg", "average": {"piece": "growing-tail"}},
     "ours": {"name": "fedavg", "average": OURS},
-    "flrce": {"name": "flrce-no-stop", "average": OURS},
+    "flrce": {"name": "flrce-no-stop", "preset": "default", "average": OURS},
 }
 SEEDS = range(600, 610)
 #: cell -> tables; T both short and long, rates both right and low

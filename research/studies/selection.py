@@ -87,7 +87,7 @@ CANDIDATES = {
     "uniform, 4 bits": {"selector": "uniform", "compressor": BITS},
     "chance, 4 bits": {"selector": TURNS, "compressor": BITS},
     "balance, 4 bits": {"selector": {"piece": "in-turn", "by": "balance"}, "compressor": BITS},
-    "default, 4 bits": {"name": "flrce", "compressor": BITS},
+    "default, 4 bits": {"name": "flrce", "preset": "default", "compressor": BITS},
 }
 
 

@@ -511,7 +511,7 @@ def test_rules_read_records_as_they_read_rounds():
         clients=4,
         per_round=2,
         train={"epochs": 1, "lr": 0.05},
-        recipe={"name": "flrce"},
+        recipe={"name": "flrce", "preset": "default"},
         seed=3,
     )
     history = runs.run(experiment).history

@@ -449,7 +449,7 @@ def test_a_deck_leaves_updates_on_its_device(recipe, monkeypatch):
 
 def test_a_deck_far_away(monkeypatch):
     """The whole of a run, its training apart, with a device that is not there."""
-    exp = made("device", recipe={"name": "flrce"})
+    exp = made("device", recipe={"name": "flrce", "preset": "default"})
     expected = on_a_deck(exp)
     trained, judged = RunSlot._train_clients, RunSlot.score_samples
 
@@ -475,13 +475,15 @@ def test_a_deck_far_away(monkeypatch):
 
 
 def test_a_run_cut_and_resumed_has_the_same_bits(tmp_path):
-    exp = made("device", recipe={"name": "flrce"})
+    exp = made("device", recipe={"name": "flrce", "preset": "default"})
     straight = on_a_deck(exp, tmp_path / "straight")
-    on_a_deck(made("device", recipe={"name": "flrce"}, rounds=2), tmp_path / "cut")
+    on_a_deck(
+        made("device", recipe={"name": "flrce", "preset": "default"}, rounds=2), tmp_path / "cut"
+    )
     resumed = on_a_deck(exp, tmp_path / "cut", resume=True)
     assert torch.equal(weights(straight), weights(resumed))
     assert [h.chosen for h in straight.history] == [h.chosen for h in resumed.history]
-    kept = on_a_deck(made("host", recipe={"name": "flrce"}), tmp_path / "host")
+    kept = on_a_deck(made("host", recipe={"name": "flrce", "preset": "default"}), tmp_path / "host")
     assert torch.equal(weights(straight), weights(kept))
 
 
@@ -489,7 +491,9 @@ def test_two_runs_in_threads_take_turns():
     """Each alone on its deck, both on one device: while one works there, the other waits, and
     neither for ever.
     """
-    exps = [made("device", recipe={"name": "flrce"}, seed=seed) for seed in (0, 1)]
+    exps = [
+        made("device", recipe={"name": "flrce", "preset": "default"}, seed=seed) for seed in (0, 1)
+    ]
     built = [
         runs.build_simulation(exp, decks=DeviceSchedulers("cpu", single=True))
         for exp in (*exps, *exps)

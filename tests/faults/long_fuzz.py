@@ -104,7 +104,12 @@ def run_directories(folder: Path) -> Case:
     whole = folder / "whole"
     runs.run(
         Experiment.from_tables(
-            {"rounds": 4, "clients": 8, "per_round": 3, "recipe": {"name": "flrce"}}
+            {
+                "rounds": 4,
+                "clients": 8,
+                "per_round": 3,
+                "recipe": {"name": "flrce", "preset": "default"},
+            }
         ),
         whole,
     )
@@ -138,7 +143,12 @@ def sealed_runs(folder: Path) -> Case:
     whole = folder / "sealed"
     runs.run(
         Experiment.from_tables(
-            {"rounds": 4, "clients": 8, "per_round": 3, "recipe": {"name": "flrce"}}
+            {
+                "rounds": 4,
+                "clients": 8,
+                "per_round": 3,
+                "recipe": {"name": "flrce", "preset": "default"},
+            }
         ),
         whole,
     )

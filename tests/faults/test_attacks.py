@@ -194,7 +194,7 @@ def test_turns_are_hardly_steered(seen):
                 "rounds": sweeps * M // P,
                 "clients": M,
                 "per_round": P,
-                "recipe": {"name": "flrce-no-stop"},
+                "recipe": {"name": "flrce-no-stop", "preset": "default"},
                 "train": {"epochs": 1},
                 "data": {"alpha": 0.5},
                 "engine": {"workers": 1, "eval_every": 1000},

@@ -425,7 +425,12 @@ def test_another_strategy_does_not_go_on_in_the_same_folder(tmp_path):
 # --- engines agree ------------------------------------------------------------------------------
 
 
-STOPPING = {"name": "flrce", "psi": 1.0, "selector": {"piece": "relationship", "decay": 0.8}}
+STOPPING = {
+    "name": "flrce",
+    "preset": "default",
+    "psi": 1.0,
+    "selector": {"piece": "relationship", "decay": 0.8},
+}
 
 
 def experiment(recipe, rounds=2, **tables):

@@ -19,7 +19,7 @@ BASES: list[dict[str, Any]] = [
         "rounds": 5,
         "clients": 20,
         "per_round": 4,
-        "recipe": {"name": "flrce", "psi": "40%"},
+        "recipe": {"name": "flrce", "preset": "default", "psi": "40%"},
     },
     {
         "data": {

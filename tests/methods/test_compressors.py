@@ -410,7 +410,9 @@ def test_bad_settings_are_refused(make, word):
 def test_experiment_files_nest_compressors():
     wanted = {"piece": "error-feedback", "inner": {"piece": "topk", "keep": 0.25}}
     assert build_piece("compressor", wanted) == ErrorFeedback(TopK(0.25))
-    recipe = Experiment(recipe={"name": "flrce", "compressor": wanted}).build_recipe()
+    recipe = Experiment(
+        recipe={"name": "flrce", "preset": "default", "compressor": wanted}
+    ).build_recipe()
     assert recipe.compressor == ErrorFeedback(TopK(0.25))
 
 

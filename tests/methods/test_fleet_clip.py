@@ -212,7 +212,11 @@ SHAPES = {
     "sparse": {"recipe": {"name": "flrce-topk", "preset": "hardened"}},
     "quantised": {"recipe": {"name": "flrce", "preset": "hardened", "compressor": "quantize"}},
     "sketched": {
-        "recipe": {"name": "flrce", "aggregator": {"piece": "fleet-clip", "sketch": 64, "seed": 3}}
+        "recipe": {
+            "name": "flrce",
+            "preset": "default",
+            "aggregator": {"piece": "fleet-clip", "sketch": 64, "seed": 3},
+        }
     },
     "come and go": {"fleet": {"presence": "diurnal"}},
     "buffered": {

@@ -24,7 +24,7 @@ def fedavg():
 
 @pytest.fixture(scope="module")
 def flrce():
-    return last({"name": "flrce-no-stop"})
+    return last({"name": "flrce-no-stop", "preset": "default"})
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,12 @@ FLEET = {"profile": {"jetson-nano": 0.5, "raspberry-pi-4": 0.5}}
 
 
 @pytest.mark.parametrize(
-    "recipe", [{"name": "fedavg"}, {"name": "flrce"}, {"name": "fedcom", "feedback": True}]
+    "recipe",
+    [
+        {"name": "fedavg"},
+        {"name": "flrce", "preset": "default"},
+        {"name": "fedcom", "feedback": True},
+    ],
 )
 def test_a_buffered_run_learns_resumes_and_adds_up(recipe, tmp_path):
     pace = {"piece": "buffered", "size": 2}

@@ -113,7 +113,7 @@ def test_labels_name_the_settings_that_differ_and_nothing_else():
         run = run_of([0.5], seed=seed)
         return read.RecordedRun(
             run.folder,
-            {**run.experiment, "recipe": {"name": "flrce", **recipe}},
+            {**run.experiment, "recipe": {"name": "flrce", "preset": "default", **recipe}},
             run.rounds,
             (),
             {},

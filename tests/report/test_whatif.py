@@ -241,10 +241,18 @@ def test_a_standstill_is_what_a_real_run_does(tmp_path, capsys):
     """A run without an average has no headway to look at."""
     rule = NoHeadway(0.3, share=0.0, n=3, first=4, after=5)
     shape = {"rounds": 14, "clients": 12, "per_round": 5, "engine": {"workers": 1}}
-    runs.run(Experiment(**shape, recipe={"name": "flrce-no-stop"}), tmp_path / "free")
+    runs.run(
+        Experiment(**shape, recipe={"name": "flrce-no-stop", "preset": "default"}),
+        tmp_path / "free",
+    )
     result = runs.run(
         Experiment(
-            **shape, recipe={"name": "flrce", "stop": {"piece": "standstill", **asdict(rule)}}
+            **shape,
+            recipe={
+                "name": "flrce",
+                "preset": "default",
+                "stop": {"piece": "standstill", **asdict(rule)},
+            },
         )
     )
     assert result.summary["stopped"], "the comparison needs a run that stops"
@@ -260,9 +268,19 @@ def test_a_standstill_is_what_a_real_run_does(tmp_path, capsys):
 def test_a_price_is_what_a_real_run_does(tmp_path, capsys):
     """And presets are prices: what is asked of twice the rounds."""
     shape = {"rounds": 40, "clients": 12, "per_round": 4, "engine": {"workers": 1}}
-    runs.run(Experiment(**shape, recipe={"name": "flrce-no-stop"}), tmp_path / "free")
+    runs.run(
+        Experiment(**shape, recipe={"name": "flrce-no-stop", "preset": "default"}),
+        tmp_path / "free",
+    )
     result = runs.run(
-        Experiment(**shape, recipe={"name": "flrce", "stop": {"piece": "worth", "points": 20.0}})
+        Experiment(
+            **shape,
+            recipe={
+                "name": "flrce",
+                "preset": "default",
+                "stop": {"piece": "worth", "points": 20.0},
+            },
+        )
     )
     assert result.summary["stopped"], "the comparison needs a run that stops"
     run = read.read_single_run(tmp_path / "free")
@@ -280,7 +298,10 @@ def test_the_price_of_a_point_over_the_run(tmp_path, capsys):
     point's price.
     """
     shape = {"rounds": 40, "clients": 12, "per_round": 4, "engine": {"workers": 1}}
-    runs.run(Experiment(**shape, recipe={"name": "flrce-no-stop"}), tmp_path / "free")
+    runs.run(
+        Experiment(**shape, recipe={"name": "flrce-no-stop", "preset": "default"}),
+        tmp_path / "free",
+    )
     run = read.read_single_run(tmp_path / "free")
     found = compute_point_prices(run)
     assert len(found) > 5

@@ -134,7 +134,7 @@ def test_turns_and_a_standstill_are_explained(tmp_path):
         rounds=9,
         clients=12,
         per_round=5,
-        recipe={"name": "flrce", "stop": stop},
+        recipe={"name": "flrce", "preset": "default", "stop": stop},
         engine={"workers": 1},
     )
     runs.run(own, tmp_path / "run")
@@ -217,7 +217,10 @@ def test_a_folder_of_several_runs_is_refused(capsys):
 def test_a_stop_with_a_price_is_explained_in_points_and_joules(tmp_path):
     stop = {"piece": "worth", "points": 20.0}
     shape = {"rounds": 40, "clients": 12, "per_round": 4, "engine": {"workers": 1}}
-    runs.run(Experiment(**shape, recipe={"name": "flrce", "stop": stop}), tmp_path / "run")
+    runs.run(
+        Experiment(**shape, recipe={"name": "flrce", "preset": "default", "stop": stop}),
+        tmp_path / "run",
+    )
     answer = explain_run_end(read.read_single_run(tmp_path / "run"))
     told = " ".join(answer.sentences)
     assert "predicted gain from doubling the rounds: " in told

@@ -32,7 +32,12 @@ from flrce.training.client import ClientRunner
 from flrce.training.trainer import TorchTrainer
 from training import train
 
-SMALL = {"rounds": 6, "clients": 12, "per_round": 4, "recipe": {"name": "flrce", "average": "ema"}}
+SMALL = {
+    "rounds": 6,
+    "clients": 12,
+    "per_round": 4,
+    "recipe": {"name": "flrce", "preset": "default", "average": "ema"},
+}
 SAME = ("rounds.jsonl", "clients.jsonl", "model.safetensors", "relations.safetensors")
 
 

@@ -33,8 +33,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "fedavg + average + 4 bits": {
         "recipe": {"name": "fedavg", **SERVER_AVERAGE, **FOUR_BIT_COMPRESSOR}
     },
-    "flrce": {"recipe": {"name": "flrce-no-stop"}},
-    "flrce + 4 bits": {"recipe": {"name": "flrce-no-stop", **FOUR_BIT_COMPRESSOR}},
+    "flrce": {"recipe": {"name": "flrce-no-stop", "preset": "default"}},
+    "flrce + 4 bits": {
+        "recipe": {"name": "flrce-no-stop", "preset": "default", **FOUR_BIT_COMPRESSOR}
+    },
     "scaffold + average": {"recipe": {"name": "scaffold", **SERVER_AVERAGE}},
     "fedadam": {"recipe": {"name": "fedadam"}},
 }

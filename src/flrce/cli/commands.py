@@ -48,7 +48,7 @@ def run_command(**given: Any) -> None:
 @add_option(
     "--recipes",
     "names",
-    default="fedavg,flrce",
+    default="fedavg,flrce,frugal",
     show_default=True,
     metavar=LIST_METAVAR,
     help="Names from `flrce recipes list`, or all.",

@@ -1,4 +1,4 @@
-"""flrce compare cifar10.toml --recipes fedavg,flrce --seeds 0-4 --out runs/all"""
+"""flrce compare cifar10.toml --recipes fedavg,flrce,frugal --seeds 0-4 --out runs/all"""
 
 import json
 import sys
@@ -11,6 +11,7 @@ from flrce.cli.options import load_experiment, parse_on_option, parse_seeds
 from flrce.cli.run import build_result_table
 from flrce.cli.targets import prepare_folder
 from flrce.cli.terminal import ProgressDisplay, print_table
+from flrce.config.compose import DEFAULT_RECIPE
 from flrce.config.experiment import Experiment
 from flrce.core.types import Round
 from flrce.errors import BadInput
@@ -116,4 +117,5 @@ def get_recipe_settings(recipe: dict[str, Any], name: str) -> dict[str, Any]:
     """The experiment's own settings for the recipe it names; the others run as the catalogue has
     them.
     """
-    return {**recipe, "name": name} if recipe.get("name", "flrce") == name else {"name": name}
+    own = recipe.get("name", DEFAULT_RECIPE) == name
+    return {**recipe, "name": name} if own else {"name": name}

@@ -10,6 +10,7 @@ from typing import Any
 from flrce.cli import run_folders
 from flrce.cli.options import device_override, load_experiment, parse_seeds
 from flrce.cli.terminal import ProgressDisplay, format_aggregate, print_table
+from flrce.config.compose import DEFAULT_RECIPE
 from flrce.config.experiment import Experiment
 from flrce.core.cost_table import COSTS, Cost, list_spent_costs
 from flrce.core.user_code import trust_record
@@ -128,7 +129,7 @@ def run_experiment(
     else:
         exp = load_experiment(file, overrides, device, trust)
     runs.choose_device(exp)  # before a folder is made
-    name = str(exp.recipe.get("name", "flrce"))
+    name = str(exp.recipe.get("name", DEFAULT_RECIPE))
     if many is not None and no_save:
         raise BadInput("--seeds with --no-save: several runs need a folder to live in; drop one")
     place = None if no_save else out or run_folders.create_run_folder(name)

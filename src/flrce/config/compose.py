@@ -28,6 +28,7 @@ from flrce.training.objectives import OBJECTIVES, OBJECTIVES_BY_KIND, Objective
 from flrce.training.optimizers import SGD, Adam, GradientClip, Momentum, PersistentLink, WeightDecay
 from flrce.training.update_chain import UpdateChain
 
+DEFAULT_RECIPE = "frugal"
 LOCAL_WORK_KEYS = ("epochs", "batch", "lr")
 #: trainers of version 0.1, whose tables could hold what [train] holds now
 OLD_TRAINERS = (
@@ -63,7 +64,7 @@ def compose_recipe(
     With `base`, that is the recipe of the catalogue, and the name is one's own.
     """
     chosen = dict(table)
-    label = chosen.pop("name", "flrce")
+    label = chosen.pop("name", DEFAULT_RECIPE)
     name, key = chosen.pop("base", label), "base" if "base" in table else "name"
     if not isinstance(name, str) or name not in CATALOGUE:
         raise BadInput(

@@ -2,6 +2,7 @@
 before data loads.
 """
 
+import logging
 import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +14,14 @@ import tomli_w
 from annotated_types import Ge, Le
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
-from flrce.config.compose import build_local_settings, compose_objective, compose_recipe
+from flrce.config.compose import (
+    DEFAULT_RECIPE,
+    build_local_settings,
+    compose_objective,
+    compose_recipe,
+)
 from flrce.config.network import build_net
+from flrce.config.recipe_names import explain_changed_name, keep_stored_meaning, name_preset
 from flrce.config.sections import (
     DataSection,
     EngineSection,
@@ -46,6 +53,7 @@ from flrce.errors import BadInput, format_one_line, suggest_name
 from flrce.models.low_rank import factorize_network
 from flrce.training.given_objectives import make_metrics, make_objective, name_object
 
+log = logging.getLogger("flrce")
 MAX_SEED = 2**63 - 1  # what TOML can hold
 GIVEN = "given:"  # before the names of an objective that came from Python
 MAX_FILE_BYTES = 2**20  # of an experiment file
@@ -67,7 +75,7 @@ class Experiment(Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
-    recipe: dict[str, Any] = Field(default_factory=lambda: {"name": "flrce"})
+    recipe: dict[str, Any] = Field(default_factory=lambda: {"name": DEFAULT_RECIPE})
     engine: EngineSection = EngineSection()
     fleet: FleetSection = FleetSection()
     stop: StopSection = StopSection()
@@ -80,6 +88,8 @@ class Experiment(Section):
     def __init__(self, /, **tables: Any) -> None:  # a key may be called self
         if isinstance(tables.get("recipe"), Recipe):
             tables = _embed_recipe(tables, tables["recipe"])
+        if isinstance(tables.get("recipe"), dict):
+            tables = {**tables, "recipe": name_preset(tables["recipe"])}
         try:
             super().__init__(**tables)
         except ValidationError as error:
@@ -123,10 +133,17 @@ class Experiment(Section):
         anywhere (docs/extending.md).
         """
         tables: dict[str, Any] = {}
+        stored = path is not None and Path(path).with_name("rounds.jsonl").exists()
         if path is not None:
             tables = read_toml(Path(path))
+        if stored and isinstance(tables.get("recipe"), dict):
+            tables["recipe"] = keep_stored_meaning(tables["recipe"])
         for override in overrides:
             _apply_override(tables, override)
+        if not stored and isinstance(tables.get("recipe"), dict):
+            notice = explain_changed_name(tables["recipe"])
+            if notice:
+                log.warning("%s: %s", path or "experiment", notice)
         if not isinstance(trust, Trust):
             trust = trust_file(
                 None if path is None else str(Path(path).parent.absolute()), everything=trust

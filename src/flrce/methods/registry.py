@@ -65,6 +65,7 @@ from flrce.methods.compression.tensors import TensorDropout
 from flrce.methods.compression.ternary import SparseTernary
 from flrce.methods.downlink.chain import ChainedDownload
 from flrce.methods.downlink.difference import DifferenceDownload
+from flrce.methods.downlink.fitted import FittedDownload
 from flrce.methods.downlink.quantised import QuantisedDownload
 from flrce.methods.pacing import pace
 from flrce.methods.pacing.clean_hours import CleanHours
@@ -160,6 +161,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "quantised": QuantisedDownload,
         "difference": DifferenceDownload,
         "chain": ChainedDownload,
+        "fitted": FittedDownload,
     },
     "aggregator": {
         "mean": WeightedMean,

@@ -33,7 +33,7 @@ from flrce.storage.limited import open_regular, split_lines
 from flrce.storage.seal import SEAL_FILE, SEALED_FILES, read_lines, write_seal
 from flrce.storage.settings import (
     fingerprint_experiment,
-    fingerprint_experiment_text,
+    list_former_fingerprints,
     require_same_data,
     require_same_experiment,
 )
@@ -77,9 +77,11 @@ class Ledger:
         made_by = get_versions() | (
             {"kernel": kernel} if kernel else {}
         )  # other kernels, other bits
-        former = {fingerprint_experiment_text(before), fingerprint_experiment_text(experiment)}
         self.journal = checkpoint.Journal(
-            folder / "checkpoint", fingerprint_experiment(experiment), made_by, former
+            folder / "checkpoint",
+            fingerprint_experiment(experiment),
+            made_by,
+            list_former_fingerprints(before, experiment),
         )
         self.files = {name: LineFile(folder / name) for name in LEDGER_FILES}
         self.committed: State | None = None

@@ -8,17 +8,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flrce.config.recipe_names import keep_stored_meaning
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.seal import MAX_SETTINGS_BYTES, read_json_table, read_lines, read_sealed_file
 
 NEUTRAL_SETTINGS = ("engine.workers", "engine.device")  # settings that change no result
 LENGTH_SETTING = "rounds"  # changes where a run ends, and no round before that
+DEFAULT_PRESET_LINE = 'preset = "default"\n'
 FlatSettings = dict[str, Any]  # "table.key" -> value
 
 
 def parse_settings(experiment: str) -> FlatSettings:
     """The values of an experiment file; how it is written does not matter."""
     return flatten_tables(tomllib.loads(experiment))
+
+
+def parse_stored_settings(experiment: str) -> FlatSettings:
+    """The same of a run directory, with what its recipe's name meant."""
+    tables = tomllib.loads(experiment)
+    recipe = tables.get("recipe")
+    if isinstance(recipe, dict):
+        tables["recipe"] = keep_stored_meaning(recipe)
+    return flatten_tables(tables)
 
 
 def select_deciding_settings(found: FlatSettings) -> FlatSettings:
@@ -34,7 +45,7 @@ def require_same_experiment(path: Path, experiment: str) -> str:
         return experiment
     try:
         before = read_sealed_file(path, {}, MAX_SETTINGS_BYTES).decode()
-        old, new = parse_settings(before), parse_settings(experiment)
+        old, new = parse_stored_settings(before), parse_settings(experiment)
     except BadInput:
         raise
     except (ValueError, RecursionError) as why:
@@ -83,6 +94,15 @@ def fingerprint_experiment_text(experiment: str) -> str:
         if line.split(" = ")[0] not in ("workers", "device")
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def list_former_fingerprints(*experiments: str) -> set[str]:
+    """Of the same settings as earlier versions wrote them: without a preset of `flrce`, which was
+    then "default", and as text.
+    """
+    texts = [*experiments, *(text.replace(DEFAULT_PRESET_LINE, "") for text in experiments)]
+    makers = (fingerprint_experiment, fingerprint_experiment_text)
+    return {make(text) for text in texts for make in makers}
 
 
 def require_same_data(path: Path, partition: Mapping[str, Any]) -> None:

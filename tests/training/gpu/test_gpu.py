@@ -152,7 +152,15 @@ def test_what_crosses_to_a_gpu(monkeypatch):
 
     def crossed(rounds):
         monkeypatch.setattr(device_transfer, "transferred_bytes", device_transfer.TransferBytes())
-        deck([made(recipe={"name": "flrce"}, engine={"updates": "device"}, rounds=rounds)])
+        deck(
+            [
+                made(
+                    recipe={"name": "flrce", "preset": "default"},
+                    engine={"updates": "device"},
+                    rounds=rounds,
+                )
+            ]
+        )
         return device_transfer.transferred_bytes
 
     size = 4 * len(pack_model(runs.build_simulation(made()).net))

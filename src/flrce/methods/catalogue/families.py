@@ -6,6 +6,7 @@ from flrce.errors import suggest_name
 
 #: every method once, by what it changes; `flrce recipes list` prints them in this order
 FAMILIES: dict[str, tuple[str, ...]] = {
+    "the default": ("frugal",),
     "FLrce": (
         "flrce", "flrce-no-stop", "flrce-topk", "flrce-dropout", "flrce-freeze",
     ),

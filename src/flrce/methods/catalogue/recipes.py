@@ -1,10 +1,10 @@
 """Every method on one screen: each is a composition of pieces, most of them FedAvg with another
 answer or two.
 
-Here are FLrce, and the savings that its paper compares it with or that go with it: fewer bits,
-epochs or weights. standard.py has FedAvg, which all start from, and what the field made of it;
-savings.py others that save bytes or work; selection.py other choices of clients and means that
-hold against attackers; lora.py methods for language models.
+frugal.py has the default. Here are FLrce, and the savings that its paper compares it with or that
+go with it: fewer bits, epochs or weights. standard.py has FedAvg, which all start from, and what
+the field made of it; savings.py others that save bytes or work; selection.py other choices of
+clients and means that hold against attackers; lora.py methods for language models.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from flrce.core.pieces import Recipe
 from flrce.core.roles import StopRule
 from flrce.errors import BadInput, look_up_name, suggest_name
 from flrce.methods.aggregation.fleet_clip import FleetClip
-from flrce.methods.aggregation.mean import DEFAULT_SAMPLE_CAP_RATIO, WeightedMean
-from flrce.methods.aggregation.related_mean import RelatedMean
+from flrce.methods.aggregation.mean import WeightedMean
+from flrce.methods.catalogue.frugal import DENSE_BITS, frugal, make_stop
 from flrce.methods.catalogue.lora import *  # noqa: F403
 from flrce.methods.catalogue.lora import LORA_RECIPES
 from flrce.methods.catalogue.privacy import dp_fedavg
@@ -33,71 +33,60 @@ from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.sparsify import TopK
 from flrce.methods.selection.relationship import RelationshipSelector
 from flrce.methods.selection.turns import RoundRobinSelector
-from flrce.methods.server.averages import FLRCE_EMA
 from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.methods.stopping.marginal_gain import MarginalGain
-from flrce.methods.stopping.no_headway import NoHeadway
 from flrce.methods.submodel.units import PrefixUnits, RandomUnits
 
 
 def flrce(
-    psi: float | str | None = None, preset: str = "default", P: int = 10, **local: Any
+    psi: float | str | None = None, preset: str = "paper", P: int = 10, **local: Any
 ) -> Recipe:
-    """FLrce: everyone in turn, grouped by their last updates; stops once more rounds are not worth
-    it (docs/concepts.md).
+    """FLrce (Niu et al. 2024): clients that agree most with all others, a stop once those conflict.
 
-    It hands back the averaged model and believes no client's samples beyond 5 times the round's
-    median. The price is 2 points for twice the rounds; `frugal` asks for 4, `accurate` for 1,
-    `headway` is the stop of version 0.1, and with a psi the paper's rule decides. `wary` counts
-    clients to whom nobody relates less: wrong labels, noise, free-riders (docs/robustness.md).
-    `paper` is Niu et al. 2024: clients that agree most with all, a stop once the chosen conflict.
-    `authors`: their released code. `hardened`: turns by chance, which nobody captures, and
-    fleet-clip (docs/robustness.md: what falls); with a psi the paper's selection and stop, bounded.
-    `private`: what needs sums only, as under secure aggregation.
+    `paper` is Algorithm 1 as printed, `authors` their released code. `hardened` bounds what
+    colluders can do to selection and stop (docs/robustness.md). psi is the threshold of the stop, a
+    number of conflicting peers or a percentage of P; 50 % unless given.
+
+    Presets of before `frugal` was the default mean what they meant (frugal without codes, clients
+    grouped by their last updates): `default` or `balanced`, `accurate`, `frugal`, `wary`,
+    `private`, `headway`, and `hardened` without a psi.
     """
-    base = replace(fedavg(P, **local), name="flrce")
+    if preset in OLD_PRESETS and (preset != "hardened" or psi is None):
+        return _build_old_preset(psi, preset, P, **local)
+    if preset not in RELATIONSHIP_PRESETS:
+        known = dict.fromkeys((*RELATIONSHIP_PRESETS, *OLD_PRESETS))
+        raise BadInput(f"recipe.preset = {preset!r}: {suggest_name(preset, known)}")
     conflict = UpdateConflicts(resolve_conflict_threshold("50%" if psi is None else psi, P))
-    if preset in ("paper", "authors"):
-        return replace(base, selector=RELATIONSHIP_PRESETS[preset], stop=conflict)
-    if preset == "hardened" and psi is not None:
-        bounded = replace(conflict, r=3, n=5, after=10, trusted=True, confirmed=True)
-        return replace(
-            base, selector=RELATIONSHIP_PRESETS[preset], aggregator=FleetClip(), stop=bounded
-        )
-
-    ours = replace(base, stop=MarginalGain(), average=FLRCE_EMA, holdouts=True)
+    base = replace(fedavg(P, **local), selector=RELATIONSHIP_PRESETS[preset], name="flrce")
     if preset == "hardened":
-        return replace(ours, selector=RoundRobinSelector(by="chance"), aggregator=FleetClip())
+        conflict = replace(conflict, r=3, n=5, after=10, trusted=True, confirmed=True)
+        return replace(base, aggregator=FleetClip(), stop=conflict)
+    return replace(base, stop=conflict)
+
+
+def _build_old_preset(psi: float | str | None, preset: str, P: int, **local: Any) -> Recipe:
+    """What a preset of ours was made of while the recipe `flrce` had them: no codes."""
+    modern, points = OLD_PRESETS[preset]
+    made = frugal(modern, points, DENSE_BITS, DENSE_BITS, P=P, **local)
+    made = replace(made, name="flrce")
+    if preset == "hardened":
+        return replace(made, aggregator=FleetClip())
     if preset == "private":
         if psi is not None:
             raise BadInput(
                 "recipe.psi counts conflicts of single updates, preset = 'private' sees sums only;"
                 " drop one"
             )
-        return replace(ours, selector=RoundRobinSelector(by="chance"), sums=True)
-    if preset not in STOP_PRESETS:
-        raise BadInput(
-            f"recipe.preset = {preset!r}:"
-            f" {suggest_name(preset, (*STOP_PRESETS, *RELATIONSHIP_PRESETS, 'private'))}"
-        )
-    if psi is not None and STOP_PRESETS[preset] != STOP_PRESETS["default"]:
+        return made
+    made = replace(made, selector=RoundRobinSelector())
+    if psi is None:
+        return made
+    if made.stop != MarginalGain():
         raise BadInput(f"recipe.psi and recipe.preset = {preset!r} set two stop rules; drop one")
-    stop = STOP_PRESETS[preset] if psi is None else conflict
-    mean = (
-        RelatedMean(cap=DEFAULT_SAMPLE_CAP_RATIO)
-        if preset == "wary"
-        else WeightedMean(cap=DEFAULT_SAMPLE_CAP_RATIO)
-    )
-    return replace(
-        ours,
-        selector=RoundRobinSelector(),
-        aggregator=mean,
-        stop=stop,
-        holdouts=isinstance(stop, MarginalGain),
-    )
+    return replace(made, stop=UpdateConflicts(resolve_conflict_threshold(psi, P)), holdouts=False)
 
 
-def flrce_no_stop(preset: str = "default", P: int = 10, **local: Any) -> Recipe:
+def flrce_no_stop(preset: str = "paper", P: int = 10, **local: Any) -> Recipe:
     """FLrce without early stopping (the paper's ablation)."""
     return replace(flrce(preset=preset, P=P, **local), stop=fedavg().stop, name="flrce-no-stop")
 
@@ -258,16 +247,25 @@ RELATIONSHIP_PRESETS = {
     "hardened": RelationshipSelector(anchor="origin", floor=0.2, most=1.5, window=10),
 }
 
-#: when ours stops: prices in points that twice the rounds must bring; `headway` is the stop of
-#: version 0.1
+#: presets of ours that `flrce` had: as which preset of `frugal`, and at which price
+OLD_PRESETS: dict[str, tuple[str, float | None]] = {
+    "default": ("default", None),
+    "balanced": ("default", None),
+    "accurate": ("accurate", None),
+    "frugal": ("default", 4.0),
+    "wary": ("wary", None),
+    "hardened": ("hardened", None),
+    "private": ("private", None),
+    "headway": ("headway", None),
+}
+
+#: the stop rules of these presets, to be replayed
 STOP_PRESETS: dict[str, StopRule] = {
-    **dict.fromkeys(("default", "balanced", "wary"), MarginalGain()),
-    "frugal": MarginalGain(points=4.0),
-    "accurate": MarginalGain(points=1.0),
-    "headway": NoHeadway(),
+    name: make_stop(*modern) for name, modern in OLD_PRESETS.items()
 }
 
 CATALOGUE: dict[str, Callable[..., Recipe]] = {
+    "frugal": frugal,
     "fedavg": fedavg,
     "flrce": flrce,
     "flrce-no-stop": flrce_no_stop,

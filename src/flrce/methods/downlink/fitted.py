@@ -1,0 +1,75 @@
+"""A difference for each client where the server can hold a model for each, one chain elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from flrce.core.bounds import PositiveInt
+from flrce.core.downlink import DownloadRequest, EncodedModel
+from flrce.core.payload_bytes import count_value_bytes
+from flrce.core.roles import Compressor, Downlink
+from flrce.core.types import Download, PendingTask
+from flrce.methods.compression.rotated import RotatedCode
+from flrce.methods.downlink.chain import ChainedDownload, ChainState
+from flrce.methods.downlink.difference import DifferenceDownload, HeldModels
+
+HeldState = HeldModels | ChainState
+
+
+@dataclass(frozen=True)
+class FittedDownload(Downlink):
+    """`difference` where one model for each client needs at most `max_bytes` on the server, else
+    `chain`.
+
+    Clients and floats decide, not the memory that happens to be free: the same experiment sends the
+    same bytes on every machine. Sub-models need `difference`, for a chain is of whole models.
+    """
+
+    code: Compressor = field(default=RotatedCode(1), metadata={"piece": "compressor"})
+    first: Compressor = field(default=RotatedCode(2), metadata={"piece": "compressor"})
+    max_bytes: PositiveInt = 2 << 30
+
+    @property
+    def difference(self) -> DifferenceDownload:
+        return DifferenceDownload(self.code, self.first)
+
+    @property
+    def chain(self) -> ChainedDownload:
+        return ChainedDownload(self.code)
+
+    def choose_form(self, memory: HeldState) -> Downlink:
+        """The form whose state this is."""
+        return self.chain if isinstance(memory, ChainState) else self.difference
+
+    def check_recipe(self, recipe: Any) -> str:
+        return self.difference.check_recipe(recipe)
+
+    def initial_state(self, M: int, d: int, D: int) -> HeldState:
+        fits = M * count_value_bytes(D) <= self.max_bytes
+        return (self.difference if fits else self.chain).initial_state(M, d, D)
+
+    def count_models(self, P: int) -> int:
+        return self.difference.count_models(P)
+
+    def plan_download(self, memory: HeldState, k: int) -> Download | None:
+        return self.choose_form(memory).plan_download(memory, k)
+
+    def encode_models(
+        self, memory: HeldState, w: Tensor, requests: Sequence[DownloadRequest]
+    ) -> tuple[list[EncodedModel], Any]:
+        return self.choose_form(memory).encode_models(memory, w, requests)
+
+    def acknowledge(self, memory: HeldState, sent: PendingTask) -> HeldState:
+        state: HeldState = self.choose_form(memory).acknowledge(memory, sent)
+        return state
+
+    def forget(self, memory: HeldState, k: int) -> HeldState:
+        state: HeldState = self.choose_form(memory).forget(memory, k)
+        return state
+
+    def get_inquiry_model(
+        self, memory: HeldState, w: Tensor, request: DownloadRequest
+    ) -> tuple[Tensor, int | None]:
+        return self.choose_form(memory).get_inquiry_model(memory, w, request)
