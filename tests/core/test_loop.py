@@ -442,7 +442,7 @@ def test_standstill():
     assert not rule(0.5, first=1)(history)  # the first round has none
     assert not rule(-0.25)([*history, RoundRecord(4, "abandoned")])
     with pytest.raises(BadInput, match="first two rounds have no headway"):
-        replace(recipes.flrce(), stop=NoHeadway(first=2))
+        replace(recipes.frugal(), stop=NoHeadway(first=2))
     for stop in (NoHeadway(), AnyOf((CostBudget(joules=1.0), NoHeadway()))):
         with pytest.raises(BadInput, match="ema"):
             replace(recipes.fedavg(), stop=stop)

@@ -175,8 +175,8 @@ def test_a_module_of_the_working_directory_is_found(tmp_path):
 def test_a_recipe_is_shown_as_it_would_run(capsys):
     assert main(["recipes", "show", "flrce"]) == 0
     told = capsys.readouterr().out
-    assert "`frugal` asks for 4" in told
-    assert "under [recipe]: psi = None, preset = 'default'." in told
+    assert "`authors` their released code" in told
+    assert "under [recipe]: psi = None, preset = 'paper'." in told
     assert (
         main(
             [

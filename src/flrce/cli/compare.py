@@ -11,8 +11,8 @@ from flrce.cli.options import load_experiment, parse_on_option, parse_seeds
 from flrce.cli.run import build_result_table
 from flrce.cli.targets import prepare_folder
 from flrce.cli.terminal import ProgressDisplay, print_table
-from flrce.config.compose import DEFAULT_RECIPE
 from flrce.config.experiment import Experiment
+from flrce.config.recipe_names import DEFAULT_RECIPE
 from flrce.core.types import Round
 from flrce.errors import BadInput
 from flrce.methods.catalogue.families import CONTRIBUTED_METHODS, suggest_replacement

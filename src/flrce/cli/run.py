@@ -10,8 +10,8 @@ from typing import Any
 from flrce.cli import run_folders
 from flrce.cli.options import device_override, load_experiment, parse_seeds
 from flrce.cli.terminal import ProgressDisplay, format_aggregate, print_table
-from flrce.config.compose import DEFAULT_RECIPE
 from flrce.config.experiment import Experiment
+from flrce.config.recipe_names import DEFAULT_RECIPE
 from flrce.core.cost_table import COSTS, Cost, list_spent_costs
 from flrce.core.user_code import trust_record
 from flrce.errors import BadInput, Diverged, UnfinishedRun

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from flrce.config.recipe_names import DEFAULT_RECIPE
 from flrce.core.bounds import SettingsSchema, format_value, get_schema, make_schema
 from flrce.core.pieces import Recipe
 from flrce.core.renamed_methods import explain_renamed_method
@@ -28,7 +29,6 @@ from flrce.training.objectives import OBJECTIVES, OBJECTIVES_BY_KIND, Objective
 from flrce.training.optimizers import SGD, Adam, GradientClip, Momentum, PersistentLink, WeightDecay
 from flrce.training.update_chain import UpdateChain
 
-DEFAULT_RECIPE = "frugal"
 LOCAL_WORK_KEYS = ("epochs", "batch", "lr")
 #: trainers of version 0.1, whose tables could hold what [train] holds now
 OLD_TRAINERS = (

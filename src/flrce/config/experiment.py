@@ -14,14 +14,14 @@ import tomli_w
 from annotated_types import Ge, Le
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
-from flrce.config.compose import (
-    DEFAULT_RECIPE,
-    build_local_settings,
-    compose_objective,
-    compose_recipe,
-)
+from flrce.config.compose import build_local_settings, compose_objective, compose_recipe
 from flrce.config.network import build_net
-from flrce.config.recipe_names import explain_changed_name, keep_stored_meaning, name_preset
+from flrce.config.recipe_names import (
+    DEFAULT_RECIPE,
+    complete_recipe_table,
+    complete_stored_table,
+    explain_changed_name,
+)
 from flrce.config.sections import (
     DataSection,
     EngineSection,
@@ -89,7 +89,7 @@ class Experiment(Section):
         if isinstance(tables.get("recipe"), Recipe):
             tables = _embed_recipe(tables, tables["recipe"])
         if isinstance(tables.get("recipe"), dict):
-            tables = {**tables, "recipe": name_preset(tables["recipe"])}
+            tables = {**tables, "recipe": complete_recipe_table(tables["recipe"])}
         try:
             super().__init__(**tables)
         except ValidationError as error:
@@ -137,7 +137,7 @@ class Experiment(Section):
         if path is not None:
             tables = read_toml(Path(path))
         if stored and isinstance(tables.get("recipe"), dict):
-            tables["recipe"] = keep_stored_meaning(tables["recipe"])
+            tables["recipe"] = complete_stored_table(tables["recipe"])
         for override in overrides:
             _apply_override(tables, override)
         if not stored and isinstance(tables.get("recipe"), dict):

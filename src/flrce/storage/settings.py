@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flrce.config.recipe_names import keep_stored_meaning
+from flrce.config.recipe_names import complete_stored_table
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.seal import MAX_SETTINGS_BYTES, read_json_table, read_lines, read_sealed_file
 
@@ -28,7 +28,7 @@ def parse_stored_settings(experiment: str) -> FlatSettings:
     tables = tomllib.loads(experiment)
     recipe = tables.get("recipe")
     if isinstance(recipe, dict):
-        tables["recipe"] = keep_stored_meaning(recipe)
+        tables["recipe"] = complete_stored_table(recipe)
     return flatten_tables(tables)
 
 
@@ -45,7 +45,9 @@ def require_same_experiment(path: Path, experiment: str) -> str:
         return experiment
     try:
         before = read_sealed_file(path, {}, MAX_SETTINGS_BYTES).decode()
-        old, new = parse_stored_settings(before), parse_settings(experiment)
+        old, new = parse_settings(before), parse_settings(experiment)
+        if "recipe.preset" in new:  # a table of pieces, as on Flower, has none
+            old = parse_stored_settings(before)
     except BadInput:
         raise
     except (ValueError, RecursionError) as why:

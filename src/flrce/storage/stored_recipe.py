@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.config.compose import build_local_settings, compose_recipe
-from flrce.config.recipe_names import keep_stored_meaning
+from flrce.config.recipe_names import complete_stored_table
 from flrce.core.pieces import Recipe
 from flrce.core.types import ClientCost, RoundRecord
 from flrce.errors import BadInput
@@ -95,7 +95,7 @@ class RecordedRun:
         """The recipe as it was run; None where it needs code that is not ours, which reading a
         folder must not load.
         """
-        table = keep_stored_meaning(self.experiment.get("recipe", {}))
+        table = complete_stored_table(self.experiment.get("recipe", {}))
         if _names_foreign_code(table) or _names_foreign_code(self.experiment.get("train", {})):
             return None
         try:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from flrce.core.bounds import PositiveInt
 from flrce.core.downlink import DownloadRequest, EncodedModel
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.roles import Compressor, Downlink
@@ -29,7 +29,7 @@ class FittedDownload(Downlink):
 
     code: Compressor = field(default=RotatedCode(1), metadata={"piece": "compressor"})
     first: Compressor = field(default=RotatedCode(2), metadata={"piece": "compressor"})
-    max_bytes: PositiveInt = 2 << 30
+    max_bytes: Annotated[int, Ge(1), Le(1 << 50)] = 2 << 30
 
     @property
     def difference(self) -> DifferenceDownload:
