@@ -90,6 +90,9 @@ def compose_recipe(
     # a chain that a recipe of one's own is written with is whole, and may want what is kept
     given = local.pop("update", None) if "base" in table else None
     make = CATALOGUE[name]
+    rounds = local.pop("rounds", None)
+    if "rounds" in inspect.signature(make).parameters:
+        local["rounds"] = rounds  # of the run: pieces may depend on its length
     _validate_recipe_settings(chosen, name)
     try:
         recipe = make(**chosen, **local)
@@ -141,7 +144,7 @@ def list_recipe_settings(make: Any) -> dict[str, inspect.Parameter]:
     """A catalogue function's own settings, by name; what [train] and per_round set is not among
     them.
     """
-    taken = {"P", "epochs", "batch", "lr", "steps", "update", "augment", "local", "kw"}
+    taken = {"P", "rounds", "epochs", "batch", "lr", "steps", "update", "augment", "local", "kw"}
     found: dict[str, inspect.Parameter] = {}
     for base in (make, *getattr(make, "bases", ())):
         found |= {

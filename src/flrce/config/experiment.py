@@ -196,6 +196,7 @@ class Experiment(Section):
         with apply_trust(self._trust):
             local = {
                 "P": self.per_round,
+                "rounds": self.rounds,
                 **build_local_settings(self.train.model_dump(exclude_none=True)),
             }
             kept, fixed = _as_tuple(self.model.kept), _as_tuple(self.model.fixed)

@@ -13,12 +13,16 @@ from typing import Any
 from flrce.methods.catalogue.recipes import OLD_PRESETS
 
 DEFAULT_RECIPE = "frugal"
+FLRCE_PRESETS = ("paper", "authors", "balanced", "frugal")  # that the default recipe has not
 PUBLISHED_RECIPES = ("flrce", "flrce-no-stop")  # whose default was ours
 
 
 def complete_recipe_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's table with the name and the preset that it means now; psi is FLrce's."""
-    return _complete_table(table, "flrce" if "psi" in table else DEFAULT_RECIPE, "paper")
+    """The recipe's table with the name and the preset that it means now; psi and some presets are
+    FLrce's alone.
+    """
+    own = "psi" in table or table.get("preset") in FLRCE_PRESETS
+    return _complete_table(table, "flrce" if own else DEFAULT_RECIPE, "paper")
 
 
 def complete_stored_table(table: Mapping[str, Any]) -> dict[str, Any]:

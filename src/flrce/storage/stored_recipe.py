@@ -99,7 +99,8 @@ class RecordedRun:
         if _names_foreign_code(table) or _names_foreign_code(self.experiment.get("train", {})):
             return None
         try:
-            local = {"P": self.P, **build_local_settings(self.experiment.get("train", {}))}
+            local = {"P": self.P, "rounds": self.experiment.get("rounds")}
+            local |= build_local_settings(self.experiment.get("train", {}))
             return compose_recipe(table, local, self.experiment.get("stop", {}))
         except (BadInput, TypeError):  # written by a version with another catalogue
             return None

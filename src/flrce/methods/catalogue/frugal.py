@@ -27,14 +27,20 @@ QUANTISER_BITS = 8  # between minimum and maximum of each tensor
 #: what doubling the rounds must gain, in points
 PRICES = {"default": 2.0, "accurate": 1.0}
 PRESETS = ("default", "accurate", "wary", "hardened", "private", "headway")
+#: bits up, down, of a first download: of any run, and of runs of at most so many rounds
+LONG_RUN_BITS = (1, 1, 2)
+SHORT_RUN_BITS = ((10, (4, 2, 4)), (20, (2, 2, 4)))
+#: whose uploads travel as they are: defences were measured with them, and sums cannot be coded
+DENSE_PRESETS = ("wary", "hardened", "private")
 
 
 def frugal(
     preset: str = "default",
     points: float | None = None,
     bits_up: float | None = None,
-    bits_down: float = 1,
-    bits_first: float = 2,
+    bits_down: float | None = None,
+    bits_first: float | None = None,
+    rounds: int | None = None,
     P: int = 10,
     **local: Any,
 ) -> Recipe:
@@ -42,22 +48,27 @@ def frugal(
     a stop with a price.
 
     `bits_up` are the bits of an uploaded float, `bits_down` of a downloaded one, `bits_first` those
-    of a client's first download: 1 to 4, a share of one bit, 8, or 32 (float32). `points` is what
+    of a client's first download: 1 to 4, a share of one bit, 8, or 32 (float32). Unless given they
+    are 1, 1 and 2, and more in runs of at most 20 `rounds`. `points` is what
     doubling the rounds must gain, or training stops: 2 unless given, 1 with `accurate`. `wary`
     gives clients to whom nobody relates less weight, `hardened` clips updates by what the whole
-    fleet sent, `private` needs only sums of uploads (dense ones, unless bits_up is given),
-    `headway` stops as version 0.1 did.
+    fleet sent, `private` needs only sums of uploads (these three upload float32). `headway` stops
+    as version 0.1 did.
     """
     if preset not in PRESETS:
         raise BadInput(f"recipe.preset = {preset!r}: {suggest_name(preset, PRESETS)}")
-    if bits_up is None:
-        bits_up = DENSE_BITS if preset == "private" else 1
+    up, down, first = choose_bits(rounds)
+    up = DENSE_BITS if preset in DENSE_PRESETS else up
+    up, down, first = (
+        usual if given is None else given
+        for given, usual in ((bits_up, up), (bits_down, down), (bits_first, first))
+    )
     base = replace(
         fedavg(P, **local),
         selector=RoundRobinSelector(by="chance"),
         aggregator=WeightedMean(cap=DEFAULT_SAMPLE_CAP_RATIO),
-        compressor=make_code(bits_up, "bits_up"),
-        downlink=make_downlink(bits_down, bits_first),
+        compressor=make_code(up, "bits_up"),
+        downlink=make_downlink(down, first),
         stop=make_stop(preset, points),
         average=FLRCE_EMA,
         holdouts=preset != "headway",
@@ -70,6 +81,17 @@ def frugal(
     if preset == "private":
         return replace(base, aggregator=WeightedMean(), sums=True)
     return base
+
+
+def choose_bits(rounds: int | None) -> tuple[float, float, float]:
+    """(bits up, down, of a first download) for a run of so many rounds.
+
+    One bit has a noise that later rounds average out; a short run has no later rounds, and few
+    bytes to save (docs/compression.md has the measurement).
+    """
+    if rounds is None:
+        return LONG_RUN_BITS
+    return next((bits for limit, bits in SHORT_RUN_BITS if rounds <= limit), LONG_RUN_BITS)
 
 
 def make_code(bits: float, setting: str, contractive: bool = False) -> Compressor:
