@@ -46,6 +46,8 @@ BAD = [
     ("data.standardise=3", "data.standardise = 3: should be a valid boolean"),
     ("data.ignore=3", "data.ignore = 3: should be a valid string"),
     ("data.features=5", "data.features = 5"),
+    ("data.text=5", "data.text = 5"),
+    ("data.buckets=3", "data.buckets = 3: should be greater than or equal to 16"),
     (
         "recipe={name='fedit', points=0.1}",
         "recipe.fedit: points = 0.1 is the price of FLrce's stop: set guided = true",
