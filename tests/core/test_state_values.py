@@ -244,7 +244,6 @@ REFUSED = [
     cyclic(),
     local(),
     stray(),
-    Tabled(torch.ones(2)),
     bytearray(b"a"),
     np.str_("a"),
 ]

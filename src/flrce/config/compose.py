@@ -78,7 +78,7 @@ def compose_recipe(
     pieces = {role: chosen.pop(role) for role in ROLES if role in chosen}
     local = dict(local)
     if "trainer" in pieces:
-        moved = _old_settings(pieces["trainer"])
+        moved = {} if isinstance(pieces["trainer"], list) else _old_settings(pieces["trainer"])
         local |= moved
         if moved:
             pieces["trainer"] = {
@@ -266,6 +266,8 @@ def build_piece(role: str, wanted: Any, where: str = "recipe") -> Any:
     """
     if isinstance(wanted, str):
         wanted = {"piece": wanted}
+    elif role == "trainer" and isinstance(wanted, list):
+        wanted = {"piece": "combined", "trainers": wanted}
     table = dict(wanted) if isinstance(wanted, Mapping) else {}
     name = table.pop("piece", None)
     if not isinstance(name, str):
@@ -281,7 +283,7 @@ def build_piece(role: str, wanted: Any, where: str = "recipe") -> Any:
         hint = suggest_replacement(name[:60], PIECES[role], CONTRIBUTED_PIECES)
         raise BadInput(f'{where}.{role} = {format_value(name)}: {hint}, or "package.module:Class"')
     wrapped = {
-        f.name: build_piece(_inner_role(role, f), table[f.name], where)
+        f.name: _build_inner_pieces(_inner_role(role, f), table[f.name], where)
         for f in _dataclass_fields(make)
         if f.metadata.get("piece") and f.name in table
     }
@@ -320,6 +322,13 @@ def _explain_wrong_objective(kind: type) -> str:
         return ""
     lacks = f"{kind.__name__} has no losses(out, y) or no evaluation_metrics"
     return f"{lacks}, so it is no objective; see docs/extending.md"
+
+
+def _build_inner_pieces(role: str, wanted: Any, where: str) -> Any:
+    """The piece within a piece, or all of a list."""
+    if isinstance(wanted, list):
+        return tuple(build_piece(role, each, where) for each in wanted)
+    return build_piece(role, wanted, where)
 
 
 def _inner_role(role: str, f: Any) -> str:

@@ -34,18 +34,21 @@ def grow_tables(memory: Mapping[str, Any], M: int) -> dict[str, Any]:
 def grow_state_tables(kept: Any, M: int) -> Any:
     """One memory with room for M clients; also the tables of states that it holds."""
     if type(kept) in (list, tuple):
-        return type(kept)(grow_state_tables(part, M) for part in kept)
+        parts = [grow_state_tables(part, M) for part in kept]
+        same = all(new is old for new, old in zip(parts, kept, strict=True))
+        return kept if same else type(kept)(parts)
     if type(kept) is dict:
-        return {key: grow_state_tables(part, M) for key, part in kept.items()}
+        grown = {key: grow_state_tables(part, M) for key, part in kept.items()}
+        return kept if all(grown[key] is part for key, part in kept.items()) else grown
     changes: dict[str, Any] = {}
     for f in list_fields(kept):
         table = getattr(kept, f.name)
-        if not f.metadata.get("rows") or not isinstance(table, Tensor):
-            inner = table if isinstance(table, Tensor) else grow_state_tables(table, M)
-            if inner is not table and inner != table:
+        if not isinstance(table, Tensor):
+            inner = grow_state_tables(table, M)
+            if inner is not table:
                 changes[f.name] = inner
             continue
-        if len(table) >= M:
+        if not f.metadata.get("rows") or len(table) >= M:
             continue
         square = f.metadata.get("square")
         changes[f.name] = (

@@ -170,11 +170,7 @@ class Recipe:
             *(("augment", each) for each in self.augment),
         )
         for role, piece in self.iter_pieces():
-            why = (
-                explain_renamed_method(piece)
-                or explain_wrong_role(role, piece)
-                or explain_forgotten_state(piece)
-            )
+            why = explain_renamed_method(piece) or explain_wrong_role(role, piece)
             if why:
                 raise BadInput(f"recipe.{role}: {why}")
         for role, piece in (*self.iter_pieces(), *client):
@@ -192,6 +188,9 @@ class Recipe:
             why = explain_renamed_method(piece) or piece.check_recipe(self)
             if why:
                 raise BadInput(why)
+        for role, piece in self.iter_pieces():
+            if why := explain_forgotten_state(piece):
+                raise BadInput(f"recipe.{role}: {why}")
         if self.minimum < 1 and not self.aggregator.accepts_empty_rounds:
             raise BadInput(
                 f"recipe.minimum = {self.minimum}: {type(self.aggregator).__name__} needs a reply;"

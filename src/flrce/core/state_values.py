@@ -196,14 +196,10 @@ def _encode_numpy(value: Any, put: PutTensor | None, path: str) -> list[Any]:
 
 def _encode_dataclass(value: Any, put: PutTensor | None, path: str) -> list[Any]:
     _refuse_strays(value, path)
-    parts = []
-    for f in fields(value):
-        if f.metadata.get(ROWS):
-            raise UnsupportedState(
-                f"{path}.{f.name}",
-                "is a table over clients inside another value (hold it outermost)",
-            )
-        parts.append([f.name, _encode_value(getattr(value, f.name), put, f"{path}.{f.name}")])
+    parts = [
+        [f.name, _encode_value(getattr(value, f.name), put, f"{path}.{f.name}")]
+        for f in fields(value)
+    ]  # a table over clients that lies inside another value is stored whole
     return ["dataclass", name_class(type(value), path), *parts]
 
 

@@ -33,6 +33,7 @@ from flrce.methods.aggregation.related_mean import RelatedMean
 from flrce.methods.aggregation.robust import ClippedMean, CoordinateMedian, Krum, TrimmedMean
 from flrce.methods.aggregation.root_trust import FLTrust
 from flrce.methods.aggregation.staleness import FedAsyncMixing, StalenessDiscountedMean
+from flrce.methods.client.combined import CombinedTraining
 from flrce.methods.client.fedcom import CorrectedTraining
 from flrce.methods.client.feddyn import DynamicRegularizer, DynamicTraining
 from flrce.methods.client.fedkseed import FiniteDifferences, ZerothOrderTraining
@@ -136,6 +137,7 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "scaffold": ScaffoldTraining,
         "dynamic": DynamicTraining,
         "probing": ZerothOrderTraining,
+        "combined": CombinedTraining,
         "ordered-freezing": OrderedFreezing,
         "progress": ProgressEpochs,
     },

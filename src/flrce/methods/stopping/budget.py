@@ -2,7 +2,7 @@
 rules.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -144,6 +144,12 @@ class AnyOf(StopRule):
     def observe(self, memory: Any, event: RoundEvent) -> Any:
         rule = self._stateful_rule
         return memory if rule is None else rule.observe(memory, event)
+
+    def report_figures(self, memory: Any, event: RoundEvent) -> Mapping[str, float]:
+        holder, found = self._stateful_rule, dict[str, float]()
+        for rule in self.rules:
+            found |= rule.report_figures(memory if rule is holder else None, event)
+        return found
 
     def distance_from_start(self, memory: Any) -> float | None:
         rule = self._stateful_rule
