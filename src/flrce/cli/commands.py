@@ -167,6 +167,17 @@ def reach_command(runs: tuple[Path, ...], **given: Any) -> None:
     "--points", metavar=LIST_METAVAR, help="Prices: points that twice the rounds must bring."
 )
 @add_option(
+    "--stop",
+    "stops",
+    metavar="RULE",
+    multiple=True,
+    help="A rule by its name, a class of yours (module:Class), or a table; may be repeated.",
+)
+@add_option(
+    "--budget", metavar="NAME=VALUE,...", help="Limits of costs, or of figures that pieces report."
+)
+@options.trust_option
+@add_option(
     "--start",
     metavar=LIST_METAVAR,
     help="Moments (UTC) to begin at instead: what the run would have emitted.",

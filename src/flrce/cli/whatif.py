@@ -9,12 +9,15 @@ from typing import Any
 from flrce.cli.terminal import format_bars, print_table
 from flrce.core.cost_table import Cost
 from flrce.core.intervals import confidence_interval
+from flrce.core.roles import StopRule
+from flrce.core.user_code import apply_trust, trust_file
 from flrce.errors import BadInput
 from flrce.methods.catalogue.recipes import resolve_conflict_threshold
 from flrce.methods.stopping.marginal_gain import metric_scale
 from flrce.report import tables
 from flrce.report.carbon import shift_run_start
 from flrce.report.cost_per_point import compute_point_prices, thin_prices
+from flrce.report.named_rules import build_limits, build_named_rules, list_recorded_figures
 from flrce.report.tasks import require_one_task
 from flrce.report.whatif import (
     ReplayOutcome,
@@ -41,14 +44,18 @@ def show_whatif(
     points: ValueList,
     start: ValueList,
     as_json: bool,
+    stops: tuple[str, ...] = (),
+    budget: str | None = None,
+    trust: bool = False,
     **budgets: ValueList,
 ) -> None:
     """Replay stop rules on a recorded run: where each would have ended it, and what that would have
     saved.
 
     Every value is a rule of its own; without any, the paper's thresholds psi. A preset is FLrce's
-    own stop: frugal, balanced or accurate. `budgets` are limits of costs, by name. Selection
-    changes need a new run.
+    own stop: frugal, balanced or accurate. `stops` are rules by name, classes of the user's among
+    them; `budget` and `budgets` are limits of costs and figures, by name. Selection changes need a
+    new run.
     """
     runs = read.read_runs([run])
     wanted: dict[str, Any] = {
@@ -67,6 +74,10 @@ def show_whatif(
             for name, text in budgets.items()
         },
     }
+    with apply_trust(trust_file(None, trust)):
+        named = build_named_rules(stops)
+    figures = list_recorded_figures([h for each in runs for h in each.rounds])
+    named |= build_limits(budget, figures)
     if len({each.name for each in runs}) > 1:
         raise BadInput(
             f"{run} holds several recipes; name the folder of one, such as {runs[0].folder.parent}"
@@ -76,7 +87,7 @@ def show_whatif(
         if start:
             _show_shifted_starts(runs, start.split(","), as_json)
         else:
-            _show_replayed_rules(run, runs, wanted, as_json)
+            _show_replayed_rules(run, runs, wanted, named, as_json)
 
 
 def _show_shifted_starts(runs: list[read.RecordedRun], starts: list[str], as_json: bool) -> None:
@@ -104,15 +115,16 @@ def _show_shifted_starts(runs: list[read.RecordedRun], starts: list[str], as_jso
 
 
 def _show_replayed_rules(
-    run: Path, runs: list[read.RecordedRun], wanted: dict[str, Any], as_json: bool
+    run: Path,
+    runs: list[read.RecordedRun],
+    wanted: dict[str, Any],
+    named: Mapping[str, StopRule],
+    as_json: bool,
 ) -> None:
-    outcomes = {
-        each: [
-            replay_rule(each, *rule)
-            for rule in (build_stop_rules(each, **wanted) or build_threshold_rules(each)).items()
-        ]
-        for each in runs
-    }
+    outcomes = {}
+    for each in runs:
+        rules = {**build_stop_rules(each, **wanted), **named} or build_threshold_rules(each)
+        outcomes[each] = [replay_rule(each, *rule) for rule in rules.items()]
     notes = list(
         dict.fromkeys(note for each in runs for note in list_caveats(each, outcomes[each]))
     )
