@@ -3,10 +3,12 @@ runs.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from flrce.cli.deploy import render_app_files, to_package_name
 from flrce.config.experiment import Experiment
 from flrce.data.sources import Source
 from flrce.errors import BadInput
+from flrce.flower import versions
+from flrce.flower.versions import explain_untested_version
 from flrce.simulation import runs
 from flrce.storage import read
 
@@ -47,6 +51,42 @@ def test_an_app_depends_on_what_an_index_has():
         "pip install './flrce-VERSION-py3-none-any.whl[flower]'"
         in render_app_files("fleet", "me", own=True)["README.md"]
     )
+
+
+def test_a_written_app_has_flowers_format_1(tmp_path):
+    """`flwr build` accepts it, with its licence and the version that it was made for."""
+    assert main(["deploy", "init", str(tmp_path / "fleet"), "--own"]) == 0
+    flwr = Path(sys.executable).parent / "flwr"
+    told = tomllib.loads((tmp_path / "fleet" / "pyproject.toml").read_text())
+    assert told["tool"]["flwr"]["app"]["fab-format-version"] == 1
+    target = told["tool"]["flwr"]["app"]["flwr-version-target"]
+    assert explain_untested_version(target) == ""
+    ran = subprocess.run(
+        [flwr, "build"],
+        cwd=tmp_path / "fleet",
+        env={
+            **os.environ,
+            "FLWR_HOME": str(tmp_path / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (built,) = (tmp_path / "fleet").glob("*.fab")
+    names = zipfile.ZipFile(built).namelist()
+    assert {"LICENSE", "pyproject.toml", "fleet/server_app.py"} <= set(names)
+
+
+@pytest.mark.parametrize("version", ["1.37.0", "1.43.0", "2.0"])
+def test_an_untested_flower_is_named(version, monkeypatch, caplog):
+    assert f"flwr {version} was not tested" in explain_untested_version(version)
+    monkeypatch.setattr(versions, "version", lambda name: version)
+    with caplog.at_level("WARNING", logger="flwr"):
+        versions.warn_about_version()
+    assert version in caplog.text
 
 
 def test_a_written_app_that_cannot_run_says_so_in_one_line(tmp_path):

@@ -101,6 +101,11 @@ def runs_command(**given: Any) -> None:
     help="The page's port; 0 takes any that is free.",
 )
 @add_option("--once", is_flag=True, help="Look once and end.")
+@add_option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Serve the figures to Prometheus under /metrics; on 127.0.0.1 unless HOST is given.",
+)
 @options.json_option
 def watch_command(**given: Any) -> None:
     """Follow runs under way: who trains, the metric, refused replies, the price of a point, time

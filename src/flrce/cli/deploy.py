@@ -1,6 +1,7 @@
 """flrce deploy init fleet experiment.toml"""
 
 import keyword
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -13,6 +14,7 @@ from flrce.errors import BadInput
 APP_FILES = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
+    "LICENSE": "LICENSE",
     "server_app.py": "@package@/server_app.py",
     "client_app.py": "@package@/client_app.py",
     "__main__.py": "@package@/__main__.py",
@@ -27,10 +29,9 @@ def write_flower_app(
     files = render_app_files(folder.resolve().name, publisher, own)
     prepare_folder(folder, "deploy init", private=False)
     for path, text in files.items():
-        _write_new_file(folder / path, text)
-    _write_new_file(
-        folder / to_package_name(folder.resolve().name) / "experiment.toml", exp.to_toml()
-    )
+        write_new_file(folder / path, text, "deploy init")
+    experiment = folder / to_package_name(folder.resolve().name) / "experiment.toml"
+    write_new_file(experiment, exp.to_toml(), "deploy init")
     print(f"wrote {folder}; next: see its README.md")
 
 
@@ -40,10 +41,10 @@ def render_app_files(name: str, publisher: str, own: bool) -> dict[str, str]:
     names = {"@name@": package.replace("_", "-"), "@package@": package, "@publisher@": publisher}
     task = "task_own.py" if own else "task.py"
     files = {**APP_FILES, task: "@package@/task.py"}
-    made = {path: _read_template(source) for source, path in files.items()}
+    made = {path: read_template(source) for source, path in files.items()}
     made["@package@/__init__.py"] = '"""Federated learning with flrce on Flower."""\n'
     return {
-        _fill_placeholders(path, names): _fill_placeholders(text, names)
+        fill_placeholders(path, names): fill_placeholders(text, names)
         for path, text in made.items()
     }
 
@@ -58,20 +59,24 @@ def to_package_name(name: str) -> str:
     return package
 
 
-def _read_template(name: str) -> str:
+def read_template(name: str) -> str:
     return (resources.files("flrce") / "cli" / "templates" / f"{name}.txt").read_text()
 
 
-def _fill_placeholders(text: str, names: dict[str, str]) -> str:
+def fill_placeholders(text: str, names: dict[str, str]) -> str:
     for mark, value in names.items():
         text = text.replace(mark, value)
     return text
 
 
-def _write_new_file(path: Path, text: str) -> None:
-    if path.exists():
-        raise BadInput(
-            f"{path} exists already; deploy init overwrites nothing: name another folder"
-        )
+def write_new_file(path: Path, text: str, command: str, mode: int = 0o644) -> None:
+    """Write a file that must not be there yet; a secret one is never readable by others."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    try:
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        raise BadInput(
+            f"{path} exists already; {command} overwrites nothing: name another folder"
+        ) from None
+    with os.fdopen(made, "w") as file:
+        file.write(text)

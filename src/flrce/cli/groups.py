@@ -137,3 +137,81 @@ def deploy_init_command(**given: Any) -> None:
     from flrce.cli.deploy import write_flower_app
 
     write_flower_app(**given)
+
+
+@deploy_group.command("monitor")
+@click.argument("folder", type=PATH_TYPE)
+@add_option(
+    "--target",
+    default="127.0.0.1:9464",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where `flrce watch RUN --metrics [HOST:]PORT` answers.",
+)
+def deploy_monitor_command(**given: Any) -> None:
+    """Write Prometheus' settings, alert rules and a Grafana dashboard for runs under way."""
+    from flrce.cli.monitoring import write_monitoring
+
+    write_monitoring(**given)
+
+
+def add_machine_options(command: Any) -> Any:
+    """Where things lie on the machine that files are written for."""
+    for option in (
+        add_option("--user", default="flrce", show_default=True, help="User of the services."),
+        add_option(
+            "--prefix",
+            default="/opt/flrce",
+            show_default=True,
+            help="Python environment there; its bin/ holds the commands.",
+        ),
+        add_option(
+            "--place",
+            default="/etc/flrce",
+            show_default=True,
+            help="Where the folder will lie there.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@deploy_group.command("server")
+@click.argument("folder", type=PATH_TYPE)
+@add_option("--address", required=True, help="Address or host name that devices dial.")
+@add_option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@add_option(
+    "--days",
+    type=click.IntRange(1, 3650),
+    default=365,
+    show_default=True,
+    help="How long the certificates are valid.",
+)
+@add_machine_options
+def deploy_server_command(**given: Any) -> None:
+    """Write a server's files: certificates, systemd units, enrolment, container and compose files.
+
+    FOLDER is where they go; copy it to the server.
+    """
+    from flrce.cli.deploy_machines import write_server_files
+
+    write_server_files(**given)
+
+
+@deploy_group.command("device")
+@click.argument("folder", type=PATH_TYPE)
+@add_option(
+    "--server", type=PATH_TYPE, required=True, help="Folder that flrce deploy server wrote."
+)
+@add_option("--node", type=click.IntRange(0), required=True, help="The device's partition-id.")
+@add_option("--name", help="The device's name; default device-NODE.")
+@add_machine_options
+def deploy_device_command(**given: Any) -> None:
+    """Write a device's files: a key of its own, the authority's certificate, a systemd unit,
+    container and compose files. Its public key is added to the server's folder for enrolment.
+
+    FOLDER is where they go; copy it to the device.
+    """
+    from flrce.cli.deploy_machines import write_device_files
+
+    write_device_files(**given)

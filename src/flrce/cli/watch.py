@@ -33,10 +33,19 @@ TABLE_HEADINGS = (
 )
 
 
-def watch_runs(runs: tuple[Path, ...], page: bool, port: int, once: bool, as_json: bool) -> None:
-    """Show runs under way, in the terminal or on a page of this machine's own."""
+def watch_runs(
+    runs: tuple[Path, ...],
+    page: bool,
+    port: int,
+    once: bool,
+    as_json: bool,
+    metrics: str | None = None,
+) -> None:
+    """Show runs under way, in the terminal, on a page of this machine's own, or to Prometheus."""
     places = list(runs) or [Path("runs")]
     watcher = RunWatcher(places)
+    if metrics is not None:
+        return serve_metrics(watcher, metrics)
     if not once and not as_json:
         wait_for_folders(places)
     if as_json:
@@ -71,6 +80,18 @@ def serve_watch_page(watcher: RunWatcher, places: list[Path], port: int) -> None
             flush=True,
         )
         print("this machine only; Ctrl-C ends the page, not the runs", flush=True)
+        web.serve_forever(poll_interval=0.2)
+
+
+def serve_metrics(watcher: RunWatcher, address: str) -> None:
+    """Prometheus' endpoint, until Ctrl-C."""
+    from flrce.cli.watch_server import HOST, build_metrics_server
+
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        raise BadInput(f"--metrics {address!r}: use PORT, or HOST:PORT to listen beyond {HOST}")
+    with build_metrics_server(watcher, host or HOST, int(port)) as web:
+        print(f"metrics: http://{host or HOST}:{web.server_address[1]}/metrics", flush=True)
         web.serve_forever(poll_interval=0.2)
 
 

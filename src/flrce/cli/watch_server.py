@@ -23,6 +23,7 @@ from typing import Any
 
 from flrce.errors import BadInput
 from flrce.report.live import RunWatcher
+from flrce.report.metrics import CONTENT_TYPE, render_metrics
 from flrce.version import __version__
 
 HOST = "127.0.0.1"
@@ -123,6 +124,44 @@ def build_watch_server(watcher: RunWatcher, port: int, key: str) -> ThreadingHTT
     except (OSError, OverflowError) as why:
         reason = getattr(why, "strerror", None) or why
         raise BadInput(f"--port {port}: {reason}; name another, or 0 for any") from why
+
+
+def build_metrics_server(watcher: RunWatcher, host: str, port: int) -> ThreadingHTTPServer:
+    """Answers /metrics for Prometheus; figures of runs only, no names of clients."""
+
+    class MetricsRequestHandler(BaseHTTPRequestHandler):
+        server_version, sys_version = "flrce", ""
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/metrics":
+                return self.answer(404, "text/plain", "nothing here; ask for /metrics")
+            try:
+                with lock:
+                    text = render_metrics(watcher.take_snapshot())
+            except BadInput as why:  # a folder that is not there yet
+                return self.answer(503, "text/plain", f"{why}\n")
+            self.answer(200, CONTENT_TYPE, text)
+
+        do_HEAD = do_GET
+
+        def answer(self, code: int, kind: str, body: str) -> None:
+            data = body.encode()
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass  # a scrape every few seconds is no news
+
+    lock = threading.Lock()
+    try:
+        return ThreadingHTTPServer((host, port), MetricsRequestHandler)
+    except (OSError, OverflowError) as why:
+        reason = getattr(why, "strerror", None) or why
+        raise BadInput(f"metrics on {host}:{port}: {reason}; name another port or host") from why
 
 
 def derive_page_key(places: list[Path]) -> str:

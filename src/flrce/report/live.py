@@ -230,6 +230,7 @@ def build_run_view(run: RecordedRun, owner: str, ends: float | None, last: float
         "refusals": len(refused),
         "abandoned": sum(h.outcome == "abandoned" for h in run.rounds),
         "spent": sum_costs(run.rounds),
+        "evaluation": sum(h.bytes_evaluation for h in run.rounds),
         "energy": run.summary["energy"],
         "price": compute_recent_price(run.rounds, metric),
         "budget": compute_remaining_budgets(run),

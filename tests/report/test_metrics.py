@@ -1,0 +1,133 @@
+"""What Prometheus and Grafana read of runs under way."""
+
+import http.client
+import json
+import re
+import threading
+
+import pytest
+
+from flrce.cli.cli import main
+from flrce.cli.monitoring import ALERTS, PANELS, build_dashboard, render_monitoring_files
+from flrce.cli.watch_server import build_metrics_server
+from flrce.report.live import RunWatcher
+from flrce.report.metrics import GAUGES, escape_label, render_metrics
+
+SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\} (\S+)')
+VIEW = {
+    "folder": "runs/a",
+    "recipe": "flrce",
+    "state": "running",
+    "t": 3,
+    "T": 10,
+    "abandoned": 1,
+    "last": 1000.0,
+    "ends": None,
+    "metric": {"name": "accuracy"},
+    "handed": [[1, 0.5], [3, 0.75]],
+    "conflicts": [],
+    "spent": {"bytes": 400.0, "joules": 8.0, "seconds": 12.0},
+    "evaluation": 100,
+    "energy": "modelled",
+    "refusals": 2,
+    "M": 5,
+    "round": {"count": 4, "replied": 3, "rejected": 1},
+    "stop": "",
+    "budget": [{"name": "bytes", "limit": 1000.0, "left": 600.0}],
+}
+
+
+def parse(text):
+    """(metric, labels) -> value; every line must be a sample or a comment."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("# "):
+            name, labels, value = SAMPLE.fullmatch(line).groups()
+            found[name, labels] = float(value)
+    return found
+
+
+def test_a_run_by_hand():
+    labels = 'run="runs/a",recipe="flrce",metric="accuracy"'
+    found = parse(render_metrics([VIEW, {"folder": "runs/b", "state": "damaged: x"}]))
+    assert found["flrce_up", labels] == 1
+    assert found["flrce_rounds_committed", labels] == 3
+    assert found["flrce_metric", labels] == 0.75
+    assert found["flrce_bytes", labels] == 400
+    assert found["flrce_joules", labels] == 8
+    assert found["flrce_clients_replied", labels] == 3
+    assert found["flrce_budget_left_ratio", f'{labels},budget="bytes"'] == 0.6
+    assert found["flrce_unreadable", 'run="runs/b"'] == 1
+    names = {name for name, _ in found}
+    assert "flrce_conflicts" not in names  # nothing is known of them
+    assert "flrce_end_timestamp_seconds" not in names
+    unknown = parse(render_metrics([{**VIEW, "energy": "unknown"}]))
+    assert ("flrce_joules", labels) not in unknown
+
+
+def test_labels_of_strangers_cannot_break_the_format():
+    name = 'a"} 1\nflrce_up{run="\\\x1b'
+    assert "\n" not in escape_label(name)
+    found = parse(render_metrics([{**VIEW, "folder": name}]))
+    assert len([key for key in found if key[0] == "flrce_up"]) == 1
+
+
+def test_the_endpoint(tmp_path):
+    folder = tmp_path / "runs"
+    with build_metrics_server(RunWatcher([folder]), "127.0.0.1", 0) as web:
+        thread = threading.Thread(target=web.serve_forever, daemon=True)
+        thread.start()
+
+        def ask(path):
+            link = http.client.HTTPConnection(*web.server_address, timeout=30)
+            link.request("GET", path)
+            answer = link.getresponse()
+            return answer.status, answer.getheader("Content-Type"), answer.read().decode()
+
+        assert ask("/metrics")[0] == 503  # the folder is not there yet
+        code = main(["run", "--set", "rounds=2", "--set", "clients=4", "--set", "per_round=2",
+                     "--out", str(folder / "a")])  # fmt: skip
+        assert code == 0
+        status, kind, text = ask("/metrics")
+        assert status == 200
+        assert kind.startswith("text/plain; version=0.0.4")
+        found = parse(text)
+        assert [
+            value for (name, _), value in found.items() if name == "flrce_rounds_committed"
+        ] == [2]
+        assert ask("/")[0] == 404
+        web.shutdown()
+
+
+@pytest.mark.parametrize("address", ["port", "host:", "1.2.3.4"])
+def test_an_address_that_is_none(address, capsys):
+    assert main(["watch", "--metrics", address]) == 2
+    assert "use PORT, or HOST:PORT" in capsys.readouterr().err
+
+
+def test_alerts_and_panels_use_metrics_that_exist():
+    known = {gauge.name for gauge in GAUGES} | {"flrce_budget_left_ratio", "flrce_unreadable"}
+    expressions = [alert[0] for alert in ALERTS.values()]
+    expressions += [text for panel, _ in PANELS.values() for text in panel.values()]
+    for expression in expressions:
+        names = set(re.findall(r"flrce_\w+", expression))
+        assert names
+        assert names <= known, expression
+    assert {"TooFewNodes", "RepeatedRefusals", "StalledRound", "BudgetAlmostSpent"} <= set(ALERTS)
+
+
+def test_the_files_are_written_once(tmp_path, capsys):
+    folder = tmp_path / "monitor"
+    assert main(["deploy", "monitor", str(folder), "--target", "10.0.0.5:9464"]) == 0
+    files = render_monitoring_files("10.0.0.5:9464")
+    assert {path.name for path in folder.iterdir()} == set(files)
+    scrape = json.loads((folder / "prometheus.yml").read_text())  # JSON is YAML
+    assert scrape["scrape_configs"][0]["static_configs"] == [{"targets": ["10.0.0.5:9464"]}]
+    rules = json.loads((folder / "alerts.yml").read_text())["groups"][0]["rules"]
+    assert [rule["alert"] for rule in rules] == list(ALERTS)
+    panels = build_dashboard()["panels"]
+    corners = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+    assert len(corners) == len(panels) == len(PANELS)
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
+    assert main(["deploy", "monitor", str(folder)]) == 2
+    assert "overwrites nothing" in capsys.readouterr().err
