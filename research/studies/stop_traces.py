@@ -29,7 +29,7 @@ from flrce.models.flat import make_layout, pack_model
 from flrce.simulation import runs
 
 EVERY = ("headway", "conflicts", "joules", "seconds")
-JUDGED = {"averaged": "handed", "raw": "headline"}
+JUDGED = {"averaged": "final_model_metric", "raw": "last_model_metric"}
 
 
 def cells(plan):
@@ -62,9 +62,12 @@ def merged(one, two):
 class Trace:
     """One run's series."""
 
-    def __init__(self, name, tables, seed, device, pool):
+    def __init__(self, name, tables, seed, device, pool, folder=None):
         self.name, self.seed = name, seed
         engine = {**tables.get("engine", {}), "device": "cpu" if device == "cpu" else "auto"}
+        if (path := data_folder_file(tables["data"]["name"], folder)) is not None:
+            rest = {key: value for key, value in tables["data"].items() if key != "name"}
+            tables = {**tables, "data": {**rest, "path": str(path)}}
         self.experiment = Experiment.from_tables({**tables, "seed": seed, "engine": engine})
         net = build_net(self.experiment.model.name, pool.spec, seed, self.experiment.model.options)
         self.first = pack_model(net, make_layout(net)).float()
@@ -104,6 +107,12 @@ class Trace:
         cell = dict(zip(("dataset", "regime", "setting"), self.name, strict=True))
         told = {**cell, "seed": self.seed, "classes": classes, **self.told, "held": self.held}
         return json.dumps({**told, "series": series}, separators=(",", ":"))
+
+
+def data_folder_file(name, folder):
+    """The arrays x, y and group of a data set that is no prepared one, FOLDER/NAME.npz; or None."""
+    path = None if folder is None else folder / f"{name}.npz"
+    return path if path is not None and path.exists() else None
 
 
 def short(value, digits=4):
@@ -176,11 +185,10 @@ def main():
 
     @cache
     def pool(name):
-        return (
-            load_source(name)
-            if options.data is None or name == "digits"
-            else prepared(options.data / name)
-        )
+        if options.data is None or name == "digits":
+            return load_source(name)
+        path = data_folder_file(name, options.data)
+        return prepared(options.data / name) if path is None else load_source(name, path)
 
     plan = json.loads(options.plan.read_text())
     wanted = [
@@ -211,7 +219,10 @@ def main():
 
 def traced(stack, samples, f, options):
     """These runs, and their lines into f."""
-    traces = [Trace(name, tables, seed, options.device, samples) for name, tables, seed in stack]
+    traces = [
+        Trace(name, tables, seed, options.device, samples, options.data)
+        for name, tables, seed in stack
+    ]
     salvage(f, traces, len(samples.classes))
     try:
         if options.device != "cpu":
