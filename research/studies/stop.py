@@ -22,15 +22,14 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 
+import earlier_stop
 import numpy as np
+from earlier_stop import MAX_LIAR_SHARE, MAX_SLOPE_RATIO
 from scipy.stats import norm
 from scipy.stats import t as student
 
 from flrce.core.types import RoundRecord
 from flrce.methods.stopping.marginal_gain import (
-    MAX_LIAR_SHARE,
-    MAX_SLOPE_RATIO,
-    MarginalGain,
     ProgressReports,
     collect_reports,
     estimate_gain,
@@ -208,30 +207,67 @@ class Clock:
         return self.at if self.at <= run.T else None
 
 
-class Priced:
-    """`MarginalGain` as it ships, looking only where it looks; `by`: all that is recorded, or only
-    one kind of figures.
+class Gain:
+    """`MarginalGain` as it ships, looking only where it looks; `every`: evaluations are read in
+    each `every`-th round only.
+    """
+
+    def __init__(self, points=PRICE, evidence="reports", every=1):
+        self.points, self.evidence, self.every = points, evidence, every
+
+    def __call__(self, run):
+        return next(
+            (
+                look.t
+                for look in assess(run, self.evidence, self.every)
+                if look.bound < self.points and look.final
+            ),
+            None,
+        )
+
+
+@cache
+def assess(run, evidence, every=1):
+    """Every look at a run by the rule that ships."""
+    found = collect_reports(run.history)
+    evaluations = found.evaluations
+    kept = evaluations.t % every == 0
+    thinned = type(evaluations)(
+        *(values[kept] for values in (evaluations.t, evaluations.k, evaluations.value)),
+        evaluations.n[kept],
+        evaluations.sweep,
+    )
+    found = ProgressReports(found.clients, thinned, found.unit)
+    looks = (
+        estimate_gain(found.truncate_after(t), t, PRICE, evidence)
+        for t in range(1, run.T + 1)
+        if is_check_due(t)
+    )
+    return [look for look in looks if look is not None]
+
+
+class Earlier:
+    """The rule of before, which takes successive evaluations for independent; `by`: all that is
+    recorded, or only one kind of figures.
 
     Without `bent` it is the rule as it was first frozen, on the first part of the decision set; if
-    it does not wait for evaluations, as it was frozen for the confirming runs; with `liars` = 0, as
-    it was before figures were bounded.
+    it does not wait for evaluations, as it was frozen for the second confirming runs; with `liars`
+    = 0, as it was before figures were bounded.
     """
 
     def __init__(
         self, points=PRICE, by="all", bent=MAX_SLOPE_RATIO, waits=True, liars=MAX_LIAR_SHARE
     ):
-        self.rule, self.by, self.how = MarginalGain(points), by, (bent, waits, liars)
+        self.points, self.by, self.how = points, by, (bent, waits, liars)
 
     def __call__(self, run):
         looks = looked(run, self.by, *self.how)
-        return next(
-            (v.t for v in looks if max(v.gain, v.least) < self.rule.points and v.final), None
-        )
+        return next((v.t for v in looks if max(v.gain, v.least) < self.points and v.final), None)
 
 
 @cache
 def looked(run, by, bent, waits, liars):
-    """Every verdict on a run."""
+    """Every verdict of the rule of before on a run."""
     found = collect_reports(run.history)
     nothing = found.clients.truncate_after(0)
     if by == "clients":
@@ -239,7 +275,7 @@ def looked(run, by, bent, waits, liars):
     elif by == "evaluations":
         found = ProgressReports(nothing, found.evaluations, found.unit)
     every = (
-        estimate_gain(found.truncate_after(t), t, PRICE, bent, waits, liars)
+        earlier_stop.estimate_gain(found.truncate_after(t), t, PRICE, bent, waits, liars)
         for t in range(1, run.T + 1)
         if is_check_due(t)
     )
@@ -284,24 +320,26 @@ def patience(run, many=10):
 SHARES = (0.03, 0.02, 0.015, 0.01, 0.007, 0.005, 0.003, 0.002, 0.001)
 PRICES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 RULES = {
-    "worth, as first frozen": Priced(bent=None, waits=False, liars=0.0),
-    "worth, as frozen for the confirming runs": Priced(waits=False, liars=0.0),
-    "worth, before clients' figures were bounded": Priced(liars=0.0),
-    "worth, as it ships": Priced(),
-    "the same, clients alone": Priced(by="clients"),
-    "the same, evaluations alone": Priced(by="evaluations"),
-    "2.5 points since t / 2": Since(),
-    "headway, not before 70 (the old default)": headway,
-    "conflicts >= P / 2 (the paper's psi)": conflicts,
+    "marginal-gain, clients' reports (ships)": Gain(),
+    "the same, evaluations": Gain(evidence="evaluations"),
+    "the same, both": Gain(evidence="both"),
+    "3 points since t / 2": Since(3.0),
+    "2 points since t / 2": Since(2.0),
+    "the rule of before": Earlier(),
+    "the rule of before, clients alone": Earlier(by="clients"),
+    "headway, not before 70 (version 0.1)": headway,
+    "conflicts >= 5 of 10 (the paper's psi)": conflicts,
+    "conflicts >= 5.5 of 10 (the paper's psi)": partial(conflicts, share=0.55),
     "no best in 10 evaluations": patience,
 }
 
 
 FAMILIES = {  # every rule with its constant from early to late
-    "worth": {f"{points:g} points": Priced(points) for points in reversed(PRICES)},
-    "worth, clients alone": {
-        f"{points:g} points": Priced(points, "clients") for points in reversed(PRICES)
+    "marginal-gain, reports": {f"{points:g} points": Gain(points) for points in reversed(PRICES)},
+    "marginal-gain, evaluations": {
+        f"{points:g} points": Gain(points, "evaluations") for points in reversed(PRICES)
     },
+    "the rule of before": {f"{points:g} points": Earlier(points) for points in reversed(PRICES)},
     "points since t / 2": {
         f"{points:g} points": Since(points) for points in (8, 6, 5, 4, 3, 2.5, 2, 1)
     },
@@ -309,7 +347,9 @@ FAMILIES = {  # every rule with its constant from early to late
         f"after {after}": partial(headway, rule=replace(OLD, after=after))
         for after in (20, 40, 70, 100, 150)
     },
-    "psi": {f"{share:g} P": partial(conflicts, share=share) for share in (0.4, 0.5, 0.6, 0.7, 0.8)},
+    "psi": {
+        f"{share:g} P": partial(conflicts, share=share) for share in (0.4, 0.5, 0.55, 0.6, 0.7)
+    },
     "no best in n evaluations": {
         f"n = {many}": partial(patience, many=many) for many in (2, 3, 5, 7, 10)
     },
@@ -639,7 +679,7 @@ def tables(out, name, runs, share):
     alive = [run for run in runs if not run.dead]
     results = {rule: judge(find, alive) for rule, find in RULES.items()}
     results[f"growth rate below {share:g} a round"] = judge(Growth(share), alive)
-    ours = results["worth, as it ships"]
+    ours = results["marginal-gain, clients' reports (ships)"]
     write(out, f"{name}-rules", *summary(results))
     write(out, f"{name}-cells", *by_cell(ours))
     write(out, f"{name}-groups", *by_group(ours))
@@ -648,7 +688,7 @@ def tables(out, name, runs, share):
     draw(out, f"{name}-families", curves[1])
     write(out, f"{name}-horizons", *horizons(ours))
     dead = [
-        [*run.cell, run.seed, f"{run.A[run.T]:.1f}", Priced()(run) or "--"]
+        [*run.cell, run.seed, f"{run.A[run.T]:.1f}", Gain()(run) or "--"]
         for run in runs
         if run.dead
     ]

@@ -1,59 +1,50 @@
-"""A stop with a price instead of a clock: enough once twice the rounds would not bring what they
-cost.
+"""A stop with a price instead of a clock: enough once doubling the rounds is predicted to gain less
+than it costs.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from flrce.core.bounds import PositiveFloat
 from flrce.core.roles import StopRule
 from flrce.core.types import RoundRecord
-from flrce.methods.stopping.trend import (
-    MetricReports,
-    MetricTrend,
-    collect_client_reports,
-    collect_evaluations,
-    fit_trend,
+from flrce.methods.stopping.gains import (
+    MeasuredGain,
+    compare_blocks,
+    compute_block_rounds,
+    compute_uniform_width,
+    measure_evaluation_gain,
+    measure_report_gain,
+    measure_total_evaluation_gain,
 )
-from flrce.methods.stopping.wording import (
-    MetricScale,
-    Prediction,
-    describe_evidence,
-    describe_prediction,
-)
+from flrce.methods.stopping.trend import MetricReports, collect_client_reports, collect_evaluations
+from flrce.methods.stopping.wording import MetricScale, describe_no_learning, describe_prediction
 
 # chosen on the decision set of research/docs/stop.md; nothing knows T, M, P or a learning rate
-EVALUATION_WINDOW_DOUBLINGS = (0.5, 0.75, 1.0)  # doublings that a stretch of evaluations is long
-EVALUATION_SLOPE_SHARE = 0.6  # of its slope that the next doubling brings: gains fall off
-EVALUATION_ERROR_MARGIN = 2.0  # errors that are added
-CLIENT_WINDOW_DOUBLINGS = (
-    1.0  # doublings, or two sweeps if those are more, that a stretch of clients' figures is long
-)
-CLIENT_SLOPE_SHARE = 0.7  # of its slope that the next doubling brings
-CLIENT_ERROR_MARGIN = 1.0  # errors that are added where nothing else is known
-CONTRADICTION_ERROR_MARGIN = 0.5  # errors that are taken off before clients contradict evaluations
-MAX_LIAR_SHARE = 0.4  # of the clients: what so many say together is bounded (trend.py)
-# times the rounds at which the bounded figures say enough: clients who say otherwise are heard no
-# longer
-PUT_OFF = 4
+NEXT_DOUBLING_SHARE = 2 / 3  # of the last doubling's gain that the next one brings: gains fall off
+ERROR_MARGIN = 0.25  # errors that are added to a prediction
+MAX_GAIN_RATIO = 0.4  # of the largest doubling so far: a gain above this may be a start, not an end
+LEARNING_ERROR_MARGIN = 3.0  # errors of the whole gain that show that something was learnt
+LEARNING_ALPHA = 0.1  # chance that any look of a run takes noise in the reports for learning
+PATIENCE_SWEEPS = 10  # for a run that has learnt nothing, or whose gains have not fallen off
+PATIENCE_BLOCKS = 4  # and at least so many blocks
+# times the rounds at which the trimmed mean of the clients says enough: those who say otherwise are
+# heard no longer
+MAX_DELAY_FACTOR = 4
 CHECK_GROWTH_FACTOR = 1.05  # a look whenever the rounds have grown by this factor
-LEARNING_ERROR_MARGIN = (
-    3.0  # errors of the rise over the whole run that show that something was learnt
-)
-MAX_SLOPE_RATIO = (
-    0.4  # of the steepest stretch so far: a slope above this may be a start, not an end
-)
-# sweeps, of two rounds at least, for a run that has learnt nothing or whose gains have not fallen
-# off
-PATIENCE_SWEEPS = 10
-CLEAR = 1.0  # errors of a rise that no message denies
+# the range of a prediction holds the true gain in 80 % of the looks of the decision set
+RANGE_GAIN_SHARE = 0.5
+RANGE_POINTS = 0.4
+RANGE_WIDTHS = (1.2, 1.2)
 POINTS = MetricScale()
+Evidence = Literal["reports", "evaluations", "both"]
 
 
 @dataclass(frozen=True)
 class ProgressReports:
-    """A record as figures: of clients, of evaluations, and what a point of the metric is."""
+    """A record as values of the metric: of clients, of evaluations, and what a point is."""
 
     clients: MetricReports
     evaluations: MetricReports
@@ -72,18 +63,28 @@ class GainEstimate:
     """
 
     t: int
-    gain: float  # predicted of twice the rounds: the upper end of its range
-    price: float  # least gain that would be worth them
-    trend: MetricTrend  # the stretch that says so, in points per doubling
-    by: str  # whose figures those are: "evaluations" or "clients"
-    least: float  # at least this, by what clients say; minus infinity where they say nothing
+    measured: MeasuredGain  # of the last doubling of the rounds
+    bound: float  # the prediction with its margin of error: what is compared with the price
+    price: float  # least gain that would be worth twice the rounds
+    by: str  # whose values those are: "reports" or "evaluations"
     alive: bool  # whether anything was learnt at all
     # whether this may end the run: one that has learnt nothing, or still gathers way, is given time
     final: bool
 
     @property
     def should_stop(self) -> bool:
-        return max(self.gain, self.least) < self.price and self.final
+        return self.bound < self.price and self.final
+
+    @property
+    def predicted(self) -> float:
+        """What doubling the rounds is predicted to gain."""
+        return NEXT_DOUBLING_SHARE * self.measured.gain
+
+    @property
+    def predicted_range(self) -> tuple[float, float]:
+        """Where the true gain was in 80 % of such looks on recorded runs."""
+        width = math.hypot(self.measured.error, RANGE_GAIN_SHARE * self.measured.gain, RANGE_POINTS)
+        return self.predicted - RANGE_WIDTHS[0] * width, self.predicted + RANGE_WIDTHS[1] * width
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,11 @@ class MarginalGain(StopRule):
     """Stop once doubling the rounds is predicted to gain less than `points`, or than they cost at a
     price per point.
 
-    What they would bring is judged by how the metric rose over the last stretch of the run, per
-    doubling of rounds. Where the run evaluates the model it hands back, these figures count, and
-    clients that say how good the model was that they were sent (`holdouts`) must not contradict;
-    where it does not, clients alone decide, at no traffic. With `joules`, `bytes` or `seconds` per
-    point, twice the rounds cost what the run has cost so far. Constants and error rates:
+    The prediction is two thirds of what the last doubling of the rounds gained. `evidence` says
+    what that is measured on: clients' reports on the model they were sent (`holdouts`; free of
+    traffic), evaluations of the final model on all hold-outs (billed), or both, which must agree.
+    A record without the one is judged by the other. With `joules`, `bytes` or `seconds` per point,
+    twice the rounds cost what the run has cost so far. Constants and error rates:
     research/docs/stop.md.
     """
 
@@ -103,11 +104,16 @@ class MarginalGain(StopRule):
     joules: PositiveFloat | None = None
     bytes: PositiveFloat | None = None
     seconds: PositiveFloat | None = None
+    evidence: Evidence = "reports"
 
     @property
     def required_fields(self) -> tuple[str, ...]:
         names = ("joules", "bytes", "seconds")
         return tuple(name for name in names if getattr(self, name) is not None)
+
+    @property
+    def reads_evaluations(self) -> bool:
+        return self.evidence != "reports"
 
     def compute_required_gain(self, history: Sequence[RoundRecord]) -> float:
         """The least gain, in points, that is worth as many rounds again: at the dearest of the
@@ -125,23 +131,18 @@ class MarginalGain(StopRule):
 
     def assess_history(self, history: Sequence[RoundRecord]) -> GainEstimate | None:
         """What the record says after its last round; None while it says too little."""
-        return (
-            estimate_gain(
-                collect_reports(history), history[-1].t, self.compute_required_gain(history)
-            )
-            if history
-            else None
-        )
+        if not history:
+            return None
+        price = self.compute_required_gain(history)
+        return estimate_gain(collect_reports(history), history[-1].t, price, self.evidence)
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         if not history or history[-1].outcome != "committed" or not is_check_due(history[-1].t):
             return ""
-        verdict = self.assess_history(history)
-        return (
-            format_stop_reason(verdict, metric_scale(history))
-            if verdict is not None and verdict.should_stop
-            else ""
-        )
+        estimate = self.assess_history(history)
+        if estimate is None or not estimate.should_stop:
+            return ""
+        return format_stop_reason(estimate, metric_scale(history))
 
 
 def collect_reports(history: Sequence[RoundRecord]) -> ProgressReports:
@@ -151,112 +152,113 @@ def collect_reports(history: Sequence[RoundRecord]) -> ProgressReports:
 
 
 def estimate_gain(
-    found: ProgressReports,
-    t: int,
-    price: float,
-    bent: float | None = MAX_SLOPE_RATIO,
-    waits: bool = True,
-    liars: float = MAX_LIAR_SHARE,
+    found: ProgressReports, t: int, price: float, evidence: Evidence = "reports"
 ) -> GainEstimate | None:
-    """A look after round t; None while neither clients nor evaluations say enough.
+    """A look after round t; None while the evidence says too little.
 
-    Where a run evaluates, clients alone do not decide before evaluations can: unless those are so
-    rare that there are too few after PATIENT sweeps. `bent`, `waits` and `liars` are here to replay
-    earlier rules.
-
-    Clients may lie. They contradict evaluations by bounded figures only. Where they decide alone,
-    bounding costs honest runs too much (few clients still gain, and look like liars), so all
-    figures count as they are; but once the bounded ones have said enough after t / PUT_OFF rounds
-    and say so still, only those count.
+    With both kinds of evidence the one that predicts more decides.
     """
-    said, bounded = (
-        _fit_recent_trend(found.clients, t, CLIENT_WINDOW_DOUBLINGS, found.unit, share)
-        for share in (0.0, liars)
-    )
-    bounds: list[tuple[float, MetricTrend, str]] = []
-    for doublings in EVALUATION_WINDOW_DOUBLINGS:
-        rise = _fit_recent_trend(found.evaluations, t, doublings, found.unit)
-        if rise is not None:
-            bounds.append(
-                (
-                    EVALUATION_SLOPE_SHARE * rise.slope + EVALUATION_ERROR_MARGIN * rise.error,
-                    rise,
-                    "evaluations",
-                )
-            )
-    late = t >= PATIENCE_SWEEPS * max(found.clients.sweep, 2)
-    if not bounds and said is not None and (late or not waits or not len(found.evaluations.t)):
-        bounds.append(_weigh_clients(found, t, price, said, liars))
-    if not bounds:
+    available = [
+        name
+        for name, reports in (("reports", found.clients), ("evaluations", found.evaluations))
+        if len(reports.t)
+    ]
+    used = [name for name in available if evidence in (name, "both")] or available
+    estimates = [
+        _estimate_from_reports(found, t, price)
+        if name == "reports"
+        else _estimate_from_evaluations(found, t, price)
+        for name in used
+    ]
+    if not estimates or None in estimates:
         return None
-    gain, rise, by = min(bounds, key=lambda bound: bound[0])
-    least = (
-        -math.inf
-        if bounded is None
-        else CLIENT_SLOPE_SHARE * bounded.slope - CONTRADICTION_ERROR_MARGIN * bounded.error
+    return max((each for each in estimates if each is not None), key=_rank_estimate)
+
+
+def _rank_estimate(estimate: GainEstimate) -> tuple[bool, float]:
+    return not estimate.should_stop, estimate.bound
+
+
+def _estimate_from_evaluations(found: ProgressReports, t: int, price: float) -> GainEstimate | None:
+    reports, block = found.evaluations, compute_block_rounds(found.clients.sweep)
+    measured = measure_evaluation_gain(reports, t, block, found.unit)
+    total = measure_total_evaluation_gain(reports, t, block, found.unit)
+    if measured is None or total is None:
+        return None
+    gains = (
+        measure_evaluation_gain(reports, end, block, found.unit)
+        for end in _list_earlier_ends(t, block)
     )
-    whole = fit_trend(found.clients if len(found.clients.t) else found.evaluations, 0)
-    alive = whole is not None and whole.slope > LEARNING_ERROR_MARGIN * whole.error
-    used = found.evaluations if by == "evaluations" else found.clients
-    fallen = bent is None or rise.slope <= bent * find_steepest_slope(used, t, found.unit)
-    final = (alive and fallen) or late
-    return GainEstimate(t, gain, price, rise, by, least, alive, final)
+    alive = total.gain > LEARNING_ERROR_MARGIN * total.error
+    steepest = max((each.gain for each in gains if each is not None), default=0.0)
+    final = (alive and measured.gain <= MAX_GAIN_RATIO * steepest) or _is_late(found, t)
+    measured = measured.divide_by(found.unit)
+    bound = _add_margin(measured, ERROR_MARGIN)
+    return GainEstimate(t, measured, bound, price, "evaluations", alive, final)
 
 
-def _weigh_clients(
-    found: ProgressReports, t: int, price: float, said: MetricTrend, liars: float
-) -> tuple[float, MetricTrend, str]:
-    """At most what twice the rounds bring where clients decide alone, and the stretch that says
-    so.
+def _estimate_from_reports(found: ProgressReports, t: int, price: float) -> GainEstimate | None:
+    reports, block = found.clients, compute_block_rounds(found.clients.sweep)
+    measured = measure_report_gain(reports, t, block)
+    total = compare_blocks(reports, t, block, block)
+    if measured is None or total is None:
+        return None
+    gains = (measure_report_gain(reports, end, block) for end in _list_earlier_ends(t, block))
+    steepest = max((each.gain for each in gains if each is not None), default=0.0)
+    width = compute_uniform_width(t, block, total.count - 1, LEARNING_ALPHA)
+    alive = total.gain > width * total.error
+    final = (alive and measured.gain <= MAX_GAIN_RATIO * steepest) or _is_late(found, t)
+    measured = measured.divide_by(found.unit)
+    bound = _add_margin(measured, ERROR_MARGIN)
+    trimmed = _find_trimmed_gain(found, t, price)
+    if trimmed is not None and not (bound < price and final):
+        return GainEstimate(t, trimmed, _add_margin(trimmed, 0.0), price, "reports", True, True)
+    return GainEstimate(t, measured, bound, price, "reports", alive, final)
+
+
+def _find_trimmed_gain(found: ProgressReports, t: int, price: float) -> MeasuredGain | None:
+    """The trimmed mean of the clients' gains, where it has said enough since t / MAX_DELAY_FACTOR
+    and the fleet has learnt by it; else None.
+
+    An honest fleet has stopped by then. A minority that lies can make the mean say anything, and
+    the trimmed mean nothing beyond what honest clients say.
     """
-    bounds = [(CLIENT_SLOPE_SHARE * said.slope + CLIENT_ERROR_MARGIN * said.error, said, "clients")]
-    for until in (t // PUT_OFF, t):
-        rise = _fit_recent_trend(
-            found.clients.truncate_after(until), until, CLIENT_WINDOW_DOUBLINGS, found.unit, liars
-        )
-        if rise is not None:
-            bounds.append(
-                (
-                    CLIENT_SLOPE_SHARE * rise.slope + CLIENT_ERROR_MARGIN * rise.error,
-                    rise,
-                    "clients",
-                )
-            )
-    enough = len(bounds) == 3 and bounds[1][0] < price and bounds[2][0] < price
-    return bounds[2] if enough else bounds[0]
+    block = compute_block_rounds(found.clients.sweep)
+    gain = None
+    for end in (t // MAX_DELAY_FACTOR, t // 2, t):
+        gain = measure_report_gain(found.clients, end, block, trimmed=True)
+        if gain is None or _add_margin(gain.divide_by(found.unit), 0.0) >= price:
+            return None
+    total = compare_blocks(found.clients, t, block, block, trimmed=True)
+    if total is None or total.gain <= LEARNING_ERROR_MARGIN * total.error:
+        return None
+    return None if gain is None else gain.divide_by(found.unit)
 
 
-def find_steepest_slope(found: MetricReports, t: int, unit: float) -> float:
-    """The largest slope of a doubling that ended before round t, in points; 0 where there is
-    none.
-    """
-    ends = [int(t * 2.0 ** (-j / 2)) for j in range(1, 20)]
-    rises = (
-        _fit_recent_trend(found.truncate_after(end), end, 1.0, unit)
-        for end in dict.fromkeys(ends)
-        if end >= 2
-    )
-    return max((rise.slope for rise in rises if rise is not None), default=0.0)
+def _add_margin(measured: MeasuredGain, errors: float) -> float:
+    return NEXT_DOUBLING_SHARE * measured.gain + errors * measured.error
 
 
-def _fit_recent_trend(
-    found: MetricReports, t: int, doublings: float, unit: float, liars: float = 0.0
-) -> MetricTrend | None:
-    """The trend over the last stretch, two sweeps at least, in points."""
-    start = min(t * 2.0**-doublings, t - 2 * found.sweep)
-    rise = fit_trend(found, start, liars) if start >= 0 else None
-    return None if rise is None else rise.divide_by(unit)
+def _list_earlier_ends(t: int, block: int) -> list[int]:
+    """Ends of earlier doublings, half a doubling apart."""
+    ends = (round(t * 2.0 ** (-j / 2)) for j in range(1, 40))
+    return [end for end in ends if end >= 2 * block]
+
+
+def _is_late(found: ProgressReports, t: int) -> bool:
+    sweep = found.clients.sweep
+    return t >= max(PATIENCE_SWEEPS * sweep, PATIENCE_BLOCKS * compute_block_rounds(sweep))
 
 
 def is_check_due(t: int) -> bool:
-    """Whether round t is one of the looks: each, until they grow by STEP."""
+    """Whether round t is one of the looks: each, until they grow by CHECK_GROWTH_FACTOR."""
     return t == 1 or math.floor(math.log(t) / math.log(CHECK_GROWTH_FACTOR)) != math.floor(
         math.log(t - 1) / math.log(CHECK_GROWTH_FACTOR)
     )
 
 
 def metric_point_size(history: Sequence[RoundRecord]) -> float:
-    """A hundredth of the metric; where less is better, of what the first figures were."""
+    """A hundredth of the metric; where less is better, of what the first values were."""
     if not history or not history[-1].lower:
         return 0.01
     for h in history:
@@ -268,19 +270,13 @@ def metric_point_size(history: Sequence[RoundRecord]) -> float:
     return 0.01
 
 
-def format_stop_reason(verdict: GainEstimate, scale: MetricScale = POINTS) -> str:
+def format_stop_reason(estimate: GainEstimate, scale: MetricScale = POINTS) -> str:
     """The reason in the record."""
-    if not verdict.alive and verdict.trend.slope <= CLEAR * verdict.trend.error:
-        return f"no improvement over {describe_evidence(verdict.trend.rounds, verdict.by)}"
-    return describe_prediction(predict_gain(verdict), verdict.price, scale)
-
-
-def predict_gain(verdict: GainEstimate) -> Prediction:
-    """What doubling the rounds is predicted to gain, in points: `gain` is the range's upper end."""
-    middle = (
-        EVALUATION_SLOPE_SHARE if verdict.by == "evaluations" else CLIENT_SLOPE_SHARE
-    ) * verdict.trend.slope
-    return middle, 2 * middle - verdict.gain, verdict.gain
+    gain = estimate.measured
+    if not estimate.alive and gain.gain <= gain.error:
+        return describe_no_learning(estimate.t, estimate.by)
+    prediction = (estimate.predicted, *estimate.predicted_range)
+    return describe_prediction(prediction, estimate.price, scale)
 
 
 def metric_scale(history: Sequence[RoundRecord]) -> MetricScale:
@@ -290,3 +286,12 @@ def metric_scale(history: Sequence[RoundRecord]) -> MetricScale:
         if history
         else POINTS
     )
+
+
+def find_earliest_gain_round(eval_every: int, sweep: float | None) -> int:
+    """The first round in which the rule can say stop: two blocks, and an earlier doubling to
+    compare the last one with.
+    """
+    block = compute_block_rounds(sweep or 1.0)
+    least = max(2 * block, 2 * eval_every if sweep is None else 0)
+    return next(t for t in range(least, 10**9) if _list_earlier_ends(t, block))

@@ -67,3 +67,12 @@ def describe_evidence(rounds: int, by: str) -> str:
         if by == "evaluations"
         else f"{rounds} rounds of clients' reports"
     )
+
+
+def describe_no_learning(t: int, by: str) -> str:
+    """A run that is no better than at its start."""
+    source = "clients' reports" if by == "reports" else "evaluations"
+    return (
+        f"the model has learnt nothing in {t} rounds, by {source}; a likely cause is a learning"
+        " rate that is too small or too large, or wrong labels"
+    )
