@@ -8,14 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flrce.config.experiment import Experiment
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput
 from flrce.methods.stopping.marginal_gain import (
-    PUT_OFF,
+    MAX_DELAY_FACTOR,
     MarginalGain,
     collect_reports,
     estimate_gain,
@@ -23,13 +21,7 @@ from flrce.methods.stopping.marginal_gain import (
     metric_point_size,
 )
 from flrce.methods.stopping.target import TargetMetric
-from flrce.methods.stopping.trend import (
-    MAX_HOLDOUT_RATIO,
-    MetricReports,
-    collect_client_reports,
-    fit_trend,
-    weigh_holdouts,
-)
+from flrce.methods.stopping.trend import collect_client_reports
 from flrce.simulation import runs
 
 
@@ -66,63 +58,8 @@ def power(t, top=0.8, b=1.0, first=0.7):
     return top - first * t**-b
 
 
-def said(t, k, value):
-    return MetricReports(t, k, value, np.ones(len(t)))
-
-
 def ends(rule, history):
     return next((t for t in range(1, len(history) + 1) if rule(history[:t])), None)
-
-
-def test_a_slope_worked_by_hand():
-    """Two clients, rounds 1, 2, 4, ... 32; each gains 0.03 a doubling from a level of its own:
-    slope 0.03, error 0.
-    """
-    t = np.repeat([1, 2, 4, 8, 16, 32], 2)
-    k = np.tile([0, 1], 6)
-    value = 0.03 * np.log2(t) + np.where(k == 0, 0.2, 0.7)
-    seen = fit_trend(said(t, k, value), 0)
-    assert seen.slope == pytest.approx(0.03)
-    assert seen.error == pytest.approx(0.0, abs=1e-12)
-    assert seen.rounds == 6
-
-
-def test_clients_that_spoke_once_or_rounds_that_are_few_say_nothing():
-    t = np.arange(1, 21)
-    assert fit_trend(said(t, t, t / 100), 0) is None
-    assert fit_trend(said(t, t % 2, t / 100), 15) is None
-    assert fit_trend(said(t[:0], t[:0], t[:0] / 1), 0) is None
-
-
-@given(st.floats(-5, 5), st.floats(0.01, 100), st.integers(0, 99))
-def test_shifting_and_stretching_figures_does_the_same_to_the_slope(shift, times, seed):
-    rng = np.random.default_rng(seed)
-    t, k = np.repeat(np.arange(1, 31), 4), rng.integers(0, 12, 120)
-    value = rng.normal(size=120)
-    one, two = fit_trend(said(t, k, value), 5), fit_trend(said(t, k, times * value + shift), 5)
-    assert two.slope == pytest.approx(times * one.slope, rel=1e-6, abs=1e-9)
-    assert two.error == pytest.approx(times * one.error, rel=1e-6, abs=1e-9)
-
-
-@given(st.integers(0, 99))
-def test_names_do_not_matter(seed):
-    rng = np.random.default_rng(seed)
-    t, k, value = np.repeat(np.arange(1, 31), 4), rng.integers(0, 12, 120), rng.normal(size=120)
-    other = rng.permutation(12)[k]
-    one, two = fit_trend(said(t, k, value), 5), fit_trend(said(t, other, value), 5)
-    assert (one.slope, one.error) == pytest.approx((two.slope, two.error))
-
-
-def test_the_error_is_what_slopes_really_vary_by():
-    """200 flat fleets: the slopes' own spread, and the mean of what each says of its error, agree
-    within a quarter.
-    """
-    found = [
-        fit_trend(collect_client_reports(fleet(lambda t: 0.5, 30, seed=seed)), 0)
-        for seed in range(200)
-    ]
-    spread = np.std([seen.slope for seen in found])
-    assert np.mean([seen.error for seen in found]) == pytest.approx(spread, rel=0.25)
 
 
 @pytest.mark.parametrize("b", [0.5, 1.0, 2.0])
@@ -137,11 +74,11 @@ def test_a_power_law_ends_soon_after_twice_the_rounds_bring_two_points(b, scale)
         MarginalGain(),
         fleet(
             lambda t: power(t, b=b, first=c) if t > 2 * scale else 0.1,
-            int(4 * star) + 40,
+            int(4 * star) + 80,
             noise=0.005,
         ),
     )
-    assert 0.85 * star <= tau <= max(1.7 * star, star + 25)
+    assert max(0.85 * star, 34) <= tau <= max(2.5 * star, 55)
 
 
 def test_a_model_that_goes_on_rising_goes_on():
@@ -167,9 +104,12 @@ def test_a_price_in_joules_is_what_the_run_has_cost_so_far():
 
 def test_the_dead_are_given_ten_sweeps_and_then_named():
     """M / P = 5: fifty rounds."""
-    tau = ends(MarginalGain(), fleet(lambda t: 0.1, 200))
+    flat = fleet(lambda t: 0.1, 200)
+    tau = ends(MarginalGain(), flat)
     assert 50 <= tau <= 60
-    assert MarginalGain()(fleet(lambda t: 0.1, 200)[:tau]).startswith("no improvement over ")
+    reason = MarginalGain()(flat[:tau])
+    assert reason.startswith(f"the model has learnt nothing in {tau} rounds, by clients' reports")
+    assert "learning rate" in reason
 
 
 def test_a_late_start_is_waited_for():
@@ -178,125 +118,101 @@ def test_a_late_start_is_waited_for():
     assert tau > 60
 
 
-LIES = {"up": lambda t: min(t / 60, 1.0), "down": lambda t: max(1 - t / 60, 0.0)}
-
-
-def lied(share, lie, seed, M=50):
-    """A fleet of which the first clients tell a story of their own."""
-    return fleet(
-        power, 300, seed=seed, spoil=lambda k, t, value: LIES[lie](t) if k < share * M else value
-    )
-
-
-@pytest.mark.parametrize("share", [0.02, 0.1])
-@pytest.mark.parametrize("lie", list(LIES))
-def test_where_models_are_evaluated_liars_end_nothing_and_delay_so_much(share, lie):
-    """Evaluations decide and clients may only contradict: one of 50 moves nothing, a tenth can put
-    the stop off.
-    """
-    for seed in range(3):
-        honest, spoilt = fleet(power, 300, seed=seed), lied(share, lie, seed)
-        both, bad = (
-            [replace(h, accuracy=power(h.t)) for h in history] for history in (honest, spoilt)
+def spoil_reports(history, liars, lie):
+    """The same record in which the named clients report `lie(t)`."""
+    return [
+        replace(
+            h,
+            holdouts=tuple(
+                lie(h.t) if k in liars else value
+                for k, value in zip(h.replied, h.holdouts, strict=True)
+            ),
         )
-        alone = [RoundRecord(h.t, accuracy=power(h.t)) for h in honest]
-        assert (
-            ends(MarginalGain(), alone)
-            <= ends(MarginalGain(), bad)
-            <= (1.1 if share < 0.1 else 4) * ends(MarginalGain(), both)
-        )
-
-
-@pytest.mark.parametrize(
-    ("share", "lie", "low", "high"),
-    [(0.02, "up", 1, 1.6), (0.02, "down", 0.7, 1.1), (0.1, "up", 1, 3.6), (0.1, "down", 0.5, 1)],
-)
-def test_where_clients_alone_decide_liars_move_the_stop_by_a_bounded_factor(share, lie, low, high):
-    """They are believed up to CUT times what is usual; docs/concepts.md states these factors."""
-    honest = [ends(MarginalGain(), fleet(power, 300, seed=seed)) for seed in range(6)]
-    moved = [ends(MarginalGain(), lied(share, lie, seed)) for seed in range(6)]
-    assert low <= math.exp(np.mean(np.log(moved) - np.log(honest))) <= high
-
-
-def test_a_claimed_hold_out_counts_up_to_twice_the_median():
-    """Weights n / (n + median): 1/2 at the median, 2/3 at twice that, and no more for ten
-    million.
-    """
-    weights = weigh_holdouts(np.array([10.0, 20, 20, 20, 40, 1e7]))
-    assert weights == pytest.approx([1 / 3, 1 / 2, 1 / 2, 1 / 2, 2 / 3, 2 / 3])
-    t, k = np.repeat(np.arange(1, 31), 4), np.tile(np.arange(8), 15)
-    value = np.random.default_rng(0).normal(size=120)
-    claims = [np.where(k < 2, n, 20.0) for n in (20 * MAX_HOLDOUT_RATIO, 1e7)]
-    one, two = (fit_trend(MetricReports(t, k, value, n), 0) for n in claims)
-    assert one == two
-
-
-@given(st.integers(0, 10_000), st.floats(0, 0.4), st.sampled_from([1.0, 1e7]), st.floats(-1e3, 1e3))
-def test_liars_cannot_take_the_slope_out_of_the_honest_range(seed, share, n, steep):
-    """Whatever a share of the clients says, and claims to hold, the slope is between two honest
-    clients' slopes.
-    """
-    rng = np.random.default_rng(seed)
-    M, T = 20, 12
-    t, k = np.repeat(np.arange(1, T + 1), M), np.tile(np.arange(M), T)
-    bad = rng.permutation(M)[: int(share * M)]
-    lying = np.isin(k, bad)
-    value = np.where(lying, steep * np.log2(t) + rng.normal(0, 10, len(t)), rng.normal(size=len(t)))
-    found = MetricReports(t, k, value, np.where(lying, n, 1.0))
-    slopes = [
-        np.polyfit(np.log2(np.arange(1, T + 1)), value[k == j], 1)[0]
-        for j in range(M)
-        if j not in bad
+        for h in history
     ]
-    assert min(slopes) - 1e-9 <= fit_trend(found, 0, liars=0.4).slope <= max(slopes) + 1e-9
 
 
-def test_liars_cannot_take_the_error_beyond_the_honest_one():
-    """Eight of twenty that say 0 and 1 by turns: the error stays of the size of the honest
-    fleet's.
-    """
-    t, k = np.repeat(np.arange(1, 41), 20), np.tile(np.arange(20), 40)
-    value = np.random.default_rng(1).normal(0, 0.02, len(t))
-    spoilt = np.where(k < 8, t // 5 % 2, value)
-    honest, bounded, taken = (
-        fit_trend(said(t, k, value), 0),
-        fit_trend(said(t, k, spoilt), 0, 0.4),
-        fit_trend(said(t, k, spoilt), 0),
-    )
-    assert bounded.error < 3 * honest.error < taken.error
-
-
-RISES = {  # of 10^7 samples each
-    "0.01 t": lambda t: min(0.01 * t, 1.0),
-    "0.13 log2 t": lambda t: min(0.13 * math.log2(t + 1), 1.0),
+LIES = {
+    "alternating": lambda t: float(t % 2),
+    "alternating sweeps": lambda t: float(t // 5 % 2),
+    "rising": lambda t: min(t / 150, 1.0),
+    "falling": lambda t: max(1 - t / 150, 0.0),
 }
 
 
-@pytest.mark.parametrize("lie", list(RISES))
-@pytest.mark.parametrize("share", [0.1, 0.2])
-def test_a_fifth_that_tells_a_rise_of_many_samples_does_not_keep_a_run_going(share, lie):
-    """Evaluated: at most twice the honest rounds. Clients alone: PUT_OFF times the round in which
-    bounded figures say enough, which liars put off to twice the honest one.
+@pytest.mark.parametrize("lie", list(LIES))
+def test_three_in_ten_that_lie_move_the_stop_by_a_stated_factor(lie):
+    """Liars can put the round off in which the trimmed mean says enough, to 1.5 times the honest
+    one; the run ends by MAX_DELAY_FACTOR times that, and not before half the honest round.
     """
     for seed in range(3):
-        honest = fleet(power, 300, seed=seed)
-        bad = [str(k) for k in range(int(share * 50))]
-        spoilt = [
-            replace(
-                h,
-                holdouts=tuple(
-                    RISES[lie](h.t) if k in bad else v
-                    for k, v in zip(h.replied, h.holdouts, strict=True)
-                ),
-                held=tuple(10**7 if k in bad else 20 for k in h.replied),
+        honest = fleet(power, 600, seed=seed)
+        liars = [str(k) for k in range(15)]  # of 50
+        tau = ends(MarginalGain(), honest)
+        moved = ends(MarginalGain(), spoil_reports(honest, liars, LIES[lie]))
+        assert moved is not None
+        assert tau / 2 <= moved <= 1.5 * MAX_DELAY_FACTOR * tau
+
+
+def test_evaluators_that_alternate_do_not_switch_the_stop_off():
+    """3 of 10 evaluators say 0 and 1 by turns, so that the mean swings by 0.3."""
+    honest = [RoundRecord(t, accuracy=power(t)) for t in range(1, 301)]
+    spoilt = [replace(h, accuracy=0.7 * h.accuracy + 0.3 * (h.t % 2)) for h in honest]
+    tau, moved = (ends(MarginalGain(evidence="evaluations"), each) for each in (honest, spoilt))
+    assert moved is not None
+    assert tau / 2 <= moved <= 2 * tau
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_verdict_is_the_same_for_any_eval_every(seed):
+    """An average that remembers ten rounds: evaluated every round, every second, every fifth."""
+    rng = np.random.default_rng(seed)
+    value, series = 0.0, []
+    for _ in range(400):
+        value = 0.9 * value + rng.normal(0, 0.004)  # serially correlated noise
+        series.append(value)
+    stops = []
+    for every in (1, 2, 5):
+        history = [
+            RoundRecord(
+                t,
+                accuracy=power(t, first=2.0) + series[t - 1] if t % every == 0 else None,
+                clients=20,
+                replied=("a", "b"),
             )
-            for h in honest
+            for t in range(1, 401)
         ]
-        both, judged_too = (
-            [replace(h, accuracy=power(h.t)) for h in history] for history in (honest, spoilt)
-        )
-        assert ends(MarginalGain(), judged_too) <= 2 * ends(MarginalGain(), both)
-        assert ends(MarginalGain(), spoilt) <= 2 * PUT_OFF * ends(MarginalGain(), honest)
+        stops.append(ends(MarginalGain(evidence="evaluations"), history))
+    assert max(stops) <= 1.25 * min(stops)
+
+
+def test_reports_are_read_first_and_both_must_agree():
+    """Evaluations that go on rising: reports alone end the run, both do not."""
+    history = [replace(h, accuracy=0.06 * math.log2(h.t)) for h in fleet(power, 300)]
+    assert MarginalGain().assess_history(history).by == "reports"
+    tau = ends(MarginalGain(), history)
+    assert tau is not None
+    assert ends(MarginalGain(evidence="both"), history) is None
+    assert ends(MarginalGain(evidence="evaluations"), history) is None
+    assert MarginalGain(evidence="both").assess_history(history[:tau]).by == "evaluations"
+    assert [MarginalGain(evidence=e).reads_evaluations for e in ("reports", "both")] == [
+        False,
+        True,
+    ]
+
+
+def test_perplexity_is_compared_as_ratios():
+    """A constant share per doubling: 5 % at any level is the same gain; a point is 1 %."""
+    for level in (2.0, 200.0):
+        history = [
+            RoundRecord(
+                t, metric="perplexity", lower=True, metrics={"perplexity": level * t**-0.07}
+            )
+            for t in range(1, 101)
+        ]
+        seen = MarginalGain().assess_history(history)
+        assert seen.measured.gain == pytest.approx(100 * 0.07 * math.log(2), rel=0.1)
+        assert "perplexity" in MarginalGain().explain(history).lower()
 
 
 def test_the_flagged_have_no_say():
@@ -311,26 +227,12 @@ def test_where_less_is_better_a_point_is_a_hundredth_of_the_first_figure():
     history = fleet(lambda t: 4.0 + 6.0 / t, 200, lower=True, noise=0.02)
     assert metric_point_size(history) == pytest.approx(0.1, rel=0.05)
     tau = ends(MarginalGain(), history)
-    assert 10 <= tau <= 45  # G(t) = 3 / t of 10: below 2 points from round 15 on
+    assert 30 <= tau <= 60  # G(t) = 3 / t of 10: below 2 points from round 15 on
 
 
 def test_without_figures_of_clients_evaluations_count():
     history = [RoundRecord(t, accuracy=power(t)) for t in range(1, 200)]
-    assert 10 <= ends(MarginalGain(), history) <= 40
-
-
-def test_a_run_that_evaluates_waits_for_its_evaluations():
-    """Six in a stretch; where they are too rare for that, clients decide after ten sweeps (50
-    rounds).
-    """
-    history = fleet(lambda t: power(t, b=2), 120)
-    assert ends(MarginalGain(), history) < 50
-    often = [replace(h, accuracy=power(h.t) if h.t % 4 == 0 else None) for h in history]
-    assert MarginalGain().assess_history(often[:23]) is None
-    assert MarginalGain().assess_history(often[:47]).by == "evaluations"
-    rarely = [replace(h, accuracy=power(h.t) if h.t % 20 == 0 else None) for h in history]
-    assert 50 <= ends(MarginalGain(), rarely) < 70
-    assert MarginalGain().assess_history(rarely[:55]).by == "clients"
+    assert 30 <= ends(MarginalGain(), history) <= 60
 
 
 def test_looks_thin_out():
@@ -383,15 +285,15 @@ def test_by_name_in_an_experiment_and_resumed_to_the_same_bytes(tmp_path):
     stop = {"piece": "worth", "points": 6.0}
     experiment = Experiment.from_tables(
         {
-            "rounds": 60,
+            "rounds": 90,
             "clients": 12,
             "per_round": 4,
             "recipe": {"name": "fedavg", "holdouts": True, "stop": stop},
         }
     )
     straight = assert_resumes(experiment, tmp_path, after=7)
-    assert "predicted gain from doubling the rounds: " in straight.summary["stopped"]
-    assert 7 < straight.summary["rounds"] < 60
+    assert "Predicted gain from doubling the rounds: " in straight.summary["stopped"]
+    assert 7 < straight.summary["rounds"] < 90
 
 
 @pytest.mark.parametrize("bad", [{"points": 0.0}, {"joules": -1.0}, {"rounds": 3}])

@@ -73,7 +73,7 @@ def test_one_figure_a_round_is_kept_and_the_stop_reads_it():
         Experiment.from_tables(SHAPE | {"rounds": 80, "recipe": recipe, "engine": engine})
     )
     assert all(len(h.holdouts) == len(h.held) == 1 for h in result.history)
-    assert "predicted gain" in result.summary["stopped"]  # only clients judged the model
+    assert "Predicted gain" in result.summary["stopped"]  # only clients judged the model
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from flrce.storage.run_notes import (
     explain_no_learning,
     explain_unknown_metric,
     explain_unreachable_rule,
-    find_earliest_stop,
     list_run_notes,
 )
 
@@ -192,27 +191,27 @@ def test_a_rule_that_cannot_act_is_named():
                 )
             )
             at = t if rule(history) else 0
-        assert at == find_earliest_stop(rule), rule
+        assert at == rule.earliest_round(), rule
 
 
 def test_the_price_cannot_be_asked_for_in_a_short_run(caplog):
     default, plain = recipes.frugal(P=4), replace(recipes.frugal(P=4), holdouts=False)
     assert compute_sweep_rounds(default, 100) == 25
-    assert "acts from round 26 on, so it cannot end a run of 25" in explain_unreachable_rule(
-        default.stop, 25, 1, 25
+    at = default.stop.earliest_round(1, 25)
+    assert at >= 50  # two sweeps at least
+    assert f"acts from round {at} on, so it cannot end a run of 49" in explain_unreachable_rule(
+        default.stop, 49, 1, 25
     )
-    assert explain_unreachable_rule(default.stop, 26, 1, 25) == ""
+    assert explain_unreachable_rule(default.stop, at, 1, 25) == ""
     assert compute_sweep_rounds(plain, 100) is None
-    assert "acts from round 22 on" in explain_unreachable_rule(
-        plain.stop, 21, 2, None
-    )  # 12, 14, ... 22 of 11 to 22
+    assert "acts from round 24 on" in explain_unreachable_rule(plain.stop, 21, 2, None)
     runs._warn_once.cache_clear()  # a line is said once in a process, and other tests run as short
     short = flrce.Experiment(rounds=2, clients=40, per_round=4, engine={"workers": 1})
     assert (
         flrce.run(short).notes[-1]
-        == "the stop rule (MarginalGain) acts from round 11 on, so it cannot end a run of 2 rounds"
+        == "the stop rule (MarginalGain) acts from round 24 on, so it cannot end a run of 2 rounds"
     )
-    assert caplog.text.count("acts from round 11 on") == 1  # at the start
+    assert caplog.text.count("acts from round 24 on") == 1  # at the start
 
 
 @pytest.mark.parametrize(
@@ -241,8 +240,8 @@ def test_the_price_is_asked_for_no_sooner(M, every):
         )
         if MarginalGain()(history):
             break
-    assert history[-1].t >= find_earliest_stop(MarginalGain(), every, sweep)
-    assert history[-1].t <= 3 * find_earliest_stop(MarginalGain(), every, sweep)
+    assert history[-1].t >= MarginalGain().earliest_round(every, sweep)
+    assert history[-1].t <= 3 * MarginalGain().earliest_round(every, sweep)
 
 
 def test_rounds_that_were_all_abandoned_are_headed_by_their_metric():

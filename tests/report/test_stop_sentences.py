@@ -6,15 +6,14 @@ import pytest
 
 from flrce import Experiment
 from flrce.core.types import RoundRecord
+from flrce.methods.stopping.gains import MeasuredGain
 from flrce.methods.stopping.marginal_gain import (
     GainEstimate,
+    MarginalGain,
     format_stop_reason,
     metric_scale,
-    predict_gain,
 )
-from flrce.methods.stopping.trend import MetricTrend
 from flrce.methods.stopping.wording import MetricScale
-from flrce.report.cost_per_point import describe_gain
 from flrce.report.why import explain_round, explain_run_end
 from flrce.simulation import runs
 from flrce.storage import read
@@ -23,79 +22,71 @@ CASES = [("mae", True, (2.0, 1.0)), ("accuracy", False, (0.947, 0.989))]
 MAE, R2 = MetricScale("mae", True, 0.05), MetricScale("r2", False, 0.01)
 
 
-def verdict(
-    slope: float, error: float, alive: bool = True, by: str = "evaluations", price: float = 2.0
+def estimate(
+    gain: float, error: float, alive: bool = True, by: str = "evaluations", price: float = 2.0
 ) -> GainEstimate:
-    gain = 0.6 * slope + 2 * error if by == "evaluations" else 0.7 * slope + error
-    return GainEstimate(
-        40, gain, price, MetricTrend(slope, error, 12), by, float("-inf"), alive, True
-    )
+    measured = MeasuredGain(gain, error, 12)
+    return GainEstimate(40, measured, 2 / 3 * gain + error / 4, price, by, alive, True)
 
 
 def test_a_rise_is_never_denied() -> None:
     """+1.11 +- 0.15 in a run that is not known to have learnt anything."""
-    assert (
-        format_stop_reason(verdict(1.11, 0.15, alive=False))
-        == "predicted gain from doubling the rounds: 0.7 points (0.4 to 1.0); price 2"
-    )
+    text = format_stop_reason(estimate(1.11, 0.15, alive=False))
+    assert text.startswith("Predicted gain from doubling the rounds: 0.7 points (")
+    assert text.endswith("); your price is 2")
     for alive in (True, False):
-        for by in ("evaluations", "clients"):
-            for slope in (-1.0, 0.0, 0.2, 1.5, 3.0):
-                text = format_stop_reason(verdict(slope, 0.1, alive, by))
+        for by in ("evaluations", "reports"):
+            for gain in (-1.0, 0.0, 0.2, 1.5, 2.5):
+                text = format_stop_reason(estimate(gain, 0.1, alive, by))
                 assert "at most" not in text
-                assert ("no improvement" in text) == (not alive and slope <= 0)
+                assert ("has learnt nothing" in text) == (not alive and gain <= 0.1)
 
 
-def test_a_flat_run_is_named_by_its_evidence() -> None:
-    assert (
-        format_stop_reason(verdict(0.0, 0.1, alive=False))
-        == "no improvement over the last 12 evaluations"
-    )
-    assert (
-        format_stop_reason(verdict(0.0, 0.1, False, "clients"))
-        == "no improvement over 12 rounds of clients' reports"
-    )
+def test_a_run_that_has_learnt_nothing_is_called_that_with_a_cause() -> None:
+    for by, source in (("evaluations", "evaluations"), ("reports", "clients' reports")):
+        text = format_stop_reason(estimate(0.0, 0.1, False, by))
+        assert text.startswith(f"the model has learnt nothing in 40 rounds, by {source}; likely")
 
 
 def test_metrics_that_are_no_shares_have_no_points() -> None:
-    assert (
-        format_stop_reason(verdict(1.0, 0.1), MAE)
-        == "predicted MAE reduction from doubling the rounds: 0.03 (0.02 to 0.04); price 0.1"
+    assert format_stop_reason(estimate(1.0, 0.1), MAE).startswith(
+        "Predicted MAE reduction from doubling the rounds: 0.0333 ("
     )
-    assert format_stop_reason(verdict(1.0, 0.1), R2).startswith(
-        "predicted R² gain from doubling the rounds: 0.006 ("
+    assert format_stop_reason(estimate(1.0, 0.1), MAE).endswith("your price is 0.1")
+    assert format_stop_reason(estimate(1.0, 0.1), R2).startswith(
+        "Predicted R² gain from doubling the rounds: 0.00667 ("
     )
-    assert "points" not in format_stop_reason(verdict(1.0, 0.1), MAE) + format_stop_reason(
-        verdict(1.0, 0.1), R2
+    assert "points" not in format_stop_reason(estimate(1.0, 0.1), MAE) + format_stop_reason(
+        estimate(1.0, 0.1), R2
     )
 
 
 def test_a_prediction_below_its_price_reads_so() -> None:
-    near = verdict(2.0, 0.398)  # 1.996
-    assert format_stop_reason(near).endswith("(0.404 to 1.996); price 2")
-    assert predict_gain(near)[2] == near.gain
+    near = estimate(2.95, 0.0)  # two thirds are 1.967
+    assert "1.97 points (" in format_stop_reason(near)
+    low, high = near.predicted_range
+    assert low < near.predicted_gain < high
 
 
 @pytest.mark.parametrize(
     ("metric", "lower", "values"), [("mae", True, (2.0, 1.0)), ("accuracy", False, (0.947, 0.989))]
 )
-def test_why_tells_the_whole_run_beside_its_last_stretch(
+def test_why_tells_the_whole_run_beside_its_last_doubling(
     metric: str, lower: bool, values: tuple[float, float]
 ) -> None:
     history = tuple(
         RoundRecord(t, metric=metric, lower=lower, joules=1.0, **_value(metric, values[t > 1]))
         for t in range(1, 41)
     )
-    run = read.RecordedRun(None, {}, history, (), {}, (), {})  # type: ignore[arg-type]
-    text = describe_gain(run, verdict(0.01, 0.1, alive=False))
+    text = MarginalGain().explain(history)
     assert (
         "was 94.7 % in round 1 and 98.9 % in round 40"
         if metric == "accuracy"
         else "was 2 in round 1 and 1 in"
     ) in text
     assert "did not change measurably" in text
+    assert "would cost another 40 J" in text
     assert ("points" in text) == (metric == "accuracy")
-    assert "No rise" not in text
     assert metric_scale(history).unit == (0.02 if lower else 0.01)
 
 

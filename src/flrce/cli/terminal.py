@@ -19,8 +19,6 @@ from flrce.core.cost_table import COSTS
 from flrce.core.record import format_figures
 from flrce.core.types import Round, RoundRecord
 from flrce.errors import InterruptedRun
-from flrce.methods.stopping.budget import AnyOf
-from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.storage import metric_format as words
 
 #: names of the probability to explore in a selector's notes: the paper's phi, Oort's epsilon
@@ -205,8 +203,8 @@ def get_phase(record: RoundRecord) -> str:
 
 def find_psi(stop: Any) -> float | None:
     """The psi of a stop rule, or of one among several."""
-    rules = stop.rules if isinstance(stop, AnyOf) else (stop,)
-    return next((rule.psi for rule in rules if isinstance(rule, UpdateConflicts)), None)
+    rules = () if stop is None else stop.list_rules()
+    return next((rule.psi for rule in rules if rule.psi is not None), None)
 
 
 def format_sparkline(values: Sequence[float], most: int = 40) -> str:

@@ -443,6 +443,19 @@ class Pace(Piece):
         return None
 
 
+@dataclass(frozen=True)
+class StopCourse:
+    """What a stop rule compares over a run: one value and its limit for every look."""
+
+    name: str  # what the value is called in a program's output: "gain", "headway"
+    limit_name: str
+    title: str  # what the value is, for people
+    unit: str
+    rounds: tuple[int, ...]
+    values: tuple[float, ...]
+    limits: tuple[float, ...]
+
+
 class StopRule(Piece):
     """Enough? A pure function of the record so far, so that it can be replayed."""
 
@@ -460,9 +473,39 @@ class StopRule(Piece):
         """How far the model has come, if the rule measures it: a column of the record."""
         return None
 
+    def explain(self, history: Sequence[RoundRecord]) -> str:
+        """What the rule sees after the last round, in sentences; "" if there is nothing to say.
+
+        Reports and `flrce why` show it, whether the rule ended the run or not.
+        """
+        reason = self(history) if history else ""
+        return f"The stop rule ({self.piece}) says: {reason}." if reason else ""
+
+    def earliest_round(self, eval_every: int = 1, sweep: float | None = None) -> int:
+        """The first round in which the rule can say stop.
+
+        `sweep` is the number of rounds in which every client has a turn; None where clients do not
+        report on the models that they are sent.
+        """
+        return 1
+
+    def trace(self, history: Sequence[RoundRecord]) -> StopCourse | None:
+        """What the rule compared in every round that it looked at, for a chart; None: no chart."""
+        return None
+
     def list_rules(self) -> tuple["StopRule", ...]:
         """The single rules that this one is made of."""
         return (self,)
+
+    @default_property
+    def limits(self) -> Mapping[str, float]:
+        """Cost -> the most that may be spent of it, where the rule is a budget."""
+        return {}
+
+    @default_property
+    def psi(self) -> float | None:
+        """The limit of conflicting peers, where the rule counts them: shown beside the counts."""
+        return None
 
     @default_property
     def required_fields(self) -> tuple[str, ...]:

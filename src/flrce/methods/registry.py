@@ -208,7 +208,8 @@ PIECES: dict[str, dict[str, Callable[..., Any]]] = {
         "growth": DistanceGrowth,
         "patience": Patience,
         "standstill": NoHeadway,
-        "worth": MarginalGain,
+        "marginal-gain": MarginalGain,
+        "worth": MarginalGain,  # its name in version 0.1
         "target": TargetMetric,
         "privacy-budget": PrivacyBudget,
     },

@@ -18,7 +18,6 @@ from typing import Any
 from flrce.core.cost_table import COSTS
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, format_one_line
-from flrce.methods.stopping.budget import CostBudget
 from flrce.report.ledger_tail import RecordTail
 from flrce.report.verdict import collect_run_notes, describe_state, get_planned_rounds
 from flrce.storage import metric_format as words
@@ -284,7 +283,7 @@ def compute_remaining_budgets(run: RecordedRun) -> list[dict[str, Any]]:
     each = {name: value / max(len(recent), 1) for name, value in sum_costs(recent).items()}
     found = []
     for rule in run.stop_rules:
-        for name, limit in rule.limits.items() if isinstance(rule, CostBudget) else ():
+        for name, limit in rule.limits.items():
             left = max(float(limit) - COSTS[name].of_run(run.rounds), 0.0)
             lasts = int(left / each[name]) if each[name] else None
             shown = [COSTS[name].format_amount(amount, ".3g") for amount in (limit, left)]

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.core.cost_table import COSTS
-from flrce.methods.stopping.no_headway import NoHeadway
-from flrce.report.cost_per_point import build_gain_chart, build_price_chart
+from flrce.report.cost_per_point import build_course_chart, build_price_chart, find_course
 from flrce.report.verdict import describe_ending, get_stop_criterion
 from flrce.storage import metric_format as words
 from flrce.storage.read import RecordedRun
@@ -39,7 +38,7 @@ def build_run_detail(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
         "exploit": [int(h.exploit) for h in run.rounds],
         "conflicts": [round(run.count_conflicts(h), 3) for h in run.rounds],
         **build_headway_series(run),
-        "worth": build_gain_chart(run),
+        "worth": build_course_chart(run),
         "point": build_price_chart(run),
         "accuracy": [_round_digits(h.last_model_metric) for h in run.rounds],
         "averaged": [_round_digits(h.averaged) for h in run.rounds],
@@ -106,20 +105,12 @@ def build_headway_series(run: RecordedRun) -> dict[str, Any]:
     """Headway of each round; where a standstill ends the run, the mean it looks at, and the least
     that goes on.
     """
-    rules = [rule for rule in run.stop_rules if isinstance(rule, NoHeadway)]
-    seen = (
-        [
-            rules[0].compare_headway(run.committed_rounds[: i + 1])
-            for i in range(len(run.committed_rounds))
-        ]
-        if rules
-        else []
-    )
-    at = {h.t: figures for h, figures in zip(run.committed_rounds, seen, strict=False) if figures}
+    course = find_course(run, "headway")
+    means = dict(zip(course.rounds, course.values, strict=True)) if course else {}
     return {
         "headway": [_round_digits(h.headway) for h in run.rounds],
-        "course": [_round_digits(at[h.t][0]) if h.t in at else None for h in run.rounds],
-        "least": next((_round_digits(least) for _, least in reversed(at.values())), None),
+        "course": [_round_digits(means.get(h.t)) for h in run.rounds],
+        "least": _round_digits(course.limits[-1]) if course else None,
     }
 
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from flrce.core.intervals import ConfidenceInterval, confidence_interval
 from flrce.core.types import RoundRecord
 from flrce.errors import format_one_line
-from flrce.methods.stopping.budget import Patience
-from flrce.methods.stopping.no_headway import NoHeadway
 from flrce.report.tables import (
     RunGroup,
     choose_units,
@@ -24,7 +22,8 @@ from flrce.storage.run_notes import compute_sweep_rounds, list_run_notes
 
 BASELINE_RECIPE = "fedavg"
 PREDICTED_GAIN_PATTERN = re.compile(
-    r"predicted .* from doubling the rounds|no improvement over (the last )?\d+ (eval|rounds)"
+    r"[Pp]redicted .* from doubling the rounds|no improvement over (the last )?\d+ (eval|rounds)"
+    r"|the model has learnt nothing in"
 )
 EARLIER_STOP_PATTERN = re.compile(  # a stop with a price, in the words of earlier versions
     r"twice the rounds would bring at most [^<]*< (?P<price>[\d.e+]+)|no rise to be seen|no better"
@@ -153,9 +152,9 @@ def explain_stop_reason(run: RecordedRun) -> str:
     stop = run.rounds[-1].stop if run.rounds else ""
     which = get_stop_criterion(run)
     if which == "headway":
-        rule = next((rule for rule in run.stop_rules if isinstance(rule, NoHeadway)), NoHeadway())
+        rounds = stop.rpartition(" over ")[2]
         return (
-            f"its rounds had begun to undo one another (mean headway of the last {rule.n} below its"
+            f"its rounds had begun to undo one another (mean headway of the last {rounds} below its"
             " limit)"
         )
     if which == "conflicts":
@@ -170,7 +169,7 @@ def explain_stop_reason(run: RecordedRun) -> str:
     if "budget" in stop:
         reason = stop.partition(" (")[0]
         return reason.replace("next round would pass", "one more round would have passed its")
-    if any(isinstance(rule, Patience) for rule in run.stop_rules) and stop.startswith("no gain"):
+    if stop.startswith("no gain of "):
         return (
             f"its {words.format_metric_name(run.summary.get('metric', 'accuracy')).lower()} had"
             " stopped improving"

@@ -17,7 +17,6 @@ from flrce.methods.catalogue.recipes import RELATIONSHIP_PRESETS, STOP_PRESETS, 
 from flrce.methods.stopping.budget import CostBudget, CostLimit, Patience
 from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.methods.stopping.marginal_gain import MarginalGain
-from flrce.methods.stopping.no_headway import NoHeadway
 from flrce.storage.read import RecordedRun
 
 REPLAY_CAVEAT = (
@@ -67,7 +66,7 @@ def build_stop_rules(
     for name in preset:
         if name not in STOP_PRESETS:
             raise BadInput(f"--preset {name}: {suggest_name(name, STOP_PRESETS)}")
-        if isinstance(STOP_PRESETS[name], NoHeadway) and not any(
+        if "headway" in STOP_PRESETS[name].required_fields and not any(
             h.headway is not None for h in run.committed_rounds
         ):
             raise BadInput(

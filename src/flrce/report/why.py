@@ -8,8 +8,8 @@ import numpy as np
 from flrce.core.record import format_figures
 from flrce.core.types import RoundRecord
 from flrce.errors import BadInput, suggest_name
-from flrce.report.cost_per_point import describe_gain, estimate_gains, find_gain_rule
-from flrce.report.run_detail import build_headway_series, rebuild_relationship_map, sum_client_costs
+from flrce.report.cost_per_point import list_courses
+from flrce.report.run_detail import rebuild_relationship_map, sum_client_costs
 from flrce.report.scores import compute_scores_before, recover_selection_draw
 from flrce.report.selection import describe_reach, describe_selection
 from flrce.report.tables import get_summary_values
@@ -339,24 +339,12 @@ def explain_run_end(run: RecordedRun) -> Explanation:
     if reach := describe_reach(run):
         answer.add_sentence(reach)
     exploits = [h for h in run.committed_rounds if h.exploit]
-    looks = estimate_gains(run) if find_gain_rule(run) else []
-    if looks:
-        answer.add_sentence(
-            describe_gain(run, looks[-1]),
-            gain=looks[-1].gain,
-            price=looks[-1].price,
-            rise=looks[-1].trend.slope,
-        )
-    course = build_headway_series(run)
-    if course["least"] is not None:
-        means = [mean for mean in course["course"] if mean is not None]
-        answer.add_sentence(
-            "Headway says how far a round goes on where those before it went: 1 straight on, 0"
-            f" astray, below 0 back. A mean below {course['least']:.3f} is a standstill; over the"
-            f" last rounds it was {means[-1]:.3f}.",
-            headway=means[-1],
-            least=course["least"],
-        )
+    for rule in run.stop_rules:
+        if text := rule.explain(run.committed_rounds):
+            answer.add_sentence(text)
+    for course in list_courses(run):
+        last_look = {course.name: course.values[-1], course.limit_name: course.limits[-1]}
+        answer.facts.update(last_look)
     if run.psi is None:
         answer.facts["psi"] = None
     elif not exploits:

@@ -3,8 +3,7 @@ learnt nothing, a rule that could not act, an average that lags. Pure functions 
 the label counts.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flrce.core.pieces import Recipe
@@ -13,12 +12,6 @@ from flrce.core.roles import StopRule
 from flrce.core.types import RoundRecord
 from flrce.methods.aggregation.related_mean import MIN_CLIENTS_PER_KIN, RelatedMean
 from flrce.methods.selection.turns import RoundRobinSelector
-from flrce.methods.stopping.budget import AnyOf, Patience
-from flrce.methods.stopping.conflict import UpdateConflicts
-from flrce.methods.stopping.distance_growth import DistanceGrowth
-from flrce.methods.stopping.marginal_gain import PATIENCE_SWEEPS, MarginalGain
-from flrce.methods.stopping.no_headway import NoHeadway
-from flrce.methods.stopping.trend import MIN_TREND_ROUNDS
 from flrce.storage.metric_format import SHARES, format_metric_value
 
 # what the gate says of replies that have diverged
@@ -241,33 +234,12 @@ def compute_sweep_rounds(recipe: Recipe, M: int) -> float | None:
     return M / recipe.P if isinstance(recipe.selector, RoundRobinSelector) else 1.0
 
 
-def find_earliest_stop(rule: Any, eval_every: int = 1, sweep: float | None = None) -> int:
-    """The first round in which a rule of ours can say stop; `sweep` as above."""
-    if isinstance(rule, MarginalGain):
-        # so many evaluations in the last half of the rounds
-        judged = (2 * MIN_TREND_ROUNDS - 1) * eval_every
-        if sweep is None:
-            return judged
-        # clients' figures, not from the first round on; one speaks twice
-        alone = max(MIN_TREND_ROUNDS, math.floor(sweep)) + 1
-        # from then on clients decide, where evaluations are rare
-        late = math.ceil(PATIENCE_SWEEPS * max(sweep, 2))
-        return alone if alone < eval_every else min(max(judged, alone), late)
-    if isinstance(rule, NoHeadway):
-        return max(rule.after + 1, rule.n + 2)  # headway is known from the third round on
-    if isinstance(rule, UpdateConflicts):
-        return max(rule.after + 1, rule.r)
-    if isinstance(rule, DistanceGrowth):
-        return rule.rounds + 1
-    return (rule.rounds + 1) * eval_every if isinstance(rule, Patience) else 1
-
-
 def explain_unreachable_rule(
     stop: Any, T: int, eval_every: int = 1, sweep: float | None = None
 ) -> str:
     """Rules that cannot act within T rounds."""
-    for rule in iter_stop_rules(stop):
-        at = find_earliest_stop(rule, eval_every, sweep)
+    for rule in stop.list_rules():
+        at = rule.earliest_round(eval_every, sweep)
         if at > T:
             return (
                 f"the stop rule ({type(rule).__name__}) acts from round {at} on, so it cannot end a"
@@ -290,12 +262,3 @@ def explain_small_fleet(recipe: Recipe, M: int) -> str:
         f" there are {M}: it leaves out copies and zeros, but wrong labels and noise count in full;"
         " lower its kin"
     )
-
-
-def iter_stop_rules(stop: Any) -> Iterator[Any]:
-    """A stop rule, or those that it is any of."""
-    if isinstance(stop, AnyOf):
-        for inner in stop.rules:
-            yield from iter_stop_rules(inner)
-    else:
-        yield stop

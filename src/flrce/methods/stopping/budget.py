@@ -97,6 +97,9 @@ class Patience(StopRule):
             return ""
         return f"no gain of {self.least:g} over {sign * best:.4f} in {self.rounds} evaluations"
 
+    def earliest_round(self, eval_every: int = 1, sweep: float | None = None) -> int:
+        return (self.rounds + 1) * eval_every
+
 
 @dataclass(frozen=True)
 class AnyOf(StopRule):
@@ -119,6 +122,12 @@ class AnyOf(StopRule):
     def check_fleet(self, recipe: Recipe, M: int, d: int, D: int) -> str:
         checks = (rule.check_fleet(recipe, M, d, D) for rule in self.rules)
         return next((why for why in checks if why), "")
+
+    def explain(self, history: Sequence[RoundRecord]) -> str:
+        return " ".join(text for rule in self.rules if (text := rule.explain(history)))
+
+    def earliest_round(self, eval_every: int = 1, sweep: float | None = None) -> int:
+        return min((rule.earliest_round(eval_every, sweep) for rule in self.rules), default=1)
 
     @property
     def _stateful_rule(self) -> StopRule | None:

@@ -36,6 +36,9 @@ class UpdateConflicts(StopRule):
     def required_fields(self) -> tuple[str, ...]:
         return ("conflicts",)
 
+    def earliest_round(self, eval_every: int = 1, sweep: float | None = None) -> int:
+        return max(self.after + 1, self.r)
+
     def get_conflicts(self, record: RoundRecord) -> float:
         """Conflicting peers per client in a round."""
         return record.votes if self.trusted else record.conflicts

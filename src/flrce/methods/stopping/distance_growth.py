@@ -46,6 +46,9 @@ class DistanceGrowth(StopRule):
     def required_fields(self) -> tuple[str, ...]:
         return ("way",)
 
+    def earliest_round(self, eval_every: int = 1, sweep: float | None = None) -> int:
+        return self.rounds + 1
+
     def initial_state(self, M: int, d: int, D: int) -> DistanceGrowthState:
         return DistanceGrowthState(torch.zeros(D))
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flrce.core.bounds import PositiveFloat
-from flrce.core.roles import StopRule
+from flrce.core.cost_table import COSTS
+from flrce.core.roles import StopCourse, StopRule
 from flrce.core.types import RoundRecord
 from flrce.methods.stopping.gains import (
     MeasuredGain,
@@ -19,8 +20,18 @@ from flrce.methods.stopping.gains import (
     measure_report_gain,
     measure_total_evaluation_gain,
 )
-from flrce.methods.stopping.trend import MetricReports, collect_client_reports, collect_evaluations
-from flrce.methods.stopping.wording import MetricScale, describe_no_learning, describe_prediction
+from flrce.methods.stopping.trend import (
+    LOG_METRICS,
+    MetricReports,
+    collect_client_reports,
+    collect_evaluations,
+)
+from flrce.methods.stopping.wording import (
+    MetricScale,
+    describe_change,
+    describe_no_learning,
+    describe_prediction,
+)
 
 # chosen on the decision set of research/docs/stop.md; nothing knows T, M, P or a learning rate
 NEXT_DOUBLING_SHARE = 2 / 3  # of the last doubling's gain that the next one brings: gains fall off
@@ -38,6 +49,7 @@ CHECK_GROWTH_FACTOR = 1.05  # a look whenever the rounds have grown by this fact
 RANGE_GAIN_SHARE = 0.5
 RANGE_POINTS = 0.4
 RANGE_WIDTHS = (1.2, 1.2)
+MAX_COHORT = 10_000  # reports among which a second client is looked for
 POINTS = MetricScale()
 Evidence = Literal["reports", "evaluations", "both"]
 
@@ -76,7 +88,7 @@ class GainEstimate:
         return self.bound < self.price and self.final
 
     @property
-    def predicted(self) -> float:
+    def predicted_gain(self) -> float:
         """What doubling the rounds is predicted to gain."""
         return NEXT_DOUBLING_SHARE * self.measured.gain
 
@@ -84,7 +96,9 @@ class GainEstimate:
     def predicted_range(self) -> tuple[float, float]:
         """Where the true gain was in 80 % of such looks on recorded runs."""
         width = math.hypot(self.measured.error, RANGE_GAIN_SHARE * self.measured.gain, RANGE_POINTS)
-        return self.predicted - RANGE_WIDTHS[0] * width, self.predicted + RANGE_WIDTHS[1] * width
+        return self.predicted_gain - RANGE_WIDTHS[0] * width, self.predicted_gain + RANGE_WIDTHS[
+            1
+        ] * width
 
 
 @dataclass(frozen=True)
@@ -144,10 +158,51 @@ class MarginalGain(StopRule):
             return ""
         return format_stop_reason(estimate, metric_scale(history))
 
+    def earliest_round(self, eval_every: int = 1, sweep: float | None = None) -> int:
+        block = compute_block_rounds(sweep or 1.0)
+        least = max(2 * block, 2 * eval_every if sweep is None else 0)
+        return next(t for t in range(least, 10**9) if is_check_due(t))
+
+    def list_looks(self, history: Sequence[RoundRecord]) -> list[GainEstimate]:
+        """What the rule found in every round in which it looked."""
+        done = [h for h in history if h.outcome == "committed"]
+        found = collect_reports(done)
+        looks = (
+            estimate_gain(
+                found.truncate_after(h.t),
+                h.t,
+                self.compute_required_gain(done[: i + 1]),
+                self.evidence,
+            )
+            for i, h in enumerate(done)
+            if is_check_due(h.t)
+        )
+        return [look for look in looks if look is not None]
+
+    def trace(self, history: Sequence[RoundRecord]) -> StopCourse | None:
+        looks, scale = self.list_looks(history), metric_scale(history)
+        return StopCourse(
+            "gain",
+            "price",
+            "predicted gain from doubling the rounds",
+            "points" if scale.in_points else scale.name,
+            tuple(look.t for look in looks),
+            tuple(scale.to_unit(look.bound) for look in looks),
+            tuple(scale.to_unit(look.price) for look in looks),
+        )
+
+    def explain(self, history: Sequence[RoundRecord]) -> str:
+        done = [h for h in history if h.outcome == "committed"]
+        estimate = self.assess_history(done)
+        return "" if estimate is None else explain_gain(done, estimate, metric_scale(done))
+
 
 def collect_reports(history: Sequence[RoundRecord]) -> ProgressReports:
+    log_scale = bool(history) and history[-1].metric in LOG_METRICS
     return ProgressReports(
-        collect_client_reports(history), collect_evaluations(history), metric_point_size(history)
+        collect_client_reports(history, log_scale),
+        collect_evaluations(history, log_scale),
+        0.01 if log_scale else metric_point_size(history),
     )
 
 
@@ -164,12 +219,7 @@ def estimate_gain(
         if len(reports.t)
     ]
     used = [name for name in available if evidence in (name, "both")] or available
-    estimates = [
-        _estimate_from_reports(found, t, price)
-        if name == "reports"
-        else _estimate_from_evaluations(found, t, price)
-        for name in used
-    ]
+    estimates = [_estimate_from(name, found, t, price) for name in used]
     if not estimates or None in estimates:
         return None
     return max((each for each in estimates if each is not None), key=_rank_estimate)
@@ -179,25 +229,39 @@ def _rank_estimate(estimate: GainEstimate) -> tuple[bool, float]:
     return not estimate.should_stop, estimate.bound
 
 
-def _estimate_from_evaluations(found: ProgressReports, t: int, price: float) -> GainEstimate | None:
-    reports, block = found.evaluations, compute_block_rounds(found.clients.sweep)
-    measured = measure_evaluation_gain(reports, t, block, found.unit)
-    total = measure_total_evaluation_gain(reports, t, block, found.unit)
+def _estimate_from(by: str, found: ProgressReports, t: int, price: float) -> GainEstimate | None:
+    """A look by one kind of evidence. Reports that reach the server as one mean of all clients
+    (sums only) are compared as evaluations are.
+    """
+    if by == "reports" and len(set(found.clients.k[:MAX_COHORT].tolist())) > 1:
+        return _estimate_from_pairs(found, t, price)
+    reports = found.clients if by == "reports" else found.evaluations
+    return _estimate_from_levels(reports, by, t, price, found.unit)
+
+
+def _estimate_from_levels(
+    reports: MetricReports, by: str, t: int, price: float, unit: float
+) -> GainEstimate | None:
+    """By the levels of one series: evaluations of the final model, or means of all clients."""
+    block = compute_block_rounds(reports.sweep)
+    measured = measure_evaluation_gain(reports, t, block, unit)
+    total = measure_total_evaluation_gain(reports, t, block, unit)
     if measured is None or total is None:
         return None
     gains = (
-        measure_evaluation_gain(reports, end, block, found.unit)
-        for end in _list_earlier_ends(t, block)
+        measure_evaluation_gain(reports, end, block, unit) for end in _list_earlier_ends(t, block)
     )
     alive = total.gain > LEARNING_ERROR_MARGIN * total.error
     steepest = max((each.gain for each in gains if each is not None), default=0.0)
-    final = (alive and measured.gain <= MAX_GAIN_RATIO * steepest) or _is_late(found, t)
-    measured = measured.divide_by(found.unit)
+    fallen = measured.gain <= MAX_GAIN_RATIO * steepest
+    final = (alive and fallen) or _is_patience_over(t, reports.sweep)
+    measured = measured.divide_by(unit)
     bound = _add_margin(measured, ERROR_MARGIN)
-    return GainEstimate(t, measured, bound, price, "evaluations", alive, final)
+    return GainEstimate(t, measured, bound, price, by, alive, final)
 
 
-def _estimate_from_reports(found: ProgressReports, t: int, price: float) -> GainEstimate | None:
+def _estimate_from_pairs(found: ProgressReports, t: int, price: float) -> GainEstimate | None:
+    """By clients that are each compared with themselves."""
     reports, block = found.clients, compute_block_rounds(found.clients.sweep)
     measured = measure_report_gain(reports, t, block)
     total = compare_blocks(reports, t, block, block)
@@ -207,7 +271,8 @@ def _estimate_from_reports(found: ProgressReports, t: int, price: float) -> Gain
     steepest = max((each.gain for each in gains if each is not None), default=0.0)
     width = compute_uniform_width(t, block, total.count - 1, LEARNING_ALPHA)
     alive = total.gain > width * total.error
-    final = (alive and measured.gain <= MAX_GAIN_RATIO * steepest) or _is_late(found, t)
+    fallen = measured.gain <= MAX_GAIN_RATIO * steepest
+    final = (alive and fallen) or _is_patience_over(t, reports.sweep)
     measured = measured.divide_by(found.unit)
     bound = _add_margin(measured, ERROR_MARGIN)
     trimmed = _find_trimmed_gain(found, t, price)
@@ -245,8 +310,7 @@ def _list_earlier_ends(t: int, block: int) -> list[int]:
     return [end for end in ends if end >= 2 * block]
 
 
-def _is_late(found: ProgressReports, t: int) -> bool:
-    sweep = found.clients.sweep
+def _is_patience_over(t: int, sweep: float) -> bool:
     return t >= max(PATIENCE_SWEEPS * sweep, PATIENCE_BLOCKS * compute_block_rounds(sweep))
 
 
@@ -275,7 +339,7 @@ def format_stop_reason(estimate: GainEstimate, scale: MetricScale = POINTS) -> s
     gain = estimate.measured
     if not estimate.alive and gain.gain <= gain.error:
         return describe_no_learning(estimate.t, estimate.by)
-    prediction = (estimate.predicted, *estimate.predicted_range)
+    prediction = (estimate.predicted_gain, *estimate.predicted_range)
     return describe_prediction(prediction, estimate.price, scale)
 
 
@@ -288,10 +352,16 @@ def metric_scale(history: Sequence[RoundRecord]) -> MetricScale:
     )
 
 
-def find_earliest_gain_round(eval_every: int, sweep: float | None) -> int:
-    """The first round in which the rule can say stop: two blocks, and an earlier doubling to
-    compare the last one with.
+def explain_gain(done: Sequence[RoundRecord], estimate: GainEstimate, scale: MetricScale) -> str:
+    """How the metric changed of late, what doubling the rounds is predicted to gain, and what that
+    costs.
     """
-    block = compute_block_rounds(sweep or 1.0)
-    least = max(2 * block, 2 * eval_every if sweep is None else 0)
-    return next(t for t in range(least, 10**9) if _list_earlier_ends(t, block))
+    joules = float(COSTS["joules"].of_run(done))
+    megabytes = float(COSTS["bytes"].of_run(done)) / 1e6
+    prediction = (estimate.predicted_gain, *estimate.predicted_range)
+    sentence = describe_prediction(prediction, estimate.price, scale)
+    return (
+        f"{describe_change(done, estimate.measured, estimate.by, scale)} Doubling the rounds would"
+        f" cost another {joules:.3g} J and {megabytes:.3g} MB;"
+        f" {sentence[0].lower()}{sentence[1:]}."
+    )

@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 
 from flrce.core.bounds import NonNegativeInt, PositiveInt, Proportion
 from flrce.core.pieces import Recipe
-from flrce.core.roles import StopRule
+from flrce.core.roles import StopCourse, StopRule
 from flrce.core.types import RoundRecord
 
 
@@ -73,6 +73,35 @@ class NoHeadway(StopRule):
         if not early or history[-1].headway is None or len(known) < self.n:
             return None
         return sum(known[-self.n :]) / self.n, self.level + self.share * sum(early) / len(early)
+
+    def earliest_round(self, eval_every: int = 1, sweep: float | None = None) -> int:
+        return max(self.after + 1, self.n + 2)  # headway is known from the third round on
+
+    def trace(self, history: Sequence[RoundRecord]) -> StopCourse | None:
+        looks = [
+            (h.t, means)
+            for i, h in enumerate(history)
+            if (means := self.compare_headway(history[: i + 1])) is not None
+        ]
+        return StopCourse(
+            "headway",
+            "least",
+            "mean headway of the last rounds",
+            "",
+            tuple(t for t, _ in looks),
+            tuple(mean for _, (mean, _) in looks),
+            tuple(least for _, (_, least) in looks),
+        )
+
+    def explain(self, history: Sequence[RoundRecord]) -> str:
+        course = self.trace(history)
+        if course is None or not course.rounds:
+            return ""
+        return (
+            "Headway says how far a round goes on where those before it went: 1 straight on, 0"
+            f" astray, below 0 back. A mean below {course.limits[-1]:.3f} is a standstill; over the"
+            f" last rounds it was {course.values[-1]:.3f}."
+        )
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         found = self.compare_headway(history) if history and history[-1].t > self.after else None

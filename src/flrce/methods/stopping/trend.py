@@ -4,6 +4,7 @@ final model.
 A report is the client's own word: a client whose updates were out of line twice is heard no more.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from flrce.core.types import RoundRecord
 
 MAX_FLAGS_PER_CLIENT = 2  # flags that silence a client: an update out of line (core/trust.py)
+LOG_METRICS = frozenset({"perplexity"})  # compared as ratios: a point is one percent
+SMALLEST_VALUE = 1e-12  # of which a logarithm is taken
 MIN_TREND_ROUNDS = 6  # rounds in a stretch: fewer have no error to speak of
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int64]
@@ -36,7 +39,9 @@ class MetricReports:
         return MetricReports(self.t[:m], self.k[:m], self.value[:m], self.n[:m], self.sweep)
 
 
-def collect_client_reports(history: Sequence[RoundRecord]) -> MetricReports:
+def collect_client_reports(
+    history: Sequence[RoundRecord], log_scale: bool = False
+) -> MetricReports:
     """What clients said of the models they were sent.
 
     Whether a figure counts is decided by the record up to its round: a client whose updates were
@@ -49,14 +54,14 @@ def collect_client_reports(history: Sequence[RoundRecord]) -> MetricReports:
     for h in done:
         for client in h.flagged:
             strikes[client] = strikes.get(client, 0) + 1
-        sign = -1.0 if h.lower else 1.0
         counts = h.held or (1,) * len(h.holdouts)
         names = (
             h.replied if len(h.replied) == len(h.holdouts) else ("",)
         )  # one figure of all: sums only
         for client, value, n in zip(names, h.holdouts, counts, strict=False):
             if value is not None and strikes.get(client, 0) < MAX_FLAGS_PER_CLIENT:
-                found.append((h.t, rows.setdefault(client, len(rows)), sign * value, max(n, 1)))
+                progress = to_progress(h, value, log_scale)
+                found.append((h.t, rows.setdefault(client, len(rows)), progress, max(n, 1)))
     return _make_reports(found, compute_sweep(done, len(rows)))
 
 
@@ -67,17 +72,25 @@ def compute_sweep(done: Sequence[RoundRecord], heard: int = 0) -> float:
     return max(M / max(P, 1.0), 1.0)
 
 
-def collect_evaluations(history: Sequence[RoundRecord]) -> MetricReports:
+def collect_evaluations(history: Sequence[RoundRecord], log_scale: bool = False) -> MetricReports:
     """Evaluations of the model that would be handed back: one judge, in the rounds that had one."""
     done = [h for h in history if h.outcome == "committed"]
     return _make_reports(
         [
-            (h.t, 0, -h.final_model_metric if h.lower else h.final_model_metric, 1)
+            (h.t, 0, to_progress(h, h.final_model_metric, log_scale), 1)
             for h in done
             if h.final_model_metric is not None
         ],
-        1.0,
+        compute_sweep(done),
     )
+
+
+def to_progress(h: RoundRecord, value: float, log_scale: bool = False) -> float:
+    """A value of the metric as one that rises: negated where less is better, and its logarithm
+    where that is the scale to compare on.
+    """
+    value = math.log(max(value, SMALLEST_VALUE)) if log_scale else value
+    return -value if h.lower else value
 
 
 def _make_reports(found: Sequence[tuple[int, int, float, int]], sweep: float) -> MetricReports:

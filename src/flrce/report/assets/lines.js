@@ -227,18 +227,18 @@ function drawFigure(frame) {
 
 function drawWorth(frame) {
   const run = now(), w = run.worth, last = Math.max(run.t.at(-1), 2);
-  const most = Math.min(1.1 * Math.max(...w.gain, ...w.price, 1), 6 * Math.max(...w.price, 1)), low = Math.min(0, 1.1 * Math.min(...w.gain));
-  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low, high: most, name: w.unit });
+  const most = Math.min(1.1 * Math.max(...w.value, ...w.limit), 6 * Math.max(...w.limit, 1e-9)), low = Math.min(0, 1.1 * Math.min(...w.value));
+  const [x, y] = axes(frame, { low: 0, high: last, name: "round" }, { low, high: most, name: w.unit || w.name });
   const line = (values) => path(w.looks.map((t, i) => [x(t), y(Math.min(values[i], most))]));
-  node(frame.svg, "path", { d: line(w.gain), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "gain" });
-  node(frame.svg, "path", { d: line(w.price), fill: "none", stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "price" });
-  if (run.decided === "gain") stopLine(frame, x(run.t.at(-1)));
-  keys(frame, [["predicted gain from doubling the rounds, upper end", colour("exploit"), ""], ["price", colour("wasted"), "6 4"]], frame.top - 32);
+  node(frame.svg, "path", { d: line(w.value), fill: "none", stroke: colour("exploit"), "stroke-width": 2.2, class: "gain" });
+  node(frame.svg, "path", { d: line(w.limit), fill: "none", stroke: colour("wasted"), "stroke-dasharray": "6 4", "stroke-width": 1.6, class: "price" });
+  if (run.decided === w.name) stopLine(frame, x(run.t.at(-1)));
+  keys(frame, [[w.title, colour("exploit"), ""], [w.limit_name, colour("wasted"), "6 4"]], frame.top - 32);
   return {
-    cols: w.looks.length, label: `At the last look doubling the rounds was predicted to gain up to ${number(w.gain.at(-1))} (${w.unit}); the price was ${number(w.price.at(-1))}. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
+    cols: w.looks.length, label: `At the last look: ${w.title} ${number(w.value.at(-1))}${w.unit ? ` (${w.unit})` : ""}; ${w.limit_name} ${number(w.limit.at(-1))}. ${run.stop ? `Stopped: ${run.stop}.` : "Not stopped by a rule."}`,
     locate: (px) => (px < frame.left - 6 || px > frame.right + 6 ? null : [nearest(w.looks, ((px - frame.left) / (frame.right - frame.left)) * last), 0]),
-    cell: (i) => ({ x: x(w.looks[i]), y: frame.top, text: `round ${w.looks[i]}\npredicted gain from doubling the rounds: up to ${number(w.gain[i])} (${w.unit})\nimproved by ${number(w.rise[i])} per doubling\nprice ${number(w.price[i])}` }),
-    csv: () => [["round", "predicted gain, upper end", "rise", "price"], ...w.looks.map((t, i) => [t, w.gain[i], w.rise[i], w.price[i]])],
+    cell: (i) => ({ x: x(w.looks[i]), y: frame.top, text: `round ${w.looks[i]}\n${w.title}: ${number(w.value[i])}${w.unit ? ` (${w.unit})` : ""}\n${w.limit_name} ${number(w.limit[i])}` }),
+    csv: () => [["round", w.name, w.limit_name], ...w.looks.map((t, i) => [t, w.value[i], w.limit[i]])],
   };
 }
 
