@@ -19,6 +19,7 @@ TABLES = ROOT / "results" / "stop"
 
 @pytest.fixture(scope="module")
 def study():
+    sys.path.insert(0, str(ROOT / "studies"))  # it imports the rule of before
     spec = importlib.util.spec_from_file_location("stop_study", ROOT / "studies" / "stop.py")
     found = importlib.util.module_from_spec(spec)
     sys.modules["stop_study"] = found  # dataclasses look themselves up
@@ -31,7 +32,7 @@ def test_replays_in_one_pass_are_those_of_the_pieces(study):
         assert study.headway(run) == run.stops(NoHeadway())
         assert study.conflicts(run) == run.stops(UpdateConflicts(run.P / 2))
         assert study.patience(run) == run.stops(Patience(10))
-        assert study.Priced()(run) == run.stops(MarginalGain())
+        assert study.Gain()(run) == run.stops(MarginalGain())
 
 
 def test_measures_worked_by_hand(study):
