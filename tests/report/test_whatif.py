@@ -67,7 +67,7 @@ def test_a_run_without_a_stop_replays_its_presets_rule(tmp_path):
     trusted.
     """
     selector = {"piece": "relationship", "decay": 0.9, "floor": 0.2}
-    shape = {"rounds": 70, "clients": 12, "per_round": 5, "engine": {"workers": 1}}
+    shape = {"rounds": 40, "clients": 12, "per_round": 5, "engine": {"workers": 1}}
     free = {
         "name": "flrce-no-stop",
         "preset": "hardened",
