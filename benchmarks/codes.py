@@ -1,6 +1,6 @@
 """What codes cost and save: CPU time against local training, and bits of real updates.
 
-    PYTHONPATH=src python benchmarks/codes.py time [--repeats 7]
+    PYTHONPATH=src python benchmarks/codes.py time [--repeats 7] [--json FILE] [--only NAME]
     PYTHONPATH=src python benchmarks/codes.py bits [--npz FILE --net cnn-cifar] [--rounds 6]
 
 `time`: CPU seconds of one thread for a client's round (500 samples, batches of 64, 5 epochs, the
@@ -10,7 +10,11 @@ FedAvg (20 clients, Dirichlet(0.1), 5 epochs); the digits, or arrays x (uint8) a
 """
 
 import argparse
+import json
+import platform
+import sys
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,6 +27,7 @@ from flrce.core.pieces import NoCompression
 from flrce.core.types import LocalWork, Task
 from flrce.data.sources import read_digits
 from flrce.methods.compression.entropy import EntropyCoded
+from flrce.methods.compression.qsgd import FixedPointCode
 from flrce.methods.compression.quantize import Quantizer
 from flrce.methods.compression.rotated import RotatedCode
 from flrce.methods.compression.sparsify import TopK
@@ -40,11 +45,18 @@ CODES: list[Any] = [
     RotatedCode(1),
     RotatedCode(2),
     RotatedCode(4),
+    EntropyCoded(RotatedCode(1)),
+    EntropyCoded(RotatedCode(2)),
+    SparseTernary(0.01),
+    TopK(0.01, "indices", bits=4),
+    EntropyCoded(TopK(0.01, "indices", bits=4)),
+    EntropyCoded(TopK(0.01, "indices")),
     Quantizer(4),
     EntropyCoded(Quantizer(4)),
     EntropyCoded(Quantizer(2)),
-    EntropyCoded(TopK(0.01, "indices")),
+    EntropyCoded(FixedPointCode(1)),
 ]
+LIMIT_PERCENT = 5.0  # of local training, which encoding and decoding together may take
 SAMPLES, BATCH, EPOCHS = 500, 64, 5
 
 
@@ -70,8 +82,10 @@ def make_task(client: str, t: int, lr: float) -> Task:
     return Task(client, 0, t, 0, work, update=chain, compressor=NoCompression(), rounds=1)
 
 
-def measure_time(repeats: int) -> None:
-    for name in ("cnn-cifar", "resnet-8", "gpt"):
+def measure_time(repeats: int, only: str = "") -> dict[str, Any]:
+    """CPU seconds of training, and of each code in per cent of it, by network."""
+    found: dict[str, Any] = {}
+    for name in [only] if only else ["cnn-cifar", "resnet-8", "gpt"]:
         runner = make_runner(name)
         w, layout = pack_model(runner.net).clone(), runner.all.names
         task = make_task("a", 1, 0.01)
@@ -88,9 +102,30 @@ def measure_time(repeats: int) -> None:
                 spent.setdefault(repr(code), []).append(time.process_time() - began)
         training = median(spent.pop("training")[1:])
         print(f"{name}: {len(u)} floats, training {training:.3f} CPU s")
-        for label, seconds in spent.items():
-            cost = median(seconds[1:])
-            print(f"  {label}: {1000 * cost:.1f} ms, {100 * cost / training:.2f} %")
+        shares = {label: 100 * median(times[1:]) / training for label, times in spent.items()}
+        found[name] = {"floats": len(u), "training": training, "percent": shares}
+        for label, share in shares.items():
+            over = "" if share <= LIMIT_PERCENT else ", above the limit"
+            print(f"  {label}: {10 * share * training:.1f} ms, {share:.2f} %{over}")
+    return found
+
+
+def write_results(path: Path, shares: dict[str, Any]) -> None:
+    """The shares with the machine and the command that they were measured by."""
+    machine = {"processor": name_processor(), "torch": torch.__version__, "threads": 1}
+    command = f"PYTHONPATH=src OMP_NUM_THREADS=1 python {' '.join(sys.argv)}"
+    record = {"machine": machine, "command": command, "networks": shares}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def name_processor() -> str:
+    """The processor's name, where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
 
 
 def train_update(runner: ClientRunner, w: Tensor, task: Task, index: NDArray[np.int64]) -> Tensor:
@@ -165,13 +200,17 @@ def main() -> None:
     )
     ask.add_argument("what", choices=["time", "bits"])
     ask.add_argument("--repeats", type=int, default=7)
+    ask.add_argument("--json", default="")
+    ask.add_argument("--only", default="")
     ask.add_argument("--npz", default="")
     ask.add_argument("--net", default="mlp")
     ask.add_argument("--rounds", type=int, default=6)
     asked = ask.parse_args()
     torch.set_num_threads(1)
     if asked.what == "time":
-        measure_time(asked.repeats)
+        shares = measure_time(asked.repeats, asked.only)
+        if asked.json:
+            write_results(Path(asked.json), shares)
     else:
         measure_bits(asked.npz, asked.net, asked.rounds)
 

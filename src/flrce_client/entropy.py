@@ -13,6 +13,9 @@ from flrce_client.range_coder import decode_symbols, encode_symbols
 
 #: how a buffer was coded: its first byte
 STORED, LEVELS, FLOATS, INTEGERS, SHORTS = range(5)
+#: bits that are looked at together before they are coded, how many such windows there must be, and
+#: how far from a half the share of ones may be: 5 standard deviations of a fair coin's
+BALANCE_WINDOW, MIN_BALANCED_WINDOWS, MAX_IMBALANCE = 1024, 8, 0.08
 MIN_VALUES = 16  # of a float or integer buffer: a shorter one travels as it is
 GAP_BITS = 7  # a symbol of an integer: the number of its digits, and the one behind the first
 Encoder = Callable[[ByteArray, int], ByteArray]  # symbols, bits -> bytes
@@ -94,7 +97,20 @@ def _code_levels(packed: ByteArray, bits: int, encode: Encoder) -> ByteArray:
     if np.unpackbits(packed[-1:])[8 - (8 * len(packed) - count * bits) :].any():
         return packed  # no packed symbols
     symbols = unpack_bits(whole, bits, count)
+    if bits == 1 and is_balanced(symbols):
+        return packed  # there is nothing to gain
     return np.concatenate([_write_head(LEVELS, len(packed)), encode(symbols, bits)])
+
+
+def is_balanced(bits: ByteArray) -> bool:
+    """Whether about half of many bits are set everywhere, as in rotated codes: at most 2 % could be
+    gained.
+    """
+    windows = len(bits) // BALANCE_WINDOW
+    if windows < MIN_BALANCED_WINDOWS:
+        return False
+    ones = bits[: windows * BALANCE_WINDOW].reshape(windows, -1).sum(1, dtype=np.int64)
+    return bool((np.abs(ones / BALANCE_WINDOW - 0.5) < MAX_IMBALANCE).all())
 
 
 def _restore_levels(data: ByteArray, size: int, bits: int, decode: Decoder) -> ByteArray:

@@ -26,17 +26,32 @@ from flrce_client.rotated import draw_positions
 
 MAX_INT16_COORDINATES = 2**15  # coordinates that 16 bits can number
 FLOAT_BYTES = INDEX_BYTES = 4
+SAMPLE_STRIDE = 16  # of many magnitudes, one in so many is looked at first
 
 
 def mask_largest(u: NDArray[Any], K: int) -> NDArray[np.bool_]:
     """(d,) bool: the K largest magnitudes, NaN above all; among equals the lowest index."""
     if len(u) <= K:
         return np.ones(len(u), bool)
-    size = np.nan_to_num(np.abs(u), nan=np.inf, posinf=np.inf)
-    edge = np.partition(size, len(u) - K)[len(u) - K]
-    above, equal = size > edge, size == edge
-    mask: NDArray[np.bool_] = above | (equal & (np.cumsum(equal) <= K - int(above.sum())))
+    size = np.abs(u)
+    if np.isnan(size.max()):
+        size = np.nan_to_num(size, nan=np.inf, posinf=np.inf)
+    edge = find_largest(size, K)
+    mask: NDArray[np.bool_] = size >= edge
+    spare = int(np.count_nonzero(mask)) - K
+    if spare:  # of the equal ones the last go
+        mask[np.flatnonzero(size == edge)[-spare:]] = False
     return mask
+
+
+def find_largest(size: NDArray[Any], K: int) -> Any:
+    """The K-th largest of these. Most are put aside by a bound that a sample of them gives."""
+    sample = size[::SAMPLE_STRIDE]
+    rank = len(sample) - 1 - (2 * K // SAMPLE_STRIDE + SAMPLE_STRIDE)
+    if rank > 0:
+        likely = size[size > np.partition(sample, rank)[rank]]
+        size = likely if len(likely) >= K else size
+    return np.partition(size, len(size) - K)[len(size) - K]
 
 
 def count_coded_bytes(coding: str, d: int, K: int, bits: int | None = None) -> int:

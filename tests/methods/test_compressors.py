@@ -107,6 +107,22 @@ def test_top_k_is_a_stable_sort(values, keep):
         assert there_and_back(TopK(keep, coding), u, layout=[("w", len(u))])[1].tolist() == oracle
 
 
+@pytest.mark.parametrize("K", [1, 7, 300, 2999, 5999])
+@pytest.mark.parametrize("kind", ["normal", "ties", "late", "nan"])
+def test_the_largest_of_many(kind, K):
+    """As a stable sort, where a sample of them is looked at first."""
+    u = torch.randn(6000, generator=torch.Generator().manual_seed(K))
+    if kind == "ties":
+        u = (2 * u).round()
+    elif kind == "late":  # the sample sees none of the large ones
+        u[1::16] *= 100
+    elif kind == "nan":
+        u[[5, 4000]] = torch.nan
+    size = u.abs().nan_to_num(nan=torch.inf).tolist()
+    order = sorted(range(6000), key=lambda i: (-size[i], i))
+    assert mask_largest(u, K).nonzero()[:, 0].tolist() == sorted(order[:K])
+
+
 def test_a_share_that_binary_fractions_miss():
     assert int(mask_largest(torch.rand(100), 29).sum()) == 29
     payload, _ = there_and_back(TopK(0.29, "indices"), torch.rand(100), layout=[("w", 100)])

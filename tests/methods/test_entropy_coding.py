@@ -293,3 +293,15 @@ def test_experiment_files_nest_it_and_feedback_goes_round_it():
 )
 def test_what_clients_keep_is_known(compressor, names):
     assert list_client_state(replace(recipes.fedavg(2), compressor=compressor)) == names
+
+
+def test_fair_bits_are_not_coded_and_others_are():
+    """Random bits travel as they are; ones then zeros, of which half are ones too, are coded."""
+    draw = np.random.default_rng(0)
+    fair = torch.from_numpy(np.packbits(draw.integers(0, 2, 2**15, dtype=np.uint8)))
+    assert code_buffer(fair, 1).nbytes == fair.nbytes + 1
+    halves = torch.cat([torch.full((2**11,), 255), torch.zeros(2**11)]).byte()
+    coded = code_buffer(halves, 1)
+    assert coded.nbytes < halves.nbytes / 10
+    for buffer in (fair, halves):
+        assert torch.equal(restore_buffer(code_buffer(buffer, 1), 1), buffer)

@@ -14,6 +14,7 @@ from flrce.config.compose import build_piece
 from flrce.core.pieces import MalformedPayload
 from flrce.core.types import Payload
 from flrce.errors import BadInput
+from flrce.methods.compression import hadamard
 from flrce.methods.compression.buffers import (
     pack_bits,
     pack_bits_with_torch,
@@ -397,3 +398,31 @@ def test_feedback_keeps_the_residual_bounded(code):
     # the residual of a contraction by q settles below q / (1 - q) |u|; q = sqrt(1 - 0.25 * 2/pi)
     assert carry["residual"].norm() < 12 * u.norm()
     torch.testing.assert_close(sent + carry["residual"], 60 * u, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"),
+    [
+        (9000, 1),
+        (3000, 2),
+        (70, 64),
+        (40, 128),
+        (17, 256),
+        (9, 512),
+        (3, 4096),
+        (2, 8192),
+        (2, 2**14),
+    ],
+)
+def test_the_compiled_transform_has_the_bits_of_torchs(rows, size, monkeypatch):
+    """Same additions in the same order. Skipped without a C compiler."""
+    if hadamard._load_library() is None:
+        pytest.skip("no C compiler")
+    x = torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
+    before = x.clone()
+    monkeypatch.setattr(hadamard, "MIN_COMPILED_FLOATS", 0)
+    compiled, turned = hadamard.transform_hadamard(x), hadamard.transform_hadamard(x.T.clone().T)
+    monkeypatch.setattr(hadamard, "MIN_COMPILED_FLOATS", x.numel() + 1)
+    assert torch.equal(compiled, hadamard.transform_hadamard(x))
+    assert torch.equal(turned, compiled)  # of rows that do not lie one after another
+    assert torch.equal(x, before)

@@ -4,7 +4,6 @@ gaps.
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from flrce.core.pieces import MalformedPayload
 from flrce.core.types import Payload
 from flrce.errors import BadInput
 from flrce_client import bits as bits_of
+from flrce_client import sparse
 from flrce_client.bits import count_packed_bytes
 from flrce_client.layout import (
     STATISTICS_SUFFIXES,
@@ -96,12 +96,7 @@ def unpack_bits_with_torch(packed: Tensor, bits: int, n: int) -> tuple[Tensor, T
 
 def mask_largest(u: Tensor, K: int) -> Tensor:
     """(d,) bool: the K largest magnitudes, NaN above all; among equals the lowest index."""
-    if len(u) <= K:
-        return torch.ones(len(u), dtype=torch.bool)
-    size = u.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    edge = float(np.partition(size.numpy(), len(u) - K)[len(u) - K])
-    above, equal = size > edge, size == edge
-    return above | (equal & (equal.cumsum(0) <= K - int(above.sum())))
+    return torch.from_numpy(sparse.mask_largest(u.numpy(), K))
 
 
 def take_spans(u: Tensor, spans: Sequence[slice]) -> Tensor:

@@ -2,7 +2,11 @@
 powers of two (flrce_client.hadamard says which).
 """
 
+import ctypes
+import logging
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,9 +14,14 @@ from numpy.random import Generator
 from torch import Tensor
 from torch.nn.functional import pad
 
+from flrce.core.c_compiler import KernelUnavailable, find_toolchain, load_or_build_library
 from flrce_client.hadamard import ChunkGroup, plan_chunks
 
 __all__ = ["ChunkGroup", "draw_signs", "plan_chunks", "split_chunks", "transform_hadamard"]
+
+
+MIN_COMPILED_FLOATS = 2**12  # from which on the transform is worth a compiler
+log = logging.getLogger("flrce")
 
 
 def split_chunks(x: Tensor, groups: Sequence[ChunkGroup]) -> list[Tensor]:
@@ -39,15 +48,37 @@ def transform_hadamard(x: Tensor) -> Tensor:
 
     A row is a matrix of about sqrt(size) columns: the butterflies go over its columns, then over
     its rows, so that each one works on long runs of memory. Every step is one float32 addition or
-    subtraction in a fixed order, so every backend computes the same values.
+    subtraction in a fixed order, so every backend computes the same values: on the host a compiled
+    one, where there is a compiler.
     """
     rows, size = x.shape
+    if x.numel() >= MIN_COMPILED_FLOATS and x.dtype == torch.float32 and x.device.type == "cpu":
+        code = _load_library()
+        if code is not None:
+            y = x.clone(memory_format=torch.contiguous_format)
+            code.hadamard(y.data_ptr(), rows, size)
+            return y
     columns = 1 << (size.bit_length() - 1) // 2
     y = x.reshape(rows, size // columns, columns).clone()
     _apply_butterflies(y)
     y = y.transpose(1, 2).contiguous()
     _apply_butterflies(y)
     return y.transpose(1, 2).reshape(rows, size)
+
+
+@cache
+def _load_library() -> ctypes.CDLL | None:
+    """The compiled transform, built at first use and kept; None where it cannot be."""
+    try:
+        command, macros, _ = find_toolchain()
+        source = Path(__file__).with_name("hadamard.c").read_text()
+        code = ctypes.CDLL(str(load_or_build_library(source, [*command, "-O3"], macros)))
+    except (KernelUnavailable, OSError) as why:
+        log.info("rotations are made by torch: %s", why)
+        return None
+    code.hadamard.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_long]
+    code.hadamard.restype = None
+    return code
 
 
 def _apply_butterflies(x: Tensor) -> None:
