@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.data.fields import InputField
 from flrce.data.text_features import hash_texts, tokenize_texts
 from flrce.errors import BadInput, format_one_line
 
@@ -76,6 +77,7 @@ class Preprocessing:
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     resized: bool = False
+    fields: tuple[InputField, ...] = ()  # the inputs of a network with several
 
     def encode_table(self, table: ColumnTable, where: str = "table") -> NDArray[Any]:
         """x (N, features) of a table's columns; those that training did not use are ignored."""
@@ -130,7 +132,12 @@ class Preprocessing:
             key: tuple(float(value) for value in data[key]) for key in ("fill", "mean", "deviation")
         }
         targets = tuple(map(str, data["targets"]))
-        return Preprocessing(columns, targets, resized=bool(data["resized"]), **numbers)
+        fields = tuple(
+            InputField(str(f["name"]), tuple(map(int, f["shape"])), str(f["kind"]))
+            for f in data.get("fields", ())
+        )
+        resized = bool(data["resized"])
+        return Preprocessing(columns, targets, resized=resized, fields=fields, **numbers)
 
 
 AS_GIVEN = Preprocessing()  # raw samples are x already

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.core.files import format_path, read_text_limited
+from flrce.data.fields import has_fields, pack_fields
 from flrce.data.own.arrays import arrange_axes
 from flrce.data.own.tables import read_table_columns, to_columns
 from flrce.data.preprocessing import ColumnTable, Preprocessing
@@ -38,6 +39,10 @@ def prepare_samples(data: Any, spec: SampleSpec) -> RawSamples:
     """A path, DataFrame, dict of columns, array, tensor or list as samples of the spec's form."""
     if isinstance(data, str | Path):
         return _read_path(Path(data), spec)  # texts come as a list, so that one is no path
+    fields = spec.preprocessing.fields if spec.preprocessing else ()
+    if fields and (isinstance(data, Mapping) or has_fields(data)):
+        x, _ = pack_fields(data, "data", fields)
+        return RawSamples(x, _number_rows(len(x)))
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return _prepare_table(to_columns(data), spec, "DataFrame")
     if isinstance(data, Mapping):

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from flrce.config.experiment import Experiment
 from flrce.core.user_code import trust_record
+from flrce.data.fields import attach_fields
 from flrce.data.sources import SampleSpec
 from flrce.errors import BadInput
 from flrce.inference.predictions import Predictions, interpret_outputs
 from flrce.inference.raw_samples import RawSamples, prepare_samples
 from flrce.models.flat import list_model_tensors
-from flrce.models.inputs import iter_output_tensors, scale_inputs
+from flrce.models.inputs import find_scores, scale_inputs
 from flrce.simulation.build import finish_network
 from flrce.storage.run_model import load_run_tensors, read_model_card, read_model_marks
 from flrce.storage.seal import MAX_SETTINGS_BYTES, read_sealed_file
@@ -63,7 +64,7 @@ class TrainedModel:
             torch.from_numpy(np.ascontiguousarray(x)), self.spec.scale, self.spec.shift
         )
         with torch.no_grad():
-            return next(iter_output_tensors(self.network(scaled))).float()
+            return find_scores(self.network(scaled)).float()
 
 
 def load(
@@ -98,7 +99,8 @@ def load(
         if card is None
         else SampleSpec.from_json(card["samples"])
     )
-    network = experiment.build_network(spec) if model is None else model
+    fields = spec.preprocessing.fields if spec.preprocessing else ()
+    network = experiment.build_network(spec) if model is None else attach_fields(model, fields)
     network = finish_network(
         network, make_example(spec), experiment, experiment.build_recipe().fixed
     )

@@ -140,3 +140,12 @@ def iter_output_tensors(out: Any) -> Iterator[Tensor]:
     elif isinstance(out, Mapping | tuple | list):
         for part in out.values() if isinstance(out, Mapping) else out:
             yield from iter_output_tensors(part)
+
+
+def find_scores(out: Any) -> Tensor:
+    """The scores among what a network gave: `logits` of a dict or an output of transformers, else
+    the first tensor.
+    """
+    if isinstance(out, Mapping) and isinstance(out.get("logits"), Tensor):
+        return out["logits"]  # type: ignore[no-any-return]
+    return next(iter_output_tensors(out))

@@ -21,6 +21,7 @@ from flrce.core.pieces import Recipe
 from flrce.core.types import Round, State, Task
 from flrce.core.update_placement import choose_placement, describe_placement
 from flrce.data.federation import Federation
+from flrce.data.fields import attach_fields
 from flrce.data.own import holds_clients, to_source
 from flrce.data.sources import Source
 from flrce.devices.costs import assign_devices, load_profile
@@ -228,7 +229,10 @@ def build_data_and_model(
     named = experiment.model
     if model is None and named.name == "llama" and d.tokenizer is not None:
         _require_same_vocabulary(d.tokenizer, str((named.options or {}).get("path", "smollm2")))
-    net = experiment.build_network(pool) if model is None else model
+    fields = pool.preprocessing.fields if pool.preprocessing else ()
+    net = experiment.build_network(pool) if model is None else attach_fields(model, fields)
+    if fields and model is not None:
+        log.info("using the PyTorch trainer; the fast kernels take networks with one input")
     few = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
     recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
     net = finish_network(net, few, experiment, recipe.fixed)

@@ -4,7 +4,7 @@ fails, fails here.
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flrce.errors import BadInput, describe_exception, format_one_line
 from flrce.models.drawing import get_rng_states, preserve_rng_states
-from flrce.models.inputs import iter_output_tensors
+from flrce.models.inputs import find_scores, iter_output_tensors
 from flrce.training.objectives import (
     MetricObjective,
     Objective,
@@ -24,8 +24,8 @@ log = logging.getLogger("flrce")
 
 
 def unwrap_network_output(net: nn.Module, x: Tensor, objective: Objective) -> nn.Module:
-    """The network, or where its scores lie alone in a tuple or a dict, a copy that gives them as
-    they are.
+    """The network, or where its scores lie alone in a tuple or a dict, or are called logits, a copy
+    that gives them as they are.
 
     Objectives of one's own get what the network gives.
     """
@@ -33,15 +33,16 @@ def unwrap_network_output(net: nn.Module, x: Tensor, objective: Objective) -> nn
         return net
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         out = copy.deepcopy(net).eval()(x.clone())  # code may change its samples in place
-    if isinstance(out, Tensor) or len(list(iter_output_tensors(out))) != 1:
+    named = isinstance(out, Mapping) and isinstance(out.get("logits"), Tensor)
+    if isinstance(out, Tensor) or (not named and len(list(iter_output_tensors(out))) != 1):
         return net
     net = copy.deepcopy(net)
-    net.register_forward_hook(_take_only_tensor)
+    net.register_forward_hook(_take_scores)
     return net
 
 
-def _take_only_tensor(net: nn.Module, given: Any, out: Any) -> Tensor:
-    return next(iter_output_tensors(out))
+def _take_scores(net: nn.Module, given: Any, out: Any) -> Tensor:
+    return find_scores(out)
 
 
 def validate_on_samples(

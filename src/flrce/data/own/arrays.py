@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flrce.data.fields import InputField, describe_fields, has_fields, pack_fields
 from flrce.data.own.targets import convert_targets, format_examples, resolve_class_names
 from flrce.data.own.text_columns import hash_text_array, is_text_array
 from flrce.data.preprocessing import Preprocessing
@@ -48,6 +49,11 @@ def from_arrays(
     only for judging. layout says what x is where its form does not: "series" (N, channels, steps),
     "tokens" (N, ids), "table", "images".
     """
+    fields: tuple[InputField, ...] = ()
+    if has_fields(x, len(y) if hasattr(y, "__len__") else None):
+        x, fields = pack_fields(x, where)
+        layout, standardise = "table", False
+        log.info("%s: samples of several inputs: %s", where, describe_fields(fields))
     x, y = (_to_array(value, which, where) for value, which in ((x, "x"), (y, "y")))
     if (
         not len(x)
@@ -63,7 +69,7 @@ def from_arrays(
         raise BadInput(f"{where} group must name one client a sample, got shape {np.shape(group)}")
     if not len(x):
         raise BadInput(f"{where} holds no samples; give at least a few for each client")
-    read = Preprocessing()
+    read = Preprocessing(fields=fields)
     if is_text_array(x):
         x, read = hash_text_array(x, where)
     if y.ndim == 2 and y.shape[1] == 1 and kind in ("auto", "classes") and y.dtype.kind != "f":
@@ -83,7 +89,12 @@ def from_arrays(
     if standardise and not read.columns:
         prepared = measure_features(x, held, prepared, where)
         x = prepared.transform(x)
-    elif x.ndim == 2 and x.dtype == np.float32 and np.abs(x).max(initial=0) > MAX_UNSCALED_FEATURE:
+    elif (
+        not fields
+        and x.ndim == 2
+        and x.dtype == np.float32
+        and np.abs(x).max(initial=0) > MAX_UNSCALED_FEATURE
+    ):
         log.warning(
             "%s: features reach %.3g; data.standardise = true helps where training diverges",
             where,

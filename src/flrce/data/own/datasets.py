@@ -85,6 +85,12 @@ def from_huggingface(
         more |= {"test": list(loose[split])} if split else {}
         if not (x and isinstance(x[0], str)):
             return from_arrays(_stack_samples(x, where), y, **more, **how)
+    if wanted and _have_fields(loose, wanted):
+        inputs = {key: _stack_inputs(list(loose[key]), where) for key in wanted}
+        y = [_to_plain_array(value) for value in loose[label]]
+        more = {"group": list(loose[owner])} if owner else {}
+        more |= {"test": list(loose[split])} if split else {}
+        return from_arrays(inputs, y, **more, **how)
     deep = [key for key in wanted if len(loose[key]) and np.ndim(_to_plain_array(loose[key][0]))]
     if deep:
         what = (
@@ -94,6 +100,12 @@ def from_huggingface(
         raise BadInput(f"{what}; name those to leave out with ignore")
     table = {key: convert_column(list(loose[key])) for key in (*wanted, label, owner, split) if key}
     return from_columns(table, label, owner, split, features=chosen, **how)
+
+
+def _have_fields(data: Any, names: Sequence[str]) -> bool:
+    """Whether all columns hold numbers or arrays of numbers, and one of them arrays."""
+    first = [np.asarray(_to_plain_array(data[key][0])) for key in names]
+    return all(a.dtype.kind in "biuf" for a in first) and any(a.ndim for a in first)
 
 
 def has_named_items(data: Any) -> bool:
@@ -138,7 +150,7 @@ def _pool_splits(
     return join_sources(parts, [False, True])
 
 
-def _read_pairs(data: Any, where: str) -> tuple[NDArray[Any], list[Any]]:
+def _read_pairs(data: Any, where: str) -> tuple[Any, list[Any]]:
     x, y = [], []
     for i in range(len(data)) if hasattr(data, "__len__") else iter(data):
         item = data[i] if hasattr(data, "__len__") else i
@@ -146,9 +158,18 @@ def _read_pairs(data: Any, where: str) -> tuple[NDArray[Any], list[Any]]:
             raise BadInput(
                 f"{where} gives {type(item).__name__} where a pair (x, y) is expected; wrap it"
             )
-        x.append(_to_plain_array(item[0]))
+        x.append(item[0])
         y.append(_to_plain_array(item[1]))
-    return _stack_samples(x, where), y
+    return _stack_inputs(x, where), y
+
+
+def _stack_inputs(x: list[Any], where: str) -> Any:
+    """Samples as one array, or as a dict or tuple of arrays where each has several inputs."""
+    if x and isinstance(x[0], Mapping):
+        return {key: _stack_inputs([item[key] for item in x], where) for key in x[0]}
+    if x and isinstance(x[0], tuple) and all(hasattr(part, "shape") for part in x[0]):
+        return tuple(_stack_inputs(list(part), where) for part in zip(*x, strict=True))
+    return _stack_samples([_to_plain_array(value) for value in x], where)
 
 
 def _find_other_name(names: Sequence[str], name: str) -> str:
