@@ -17,6 +17,7 @@ from flrce.core.payloads import (
     decode_update,
     is_finite_number,
     is_plausible_cost,
+    is_plausible_step_count,
     validate_extras,
     validate_variances,
 )
@@ -180,6 +181,11 @@ def validate_reply(
                 f"num_examples {format_one_line(reply.n, 20)!r} is not an integer from 1 to"
                 f" {MAX_SAMPLES_PER_CLIENT}"
             ),
+            None,
+        )
+    if not is_plausible_step_count(task, reply.n, reply.steps):
+        return (
+            f"malformed: {format_one_line(reply.steps, 20)!r} steps, more than its task has",
             None,
         )
     if not is_plausible_cost(reply.spent):

@@ -161,6 +161,14 @@ def validate_payload_size(payload: Payload, size: int, tensors: int) -> None:
         )
 
 
+def is_plausible_step_count(task: Task, n: int, steps: Any) -> bool:
+    """Whether a client with n samples can have trained on so many batches; None: on all."""
+    if steps is None:
+        return True
+    planned = task.work.steps or task.work.epochs * -(-n // task.work.batch)
+    return type(steps) is int and 1 <= steps <= planned
+
+
 def is_plausible_cost(spent: Any) -> bool:
     """Whether what a client says it spent can be booked: numbers in bounds, and no more joules than
     its time allows.

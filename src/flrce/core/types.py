@@ -169,6 +169,7 @@ class Reply:
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors sent back, by name
     # stays with the client; a simulator keeps it for it
     carry: Mapping[str, Tensor] = field(default_factory=dict)
+    steps: int | None = None  # batches that it trained on, where it stopped before all of them
     error: str = ""
     base: str = ""  # fingerprint of the model that the client was sent, where it says so
     lost_base: bool = False  # the client does not hold the model that its download refers to

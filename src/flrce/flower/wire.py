@@ -170,6 +170,8 @@ def write_reply(
     """A client's answer with its encoded payload; `metrics` are the user's own."""
     assert reply.payload is not None
     told: dict[str, Any] = {KEY_PREFIX + "base": reply.base} if reply.base else {}
+    if reply.steps is not None:
+        told |= {KEY_PREFIX + "steps": reply.steps}
     if reply.judged:
         told |= {
             KEY_PREFIX + "held": float(reply.judged.value),
@@ -262,6 +264,7 @@ def read_reply(
         loss=_find_number(figures, "train_loss", "loss") or 0.0,
         loss_square=_find_number(figures, "loss-square") or 0.0,
         extras=more,
+        steps=echo.get(KEY_PREFIX + "steps"),  # type: ignore[arg-type]  # the gate's to judge
         spent=spent,
         base=echo.get(KEY_PREFIX + "base", ""),  # type: ignore[arg-type]  # the gate's to judge
         judged=(

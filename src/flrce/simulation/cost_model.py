@@ -59,9 +59,8 @@ class FleetCostModel:
     def book_costs(self, task: Task, reply: Reply) -> Reply:
         """The reply with what it cost."""
         buffers = reply.payload.buffers if reply.payload else {}
-        return replace(
-            reply, spent=self.price_task(task, count_upload_bytes(buffers, reply.extras))
-        )
+        up = count_upload_bytes(buffers, reply.extras)
+        return replace(reply, spent=self.price_task(task, up, reply.steps))
 
     def estimate_inquiry(self, client: str, down: int) -> ClientCost:
         """What it costs a client to receive `down` bytes and judge w on its training samples."""
@@ -70,11 +69,12 @@ class FleetCostModel:
             down, 0, n * self.inference_flops, -(-n // EVALUATION_CHUNK_SAMPLES)
         )
 
-    def price_task(self, task: Task, bytes_up: int) -> ClientCost:
-        """A task whose reply has so many bytes."""
+    def price_task(self, task: Task, bytes_up: int, done: int | None = None) -> ClientCost:
+        """A task whose reply has so many bytes; `done`: batches, where the client stopped early."""
         n = self.count_samples(task.client)
         epoch = compute_batch_sizes(n, task.work.batch, self.runner.normalised)
         steps = count_steps(task, len(epoch))
+        steps = min(done, steps) if type(done) is int and done > 0 else steps
         epochs, rest = divmod(steps, max(len(epoch), 1))
         passes = 1.0 if task.update is None else task.update.passes_per_step
         # an epoch's last batch is smaller than the others

@@ -322,8 +322,10 @@ class GpuScheduler:
             return "batches are augmented"
         if isinstance(match_plain_sgd(task.update, task.local), str):
             for link in task.update.links:
-                if not link.supports_client_batches or (
-                    task.task.part.first and (link.ends_rounds or link.estimates_gradient)
+                if (
+                    link.may_end_early
+                    or not link.supports_client_batches
+                    or (task.task.part.first and (link.ends_rounds or link.estimates_gradient))
                 ):
                     return f"the update has {type(link).__name__}"
         trainer = self.get_batch_trainer(task.part)

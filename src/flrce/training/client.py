@@ -301,6 +301,7 @@ class ClientRunner:
             loss_square=_smooth_squares(done.squares[:epoch]),
             extras=done.extras,
             carry=carry,
+            steps=len(done.losses) if len(done.losses) < len(job.sizes) else None,
         )
 
     def train(self, w: Tensor, task: Task, index: IndexArray, carry: Mapping[str, Tensor]) -> Reply:

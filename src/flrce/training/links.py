@@ -107,6 +107,12 @@ class Link:
         """(d,) bool: coordinates that do not move in this step, whatever the next links do."""
         return None
 
+    def ends_training(self, state: NamedTensors) -> bool:
+        """Whether the client stops after this step, before all of its batches: early exit, a limit
+        of its own. What it did is booked, not what was planned.
+        """
+        return False
+
     def end_round(self, w: Tensor, state: NamedTensors) -> tuple[NamedTensors, NamedTensors]:
         """What the client keeps until its next task, and what travels to the server as
         `updates.extras`.
@@ -170,6 +176,11 @@ class Link:
     def ends_rounds(self) -> bool:
         """Whether it keeps something with the client, or sends something, after a round."""
         return overrides(self, Link, "end_round")
+
+    @default_property
+    def may_end_early(self) -> bool:
+        """Whether it may stop a client before all of its batches."""
+        return overrides(self, Link, "ends_training")
 
     @default_property
     def declares_extras(self) -> bool:

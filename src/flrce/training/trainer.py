@@ -43,7 +43,7 @@ class TrainingResult:
     """What came of a client's training."""
 
     w: Tensor  # (size,) the local vector after the last step, where the one was that it began with
-    losses: Tensor  # (steps,) mean loss of each batch before its step
+    losses: Tensor  # (steps done,) mean loss of each batch before its step
     squares: Tensor  # (steps,) mean squared per-sample loss
     carry: Mapping[str, Tensor] = field(default_factory=dict)  # what the links keep with the client
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # what they send back
@@ -111,6 +111,7 @@ class TorchTrainer:
         weights = self.w[: self.where.trainable]
         frozen = self._freeze_blocks(local.task.part.first)
         losses, squares = torch.zeros(2, len(sizes), device=self.w.device)
+        done_steps = 0
         where = torch.from_numpy(order).to(x.device)
         local, carry = self._move_context(local), self._to_own_device(carry)
         task = local.task
@@ -165,13 +166,17 @@ class TorchTrainer:
                         for mask in update.frozen_coordinates(states):
                             direction = direction.masked_fill(mask, 0)
                         weights.sub_(direction, alpha=rate)
+                    done_steps = step + 1
+                    if update.ends_training(states):
+                        break
         self._unfreeze_blocks()
         self._rebind_buffers()
         stays, sent = update.end_round(weights, states)
         sent = {name: value.cpu() for name, value in sent.items()}
         stays = {name: value.cpu() for name, value in stays.items()}
         done = self.w.clone() if w.device == self.w.device else device_transfer.to_host(self.w)
-        return TrainingResult(done, losses.cpu(), squares.cpu(), stays, sent)
+        losses, squares = losses[:done_steps].cpu(), squares[:done_steps].cpu()
+        return TrainingResult(done, losses, squares, stays, sent)
 
     def _backpropagate(self, one: TrainingStep) -> Tensor:
         """(n,) losses; their mean's gradient is in g."""

@@ -112,6 +112,14 @@ class UpdateChain:
         """Links that change the gradient; the others only add to the loss."""
         return frozenset(i for i, link in enumerate(self.links) if link.has_step)
 
+    @cached_property
+    def _ending_links(self) -> tuple[int, ...]:
+        return tuple(i for i, link in enumerate(self.links) if link.may_end_early)
+
+    def ends_training(self, states: tuple[NamedTensors, ...]) -> bool:
+        """Whether some link stops the client after this step."""
+        return any(self.links[i].ends_training(states[i]) for i in self._ending_links)
+
     def step(
         self, g: Tensor, w: Tensor, states: tuple[NamedTensors, ...], batch: Batch | None = None
     ) -> tuple[Tensor, tuple[NamedTensors, ...]]:
