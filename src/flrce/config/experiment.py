@@ -5,6 +5,7 @@ before data loads.
 import logging
 import tomllib
 import typing
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -57,6 +58,11 @@ log = logging.getLogger("flrce")
 MAX_SEED = 2**63 - 1  # what TOML can hold
 GIVEN = "given:"  # before the names of an objective that came from Python
 MAX_FILE_BYTES = 2**20  # of an experiment file
+
+
+# id of an experiment -> it and its recipe; experiments are frozen, and copies have their own. Not a
+# field: recipes are neither compared nor pickled with their experiment.
+_recipes: dict[int, tuple["weakref.ref[Experiment]", Recipe]] = {}
 
 
 class Experiment(Section):
@@ -193,6 +199,16 @@ class Experiment(Section):
         return Experiment.from_tables(merged, trust=self._trust)
 
     def build_recipe(self) -> Recipe:
+        """The recipe, built and validated once."""
+        known = _recipes.get(id(self))
+        if known is not None and known[0]() is self:
+            return known[1]
+        recipe = self._compose_recipe()
+        key = id(self)
+        _recipes[key] = (weakref.ref(self, lambda _: _recipes.pop(key, None)), recipe)
+        return recipe
+
+    def _compose_recipe(self) -> Recipe:
         with apply_trust(self._trust):
             local = {
                 "P": self.per_round,
