@@ -20,7 +20,7 @@ from flrce.data import cache
 from flrce.data.own import from_arrays, from_columns
 from flrce.data.readers.heart import build_heart_source
 from flrce.data.readers.idx import DIGIT_CLASSES, EMNIST_CLASSES
-from flrce.data.readers.shakespeare import WINDOW_LENGTH, build_role_source, group_lines_by_role
+from flrce.data.readers.shakespeare import WINDOW_LENGTH, build_role_source
 from flrce.data.readers.smartwatch import build_series_source
 from flrce.data.readers.speech import build_speech_source
 from flrce.data.sources import Source
@@ -80,7 +80,8 @@ def shakespeare_tokens(path: Path) -> Source:
 
 def _roles(path: Path) -> dict[str, str]:
     with gzip.open(path, "rt") as lines:
-        return group_lines_by_role(json.loads(line) for line in lines)
+        spoken = [json.loads(line) for line in lines]
+    return {f"{line['play']}: {line['role']}": line["text"] + "\n" for line in spoken}
 
 
 def fed_heart(path: Path) -> Source:

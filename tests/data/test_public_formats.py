@@ -14,12 +14,7 @@ from flrce import Experiment, run
 from flrce.data import cache
 from flrce.data.federation import federate
 from flrce.data.readers import read_dataset
-from flrce.data.readers.shakespeare import (
-    WINDOW_LENGTH,
-    build_role_source,
-    clean_role_text,
-    group_lines_by_role,
-)
+from flrce.data.readers.shakespeare import WINDOW_LENGTH, build_role_source, clean_role_text
 from flrce.data.sources import Source
 from flrce.errors import BadInput
 
@@ -113,7 +108,8 @@ def test_malformed_shakespeare(tmp_path):
 
 def test_the_plays_by_leafs_rule(real_data):
     with gzip.open(real_data / "shakespeare.jsonl.gz", "rt") as lines:
-        roles = group_lines_by_role(json.loads(line) for line in lines)
+        spoken = [json.loads(line) for line in lines]
+    roles = {f"{line['play']}: {line['role']}": line["text"] + "\n" for line in spoken}
     kept = {role: text for role, lines in roles.items() if (text := clean_role_text(lines))}
     assert len(kept) == 1135
     assert (

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from flrce import Experiment
 from flrce.cli.cli import main
 from flrce.cli.profile import fit_speed, prediction_error
-from flrce.core.types import ClientCost
 from flrce.devices.costs import assign_devices, load_profile
-from flrce.devices.energy import EnergyMeter, EnergyReading, extract_counters, with_measured_cost
+from flrce.devices.energy import EnergyMeter, EnergyReading, extract_counters
 from flrce.devices.round_availability import DailyRoundAvailability, RandomRoundAvailability
 from flrce.errors import BadInput
 from flrce.models.flat import pack_model
@@ -303,14 +302,6 @@ def test_apples_parts_are_joules():
         ("cpu_total", 1.5),
         ("gpu", 0.5),
     )
-
-
-def test_a_reading_replaces_the_model_and_is_marked():
-    modelled = ClientCost(100, 50, compute_seconds=9.0, transfer_seconds=1.0, joules=99.0)
-    assert with_measured_cost(modelled, EnergyReading(2.0)) is modelled
-    real = with_measured_cost(modelled, EnergyReading(2.0, (("cpu 0", 5.0),)))
-    assert (real.compute_seconds, real.joules, real.measured) == (2.0, 5.0, True)
-    assert (real.bytes_down, real.transfer_seconds) == (100, 1.0)
 
 
 # --- this machine's profile ---------------------------------------------------------------------

@@ -106,7 +106,6 @@ def test_a_functional_module_is_a_chain():
         "linear",
     ]
     assert [layer.out for layer in found.layers] == [(4, 6, 6), (4, 6, 6), (4, 3, 3), (36,), (3,)]
-    assert not found.has_batch_norm
 
 
 class Residual(nn.Module):

@@ -38,14 +38,6 @@ def split_coordinates(w: Tensor, here: int, there: int = DEVICE_CHUNK_COLUMNS) -
     return [slice(start, start + columns) for start in range(0, len(w), columns)]
 
 
-def cosine_similarities(U: Tensor) -> Tensor:
-    """(P, P) cosine similarities; 0 wherever a vector is zero."""
-    G = gram_matrix(U)
-    norm = G.diagonal().sqrt()
-    scale = torch.outer(norm, norm)
-    return torch.where(scale > 0, G / scale.clamp(min=torch.finfo(G.dtype).tiny), 0.0).clamp(-1, 1)
-
-
 def normalize_rows(U: Tensor) -> Tensor:
     """(L, size) the rows at length 1, whatever their floats; a row of zeros stays one."""
     largest = U.abs().amax(1, keepdim=True) if U.shape[1] else U.new_ones(len(U), 1)

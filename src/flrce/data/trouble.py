@@ -9,7 +9,7 @@ and any engine meet the same trouble. Hold-outs stay clean, so that accuracy is 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -45,19 +45,6 @@ class PartitionedData:
     train: tuple[IndexArray, ...]
     held: tuple[IndexArray, ...]
     trouble: FleetTrouble = FleetTrouble()
-
-
-class TroubleKind(Protocol):
-    """One kind of trouble: `share` of the clients have it, and `apply_to_fleet` makes it, for the
-    clients in `rows`.
-    """
-
-    @property
-    def share(self) -> float: ...
-
-    def apply_to_fleet(
-        self, fleet: PartitionedData, rows: Sequence[int], seed: int
-    ) -> PartitionedData: ...
 
 
 @dataclass(frozen=True)

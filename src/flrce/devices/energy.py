@@ -9,14 +9,14 @@ a TDP.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flrce.errors import format_install_command
 
 if TYPE_CHECKING:  # a client that trains without torch measures too
-    from flrce.core.types import ClientCost
+    pass
 
 T = TypeVar("T")
 NO_COUNTER_MESSAGE = (
@@ -89,20 +89,6 @@ def extract_counters(window: Any) -> tuple[tuple[str, float], ...]:
     parts = ("cpu_total_mj", "gpu_mj", "gpu_sram_mj", "dram_mj", "ane_mj")
     values = [(name.removesuffix("_mj"), getattr(soc, name, None)) for name in parts]
     return (*found, *((name, value / 1e3) for name, value in values if value is not None))
-
-
-def with_measured_cost(spent: "ClientCost", reading: EnergyReading) -> "ClientCost":
-    """The cost with the reading in place of the model's time and energy; unchanged where nothing
-    was measured.
-
-    The radio is part of it only where the board's total is counted (Jetson): other counters see the
-    processors.
-    """
-    if reading.joules is None:
-        return spent
-    return replace(
-        spent, compute_seconds=reading.seconds, joules=reading.joules, measured=True, error=0.0
-    )
 
 
 def _open_zeus_monitor() -> tuple[Any, str]:

@@ -6,19 +6,12 @@ A model of one's own is any callable of these three that says yes or no, named i
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from flrce.core.bounds import PositiveInt
 from flrce.rng import make_stream
-
-
-@runtime_checkable
-class RoundAvailability(Protocol):
-    """Whether a client can be reached in round t (from 1)."""
-
-    def __call__(self, seed: int, client: str, t: int) -> bool: ...
 
 
 @dataclass(frozen=True)

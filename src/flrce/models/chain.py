@@ -31,13 +31,6 @@ class LayerChain:
         """
         return tuple(layer for layer in self.layers if layer.kind in ("conv", "linear"))
 
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether any layer needs statistics of a batch, so that a batch of one sample cannot be
-        trained on.
-        """
-        return any(layer.kind == "batchnorm" for layer in self.layers)
-
 
 def build_layer_chain(
     module: nn.Module, shape: tuple[int, ...], kinds: LayerKinds = BASIC_KINDS

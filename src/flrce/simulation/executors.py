@@ -26,7 +26,6 @@ from flrce.storage.disk import make_folder, refuse_writable_by_others, write_ato
 MAX_RETRIES = 3  # of a call whose worker was lost
 GPU_MEMORY_MARGIN = 1.5  # of a call's measured GPU memory, for the next one
 POLL_SECONDS = 0.2  # seconds between looks at Slurm's jobs
-REMOTE_EXECUTOR_NAMES = ("ray", "slurm", "processes")
 SHARED_FOLDER_MARK = "out-of"  # lies in a folder that all machines must see
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flrce.config.compose import build_local_settings, compose_recipe
 from flrce.config.recipe_names import complete_stored_table
 from flrce.core.pieces import Recipe
-from flrce.core.types import ClientCost, RoundRecord
+from flrce.core.types import RoundRecord
 from flrce.errors import BadInput
 from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.storage.summary import summarize_run
@@ -141,14 +141,6 @@ class RecordedRun:
             found.append(self.costs[at : at + len(names)])
             at += len(names)
         return tuple(found)
-
-    def list_client_costs(self, i: int) -> list[ClientCost]:
-        """What every client's part of record i cost, its wait for the round's end included."""
-        names = {f.name for f in fields(ClientCost)} - {"idle_watts"}
-        return [
-            ClientCost(**{key: line[key] for key in names & set(line)})
-            for line in self.client_lines[i]
-        ]
 
 
 def _names_foreign_code(value: Any) -> bool:

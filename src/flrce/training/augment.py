@@ -6,7 +6,7 @@ own transform is any callable of these two.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -16,11 +16,6 @@ from torch.nn import functional as F
 PositiveInt = Annotated[int, Field(ge=1)]
 Proportion = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-
-
-@runtime_checkable
-class BatchTransform(Protocol):
-    def __call__(self, x: Tensor, rng: Generator) -> Tensor: ...
 
 
 @dataclass(frozen=True)

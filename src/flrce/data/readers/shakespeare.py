@@ -8,7 +8,7 @@ spaces one.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -129,8 +129,3 @@ def _read_leaf(folder: Path, name: str) -> Source:
             f" {FILE_REMEDY}"
         )
     return build_character_source(rows, name, format_path(folder))
-
-
-def group_lines_by_role(lines: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Texts by play and role, from objects with `play`, `role` and `text`."""
-    return {f"{line['play']}: {line['role']}": line["text"] + "\n" for line in lines}
