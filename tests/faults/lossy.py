@@ -112,9 +112,12 @@ class Lossy(Fleet):
         call("ip", "addr", "add", f"10.77.{k}.1/30", "dev", f"near{k}")
         call(*far, "ip", "addr", "add", f"10.77.{k}.2/30", "dev", f"far{k}")
         call(*far, "ip", "link", "set", "lo", "up")
-        spoil(f"near{k}")
-        spoil(f"far{k}", *far)
+        self.prepare_device(f"near{k}")
+        self.prepare_device(f"far{k}", *far)
         return far
+
+    def prepare_device(self, device: str, *inside: object) -> None:
+        spoil(device, *inside)
 
     def name(self, k: int) -> str:
         """What the server calls a node: its id."""

@@ -72,3 +72,30 @@ def test_bad_lines(namespace, tmp_path, seen):
         f"{lost} of {arrived} packets lost, 3 rounds, {failed} failed replies,"
         f" {time.monotonic() - began:.0f} s"
     )
+
+
+METERED = Path(__file__).with_name("metered.py")
+
+
+@pytest.mark.slow
+def test_booked_bytes_are_those_on_the_interfaces(namespace, tmp_path):
+    """2 rounds of 3 nodes with 8 MB each way: what the ledger books is what the interfaces count,
+    less the heartbeats of an idle federation, to 1 %. The rest is headers and control messages.
+    """
+    done = subprocess.run(
+        [*namespace, sys.executable, str(METERED), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    if done.returncode == 77:
+        pytest.skip(f"no veth pairs here: {done.stdout.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    found = json.loads(done.stdout)
+    assert found["status"] == "finished:completed"
+    lines = found["rounds"]
+    assert [line["outcome"] for line in lines] == ["committed", "committed"]
+    booked = [sum(line[name] for line in lines) for name in ("bytes_down", "bytes_up")]
+    assert booked == [2 * 3 * 8_000_000] * 2
+    for payload, wire, idle in zip(booked, found["wire"], found["idle"], strict=True):
+        assert payload <= wire - idle <= 1.01 * payload

@@ -18,7 +18,8 @@ def main(grid, context):
         fraction_evaluate=0.0,
         min_evaluate_nodes=0,
     )
-    arrays = ArrayRecord({"w": Array(np.zeros(2000, np.float32))})
+    w = np.random.default_rng(0).standard_normal(config["floats"]).astype(np.float32)
+    arrays = ArrayRecord({"w": Array(w)})
     strategy.start(
         grid=grid, initial_arrays=arrays, num_rounds=config["rounds"], timeout=config["timeout"]
     )
