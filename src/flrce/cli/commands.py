@@ -51,7 +51,13 @@ def run_command(**given: Any) -> None:
     default="fedavg,flrce,frugal",
     show_default=True,
     metavar=LIST_METAVAR,
-    help="Names from `flrce recipes list`, or all.",
+    help="Names from `flrce recipes list`, experiment files (.toml), or all.",
+)
+@add_option(
+    "--grid",
+    multiple=True,
+    metavar="KEY=A,B,...",
+    help="Run every value, such as train.lr=0.01,0.03; repeated: every combination.",
 )
 @add_option(
     "--out", type=PATH_TYPE, required=True, help="Folder for all runs, the table and the report."
@@ -72,7 +78,11 @@ def run_command(**given: Any) -> None:
 @options.trust_option
 @options.json_option
 def compare_command(**given: Any) -> None:
-    """Run several recipes on the same data, seeds and costs; one table, one report."""
+    """Run several recipes on the same data, seeds and costs; one table, one report.
+
+    Experiment files may stand beside the names, and --grid runs each with several settings, such as
+    --grid data.partition=iid,dirichlet.
+    """
     from flrce.cli.compare import compare_recipes
 
     compare_recipes(**given)

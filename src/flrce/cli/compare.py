@@ -11,13 +11,9 @@ from flrce.cli.options import load_experiment, parse_on_option, parse_seeds
 from flrce.cli.run import build_result_table
 from flrce.cli.targets import prepare_folder
 from flrce.cli.terminal import ProgressDisplay, print_table
+from flrce.cli.variants import load_variants, require_same_data
 from flrce.config.experiment import Experiment
-from flrce.config.recipe_names import DEFAULT_RECIPE
 from flrce.core.types import Round
-from flrce.errors import BadInput
-from flrce.methods.catalogue.families import CONTRIBUTED_METHODS, suggest_replacement
-from flrce.methods.catalogue.lora import LORA_RECIPES
-from flrce.methods.catalogue.recipes import CATALOGUE
 from flrce.report import page
 from flrce.simulation import runs
 from flrce.simulation.build import with_given_clients
@@ -38,23 +34,23 @@ def compare_recipes(
     as_json: bool,
     trust: bool = False,
     verbose: bool = False,
+    grid: tuple[str, ...] = (),
 ) -> None:
-    """Run several recipes on the same data, seeds and costs; one table, one report."""
-    exp = load_experiment(file, overrides, device, trust)
+    """Run several recipes or experiment files, at every point of a grid of settings, on the same
+    data and seeds; one table, one report.
+    """
+    read = runs.make_cached_reader()
+
+    def load(path: Path | None, point: tuple[str, ...]) -> Experiment:
+        loaded = load_experiment(path, (*overrides, *point), device, trust)
+        return with_given_clients(loaded, None, read)[0]
+
+    experiments = load_variants(file, names, grid, load)
+    require_same_data(experiments)
+    wanted, exp = list(experiments), next(iter(experiments.values()))
     if where == "here":
         runs.choose_device(exp)
-    every = [name for name in CATALOGUE if name not in LORA_RECIPES]  # those want adapters
-    wanted = every if names == "all" else [name.strip() for name in names.split(",")]
-    for name in wanted:
-        if name not in CATALOGUE:
-            hint = suggest_replacement(name, CATALOGUE, CONTRIBUTED_METHODS)
-            raise BadInput(f"--recipes {name!r} is unknown; {hint}")
-    read = runs.make_cached_reader()
-    exp, _ = with_given_clients(exp, None, read)
     aggregates: dict[str, dict[str, Any]] = {}
-    experiments = {
-        name: exp.with_tables({"recipe": get_recipe_settings(exp.recipe, name)}) for name in wanted
-    }
     prepare_folder(out, "--out")
     if where != "here":
         _run_remotely(experiments, parse_seeds(seed_list) or [0], out, resume, where)
@@ -82,7 +78,8 @@ def compare_recipes(
             if count > 1
             else "one seed"
         )
-        title = f"{exp.data.path or exp.data.name}, {exp.data.partition}, {spread}"
+        splits = ", ".join(dict.fromkeys(each.data.partition for each in experiments.values()))
+        title = f"{exp.data.path or exp.data.name}, {splits}, {spread}"
         print_table(title, *build_result_table(aggregates))
         print(f"report: {out / 'report.html'}")
 
@@ -111,11 +108,3 @@ def _run_remotely(
 
 def _update_progress(progress: ProgressDisplay, name: str, seed: int, done: Round) -> None:
     progress(done, f"{name} seed {seed}")
-
-
-def get_recipe_settings(recipe: dict[str, Any], name: str) -> dict[str, Any]:
-    """The experiment's own settings for the recipe it names; the others run as the catalogue has
-    them.
-    """
-    own = recipe.get("name", DEFAULT_RECIPE) == name
-    return {**recipe, "name": name} if own else {"name": name}
