@@ -16,7 +16,7 @@ from harness import DATA, contents, experiment, go, in_child, places, same
 
 import flrce
 from flrce.cli import cli
-from flrce.core.types import Reply
+from flrce.core.types import Reply, Task
 from flrce.simulation import runs
 from flrce.simulation.simulator import Simulator
 from flrce.simulation.workers import PooledWorkers
@@ -122,7 +122,8 @@ def deadly(monkeypatch, tmp_path, reference):
 
     def times(number):
         def job(self, what, *rest):
-            if what == "train" and (rest[0].client, rest[0].t) == (victim, 2):
+            task = next((each for each in rest if isinstance(each, Task)), None)
+            if what == "train" and (task.client, task.t) == (victim, 2):
                 with open(count, "a") as f:
                     f.write("x")
                 if count.stat().st_size <= number:

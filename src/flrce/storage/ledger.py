@@ -60,7 +60,7 @@ class Ledger:
     ) -> None:
         self.folder, self.closed = folder, False
         before = experiment
-        with _explain_write_errors(folder):
+        with explain_write_errors(folder):
             _validate_folder_name(folder)
             refuse_unless_new(folder, resume)
             make_folder(folder)
@@ -90,7 +90,7 @@ class Ledger:
         """The state of the last committed round, or the initial one; the ledger is cut to match
         it.
         """
-        with _explain_write_errors(self.folder):
+        with explain_write_errors(self.folder):
             found = self.read_committed(state)
             if found is None:
                 self._require_no_lost_rounds()
@@ -121,7 +121,7 @@ class Ledger:
         hit_failpoint("round.done")
         clients = [to_client_line(client) for client in done.clients]
         relation = to_relation_line(done)
-        with _explain_write_errors(self.folder):
+        with explain_write_errors(self.folder):
             self.files["rounds.jsonl"].append(to_jsonl([to_round_line(done.record)]))
             self.files["clients.jsonl"].append(to_jsonl(clients))
             self.files["relations.jsonl"].append(to_jsonl([relation] if relation else []))
@@ -150,7 +150,7 @@ class Ledger:
         self.lock.check_ownership()
         memory = state.memory.get("selector")
         summary = summarize_run(state.history, state.w.numel(), trainable, base)
-        with _explain_write_errors(self.folder):
+        with explain_write_errors(self.folder):
             write_atomically(
                 self.folder / "model.safetensors",
                 save({k: v.contiguous() for k, v in model.items()}),
@@ -242,7 +242,7 @@ def refuse_unless_new(folder: Path, resume: bool) -> None:
 
 
 @contextmanager
-def _explain_write_errors(folder: Path) -> Iterator[None]:
+def explain_write_errors(folder: Path) -> Iterator[None]:
     """A write that fails is the machine's trouble, not a defect: say what to do. What is committed
     stays.
     """

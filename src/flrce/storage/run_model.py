@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flrce.errors import BadInput, format_one_line
 from flrce.storage.disk import write_atomically
+from flrce.storage.ledger import explain_write_errors
 from flrce.storage.seal import (
     MODEL_FILE,
     SEAL_FILE,
@@ -28,7 +29,8 @@ def write_model_card(folder: Path, samples: Mapping[str, Any], given_network: st
     which the experiment file cannot rebuild.
     """
     card = {"schema": 1, "samples": samples, "given_network": given_network}
-    write_atomically(folder / MODEL_FILE, json.dumps(card, indent=1).encode())
+    with explain_write_errors(folder):
+        write_atomically(folder / MODEL_FILE, json.dumps(card, indent=1).encode())
 
 
 def read_model_card(run: Path, marks: FileMarks) -> dict[str, Any] | None:
