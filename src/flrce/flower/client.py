@@ -26,6 +26,7 @@ from flrce.flower.task_training import (
     save_client_state,
 )
 from flrce.flower.wire import SAMPLES_KEY, read_task, write_reply
+from flrce.methods.own_pieces import register_installed_pieces
 from flrce.rng import make_stream
 from flrce.training.client import ClientRunner, find_personal_state
 from flrce_client.flower import (
@@ -45,6 +46,7 @@ def client_app(load: Callable[[Context], Local]) -> ClientApp:
     """A ClientApp that does whatever task it is sent: epochs, proximal term, sub-models, freezing,
     any compressor.
     """
+    register_installed_pieces()
     app = ClientApp()
     tracing = TracingLock()
     runners = RunnerCache(tracing)

@@ -28,6 +28,7 @@ from flrce.flower.grid import LocalGrid
 from flrce.flower.options import ServerContext
 from flrce.flower.session import Result
 from flrce.flower.strategies import RecipeStrategy
+from flrce.methods.own_pieces import register_recipe_pieces
 from flrce.models.flat import freeze_parameters, make_layout, pack_model
 from flrce.simulation.baseline import describe_data
 from flrce.simulation.cost_model import FleetCostModel
@@ -69,8 +70,10 @@ def serve(
         "device": _find_common_profile(experiment),
     }
     timeout = float(settings.pop("timeout", 3600.0))
+    recipe = experiment.build_recipe()
+    register_recipe_pieces(recipe)
     strategy = RecipeStrategy(
-        experiment.build_recipe(),
+        recipe,
         state=state,
         model=net,
         sample_shape=federation.source.shape,
@@ -104,7 +107,8 @@ def local_of(experiment: Experiment, context: Context, built: DataAndModel | Non
             f"partition-id {k!r}: set it with --node-config, from 0 to"
             f" {len(federation.clients) - 1}"
         )
-    origin = federation.source
+    origin, recipe = federation.source, experiment.build_recipe()
+    register_recipe_pieces(recipe)  # links and compressors that the local file names
     return Local(
         net,
         federation.x,
@@ -115,7 +119,7 @@ def local_of(experiment: Experiment, context: Context, built: DataAndModel | Non
         origin.shift,
         federation.clients[k],
         experiment.build_objective(origin.kind),
-        experiment.build_recipe().kept,
+        recipe.kept,
         experiment.engine.kernel,
     )
 

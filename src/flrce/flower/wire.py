@@ -1,6 +1,7 @@
 """Task and Reply <-> Flower's records.
 
-A piece is built only from a name in `registry.PIECES`: a message never causes an import of code.
+A piece is built only from a name in `registry.PIECES`, or of a class that this process registered
+itself (methods/own_pieces.py): a message never causes an import of code.
 """
 
 import typing
@@ -17,6 +18,7 @@ from flrce.core.pieces import MalformedPayload
 from flrce.core.types import ClientCost, ClientEvaluation, LocalWork, Payload, Portion, Reply, Task
 from flrce.errors import BadInput
 from flrce.flower.arrays import ArrayTemplate, count_record_bytes, read_tensors, to_array_record
+from flrce.methods.own_pieces import find_own_class, find_own_name
 from flrce.methods.registry import PIECES
 from flrce.training.update_chain import ProximalTerm, UpdateChain
 from flrce_client.wire import COMPRESSOR_KEY, KEY_PREFIX, SAMPLES_KEY
@@ -116,10 +118,11 @@ def _read_pieces(role: str, config: Mapping[str, Any], key: str) -> tuple[Any, .
 def write_piece(role: str, piece: Any, key: str) -> dict[str, Any]:
     """A piece as its registered name under `key` and its fields below; wrapped pieces nest."""
     name = next((name for name, make in PIECES[role].items() if make is type(piece)), None)
+    name = name or find_own_name(role, type(piece))
     if name is None:
         raise BadInput(
-            f"{role} {type(piece).__name__} has no name that clients know; "
-            f"add it to registry.PIECES[{role!r}] on both sides"
+            f"{role} {type(piece).__name__} has no name that clients know; name it in their"
+            f" experiment file, or add it to registry.PIECES[{role!r}] on both sides"
         )
     entries: dict[str, Any] = {key: name}
     for f in fields(piece):
@@ -135,6 +138,7 @@ def read_piece(role: str, config: Mapping[str, Any], key: str) -> Any:
     """The piece that `write_piece` wrote; only registered names are built."""
     name = config.get(key)
     make: Callable[..., Any] | None = PIECES[role].get(name) if isinstance(name, str) else None
+    make = make or find_own_class(role, name)
     if make is None:
         raise MalformedPayload(
             f"{role} {str(name)[:40]!r} is not one of {', '.join(sorted(PIECES[role]))}"
