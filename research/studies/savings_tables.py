@@ -45,7 +45,7 @@ def compute_levels(line, model):
 def sum_costs(line, t):
     """Bytes and joules of the first t rounds."""
     return {
-        "bytes": sum(sum(line[name][:t]) for name in BYTE_FIELDS),
+        "bytes": sum(sum(line.get(name, ())[:t]) for name in BYTE_FIELDS),
         "joules": sum(line["joules"][:t]),
     }
 
@@ -70,6 +70,8 @@ def format_ratio(logs):
     if not len(logs):
         return "-"
     mean, half = compute_interval(logs)
+    if len(logs) < 3:  # an interval of two values says nothing
+        return f"{np.exp(mean):.1f}"
     return f"{np.exp(mean):.1f} [{np.exp(mean - half):.1f}, {np.exp(mean + half):.1f}]"
 
 

@@ -1,5 +1,7 @@
 """The README stays short, uses public names only, and quotes the committed results."""
 
+import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -11,7 +13,8 @@ from reading import DOCS, ROOT, blocks, script
 
 sys.path.insert(0, str(ROOT / "research" / "studies"))
 
-import headline_tables as study
+import headline_tables
+import savings_tables
 
 README = (ROOT / "README.md").read_text()
 
@@ -33,18 +36,27 @@ def test_first_pages_open_alike() -> None:
     assert README.split("\n\n")[:2] == index.split("\n\n")[:2]
 
 
+def test_readme_quotes_the_savings() -> None:
+    folder = ROOT / "research" / "results" / "savings"
+    plan = json.loads((ROOT / "research" / "studies" / "plans" / "savings.json").read_text())
+    rows = list(savings_tables.build_rows(plan, savings_tables.read_lines(folder)))
+    cells = next(row for row in rows if row[:2] == ["all tasks", "frugal, 1 bit up"])
+    for cell in (cells[4], cells[5], cells[6]):  # bytes to both targets, joules to the first
+        assert f"{cell} times fewer" in README
+
+
+def test_committed_table_of_the_savings_is_of_the_committed_runs(tmp_path: Path) -> None:
+    folder = ROOT / "research" / "results" / "savings"
+    plan = json.loads((ROOT / "research" / "studies" / "plans" / "savings.json").read_text())
+    savings_tables.format_tables(plan, savings_tables.read_lines(folder), tmp_path / "table.csv")
+    assert (tmp_path / "table.csv").read_text() == (folder / "savings.csv").read_text()
+
+
 def test_readme_quotes_the_cost_of_a_target() -> None:
-    made = study.tables(ROOT / "research" / "results" / "headline")
+    made = headline_tables.tables(ROOT / "research" / "results" / "headline")
     for cost in ("joules", "bytes"):
-        cells = [
-            cell.strip() for cell in made[f"headline-{cost}"].strip().splitlines()[-1].split("|")
-        ]
-        uniform, default = (
-            cells[4],
-            cells[7],
-        )  # FedAvg with the average and 32 bits; FLrce's default with 4 bits
-        assert f"{uniform} times" in README
-        assert f"{default} times" in README
+        cells = made[f"headline-{cost}"].strip().splitlines()[-1].split("|")
+        assert f"{cells[7].strip()} times" in README  # FLrce's former default with 4 bits
 
 
 def test_readme_quotes_the_study_of_the_stop() -> None:
@@ -61,11 +73,12 @@ def test_readme_quotes_the_benchmark_of_simulators() -> None:
         assert ratio in README
 
 
-def test_picture_of_target_costs_is_of_the_committed_runs(tmp_path: Path) -> None:
+def test_picture_of_the_savings_is_of_the_committed_runs(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    picture = script("target_cost")
-    shown = "{:.2f} [{:.2f}, {:.2f}]".format(*picture.read_ratios()["default"]["joules"])
-    assert shown in README
+    picture = script("savings")
+    ratios = picture.read_task_ratios("frugal, 1 bit up", "bytes")
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    assert f"{mean:.1f} [" in README
     picture.main(tmp_path / "picture.svg")
     ElementTree.parse(tmp_path / "picture.svg")
-    assert (DOCS / "img" / "target-cost.svg").exists()
+    assert (DOCS / "img" / "savings.svg").exists()

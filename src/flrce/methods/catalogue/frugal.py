@@ -28,7 +28,7 @@ QUANTISER_BITS = 8  # between minimum and maximum of each tensor
 PRICES = {"default": 2.0, "accurate": 1.0}
 PRESETS = ("default", "accurate", "wary", "hardened", "private", "headway")
 #: bits up, down, of a first download: of any run, and of runs of at most so many rounds
-LONG_RUN_BITS = (1, 1, 2)
+LONG_RUN_BITS = (1, 1, 1)
 SHORT_RUN_BITS = ((10, (4, 2, 4)), (20, (2, 2, 4)))
 #: whose uploads travel as they are: defences were measured with them, and sums cannot be coded
 DENSE_PRESETS = ("wary", "hardened", "private")
@@ -49,7 +49,7 @@ def frugal(
 
     `bits_up` are the bits of an uploaded float, `bits_down` of a downloaded one, `bits_first` those
     of a client's first download: 1 to 4, a share of one bit, 8, or 32 (float32). Unless given they
-    are 1, 1 and 2, and more in runs of at most 20 `rounds`. `points` is what
+    are 1, and more in runs of at most 20 `rounds`. `points` is what
     doubling the rounds must gain, or training stops: 2 unless given, 1 with `accurate`. `wary`
     gives clients to whom nobody relates less weight, `hardened` clips updates by what the whole
     fleet sent, `private` needs only sums of uploads (these three upload float32). `headway` stops
