@@ -426,3 +426,19 @@ def test_the_compiled_transform_has_the_bits_of_torchs(rows, size, monkeypatch):
     assert torch.equal(compiled, hadamard.transform_hadamard(x))
     assert torch.equal(turned, compiled)  # of rows that do not lie one after another
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("bits", [0.25, 1, 2, 3, 4])
+@pytest.mark.parametrize("scale", ["unbiased", "contractive"])
+def test_nothing_leaves_the_device(bits, scale):
+    """Tensors of device "meta" have no values: whatever would read one on the host raises."""
+    code, u = RotatedCode(bits, scale), torch.empty(20_000, device="meta")
+    layout = [("0.weight", 19_992), ("1.running_mean", 8)]
+    payload, _ = code.encode(u, layout, make_stream(0, "encode"), {})
+    assert {buffer.device.type for buffer in payload.buffers.values()} == {"meta"}
+    assert payload.nbytes == code.estimate_bytes(layout, make_stream(0, "encode"))
+    back = code.decode(payload, layout, make_stream(0, "encode"))
+    assert back.device.type == "meta"
+    assert back.shape == u.shape
+    with pytest.raises(Exception, match="meta"):
+        u.cpu()
