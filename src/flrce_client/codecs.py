@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flrce_client import entropy
 from flrce_client.codec import Buffers, Codec, DenseCodec, Encoded
 from flrce_client.errors import MalformedPayload
+from flrce_client.fixed_point import FixedPointCodec, GrowingBitsCodec, SkippedLayersCodec
 from flrce_client.layout import FloatArray, TensorSizes, count_floats
 from flrce_client.quantize import QuantizerCodec
 from flrce_client.rotated import RotatedCodec
@@ -85,6 +86,9 @@ CODECS: dict[str, type[Codec]] = {
     "error-feedback": ErrorFeedbackCodec,
     "entropy": EntropyCodec,
     "nonzero": NonzeroCodec,
+    "fixed-point": FixedPointCodec,
+    "growing-bits": GrowingBitsCodec,
+    "skip-layers": SkippedLayersCodec,
 }
 MAX_DEPTH = 4  # codes within codes
 

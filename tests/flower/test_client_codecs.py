@@ -41,9 +41,14 @@ CODES = [
     ("ternary", {"share": 0.05}),
     ("nonzero", {}),
     ("drop-tensors", {"rate": 0.5}),
+    ("fixed-point", {"levels": 1}),
+    ("fixed-point", {"levels": 20}),
+    ("growing-bits", {}),
+    ("skip-layers", {"skipped": "layer.weight,other"}),
+    ("skip-layers", {"skipped": ""}),
 ]
 #: codes whose buffers are the same bytes on both sides; of the others sums in another order
-SAME_BYTES = {"dense", "quantize", "randomk", "nonzero", "drop-tensors"}
+SAME_BYTES = {"dense", "quantize", "randomk", "nonzero", "drop-tensors", "skip-layers"}
 IDS = [f"{name} {' '.join(map(str, values.values()))}" for name, values in CODES]
 vectors = st.tuples(st.integers(0, 2**31), st.integers(1, 5000), st.sampled_from([1e-20, 1.0, 1e6]))
 
@@ -82,7 +87,7 @@ def test_decoding_gives_torchs_bits_and_encoding_its_values(name, values, drawn)
             np.testing.assert_allclose(x, buffers[key], rtol=1e-6, atol=1e-37)
 
 
-@pytest.mark.parametrize("name", ["entropy", "error-feedback"])
+@pytest.mark.parametrize("name", ["entropy", "error-feedback", "growing-bits"])
 def test_codes_within_codes(name):
     """The same settings as a message names them; two rounds, so that a residual is used."""
     config = {"key": name, "key.inner": "quantize", "key.inner.bits": 4}

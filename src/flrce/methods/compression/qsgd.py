@@ -26,6 +26,7 @@ from flrce.methods.compression.buffers import (
     take_spans,
     unpack_bits,
 )
+from flrce_client.fixed_point import list_coded_sizes
 
 MAX_LEVELS = 127  # 2 q + 1 symbols fit into a byte
 Spans = list[slice]
@@ -101,8 +102,3 @@ class FixedPointCode(Compressor):
         """(n,) the step s / q of each coordinate."""
         counts = torch.tensor(sizes, dtype=torch.long, device=scales.device)
         return (scales / self.levels).repeat_interleave(counts)
-
-
-def list_coded_sizes(layout: TensorSizes) -> list[int]:
-    """Floats of each tensor that is coded, in order: all but BatchNorm's statistics."""
-    return [size for name, size in layout if size and split_statistics([(name, size)])[0]]

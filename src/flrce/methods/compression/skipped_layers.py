@@ -26,6 +26,7 @@ from flrce.methods.compression.buffers import (
     join_spans,
 )
 from flrce.rng import make_stream
+from flrce_client.fixed_point import split_skipped
 
 MAX_NAME_CHARACTERS = 10**6  # of all skipped tensors
 SEPARATOR = ","  # between the names of skipped tensors
@@ -151,13 +152,7 @@ class SkippedLayers(Compressor):
 
     def _split_layout(self, layout: TensorSizes) -> tuple[list[slice], list[tuple[str, int]]]:
         """(where the tensors that travel lie in u, their layout)."""
-        skipped, spans, rest, start = self.skipped_names, [], [], 0
-        for name, size in layout:
-            if name not in skipped:
-                spans.append(slice(start, start + size))
-                rest.append((name, size))
-            start += size
-        return spans, rest
+        return split_skipped(layout, self.skipped_names)
 
 
 def draw_layers(memory: LayerScoreState, count: int, rng: Generator) -> list[str]:
