@@ -10,6 +10,7 @@ import pytest
 
 from flrce.config.experiment import Experiment
 from flrce.core.types import RoundRecord
+from flrce.errors import BadInput
 from flrce.report import tracking
 from flrce.simulation.runs import rounds
 
@@ -124,3 +125,18 @@ assert [log["accuracy"] for log in logs] == [r.record.accuracy for r in done], l
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert any(path.stat().st_size for path in Path(tmp_path).rglob("*.db"))
+
+
+@needs("mlflow-skinny", "mlflow")
+def test_mlflow_takes_a_folder_as_it_is_and_says_what_it_refuses(done, tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    assert list(tracking.log_to_mlflow(done, str(tmp_path / "logs"))) == done
+    assert list((tmp_path / "logs").glob("*/*/metrics/accuracy"))
+    with pytest.raises(BadInput, match="MLflow cannot log to odd://place"):
+        list(tracking.log_to_mlflow(done, "odd://place"))
+
+
+@needs("wandb")
+def test_wandb_keeps_an_offline_run(done, tmp_path):
+    assert list(tracking.log_to_wandb(done, folder=tmp_path, config={"psi": 5})) == done
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

@@ -4,13 +4,14 @@ after logging it.
 >>> for r in log_to_tensorboard(rounds(experiment), "logs"): ...    # doctest: +SKIP
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flrce.core.cost_table import list_booked_amounts
 from flrce.core.types import Round, RoundRecord
-from flrce.errors import BadInput
+from flrce.errors import BadInput, format_one_line
 
 TRACKED_FIGURES = ("accuracy", "accuracy_weighted", "averaged", "loss", "conflicts", "consensus")
 
@@ -51,19 +52,10 @@ def log_to_mlflow(
     name: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> Iterator[Round]:
-    """Metrics and parameters as one MLflow run, on the server or in the folder that `uri` names.
-
-    Recent MLflow writes to a folder only with MLFLOW_ALLOW_FILE_STORE=true in the environment.
+    """Metrics and parameters as one MLflow run: on a server (`http://...`), in a database
+    (`sqlite:///mlflow.db`, needs the whole mlflow), or in the folder that `uri` names.
     """
-    try:
-        from mlflow.tracking import MlflowClient
-    except ImportError as why:
-        raise _missing_package("mlflow-skinny") from why
-    client = MlflowClient(uri)
-    found = client.get_experiment_by_name(experiment)
-    run = client.create_run(
-        found.experiment_id if found else client.create_experiment(experiment), run_name=name
-    ).info
+    client, run = _open_mlflow_run(uri, experiment, name)
     for key, value in (parameters or {}).items():
         client.log_param(run.run_id, key, value)
     status = "KILLED"  # whoever iterates may leave early
@@ -80,6 +72,55 @@ def log_to_mlflow(
         raise
     finally:
         client.set_terminated(run.run_id, status)
+
+
+def _open_mlflow_run(uri: str | None, experiment: str, name: str | None) -> tuple[Any, Any]:
+    """A client and a new run; BadInput where MLflow refuses the place."""
+    try:
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+    except ImportError as why:
+        raise _missing_package("mlflow-skinny") from why
+    if uri is not None and ("://" not in str(uri) or str(uri).startswith("file:")):
+        # MLflow 3 refuses folders unless told; whoever names one wants it
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    try:
+        client = MlflowClient(None if uri is None else str(uri))
+        found = client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found else client.create_experiment(experiment)
+        return client, client.create_run(number, run_name=name).info
+    except (MlflowException, ImportError, OSError) as why:
+        raise BadInput(
+            f"MLflow cannot log to {uri or 'its usual place'}: {format_one_line(why, 160)}; give a"
+            " folder, sqlite:///mlflow.db (pip install mlflow) or the address of a server"
+        ) from why
+
+
+def log_to_wandb(
+    rounds: Iterable[Round],
+    project: str = "flrce",
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    folder: Path | str | None = None,
+    mode: Literal["offline", "online"] = "offline",
+) -> Iterator[Round]:
+    """Metrics as one run of Weights & Biases; offline, it is kept in `folder`, and `wandb sync`
+    sends it.
+    """
+    try:
+        import wandb
+    except ImportError as why:
+        raise _missing_package("wandb") from why
+    place = None if folder is None else str(folder)
+    run = wandb.init(project=project, name=name, config=dict(config or {}), dir=place, mode=mode)
+    try:
+        for done in rounds:
+            run.log(list_round_metrics(done.record), step=done.record.t)
+            if done.record.stop:
+                run.summary["stop"] = done.record.stop
+            yield done
+    finally:
+        run.finish()
 
 
 def log_to_trackio(
