@@ -33,12 +33,14 @@ class NoisyStep(ServerStep):
 @dataclass(frozen=True)
 class DrawingTrainer(LocalTrainer):
     def assign(self, tasks, memory, view):
+        assert view.shapes == (("layer.weight", (2,)),)
         DRAWS.append(("view", float(view.make_rng("noise").standard_normal())))
         return tasks
 
 
 def run(seed, T=3, state: State | None = None):
     engine = Made(lambda client, t, w: vec(1.0, 0.0), ["a", "b", "c"])
+    engine.shapes = (("layer.weight", (2,)),)
     recipe = replace(
         recipes.fedavg(P=2), aggregator=NoisyMean(), server=NoisyStep(), trainer=DrawingTrainer()
     )

@@ -353,3 +353,20 @@ def test_a_long_listing_is_shortened() -> None:
     lines = [f"a  round {t}" for t in range(1, 11)]
     kept = [*lines[:3], "... 4 more rounds ...", *lines[-3:], "table"]
     assert script("record").shortened([*lines, "table"]) == kept
+
+
+def test_every_method_of_every_role_is_documented() -> None:
+    """The reference page leaves out what has no docstring."""
+    from flrce.core.roles import ROLE_CLASSES, Piece
+    from flrce.training.links import Link
+
+    for kind in (Piece, Link, *ROLE_CLASSES.values()):
+        members = {
+            name: member
+            for name, member in vars(kind).items()
+            if not name.startswith("_") and (callable(member) or hasattr(member, "compute"))
+        }
+        assert [name for name, member in members.items() if not member.__doc__] == [], kind
+    text = (DOCS / "reference.md").read_text()
+    assert "::: flrce.core.roles\n" in text
+    assert "::: flrce.training.links.Link\n" in text

@@ -67,6 +67,7 @@ def plan_round(recipe: Recipe, engine: Engine, state: State, seed: int, T: int =
         state.w,
         now,
         streams=streams,
+        shapes=engine.shapes,
     )
     inquiry.view = view = view_with_fleet_state(view, engine, state)
     selection, tasks, refusal = choose_tasks(

@@ -81,6 +81,8 @@ class RoundView:
         None  # rows -> g/kWh of their electricity now
     )
     streams: RoundStreams = FIRST_STREAMS  # of the round's random numbers
+    # names and shapes of the tensors that w concatenates, as in `updates.shapes`
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def make_rng(self, purpose: str, client: str = "") -> Generator:
         """A generator of the round for one purpose, as `updates.make_rng`: pieces that name the
@@ -192,6 +194,7 @@ class Selector(Piece):
 
     @default_property
     def reads_clients(self) -> bool:
+        """Whether the choice depends on what single clients sent, or on their data."""
         return True
 
     @default_property
@@ -402,6 +405,7 @@ class ServerStep(Piece):
 
     @default_property
     def reads_clients(self) -> bool:
+        """Whether the step looks at single replies, and not only at the target."""
         return True
 
 

@@ -161,10 +161,12 @@ class Link:
 
     @default_property
     def probes_batch(self) -> bool:
+        """Whether it asks for more of a batch than its gradient, by `probe`."""
         return overrides(self, Link, "probe")
 
     @default_property
     def has_loss_term(self) -> bool:
+        """Whether it adds to the samples' losses."""
         return overrides(self, Link, "loss_term")
 
     @default_property
@@ -184,6 +186,7 @@ class Link:
 
     @default_property
     def declares_extras(self) -> bool:
+        """Whether it names what it sends."""
         return overrides(self, Link, "list_extra_sizes")
 
 
