@@ -59,6 +59,7 @@ class Session:
     train_config: RoundConfig = field(default_factory=dict)
     # number of connected clients -> the recipe, where P depends on it
     resized: Callable[[int], Recipe] | None = None
+    sized_for: int = 0  # connected clients that the recipe's P follows from; 0: none yet
     should_stop: Callable[[int, Result], bool] | None = None  # asked after every round
     by_halves: Callable[["Session", State], Round] | None = None  # a round as somebody else does it
     result: Result = field(default_factory=Result)
@@ -205,7 +206,8 @@ class Session:
     def resize_recipe(self) -> Recipe:
         """The recipe with P as now many clients are connected."""
         connected = len(self.engine.clients()) if self.resized else 0
-        if self.resized and connected:
+        if self.resized and connected and connected != self.sized_for:
+            self.sized_for = connected
             with suppress(BadInput):  # what does not go with so few clients stays as it was
                 made = self.resized(connected)
                 self.recipe = self.recipe if made.P == self.recipe.P else made
