@@ -192,7 +192,7 @@ def one(run: Run, recipes: Mapping[str, Mapping[str, Any]] = RECIPES) -> dict[st
 
 
 def handed(history: Sequence[RoundRecord]) -> float:
-    """Accuracy of the model handed back."""
+    """Accuracy of the final model."""
     last = next(
         (r for r in reversed(history) if r.accuracy is not None), RoundRecord(0, accuracy=0.0)
     )
@@ -299,7 +299,7 @@ def section(data: str, found: Sequence[dict[str, Any]], seeds: str) -> str:
             ),
             "",
             (
-                "Accuracy of the model handed back, mean over clients, %; here the mean over all"
+                "Accuracy of the final model, mean over clients, %; here the mean over all"
                 " attacks, and the worst's:"
             ),
             "",

@@ -76,7 +76,7 @@ def state_in(capsys, run):
     listed = json.loads(capsys.readouterr().out)[0]
     assert main(["watch", str(run), "--json"]) == 0
     watched = json.loads(capsys.readouterr().out)[0]
-    shown = listed["handed back"] != "--" or "shown" in watched
+    shown = listed["final model"] != "--" or "shown" in watched
     return listed["state"], watched["state"].partition(":")[0], shown
 
 

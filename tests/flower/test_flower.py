@@ -450,7 +450,7 @@ def experiment(recipe, rounds=2, **tables):
 def agree(here, there):
     """Same choices, stop, costs, payload bytes, judgements and bits.
 
-    The simulator judges the last model and the average; over messages only what is handed back is
+    The simulator judges the last model and the average; over messages only the final model is
     judged.
     """
     for one, other in zip(here.history, there.history, strict=True):

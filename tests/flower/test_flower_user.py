@@ -119,10 +119,10 @@ def test_what_is_handed_back_is_said(caplog):
         FLrce(**NAMES).start(LocalGrid(plain_app(), 4), start(), 1)
         FLrce(preset="paper", **NAMES).start(LocalGrid(plain_app(), 4), start(), 1)
     assert (
-        "handed back: an average of the rounds' models (EMA, decay 0.9, ease 4, level 0.15)"
+        "final model: an average of the rounds' models (EMA, decay 0.9, ease 4, level 0.15)"
         in caplog.text
     )
-    assert "handed back: the last model" in caplog.text
+    assert "final model: the last model" in caplog.text
 
 
 # --- numbers of nodes, as FedAvg has them -------------------------------------------------------

@@ -262,7 +262,7 @@ def test_rounds_that_were_all_abandoned_are_headed_by_their_metric():
 
 
 def test_a_lagging_average_is_named():
-    assert "handed back scored 64.3 %, the last one 87.6 %" in explain_lagging_average(
+    assert "final model scored 64.3 %, the last one 87.6 %" in explain_lagging_average(
         [RoundRecord(5, accuracy=0.876, averaged=0.643)]
     )
     assert explain_lagging_average([RoundRecord(5, accuracy=0.876, averaged=0.87)]) == ""
@@ -274,7 +274,7 @@ def test_a_lagging_average_is_named_by_any_metric_and_its_direction():
             [RoundRecord(5, metric="mae", lower=True, metrics={"mae": last}, averaged=averaged)]
         )
 
-    assert "handed back scored 2.1, the last one 1.453 (mae)" in errs(1.453, 2.1)
+    assert "final model scored 2.1, the last one 1.453 (mae)" in errs(1.453, 2.1)
     assert errs(1.453, 1.47) == errs(2.1, 1.453) == ""  # 1.2 % more, and less: lower is better
 
 
@@ -333,7 +333,7 @@ def test_a_result_is_plotted():
     averaged = {"name": "fedavg", "average": "ema"}
     axes = flrce.run(flrce.Experiment(**SMALL, recipe=averaged, stop={"rounds": 2})).plot()
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["last model", "averaged model, handed back", "stopped"]
+    assert labels == ["last model", "averaged model (final)", "stopped"]
 
 
 @pytest.mark.parametrize(

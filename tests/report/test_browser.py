@@ -563,7 +563,7 @@ def test_a_regression_has_its_own_metric_and_no_empty_cards(browser, tmp_path):
     )
     browser.size(1200)
     browser.open(page.write_report([tmp_path / "run"], tmp_path / "page.html"))
-    assert browser.find("#by-client figcaption").text.startswith("MAE of the model handed back")
+    assert browser.find("#by-client figcaption").text.startswith("MAE of the final model")
     assert len(browser.all("#by-client rect.served")) == 6
     shown = [
         figure.get_attribute("id")

@@ -307,7 +307,7 @@ def test_eval_every():
     "stop", [{}, {"rounds": 4}, {"joules": 30.0}]
 )  # the last one refuses its fifth round
 def test_the_round_that_ends_a_run_is_judged(average, stop):
-    """Whatever `eval_every` says: the summary's accuracy is that of the model handed back."""
+    """Whatever `eval_every` says: the summary's accuracy is that of the final model."""
     recipe = {"name": "fedavg", "average": average}
     plain = SMALL | {"rounds": 5, "recipe": recipe, "stop": stop}
     every = runs.run(Experiment.from_tables(plain))

@@ -1,6 +1,6 @@
 """Who leads, at equal budgets, and how sure that is.
 
-A method's score on a task is the mean over seeds of the model it would hand back once a budget is
+A method's score on a task is the mean over seeds of the final model once a budget is
 spent. Ranks are means over tasks; their intervals come from drawing seeds anew (bootstrap), and the
 critical difference from Nemenyi's test over tasks (Demsar 2006): below it, a difference in rank is
 what chance brings.

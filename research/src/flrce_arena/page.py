@@ -177,7 +177,7 @@ def _format_method_settings(found: Sequence[CellRecord], method: str) -> str:
 def _mean_curve(
     found: Sequence[CellRecord], task: str, method: str, axis: str
 ) -> list[list[float]]:
-    """Mean over seeds of the model handed back, along an axis; a run that ended keeps its last."""
+    """Mean over seeds of the final model, along an axis; a run that ended keeps its last."""
     courses = []
     for p in found:
         if (p.task, p.method) == (task, method):

@@ -94,9 +94,7 @@ class CellRecord:
     metric: str
     lower: bool  # whether less of it is better
     recipe: Mapping[str, Any]  # as the experiment named it
-    rounds: Mapping[
-        str, Sequence[Any]
-    ]  # column -> one value a round; "value": the model handed back
+    rounds: Mapping[str, Sequence[Any]]  # column -> one value a round; "value": the final model
 
     def cumulative_cost(self, axis: str) -> FloatSeries:
         """(T,) what had been spent by the end of each round."""

@@ -25,7 +25,7 @@ EARLY, STILL_LEARNING = (
 
 
 def mean_accuracy_curve(runs: Mapping[int, PaperRun], T: int) -> list[SeedInterval]:
-    """Accuracy in % after each round; a run that stopped keeps the model it handed back."""
+    """Accuracy in % after each round; a run that stopped keeps its final model."""
     held = [
         run.accuracies + run.accuracies[-1:] * (T - len(run.accuracies)) for run in runs.values()
     ]

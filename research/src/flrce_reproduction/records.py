@@ -66,7 +66,7 @@ class PaperRun:
 
     @property
     def accuracies(self) -> list[float]:
-        """Of the model that would be handed back, after each committed round that was judged."""
+        """Of the final model, after each committed round that was judged."""
         done = [h for h in self.history if h.outcome == "committed" and h.accuracy is not None]
         return [(h.accuracy if h.averaged is None else h.averaged) or 0.0 for h in done]
 

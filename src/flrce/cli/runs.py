@@ -28,7 +28,7 @@ def list_runs(folder: Path | None, as_json: bool) -> None:
         ]
         for each in run_folders.find_runs(root)
     ]
-    heads = ("folder", "recipe", "data", "seed", "rounds", "state", "handed back", "last round")
+    heads = ("folder", "recipe", "data", "seed", "rounds", "state", "final model", "last round")
     if not rows and not as_json:
         print(f"no runs in {root}; `flrce run` makes one")
         return

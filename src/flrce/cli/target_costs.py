@@ -37,7 +37,7 @@ def show_target_costs(runs: list[Path], target: float, as_json: bool) -> None:
             cells = [interval.format_interval(cost.digits) for interval, cost in scaled]
             lines.append([row.label, f"{row.reached} of {row.runs}", *cells])
         print_table(
-            f"to {words.format_metric_value(metric, target)} {metric}, handed back",
+            f"to {words.format_metric_value(metric, target)} {metric} of the final model",
             ["recipe", "reached", *heads],
             lines,
         )

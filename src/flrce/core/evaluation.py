@@ -24,7 +24,7 @@ def evaluate_model(
     """The record with the judgement of w and, where it differs, of the server average; `last`: due
     or not.
 
-    Where judging a model costs messages, one is judged: the one that would be handed back.
+    Where judging a model costs messages, one is judged: the final model.
     """
     once = engine.judges_once
     seen = engine.evaluate(model if once else state.w, record.t, last, state.carry)

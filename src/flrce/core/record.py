@@ -102,7 +102,7 @@ class RoundRecord:
 
     @property
     def final_model_metric(self) -> float | None:
-        """The same of the model that would be handed back: the server average where there is
+        """The same of the final model: the server average where there is
         one.
         """
         return self.last_model_metric if self.averaged is None else self.averaged

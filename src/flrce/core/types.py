@@ -337,4 +337,4 @@ class Round:
     record: RoundRecord
     clients: tuple[ClientRecord, ...]
     touched: tuple[int, ...] = ()  # rows whose tables changed
-    model: Tensor | None = None  # what would be handed back now: the server average
+    model: Tensor | None = None  # the final model if the run ended now: the server average

@@ -73,7 +73,7 @@ def validate_server_step(server: Any, found: Any, target: Tensor, w: Tensor) -> 
 
 
 def validate_final_model(average: Any, model: Any, w: Tensor) -> Tensor:
-    """The model that is handed back, if it is one."""
+    """The final model, if it is one."""
     if model is not w:
         _validate_shape(average, model, w)
     found: Tensor = model

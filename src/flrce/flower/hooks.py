@@ -81,7 +81,7 @@ class OpenRound:
     def aggregate_replies(
         self, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model that would be handed back now, None where the round made none, and the round's
+        """The final model if the run ended now, None where the round made none, and the round's
         figures.
         """
         plan, engine = self.plan, self.session.engine

@@ -101,7 +101,7 @@ class Session:
         return result
 
     def _require_training(self, state: State) -> None:
-        """Unfinished where no round made a model: the initial one is not handed back as if it were
+        """Unfinished where no round made a model: the initial one is not returned as if it were
         trained.
         """
         if not self.T or self.engine.made_model(self.w, state.w, state.history):
@@ -120,7 +120,7 @@ class Session:
     def _restore_state(self, start: State) -> State:
         """Where the run goes on; what is known of its rounds so far is in the result again."""
         state = self.ledger.restore(start) if self.ledger else start
-        log.info("Evaluated and handed back: %s", _describe_final_model(self.recipe))
+        log.info("Evaluated as the final model: %s", _describe_final_model(self.recipe))
         if state.history:
             log.info("Resuming %s after round %d", self.folder, state.t)
             if own := list_client_state(self.recipe):

@@ -62,7 +62,7 @@ class FLrce(FlrceStrategy):
     clients that can (`client_app`, or the mod `compressing`).
 
     Where the preset averages models (all but `paper`, `authors`, and `hardened` with a psi), the
-    last model is handed back in short runs and while rounds go straight on, else the average;
+    last model is the final one in short runs and while rounds go straight on, else the average;
     whichever it is, it is evaluated. The rest is as in `FlrceStrategy`.
     """
 

@@ -200,7 +200,7 @@ class FlrceStrategy(Strategy):
         self.summary()
         first = evaluate_fn(0, initial_arrays) if evaluate_fn else None
         result = session.run() if self.fraction_train else session.run_evaluation_only()
-        if self.kept:  # what clients keep is handed back as it was at first
+        if self.kept:  # personal parameters are returned as they were at first
             result.arrays = ArrayRecord({**initial_arrays, **result.arrays})
         if first is not None:
             result.evaluate_metrics_serverapp[0] = first
@@ -327,7 +327,7 @@ class FlrceStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model that would be handed back now, and the round's metrics."""
+        """The final model if the run ended now, and the round's metrics."""
         return self._open.aggregate_replies(replies) if self._open else (None, None)
 
     def configure_evaluate(

@@ -30,7 +30,7 @@ PEFT_NAME_PREFIX = "base_model.model."  # peft around a causal model
 
 
 def export_adapters(run: Path, out: Path, last: bool = False) -> dict[str, Any]:
-    """Write the adapters that a run handed back, or its `last` ones, into the folder `out`; the
+    """Write the adapters of a run's final model, or its `last` ones, into the folder `out`; the
     config is returned.
     """
     if not os.path.lexists(run / "experiment.toml"):

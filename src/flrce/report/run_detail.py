@@ -69,7 +69,7 @@ def build_figure_series(run: RecordedRun) -> dict[str, list[float | None]]:
 
 
 def build_final_metrics(run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
-    """The headline of the model handed back for each client, and its accuracy for each class, where
+    """The headline of the final model for each client, and its accuracy for each class, where
     recorded.
     """
     metric = str(run.final.get("metric", "accuracy"))

@@ -124,9 +124,7 @@ class Result:
         if last:
             axes.plot(*zip(*last, strict=True), label="last model", linewidth=1.2)
         if averaged:
-            axes.plot(
-                *zip(*averaged, strict=True), label="averaged model, handed back", linewidth=1.8
-            )
+            axes.plot(*zip(*averaged, strict=True), label="averaged model (final)", linewidth=1.8)
         if self.history and self.history[-1].stop:
             axes.axvline(
                 self.history[-1].t, color="black", linewidth=1, linestyle="--", label="stopped"

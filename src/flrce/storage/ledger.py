@@ -141,7 +141,7 @@ class Ledger:
         final: Mapping[str, Any] | None = None,
         base: int = 0,
     ) -> None:
-        """Write the model handed back, the `last` one where that is another, the relationship map
+        """Write the final model, the `last` one where that is another, the relationship map
         and the summary.
 
         `final` is how good the model is for each client and each class, `base` what the fixed part

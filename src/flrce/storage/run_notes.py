@@ -23,7 +23,7 @@ MIN_RISE_OVER_BASELINE = 0.01  # likewise of its score, of other metrics
 LEARNING_REMEDY = (
     "train for longer, change train.lr or the model, or scale the features (data.standardise)"
 )
-MAX_AVERAGE_LAG = 0.01  # by which the model handed back may be worse than the last one
+MAX_AVERAGE_LAG = 0.01  # by which the final model may be worse than the last one
 MAX_RELATIVE_LAG = 0.02  # likewise of the last one's, where the metric is no share
 
 
@@ -202,7 +202,7 @@ def by_chance(seen: RoundRecord, partition: Mapping[str, Any]) -> str:
 
 
 def explain_lagging_average(history: Sequence[RoundRecord]) -> str:
-    """Whether the averaged model that is handed back is worse than the last one, by the headline
+    """Whether the averaged final model is worse than the last one, by the headline
     metric.
     """
     seen = [h for h in history if h.last_model_metric is not None]
@@ -218,9 +218,9 @@ def explain_lagging_average(history: Sequence[RoundRecord]) -> str:
         return ""
     what = "" if metric == "accuracy" else f" ({metric})"
     return (
-        f"the averaged model that is handed back scored {format_metric_value(metric, averaged)},"
+        f"the averaged final model scored {format_metric_value(metric, averaged)},"
         f" the last one {format_metric_value(metric, last)}"
-        f"{what} (last.safetensors): train for longer, or hand the last one back with"
+        f"{what} (last.safetensors): train for longer, or return the last one with"
         ' recipe.average = "last"'
     )
 

@@ -39,7 +39,7 @@ def summarize_run(
     handed = last.final_model_metric if last.metric == "accuracy" else None
     return {
         **{name: x for cost in COSTS.values() for name, x in cost.summarize(history).items()},
-        "metric": last.metric,  # the headline of the model that is handed back, and of the last one
+        "metric": last.metric,  # the headline of the final model, and of the last one
         "better": "lower" if last.lower else "higher",
         "value": last.final_model_metric,
         "value_last": last.last_model_metric,

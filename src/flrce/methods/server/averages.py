@@ -1,4 +1,4 @@
-"""What is handed back: the last model, an exponential average of the models, or the mean of the
+"""The final model: the last model, an exponential average of the models, or the mean of the
 last few.
 
 An average costs the server one vector and the clients nothing; BatchNorm statistics are averaged
@@ -137,7 +137,7 @@ class EMA(ServerAverage):
         return float(products[0]) / length if length else None
 
 
-#: what FLrce's own presets hand back: the average, unless it is young or rounds go straight on
+#: the final model of our presets: the average, unless it is young or rounds go straight on
 #: (research/docs/average.md)
 FLRCE_EMA = EMA(ease=4.0, level=0.15)
 

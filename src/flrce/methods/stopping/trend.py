@@ -73,7 +73,7 @@ def compute_sweep(done: Sequence[RoundRecord], heard: int = 0) -> float:
 
 
 def collect_evaluations(history: Sequence[RoundRecord], log_scale: bool = False) -> MetricReports:
-    """Evaluations of the model that would be handed back: one judge, in the rounds that had one."""
+    """Evaluations of the final model: one judge, in the rounds that had one."""
     done = [h for h in history if h.outcome == "committed"]
     return _make_reports(
         [

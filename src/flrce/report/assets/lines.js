@@ -29,7 +29,7 @@ function courseOf(run, axis, averaged) {
   return found;
 }
 
-const KINDS = { raw: "of the round", averaged: "handed back", smooth: "of the round, running mean" };
+const KINDS = { raw: "of the round", averaged: "final model", smooth: "of the round, running mean" };
 
 // The y axis: all of it, or where the curves are in the later two thirds: there they differ, if at all.
 // Shares end at 100 %; any other metric has the range that was seen. A few points are shown in full.

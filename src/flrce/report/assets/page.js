@@ -111,7 +111,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
 if (!data.recipes.some((recipe) => recipe.hasAverage)) {
   const averaged = document.querySelector('input[value="averaged"]');
-  averaged.parentElement.title = "No run kept a server average: the last model is handed back";
+  averaged.parentElement.title = "No run kept a server average: the last model is the final model";
 }
 on('input[name="axis"], input[name="kind"], #seeds, #zoom', "change", () => chartOf("accuracy").render());
 on('input[name="order"]', "change", () => redraw(["relations", "selections", "partition"].map(chartOf)));

@@ -37,7 +37,7 @@ function lines(frame, series, axis, level = null) {
 
 function drawCourse(frame) {
   const run = one(), same = JSON.stringify(run.raw) === JSON.stringify(run.handed);
-  const series = [{ name: "handed back", points: run.handed, paint: seriesColour(0) }];
+  const series = [{ name: "final model", points: run.handed, paint: seriesColour(0) }];
   if (!same) series.push({ name: "last model", points: run.raw, paint: seriesColour(1), dash: "5 3" });
   return lines(frame, series, { name: run.metric.heading, per: run.metric.per });
 }
