@@ -28,6 +28,7 @@ LAYERS = {
     "inference": 9,
     "cli": 10,
     "": 11,
+    "__main__": 11,
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 
