@@ -11,11 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from flrce_client.streams import make_stream as make_stream
 
-GOLDEN, FIRST, SECOND = (
-    0x9E3779B97F4A7C15,
-    0xBF58476D1CE4E5B9,
-    0x94D049BB133111EB,
-)  # SplitMix64 (Steele et al. 2014)
+# SplitMix64 (Steele et al. 2014)
+GOLDEN, FIRST, SECOND = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,8 @@ class Experiment(Section):
     fleet: FleetSection = FleetSection()
     stop: StopSection = StopSection()
     objective: str | dict[str, Any] | None = None  # by default what the data's targets are
-    _trust: Trust = PrivateAttr(
-        default_factory=current_trust
-    )  # where modules that it names may be imported from
+    # where modules that it names may be imported from
+    _trust: Trust = PrivateAttr(default_factory=current_trust)
     _given: tuple[Any, Any] = PrivateAttr(default=(None, None))  # objective, metrics from Python
 
     def __init__(self, /, **tables: Any) -> None:  # a key may be called self

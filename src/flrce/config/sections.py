@@ -41,9 +41,8 @@ class DataSection(Section):
     target: str | list[str] | None = None  # of a table: what is to be learnt, by column
     group: str | None = None  # of a table: the column that names a sample's client
     test: str | None = None  # of a table: the column that marks test samples
-    kind: Literal["classes", "values", "tokens", "labels"] | None = (
-        None  # what y holds, where its form does not say
-    )
+    # what y holds, where its form does not say
+    kind: Literal["classes", "values", "tokens", "labels"] | None = None
     layout: Literal["images", "series", "table", "tokens"] | None = None  # what x holds
     fill: float | Literal["mean", "drop"] | None = None  # instead of what is missing
     tokenizer: str | None = None  # of text: the language model whose token ids it becomes
@@ -55,9 +54,8 @@ class DataSection(Section):
     features: str | list[str] | None = None  # columns of a table that are features; none else are
     text: str | list[str] | None = None  # columns of a table that hold text to classify
     buckets: Annotated[int, Ge(16), Le(1 << 20)] | None = None  # hashed n-grams of a text column
-    size: Annotated[int, Ge(1), Le(4096)] | None = (
-        None  # pixels: images of a folder are made that wide and high
-    )
+    # pixels: images of a folder are made that wide and high
+    size: Annotated[int, Ge(1), Le(4096)] | None = None
     trouble: list[Any] | None = None  # what is wrong with some clients (data/trouble.py)
 
     def build_trouble(self) -> tuple[Any, ...]:
@@ -115,9 +113,8 @@ class DataSection(Section):
 
 class ModelSection(Section):
     name: str = "auto"
-    options: dict[str, bool | int | float | str | list[str]] | None = (
-        None  # the network's arguments: width, ...
-    )
+    # the network's arguments: width, ...
+    options: dict[str, bool | int | float | str | list[str]] | None = None
     kept: str | list[str] | None = None  # patterns of parameters that stay with their client
     fixed: str | list[str] | None = None  # patterns of parameters that neither train nor travel
     # FedPara: weights are Hadamard products of low-rank factors, 0 the fewest floats, 1 the most
@@ -166,20 +163,16 @@ class EngineSection(Section):
 
 class FleetSection(Section):
     profile: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] = "jetson-nano"
-    clients: str | dict[str, str] | None = (
-        None  # profiles by client or pattern, or a csv file of them
-    )
-    availability: str | dict[str, Any] | None = (
-        None  # who can be reached in which round; all, unless given
-    )
-    presence: str | dict[str, Any] | list[str | dict[str, Any]] | None = (
-        None  # and at which second; of several, all
-    )
+    # profiles by client or pattern, or a csv file of them
+    clients: str | dict[str, str] | None = None
+    # who can be reached in which round; all, unless given
+    availability: str | dict[str, Any] | None = None
+    # and at which second; of several, all
+    presence: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
     battery: str | dict[str, Any] | None = None  # what devices run on; mains, unless given
     carbon: str | None = None  # a file of carbon intensities by hour
-    regions: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] | None = (
-        None  # whose electricity; all of the file
-    )
+    # whose electricity; all of the file
+    regions: str | dict[str, Annotated[float, Gt(0), Le(1e9)]] | None = None
     start: str | None = None  # when the run begins, UTC; with the file's first hour, unless given
 
     def build_round_availability(self, seed: int) -> Callable[[str, int], bool] | None:

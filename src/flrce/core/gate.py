@@ -61,39 +61,57 @@ def validate_replies(
     rejected = {task.client: "no reply" for task in tasks if task.client not in first}
     rejected |= {reply.client: why for reply, why in strays if reply.client in rejected}
     passed: dict[str, tuple[Reply, Tensor]] = {}
-
-    def examine_reply(client: str, reply: Reply) -> None:
+    for client, reply in first.items():
         task = asked[client]
         why, u = validate_reply(task, reply, holdings, sent.get(client, now), now, trainable)
-        age = 0 if t is None else t - task.t
-        had = 0 if known is None or task.k >= len(known) else int(known[task.k])
-        if u is None:
+        why = why if u is None else _explain_old_or_grown(task, reply, known, t, oldest)
+        if u is None or why:
             rejected[client] = why
-        elif oldest is not None and age > oldest:
-            rejected[client] = f"late: {age} rounds old"
-        elif 0 < MAX_SAMPLE_RATIO * had < reply.n:
-            rejected[client] = (
-                f"num_examples grew from {had} to {reply.n}, more than {MAX_SAMPLE_RATIO} times"
-            )
         else:
             passed[client] = (reply, u)
-
-    for client, reply in first.items():
-        examine_reply(client, reply)
     for client in _find_slow_clients(passed, keep):
         del passed[client]
         rejected[client] = "slower than the replies that were waited for"
-    few = sorted((asked[client] for client in passed), key=lambda task: task.k)
+    counted = sorted((asked[client] for client in passed), key=lambda task: task.k)
     dtype = torch.float32 if w is None else w.dtype
     # each may be a large model, let go of as it is stacked
-    handed_over = [passed.pop(task.client) for task in few]
-    updates = stack_updates(few, handed_over, holdings, d, trainable, dtype, table, w)
-    ages = [0 if t is None else t - task.t for task in few]
-    started = tuple(bases.get(task.client, w) for task in few)
-    if w is not None and (any(ages) or any(base is not w for base in started)):
-        starts = tuple(w if base is None else base for base in started)
-        updates = replace(updates, base=starts, age=torch.tensor(ages) if any(ages) else None)
-    return updates, rejected
+    handed_over = [passed.pop(task.client) for task in counted]
+    updates = stack_updates(counted, handed_over, holdings, d, trainable, dtype, table, w)
+    return _add_bases(updates, counted, bases, w, t), rejected
+
+
+def _explain_old_or_grown(
+    task: Task, reply: Reply, known: Tensor | None, t: int | None, oldest: int | None
+) -> str:
+    """Why a well-formed reply does not count: too old, or from a client that claims to have grown
+    too much; "" if it counts.
+    """
+    age = 0 if t is None else t - task.t
+    samples_before = 0 if known is None or task.k >= len(known) else int(known[task.k])
+    if oldest is not None and age > oldest:
+        return f"late: {age} rounds old"
+    if 0 < MAX_SAMPLE_RATIO * samples_before < reply.n:
+        return (
+            f"num_examples grew from {samples_before} to {reply.n}, more than"
+            f" {MAX_SAMPLE_RATIO} times"
+        )
+    return ""
+
+
+def _add_bases(
+    updates: Updates,
+    tasks: Sequence[Task],
+    bases: Mapping[str, Tensor],
+    w: Tensor | None,
+    t: int | None,
+) -> Updates:
+    """The updates with the models that they started from and their ages, where not this round's."""
+    ages = [0 if t is None else t - task.t for task in tasks]
+    started = tuple(bases.get(task.client, w) for task in tasks)
+    if w is None or not (any(ages) or any(base is not w for base in started)):
+        return updates
+    starts = tuple(w if base is None else base for base in started)
+    return replace(updates, base=starts, age=torch.tensor(ages) if any(ages) else None)
 
 
 def match_replies(
@@ -119,15 +137,8 @@ def match_replies(
                 )
             )
         elif type(reply.t) is not int or reply.t != asked[reply.client]:
-            strays.append(
-                (
-                    reply,
-                    (
-                        f"late: reply to round {format_one_line(reply.t, 20)} in round"
-                        f" {asked[reply.client]}"
-                    ),
-                )
-            )
+            late = f"late: reply to round {format_one_line(reply.t, 20)} in round"
+            strays.append((reply, f"{late} {asked[reply.client]}"))
         elif reply.client in first:
             strays.append((reply, "duplicate"))
         else:
@@ -176,13 +187,8 @@ def validate_reply(
     if type(reply.base) is not str or (base and reply.base and reply.base != base.digest):
         return f"trained from another model: {format_one_line(reply.base, 40)!r}", None
     if type(reply.n) is not int or not 1 <= reply.n <= MAX_SAMPLES_PER_CLIENT:
-        return (
-            (
-                f"num_examples {format_one_line(reply.n, 20)!r} is not an integer from 1 to"
-                f" {MAX_SAMPLES_PER_CLIENT}"
-            ),
-            None,
-        )
+        claim = f"num_examples {format_one_line(reply.n, 20)!r}"
+        return f"{claim} is not an integer from 1 to {MAX_SAMPLES_PER_CLIENT}", None
     if not is_plausible_step_count(task, reply.n, reply.steps):
         return (
             f"malformed: {format_one_line(reply.steps, 20)!r} steps, more than its task has",
@@ -191,13 +197,8 @@ def validate_reply(
     if not is_plausible_cost(reply.spent):
         return "malformed: costs must be finite numbers of at least 0 that a device can reach", None
     if not (is_finite_number(reply.loss) and is_finite_number(reply.loss_square)):
-        return (
-            (
-                f"malformed: loss {_format_number(reply.loss)}, squared"
-                f" {_format_number(reply.loss_square)}"
-            ),
-            None,
-        )
+        loss, square = _format_number(reply.loss), _format_number(reply.loss_square)
+        return f"malformed: loss {loss}, squared {square}", None
     if not reply.spent.seconds <= task.deadline:
         return (
             f"late: {reply.spent.seconds:.3g} s, past the deadline of {task.deadline:.3g} s",

@@ -24,10 +24,8 @@ MAX_COORDINATE = 1e9  # of one coordinate: beyond it float32 products of updates
 # of any figure that a client reports: sums over clients, samples and rounds stay far from overflow
 MAX_REPORTED_VALUE = 1e30
 MAX_COST = 1e18  # of bytes, seconds, joules
-WATTS, PER_BYTE = (
-    20_000.0,
-    0.01,
-)  # a measured cost beyond these is no device's: a full rack drawer, a satellite's radio
+# a measured cost beyond these is no device's: a full rack drawer, a satellite's radio
+WATTS, PER_BYTE = (20_000.0, 0.01)
 COST_LIMITS = tuple(
     (f.name, MAX_REPORTED_VALUE if f.name == "flops" else MAX_COST)
     for f in fields(ClientCost)
@@ -86,9 +84,8 @@ def decode_update(
     size = sum(count for _, count in layout)
     validate_payload_size(payload, size, len(layout))
     buffers = _TrackedBuffers(payload.buffers)
-    rng = (
-        None if task.compressor.is_dense else make_encoding_stream(task)
-    )  # which takes longer than to decode
+    # which takes longer than to decode
+    rng = None if task.compressor.is_dense else make_encoding_stream(task)
     u = task.compressor.decode(Payload(buffers), layout, rng)
     if buffers.unread:
         raise MalformedPayload(f"unexpected buffer {format_one_line(min(buffers.unread), 40)!r}")
@@ -97,9 +94,8 @@ def decode_update(
             f"decodes to {str(getattr(u, 'shape', type(u).__name__))[:40]}, not to {size} floats"
         )
     u = u.detach() if u.dtype == torch.float64 else u.detach().float()
-    largest = (
-        max(map(abs, map(float, torch.aminmax(u)))) if size else 0.0
-    )  # one pass; a NaN comes out as NaN
+    # one pass; a NaN comes out as NaN
+    largest = max(map(abs, map(float, torch.aminmax(u)))) if size else 0.0
     if not math.isfinite(largest):
         return f"{int((~torch.isfinite(u)).sum())} of {size} values are not finite", None
     if largest > MAX_COORDINATE:

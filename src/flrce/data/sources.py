@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from flrce.data.preprocessing import AS_GIVEN, Preprocessing
 from flrce.errors import BadInput
 
-FASHION_MNIST_FOLDER = Path(
-    "/usr/share/datasets/fashion-mnist"
-)  # where Debian's package dataset-fashion-mnist puts it
+# where Debian's package dataset-fashion-mnist puts it
+FASHION_MNIST_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 #: sets by name; those not embedded are prepared once with `flrce data prepare`
 DATASET_NAMES = (
     "digits",
@@ -94,17 +93,15 @@ class Source:
     # int64 (N,) classes; float32 (N,) or (N, K) values; int64 (N, L) or (N,) tokens; (N, K) labels
     # 0/1
     y: NDArray[Any]
-    classes: tuple[
-        str, ...
-    ]  # names of the classes, the vocabulary's symbols, or the labels; none for values
+    # names of the classes, the vocabulary's symbols, or the labels; none for values
+    classes: tuple[str, ...]
     group: NDArray[np.int64] | None = None  # (N,) code of the writer or speaker of each sample
     groups: tuple[str, ...] = ()  # the codes' names: untrusted text
     scale: float = 1.0
     shift: float = 0.0
     kind: TargetKind = "classes"
-    held: NDArray[np.bool_] | None = (
-        None  # (N,) the data's own test split; None: each client holds some back
-    )
+    # (N,) the data's own test split; None: each client holds some back
+    held: NDArray[np.bool_] | None = None
     ids: int = 0  # token ids that there are, where `classes` does not name them
     preprocessing: Preprocessing | None = AS_GIVEN  # how raw samples became x
 
@@ -237,9 +234,8 @@ def read_digits() -> Source:
         Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else Path()
     )
     if file.is_file():  # without the second or two that loading scikit-learn takes
-        table = np.loadtxt(
-            file, np.int64, delimiter=","
-        )  # (1797, 65): 64 pixels from 0 to 16, and the digit
+        # (1797, 65): 64 pixels from 0 to 16, and the digit
+        table = np.loadtxt(file, np.int64, delimiter=",")
     else:
         from sklearn.datasets import load_digits
 

@@ -30,13 +30,16 @@ log = logging.getLogger("flwr")
 
 
 @dataclass
-class Result(FlowerResult):
+class StrategyResult(FlowerResult):
     """Flower's Result, and why the run ended before its last round ("" if it did not)."""
 
     stopped: str = ""
     history: tuple[RoundRecord, ...] = field(default=(), repr=False)
 
     __repr__ = FlowerResult.__repr__
+
+
+Result = StrategyResult  # the name of flrce.flower, as in Flower
 
 
 @dataclass

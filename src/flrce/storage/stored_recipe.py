@@ -42,9 +42,8 @@ class RecordedRun:
     relations: tuple[RelationChange, ...]
     extra: Mapping[str, Any]  # summary.json, where the run got as far as writing one
     sealed: bool = False  # whether its files are known to be as they were written
-    final: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # how good its model is for each client and each class
+    # how good its model is for each client and each class
+    final: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -27,22 +27,15 @@ from flrce.formats.tokenizers import Tokenizer
 log = logging.getLogger("flrce")
 TokenIds = NDArray[np.int64]
 MAX_FILE_BYTES = 4 << 30  # bytes of one file, unpacked
-CLIENT_KEYS = (
-    ("client",),
-    ("group",),
-    ("play", "role"),
-)  # keys that name a line's client, unless told
+# keys that name a line's client, unless told
+CLIENT_KEYS = (("client",), ("group",), ("play", "role"))
 TEXT_REMEDY = (
     'give json lines with "text", or with "prompt" and "response", or a folder of .txt files'
 )
-ODD, LONGEST = (
-    re.compile(r"[^\w.:@+-]+"),
-    64,
-)  # what a client's name may not have on the wire, and how long it is
-PROMPT_KEYS = (
-    "prompt",
-    "instruction",
-)  # a question by its keys; Alpaca and Dolly have more to it under MORE
+# what a client's name may not have on the wire, and how long it is
+ODD, LONGEST = (re.compile(r"[^\w.:@+-]+"), 64)
+# a question by its keys; Alpaca and Dolly have more to it under MORE
+PROMPT_KEYS = ("prompt", "instruction")
 MORE, ANSWERS = ("input", "context"), ("response", "output")
 START, STOP = "<|im_start|>", "<|im_end|>"  # ChatML's marks of a turn
 

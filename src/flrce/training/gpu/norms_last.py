@@ -69,9 +69,8 @@ class ChannelsLastNormFunction(torch.autograd.Function):
             )
         ctx.save_for_backward(x, weight, bias, mean, scale, count)
         ctx.groups, ctx.relu = groups, relu
-        ctx.set_materialize_grads(
-            False
-        )  # statistics have none, and zeros for them would be two launches
+        # statistics have none, and zeros for them would be two launches
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(mean, scale)
         return y, mean, scale
 
