@@ -146,7 +146,7 @@ def test_what_may_stay_on_a_device():
     assert {
         "fedavg",
         "fedprox",
-        "flrce",
+        "private",
         "fedadam",
         "fedavgm",
         "fednova",
