@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from flrce.inference.predictions import Predictions
     from flrce.inference.trained_model import TrainedModel, load
     from flrce.methods.catalogue import recipes
+    from flrce.report.results import RunResults, read_results
     from flrce.simulation.result import Result
     from flrce.simulation.runs import rounds, run
     from flrce.training.links import Batch, ClientContext, Link
@@ -81,6 +82,7 @@ __all__ = [
     "RoundEvent",
     "RoundRecord",
     "RoundView",
+    "RunResults",
     "Selection",
     "Selector",
     "ServerAverage",
@@ -95,6 +97,7 @@ __all__ = [
     "Updates",
     "__version__",
     "load",
+    "read_results",
     "recipes",
     "rounds",
     "run",
@@ -138,6 +141,7 @@ _HOMES = {
     "flrce.errors": ("BadInput", "Diverged", "UnfinishedRun"),
     "flrce.inference.predictions": ("Predictions",),
     "flrce.inference.trained_model": ("TrainedModel", "load"),
+    "flrce.report.results": ("RunResults", "read_results"),
     "flrce.simulation.result": ("Result",),
     "flrce.simulation.runs": ("rounds", "run"),
     "flrce.training.links": ("Batch", "ClientContext", "Link"),
