@@ -4,7 +4,7 @@ than it costs.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from flrce.core.bounds import PositiveFloat
@@ -20,6 +20,7 @@ from flrce.methods.stopping.gains import (
     measure_report_gain,
     measure_total_evaluation_gain,
 )
+from flrce.methods.stopping.memory import RememberedGain, blend_gains, recall_gain
 from flrce.methods.stopping.trend import (
     LOG_METRICS,
     MetricReports,
@@ -82,6 +83,7 @@ class GainEstimate:
     alive: bool  # whether anything was learnt at all
     # whether this may end the run: one that has learnt nothing, or still gathers way, is given time
     final: bool
+    earlier: RememberedGain | None = None  # what earlier runs of the task gained from here on
 
     @property
     def should_stop(self) -> bool:
@@ -90,7 +92,14 @@ class GainEstimate:
     @property
     def predicted_gain(self) -> float:
         """What doubling the rounds is predicted to gain."""
-        return NEXT_DOUBLING_SHARE * self.measured.gain
+        own = NEXT_DOUBLING_SHARE * self.measured.gain
+        return own if self.earlier is None else blend_gains(own, self._width, self.earlier)
+
+    @property
+    def _width(self) -> float:
+        """What the own prediction is off by."""
+        gain, error = self.measured.gain, self.measured.error
+        return math.hypot(error, RANGE_GAIN_SHARE * gain, RANGE_POINTS)
 
     @property
     def predicted_range(self) -> tuple[float, float]:
@@ -119,6 +128,13 @@ class MarginalGain(StopRule):
     bytes: PositiveFloat | None = None
     seconds: PositiveFloat | None = None
     evidence: Evidence = "reports"
+    like: str = ""  # folders of earlier runs of the task, "runs/*": read once, at the start
+    # what those runs gained (memory.py), their number, how many this rule would have ended too
+    # early, and a hash of it all; filled in at the start and stored with the run
+    earlier: tuple[float, ...] = ()
+    earlier_runs: int = 0
+    earlier_too_early: int = 0
+    earlier_hash: str = ""
 
     @property
     def required_fields(self) -> tuple[str, ...]:
@@ -148,7 +164,13 @@ class MarginalGain(StopRule):
         if not history:
             return None
         price = self.compute_required_gain(history)
-        return estimate_gain(collect_reports(history), history[-1].t, price, self.evidence)
+        return self.estimate(collect_reports(history), history[-1].t, price)
+
+    def estimate(self, found: ProgressReports, t: int, price: float) -> GainEstimate | None:
+        """A look after round t, by the record and by what earlier runs gained."""
+        own = estimate_gain(found, t, price, self.evidence)
+        remembered = recall_gain(self.earlier, t) if self.earlier else None
+        return own if own is None or remembered is None else add_memory(own, remembered)
 
     def __call__(self, history: Sequence[RoundRecord]) -> str:
         if not history or history[-1].outcome != "committed" or not is_check_due(history[-1].t):
@@ -156,7 +178,15 @@ class MarginalGain(StopRule):
         estimate = self.assess_history(history)
         if estimate is None or not estimate.should_stop:
             return ""
-        return format_stop_reason(estimate, metric_scale(history))
+        return format_stop_reason(estimate, metric_scale(history)) + self._describe_memory()
+
+    def _describe_memory(self) -> str:
+        if not self.earlier_runs:
+            return ""
+        return (
+            f" (of {self.earlier_runs} earlier runs of the task {self.earlier_too_early} would have"
+            " been stopped too early)"
+        )
 
     def earliest_round(self, eval_every: int = 1, sweep: float | None = None) -> int:
         block = compute_block_rounds(sweep or 1.0)
@@ -168,12 +198,7 @@ class MarginalGain(StopRule):
         done = [h for h in history if h.outcome == "committed"]
         found = collect_reports(done)
         looks = (
-            estimate_gain(
-                found.truncate_after(h.t),
-                h.t,
-                self.compute_required_gain(done[: i + 1]),
-                self.evidence,
-            )
+            self.estimate(found.truncate_after(h.t), h.t, self.compute_required_gain(done[: i + 1]))
             for i, h in enumerate(done)
             if is_check_due(h.t)
         )
@@ -223,6 +248,16 @@ def estimate_gain(
     if not estimates or None in estimates:
         return None
     return max((each for each in estimates if each is not None), key=_rank_estimate)
+
+
+def add_memory(own: GainEstimate, earlier: RememberedGain) -> GainEstimate:
+    """The look with what earlier runs of the task gained from this round on.
+
+    Two runs or more know whether gains have fallen off, so the rule does not wait for that.
+    """
+    seen = replace(own, earlier=earlier)
+    bound = seen.predicted_gain + ERROR_MARGIN * own.measured.error
+    return replace(seen, bound=bound, final=own.final or (own.alive and earlier.runs > 1))
 
 
 def _rank_estimate(estimate: GainEstimate) -> tuple[bool, float]:

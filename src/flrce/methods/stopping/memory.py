@@ -1,0 +1,105 @@
+"""What earlier runs of a task gained from doubling their rounds, as a prior of the stop rule.
+
+The runs are read once, before the first round. Their summary is part of the rule and is stored with
+the run, so that the rule stays a pure function of the record and this prior.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flrce.core.types import RoundRecord
+from flrce.methods.stopping.gains import (
+    MeasuredGain,
+    compute_block_rounds,
+    measure_evaluation_gain,
+    measure_report_gain,
+)
+
+STEPS_PER_DOUBLING = 4  # rounds of the summary: 2^(i / 4)
+UNKNOWN_SPREAD_POINTS = 1.5  # of gains between runs of one task, where only one run is known
+MIN_SPREAD_POINTS = 0.3  # two runs that agree by chance are not certain
+MAX_RISK = 0.1  # share of the tasks that may be stopped too early
+COLUMNS = 4  # of a summary's row: round, mean gain, spread, runs
+GainCurve = dict[int, float]  # round t -> points gained from t to 2 t
+
+
+@dataclass(frozen=True)
+class RememberedGain:
+    """What earlier runs gained from doubling the rounds at about this round, in points."""
+
+    mean: float
+    spread: float
+    runs: int
+
+
+def compute_gain_curve(history: Sequence[RoundRecord]) -> GainCurve:
+    """What doubling the rounds gained in a finished run, at rounds 2^(i / 4)."""
+    from flrce.methods.stopping.marginal_gain import collect_reports
+
+    done = [h for h in history if h.outcome == "committed"]
+    found, curve = collect_reports(done), {}
+    block = compute_block_rounds(found.clients.sweep)
+    for t in _list_rounds(block, done[-1].t if done else 0):
+        measured: MeasuredGain | None = measure_report_gain(found.clients, 2 * t, block)
+        if measured is None:
+            measured = measure_evaluation_gain(found.evaluations, 2 * t, block, found.unit)
+        if measured is not None:
+            curve[t] = measured.gain / found.unit
+    return curve
+
+
+def _list_rounds(block: int, T: int) -> list[int]:
+    rounds = (round(2 ** (i / STEPS_PER_DOUBLING)) for i in range(80))
+    return sorted({t for t in rounds if block <= t <= T // 2})
+
+
+def summarize_curves(curves: Sequence[GainCurve]) -> tuple[float, ...]:
+    """Rows of round, mean gain, spread between runs and number of runs, one after the other."""
+    rows: list[float] = []
+    for t in sorted({t for curve in curves for t in curve}):
+        gains = [curve[t] for curve in curves if t in curve]
+        mean = sum(gains) / len(gains)
+        spread = UNKNOWN_SPREAD_POINTS
+        if len(gains) > 1:
+            spread = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1))
+        rows += [t, round(mean, 4), round(max(spread, MIN_SPREAD_POINTS), 4), len(gains)]
+    return tuple(float(x) for x in rows)
+
+
+def hash_summary(summary: Sequence[float]) -> str:
+    return hashlib.blake2b(repr(tuple(summary)).encode(), digest_size=8).hexdigest()
+
+
+def recall_gain(summary: Sequence[float], t: int) -> RememberedGain | None:
+    """The row nearest to round t on a logarithmic scale; None further than half a doubling away."""
+    rows = [tuple(summary[i : i + COLUMNS]) for i in range(0, len(summary), COLUMNS)]
+    nearest = min(rows, key=lambda row: abs(math.log2(row[0] / t)), default=None)
+    if nearest is None or abs(math.log2(nearest[0] / t)) > 0.5:
+        return None
+    return RememberedGain(nearest[1], nearest[2], int(nearest[3]))
+
+
+def blend_gains(own: float, width: float, earlier: RememberedGain) -> float:
+    """Both predictions, weighed by what they are off by: the own one by `width`, the earlier runs'
+    by their spread.
+    """
+    theirs = earlier.spread * math.sqrt(1 + 1 / earlier.runs)
+    weight = 1 / max(width, MIN_SPREAD_POINTS) ** 2
+    other = 1 / theirs**2
+    return (weight * own + other * earlier.mean) / (weight + other)
+
+
+def choose_margin(risks: dict[float, Sequence[float]], usual: float) -> float:
+    """The least margin of error whose risk over tasks is controlled: conformal risk control.
+
+    `risks`: margin -> for each task the share of its runs that are stopped too early. With n tasks
+    that are exchangeable with the next one, a mean risk R with (n R + 1) / (n + 1) <= MAX_RISK
+    bounds the expected risk by MAX_RISK. With too few tasks to tell, the usual margin.
+    """
+    for margin in sorted(risks):
+        shares = risks[margin]
+        if shares and (sum(shares) + 1) / (len(shares) + 1) <= MAX_RISK:
+            return margin
+    return usual
