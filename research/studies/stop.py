@@ -664,12 +664,12 @@ def write(out, name, head, rows):
     )
 
 
-def embed(out, page):
+def embed(out, page, kind="stop"):
     """Put every table between its marks in the page."""
     text = page.read_text()
-    for name in re.findall(r"<!-- stop: (\S+) -->", text):
+    for name in re.findall(rf"<!-- {kind}: (\S+) -->", text):
         table = (out / f"{name}.md").read_text()
-        marks = rf"(<!-- stop: {name} -->\n).*?(<!-- end -->)"
+        marks = rf"(<!-- {kind}: {name} -->\n).*?(<!-- end -->)"
         text = re.sub(marks, lambda m, table=table: m[1] + table + m[2], text, flags=re.S)
     page.write_text(text)
 

@@ -1,4 +1,4 @@
-"""The confirming tables of research/docs/stop.md: `python research/studies/stop_confirm.py [OUT]`.
+"""The confirming tables of research/docs/stop.md: `python research/studies/stop_confirm.py [OUT PAGE]`.
 
 Runs of the plan `stop-confirm-3` (14 settings that had no part in any choice, evaluated every round,
 no stop), every rule replayed on them. Differences to "gained less than 3 points since t / 2" are
@@ -12,7 +12,10 @@ from pathlib import Path
 import numpy as np
 import stop
 
-OUT = stop.ROOT / "results" / "stop"
+from flrce.methods.stopping import memory
+from flrce.methods.stopping.marginal_gain import add_memory
+
+OUT = stop.ROOT / "results" / "stop-fresh"
 LATE = 2.0  # times t*
 DRAWS = 4000
 SIMPLE = "3 points since t / 2"
@@ -41,6 +44,28 @@ def thin_levels(run, every):
         recent = (at <= t) & (at > t - run.sweep)
         levels[t] = values[recent].mean() if recent.any() else values[at <= t][-1]
     return levels
+
+
+class Remembering:
+    """The rule with the other seeds of the same setting as its memory (`like`)."""
+
+    def __init__(self, runs, evidence="reports"):
+        self.runs, self.evidence = runs, evidence
+
+    def __call__(self, run):
+        others = [x for x in self.runs if x.cell == run.cell and x.seed != run.seed]
+        summary = memory.summarize_curves([read_curve(x) for x in others])
+        for look in stop.assess(run, self.evidence):
+            remembered = memory.recall_gain(summary, look.t)
+            seen = look if remembered is None else add_memory(look, remembered)
+            if seen.should_stop:
+                return look.t
+        return None
+
+
+@cache
+def read_curve(run):
+    return memory.compute_gain_curve(run.history)
 
 
 RULES = {
@@ -156,10 +181,15 @@ def list_cells(runs):
     return ["data set", "regime", "setting", "runs", "t*", "stops in round", "G there"], rows
 
 
-def main(out=OUT):
-    runs = [run for run in stop.load([OUT / "fresh.jsonl.gz"]) if not run.dead]
-    stop.write(out, "fresh-rules", HEAD, make_rows(runs, RULES))
-    stop.write(out, "fresh-cells", *list_cells(runs))
+def main(out=OUT, page=stop.ROOT / "docs" / "stop.md"):
+    runs = [run for run in stop.load([OUT / "runs.jsonl.gz"]) if not run.dead]
+    remembering = {
+        "reports, with memory of the other seeds": Remembering(runs),
+        "evaluations, with memory of the other seeds": Remembering(runs, "evaluations"),
+    }
+    stop.write(out, "rules", HEAD, make_rows(runs, {**RULES, **remembering}))
+    stop.write(out, "cells", *list_cells(runs))
+    stop.embed(out, page, "fresh")
 
 
 if __name__ == "__main__":

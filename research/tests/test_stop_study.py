@@ -60,3 +60,25 @@ def test_tables_and_page_are_what_the_runs_say(study, tmp_path):
     made = {path.name: path.read_text() for path in tmp_path.glob("*.md") if path != page}
     assert made == {path.name: path.read_text() for path in TABLES.glob("*.md")}
     assert page.read_text() == (ROOT / "docs" / "stop.md").read_text()
+
+
+@pytest.mark.slow
+def test_fresh_tables_are_what_the_fresh_runs_say(study, tmp_path):
+    """Of four runs only: the whole table takes minutes."""
+    sys.modules["stop"] = study
+    spec = importlib.util.spec_from_file_location(
+        "stop_confirm", ROOT / "studies" / "stop_confirm.py"
+    )
+    confirm = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(confirm)
+    runs = study.load([ROOT / "results" / "stop-fresh" / "runs.jsonl.gz"])[::36]
+    head, rows = confirm.list_cells(runs)
+    committed = (ROOT / "results" / "stop-fresh" / "cells.md").read_text()
+    for row in rows:
+        stops = row[head.index("stops in round")]
+        line = next(
+            line
+            for line in committed.splitlines()
+            if f"| {row[0]} | {row[1]} |" in line and row[2] in line
+        )
+        assert stops in line

@@ -213,6 +213,21 @@ def test_a_price_and_a_target_end_any_strategy(percent):
     assert "the target of 70.0 % is reached" in aimed.reason
 
 
+def test_evaluators_that_alternate_between_0_and_1_do_not_switch_the_stop_off():
+    """Three of ten: the mean of a round swings by 0.3, the level of a block does not."""
+
+    def judged(t, arrays):
+        return MetricRecord({"accuracy": 0.7 * (0.8 - 0.7 / t) + 0.3 * (t % 2)})
+
+    grid = LocalGrid(plain_app(), 3)
+    try:
+        rule = should_stop(MarginalGain())
+        started(FedAvg(fraction_evaluate=0.0), grid, start(), 100, rule, judged)
+    finally:
+        grid.close()
+    assert 24 <= rule.history[-1].t <= 90
+
+
 def test_a_price_in_joules_is_not_for_should_stop():
     with pytest.raises(BadInput, match="does not see joules"):
         should_stop(MarginalGain(joules=10.0))

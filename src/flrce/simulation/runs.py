@@ -37,6 +37,7 @@ from flrce.simulation.build import (
 )
 from flrce.simulation.result import Result, require_training, summarize_seeds
 from flrce.simulation.run_slot import DeviceSchedulers, RunSlot
+from flrce.simulation.stop_memory import SEEDS_FILE, resolve_stop_memory
 from flrce.simulation.variant_choice import load_variants, save_variants
 from flrce.storage.disk import make_folder, write_atomically
 from flrce.storage.ledger import Ledger, refuse_unless_new
@@ -65,7 +66,6 @@ __all__ = [
 ]
 RoundCallback = Callable[[Round], None]
 FLOWER_ENGINE = "flrce.flower.server"  # a layer above this one, so it is loaded by name
-SEEDS_FILE = "seeds.json"  # in a folder of seeds: those that were asked for
 log = logging.getLogger("flrce")
 
 
@@ -122,6 +122,7 @@ def run(
     experiment = (experiment or Experiment()).with_objective(objective, metrics)
     choose_device(experiment)
     experiment, data = with_given_clients(experiment, data)
+    experiment = resolve_stop_memory(experiment, out, resume)
     warn_about_experiment(experiment)
     if experiment.engine.name == "flower":
         result = _run_on_flower(experiment, out, resume, data, model, watch)
@@ -421,6 +422,7 @@ def run_seeds(
     write_atomically(out / SEEDS_FILE, json.dumps(list(seeds)).encode())
     read = read or make_cached_reader()
     experiment, _ = with_given_clients(experiment, None, read)
+    experiment = resolve_stop_memory(experiment, out, resume)
     jobs: list[tuple[Experiment, Path | None]] = [
         (experiment.with_seed(s), out / f"seed-{s}") for s in seeds
     ]

@@ -20,12 +20,18 @@ from flrce.methods.stopping.gains import (
     measure_report_gain,
     measure_total_evaluation_gain,
 )
-from flrce.methods.stopping.memory import RememberedGain, blend_gains, recall_gain
+from flrce.methods.stopping.memory import (
+    RememberedGain,
+    blend_gains,
+    describe_recorded_tasks,
+    recall_gain,
+)
 from flrce.methods.stopping.trend import (
     LOG_METRICS,
     MetricReports,
     collect_client_reports,
     collect_evaluations,
+    compute_sweep,
 )
 from flrce.methods.stopping.wording import (
     MetricScale,
@@ -219,7 +225,10 @@ class MarginalGain(StopRule):
     def explain(self, history: Sequence[RoundRecord]) -> str:
         done = [h for h in history if h.outcome == "committed"]
         estimate = self.assess_history(done)
-        return "" if estimate is None else explain_gain(done, estimate, metric_scale(done))
+        if estimate is None:
+            return ""
+        known = self._describe_memory() or f" ({describe_recorded_tasks(compute_sweep(done))})"
+        return f"{explain_gain(done, estimate, metric_scale(done))}{known}."
 
 
 def collect_reports(history: Sequence[RoundRecord]) -> ProgressReports:
@@ -398,5 +407,5 @@ def explain_gain(done: Sequence[RoundRecord], estimate: GainEstimate, scale: Met
     return (
         f"{describe_change(done, estimate.measured, estimate.by, scale)} Doubling the rounds would"
         f" cost another {joules:.3g} J and {megabytes:.3g} MB;"
-        f" {sentence[0].lower()}{sentence[1:]}."
+        f" {sentence[0].lower()}{sentence[1:]}"
     )

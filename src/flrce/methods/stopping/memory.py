@@ -5,9 +5,12 @@ the run, so that the rule stays a pure function of the record and this prior.
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 from flrce.core.types import RoundRecord
 from flrce.methods.stopping.gains import (
@@ -20,7 +23,7 @@ from flrce.methods.stopping.gains import (
 STEPS_PER_DOUBLING = 4  # rounds of the summary: 2^(i / 4)
 UNKNOWN_SPREAD_POINTS = 1.5  # of gains between runs of one task, where only one run is known
 MIN_SPREAD_POINTS = 0.3  # two runs that agree by chance are not certain
-MAX_RISK = 0.1  # share of the tasks that may be stopped too early
+MAX_RISK = 0.08  # share of the tasks that may be stopped too early
 COLUMNS = 4  # of a summary's row: round, mean gain, spread, runs
 GainCurve = dict[int, float]  # round t -> points gained from t to 2 t
 
@@ -103,3 +106,31 @@ def choose_margin(risks: dict[float, Sequence[float]], usual: float) -> float:
         if shares and (sum(shares) + 1) / (len(shares) + 1) <= MAX_RISK:
             return margin
     return usual
+
+
+@dataclass(frozen=True)
+class RecordedTask:
+    """A setting of the study behind the rule (research/docs/stop.md)."""
+
+    name: str
+    sweep: float
+    runs: int
+    too_early: int
+
+
+@cache
+def load_recorded_tasks() -> tuple[RecordedTask, ...]:
+    """The recorded tasks that ship with the package."""
+    text = files("flrce.methods.stopping").joinpath("recorded_tasks.json").read_text("utf-8")
+    return tuple(RecordedTask(*row) for row in json.loads(text))
+
+
+def describe_recorded_tasks(sweep: float) -> str:
+    """How often the rule was wrong on recorded tasks whose sweep is within a factor of 2."""
+    similar = [task for task in load_recorded_tasks() if 0.5 <= task.sweep / sweep <= 2]
+    early = sum(2 * task.too_early > task.runs for task in similar)
+    return (
+        f"of {len(similar)} recorded tasks with a similar sweep {early} were stopped too early"
+        if similar
+        else "no recorded task has a similar sweep"
+    )
