@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flrce.errors import BadInput
 from flrce.report.verdict import describe_state
-from flrce.simulation.runs import SEEDS_FILE
+from flrce.simulation.stop_memory import SEEDS_FILE
 from flrce.storage.disk import PRIVATE_FOLDER, make_folder
 from flrce.storage.limited import read_limited
 from flrce.storage.manifest import known_marks
