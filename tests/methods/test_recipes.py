@@ -157,7 +157,7 @@ def add_up(folder: Path, result: runs.Result) -> None:
     wasted = sum(
         row["bytes_up"] + row["bytes_down"]
         for row in clients
-        if row["outcome"] not in ("useful", "asked")
+        if row["outcome"] not in ("useful", "asked", "evaluated")
     )
     assert wasted == result.summary["bytes_wasted"]
 

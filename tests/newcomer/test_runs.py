@@ -45,7 +45,7 @@ def test_a_run_is_kept_and_listed(here, capsys):
     assert main(["run", *sets("recipe.name=fedavg"), "--seeds", "0-1"]) == 0
     told = capsys.readouterr().out
     kept = sorted((here / "runs").iterdir())
-    assert [folder.name.rsplit("-", 4)[0] for folder in kept] == ["fedavg", "flrce"]
+    assert [folder.name.rsplit("-", 4)[0] for folder in kept] == ["fedavg", "frugal"]
     assert all(f"run directory: runs/{folder.name}" in told for folder in kept)
     assert main(["runs", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -88,11 +88,11 @@ def test_an_extended_run_is_the_longer_one(tmp_path, recipe):
 
 def test_a_run_of_version_0_1_goes_on(tmp_path, monkeypatch):
     """Its checkpoints carry another fingerprint."""
-    from flrce.storage import ledger
+    from flrce.storage import ledger, settings
 
-    short = Experiment.load(None, list(SMALL))
+    short = Experiment.load(None, [*SMALL, "recipe.name=fedavg"])
     with monkeypatch.context() as old:
-        old.setattr(ledger, "fingerprint_experiment", ledger.fingerprint_experiment_text)
+        old.setattr(ledger, "fingerprint_experiment", settings.fingerprint_experiment_text)
         runs.run(short, tmp_path / "a")
     longer = short.model_copy(update={"rounds": 5})
     assert runs.run(longer, tmp_path / "a", resume=True).summary["rounds"] == 5
@@ -166,7 +166,8 @@ def test_seeds_and_recipes_share_one_reading(here, monkeypatch):
 
 def test_a_note_of_every_seed_is_told_once(here, capsys):
     Path("far.csv").write_text("a,y\n" + "".join(f"{500 + i % 7},{i % 2}\n" for i in range(80)))
-    more = sets("data.path=far.csv", "data.partition=iid", "clients=3", "recipe.preset=headway")
+    more = sets("data.path=far.csv", "data.partition=iid", "clients=3")
+    more += sets("recipe.preset=headway", "recipe.bits_up=32", "recipe.bits_down=32")[-6:]
     assert main(["run", *more, "--seeds", "0-1", "--out", "d"]) == 0
     said = capsys.readouterr().err
     assert said.count("data.standardise = true helps") == 1

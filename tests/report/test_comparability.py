@@ -20,12 +20,12 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """FedAvg and FLrce on digits by two splits, FLrce on a table of classes and on one of
+    """FedAvg and the default on digits by two splits, the default on a table of classes and on one of
     values.
     """
     out, rng = tmp_path_factory.mktemp("apart"), np.random.default_rng(0)
     x = rng.normal(size=(120, 3)).astype(np.float32)
-    for name in ("fedavg", "flrce"):
+    for name in ("fedavg", "frugal"):
         runs.run(Experiment(**SMALL, recipe={"name": name}), out / name)
     even = {"partition": "iid"}
     runs.run(Experiment(**SMALL, data=even), out / "iid")
@@ -54,14 +54,14 @@ def test_a_report_of_several_tasks_is_several_reports(
 
 
 def test_one_task_is_one_report(folder: Path, tmp_path: Path) -> None:
-    some = [str(folder / name) for name in ("fedavg", "flrce")]
+    some = [str(folder / name) for name in ("fedavg", "frugal")]
     assert main(["report", *some, "--out", str(tmp_path / "r.html")]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
 
 
 def test_other_splits_are_not_compared_in_a_sentence(folder: Path) -> None:
     groups = tables.group_runs(
-        read.read_runs([folder / name for name in ("fedavg", "flrce", "iid")])
+        read.read_runs([folder / name for name in ("fedavg", "frugal", "iid")])
     )
     told = [
         sentence for sentence in verdict.describe_groups(groups) if sentence.startswith("Against")
@@ -78,7 +78,7 @@ def test_commands_that_average_refuse_several_tasks(
     assert "different tasks" in capsys.readouterr().err
     both = tmp_path / "both"
     both.mkdir()
-    for name in ("flrce", "classes"):
+    for name in ("frugal", "classes"):
         (both / name).symlink_to(folder / name)
     assert main(["whatif", str(both), "--rounds", "1"]) == 2
     assert "different tasks" in capsys.readouterr().err

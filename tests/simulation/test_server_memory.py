@@ -48,7 +48,7 @@ print(most(int(sys.argv[1])) - small)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are told in /proc")
 @pytest.mark.parametrize(
-    ("recipe", "P"), [("fedavg", 4), ("fedavg", 10), ("median", 10), ("flrce", 10)]
+    ("recipe", "P"), [("fedavg", 4), ("fedavg", 10), ("median", 10), ("frugal", 10)]
 )
 def test_the_server_takes_no_more_than_it_says(recipe, P):
     """The figure has room for what workers' pipes and the run's files take, 6 models as measured;
@@ -72,7 +72,7 @@ def test_a_large_model_with_ten_clients_fits_where_it_is_said_to(monkeypatch, ca
         4 * D * 28, rel=0.01
     )
     averaged = CATALOGUE["flrce"](
-        P=10
+        P=10, preset="default"
     )  # keeps a sum in float64, makes it anew, and hands back a model of it
     assert memory_limits.estimate_server_bytes(averaged, 100, D, D) == pytest.approx(
         4 * D * 33, rel=0.01

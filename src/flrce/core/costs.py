@@ -6,8 +6,9 @@ from typing import Any
 
 from flrce.core.gate import MAX_SAMPLES_PER_CLIENT, match_replies
 from flrce.core.payloads import is_finite_number, is_plausible_cost
-from flrce.core.types import ClientCost, ClientRecord, Reply, Task
+from flrce.core.types import ClientCost, ClientRecord, Reply, RoundRecord, Task
 
+FREE_OF_WASTE = ("useful", "asked", "evaluated")  # outcomes whose costs were not in vain
 LEFT_PREFIX = "left"  # how the reason of a client begins that went while it worked
 
 
@@ -61,8 +62,19 @@ def book_costs(
     lines += [ClientRecord(t, client, "asked", 0, 0.0, spent) for client, spent in asked]
     lines = list(price(lines))
     spent = [line.spent for line in lines]
-    wasted = [line.spent for line in lines if line.outcome not in ("useful", "asked")]
     return tuple(lines), {
+        **sum_line_costs(lines),
+        "seconds": seconds + max((s.seconds for _, s in asked), default=0.0),
+        "measured": bool(spent) and all(s.measured for s in spent),
+        "other": sum_other_costs(spent),
+    }
+
+
+def sum_line_costs(lines: Sequence[ClientRecord]) -> dict[str, Any]:
+    """What clients' lines add up to, by the field of a round's record."""
+    spent = [line.spent for line in lines]
+    wasted = [line.spent for line in lines if line.outcome not in FREE_OF_WASTE]
+    return {
         "bytes_up": sum(s.bytes_up for s in spent),
         "bytes_down": sum(s.bytes_down for s in spent),
         "bytes_framing": sum(s.framing for s in spent),
@@ -73,10 +85,24 @@ def book_costs(
         "joules_high": sum(s.joules * (1 + s.error) for s in spent),
         "grams": sum(s.grams for s in spent),
         "grams_wasted": sum(s.grams for s in wasted),
-        "seconds": seconds + max((s.seconds for _, s in asked), default=0.0),
-        "measured": bool(spent) and all(s.measured for s in spent),
-        "other": sum_other_costs(spent),
     }
+
+
+def bill_evaluation(
+    record: RoundRecord,
+    evaluated: Sequence[tuple[str, ClientCost]],
+    price: Callable[[Sequence[ClientRecord]], Sequence[ClientRecord]] = list,
+) -> tuple[RoundRecord, tuple[ClientRecord, ...]]:
+    """The record with what clients spent to evaluate the final model after the round, and their
+    lines.
+    """
+    lines = price([ClientRecord(record.t, k, "evaluated", 0, 0.0, s) for k, s in evaluated])
+    spent = [line.spent for line in lines]
+    more = {name: getattr(record, name) + x for name, x in sum_line_costs(lines).items()}
+    other = {name: record.other.get(name, 0.0) + x for name, x in sum_other_costs(spent).items()}
+    seconds = record.seconds + max((s.seconds for s in spent), default=0.0)
+    billed = replace(record, **more, seconds=seconds, other={**record.other, **other})
+    return billed, tuple(lines)
 
 
 def sum_other_costs(spent: Sequence[ClientCost]) -> dict[str, float]:

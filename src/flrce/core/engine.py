@@ -87,6 +87,12 @@ class Engine(ABC):
         """(clients,) float64: the training samples of each."""
         return torch.tensor([self.count_samples(k) for k in clients], dtype=torch.float64)
 
+    def estimate_evaluation(self, t: int) -> Sequence[tuple[str, ClientCost]]:
+        """What each client spends to evaluate the final model of round t: its download, and forward
+        passes on its hold-out; (): nobody is asked in this round, or costs are not modelled.
+        """
+        return ()
+
     def annotate_tasks(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
         """What the ledger notes about a round's tasks: the node of each client, for instance."""
         return {}

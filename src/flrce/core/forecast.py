@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from flrce.core.cost_table import find_slowest
 from flrce.core.engine import Engine
 from flrce.core.fleet_state import estimate_carbon
 from flrce.core.payload_bytes import LOSS_BYTES, count_bytes
@@ -35,13 +36,14 @@ def check_budget(
         return
     expected = [engine.estimate(task) for task in expect_uploads(engine, state, tasks)]
     estimates = estimate_carbon(engine, state, tasks, expected)
+    read = engine.estimate_evaluation(state.t + 1) if recipe.stop.reads_evaluations else ()
+    evaluations = [spent for _, spent in read]
     if some:
-        costs = combine_estimates(
-            bound_task_costs(estimates, recipe.P), bound_inquiry_costs(engine, asked, recipe.P)
-        )
+        inquiries = bound_inquiry_costs(engine, asked, recipe.P)
+        costs = combine_estimates(bound_task_costs(estimates, recipe.P), inquiries, evaluations)
     else:
         questions = estimate_inquiries(engine, asked, {task.client for task in tasks})
-        costs = combine_estimates(estimates, [spent for _, spent in questions])
+        costs = combine_estimates(estimates, [spent for _, spent in questions], evaluations)
     why = recipe.stop.check_next_round(state.history, costs)
     if why:
         raise RoundRefused(why)
@@ -81,13 +83,15 @@ def _estimate_inquiry(engine: Engine, client: str, down: int) -> ClientCost:
     return replace(spent, framing=LOSS_BYTES) if down else spent
 
 
-def combine_estimates(tasks: Sequence[ClientCost], asked: Sequence[ClientCost]) -> list[ClientCost]:
-    """A round's estimates, client by client: being asked for a loss comes before training, and
-    nobody idles in it.
+def combine_estimates(
+    tasks: Sequence[ClientCost], asked: Sequence[ClientCost], evaluations: Sequence[ClientCost] = ()
+) -> list[ClientCost]:
+    """A round's estimates, client by client: being asked for a loss comes before training,
+    evaluating the model after it, and nobody idles in either.
     """
-    first = max((spent.seconds for spent in asked), default=0.0)
-    waits = [replace(spent, transfer_seconds=spent.transfer_seconds + first) for spent in tasks]
-    return [*waits, *(replace(spent, idle_watts=0.0) for spent in asked)]
+    beside = find_slowest(asked) + find_slowest(evaluations)
+    waits = [replace(spent, transfer_seconds=spent.transfer_seconds + beside) for spent in tasks]
+    return [*waits, *(replace(spent, idle_watts=0.0) for spent in (*asked, *evaluations))]
 
 
 def bound_task_costs(estimates: Sequence[ClientCost], P: int) -> list[ClientCost]:

@@ -14,18 +14,28 @@ from torch import Tensor
 from flrce.core import device_transfer
 from flrce.core.buffers import free_unused_buffers
 from flrce.core.checked_replies import CheckedReplies, check_and_book
+from flrce.core.costs import bill_evaluation
 from flrce.core.diagnostics import add_diagnostics
 from flrce.core.engine import Engine
 from flrce.core.evaluation import evaluate_model
 from flrce.core.figures import add_figures
-from flrce.core.fleet_state import initial_fleet_state
+from flrce.core.fleet_state import add_carbon, initial_fleet_state
 from flrce.core.forecast import estimate_inquiries
 from flrce.core.memory_limits import check_memory
 from flrce.core.pending import collect_replies
 from flrce.core.pieces import Recipe
 from flrce.core.planning import plan_round
 from flrce.core.shadow_stops import find_shadow_stops
-from flrce.core.types import Round, RoundEvent, RoundPlan, RoundRecord, RoundReplies, State, Updates
+from flrce.core.types import (
+    ClientRecord,
+    Round,
+    RoundEvent,
+    RoundPlan,
+    RoundRecord,
+    RoundReplies,
+    State,
+    Updates,
+)
 from flrce.core.unfinished_rounds import close_abandoned_round, close_refused_round
 from flrce.core.validation import (
     explain_device_mix,
@@ -127,11 +137,13 @@ def close_round(
     model = build_final_model(recipe, after)
     diagnosed = add_diagnostics(checked.record, recipe, plan.state, after, event)
     reported, clients = add_figures(recipe, after, event, diagnosed, checked.clients)
-    record = decide_stop(recipe, engine, reported, after, model, T)
+    billed, evaluators = bill_stop_evidence(recipe, engine, plan, reported)
+    record = decide_stop(recipe, engine, billed, after, model, T)
     # the chosen first, as they were chosen
     touched = dict.fromkeys(task.k for task in (*plan.tasks, *checked.tasks))
     history = (*plan.state.history, record)
-    return Round(replace(after, history=history), record, clients, tuple(touched), model)
+    lines = (*clients, *evaluators)
+    return Round(replace(after, history=history), record, lines, tuple(touched), model)
 
 
 def advance_state(
@@ -157,6 +169,18 @@ def build_final_model(recipe: Recipe, state: State) -> Tensor:
 
 def _update_server_state(state: State, server_state: Mapping[str, Any]) -> State:
     return replace(state, memory={**state.memory, **server_state})
+
+
+def bill_stop_evidence(
+    recipe: Recipe, engine: Engine, plan: RoundPlan, record: RoundRecord
+) -> tuple[RoundRecord, tuple[ClientRecord, ...]]:
+    """The record with the costs of an evaluation that the stop rule reads, and its clients' lines.
+
+    Evaluations that nobody reads but the report are the observer's, and free for every method.
+    """
+    if not recipe.stop.reads_evaluations:
+        return record, ()
+    return bill_evaluation(record, engine.estimate_evaluation(plan.t), add_carbon(engine, plan))
 
 
 def decide_stop(

@@ -136,6 +136,6 @@ def find_send_times(
     found = []
     for line in lines:
         t = line["t"] - line.get("age", 0)
-        mine = [] if line["outcome"] == "asked" else tries[t, line["client"]]
+        mine = [] if line["outcome"] in ("asked", "evaluated") else tries[t, line["client"]]
         found.append(mine.pop(0) if mine else began.get(t, 0.0))
     return found

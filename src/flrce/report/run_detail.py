@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flrce.core.cost_table import COSTS
+from flrce.core.costs import FREE_OF_WASTE
 from flrce.report.cost_per_point import build_course_chart, build_price_chart, find_course
 from flrce.report.verdict import describe_ending, get_stop_criterion
 from flrce.storage import metric_format as words
@@ -123,7 +124,7 @@ def sum_client_costs(run: RecordedRun, rows: Sequence[int]) -> dict[str, list[fl
         k = run.client_indices.get(line["client"])
         if k is None:
             continue  # a reply from somebody who is no client
-        wasted = "" if line["outcome"] in ("useful", "asked") else "_wasted"
+        wasted = "" if line["outcome"] in FREE_OF_WASTE else "_wasted"
         for cost in costs:
             totals[f"{cost.name}{wasted}"][k] += cost.of_line(line)
     for h in run.rounds:

@@ -30,6 +30,7 @@ EARLIER_STOP_PATTERN = re.compile(  # a stop with a price, in the words of earli
     r" than untrained"
 )
 MIN_SAVING_PERCENT = 0.5  # percent: less is no saving
+MIN_SAVING_FACTOR = 4.0  # from which a saving is a factor: "97 % less" hides how much it is
 MAX_DESCRIBED_GROUPS = 4  # recipes of which each gets its own sentence; of more, the table speaks
 
 
@@ -292,6 +293,8 @@ def format_range(values: Sequence[int]) -> str:
 def _format_saving(mine: float | None, theirs: float | None, word: str) -> str:
     if not mine or not theirs:
         return f"as much {word}"
+    if theirs / mine >= MIN_SAVING_FACTOR:
+        return f"{theirs / mine:.3g} times less {word}"
     share = 100 * (1 - mine / theirs)
     if abs(share) < MIN_SAVING_PERCENT:
         return f"as much {word}"

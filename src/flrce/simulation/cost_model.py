@@ -28,6 +28,10 @@ from flrce.training.trainer import EVALUATION_CHUNK_SAMPLES
 
 EACH_BATCH = (-2,)  # behind a shape's key: FLOPs of a batch, whatever its samples
 
+#: additions of a fast Hadamard transform of 2^14 floats, and a few operations to scale and to pack;
+#: other codes need fewer
+CODING_FLOPS_PER_FLOAT = 20
+
 
 @dataclass(frozen=True, eq=False)
 class FleetCostModel:
@@ -69,6 +73,21 @@ class FleetCostModel:
             down, 0, n * self.inference_flops, -(-n // EVALUATION_CHUNK_SAMPLES)
         )
 
+    def estimate_evaluation(self) -> list[tuple[str, ClientCost]]:
+        """What it costs each client that holds samples back to receive and evaluate the model."""
+        held = zip(self.federation.clients, self.federation.held, strict=True)
+        return [
+            (client, self._price_evaluation(client, len(samples)))
+            for client, samples in held
+            if len(samples)
+        ]
+
+    def _price_evaluation(self, client: str, n: int) -> ClientCost:
+        flops, batches = n * self.inference_flops, -(-n // EVALUATION_CHUNK_SAMPLES)
+        return self.fleet[client].estimate_cost(
+            self.model_bytes, 0, flops, batches, EVALUATION_FIGURES_BYTES
+        )
+
     def price_task(self, task: Task, bytes_up: int, done: int | None = None) -> ClientCost:
         """A task whose reply has so many bytes; `done`: batches, where the client stopped early."""
         n = self.count_samples(task.client)
@@ -81,6 +100,7 @@ class FleetCostModel:
         samples = float(epochs * epoch.sum() + epoch[:rest].sum())
         work = samples * self.count_training_flops(task) + steps * self.count_batch_flops(task)
         flops, framing = work * passes, REPLY_FIGURES_BYTES
+        flops += CODING_FLOPS_PER_FLOAT * self.count_coded_floats(task)
         framing += task.download.framing if task.download else 0
         framing += task.compressor.instruction_bytes if task.compressor is not None else 0
         held = self.count_holdout_samples(task)
@@ -97,6 +117,14 @@ class FleetCostModel:
             return model + count_bytes(task.tensors)
         held = self.runner.get_part(task).held
         return count_download_bytes(self.model_bytes, held, task.tensors)
+
+    def count_coded_floats(self, task: Task) -> int:
+        """Floats that a client decodes from its download and encodes for its upload."""
+        download, compressor = task.download, task.compressor
+        decoded = self.runner.get_held_part(task).trained if download and download.code else 0
+        if compressor is None or compressor.is_dense:
+            return decoded
+        return decoded + sum(size for _, size in self.runner.get_part(task).names)
 
     def count_samples(self, client: str) -> int:
         return len(self.federation.get_client_samples(client, 1))

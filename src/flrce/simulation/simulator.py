@@ -257,6 +257,9 @@ class Simulator(Engine):
     def estimate_inquiry(self, client: str, down: int) -> ClientCost:
         return self.costs.estimate_inquiry(client, down)
 
+    def estimate_evaluation(self, t: int) -> list[tuple[str, ClientCost]]:
+        return [] if t % self.eval_every else self.costs.estimate_evaluation()
+
     def close(self) -> None:
         self.workers.close()
 
