@@ -9,6 +9,7 @@ import importlib
 import random
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +159,17 @@ def tables_of(rng: random.Random, folder: Path) -> dict[str, Any]:
     return {**SMALL, **rng.choice(places)}
 
 
+@cache
+def load_own_code() -> None:
+    """Modules and compiled code of flrce itself, which the first experiment builds and loads."""
+    Experiment.from_tables(SMALL).build_network(load_source("digits"))
+
+
 def case(folder: Path, rng: random.Random) -> bool:
     """Whether one experiment was valid; anything but that or one line raises, and so does whatever
     was called.
     """
+    load_own_code()
     stranger = prepared(folder)
     (folder / "victim").write_text("here")
     trusts: list[Callable[[], Trust | bool]] = [
