@@ -42,7 +42,7 @@ BAD = [
         "data.kind = 'numbers': should be 'classes', 'values', 'tokens' or 'labels'",
     ),
     ("data.layout=hwc", "data.layout = 'hwc': should be 'images', 'series', 'table' or 'tokens'"),
-    ("data.fill=median", "data.fill = 'median': should be"),
+    ("data.fill=median", "data.fill = 'median': use a number, 'mean' or 'drop'"),
     ("data.standardise=3", "data.standardise = 3: should be a valid boolean"),
     ("data.ignore=3", "data.ignore = 3: should be a valid string"),
     ("data.features=5", "data.features = 5"),

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import flrce
 from flrce import BadInput, Source
+from flrce.cli.cli import main
 from flrce.data.own import from_arrays, from_path, to_source
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -219,3 +220,20 @@ def test_a_source_is_shown_in_one_line():
     assert (
         repr(source) == "Source('mine': 6 samples (2,) float32, 2 classes, 2 groups, 1 for judging)"
     )
+
+
+def test_the_network_that_auto_chose_is_told(caplog):
+    caplog.set_level(logging.INFO, "flrce")
+    x = np.zeros((40, 3, 16, 16), np.uint8)
+    tables = {"rounds": 1, "clients": 2, "per_round": 2, "data": {"partition": "iid"}}
+    flrce.run(flrce.Experiment(**tables), data=(x, np.arange(40) % 2))
+    parameters = 768 * 64 + 64 + 64 * 2 + 2
+    assert f"'auto' is mlp: {parameters:,} parameters, 0.79 MB per round of 2" in caplog.text
+
+
+def test_a_file_as_out_and_an_unknown_fill_are_told(tmp_path, capsys):
+    path = written(tmp_path / "wine.csv", "a,y", "1,0", "2,1")
+    assert main(["run", "--set", "rounds=1", "--out", str(path)]) == 2
+    assert "wine.csv is a file; name a folder for the run" in capsys.readouterr().err
+    assert main(["run", f"--set=data.path={path}", "--set=data.fill=none", "--no-save"]) == 2
+    assert "data.fill = 'none': use a number, 'mean' or 'drop'" in capsys.readouterr().err

@@ -119,6 +119,8 @@ def run_experiment(
         )
     if no_save and out is not None:
         raise BadInput("--no-save and --out contradict each other; drop one")
+    if out is not None and out.is_file():
+        raise BadInput(f"--out {out} is a file; name a folder for the run")
     many = parse_seeds(seed_list)
     if resume and out is not None and file is None:
         file = run_folders.find_stored_experiment(out)

@@ -93,6 +93,13 @@ class DataSection(Section):
             )
         return load_source(self.name, self.path, **self.reader_options())
 
+    @field_validator("fill", mode="before")
+    @classmethod
+    def _validate_fill(cls, value: Any) -> Any:
+        if isinstance(value, str) and value not in ("mean", "drop"):
+            raise ValueError("use a number, 'mean' or 'drop'; leave it out to refuse gaps")
+        return value
+
     @field_validator("partition")
     @classmethod
     def _validate_partition(cls, value: str) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flrce.config.experiment import Experiment
+from flrce.config.network import resolve_network_name
 from flrce.core import loop
 from flrce.core.host import find_device
 from flrce.core.linalg import LARGE
@@ -236,6 +237,9 @@ def build_data_and_model(
     few = scale_inputs(torch.from_numpy(np.array(pool.x[:2])), pool.scale, pool.shift)
     recipe, objective = experiment.build_recipe(), experiment.build_objective(pool.kind)
     net = finish_network(net, few, experiment, recipe.fixed)
+    if model is None and named.name == "auto":
+        chosen = resolve_network_name("auto", pool.spec)
+        log.info("%s", describe_network(chosen, net, experiment.per_round))
     probes = max(
         (link.forward_passes // 2 for link in recipe.chain.links if link.estimates_gradient),
         default=0,
@@ -254,6 +258,16 @@ def build_data_and_model(
     if experiment.train.batch == 1:
         validate_single_sample_batch(net, few)
     return federation, net
+
+
+def describe_network(name: str, net: nn.Module, per_round: int) -> str:
+    """The network that "auto" chose: its size, and what it costs to send to a cohort and back."""
+    count = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    sent = 2 * per_round * 4 * count / 1e6
+    return (
+        f"model.name = 'auto' is {name}: {count:,} parameters, {sent:.3g} MB per round of"
+        f" {per_round} clients before compression"
+    )
 
 
 def finish_network(
