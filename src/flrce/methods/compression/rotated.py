@@ -209,7 +209,7 @@ def look_up_centroids(levels: Tensor, bits: int) -> Tensor:
     if bits == 1:
         return levels.float().mul_(2).sub_(1)
     table = get_centroids(bits, levels.device)
-    return table[levels.int()]
+    return table.index_select(0, levels.int().flatten()).view(levels.shape)
 
 
 @lru_cache
