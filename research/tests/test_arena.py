@@ -555,16 +555,9 @@ def lots_of(plan: ArenaPlan, device: str) -> list[machine.CellBatch]:
 def test_stacks_hold_what_trains_alike():
     methods = {
         name: {}
-        for name in (
-            "fedavg",
-            "median",
-            "fedadam",
-            "scaffold",
-            "power-of-choice",
-            "flrce",
-            "fedbuff",
-        )
+        for name in ("fedavg", "median", "fedadam", "scaffold", "power-of-choice", "fedbuff")
     }
+    methods["flrce"] = {"recipe": {"name": "flrce", "preset": "default"}}
     plan = ArenaPlan.from_tables(
         {**TABLES, "tuning": {}, "seeds": list(range(1, 6)), "methods": methods}
     )

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from flrce.config.experiment import Experiment, read_toml
+from flrce.config.recipe_names import PUBLISHED_RECIPES
 from flrce.core.bounds import format_value
 from flrce.core.pieces import NeverStop
 from flrce.core.roles import StopRule
@@ -33,7 +34,8 @@ MACHINE_SETTINGS = (
     "kernel",
     "updates",
 )  # engine settings in which the machines of one arena may differ
-LATER_SETTINGS = (("data", "features"),)  # younger than the first arenas: these had none
+#: younger than the first arenas: these had none
+LATER_SETTINGS = (("data", "features"), ("data", "text"), ("data", "buckets"), ("model", "lowrank"))
 PlanEntryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}$")]
 PositiveShare = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 SeedNumber = Annotated[int, Field(ge=0, lt=2**63)]
@@ -285,6 +287,9 @@ class ArenaCell:
         for section, key in LATER_SETTINGS:
             if tables[section][key] is None:
                 del tables[section][key]
+        recipe = tables["recipe"]
+        if recipe["name"] in PUBLISHED_RECIPES and recipe.get("preset") == "default":
+            del recipe["preset"]  # records of before the preset was written down
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
 
     @property
