@@ -223,7 +223,7 @@ class FlrceStrategy(Strategy):
             arrays = ArrayRecord(
                 {name: array for name, array in arrays.items() if name not in staying}
             )
-        elif self.kept:
+        elif self.kept and runner is None:
             raise BadInput(
                 "parameters that stay with their client: pass model= and sample_shape= to the"
                 " strategy"

@@ -29,6 +29,7 @@ from flrce.errors import BadInput
 from flrce.models.abilities import get_provision_bytes
 
 NORMS_KEYWORD = "norms"  # in place of a pattern: every normalisation layer
+ANY_NORMS_KEYWORD = "any-norms"  # the same; a network without such layers is fine too
 FINGERPRINT_SAMPLES = 4096  # numbers of each fixed tensor that its fingerprint is of
 HEAD_KEYWORD = "head"  # in place of a pattern: the last layer that has parameters to train
 log = logging.getLogger("flrce")
@@ -183,7 +184,7 @@ def _match_personal_tensors(
 ) -> set[str]:
     found: set[str] = set()
     for pattern in patterns:
-        if pattern == NORMS_KEYWORD:
+        if pattern in (NORMS_KEYWORD, ANY_NORMS_KEYWORD):
             layers = [
                 path for path, layer in module.named_modules() if isinstance(layer, _NORM_LAYERS)
             ]
@@ -196,7 +197,7 @@ def _match_personal_tensors(
             }
         else:
             here = {name for name in names if fnmatchcase(name, pattern)}
-        if not here:
+        if not here and pattern != ANY_NORMS_KEYWORD:
             few = ", ".join(names[:6])
             raise BadInput(
                 f"{pattern!r}, which clients are to keep (model.kept, recipe.heads), matches no"

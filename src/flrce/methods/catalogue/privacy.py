@@ -7,7 +7,7 @@ from flrce.core.pieces import Recipe
 from flrce.methods.aggregation.private_mean import PrivateMean
 from flrce.methods.catalogue.standard import fedavg
 from flrce.methods.selection.poisson import PoissonSelector
-from flrce.models.flat import NORMS_KEYWORD
+from flrce.models.flat import ANY_NORMS_KEYWORD
 
 
 def dp_fedavg(
@@ -30,7 +30,7 @@ def dp_fedavg(
         fedavg(P, **local),
         selector=PoissonSelector(),
         aggregator=PrivateMean(noise, clip, quantile, clip_rate, delta),
-        kept=(NORMS_KEYWORD,),
+        kept=(ANY_NORMS_KEYWORD,),
         minimum=0,
         name="dp-fedavg",
     )
