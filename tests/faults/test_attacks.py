@@ -140,7 +140,7 @@ def test_one_client_does_not_steer_the_stop(attack, preset, seen):
 @pytest.mark.row(
     42,
     "5 or 10 of 50 clients tell a rise of their hold-out of 1e7 samples",
-    "stops after half to four times the rounds",
+    "stops after half to five times the rounds",
 )
 @pytest.mark.parametrize("preset", ["default", "hardened"])
 @pytest.mark.parametrize("count", [5, 10])
@@ -153,7 +153,9 @@ def test_a_fifth_does_not_keep_a_run_going(count, preset, seen):
         ]
         for seed in (0, 1)
     ]
-    assert all(honest / 2 <= steered <= 4 * honest < steering.T for honest, steered in rounds)
+    assert all(
+        honest / 2 <= steered <= 5 * honest and steered < steering.T for honest, steered in rounds
+    )
     seen(
         f"{preset}, {count} of 50:"
         f" {', '.join(f'{honest} -> {steered}' for honest, steered in rounds)}"
