@@ -19,10 +19,11 @@ def count_floats(layout: TensorSizes) -> int:
     return sum(size for _, size in layout)
 
 
-def split_statistics(layout: TensorSizes) -> tuple[list[slice], list[slice]]:
-    """(spans that a lossy code takes, spans of BatchNorm's statistics, which travel as float32).
+def split_statistics(layout: TensorSizes, exact_below: int = 0) -> tuple[list[slice], list[slice]]:
+    """(spans that a lossy code takes, spans that travel as float32: BatchNorm's statistics).
 
-    Neighbouring spans of one kind are joined, so a usual layout has at most one of each.
+    Neighbouring spans of one kind are joined, so a usual layout has at most one of each. Where a
+    lossy code would take fewer floats than `exact_below`, all of them travel as float32.
     """
     spans: tuple[list[slice], list[slice]] = ([], [])
     start = 0
@@ -33,6 +34,8 @@ def split_statistics(layout: TensorSizes) -> tuple[list[slice], list[slice]]:
         elif size:
             kind.append(slice(start, start + size))
         start += size
+    if count_span_floats(spans[0]) < exact_below:
+        return [], [slice(0, start)]
     return spans
 
 

@@ -60,6 +60,7 @@ class RotatedCodec(Codec):
 
     bits: float = 1
     scale: str = "unbiased"
+    exact_below: int = 0
 
     @property
     def level_bits(self) -> int:
@@ -72,7 +73,7 @@ class RotatedCodec(Codec):
     def encode(
         self, u: NDArray[Any], layout: TensorSizes, rng: Generator, carry: Buffers
     ) -> Encoded:
-        coded, exact = split_statistics(layout)
+        coded, exact = split_statistics(layout, self.exact_below)
         x = take_spans(u, coded)
         groups = self._plan_chunks(len(x))
         chunks = split_chunks(x * draw_signs(rng, len(x)), groups)
@@ -83,7 +84,7 @@ class RotatedCodec(Codec):
         return buffers | ({"statistics": take_spans(u, exact)} if exact else {}), carry
 
     def decode(self, buffers: Buffers, layout: TensorSizes, rng: Generator) -> FloatArray:
-        coded, exact = split_statistics(layout)
+        coded, exact = split_statistics(layout, self.exact_below)
         require_buffers(buffers, {"levels", "scales"} | ({"statistics"} if exact else set()))
         n = count_span_floats(coded)
         groups = self._plan_chunks(n)

@@ -26,6 +26,7 @@ from flrce.methods.compression.error_feedback import ErrorFeedback
 from flrce.methods.compression.hadamard import draw_signs, plan_chunks, transform_hadamard
 from flrce.methods.compression.rotated import BLOCKS, CENTROIDS, RotatedCode
 from flrce.rng import make_stream
+from flrce_client.rotated import RotatedCodec
 
 CODES = [
     RotatedCode(bits, scale)
@@ -442,3 +443,22 @@ def test_nothing_leaves_the_device(bits, scale):
     assert back.shape == u.shape
     with pytest.raises(Exception, match="meta"):
         u.cpu()
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65])
+def test_small_updates_travel_as_they_are(size: int) -> None:
+    """64 coded floats and more are coded; 3 statistics are not counted."""
+    layout = (("weight", size), ("norm.running_mean", 3))
+    u = torch.arange(size + 3, dtype=torch.float32) / 7
+    code = RotatedCode(1, exact_below=64)
+    payload, _ = code.encode(u, layout, make_stream(0, "code", 1), {})
+    decoded = code.decode(payload, layout, make_stream(0, "code", 1))
+    assert payload.nbytes == code.estimate_bytes(layout, make_stream(0, "code", 1))
+    if size < 64:
+        assert payload.nbytes == 4 * (size + 3)
+        assert torch.equal(decoded, u)
+    else:
+        assert payload.nbytes < 4 * (size + 3)
+    numbers = {name: buffer.numpy() for name, buffer in payload.buffers.items()}
+    by_numpy = RotatedCodec(1, exact_below=64).decode(numbers, layout, make_stream(0, "code", 1))
+    assert np.array_equal(by_numpy, decoded.numpy())

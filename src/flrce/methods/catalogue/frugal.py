@@ -30,6 +30,8 @@ PRESETS = ("default", "accurate", "wary", "hardened", "private", "headway")
 #: bits up, down, of a first download: of any run, and of runs of at most so many rounds
 LONG_RUN_BITS = (1, 1, 1)
 SHORT_RUN_BITS = ((10, (4, 2, 4)), (20, (2, 2, 4)))
+#: models with fewer floats travel as float32: their bytes are few, and a bit for each is too coarse
+EXACT_BELOW = 1024
 #: whose uploads travel as they are: defences were measured with them, and sums cannot be coded
 DENSE_PRESETS = ("wary", "hardened", "private")
 
@@ -101,7 +103,7 @@ def make_code(bits: float, setting: str, contractive: bool = False) -> Compresso
     if bits == QUANTISER_BITS:
         return Quantizer(QUANTISER_BITS)
     try:
-        return RotatedCode(bits, "contractive" if contractive else "unbiased")
+        return RotatedCode(bits, "contractive" if contractive else "unbiased", EXACT_BELOW)
     except BadInput:
         raise BadInput(
             f"recipe.{setting} = {bits!r}: must be 1, 2, 3, 4, {QUANTISER_BITS} or {DENSE_BITS}, or"

@@ -26,6 +26,8 @@ log = logging.getLogger("flrce")
 
 def split_chunks(x: Tensor, groups: Sequence[ChunkGroup]) -> list[Tensor]:
     """x (n,) as one (rows, size) tensor for each group, padded with zeros."""
+    if not groups:
+        return []
     x = pad(x, (0, sum(group.floats for group in groups) - len(x)))
     parts = torch.split(x, [group.floats for group in groups])
     return [part.view(group.rows, -1) for part, group in zip(parts, groups, strict=True)]

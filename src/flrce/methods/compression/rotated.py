@@ -10,6 +10,7 @@ from annotated_types import Gt, Le
 from numpy.random import Generator
 from torch import Tensor
 
+from flrce.core.bounds import NonNegativeInt
 from flrce.core.payload_bytes import count_value_bytes
 from flrce.core.pieces import get_buffer
 from flrce.core.roles import Compressor
@@ -50,11 +51,13 @@ class RotatedCode(Compressor):
     centroids c fits all of them. A chunk costs one float32 s more: x is decoded as s D H c(H D x),
     H Hadamard's matrix and D the random signs. `scale` chooses s: "unbiased" for a mean of many
     updates, "contractive" for the least error of one, which a loop with feedback needs.
-    BatchNorm's statistics travel as float32.
+    BatchNorm's statistics travel as float32, and so does an update of fewer floats than
+    `exact_below`: one bit for each of a few floats has a large error and saves little.
     """
 
     bits: Annotated[float, Gt(0), Le(4)] = 1
     scale: Literal["unbiased", "contractive"] = "unbiased"
+    exact_below: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         known = isinstance(self.bits, int | float) and not isinstance(self.bits, bool)
@@ -83,7 +86,7 @@ class RotatedCode(Compressor):
     def encode(
         self, u: Tensor, layout: TensorSizes, rng: Generator, carry: Mapping[str, Tensor]
     ) -> tuple[Payload, Mapping[str, Tensor]]:
-        coded, exact = split_statistics(layout)
+        coded, exact = split_statistics(layout, self.exact_below)
         x = take_spans(u, coded)
         groups = self._plan_chunks(len(x))
         chunks = split_chunks(x * draw_signs(rng, len(x), u.device), groups)
@@ -98,7 +101,7 @@ class RotatedCode(Compressor):
         return Payload(buffers), carry
 
     def decode(self, payload: Payload, layout: TensorSizes, rng: Generator) -> Tensor:
-        coded, exact = split_statistics(layout)
+        coded, exact = split_statistics(layout, self.exact_below)
         require_buffers(payload, {"levels", "scales"} | ({"statistics"} if exact else set()))
         n = count_span_floats(coded)
         groups = self._plan_chunks(n)
@@ -117,7 +120,7 @@ class RotatedCode(Compressor):
 
     def estimate_bytes(self, layout: TensorSizes, rng: Generator) -> int:
         """What a payload weighs, whatever the update: levels, a scale of each chunk, statistics."""
-        coded, exact = split_statistics(layout)
+        coded, exact = split_statistics(layout, self.exact_below)
         groups = self._plan_chunks(count_span_floats(coded))
         floats = sum(group.rows for group in groups) + count_span_floats(exact)
         levels = count_packed_bytes(self._count_levels(groups), self.level_bits)
