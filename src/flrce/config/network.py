@@ -65,8 +65,8 @@ def build_net(name: str, spec: SampleSpec, seed: int, options: dict[str, Any] | 
 
 
 def resolve_network_name(name: str, spec: SampleSpec) -> str:
-    """The network that "auto" stands for; hashed text is classified as well by a linear model as by
-    a larger one.
+    """The network that "auto" stands for; a linear model for hashed text, which has so many
+    features that a hidden layer would multiply the traffic.
     """
     if name != "auto":
         return name
