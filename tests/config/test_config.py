@@ -141,6 +141,7 @@ BAD = [
     ("data.length=1", "data.length = 1: should be greater than or equal to 2"),
     ("data.most=0", "data.most = 0: should be greater than or equal to 1"),
     ("data.least=0", "data.least = 0: should be greater than or equal to 1"),
+    ("model.lowrank=2", "model.lowrank = 2: should be less than or equal to 1"),
     ("model.fixed=3", "model.fixed = 3: should be a valid string"),
     ("fleet.presence=dayly", "fleet.presence = 'dayly': did you mean 'diurnal'?"),
     ("fleet.battery=phon", "fleet.battery = 'phon': did you mean 'phone'?"),

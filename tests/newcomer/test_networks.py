@@ -207,7 +207,11 @@ def test_a_mask_of_infinities_is_no_statistic(engine):
     finite.
     """
     given = flrce.Experiment(
-        rounds=2, clients=4, per_round=2, engine={"name": engine, "workers": 1}
+        rounds=2,
+        clients=4,
+        per_round=2,
+        recipe={"name": "fedavg"},
+        engine={"name": engine, "workers": 1},
     )
     found = flrce.run(given, model=Causal())
     assert [len(h.replied) for h in found.history] == [2, 2]

@@ -29,6 +29,7 @@ class ExpectedSize:
 
     share: float
     is_dense: ClassVar[bool] = False
+    instruction_bytes: ClassVar[int] = 0
 
     def estimate_bytes(self, layout: TensorLayout, rng: Any) -> int:
         return round(self.share * _dense_bytes(layout))
