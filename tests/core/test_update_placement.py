@@ -174,7 +174,12 @@ def test_what_may_stay_on_a_device():
 
 @pytest.mark.parametrize(
     ("name", "tabled"),
-    [*((name, True) for name in RECIPES), ("flrce", False), ("median", False), ("fedadam", False)],
+    [
+        *((name, True) for name in RECIPES),
+        ("private", False),
+        ("median", False),
+        ("fedadam", False),
+    ],
 )
 def test_the_server_s_half_is_the_same_on_a_device(name, tabled, monkeypatch):
     recipe = RECIPES[name]
@@ -408,7 +413,7 @@ SMALL = {"rounds": 3, "clients": 8, "per_round": 3, "train": {"epochs": 1, "batc
 
 def made(updates=None, **more):
     engine = {"kernel": "torch", "workers": 1} | ({"updates": updates} if updates else {})
-    return Experiment.from_tables(SMALL | {"engine": engine} | more)
+    return Experiment.from_tables(SMALL | {"recipe": {"name": "fedavg"}, "engine": engine} | more)
 
 
 def on_a_deck(exp, out=None, resume=False):
@@ -419,12 +424,21 @@ def weights(result):
     return torch.cat([x.flatten() for x in result.model.values()])
 
 
-@pytest.mark.parametrize("recipe", ["fedavg", "flrce", "fedadam", "moon"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"name": "fedavg"},
+        {"name": "flrce", "preset": "default"},
+        {"name": "fedadam"},
+        {"name": "moon"},
+    ],
+    ids=lambda recipe: recipe["name"],
+)
 def test_a_deck_leaves_updates_on_its_device(recipe, monkeypatch):
     """Updates made there in one table; the same bits as those that come home one by one, and as
     those in a table.
     """
-    exp = made("device", recipe={"name": recipe})
+    exp = made("device", recipe=recipe)
     laid = []
     before = RunSlot._train_into_table
     monkeypatch.setattr(
@@ -436,11 +450,11 @@ def test_a_deck_leaves_updates_on_its_device(recipe, monkeypatch):
     assert len(laid) == 3
     assert all(each.sent is not None and each.table.shape[0] == 3 for each in laid)
     monkeypatch.setattr(update_placement, "LARGE", 0)
-    home = on_a_deck(made("host", recipe={"name": recipe}))
+    home = on_a_deck(made("host", recipe=recipe))
     assert len(laid) == 6
     assert all(each.sent is None for each in laid[3:])
     monkeypatch.undo()
-    plain = on_a_deck(made(recipe={"name": recipe}))
+    plain = on_a_deck(made(recipe=recipe))
     assert len(laid) == 6
     assert torch.equal(weights(found), weights(plain))
     assert torch.equal(weights(home), weights(plain))

@@ -122,7 +122,7 @@ def test_a_written_app_trains(tmp_path, own):
         "--state",
         "run",
         "--set",
-        "clients=4 per_round=2 rounds=2 train.epochs=1 engine.kernel=torch recipe.psi=1",
+        "clients=4 per_round=2 rounds=2 train.epochs=1 engine.kernel=torch recipe.points=1",
     ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert "2 rounds; stopped early: no" in done.stdout, done.stdout + done.stderr
@@ -169,6 +169,8 @@ def test_the_same_command_runs_on_flower(tmp_path, capsys):
         "engine.kernel=torch",
         "--set",
         "train.epochs=1",
+        "--set",
+        "recipe.name=fedavg",
     ]
     assert (
         main(["run", *small, "--set", "engine.name=flower", "--out", str(tmp_path / "flower")]) == 0
@@ -187,6 +189,8 @@ def test_the_same_command_runs_on_flower(tmp_path, capsys):
 
 
 FEW = {
+    # Flower sends a first model whole, where the simulator's frugal sends a difference to a seed
+    "recipe": {"name": "fedavg"},
     "rounds": 3,
     "clients": 6,
     "per_round": 2,
@@ -292,5 +296,5 @@ def test_compare_honours_the_engine(tmp_path, grids):
         )
         == 0
     )
-    assert [run.experiment["engine"]["name"] for run in read.read_runs([out])] == ["flower"] * 4
-    assert len(grids) == 4
+    assert [run.experiment["engine"]["name"] for run in read.read_runs([out])] == ["flower"] * 6
+    assert len(grids) == 6  # three recipes, two seeds

@@ -52,10 +52,10 @@ PATIENCE_BLOCKS = 4  # and at least so many blocks
 # heard no longer
 MAX_DELAY_FACTOR = 4
 CHECK_GROWTH_FACTOR = 1.05  # a look whenever the rounds have grown by this factor
-# the range of a prediction holds the true gain in 80 % of the looks of the decision set
+# the range of a prediction: set by hand, not calibrated
 RANGE_GAIN_SHARE = 0.5
 RANGE_POINTS = 0.4
-RANGE_WIDTHS = (1.2, 1.2)
+RANGE_WIDTHS = 1.2
 MAX_COHORT = 10_000  # reports among which a second client is looked for
 POINTS = MetricScale()
 Evidence = Literal["reports", "evaluations", "both"]
@@ -109,11 +109,9 @@ class GainEstimate:
 
     @property
     def predicted_range(self) -> tuple[float, float]:
-        """Where the true gain was in 80 % of such looks on recorded runs."""
-        width = math.hypot(self.measured.error, RANGE_GAIN_SHARE * self.measured.gain, RANGE_POINTS)
-        return self.predicted_gain - RANGE_WIDTHS[0] * width, self.predicted_gain + RANGE_WIDTHS[
-            1
-        ] * width
+        """A rough range of the true gain."""
+        reach = RANGE_WIDTHS * self._width
+        return self.predicted_gain - reach, self.predicted_gain + reach
 
 
 @dataclass(frozen=True)
