@@ -1,15 +1,18 @@
 """What is billed: evaluations that a stop rule reads, besides what training costs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from flrce.config.experiment import Experiment
 from flrce.core.pieces import NeverStop
 from flrce.flower.guarded_strategy import EveryRound
+from flrce.methods.catalogue import recipes
 from flrce.methods.stopping.budget import AnyOf, CostBudget, Patience
 from flrce.methods.stopping.conflict import UpdateConflicts
 from flrce.methods.stopping.distance_growth import DistanceGrowth
+from flrce.methods.stopping.marginal_gain import MarginalGain
 from flrce.methods.stopping.no_headway import NoHeadway
 from flrce.simulation import runs
 
@@ -32,6 +35,20 @@ from flrce.simulation import runs
 )
 def test_a_rule_says_whether_it_reads_evaluations(rule, reads):
     assert rule.reads_evaluations is reads
+
+
+@pytest.mark.parametrize(
+    ("stop", "holdouts", "pays"),
+    [
+        (MarginalGain(), True, False),  # reports cost no traffic
+        (MarginalGain(), False, True),  # without them it reads evaluations
+        (MarginalGain(evidence="both"), True, True),
+        (AnyOf((NeverStop(), MarginalGain())), False, True),
+        (NeverStop(), False, False),
+    ],
+)
+def test_a_recipe_pays_for_what_its_rule_reads(stop, holdouts, pays):
+    assert replace(recipes.fedavg(), stop=stop, holdouts=holdouts).pays_for_evaluations is pays
 
 
 SHAPE = {

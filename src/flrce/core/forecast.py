@@ -36,7 +36,7 @@ def check_budget(
         return
     expected = [engine.estimate(task) for task in expect_uploads(engine, state, tasks)]
     estimates = estimate_carbon(engine, state, tasks, expected)
-    read = engine.estimate_evaluation(state.t + 1) if recipe.stop.reads_evaluations else ()
+    read = engine.estimate_evaluation(state.t + 1) if recipe.pays_for_evaluations else ()
     evaluations = [spent for _, spent in read]
     if some:
         inquiries = bound_inquiry_costs(engine, asked, recipe.P)

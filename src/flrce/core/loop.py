@@ -178,7 +178,7 @@ def bill_stop_evidence(
 
     Evaluations that nobody reads but the report are the observer's, and free for every method.
     """
-    if not recipe.stop.reads_evaluations:
+    if not recipe.pays_for_evaluations:
         return record, ()
     return bill_evaluation(record, engine.estimate_evaluation(plan.t), add_carbon(engine, plan))
 

@@ -216,6 +216,12 @@ class Recipe:
         some = [piece for _, piece in self.iter_pieces() if piece.partial]
         return " and ".join(type(piece).__name__ for piece in some)
 
+    @property
+    def pays_for_evaluations(self) -> bool:
+        """Whether the stop rule reads evaluations of the final model, so that they are billed."""
+        stop = self.stop
+        return stop.reads_evaluations or (stop.reads_reports and not self.holdouts)
+
     def iter_pieces(self) -> Iterator[tuple[str, Any]]:
         for role in ROLES:
             yield role, getattr(self, role)

@@ -529,6 +529,13 @@ class StopRule(Piece):
         return any(rule is self or rule.reads_evaluations for rule in self.list_rules())
 
     @default_property
+    def reads_reports(self) -> bool:
+        """Whether it reads clients' reports on the model they were sent, and evaluations in a
+        recipe without `holdouts`.
+        """
+        return any(rule is not self and rule.reads_reports for rule in self.list_rules())
+
+    @default_property
     def checks_costs(self) -> bool:
         """Whether it looks at the costs of the next round before that starts."""
         return overrides(self, StopRule, "check_next_round")

@@ -149,6 +149,10 @@ class MarginalGain(StopRule):
     def reads_evaluations(self) -> bool:
         return self.evidence != "reports"
 
+    @property
+    def reads_reports(self) -> bool:
+        return self.evidence != "evaluations"
+
     def compute_required_gain(self, history: Sequence[RoundRecord]) -> float:
         """The least gain, in points, that is worth as many rounds again: at the dearest of the
         prices that are set.
