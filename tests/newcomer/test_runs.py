@@ -167,7 +167,7 @@ def test_seeds_and_recipes_share_one_reading(here, monkeypatch):
 def test_a_note_of_every_seed_is_told_once(here, capsys):
     Path("far.csv").write_text("a,y\n" + "".join(f"{500 + i % 7},{i % 2}\n" for i in range(80)))
     more = sets("data.path=far.csv", "data.partition=iid", "clients=3")
-    more += sets("recipe.preset=headway", "recipe.bits_up=32", "recipe.bits_down=32")[-6:]
+    more += sets("recipe.preset=headway")[-2:]
     assert main(["run", *more, "--seeds", "0-1", "--out", "d"]) == 0
     said = capsys.readouterr().err
     assert said.count("data.standardise = true helps") == 1
