@@ -506,22 +506,23 @@ def test_multiples_of_a_tasks_own_and_what_is_left_out():
 
 def test_rules_read_records_as_they_read_rounds():
     """A rule that listens to clients ends a replayed run where it ends a live one."""
+    rule = MarginalGain(8.0)
     experiment = Experiment(
-        rounds=60,
+        rounds=120,
         clients=4,
         per_round=2,
         train={"epochs": 1, "lr": 0.05},
-        recipe={"name": "flrce", "preset": "default"},
+        recipe={"name": "frugal", "points": 8.0},
         seed=3,
     )
     history = runs.run(experiment).history
     assert history[-1].stop
-    p = records.build_cell_record(ArenaCell("a", "flrce", 3, {}, experiment), history)
-    assert find_stop_round(p, MarginalGain()) == len(history)
+    p = records.build_cell_record(ArenaCell("a", "frugal", 3, {}, experiment), history)
+    assert find_stop_round(p, rule) == len(history)
     deaf = {**p.rounds, "holdouts": [[] for _ in history]}
-    assert MarginalGain().assess_history(
-        dataclasses.replace(p, rounds=deaf).history
-    ) != MarginalGain().assess_history(p.history)
+    assert rule.assess_history(dataclasses.replace(p, rounds=deaf).history) != rule.assess_history(
+        p.history
+    )
 
 
 def test_grams_are_an_axis_where_there_are_some():

@@ -151,7 +151,8 @@ def test_flrce_without_flwr_says_what_to_install():
         "try:\n    from flrce.flower import FLrce\nexcept BadInput as why:\n    print(why)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert "pip install 'flwr" in done.stdout, done.stdout + done.stderr
+    assert "pip install " in done.stdout, done.stdout + done.stderr
+    assert "'flwr<2,>=" in done.stdout
 
 
 def test_the_same_command_runs_on_flower(tmp_path, capsys):

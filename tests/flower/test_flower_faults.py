@@ -37,6 +37,7 @@ from flrce.training.client import ClientRunner
 
 NAMES = {"wait_for_nodes": 5.0}
 FEW = {
+    "recipe": {"name": "fedavg"},
     "rounds": 2,
     "clients": 4,
     "per_round": 2,

@@ -17,7 +17,7 @@ from flrce.cli.commands import app
 from flrce.cli.options import first_paragraph
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
-LISTS = ("[ARGS]...", "RUNS...", "[RUN|DIR]...", "A,B,...", "0.02,...")
+LISTS = ("[ARGS]...", "RUNS...", "[RUN|DIR]...", "A,B,...", "0.02,...", "NAME=VALUE,...")
 
 
 def seconds(code: str, times: int = 3) -> float:

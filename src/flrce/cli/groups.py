@@ -179,7 +179,13 @@ def add_machine_options(command: Any) -> Any:
 @deploy_group.command("server")
 @click.argument("folder", type=PATH_TYPE)
 @add_option("--address", required=True, help="Address or host name that devices dial.")
-@add_option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@add_option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8000,
+    show_default=True,
+    help="Port that devices dial.",
+)
 @add_option(
     "--days",
     type=click.IntRange(1, 3650),

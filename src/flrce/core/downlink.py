@@ -147,4 +147,5 @@ def estimate_code_bytes(code: Compressor, layout: Sequence[tuple[str, int]]) -> 
 
 def with_bytes(download: Download, payload: Payload) -> Download:
     """The download with the bytes of its payload."""
-    return replace(download, nbytes=download.missed + payload.nbytes)
+    coded = download.code is not None
+    return replace(download, nbytes=download.missed + payload.nbytes, coded=coded)

@@ -64,6 +64,7 @@ class Download:
     missed: int = 0  # bytes of earlier differences that are sent along
     nbytes: int | None = None  # of what travels, once it is encoded
     version: int = 0  # number of the model, where the downlink counts them
+    coded: bool = False  # whether the client decodes it; known once it is encoded, and kept then
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,8 @@ class FleetCostModel:
     def count_coded_floats(self, task: Task) -> int:
         """Floats that a client decodes from its download and encodes for its upload."""
         download, compressor = task.download, task.compressor
-        decoded = self.runner.get_held_part(task).trained if download and download.code else 0
+        coded = download is not None and (download.coded or download.code is not None)
+        decoded = self.runner.get_held_part(task).trained if coded else 0
         if compressor is None or compressor.is_dense:
             return decoded
         return decoded + sum(size for _, size in self.runner.get_part(task).names)

@@ -5,9 +5,11 @@ than it costs.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from flrce.core.bounds import PositiveFloat
+from annotated_types import Ge, Le, MaxLen
+
+from flrce.core.bounds import NonNegativeInt, PositiveFloat
 from flrce.core.cost_table import COSTS
 from flrce.core.roles import StopCourse, StopRule
 from flrce.core.types import RoundRecord
@@ -59,6 +61,7 @@ RANGE_WIDTHS = 1.2
 MAX_COHORT = 10_000  # reports among which a second client is looked for
 POINTS = MetricScale()
 Evidence = Literal["reports", "evaluations", "both"]
+RecordedGain = Annotated[float, Ge(-1e9), Le(1e9)]  # points
 
 
 @dataclass(frozen=True)
@@ -132,13 +135,14 @@ class MarginalGain(StopRule):
     bytes: PositiveFloat | None = None
     seconds: PositiveFloat | None = None
     evidence: Evidence = "reports"
-    like: str = ""  # folders of earlier runs of the task, "runs/*": read once, at the start
+    # folders of earlier runs of the task, "runs/*": read once, at the start
+    like: Annotated[str, MaxLen(4096)] = ""
     # what those runs gained (memory.py), their number, how many this rule would have ended too
     # early, and a hash of it all; filled in at the start and stored with the run
-    earlier: tuple[float, ...] = ()
-    earlier_runs: int = 0
-    earlier_too_early: int = 0
-    earlier_hash: str = ""
+    earlier: tuple[RecordedGain, ...] = ()
+    earlier_runs: NonNegativeInt = 0
+    earlier_too_early: NonNegativeInt = 0
+    earlier_hash: Annotated[str, MaxLen(64)] = ""
 
     @property
     def required_fields(self) -> tuple[str, ...]:
