@@ -15,6 +15,7 @@ from flrce.cli import registered
 from flrce.cli.cli import main
 from flrce.cli.commands import app
 from flrce.cli.options import first_paragraph
+from flrce.cli.registered import HELP_SECTIONS
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
 LISTS = ("[ARGS]...", "RUNS...", "[RUN|DIR]...", "A,B,...", "0.02,...", "NAME=VALUE,...")
@@ -127,7 +128,11 @@ def test_a_registered_command_that_cannot_be_loaded_leaves_the_others(monkeypatc
 
 def test_alone_it_helps(capsys):
     assert main([]) == 0
-    assert "Commands:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Train:" in shown
+    sections = [name for names in HELP_SECTIONS.values() for name in names]
+    assert len(sections) == len(set(sections))
+    assert set(app.commands) <= set(sections)
     assert main(["recipes"]) == 0
     assert "list" in capsys.readouterr().out
 

@@ -69,7 +69,7 @@ def test_a_network_without_a_fused_kernel_trains_with_torch_and_one_line_says_wh
     crew.close()
     assert crew.name == "torch"
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("no fused kernels, training with PyTorch: ")
+    assert line.startswith("using the PyTorch trainer: ")
     assert "LPPool2d" in line
     with pytest.raises(BadInput, match="LPPool2d"):
         start_workers(shop, "native", 1)
@@ -80,7 +80,7 @@ def test_a_recipe_without_a_fused_kernel_trains_with_torch_and_one_line_says_why
     built.engine.close()
     assert built.engine.workers.name == "torch"
     assert [record.getMessage() for record in caplog.records] == [
-        "no fused kernels, training with PyTorch: the update has SharpnessAwareGradient"
+        "using the PyTorch trainer: the update has SharpnessAwareGradient"
     ]
 
 

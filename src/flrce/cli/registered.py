@@ -16,8 +16,33 @@ ENTRY_POINT_GROUP = "flrce.commands"
 RESEARCH_COMMANDS = ("arena", "advise", "reproduce")
 
 
+#: headings of the list of commands; what is in none of them comes last
+HELP_SECTIONS = {
+    "Train": ("run", "compare"),
+    "Look": ("runs", "watch", "report", "why", "verify"),
+    "Decide": ("reach", "whatif", "advise", "recipes", "pieces"),
+    "Use and deploy": ("predict", "export", "deploy"),
+    "Prepare": ("data", "profile", "doctor"),
+}
+
+
 class ExtensibleGroup(OrderedGroup):
     """Commands that were written here, then those that installed packages register."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands under the headings of HELP_SECTIONS."""
+        summaries = {
+            name: command.get_short_help_str()
+            for name in self.list_commands(ctx)
+            if (command := self.get_command(ctx, name)) is not None
+        }
+        for heading, names in HELP_SECTIONS.items():
+            known = [(name, summaries.pop(name)) for name in names if name in summaries]
+            with formatter.section(heading):
+                formatter.write_dl(known)
+        if summaries:
+            with formatter.section("More"):
+                formatter.write_dl(list(summaries.items()))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         registered = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}

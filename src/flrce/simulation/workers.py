@@ -209,9 +209,7 @@ def _choose_kernel(runner: ClientRunner, kind: str, task: Task | None) -> str:
     )
     more += ["wide layers by compiled code"] if find_widest_layer(runner.net) else []
     log.warning(
-        "no fused kernels, training with PyTorch%s: %s",
-        f"; its {' and '.join(more)}" if more else "",
-        why,
+        "using the PyTorch trainer%s: %s", f" with {' and '.join(more)}" if more else "", why
     )
     return "torch"
 

@@ -194,13 +194,14 @@ class ClientRunner:
     def explain_unfused_gradients(self, task: Task | None = None) -> str:
         """Why a fused kernel cannot even find the gradients (of such a task); "" if it can."""
         if self.precision != "float32":
-            return f"engine.precision is {self.precision}, fused kernels know float32"
+            return f"the fast kernels support float32 only, engine.precision is {self.precision}"
         if self.layout.kept:
             return "some parameters stay with the client"
         if not isinstance(self.objective, Classification):
-            return f"they know cross-entropy, and the objective is {type(self.objective).__name__}"
+            name = type(self.objective).__name__
+            return f"the fast kernels support cross-entropy only, the objective is {name}"
         if not self.objective.is_plain_cross_entropy:
-            return "they know cross-entropy without weights of classes or smoothing"
+            return "the fast kernels support no class weights and no label smoothing"
         links = task.update.links if task is not None and task.update is not None else ()
         more = [
             link
