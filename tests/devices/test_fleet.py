@@ -430,7 +430,9 @@ def test_a_profile_s_error_reaches_the_books(tmp_path):
     assert s["joules_low"] == pytest.approx(s["joules"] / 1.5)  # its error is 0.5
     assert s["joules_high"] == pytest.approx(s["joules"] * 1.5)
     assert f"({s['joules_low']:.4g} to {s['joules_high']:.4g})" in repr(found)
-    assert "0.67 to 1.50 times as much" in render_report([read_single_run(tmp_path / "run")])
+    assert "the true value may be 0.67 to 1.50 times this" in render_report(
+        [read_single_run(tmp_path / "run")]
+    )
 
 
 def test_errors_of_what_was_not_fitted():

@@ -55,7 +55,7 @@ def test_savings_and_how_sure_they_are(run):
         sure, fedavg
     )
     one = verdict.describe_comparison(RunGroup("mine", better.runs[:1]), fedavg)
-    assert "one seed, so nobody knows how much of that is chance" in one
+    assert "one seed: this may be chance" in one
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_the_plainest_fedavg_is_what_others_are_compared_with(run):
     other = RunGroup("oort", (made(run, 0, 0.9, recipe={"name": "oort"}),))
     assert verdict.choose_baseline([mine, plain, other]) is plain
     assert verdict.choose_baseline([other]) is other
-    assert "two seeds, too few" in verdict.describe_comparison(
+    assert "two seeds are too few" in verdict.describe_comparison(
         RunGroup("a", tuple(made(run, s, 0.9) for s in (0, 1))),
         RunGroup("b", tuple(made(run, s, 0.8) for s in (0, 1))),
     )

@@ -269,9 +269,7 @@ def describe_energy_error(runs: Sequence[RecordedRun]) -> str:
     low, joules, high = sums
     if not joules or not low or high <= joules * 1.0001:
         return ""
-    return (
-        f" (by the profiles' stated errors {low / joules:.2f} to {high / joules:.2f} times as much)"
-    )
+    return f" (the true value may be {low / joules:.2f} to {high / joules:.2f} times this)"
 
 
 def render_run_options(parts: Sequence[RunGroup]) -> str:

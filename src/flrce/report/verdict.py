@@ -43,12 +43,21 @@ def describe_groups(groups: Sequence[RunGroup]) -> list[str]:
         if len(groups) <= MAX_DESCRIBED_GROUPS
         else []
     )
-    others = []
+    pairs = []
     for group in groups:
         same = [each for each in groups if is_comparable(each, group)]
         if (against := choose_baseline(same)) is not group:
-            others.append(describe_comparison(group, against))
+            pairs.append((group, against))
+    pairs.sort(key=lambda pair: -measure_benefit(*pair))
+    others = [describe_comparison(*pair) for pair in pairs]
     return [*others, *first, *format_group_notes(groups)]
+
+
+def measure_benefit(group: RunGroup, against: RunGroup) -> float:
+    """How much better a group's metric is than another's, in points or units; 0 if unknown."""
+    difference = metric_difference(group, against).mean or 0.0
+    lower = any(record.lower for run in group.runs for record in run.rounds[-1:])
+    return -difference if lower else difference
 
 
 def is_comparable(one: RunGroup, other: RunGroup) -> bool:
@@ -218,11 +227,10 @@ def describe_comparison(group: RunGroup, against: RunGroup) -> str:
     size = f"{abs(apart.mean):{digits}}{' points' if share else ''}"
     half = "" if apart.half is None else f"{apart.half:{digits}}"
     points = f"{size} {'higher' if apart.mean >= 0 else 'lower'}"
-    points = "no different" if points.startswith("0.0 ") else points
     if apart.half is None:
-        sure = "one seed, so nobody knows how much of that is chance"
+        sure = "one seed: this may be chance"
     elif apart.n == 2:
-        sure = "two seeds, too few to tell it from chance"
+        sure = "two seeds are too few to exclude chance"
     elif abs(apart.mean) > apart.half:
         sure = f"± {half} over {apart.n} seeds, more than chance"
     else:
@@ -232,6 +240,8 @@ def describe_comparison(group: RunGroup, against: RunGroup) -> str:
         if judged == "accuracy"
         else words.format_metric_name(judged)
     )
+    if points.startswith("0.0 "):
+        return f"Against {against.label}, {group.label} used {saved} at the same {called} ({sure})."
     return (
         f"Against {against.label}, {group.label} used {saved}, and its {called} is {points}"
         f" ({sure})."

@@ -28,6 +28,14 @@ MAX_UNSCALED_FEATURE = 100.0  # features beyond it want scaling before gradient 
 log = logging.getLogger("flrce")
 
 
+def count_items(y: Any) -> int | None:
+    """How many targets there are; None where y has no length, as an array of no dimension."""
+    try:
+        return len(y)
+    except TypeError:
+        return None
+
+
 def from_arrays(
     x: Any,
     y: Any,
@@ -50,7 +58,7 @@ def from_arrays(
     "tokens" (N, ids), "table", "images".
     """
     fields: tuple[InputField, ...] = ()
-    if has_fields(x, len(y) if hasattr(y, "__len__") else None):
+    if has_fields(x, count_items(y)):
         x, fields = pack_fields(x, where)
         layout, standardise = "table", False
         log.info("%s: samples of several inputs: %s", where, describe_fields(fields))

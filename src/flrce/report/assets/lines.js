@@ -29,7 +29,7 @@ function courseOf(run, axis, averaged) {
   return found;
 }
 
-const KINDS = { raw: "of the round", averaged: "final model", smooth: "of the round, running mean" };
+const KINDS = { raw: "model of the round", averaged: "final model", smooth: "model of the round, running mean" };
 
 // The y axis: all of it, or where the curves are in the later two thirds: there they differ, if at all.
 // Shares end at 100 %; any other metric has the range that was seen. A few points are shown in full.
@@ -83,7 +83,7 @@ function drawAccuracy(frame) {
   const runsOf = (i) => data.runs.filter((run) => run.recipe === i);
   const high = Math.max(...shown.map((s) => s.curve[0].at(-1)), axis === "rounds" ? 2 : 0) / per || 1;
   const [low, top] = range(shown, high * per);
-  const [x, y] = axes(frame, { low: 0, high, name: axisName(axis) }, { low, high: top, name: `${data.metric.name}, of the model ${KINDS[kind]}` });
+  const [x, y] = axes(frame, { low: 0, high, name: axisName(axis) }, { low, high: top, name: `${data.metric.name}, ${KINDS[kind]}` });
   const scale = 1 / data.metric.per, sign = data.metric.per === 1 ? "" : " %", places = data.metric.per === 1 ? 4 : 1;
   clip(frame);
   for (const { i, curve: [xs, mean, half] } of shown) {
