@@ -16,8 +16,8 @@ from fleet import APP, BIN, Fleet, copied, hosts, rounds
 
 #: small and quick; nobody evaluates, since every message starts a process that imports torch
 SMALL = "clients=3 per_round=3 train.epochs=1 engine.eval_every=1000 engine.kernel=torch"
-# no exploit round, so no early stop by it
-EXPLORE = "recipe.selector.piece=relationship recipe.selector.warmup=99"
+# the paper's method, dense both ways; no exploit round, so no early stop by it
+EXPLORE = "recipe.name=flrce recipe.preset=paper recipe.selector.piece=relationship recipe.selector.warmup=99"
 
 BAD = '''
 
@@ -262,13 +262,19 @@ def test_replies_count_as_they_come(fleet, tmp_path):
     ids=["tls", "auth"],
 )
 def test_encrypted_and_authenticated(fleet, tmp_path):
-    """One round; under authentication, a node without a registered key never gets in."""
+    """Two rounds of the default recipe, whose second downloads are differences; under
+    authentication, a node without a registered key never gets in.
+    """
     state = tmp_path / "state"
     if fleet.authenticate:
         fleet.stranger()
-    run = fleet.run(config(state, "rounds=1"))
+    run = fleet.run(config(state, "rounds=2"))
     assert fleet.finish(run) == "finished:completed"
-    assert rounds(state)[0]["replied"] == ["0", "1", "2"]
+    first, second = rounds(state)
+    assert sorted(first["replied"]) == sorted(second["replied"]) == ["0", "1", "2"]
+    assert first["why"]["downloads"] == {"full": 3}
+    assert second["why"]["downloads"] == {"difference": 3}
+    assert 5 * second["bytes_down"] < first["bytes_down"]
     assert (fleet.folder / "link.log").read_text().count("Activated node_id") == 3
 
 
