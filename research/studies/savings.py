@@ -1,7 +1,8 @@
 """Bytes and joules until a model is as good as FedAvg's: `frugal`, its parts and its rivals.
 
     python research/studies/savings.py run --plan research/studies/plans/savings.json \
-        --data CACHE --out DIR [--tasks femnist,cifar10] [--device cuda] [--share 0/4]
+        --data CACHE --out DIR [--tasks femnist,cifar10] [--rows "fedavg;frugal"] [--device cuda]
+        [--share 0/4]
     python research/studies/savings.py table --plan PLAN --out DIR [--csv FILE]
 
 The plan holds tasks, rows, seeds and the rule. A run that is in DIR is not made again. CACHE holds
@@ -20,7 +21,11 @@ from flrce.config.experiment import Experiment
 from flrce.simulation import runs
 from flrce_reproduction.execute import load_dataset
 
-PLAN_KEYS = ("rows", "train by row")  # of a task: for the study, not for the experiment
+PLAN_KEYS = (
+    "rows",
+    "train by row",
+    "model by row",
+)  # of a task: for the study, not for the experiment
 
 
 def build_experiment(plan, task, row, seed, device):
@@ -40,14 +45,18 @@ def build_experiment(plan, task, row, seed, device):
     }
     if tables["data"]["partition"] in ("natural", "given"):
         tables["data"].pop("alpha", None)
-    tables["train"] = {**own["train"], **plan["tasks"][task].get("train by row", {}).get(row, {})}
+    for table in ("train", "model"):
+        by_row = plan["tasks"][task].get(f"{table} by row", {}).get(row, {})
+        if merged := {**own.get(table, {}), **by_row}:
+            tables[table] = merged
     return Experiment.from_tables(tables)
 
 
-def list_cells(plan, task):
+def list_cells(plan, task, wanted=""):
     """(task, row, seed), seed by seed, so that a run that is cut leaves whole seeds."""
     rows = plan["tasks"][task].get("rows") or list(plan["rows"])
-    return [(task, row, seed) for seed in plan["seeds"] for row in rows]
+    chosen = [row for row in rows if not wanted or row in wanted.split(";")]
+    return [(task, row, seed) for seed in plan["seeds"] for row in chosen]
 
 
 def run_cells(options, plan):
@@ -57,7 +66,9 @@ def run_cells(options, plan):
     done = set(read_lines(options.out))
     until = time.monotonic() + options.seconds
     for task in options.tasks.split(",") if options.tasks else plan["tasks"]:
-        cells = [cell for cell in list_cells(plan, task)[part::parts] if cell not in done]
+        cells = [
+            cell for cell in list_cells(plan, task, options.rows)[part::parts] if cell not in done
+        ]
         if not cells or time.monotonic() > until:
             continue
         name = plan["tasks"][task]["data"]["name"]
@@ -102,6 +113,10 @@ def describe_run(cell, experiment, history):
         "bytes_up": [record.bytes_up for record in history],
         "bytes_down": [record.bytes_down for record in history],
         "bytes_framing": [record.bytes_framing for record in history],
+        # reports of clients on the model they were sent: a stop rule can be replayed on them
+        "replied": [list(record.replied) for record in history],
+        "held": [list(record.held) for record in history],
+        "holdouts": [round_values(record.holdouts) for record in history],
     }
 
 
@@ -123,6 +138,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--tasks")
+    parser.add_argument("--rows", default="", help="of the plan, separated by semicolons")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--together", type=int, default=1, help="runs that share one computation")
     parser.add_argument("--seconds", type=float, default=1e9)
