@@ -18,7 +18,7 @@ CRASHES := tests/faults/test_journal.py tests/faults/test_signals.py
 # whole paths: every page of the documentation run as written, the first runs, the first commands, pages in a browser
 WALKS := tests/newcomer/test_reading.py tests/newcomer/test_runs.py tests/newcomer/test_start.py tests/report/test_browser.py
 
-.PHONY: demo test check unit quick walks research numbers wheel browser flower faults fuzz crashes docs versioned bench lint types clean
+.PHONY: demo test check unit quick walks research numbers wheel browser flower faults fuzz crashes docs versioned release bench lint types clean
 
 demo: $(VENV)/.core
 	rm -rf runs/demo
@@ -91,6 +91,11 @@ versioned: $(VENV)/.dev
 	$(PIP) 'mike>=2.1,<3'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
 	$(BIN)/mike set-default latest
+
+# wheels, sdists, hashes and a bill of materials in dist/, built twice and compared; nothing is uploaded
+release: $(VENV)/.dev
+	$(PIP) 'build>=1.2' 'twine>=6' 'cyclonedx-bom>=7'
+	.ci/release
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py
