@@ -407,6 +407,12 @@ def test_the_committed_tables_are_what_their_records_give(tmp_path):
 # tables by hand
 
 
+def replace_accuracies(one, accuracies):
+    """A run that was evaluated in some rounds only."""
+    history = tuple(replace(h, accuracy=accuracies.get(h.t)) for h in one.history)
+    return replace(one, history=history)
+
+
 def run(accuracies, name="x", exploit=(), conflicts=0.0, joules=2.0, up=10):
     history = tuple(
         RoundRecord(
@@ -589,15 +595,20 @@ def test_table4_and_ablation_by_hand():
 
 def test_a_stopped_run_keeps_its_accuracy():
     points = curves.mean_accuracy_curve({0: run([0.1, 0.3]), 1: run([0.2, 0.4, 0.5])}, 3)
-    assert [p.mean for p in points] == pytest.approx([15, 35, 40])
-    assert curves.mean_accuracy_curve({}, 3) == []
+    assert {t: p.mean for t, p in points.items()} == pytest.approx({1: 15, 2: 35, 3: 40})
+    assert curves.mean_accuracy_curve({}, 3) == {}
+
+
+def test_a_curve_has_the_rounds_that_every_run_was_evaluated_in():
+    sparse = replace_accuracies(run([0.1, 0.2, 0.3, 0.4]), {2: 0.2, 4: 0.4})
+    points = curves.mean_accuracy_curve({0: sparse, 1: run([0.2, 0.4])}, 4)
+    assert {t: p.mean for t, p in points.items()} == pytest.approx({2: 30, 4: 40})
 
 
 def test_the_rule_for_learning_rates():
     def points(*means):
-        return [SeedInterval(mean, None, 1) for mean in means] + [
-            SeedInterval(means[-1], None, 1)
-        ] * (10 - len(means))
+        held = (*means, *means[-1:] * (10 - len(means)))
+        return {t: SeedInterval(mean, None, 1) for t, mean in enumerate(held, 1)}
 
     slow, good, hasty = points(1, 2, 3), points(20, 40, 60), points(69, 70)
     assert (

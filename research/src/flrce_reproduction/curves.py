@@ -24,15 +24,25 @@ EARLY, STILL_LEARNING = (
 )  # a rate is too large if a tenth of T reaches nine tenths of the final accuracy
 
 
-def mean_accuracy_curve(runs: Mapping[int, PaperRun], T: int) -> list[SeedInterval]:
-    """Accuracy in % after each round; a run that stopped keeps its final model."""
-    held = [
-        run.accuracies + run.accuracies[-1:] * (T - len(run.accuracies)) for run in runs.values()
-    ]
-    points = [
-        SeedInterval.from_values(100 * accuracies[t] for accuracies in held) for t in range(T)
-    ]
-    return [point for point in points if point]
+def mean_accuracy_curve(runs: Mapping[int, PaperRun], T: int) -> dict[int, SeedInterval]:
+    """Accuracy in % by round, where every run was evaluated; a stopped run keeps its final
+    model.
+    """
+    curves = [_extend_to_end(run, T) for run in runs.values()]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    points = {
+        t: SeedInterval.from_values(100 * curve[t] for curve in curves) for t in rounds if t <= T
+    }
+    return {t: point for t, point in points.items() if point}
+
+
+def _extend_to_end(run: PaperRun, T: int) -> dict[int, float]:
+    accuracies = run.accuracies
+    if not accuracies:
+        return {}
+    last = max(accuracies)
+    rest = range(run.history[-1].t + 1, T + 1)
+    return accuracies | dict.fromkeys(rest, accuracies[last])
 
 
 def list_milestone_rounds(T: int) -> list[int]:
@@ -53,7 +63,7 @@ def build_accuracy_table(grid: FinishedRuns) -> PaperTable:
     for dataset in grid.request.datasets:
         for method in SHOWN_METHODS:
             points = mean_accuracy_curve(grid.get_runs(dataset, method), T)
-            shown = [points[t - 1] if points else NOT_RUN_TEXT for t in list_milestone_rounds(T)]
+            shown = [points.get(t, NOT_RUN_TEXT) for t in list_milestone_rounds(T)]
             rows.append(
                 (
                     paper.get_dataset_label(dataset),
@@ -62,7 +72,7 @@ def build_accuracy_table(grid: FinishedRuns) -> PaperTable:
                     grid.describe_row(dataset, method),
                 )
             )
-            long += [(dataset, method, t, point) for t, point in enumerate(points, 1)]
+            long += [(dataset, method, t, point) for t, point in points.items()]
     notes = (
         (
             "Accuracy in %, mean over the clients' hold-outs. A stopped run keeps the accuracy it"
@@ -129,9 +139,7 @@ def build_motivation_table(grid: FinishedRuns) -> PaperTable:
             (method, *seen, paired_difference(ours, theirs), joules, traffic, said, gap, note)
         )
         for name, runs in (("iid", even), (grid.regime, skewed)):
-            long += [
-                (method, name, t, point) for t, point in enumerate(mean_accuracy_curve(runs, T), 1)
-            ]
+            long += [(method, name, t, point) for t, point in mean_accuracy_curve(runs, T).items()]
     notes = (
         (
             f"Data set: {paper.get_dataset_label(dataset)}. IID: equal shares drawn at random from"
@@ -177,7 +185,7 @@ def build_rates_table(grid: FinishedRuns) -> PaperTable:
                 if dataset in paper.PAPER_SETTINGS and lr == get_paper_rate(dataset)
                 else []
             )
-            shown = [found[t - 1] if found else NOT_RUN_TEXT for t in list_milestone_rounds(T)]
+            shown = [found.get(t, NOT_RUN_TEXT) for t in list_milestone_rounds(T)]
             rows.append(
                 (paper.get_dataset_label(dataset), f"{lr:g}", *shown, ", ".join(said) or None)
             )
@@ -198,13 +206,17 @@ def build_rates_table(grid: FinishedRuns) -> PaperTable:
     )
 
 
-def choose_learning_rate(points: Mapping[float, list[SeedInterval]]) -> float | None:
-    """The rate that the rule picks, from each one's accuracy after every round."""
+def choose_learning_rate(points: Mapping[float, Mapping[int, SeedInterval]]) -> float | None:
+    """The rate that the rule picks, from each one's accuracy by round."""
     if not points:
         return None
-    slow = {
-        lr: found
-        for lr, found in points.items()
-        if found[max(round(EARLY * len(found)), 1) - 1].mean < STILL_LEARNING * found[-1].mean
-    }
-    return max(slow or points, key=lambda lr: (points[lr][-1].mean, -lr))
+    final = {lr: curve[max(curve)].mean for lr, curve in points.items()}
+    early = {lr: _find_early_point(curve).mean for lr, curve in points.items()}
+    slow = {lr for lr in points if early[lr] < STILL_LEARNING * final[lr]}
+    return max(slow or points, key=lambda lr: (final[lr], -lr))
+
+
+def _find_early_point(curve: Mapping[int, SeedInterval]) -> SeedInterval:
+    """The last evaluation within the first tenth of the rounds."""
+    limit = max(round(EARLY * max(curve)), min(curve))
+    return curve[max(t for t in curve if t <= limit)]

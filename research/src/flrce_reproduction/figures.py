@@ -63,12 +63,13 @@ def open_panels(
         plt.close(figure)
 
 
-def _draw_line(axis: Any, points: Sequence[SeedInterval], **style: Any) -> None:
+def _draw_line(axis: Any, points: Mapping[int, SeedInterval], **style: Any) -> None:
     """A mean accuracy over rounds with its band, which ends at 0 and 100 %."""
-    t = range(1, len(points) + 1)
-    axis.plot(t, [p.mean for p in points], linewidth=1.3, **style)
+    t = list(points)
+    axis.plot(t, [p.mean for p in points.values()], linewidth=1.3, **style)
     low, high = (
-        [min(max(p.mean + side * (p.half or 0.0), 0), 100) for p in points] for side in (-1, 1)
+        [min(max(p.mean + side * (p.half or 0.0), 0), 100) for p in points.values()]
+        for side in (-1, 1)
     )
     axis.fill_between(t, low, high, alpha=0.13, linewidth=0, color=style["color"])
 
@@ -82,7 +83,7 @@ def draw_accuracy(grid: FinishedRuns, table: PaperTable, path: Path, source: Pro
                 points = (
                     mean_accuracy_curve(grid.get_runs(dataset, method), T)
                     if method != "flrce"
-                    else []
+                    else {}
                 )
                 if points:
                     style = "--" if method == "fedavg" else "-"

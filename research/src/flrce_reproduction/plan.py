@@ -37,6 +37,9 @@ TARGETS = (
 )
 REGIMES = ("dirichlet", "quantity")
 DIRICHLET_ALPHA = 0.1
+#: rounds between two evaluations in runs of at least LONG_RUN_ROUNDS rounds; flrce-no-stop is
+#: evaluated every round, because a replayed threshold may end it after any of them
+EVALUATE_EVERY, LONG_RUN_ROUNDS = 5, 50
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,11 @@ class ReproductionRequest:
             "model": {"name": self.get_network(dataset)},
             "train": {"batch": get_batch_size(dataset), "epochs": self.scale.epochs, "lr": lr},
             "recipe": get_recipe_settings(method),
-            "engine": {"device": self.device, "workers": self.workers},
+            "engine": {
+                "device": self.device,
+                "workers": self.workers,
+                "eval_every": choose_evaluation_interval(method, T),
+            },
         }
         experiment = Experiment.from_tables(tables, f"{dataset}, {method}")
         other = (
@@ -251,6 +258,12 @@ def choose_partition_scheme(dataset: str, regime: str, facts: DatasetSizes, clie
     if regime == "dirichlet" and dataset in ("femnist", "speech") and facts.groups >= clients:
         return "by-group"
     return regime
+
+
+def choose_evaluation_interval(method: str, T: int) -> int:
+    """Rounds between evaluations; the round of a milestone is always evaluated."""
+    stopping = method in ("flrce", "flrce-no-stop")
+    return 1 if stopping or T < LONG_RUN_ROUNDS else EVALUATE_EVERY
 
 
 def filter_available_methods(methods: Sequence[str]) -> tuple[str, ...]:

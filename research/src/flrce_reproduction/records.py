@@ -65,10 +65,10 @@ class PaperRun:
         return summarize_run(self.history, self.size, self.trainable)
 
     @property
-    def accuracies(self) -> list[float]:
-        """Of the final model, after each committed round that was judged."""
+    def accuracies(self) -> dict[int, float]:
+        """Of the final model, by the committed rounds that were evaluated."""
         done = [h for h in self.history if h.outcome == "committed" and h.accuracy is not None]
-        return [(h.accuracy if h.averaged is None else h.averaged) or 0.0 for h in done]
+        return {h.t: (h.accuracy if h.averaged is None else h.averaged) or 0.0 for h in done}
 
     def cut_at_threshold(self, psi: float) -> "PaperRun":
         """The run as FLrce's rule with threshold psi would have ended it (Algorithm 3): same
@@ -85,7 +85,7 @@ class PaperRun:
 
 def explain_difference(stored: Mapping[str, Any], wanted: Experiment) -> str:
     """How a stored experiment differs from the wanted one in what decides its result; "" if it does
-    not.
+    not. How often the model is evaluated decides nothing: no cell has a rule that reads it.
     """
     try:
         found, asked = (
@@ -96,7 +96,7 @@ def explain_difference(stored: Mapping[str, Any], wanted: Experiment) -> str:
         return str(why)
     changed = [
         key
-        for key in sorted({*found, *asked} - {*NEUTRAL_SETTINGS})
+        for key in sorted({*found, *asked} - {*NEUTRAL_SETTINGS, "engine.eval_every"})
         if found.get(key) != asked.get(key)
     ]
     return "; ".join(f"{key} {found.get(key)} instead of {asked.get(key)}" for key in changed[:3])
