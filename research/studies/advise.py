@@ -1,201 +1,247 @@
-"""Is what `flrce advise` says as good as the best fixed recipe, its own search paid for?
+"""Is what `flrce advise` recommends as good as the best of 12 methods x 5 rates in hindsight?
 
-    python research/studies/advise.py run   --out DIR [--data CACHE] [--tasks fed-heart] [--share 0/4] [--seconds 300]
-    python research/studies/advise.py table --out research/studies/lines
+    python research/studies/advise.py prepare --data RAW --out DIR
+    python research/studies/advise.py grid   --data DIR --out LINES --tasks develop [--processes 16]
+    python research/studies/advise.py advise --data DIR --out LINES --tasks confirm
+    python research/studies/advise.py table  --out LINES
 
-plans/advise.json holds tasks, budget and rule. Fixed recipes are the candidates at the task's own
-rate, trained until the budget's joules are spent; advice searches on one seed, and what it advises
-is run on another one, that of the fixed runs, with the joules that the search has left. Every run
-is a line of DIR/advise-SHARE.jsonl; what is there is not run again.
+plans/advise-2.json has tasks, budgets, seeds and goals. `grid` trains every method at every rate
+until the whole budget's joules are spent. `advise` searches on one seed; what it recommends is run
+on another one, that of the grid, with the joules that the search left. Every run is one line of a
+jsonl file in LINES; a run that is there is not made again. RAW holds heart.npz, tabular.npz,
+femnist.npz, chars74k.npz and smartwatch.npz.
 """
 
 import argparse
 import json
-import math
 import tempfile
 import time
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 
+from advise_data import load_task_data, prepare_tasks
+
 from flrce.config.experiment import Experiment
-from flrce.errors import BadInput
+from flrce.core.intervals import confidence_interval
 from flrce.simulation import runs
-from flrce_arena import advise
-from flrce_reproduction.execute import load_dataset
+from flrce_arena.plan import merge_tables
 
-PLAN = Path(__file__).parent / "plans" / "advise.json"
-ADVICE = "advise"
+PLAN = json.loads((Path(__file__).parent / "plans" / "advise-2.json").read_text())
+TASKS = {**PLAN["develop"], **PLAN["confirm"]}
+PRICED_ROUNDS = 10  # of FedAvg, whose mean cost prices the budget
+MAX_LENGTH = 3  # rounds of one run, as a multiple of the budget's
+EVAL_EVERY = 5
+AVERAGE = {"average": {"piece": "ema", "ease": 4, "level": 0.15}}
+GRID = {
+    "fedavg": {"name": "fedavg"},
+    "fedavg + average": {"name": "fedavg", **AVERAGE},
+    "scaffold": {"name": "scaffold"},
+    "scaffold + average": {"name": "scaffold", **AVERAGE},
+    "fedadam": {"name": "fedadam"},
+    "fedyogi": {"name": "fedyogi"},
+    "fedavgm": {"name": "fedavgm"},
+    "fedprox": {"name": "fedprox"},
+    "feddyn": {"name": "feddyn"},
+    "fedexp": {"name": "fedexp"},
+    "flrce": {"name": "flrce-no-stop", "preset": "default"},
+    "frugal": {"name": "frugal", "stop": {"piece": "never"}},
+}
 
-
-def experiment(plan, task, seed):
-    tables = plan["tasks"][task]
-    return Experiment.from_tables(
-        tables | {"seed": seed, "engine": {"device": "cpu", "workers": 1, **tables["engine"]}}
-    )
-
-
-def fixed(plan, task, seed):
-    """Label -> experiment, of every candidate."""
-    base = experiment(plan, task, seed)
-    return {c.label: c.experiment for c in advise.build_candidates(base, advise.CANDIDATES, Path())}
-
-
-def length(plan, task):
-    """Rounds of FedAvg that the budget pays for."""
-    return plan["fewer"].get(task, plan["rounds"])
-
-
-def budget(plan, task, seed, data):
-    """Joules that FedAvg spends in the plan's number of rounds."""
-    base = experiment(plan, task, seed)
-    few = Experiment.from_tables(
-        base.model_dump(exclude_none=True)
-        | {"recipe": {"name": "fedavg"}, "rounds": plan["sample"]}
-    )
-    history = runs.run(few, data=data, allow_divergence=True).history
-    return length(plan, task) * sum(h.joules for h in history) / len(history)
+load_data = cache(load_task_data)
 
 
-def within(history, joules):
-    """The last model judged before the joules were spent, and what was spent by then."""
-    total, best = 0.0, None
-    for h in history:
-        total += h.joules
-        if total > joules:
-            break
-        best = h.final_model_metric if h.final_model_metric is not None else best
-    return best
-
-
-def one(plan, task, label, seed, data):
-    joules, most = budget(plan, task, seed, data), min(plan["most"], 3 * length(plan, task))
-    if label != ADVICE:
-        each = fixed(plan, task, seed)[label]
-        stop = {"joules": joules}
-        whole = Experiment.from_tables(
-            each.model_dump(exclude_none=True) | {"rounds": most, "stop": stop}
-        )
-        return {
-            "joules": joules,
-            "value": within(runs.run(whole, data=data, allow_divergence=True).history, joules),
-        }
-    base = experiment(plan, task, seed + plan["apart"])
-    asked = Experiment.from_tables(base.model_dump(exclude_none=True) | {"rounds": most})
-    with tempfile.TemporaryDirectory() as work:
-        found = advise.advise_recipe(
-            asked, advise.SearchBudget(joules=joules), Path(work), data=data, seeds=1
-        )
-    left = joules - found.spent["joules"]
-    history = runs.run(found.experiment.with_seed(seed), data=data, allow_divergence=True).history
-    told = {
-        "advised": found.label,
-        "rounds": found.experiment.rounds,
-        "searched": found.spent["joules"],
+def build_experiment(task, seed, **tables):
+    given = {key: value for key, value in TASKS[task].items() if key != "budget_rounds"}
+    base = {
+        "seed": seed,
+        "rounds": MAX_LENGTH * TASKS[task]["budget_rounds"],
+        "train": {"lr": PLAN["own_rate"]},
+        "engine": {"device": "cpu", "workers": 1, "eval_every": EVAL_EVERY},
     }
+    return Experiment.from_tables(merge_tables(base, given, tables))
+
+
+@cache
+def price_budget(task, seed, folder):
+    """Joules that FedAvg spends in the task's number of rounds."""
+    few = build_experiment(task, seed, recipe={"name": "fedavg"}, rounds=PRICED_ROUNDS)
+    history = runs.run(few, data=load_data(task, folder), allow_divergence=True).history
+    return TASKS[task]["budget_rounds"] * sum(h.joules for h in history) / len(history)
+
+
+def find_metric_within(history, joules):
+    """The metric of the last model that was evaluated before the joules were spent."""
+    spent, metric = 0.0, None
+    for h in history:
+        spent += h.joules
+        if spent > joules:
+            break
+        metric = h.final_model_metric if h.final_model_metric is not None else metric
+    return metric
+
+
+def run_grid_cell(folder, cell):
+    """[round, metric, joules] at each evaluation, so that shorter budgets can be read from it."""
+    task, method, rate, seed = cell
+    joules = price_budget(task, seed, folder)
+    experiment = build_experiment(
+        task,
+        seed,
+        recipe=GRID[method],
+        train={"lr": float(f"{rate * PLAN['own_rate']:.3g}")},
+        stop={"joules": joules},
+    )
+    history = runs.run(experiment, data=load_data(task, folder), allow_divergence=True).history
+    spent, curve = 0.0, []
+    for h in history:
+        spent += h.joules
+        if h.final_model_metric is not None:
+            curve.append([h.t, round(h.final_model_metric, 5), round(spent, 3)])
+    value = find_metric_within(history, joules)
+    return {"joules": joules, "value": value, "curve": curve}
+
+
+def run_advice(folder, cell):
+    from flrce_arena.advise import SearchBudget, advise_recipe
+
+    task, _, _, seed = cell
+    joules = price_budget(task, seed, folder)
+    data = load_data(task, folder)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as work:
+        advice = advise_recipe(
+            build_experiment(task, seed + PLAN["search_seed_offset"]),
+            SearchBudget(joules=joules),
+            Path(work),
+            data=data,
+            seeds=1,
+        )
+    took = time.monotonic() - began
+    left = joules - advice.spent["joules"]
+    history = runs.run(advice.experiment.with_seed(seed), data=data, allow_divergence=True).history
     return {
         "joules": joules,
-        "value": history[-1].final_model_metric,
-        "within": within(history, left),
-        **told,
+        "value": find_metric_within(history, left),
+        "advised": advice.label,
+        "rounds": advice.experiment.rounds,
+        "searched": advice.spent["joules"],
+        "tried": [list(each) for each in advice.tried],
+        "seconds": round(took, 1),
     }
 
 
-def wanted(plan, tasks):
-    """(task, label, seed) of all runs, seed by seed."""
-    for seed in plan["seeds"]:
-        for task in tasks:
-            yield task, ADVICE, seed
-            yield from ((task, label, seed) for label in fixed(plan, task, seed))
+def list_grid_cells(tasks):
+    for task in tasks:
+        part = "develop" if task in PLAN["develop"] else "confirm"
+        for seed in PLAN["seeds"][part]:
+            for method in GRID:
+                yield from ((task, method, rate, seed) for rate in PLAN["rates"])
 
 
-def lines(folder):
-    found = []
-    for path in sorted(folder.glob("advise*.jsonl")):
-        found += [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-    return found
+def list_advice_cells(tasks):
+    for task in tasks:
+        part = "develop" if task in PLAN["develop"] else "confirm"
+        yield from ((task, "advise", 1.0, seed) for seed in PLAN["seeds"][part])
+
+
+def read_lines(folder):
+    """(task, method, rate, seed) -> its line."""
+    lines = {}
+    for path in sorted(folder.glob("advise-2-*.jsonl")):
+        for text in path.read_text().splitlines():
+            line = json.loads(text)
+            lines[line["task"], line["method"], line["rate"], line["seed"]] = line
+    return lines
+
+
+def run_cells(cells, run_one, out, processes):
+    """Every cell that has no line yet; one process each, a line as soon as it ends."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    missing = [cell for cell in cells if cell not in read_lines(out.parent)]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool, open(out, "a") as file:
+        pending = {pool.submit(run_one, cell): cell for cell in missing}
+        for count, done in enumerate(as_completed(pending), 1):
+            line = dict(zip(("task", "method", "rate", "seed"), pending[done], strict=True))
+            file.write(json.dumps(line | done.result()) + "\n")
+            file.flush()
+            if count % 50 == 0:
+                print(f"{count} of {len(missing)}", flush=True)
+
+
+def collect_values(lines, task):
+    """(method, rate) -> metric in % of each seed; 0 where a run never had a model."""
+    seeds = PLAN["seeds"]["develop" if task in PLAN["develop"] else "confirm"]
+    keys = dict.fromkeys((m, r) for t, m, r, _ in lines if t == task)
+    whole = [k for k in keys if all((task, *k, s) in lines for s in seeds)]
+    return {k: [100 * (lines[task, *k, s]["value"] or 0.0) for s in seeds] for k in whole}
+
+
+def format_difference(values, others):
+    gap = confidence_interval([a - b for a, b in zip(values, others, strict=True)])
+    return gap.format_interval(1)
+
+
+def print_table(lines, tasks):
+    """Advice beside the best of the grid, FedAvg at the task's own rate, and each method's best."""
+    head = (
+        "| task | advice | best of the grid | minus the best | minus FedAvg, own rate | searched |"
+    )
+    print(head + "\n|---|---|---|---|---|---|")
+    for task in tasks:
+        values = collect_values(lines, task)
+        advice = values.pop(("advise", 1.0), None)
+        if advice is None or not values:
+            continue
+        (method, rate), best = max(values.items(), key=lambda item: sum(item[1]))
+        own = values["fedavg", 1.0]
+        mine = [line for key, line in lines.items() if key[:2] == (task, "advise")]
+        searched = max(line["searched"] / line["joules"] for line in mine)
+        print(
+            f"| {task} | {confidence_interval(advice).format_interval(1)} |"
+            f" {method}, {rate:g} x: {confidence_interval(best).format_interval(1)} |"
+            f" {format_difference(advice, best)} | {format_difference(advice, own)} |"
+            f" at most {100 * searched:.0f} % |"
+        )
+        print("".join(f"<!-- {line['seed']}: {line['advised']} -->" for line in mine))
+    print("\n| task | " + " | ".join(GRID) + " |\n|---|" + "---|" * len(GRID))
+    for task in tasks:
+        values = collect_values(lines, task)
+        row = []
+        for method in GRID:
+            tried = {r: sum(v) / len(v) for (m, r), v in values.items() if m == method}
+            rate = max(tried, key=tried.get, default=None)
+            row.append("--" if rate is None else f"{tried[rate]:.1f} ({rate:g} x)")
+        print(f"| {task} | " + " | ".join(row) + " |")
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("phase", choices=["run", "table"])
+    parser.add_argument("phase", choices=["prepare", "grid", "advise", "table"])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--tasks", default="")
-    parser.add_argument("--share", default="0/1", help="I/N: every N-th run, from the I-th")
-    parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--data", default="")
+    parser.add_argument("--tasks", default="confirm", help="develop, confirm, or names with commas")
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    plan = json.loads(options.plan.read_text())
-    tasks = options.tasks.split(",") if options.tasks else list(plan["tasks"])
-    if options.phase == "table":
-        print(table(plan, lines(options.out)))
+    parts = (PLAN.get(part, [part]) for part in options.tasks.split(","))
+    tasks = [task for part in parts for task in part]
+    if options.phase == "prepare":
+        prepare_tasks(Path(options.data), options.out)
         return
-    options.out.mkdir(parents=True, exist_ok=True)
-    began, (part, parts) = time.monotonic(), map(int, options.share.split("/"))
-    done = {(r["task"], r["label"], r["seed"]) for r in lines(options.out)}
-    find = cache(lambda name: load_dataset(name, options.data, verify=False))
-    for key in list(wanted(plan, tasks))[part::parts]:
-        if key in done or time.monotonic() - began > options.seconds:
-            continue
-        task, label, seed = key
-        try:
-            found = one(plan, *key, find(plan["tasks"][task]["data"]["name"]))
-        except BadInput as why:
-            print(f"{task}, {label}, seed {seed}: {why}", flush=True)
-            continue
-        row = {"task": task, "label": label, "seed": seed, **found}
-        with open(options.out / f"advise-{part}.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(
-            f"{time.monotonic() - began:.0f} s: {task}, {label}, seed {seed}: {row['value']}",
-            flush=True,
-        )
-
-
-def table(plan, rows):
-    """Advice, now and as it first was, beside every fixed recipe; the best of these in hindsight is
-    marked.
-    """
-    text = []
-    for task in plan["tasks"]:
-        mine = [r for r in rows if r["task"] == task]
-        values = {}
-        for r in mine:
-            values.setdefault(r["label"], {})[r["seed"]] = r["value"]
-        whole = {
-            label: found for label, found in values.items() if set(found) == set(plan["seeds"])
-        }
-        if ADVICE not in whole:
-            continue
-        recipes = [label for label in whole if not label.startswith(ADVICE)]
-        best = max(recipes, key=lambda label: sum(whole[label].values()))
-        text += ["", f"### {task}: {len(plan['seeds'])} seeds", ""]
-        text += ["| | accuracy, % | minus the best fixed, points |", "|---|---|---|"]
-        for label in sorted(whole, key=lambda label: -sum(whole[label].values())):
-            found = [whole[label][s] for s in plan["seeds"]]
-            minus = [whole[label][s] - whole[best][s] for s in plan["seeds"]]
-            name = f"**{label}, search included**" if label.startswith(ADVICE) else label
-            text.append(
-                f"| {name} | {shown(found)} |"
-                f" {'the best fixed' if label == best else shown(minus)} |"
-            )
-        told = [r for r in mine if r["label"] == ADVICE]
-        share = sum(r["searched"] / r["joules"] for r in told) / len(told)
-        names = "; ".join(r["advised"] for r in told)
-        text += ["", f"Advised: {names}. The search took {100 * share:.0f} % of the joules."]
-    return "\n".join(text)
-
-
-def shown(values):
-    from scipy.stats import t as student
-
-    mean, n = sum(values) / len(values), len(values)
-    if n < 2:
-        return f"{100 * mean:.1f}"
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
-    return f"{100 * mean:.1f} ± {100 * student.ppf(0.975, n - 1) * spread / math.sqrt(n):.1f}"
+    if options.phase == "table":
+        print_table(read_lines(options.out), tasks)
+        return
+    cells, run_one = (
+        (list_grid_cells(tasks), run_grid_cell)
+        if options.phase == "grid"
+        else (list_advice_cells(tasks), run_advice)
+    )
+    name = options.tasks.replace(",", "-")
+    out = options.out / f"advise-2-{options.phase}-{name}.jsonl"
+    run_cells(list(cells), partial(run_one, options.data), out, options.processes)
 
 
 if __name__ == "__main__":
