@@ -16,7 +16,7 @@ PLAN = {"seeds": [1, 2, 3], "tasks": {"labels": SMALL}, "methods": {"fedavg": {}
 
 
 @pytest.mark.slow
-def test_a_lost_node(tmp_path, monkeypatch):
+def test_a_lost_node(tmp_path, monkeypatch, caplog):
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -49,6 +49,7 @@ def test_a_lost_node(tmp_path, monkeypatch):
     assert busy
     assert not far.failed
     assert far.judged == near.judged
+    assert any("Ray worker was lost" in record.message for record in caplog.records)
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """Runs made elsewhere: the same folders and answers as here."""
 
 import json
+import os
 import pickle
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,71 @@ def test_places_that_cannot_be_used_are_one_line(where, said, tmp_path, capsys):
 def test_settings_of_a_place():
     assert options.parse_on_option("ray,num_cpus=4") == ("ray", {"num_cpus": 4})
     assert options.parse_on_option("here") == ("here", {})
+
+
+def note_interval(folder: str, number: int) -> int:
+    """When a call ran, for whoever counts how many ran at once."""
+    began = time.time()
+    time.sleep(0.3)
+    Path(folder, f"{number}.json").write_text(json.dumps([began, time.time(), os.getpid()]))
+    return number
+
+
+def die_once(folder: str, number: int) -> int:
+    """Call 1 kills its process the first time."""
+    mark = Path(folder, "died")
+    if number == 1 and not mark.exists():
+        mark.write_text("")
+        os._exit(9)
+    return number
+
+
+@pytest.fixture
+def workers_see_this_file(monkeypatch):
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{path}")
+
+
+def make_calls(function, folder: Path, count: int) -> list[executors.RemoteCall]:
+    return [executors.RemoteCall(function, (str(folder), i)) for i in range(count)]
+
+
+@pytest.mark.usefixtures("workers_see_this_file")
+def test_processes_are_no_more_than_allowed_and_take_several_calls(tmp_path):
+    pytest.importorskip("submitit")
+    send = executors.get_remote_executor("processes", {"parallel": 2, "timeout_min": 5})
+    calls = make_calls(note_interval, tmp_path, 13)
+    assert dict(send(calls, tmp_path / "work" / "logs")) == {i: i for i in range(13)}
+    spans = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    at_once = [sum(a <= began < b for a, b, _ in spans) for began, _, _ in spans]
+    assert max(at_once) <= 2
+    # 13 calls for 2 processes at 3 jobs each: ceil(13 / 6) = 3 calls a job, 5 jobs
+    assert len({process for *_, process in spans}) == 5
+
+
+@pytest.mark.usefixtures("workers_see_this_file")
+def test_a_lost_process_is_reported_and_its_calls_are_made_again(tmp_path, caplog):
+    pytest.importorskip("submitit")
+    send = executors.get_remote_executor("processes", {"parallel": 1, "timeout_min": 5})
+    calls = make_calls(die_once, tmp_path, 6)  # two calls a job: 0 and 1 are lost together
+    assert dict(send(calls, tmp_path / "work" / "logs")) == {i: i for i in range(6)}
+    lost = [r.message for r in caplog.records if "was lost" in r.message]
+    assert len(lost) == 1
+    assert "2 calls are made again" in lost[0]
+
+
+def test_how_many_calls_a_slurm_job_has():
+    """Calls of 50 s: 12 fill 600 s, but 100 calls for 32 jobs at once are 4 a job; 3 x 4 x 50 s are
+    10 minutes, and 5 more.
+    """
+    groups = executors._group_calls(range(100), 32, 50.0)
+    assert [len(g.numbers) for g in groups] == [4] * 25
+    assert {g.minutes for g in groups} == {15}
+    assert [len(g.numbers) for g in executors._group_calls(range(100), 2, 50.0)][:2] == [12, 12]
+    halves = groups[0].split_after_loss()
+    assert [(g.numbers, g.minutes, g.losses) for g in halves] == [((0, 1), 30, 1), ((2, 3), 30, 1)]
+
+
+def test_parallel_must_be_a_number_of_jobs():
+    with pytest.raises(BadInput, match="at least 1"):
+        executors.get_remote_executor("processes", {"parallel": 0})

@@ -6,18 +6,30 @@ none. Whoever iterates writes the records, so a worker needs no folder in common
 where there is one, a cell that was interrupted goes on from its last committed round.
 """
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flrce.errors import BadInput, format_one_line
 from flrce.simulation import runs
-from flrce.simulation.executors import LostCall, RemoteCall, get_remote_executor
-from flrce_arena.machine import CellOutcome, build_cell_batches, run_cell_batches
+from flrce.simulation.executors import LostCall, RemoteCall, count_workers, get_remote_executor
+from flrce_arena.machine import (
+    MAX_BATCH_CELLS,
+    CellBatch,
+    CellOutcome,
+    build_cell_batches,
+    run_cell_batch,
+    run_cell_batches,
+)
 from flrce_arena.plan import ArenaCell
 from flrce_arena.records import CellRecord, build_cell_record
 
+log = logging.getLogger("flrce")
 ArenaExecutor = Callable[[Sequence[ArenaCell], Path], Iterator[CellOutcome]]
 
 
@@ -57,17 +69,61 @@ def _try_cell(cell: ArenaCell, work: Path) -> CellOutcome:
 
 
 def get_executor(where: str, settings: Mapping[str, Any]) -> ArenaExecutor:
-    """By name: "here", or one of away's places."""
+    """By name: "here", or one of the places of flrce.simulation.executors."""
     if where == "here":
         return run_cells_here
     send = get_remote_executor(where, settings)
 
     def execute_remotely(cells: Sequence[ArenaCell], work: Path) -> Iterator[CellOutcome]:
-        calls = [RemoteCall(run_cell, (cell, str(work / cell.folder))) for cell in cells]
-        for i, found in send(calls, work):
-            yield cells[i], found.why if isinstance(found, LostCall) else found
+        size = min(MAX_BATCH_CELLS, -(-len(cells) // count_workers(where, settings)))
+        groups = build_cell_batches(cells, _choose_remote_device, size)
+        calls = [
+            RemoteCall(run_cell_group, (group.cells, str(work), where != "slurm"))
+            for group in groups
+        ]
+        for i, outcome in send(calls, work):
+            if isinstance(outcome, LostCall):
+                yield from ((cell, outcome.why) for cell in groups[i].cells)
+            else:
+                yield from zip(groups[i].cells, outcome, strict=True)
 
     return execute_remotely
+
+
+def _choose_remote_device(cell: ArenaCell) -> str:
+    """Cells are grouped as for a GPU wherever one may be used: the worker knows what it has."""
+    engine = cell.experiment.engine
+    return "cpu" if engine.name == "flower" or engine.device == "cpu" else "cuda"
+
+
+def run_cell_group(
+    cells: Sequence[ArenaCell], work: str, one_core: bool = False
+) -> list[CellRecord | str]:
+    """Cells of one task in one worker: one client batch on its GPU, else one after the other.
+
+    With `one_core`, workers share a machine, and each leaves the other cores to the others.
+    """
+    if len(cells) > 1 and all(_choose_device(cell) == "cuda" for cell in cells):
+        try:
+            return list(run_cell_batch(CellBatch(tuple(cells), "cuda"), None, "cuda", 1))
+        except Exception as why:  # one cell of it may be at fault: each is run alone
+            log.warning(
+                "%d cells together failed (%s): they are run one by one",
+                len(cells),
+                format_one_line(why, 200),
+            )
+    if one_core:
+        torch.set_num_threads(1)
+        cells = [_limit_to_one_core(cell) for cell in cells]
+    return [_try_cell(cell, Path(work))[1] for cell in cells]
+
+
+def _limit_to_one_core(cell: ArenaCell) -> ArenaCell:
+    engine = cell.experiment.engine
+    if engine.workers != "auto" or engine.name == "flower":
+        return cell
+    alone = {**engine.model_dump(exclude_none=True), "workers": 1}
+    return replace(cell, experiment=cell.experiment.with_tables({"engine": alone}))
 
 
 def remove_cell_folder(work: Path, cell: ArenaCell) -> None:

@@ -25,6 +25,7 @@ from flrce.methods.client.workload import PlainTraining
 from flrce.methods.selection.power_of_choice import PowerOfChoice
 from flrce.methods.selection.tiers import AdaptiveTierSelector
 from flrce.simulation import multiprocess, runs
+from flrce.simulation.executors import count_cores
 from flrce_arena.plan import ArenaCell
 from flrce_arena.records import CellRecord, build_cell_record
 
@@ -49,10 +50,10 @@ class CellBatch:
 
 
 def build_cell_batches(
-    cells: Sequence[ArenaCell], device: Callable[[ArenaCell], str]
+    cells: Sequence[ArenaCell], device: Callable[[ArenaCell], str], size: int = MAX_BATCH_CELLS
 ) -> list[CellBatch]:
-    """Stacks of equal size, in the order of their first cells; a cell for the CPU is one of its
-    own.
+    """Stacks of equal size, at most `size`, in the order of their first cells; a cell for the CPU
+    is one of its own.
     """
     found: dict[Any, list[int]] = {}
     for i, cell in enumerate(cells):
@@ -61,7 +62,7 @@ def build_cell_batches(
         ).append(i)
     made = []
     for (where, _), members in found.items():
-        count = -(-len(members) // MAX_BATCH_CELLS)
+        count = -(-len(members) // size)
         for part in range(count):
             some = members[len(members) * part // count : len(members) * (part + 1) // count]
             made.append((some[0], CellBatch(tuple(cells[i] for i in some), where)))
@@ -95,9 +96,7 @@ def is_plain_training(recipe: Recipe) -> bool:
 
 def count_processes(waiting: Sequence[CellBatch]) -> dict[str, int]:
     """Processes for each device: a few for a GPU, and the other cores one each."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = count_cores()
     stacks = sum(lot.device == "cuda" for lot in waiting)
     gpus = 0
     if stacks:
@@ -220,7 +219,7 @@ def _serve_cell_batches(
             return
         try:
             found = (
-                _run_cell_batch(lot, read, stack, beside)
+                run_cell_batch(lot, read, stack, beside)
                 if device == "cuda"
                 else [_run_single_cell(lot.cells[0], work, read)]
             )
@@ -232,7 +231,7 @@ def _serve_cell_batches(
         pipe.send(found)
 
 
-def _run_cell_batch(lot: CellBatch, read: Any, device: str, beside: int) -> list[CellRecord]:
+def run_cell_batch(lot: CellBatch, read: Any, device: str, beside: int) -> list[CellRecord]:
     jobs = [(cell.experiment, None) for cell in lot.cells]
     found = runs.run_in_process(jobs, device=device, beside=beside, read=read)
     return [

@@ -2,15 +2,18 @@
 nothing but the time.
 
 A call is a function of some module and arguments that can be pickled. `get_remote_executor(where)`
-takes calls and yields the number of each with what it gave, as they end, or with Lost where it gave
-nothing. A call whose machine is lost is made again; what calls write must therefore be such that
-they go on from what is there, as run directories are.
+takes calls and yields the number of each with what it gave, as they end, or with LostCall where it
+gave nothing. A call whose machine is lost is made again, with a warning; what calls write must
+therefore be such that they go on from what is there, as run directories are.
 """
 
+import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,15 @@ from flrce.storage.disk import make_folder, refuse_writable_by_others, write_ato
 
 MAX_RETRIES = 3  # of a call whose worker was lost
 GPU_MEMORY_MARGIN = 1.5  # of a call's measured GPU memory, for the next one
-POLL_SECONDS = 0.2  # seconds between looks at Slurm's jobs
+POLL_SECONDS = 0.2  # between looks at submitit's jobs
+SLURM_PARALLEL_JOBS = 32  # of one array, unless the setting `parallel` says otherwise
+SLURM_JOB_SECONDS = 600  # a job has as many calls as take this long, so that starts are few
+PILOT_MINUTES = 240  # time limit of a call whose length nobody knows yet
+TIME_LIMIT_MARGIN = 3  # of the measured time, plus TIME_LIMIT_MINUTES
+TIME_LIMIT_MINUTES = 5
+JOBS_PER_CORE = 3  # groups of calls for each process of this machine: short ones even out long ones
 SHARED_FOLDER_MARK = "out-of"  # lies in a folder that all machines must see
+log = logging.getLogger("flrce")
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,23 @@ class CallResult:
 
     value: Any
     memory: float = 0.0  # share of one GPU that was in use at most; 0: none
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class CallGroup:
+    """Calls of one job, by number."""
+
+    numbers: tuple[int, ...]
+    minutes: int  # time limit
+    losses: int = 0  # jobs with these calls that were lost
+
+    def split_after_loss(self) -> list["CallGroup"]:
+        """In halves, with twice the time, so that one call cannot take others with it."""
+        middle = len(self.numbers) // 2
+        parts = (self.numbers[:middle], self.numbers[middle:])
+        again = replace(self, minutes=2 * self.minutes, losses=self.losses + 1)
+        return [replace(again, numbers=part) for part in parts if part]
 
 
 # calls, a folder for logs -> (number, value)
@@ -63,6 +90,38 @@ def get_remote_executor(where: str, settings: Mapping[str, Any]) -> RemoteExecut
     raise BadInput(f"--on {where!r}: here, ray, slurm or processes")
 
 
+def count_workers(where: str, settings: Mapping[str, Any]) -> int:
+    """Calls that a place makes at once: GPUs where it has some, else cores."""
+    if where != "ray":
+        return count_parallel_jobs("slurm" if where == "slurm" else "local", settings)
+    if not os.environ.get("RAY_ADDRESS"):
+        return torch.cuda.device_count() or count_cores()
+    ray = _import_optional("ray", "ray")
+    begun = not ray.is_initialized()
+    if begun:
+        _start_ray(ray)
+    try:
+        resources = ray.cluster_resources()
+    finally:
+        if begun:
+            ray.shutdown()
+    return int(resources.get("GPU", 0) or resources.get("CPU", 1))
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def count_parallel_jobs(cluster: str, settings: Mapping[str, Any]) -> int:
+    parallel = settings.get("parallel")
+    if parallel is None:
+        return SLURM_PARALLEL_JOBS if cluster == "slurm" else count_cores()
+    if not isinstance(parallel, int) or parallel < 1:
+        raise BadInput(f"parallel = {parallel!r}: jobs at once, a whole number of at least 1")
+    return parallel
+
+
 def run_call(call: RemoteCall, starter: Starter | None = None) -> CallResult:
     """A call's value, in a process of any kind that ends with its starter, and the GPU memory that
     it took.
@@ -72,12 +131,26 @@ def run_call(call: RemoteCall, starter: Starter | None = None) -> CallResult:
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.reset_peak_memory_stats()
+    began = time.monotonic()
     value = call.function(*call.arguments)
+    seconds = time.monotonic() - began
     if not gpu or not torch.cuda.is_initialized():
-        return CallResult(value)
-    return CallResult(
-        value, torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory
-    )
+        return CallResult(value, 0.0, seconds)
+    peak = torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory
+    return CallResult(value, peak, seconds)
+
+
+def run_calls(
+    calls: Sequence[RemoteCall], starter: Starter | None = None
+) -> list[CallResult | LostCall]:
+    """The calls of one job in turn; one that fails leaves the others alone."""
+    results: list[CallResult | LostCall] = []
+    for call in calls:
+        try:
+            results.append(run_call(call, starter))
+        except Exception as why:  # whatever it is, it must not end the others
+            results.append(LostCall(format_one_line(why, 200) or type(why).__name__))
+    return results
 
 
 def build_ray_executor(settings: Mapping[str, Any]) -> RemoteExecutor:
@@ -94,27 +167,35 @@ def build_ray_executor(settings: Mapping[str, Any]) -> RemoteExecutor:
             _start_ray(ray)
         try:
             gpus = ray.cluster_resources().get("GPU", 0)
-            remote = ray.remote(max_retries=MAX_RETRIES)(run_call)
+            remote = ray.remote(max_retries=0)(run_call)  # made again below, with a warning
             try:
                 remote.options(**settings)
             except (ValueError, TypeError) as why:
                 raise BadInput(f"--on ray: {format_one_line(why, 200)}") from why
-            share, waiting = 1.0, list(range(len(calls)))
-            pending: dict[Any, int] = {}
+            share, waiting = 1.0, [(i, 0) for i in range(len(calls))]
+            pending: dict[Any, tuple[int, int]] = {}
             while waiting or pending:
                 if waiting and not (
                     gpus and pending and share == 1.0
                 ):  # the first is measured alone
-                    i = waiting.pop(0)
+                    i, losses = waiting.pop(0)
                     needs = {"num_cpus": 1, **settings} | ({"num_gpus": share} if gpus else {})
-                    pending[remote.options(**needs).remote(calls[i])] = i
+                    pending[remote.options(**needs).remote(calls[i])] = i, losses
                     continue
                 for ready in ray.wait(list(pending), num_returns=1)[0]:
-                    i = pending.pop(ready)
+                    i, losses = pending.pop(ready)
                     try:
                         outcome = ray.get(ready)
-                    except ray.exceptions.RayError as why:
+                    except ray.exceptions.RayTaskError as why:  # the call itself failed
                         yield i, LostCall(format_one_line(getattr(why, "cause", None) or why, 200))
+                        continue
+                    except ray.exceptions.RayError as why:
+                        reason = format_one_line(why, 200)
+                        if losses >= MAX_RETRIES:
+                            yield i, LostCall(reason)
+                            continue
+                        _warn_of_loss("Ray worker", 1, reason)
+                        waiting.insert(0, (i, losses + 1))
                         continue
                     if outcome.memory:
                         share = min(0.99, max(0.02, round(GPU_MEMORY_MARGIN * outcome.memory, 2)))
@@ -124,6 +205,15 @@ def build_ray_executor(settings: Mapping[str, Any]) -> RemoteExecutor:
                 ray.shutdown()
 
     return execute_calls
+
+
+def _warn_of_loss(kind: str, calls: int, reason: str) -> None:
+    log.warning(
+        "a %s was lost (%s): its %s made again, from the last committed round",
+        kind,
+        reason,
+        "call is" if calls == 1 else f"{calls} calls are",
+    )
 
 
 def _start_ray(ray: Any) -> None:
@@ -139,42 +229,95 @@ def _start_ray(ray: Any) -> None:
 
 
 def build_job_executor(cluster: str, settings: Mapping[str, Any]) -> RemoteExecutor:
-    """As jobs of submitit: `slurm`, or `local` for processes of this machine; a lost job is sent
-    again.
+    """As jobs of submitit, several calls a job: `slurm` as job arrays, `local` as processes of this
+    machine. At most `parallel` jobs run at once. A lost job is sent again in halves.
+
+    On Slurm the first call is a job of its own; its time sets the calls and the time limit of the
+    others, unless `timeout_min` is given.
     """
+    own = {key: value for key, value in settings.items() if key != "parallel"}
+    parallel = count_parallel_jobs(cluster, settings)
+    fixed_minutes = own.get("timeout_min")
 
     def execute_calls(calls: Sequence[RemoteCall], folder: Path) -> Iterator[tuple[int, Any]]:
         submitit = _import_optional("submitit", "slurm")
-        try:
-            executor = submitit.AutoExecutor(folder=prepare_jobs_folder(folder), cluster=cluster)
-            executor.update_parameters(**{"timeout_min": 240, **settings})
-        except (
-            RuntimeError,
-            NameError,
-            ValueError,
-            TypeError,
-        ) as odd:  # no srun here; a setting it does not know
-            raise BadInput(
-                f"--on {'processes' if cluster == 'local' else cluster}:"
-                f" {format_one_line(odd, 200)}"
-            ) from odd
-        # Slurm's jobs are ended with scancel
-        starter = describe_starter() if cluster == "local" else None
-        pending = {executor.submit(run_call, call, starter): (i, 0) for i, call in enumerate(calls)}
-        while pending:
+        executor = _make_submitit_executor(submitit, cluster, own, folder, parallel)
+        starter = None if cluster == "slurm" else describe_starter()  # Slurm's: scancel
+
+        def submit_group(group: CallGroup) -> Any:
+            executor.update_parameters(timeout_min=fixed_minutes or group.minutes)
+            return executor.submit(run_calls, [calls[i] for i in group.numbers], starter)
+
+        def submit_waiting() -> None:
+            """On Slurm all, as arrays whose jobs have one time limit; here as cores are free."""
+            while waiting and (cluster == "slurm" or len(pending) < parallel):
+                same = [group for group in waiting if group.minutes == waiting[0].minutes]
+                groups = same if cluster == "slurm" else waiting[:1]
+                waiting[:] = [group for group in waiting if group not in groups]
+                array = executor.batch() if len(groups) > 1 else nullcontext()
+                with array:
+                    jobs = [submit_group(group) for group in groups]
+                pending.update(zip(jobs, groups, strict=True))
+
+        numbers = list(range(len(calls)))
+        pilot = cluster == "slurm" and len(calls) > 1
+        rest = numbers[1:] if pilot else []
+        waiting = (
+            [CallGroup((0,), PILOT_MINUTES)] if pilot else _group_calls(numbers, parallel, None)
+        )
+        pending: dict[Any, CallGroup] = {}
+        while waiting or pending:
+            submit_waiting()
             ended = [job for job in pending if job.done()]
             for job in ended:
-                i, tries = pending.pop(job)
-                if (why := job.exception()) is None:
-                    yield i, job.result().value
-                elif isinstance(why, submitit.core.utils.FailedJobError) or tries >= MAX_RETRIES:
-                    yield i, LostCall(format_one_line(why, 200))
-                else:
-                    pending[executor.submit(run_call, calls[i], starter)] = (i, tries + 1)
+                group = pending.pop(job)
+                why = job.exception()
+                if why is None:
+                    results = job.result()
+                    if rest:
+                        seconds = max(getattr(r, "seconds", 0.0) for r in results)
+                        waiting += _group_calls(rest, parallel, seconds)
+                        rest = []
+                    for i, result in zip(group.numbers, results, strict=True):
+                        yield i, result if isinstance(result, LostCall) else result.value
+                    continue
+                reason = format_one_line(why, 200)
+                failed = isinstance(why, submitit.core.utils.FailedJobError)
+                if failed or group.losses >= MAX_RETRIES:
+                    yield from ((i, LostCall(reason)) for i in (*group.numbers, *rest))
+                    rest = []
+                    continue
+                _warn_of_loss("job", len(group.numbers), reason)
+                waiting += group.split_after_loss()
             if not ended:
                 time.sleep(POLL_SECONDS)
 
     return execute_calls
+
+
+def _make_submitit_executor(
+    submitit: Any, cluster: str, settings: Mapping[str, Any], folder: Path, parallel: int
+) -> Any:
+    try:
+        executor = submitit.AutoExecutor(folder=prepare_jobs_folder(folder), cluster=cluster)
+        arrays = {"slurm_array_parallelism": parallel} if cluster == "slurm" else {}
+        executor.update_parameters(**{"timeout_min": PILOT_MINUTES, **arrays, **settings})
+    except (RuntimeError, NameError, ValueError, TypeError) as odd:  # no srun; unknown setting
+        raise BadInput(
+            f"--on {'processes' if cluster == 'local' else cluster}: {format_one_line(odd, 200)}"
+        ) from odd
+    return executor
+
+
+def _group_calls(numbers: Sequence[int], parallel: int, seconds: float | None) -> list[CallGroup]:
+    """Calls for jobs: by the measured seconds of one call, else a few groups for every process."""
+    if seconds is None:
+        size, minutes = math.ceil(len(numbers) / (JOBS_PER_CORE * parallel)), PILOT_MINUTES
+    else:
+        fitting = math.ceil(SLURM_JOB_SECONDS / max(seconds, 1e-3))
+        size = max(1, min(fitting, math.ceil(len(numbers) / parallel)))
+        minutes = math.ceil(TIME_LIMIT_MARGIN * size * seconds / 60) + TIME_LIMIT_MINUTES
+    return [CallGroup(tuple(numbers[i : i + size]), minutes) for i in range(0, len(numbers), size)]
 
 
 def prepare_jobs_folder(folder: Path) -> Path:
